@@ -38,6 +38,8 @@ class Chip(Struct, frozen=True):
     [ATen/cuda/CublasHandlePool.cpp; TE module/base.py, from compute capability 9.0 on]"""
     reads_both_orders: bool = False
     """8-bit matmuls read operands in both memory orders [TE common/util: is_non_tn_fp8_gemm_supported]"""
+    fuses_experts: bool = False
+    """Transformer Engine has a fused grouped MLP for it [TE ops/fused/forward_grouped_mlp.py: is_supported]"""
     rounds_fp32: bool = False
     """torch may round fp32 operands to tf32 [torch: allow_tf32; on CUDA alone]"""
     sends_to_all: bool = False
@@ -67,6 +69,7 @@ ARCHITECTURES: Mapping[Architecture, Chip] = {
         mixes_ll128=True,
         large_workspaces=True,
         reads_both_orders=True,
+        fuses_experts=True,
         rounds_fp32=True,
     ),
     "cpu": Chip(is_host=True, rounds_fp32=True),

@@ -14,6 +14,9 @@ from sim.models.autocast import casts_on_use, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.recipes import recipe_of
+from topology.architectures import ARCHITECTURES
+
+FUSES_EXPERTS = [name for name, chip in ARCHITECTURES.items() if chip.fuses_experts]
 
 
 def training_problems(sections: Sections, t: Training) -> Problems:
@@ -198,18 +201,18 @@ def _frozen_experts(sections: Sections, t: Training) -> Problems:
 
 
 def _fused_experts(sections: Sections, t: Training) -> Problems:
-    """Transformer Engine's fused kernels are for gated experts in MXFP8 on Blackwell; none of their steps stands alone
-    to be recomputed."""
+    """Transformer Engine's fused kernels are for gated experts in MXFP8, and for some GPUs. They compute the activation
+    within a matmul, so it cannot be recomputed by itself."""
     if not t.fused_experts:
         return
-    model, architecture = sections.model, sections.cluster.gpu.architecture
+    model = sections.model
     gated = ACTIVATIONS[(model.moe and model.moe.activation) or model.mlp].gated
     for bad, what in (
         (model.moe is None, "model.moe"),
         (not gated, "experts with a gated activation"),
         (t.precision != "mxfp8", "training.precision mxfp8"),
         (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
-        (architecture not in ("blackwell", "other"), "GPUs of architecture blackwell"),
+        (not sections.cluster.gpu.chip.fuses_experts, f"GPUs of architecture {' or '.join(FUSES_EXPERTS)}"),
         (t.recompute.mode == "selective" and "moe_act" in t.recompute.modules, "recompute without module moe_act"),
         (t.lora is not None, "training without lora"),
     ):

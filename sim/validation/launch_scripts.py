@@ -52,9 +52,8 @@ WHOLE_GRAPH = {"training": {"cuda_graphs": "step"}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
 TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}}
 PAIRED = {"parallelism": {"ep_overlap": True}}
-FUSED_EXPERTS = {"training": {"fused_experts": True}}
-# `set_full_iter_cg_configs` and `cutedsl_fused_grouped_mlp`, which MXFP8 scripts of 26.06 set together
-GRAPHED_PAIRS = merge(WHOLE_GRAPH | PAIRED, FUSED_EXPERTS)
+# Scripts that set cuda_graph_impl full_iteration also set moe_a2a_overlap and cutedsl_fused_grouped_mlp.
+FULL_ITERATION = merge(WHOLE_GRAPH | PAIRED, {"training": {"fused_experts": True}})
 HEAD_NORMS = {"model": {"qk_norm": True}}
 NOT_RECOMPUTED = {"training": {"recompute": "none"}}
 # recipes/deepseek/deepseek_v3.py: set_deepseek_v3_pipeline_model_parallel_layout; a script's Et|(tt|)*30mL on 32 stages
@@ -83,14 +82,8 @@ def _deepseek() -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, DEEPSEEK_V3)
     mx = ("mxfp8",)
     yield script(NOT_RECOMPUTED, "3983: recompute_modules []", ("gb300",), since="2026-06", precisions=mx)
-    yield script(  # the scripts' `fp8_output_proj`
-        {"training": {"fp8_output_proj": True}},
-        "3983, 4226, 4458",
-        ("gb200", "gb300", "b300-sxm"),
-        "2026-06",
-        precisions=mx,
-    )
-    yield script(GRAPHED_PAIRS, "3983, 4226, 4458", ("gb200", "gb300", "b300-sxm"), since="2026-06", precisions=mx)
+    whole = merge(FULL_ITERATION, {"training": {"fp8_output_proj": True}})
+    yield script(whole, "3983, 4226, 4458", ("gb200", "gb300", "b300-sxm"), since="2026-06", precisions=mx)
     graphed = merge(GRAPHED_PARTS, PAIRED)
     yield script(  # of B200's layouts the only one with virtual stages
         merge(_selective("mla_up_proj", "mlp"), graphed),
@@ -117,7 +110,7 @@ def _deepseek() -> Iterator[LaunchScript]:
 
 def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, model)
-    yield script(GRAPHED_PAIRS, "4249, 4606", BLACKWELL, since="2026-06", precisions=("mxfp8",))
+    yield script(FULL_ITERATION, "4249, 4606", BLACKWELL, since="2026-06", precisions=("mxfp8",))
     yield script(HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm")
     yield script(TOKEN_DROP, "configs/qwen3", until="2025-11")
     yield script(WHOLE_GRAPH, "configs/qwen3", BLACKWELL, until="2025-11")
@@ -127,7 +120,7 @@ def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
 def _gpt_oss() -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, GPT_OSS_120B, since="2026-01")
     mx = ("mxfp8",)
-    graphed = merge(NOT_RECOMPUTED, GRAPHED_PAIRS)
+    graphed = merge(NOT_RECOMPUTED, FULL_ITERATION)
     yield script(graphed, "4173", NVL72, precisions=mx, since="2026-06")
     yield script(PAIRED, "configs/gpt_oss: 1,280 sequences", ("gb200",))
     yield script(PAIRED, "configs/gpt_oss", ("b300-sxm",), precisions=mx, since="2026-06")
@@ -143,7 +136,7 @@ SCRIPTS = (
     LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen: 2,048 and 8,192 sequences", H100, since="2025-11"),
     LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01"),
     *_gpt_oss(),
-    LaunchScript(_BRIDGE, KIMI_K2, GRAPHED_PAIRS, "5168", ("gb300",), since="2026-08", precisions=("mxfp8",)),
+    LaunchScript(_BRIDGE, KIMI_K2, FULL_ITERATION, "5168", ("gb300",), since="2026-08", precisions=("mxfp8",)),
     LaunchScript(
         _BRIDGE, LLAMA3_8B, WHOLE_GRAPH, "configs/llama: 16 and 8 bits", BLACKWELL, "2026-01", precisions=_WIDER
     ),

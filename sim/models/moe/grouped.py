@@ -21,10 +21,11 @@ from sim.models.quantizing import (
 
 
 class Fused(NamedTuple):
-    """What a grouped matmul whose kernels do more than multiply does otherwise than one that stands alone.
+    """A grouped matmul that shares kernels with the activation beside it.
 
-    `forward_bytes`, `dgrad_bytes`: what the kernels of the output and of the input's gradient move besides, or less.
-    `made_input`, `made_gradient`: another kernel has quantized the input, or the gradient of the output.
+    `forward_bytes`: what the forward kernel moves beyond a matmul's operands and result. `dgrad_bytes`: the same of the
+    kernel that computes the input's gradient; what it does not move is subtracted. `made_input`: the kernel before has
+    quantized the input. `made_gradient`: the kernel behind has quantized the output's gradient.
     """
 
     forward_bytes: float = 0.0
@@ -40,7 +41,7 @@ def grouped(
 
     `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`) to several streams;
     torch's fp32 matmuls run one after another. Weights of each group are quantized by a call of their own (Transformer
-    Engine's module/grouped_linear.py: `get_weight_workspace`). Kernels that are `fused` take all groups at once.
+    Engine's module/grouped_linear.py: `get_weight_workspace`). With `fused` one kernel takes all groups.
     """
     d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
     # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback).
@@ -57,15 +58,15 @@ def grouped(
         found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
         return replace(found, looped=looped)
 
-    calls = groups if looped else 1
+    calls, weight_calls = groups if looped else 1, groups if d.framework.loops_over_experts else 1
     forward = (
         *(() if f.made_input else _quantized_in_loop(d, calls, casts(d, name, F, rows * k))),
-        *_weights_one_by_one(groups if d.framework.loops_over_experts else 1, weight_casts(d, name, weights)),
+        *_weights_one_by_one(weight_calls, weight_casts(d, name, weights)),
         run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
     )
     backward = (
         *(() if f.made_gradient else _quantized_in_loop(d, calls, gradient_casts(d, name, rows * n))),
-        *_weights_one_by_one(groups if d.framework.loops_over_experts else 1, weight_casts_again(d, name, weights)),
+        *_weights_one_by_one(weight_calls, weight_casts_again(d, name, weights)),
         run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
         *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k))),
         run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
@@ -86,7 +87,7 @@ def _quantized_in_loop(d: Dims, calls: int, quantized: Program) -> Program:
     return tuple(replace(i, kernels=calls * (i.kernels + more), looped=True) for i in found)
 
 
-def _weights_one_by_one(groups: int, quantized: Program) -> Program:
-    """The quantization of weights, by a call for each of the groups."""
+def _weights_one_by_one(calls: int, quantized: Program) -> Program:
+    """The quantization of weights, by a call for each group of `calls`."""
     found = [i for i in quantized if isinstance(i, Compute)]
-    return tuple(replace(i, kernels=groups * i.kernels) for i in found) if groups > 1 else quantized
+    return tuple(replace(i, kernels=calls * i.kernels) for i in found) if calls > 1 else quantized

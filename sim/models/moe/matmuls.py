@@ -28,22 +28,21 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     activation = moe.activation or m.mlp
     inner = 2 * ffn if is_gated(activation) else ffn
     fused = scenario.for_training.fused_experts
-    if fused:
-        up, down = fused_mlp(d, r.experts, rows, inner, ffn)
-    else:
-        up = grouped(d, "experts_up", r.experts, rows, inner, d.hidden)
-        down = grouped(d, "experts_down", r.experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
+    up, down = (fused_mlp if fused else _projections)(d, r.experts, rows, inner, ffn)
     if m.bias:
         up = _biased(d, up, rows, r.experts, inner)
         add = _biased_one_by_one if d.framework.biases_experts_one_by_one and not fused else _biased
         down = add(d, down, rows, r.experts, d.hidden)
-    if fused:
-        parts: tuple[Operator, ...] = (up, down)
-    else:
-        made = inside("moe_act", _activated(d, activation, rows * ffn))
-        filled, cut = _padding(d, moe, rows, r.experts)
-        parts = (*filled, up, *made, down, *cut)
+    made = () if fused else inside("moe_act", _activated(d, activation, rows * ffn))
+    filled, cut = ((), ()) if fused else _padding(d, moe, rows, r.experts)
+    parts = (*filled, up, *made, down, *cut)
     return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
+
+
+def _projections(d: Dims, experts: int, rows: float, inner: int, ffn: int) -> tuple[Operator, Operator]:
+    """Both projections, with the activation's kernels between them."""
+    up = grouped(d, "experts_up", experts, rows, inner, d.hidden)
+    return up, grouped(d, "experts_down", experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
 
 
 def _kept(part: Operator, share: float) -> Operator:

@@ -16,10 +16,9 @@ from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.routing import routing
 from sim.models.operators import Operator
 from sim.simulation import simulate
-from sim.validation.launch_scripts import with_launch_script
+from sim.validation.launch_scripts import DEEPSEEK_V3, QWEN3_30B, Sizes, with_launch_script
 from tests.sim.cases import scenario_with
 
-SCALED = 1 + 1 / 32  # bytes of an element in MXFP8
 LAYOUT = {"dp": 8, "ep": 8}
 
 
@@ -53,8 +52,8 @@ def test_what_never_reaches_memory() -> None:
     rows, apart = experts(scenario(fused=False))
     same, fused = experts(scenario(fused=True))
     assert rows == same
-    padding = [apart.pop(name) for name in ("experts_padding", "experts_unpadding")]
-    assert padding
+    for name in ("experts_padding", "experts_unpadding"):
+        del apart[name]
     ffn = 768
     # The activation reads gate and up, writes its result (2 bytes each); its quantization reads that again.
     assert moved(apart, Phase.FORWARD) - moved(fused, Phase.FORWARD) == pytest.approx(rows * ffn * (6 + 2))
@@ -96,15 +95,26 @@ def test_where_transformer_engine_has_no_such_kernel(changes: dict[str, Any], ne
         scenario(fused=True, **changes)
 
 
-@pytest.mark.parametrize(("month", "fused"), [("2026-02", None), ("2026-06", True)])
-def test_scripts_of_megatron_bridge_set_it_since_2026_06(month: str, fused: bool | None) -> None:
+@pytest.mark.parametrize(
+    ("model", "month", "found"),
+    [
+        (QWEN3_30B, "2026-02", (None, None)),
+        (QWEN3_30B, "2026-06", (True, None)),
+        (DEEPSEEK_V3, "2026-02", (None, None)),
+        (DEEPSEEK_V3, "2026-06", (True, True)),
+    ],
+)
+def test_scripts_of_megatron_bridge_set_them_since_2026_06(
+    model: Sizes, month: str, found: tuple[bool | None, bool | None]
+) -> None:
     row = {
-        "model": {"layers": 48, "hidden": 2048, "moe": {"experts": 128}},
+        "model": {"layers": model.layers, "hidden": model.hidden, "moe": {"experts": model.experts}},
         "training": {"framework": "megatron_bridge", "software_date": month, "precision": "mxfp8"},
         "parallelism": {"pp": 1, "ep": 8},
         "cluster": {"preset": "gb200-nvl72"},
     }
-    assert with_launch_script(row)["training"].get("fused_experts") is fused
+    training = with_launch_script(row)["training"]
+    assert (training.get("fused_experts"), training.get("fp8_output_proj")) == found
 
 
 def test_the_output_projection_in_8_bits() -> None:
