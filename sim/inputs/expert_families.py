@@ -59,8 +59,8 @@ def _mixtral(config: Config) -> Config:
 def _minimax_m2(config: Config) -> Config:
     found = _mixtral({"head_dim": 128, **config})
     share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
-    found |= {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "code": "hy_v3"}
-    return found | {"rope_share": share}
+    own = {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
+    return found | own | {"code": "hy_v3"}
 
 
 def qwen2_moe(config: Config) -> Config:
@@ -234,8 +234,8 @@ def _dots1(config: Config) -> Config:
     require(config, "n_group", (1, None))
     moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts"), "router_fp32": True}
     whole = [*["full"] * config.get("max_window_layers", 62), *["sliding"] * config["num_hidden_layers"]]
-    found = llama(config) | {"qk_norm": True, "moe": moe | {"dense_layers": dense_layers(config)}}
-    found |= {"code": "deepseek_v3"}
+    moe |= {"dense_layers": dense_layers(config)}
+    found = llama(config) | {"qk_norm": True, "moe": moe, "code": "deepseek_v3"}
     return found | window(config, "sliding_window", whole[: config["num_hidden_layers"]])
 
 

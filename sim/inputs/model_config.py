@@ -199,13 +199,13 @@ class ModelConfig(UserInput):
     own norm of the same input, and both are added to the stream (Command R). `norm_in_fp32`: norms' weights multiply
     before the cast back (Gemma). `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2).
     `merged_projections`: query, key and value are one matrix, gate and up another, in the model's own code (Phi 3);
-    `separate_qkv`: they are three although the MLP has no gate (OPT), where GPT-2 has one. `code`: whose own code in
-    Transformers computes attention (`sim.models.model_code`). `rope_share`: of a head's width, if it is turned apart
-    and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are multiplied by a factor other
-    than 1 (YaRN, in gpt-oss). `hyper_connections`: the residual stream is so many streams (DeepSeek V4): attention and
-    MLP read a sum of them, their result is added to each, and the streams are mixed, by weights that each token
-    computes from its streams. `hyper_connection_kind`: they are not mixed (independent: Hunyuan 4), or a gate of each
-    number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms (gated: Qwen 4).
+    `separate_qkv`: they are three although the MLP has no gate (OPT), where GPT-2 has one. `code`: the family whose own
+    code in Transformers computes the layers (`sim.models.model_code`). `rope_share`: of a head's width, if it is turned
+    apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are multiplied by a factor
+    other than 1 (YaRN, in gpt-oss). `hyper_connections`: the residual stream is so many streams (DeepSeek V4):
+    attention and MLP read a sum of them, their result is added to each, and the streams are mixed, by weights that each
+    token computes from its streams. `hyper_connection_kind`: they are not mixed (independent: Hunyuan 4), or a gate of
+    each number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms (gated: Qwen 4).
     `shared_kv_layers`: so many last layers attend to keys and values of the last layer of their kind before them, and
     have an MLP of `shared_kv_ffn` (Gemma 4 E2B); `layer_embedding`: each layer adds an embedding of its own.
     `norm_gate_rank`: behind norms before attention and before experts stands a gate of low rank (A.X K2).

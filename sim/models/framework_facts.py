@@ -77,13 +77,14 @@ COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0,
 TRANSFORMERS_ROUTER = PLAIN_ROUTER._replace(
     forward_kernels=6, backward_kernels=11, forward_bytes=16.0, backward_bytes=20.0
 )
-# What DeepSeek V3's router and those drawn like it do in Transformers (deepseek_v3/modeling_deepseek_v3.py:
-# DeepseekV3TopkRouter.forward), as torch dispatches it. Forward: sigmoid (8), the experts' biases added (8), top-k (4);
-# of the chosen scores the weights, their sum, a small number added to it, the quotient, the scale. A top-k has two
-# kernels. Backward: eight kernels on the chosen weights, zeros of all (4) that they are put into, the sigmoid's (12).
+# Routers with sigmoids, as torch dispatches them (transformers/models/hy_v3/modeling_hy_v3.py: HYV3TopKRouter.forward).
+# Forward: sigmoid (8), the experts' biases added (8), top-k in two kernels (4), the chosen experts' scores looked up;
+# then on those scores the sum, a small number added to it, the quotient and the scale. Backward: eight kernels on the
+# chosen scores, zeros for all experts (4) with the chosen ones' gradients added in, the sigmoid's (12).
 SIGMOID_ROUTER = PLAIN_ROUTER._replace(forward_kernels=9, backward_kernels=11, forward_bytes=20.0, backward_bytes=16.0)
-# Groups are chosen even if there is one, and the quotient is of a copy; with several groups the mask is copied to all
-# experts.
+# DeepSeek V3's also chooses groups, even if there is one (deepseek_v3/modeling_deepseek_v3.py:
+# DeepseekV3TopkRouter.forward), and copies the scores before it divides them. With several groups one kernel more
+# copies the groups' mask to all experts.
 GROUPED_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     forward_kernels=20, forward_bytes=48.0, group_kernels=(1, 0), group_bytes=(4.0, 0.0)
 )
@@ -209,7 +210,7 @@ class Framework(Struct, frozen=True):
     norms_keep_operators: bool = False
     """a norm of separate operators saves its input in fp32 and the normalized values [LlamaRMSNorm]"""
     runs_model_code: bool = False
-    """a model's attention is its own code in Transformers, which `model.code` names [transformers/models]"""
+    """a model's layers are its own code in Transformers, which `model.code` names [transformers/models]"""
     softmax_in_fp32: bool = False
     """the unfused softmax is computed in fp32 and cast back, and both results are saved [eager_attention_forward]"""
     repeats_keys: bool = False

@@ -1,4 +1,4 @@
-"""One record for each family whose own code in Transformers computes attention otherwise than Llama's.
+"""One record for each family whose own code in Transformers computes a layer otherwise than Llama's or Mixtral's.
 
 `model.code` names a record, and the readers of Hugging Face's configs fill it in. Frameworks that run Transformers'
 modules (`runs_model_code`) go by it; others have layers of their own for all families. Files are those of
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ModelCode(NamedTuple):
-    """How a model's own code computes attention; the defaults are Llama's (llama/modeling_llama.py).
+    """How a model's own code computes a layer. The defaults are Llama's (llama/modeling_llama.py); routers: Mixtral's.
 
     `fused`: a fused kernel can take the place of separate operators.
 
@@ -36,12 +36,12 @@ class ModelCode(NamedTuple):
     gradients; with rope its own copies bring them there. Of three indices or slices (`select`) each gradient is put
     into zeros as large as the result, and these are added up.
 
-    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `router`: its other
-    kernels, where they are not Mixtral's. `every_expert`: all experts compute all tokens, where ep does not distribute
-    them (`sim.models.moe.every_expert`).
+    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `router`: the router's
+    kernels beside its matmul; None: those of the framework's record. `every_expert`: all experts compute all tokens,
+    where ep does not distribute them (`sim.models.moe.every_expert`).
 
-    `norm_weights_from_1`: weights of norms are kept as their difference from 1. `scales_branches`: what attention and
-    MLP give is multiplied by a number before it is added to the stream.
+    `norm_weights_from_1`: a norm multiplies by 1 plus its weight. `scales_branches`: the results of attention and MLP
+    are multiplied by a constant before they are added to the residual stream.
     """
 
     fused: bool = True
@@ -78,7 +78,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
     # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same
     "granite": ModelCode(scales_branches=True),
-    # hy_v3/modeling_hy_v3.py: HYV3TopKRouter; AFMoE and MiniMax M2 have the same but for a scale or a small sum
+    # hy_v3/modeling_hy_v3.py: HYV3TopKRouter. AFMoE's router also casts its logits; MiniMax M2's has no scale.
     "hy_v3": ModelCode(router=SIGMOID_ROUTER),
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
