@@ -182,7 +182,7 @@ _OPS: dict[str, tuple[Traffic, Maker]] = {
         lambda x: partial(F.max_pool2d, _images(x), 3, 2, 1),
     ),
     "elementwise:function_transposed": (_accesses(3), lambda x: _grad(F.silu, x, _transposed)),
-    "elementwise:masked_fill": (_accesses(2), lambda x: partial(x.masked_fill, x[0] > 0, 0.0)),
+    "elementwise:masked_fill": (_accesses(4, 2), lambda x: partial(x.masked_fill, x[0] > 0, 0.0)),
     "elementwise:in_place": (_accesses(2), lambda x: partial(x.mul_, 1.0)),
     "elementwise:random": (_accesses(1), lambda x: partial(x.bernoulli_, 0.9)),
     "elementwise:max_last": (_accesses(1), lambda x: partial(torch.max, x, -1)),

@@ -62,6 +62,7 @@ def options_of(program: CapturedProgram) -> Options:
         clip_grad_norm=1.0 if clips else None,
         forward=program.forward_alone,
         new_tokens=new_tokens or None,
+        random_values=True,
     )
 
 

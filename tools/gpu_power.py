@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT))
 STORED = ROOT / "scenarios" / "cuda" / "h200_power.json"
 CHUNK_S, REST_S, SAMPLE_S = 0.05, 2.0, 0.02
 SQUARES = (2048, 4096, 8192, 16384)
+LAYER = ((8192, 14336, 4096), (8192, 4096, 14336))  # the MLP of a model of hidden size 4,096
 
 
 def loops() -> dict[str, tuple[Callable[[], object], float]]:
@@ -47,7 +48,17 @@ def loops() -> dict[str, tuple[Callable[[], object], float]]:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-    found = {f"matmul {n} x {n} x {n}": matmul(n, n, n) for n in SQUARES}
+    def matmul_fp8(m: int, n: int, k: int) -> tuple[Callable[[], object], float]:
+        a, b = (random(*shape).to(torch.float8_e4m3fn) for shape in ((m, k), (n, k)))
+        one = torch.ones((), device="cuda")
+        return lambda: torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16), 2.0 * m * n * k
+
+    def of(shape: tuple[int, int, int]) -> str:
+        return " x ".join(map(str, shape))
+
+    found = {f"matmul {of((n, n, n))}": matmul(n, n, n) for n in SQUARES}
+    found |= {f"matmul {of(shape)}": matmul(*shape) for shape in LAYER}
+    found |= {f"matmul fp8 {of(shape)}": matmul_fp8(*shape) for shape in ((8192, 8192, 8192), *LAYER)}
     return {
         "copy of 2 GiB": (lambda: target.copy_(source), 0.0),
         **found,
@@ -128,7 +139,7 @@ def show(data: dict[str, Any]) -> list[str]:
     ]
     for x in data["loops"]:
         times = [_shown(x["first_s"], x["flops"]), _shown(x["settled_s"], x["flops"])]
-        priced = [_shown(s, x["flops"]) for s in _shipped(x)]
+        priced = [_shown(s, x["flops"]) for s in _shipped(x, data["gpu"])]
         lines.append(
             "| "
             + " | ".join(
@@ -143,7 +154,7 @@ def _shown(seconds: float, flops: float) -> str:
     return f"{seconds * 1e6:,.1f} µs" + (f", {flops / seconds / 1e12:.0f} TFLOP/s" if flops else "")
 
 
-def _shipped(x: dict[str, Any]) -> list[float]:
+def _shipped(x: dict[str, Any], gpu_name: str) -> list[float]:
     from sim.core.program import Compute, Phase
     from sim.prices.coefficients import PriceOptions
     from sim.prices.operator_prices import Costs
@@ -152,10 +163,14 @@ def _shipped(x: dict[str, Any]) -> list[float]:
 
     if not x["loop"].startswith("matmul"):
         return []
-    m, n, k = (int(s) for s in x["loop"].removeprefix("matmul ").split(" x "))
-    op = Compute("linear", "gemm", (1, m, n, k), "bf16", x["flops"], 2.0 * (m * n + n * k + m * k), Phase.FORWARD)
-    profile = load_profile("h200-sxm")
-    gpu, limits = GPUS["h200-sxm"], (PriceOptions(power=False), PriceOptions())
+    *_, m, _, n, _, k = x["loop"].split()
+    shape = (1, int(m), int(n), int(k))
+    dtype, size = ("fp8", 1.0) if " fp8 " in x["loop"] else ("bf16", 2.0)
+    moved = size * (shape[1] + shape[2]) * shape[3] + 2.0 * shape[1] * shape[2]
+    op = Compute("linear", "gemm", shape, dtype, x["flops"], moved, Phase.FORWARD)
+    name = "h200-sxm" if "H200" in gpu_name else "h100-sxm"
+    profile = load_profile(name)
+    gpu, limits = GPUS[name], (PriceOptions(power=False), PriceOptions())
     return [Costs(profile, gpu, options).compute(op).seconds for options in limits]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from topology.presets import GPUS
 
 _SOURCE = (
@@ -131,28 +133,63 @@ _STRIDED = (
     "reach; taken by hand, no tool reads it"
 )
 _SOFTMAX = "torch's softmax {} of 2^27 fp32 numbers, measured on an H200 (calibrate.run, scenarios/cuda/h200.json)"
+_LONG_SOFTMAX = (
+    "log-softmax {} in 17 steps of Transformers models on an H100, rows of 30,000 to 260,000 fp32 numbers: the "
+    "median, all within 6 % (scenarios/measured/gpu_programs)"
+)
 _LOSS = (
     "torch's cross-entropy {} of 16,384 x 32,768 fp32 logits on an A100 (Liger 0.2.1, liger_kernels.json) without the "
     "zeros that its backward writes first; longer rows differ by 3 %; taken by hand, no tool reads it"
 )
+_ODD = (
+    "a vocabulary of 50,257 beside one of 50,304 on an H100 (calibrate.run, torch 2.11, CUDA 13): no wgmma kernel takes "
+    "rows that are not aligned to 16 bytes"
+)
 _FUSED_ADAMW = f"fused AdamW from 60 to 800 million parameters, {_H200}"
+ADAMW = {  # part of the bandwidth
+    "h200-sxm": (0.72, _FUSED_ADAMW),
+    "h100-sxm": (
+        0.78,
+        "fused AdamW from 200 to 800 million fp32 parameters on an H100 (calibrate.run, scenarios/cuda/h100.json)",
+    ),
+}
 HOPPER: Coefficients = {
     "fp8_gradient_slowdown": (1.25, _TWICE),
+    "unaligned_matmul_slowdown": (6.1, _ODD),
     "matmul_slowdown_rowwise": (1.05, _ROWS),
-    "memory_efficiency_optimizer": (0.72, _FUSED_ADAMW),
     "memory_efficiency_strided": (0.66, _STRIDED),
     "memory_efficiency_softmax_torch": (0.53, _SOFTMAX.format("forward")),
     "memory_efficiency_softmax_torch_backward": (0.39, _SOFTMAX.format("backward")),
+    "memory_efficiency_softmax_torch_long": (0.46, _LONG_SOFTMAX.format("forward")),
+    "memory_efficiency_softmax_torch_long_backward": (0.66, _LONG_SOFTMAX.format("backward")),
 }
 A100_SOFTMAX: Coefficients = {
     "memory_efficiency_softmax_torch": (0.4, _LOSS.format("forward")),
     "memory_efficiency_softmax_torch_backward": (0.36, _LOSS.format("backward")),
+    "memory_efficiency_softmax_torch_long": (0.4, _LOSS.format("forward")),
+    "memory_efficiency_softmax_torch_long_backward": (0.36, _LOSS.format("backward")),
 }
 _SUMS = "1: dK and dV of query heads that share a KV head are summed afterwards (flash_api.cpp, mha_bwd: dk_expanded)"
 _BUNDLED = (
     "the FlashAttention-2 that torch bundles: 0.84 of the published one's speed, the median of 67 forwards and of 93 "
     "backwards that calibrate.run measured on an H200 (scenarios/cuda/h200.json)"
 )
+_DROPOUT = "{} with and without dropout on an H100, seven shapes (tools/gpu_dropout.py)"
+
+
+def _dropout(kernel: str, clocks: tuple[float, float], *names: str) -> Coefficients:
+    """Return the clocks of dropout, forward and backward, of attention kernels of one library."""
+    source = _DROPOUT.format(kernel)
+    return {
+        f"{name}_{part}": (value, source)
+        for name in names
+        for part, value in zip(("dropout_clocks", "dropout_backward_clocks"), clocks, strict=True)
+    }
+
+
+_flash_dropout = partial(_dropout, "torch's FlashAttention-2", (0.08, 0.12))
+_cudnn_dropout = partial(_dropout, "cuDNN's attention", (0.22, 0.12))
+
 A100_FLASH = (
     _flash("attention", (0.481, 0.483, 0), 241, 0.568, _TRITON)
     | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
@@ -163,6 +200,7 @@ A100_FLASH2 = (
     | _flash("torch", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
     | _flash("torch_2024", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
     | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "torch", "flash2", "torch_2024")}
+    | _flash_dropout("attention", "flash1", "flash2", "megatron", "torch", "torch_2024")
 )
 H100_FLASH = (
     _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
@@ -176,6 +214,8 @@ H100_FLASH = (
     | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)
     | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))
     | _flash("triton", (0.417, 0.415, 0), 156, 0.85, _FLASH)
+    | _flash_dropout("attention", "flash1", "flash2", "torch_2024")
+    | _cudnn_dropout("cudnn", "torch", "megatron")
 )
 _SIMUMAX = "SimuMax v1.2 (Moore Threads, Apache-2.0), its fit of B200 kernels: memory_{} in b200_kernels.json"
 BLACKWELL_MEMORY: Coefficients = {
@@ -190,6 +230,7 @@ B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
     "attention_tile_rows": (384.0, _CUDNN),
     "attention_backward_tile_rows": (64.0, _CUDNN),
     "attention_overlap": (1.5, _CUDNN),
+    **_cudnn_dropout("attention"),
 }
 
 
@@ -245,7 +286,7 @@ def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -
         **(draw if power else {}),
         **attention,
         **(A100_HOST if older else NEWER_HOST),
-        **(HOPPER if gpu.architecture == "hopper" else {}),
+        **(HOPPER | {"memory_efficiency_optimizer": ADAMW[name]} if gpu.architecture == "hopper" else {}),
         **_quantizing(name, gpu.architecture),
     }
 

@@ -33,6 +33,11 @@ def attention(
     """Run attention by the kernel that torch chooses on a GPU. The memory-efficient one has no grouped queries."""
     aten, allowed = torch.ops.aten, torch.backends.cuda
     wants_grad = any(x.requires_grad for x in (query, key, value))
+    if query.size(-3) != key.size(-3) and not enable_gqa:  # no fused kernel broadcasts heads
+        out = aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale
+        )
+        return cast(torch.Tensor, out[0])
     if allowed.cudnn_sdp_enabled() and cudnn_can_run(query, key, value, dropout_p):
         bias = None if attn_mask is None else added(attn_mask, query.dtype)
         out = aten._scaled_dot_product_cudnn_attention(

@@ -46,7 +46,7 @@ def _step(config: Mapping[str, Any], options: Options) -> Step:
     import torch
     from torch.utils._pytree import tree_map_only
 
-    from calibrate.capture.huggingface_inputs import batch_for
+    from calibrate.capture.huggingface_inputs import batch_for, with_random_values
 
     trains = not (options.forward or options.new_tokens)
     found = _read_config(config)
@@ -54,6 +54,8 @@ def _step(config: Mapping[str, Any], options: Options) -> Step:
     model = _model(found, options, trains)
     facts = {"model_type": config["model_type"], **_facts(found, options)}
     batch = batch_for(model, options.micro_batch_size, options.seq_len, trains)
+    if options.random_values:
+        with_random_values(batch, found)
     if options.weights == "bf16":
         batch = tree_map_only(torch.Tensor, lambda x: x.bfloat16() if x.is_floating_point() else x, batch)
     if options.lora_rank is not None:

@@ -9,7 +9,7 @@ class Options(Struct, frozen=True):
     """How a Hugging Face model is trained, or run without training; a function of your own decides this itself.
 
     `autocast`, `attention`: None for none, and for Transformers' own choice. `forward`: a forward alone. `new_tokens`:
-    of `generate`, which is also without training.
+    of `generate`, which is also without training. `random_values`: for a real run, whose speed depends on its data.
     """
 
     seq_len: int = 1024
@@ -24,3 +24,4 @@ class Options(Struct, frozen=True):
     compiled: bool = False
     forward: bool = False
     new_tokens: int | None = None
+    random_values: bool = False

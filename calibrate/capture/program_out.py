@@ -44,6 +44,7 @@ def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
         "causal": [int(r.causal) for r in rows],
         "tf32": [int(r.tf32) for r in rows],
         "host_copy": [-1 if r.host_copy is None else copies(r.host_copy) for r in rows],
+        "drops": [int(r.drops) for r in rows],
     }
     lives = recorder.lives
     storages = {

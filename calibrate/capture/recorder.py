@@ -47,6 +47,7 @@ ALLOCATE = (
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_")
 CAUSAL = "is_causal"
+DROPOUT = "dropout_p"
 STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in whose place another is captured
 # Operators without a kernel of their own, on a CPU and a GPU: they call others (native_functions.yaml: their dispatch
 # is CompositeExplicitAutograd).
@@ -72,7 +73,7 @@ class RecordedOperator:
     """One operator. `launches` is 0 for what takes only host time: a view, an allocation, work on the host's tensors.
 
     `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32. `host_copy`: of a copy between the host's
-    memory and the GPU's.
+    memory and the GPU's. `drops`: an attention that drops probabilities at random.
     """
 
     name: str
@@ -84,6 +85,7 @@ class RecordedOperator:
     causal: bool = False
     tf32: bool = False
     host_copy: HostCopy | None = None
+    drops: bool = False
 
 
 @dataclass(slots=True)
@@ -247,8 +249,9 @@ class Recorder(TorchDispatchMode):
                 inputs,
                 outputs,
                 0 if by_host else launches(func, name, inputs, outputs),
-                _is_causal(func, args, kwargs),
+                bool(_argument(func, args, kwargs, CAUSAL)),
                 self.device != "cpu" and rounds_to_tf32(name, inputs),
+                drops=bool(_argument(func, args, kwargs, DROPOUT)) and "attention" in name,
             )
         )
         return out
@@ -345,11 +348,12 @@ def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return SHORT.get(dtype, dtype), tuple(int(n) for n in x.shape), strides
 
 
-def _is_causal(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """Return an argument of an operator's call; None if the operator has none of the name, or has its default."""
     for i, argument in enumerate(func._schema.arguments):
-        if argument.name == CAUSAL:
-            return bool(kwargs.get(CAUSAL, args[i] if i < len(args) else False))
-    return False
+        if argument.name == name:
+            return kwargs.get(name, args[i] if i < len(args) else None)
+    return None
 
 
 @contextmanager

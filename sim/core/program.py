@@ -77,7 +77,11 @@ PART_OF_BLOCK = {
 }  # of operators of which nothing more is known
 
 
-TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD = "torch", "torch_backward"  # torch's own kernels, of any row's length
+ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alignment of 16 bytes)
+# Kernels of torch's softmax over rows that do not fit in registers, and over a vocabulary.
+TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD = "torch", "torch_backward"
+TORCH_SOFTMAX_LONG, TORCH_SOFTMAX_LONG_BACKWARD = "torch_long", "torch_long_backward"
+TORCH_SOFTMAXES = (TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD, TORCH_SOFTMAX_LONG, TORCH_SOFTMAX_LONG_BACKWARD)
 EAGER_NORM = "eager"  # the kernel of an RMSNorm written in separate torch operators
 
 
@@ -106,14 +110,16 @@ class Compute(Struct, frozen=True):
     `role`: of a matmul. `kernel`: the library's kernel, where a profile may know more than one for the kind
     (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving
     libraries do: a matmul takes a 16-bit input and quantizes it, an attention is one of the measured points.
-    `aligned`: false for a matmul whose sizes leave the fast kernels. `plain_host`: torch's own functions issue its
+    `alignment`: the largest power of two up to 8 that divides all widths of a matmul; below 8 a row of 16-bit elements
+    does not start at a multiple of 16 bytes, which the fast kernels need. `plain_host`: torch's own functions issue its
     kernels, whatever the framework. `looped`: one call of a library does, in a loop over groups. `strided`: bound
     by memory, over strided tensors or unlike dtypes, for which torch has no vectorized kernel. `single_elements`:
     where it is known how many elements such a kernel handles one at a time, their number (`strided` is false then);
     `casts`: for how many operands, with the result, it chooses a cast for each element. `share`: the part of a
-    step's micro-batches in which
-    it runs; `flops` and `bytes` are means over all of them. `sent_tokens`: of a moe_layer on a rank that has no tokens
-    but those that an all-to-all sends to it. `part`: whose work it is; no price depends on it.
+    step's micro-batches in which it runs; `flops` and `bytes` are means over all of them. `sent_tokens`: of a
+    moe_layer on a rank that has no tokens but those that an all-to-all sends to it. `random_numbers`: how many a kernel
+    that is bound by memory draws. `rows_in_turn`: how many rows it adds one after another, in a loop of one warp.
+    `drops`: a fused attention drops probabilities at random. `part`: whose work it is; no price depends on it.
     """
 
     name: str
@@ -127,7 +133,7 @@ class Compute(Struct, frozen=True):
     role: Role = Role.OUTPUT
     kernel: str = ""
     served: bool = False
-    aligned: bool = True
+    alignment: int = ALIGNED
     plain_host: bool = False
     looped: bool = False
     strided: bool = False
@@ -135,6 +141,9 @@ class Compute(Struct, frozen=True):
     casts: int = 0
     share: float = 1.0
     sent_tokens: bool = False
+    random_numbers: float = 0.0
+    rows_in_turn: float = 0.0
+    drops: bool = False
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER
 

@@ -43,6 +43,7 @@ ROW_KEYS = (
     "causal",
     "tf32",
     "host_copy",
+    "drops",
 )
 TO_DEVICE, TO_HOST = "host_to_device", "device_to_host"
 SHORT_DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -97,7 +98,7 @@ class CapturedOperator(NamedTuple):
     """One ATen operator. `launches` 0: a view or an allocation. `reads`, `writes`: numbers of its tensors' storages.
 
     `tf32`: its fp32 numbers are rounded to tf32 on a GPU that has it. `host_copy`: of a copy between the host's memory
-    and the GPU's, which moves the bytes of its outputs.
+    and the GPU's, which moves the bytes of its outputs. `drops`: an attention that drops probabilities at random.
     """
 
     name: str
@@ -111,6 +112,7 @@ class CapturedOperator(NamedTuple):
     writes: tuple[int, ...] = ()
     tf32: bool = False
     host_copy: HostCopy | None = None
+    drops: bool = False
 
 
 class Storage(NamedTuple):
@@ -247,7 +249,7 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
     found = []
     # Programs that were captured before these columns existed lack them.
     count = len(listed(rows.get("name"), f"{path}: operators.name"))
-    rows = {"tf32": [0] * count, "host_copy": [-1] * count, **rows}
+    rows = {"tf32": [0] * count, "host_copy": [-1] * count, "drops": [0] * count, **rows}
     for i, values in enumerate(rows_of(rows, ROW_KEYS, f"{path}: operators")):
         row, where = dict(zip(ROW_KEYS, values, strict=True)), f"{path}: operators[{i}]"
         found.append(
@@ -263,6 +265,7 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
                 _counts(row["output_storages"], f"{where}.output_storages"),
                 bool(whole(row["tf32"], f"{where}.tf32", 0)),
                 None if row["host_copy"] == -1 else _pick(copies, row["host_copy"], f"{where}.host_copy"),
+                bool(whole(row["drops"], f"{where}.drops", 0)),
             )
         )
     return tuple(found)

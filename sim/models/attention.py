@@ -125,7 +125,7 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
     launches = 1 if kind == "attention_forward" else 3
     name = f"{name}:{kernel}" if kernel else name
-    return Compute(name, kind, shape, d.act, flops, moved, phase, launches, kernel=kernel)
+    return Compute(name, kind, shape, d.act, flops, moved, phase, launches, kernel=kernel, drops=bool(d.dropout))
 
 
 def packed_blocks(c: Core) -> tuple[int, int, int]:
@@ -184,7 +184,8 @@ def unfused_core(batch: int, c: Core, act: str, e: float, softmax: Passes, dropo
         *run_passes(softmax, name, F, n, act),
     ]
     if dropout:
-        items.append(memory_op(f"{name}_dropout", F, "elementwise", n, (2 * e + MASK_BYTES) * n, act))
+        dropped = memory_op(f"{name}_dropout", F, "elementwise", n, (2 * e + MASK_BYTES) * n, act)
+        items.append(replace(dropped, random_numbers=n))
     items += [
         gemm(f"{name}_context", F, rows, c.v_head_dim, c.kv_len, act, batch),
         memory_op(f"{name}_context_copy", F, "copy", context, 2 * context * e, act),

@@ -11,15 +11,16 @@ import math
 from msgspec.structs import replace
 
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
-from sim.core.program import Comm, Compute, Phase, Role
+from sim.core.program import ALIGNED, Comm, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured_bytes import FOREACH, written_bytes
+from sim.models.captured_indices import rows_in_turn
 from sim.models.captured_kernels import KERNELS, kernels_of, moved_bytes
-from sim.models.captured_layout import casts_of, is_pointwise, is_transposing, kernel_of, single_elements
+from sim.models.captured_layout import casts_of, draws, is_pointwise, is_transposing, kernel_of, single_elements
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured_waits import READ, waits_of
-from sim.models.head import ALIGNED
 from sim.models.operators import small_kernels
+from sim.models.softmax_rows import torch_softmax
 from sim.prices.roofline import shape_flops
 
 # Place of the left matrix.
@@ -130,10 +131,10 @@ def _matmul(op: CapturedOperator) -> Compute:
         weights = batch == 1 and len(left.shape) == 2 and _transposed(left)  # dW = dYᵀ X, or Xᵀ dY
         role, phase = (Role.WEIGHT_GRADIENT, Phase.WEIGHT_GRAD) if weights else (Role.INPUT_GRADIENT, Phase.INPUT_GRAD)
     moved = float(left.bytes + right.bytes + out.bytes)
-    aligned = BYTES.get(out.dtype, 4) > 2 or all(x % ALIGNED == 0 for x in (m, n, k))
+    alignment = ALIGNED if BYTES.get(out.dtype, 4) > 2 else math.gcd(m, n, k, ALIGNED)
     shape = (batch, m, n, k)
     flops = 2.0 * batch * m * n * k
-    return Compute(op.name, "gemm", shape, multiplied(op, left), flops, moved, phase, role=role, aligned=aligned)
+    return Compute(op.name, "gemm", shape, multiplied(op, left), flops, moved, phase, role=role, alignment=alignment)
 
 
 def _convolution(op: CapturedOperator) -> Compute:
@@ -201,7 +202,7 @@ def _attention(op: CapturedOperator, aligned: Alignment = "first") -> Compute:
     moved = float(sum(x.bytes for x in (*op.inputs, *op.outputs)))
     on_gpu = "for_cpu" not in op.name
     kernel = next((k for part, k in KERNEL_OF.items() if part in op.name), "") if on_gpu else ""
-    return Compute(op.name, kind, shape, q.dtype, flops, moved, _phase(op), kernel=kernel)
+    return Compute(op.name, kind, shape, q.dtype, flops, moved, _phase(op), kernel=kernel, drops=op.drops)
 
 
 def _causal_block(q_len: int, kv_len: int, aligned: Alignment) -> tuple[int, int, int]:
@@ -272,10 +273,21 @@ def _by_bytes(op: CapturedOperator) -> Compute:
         moved_bytes(op),
         _phase(op),
         found.kernels,
-        kernel=kernel_of(op) if kind == "elementwise" else found.kernel,
+        kernel=_kernel(op, kind, found.kernel),
         single_elements=single_elements(op),
         casts=casts_of(op),
+        rows_in_turn=rows_in_turn(op),
+        random_numbers=float(op.outputs[0].elements) if op.outputs and draws(op.name) else 0.0,
     )
+
+
+def _kernel(op: CapturedOperator, kind: str, kernel: str) -> str:
+    """The kernel of an operator that is bound by memory; `kernel`: as the table of kernels names it."""
+    if kind == "elementwise":
+        return kernel_of(op)
+    if kind == "softmax" and not kernel:
+        return torch_softmax((op.outputs[0].shape or (1,))[-1], "backward" in op.name)
+    return kernel
 
 
 def known(name: str) -> bool:

@@ -14,6 +14,9 @@ SORT_STARTS = 2  # cub's histogram and prefix sums before the passes
 MASK_KERNELS = 5  # of `nonzero` (Nonzero.cu)
 
 
+ACCUMULATES = ("aten.index_put_", "aten._index_put_impl_", "aten.index_put")
+
+
 def taken_bytes(op: CapturedOperator) -> float:
     """Bytes of a lookup: what is taken out of the table, read and written, and the indices."""
     return 2 * written_bytes(op) + sum(x.bytes for x in op.inputs[1:])
@@ -93,6 +96,19 @@ def index_sorts(op: CapturedOperator) -> int:
     indices = max(1, len(op.inputs) - 2)
     rows = math.prod(op.inputs[0].shape[:indices])
     return 3 * indices - 1 + 2 + SORT_STARTS + math.ceil(max(1, rows.bit_length()) / RADIX_BITS)
+
+
+def rows_in_turn(op: CapturedOperator) -> float:
+    """Return the rows that a gradient of an index adds to one row of its result, one after another, in the mean.
+
+    A warp adds all rows of one index in a loop (Indexing.cu, indexing_backward_kernel).
+    """
+    if op.phase != "backward" or op.name not in ACCUMULATES:
+        return 0.0
+    indices = op.inputs[1:-1]
+    if not indices or any(x.dtype == "bool" for x in indices):
+        return 0.0
+    return max(x.elements for x in indices) / max(1, math.prod(op.inputs[0].shape[: len(indices)]))
 
 
 def passes(x: Tensor) -> int:

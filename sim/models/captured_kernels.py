@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured_bytes import FOREACH, list_bytes, read_bytes, written_bytes
 from sim.models.captured_indices import (
@@ -223,8 +222,7 @@ KERNELS: dict[str, Kernels] = {
     "aten._thnn_fused_gru_cell_backward": Kernels(small=2),
     "inductor.reduction": Kernels("norm"),
     "inductor.pointwise": Kernels(),
-    **_of(Kernels("softmax", kernel=TORCH_SOFTMAX), "_softmax _log_softmax"),
-    **_of(Kernels("softmax", kernel=TORCH_SOFTMAX_BACKWARD), "_softmax_backward_data _log_softmax_backward_data"),
+    **_of(Kernels("softmax"), "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"),
     "aten._safe_softmax": Kernels("softmax", kernel="safe"),
     **_of(Kernels("embedding", moved=taken_bytes), "embedding index_select gather"),
     "aten.index": Kernels(
@@ -278,6 +276,8 @@ KERNELS: dict[str, Kernels] = {
     "aten.diagonal_copy": Kernels("copy", moved=_times(0, 2)),
     # PadNd.cpp: a filled result, into whose middle the input is copied; the others: a copy of the first input
     "aten.constant_pad_nd": Kernels("copy", 2, _times(2, 1)),
+    # clone().masked_fill_()
+    "aten.masked_fill": Kernels(kernels=2, moved=lambda op: read_bytes(op) + 3.0 * written_bytes(op)),
     **_of(Kernels("copy", 2, _into_copy), "slice_scatter select_scatter as_strided_scatter diagonal_scatter"),
     # A fused Adam reads parameters, gradients and moments and writes all but the gradients.
     "aten._fused_adamw_": Kernels("optimizer", moved=_times(7 / 4, 0), kernel="adamw"),

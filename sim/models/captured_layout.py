@@ -28,6 +28,7 @@ _POINTWISE = (
 )
 POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 INTO_PART = ("aten.slice_backward", "aten.select_backward")  # zeros, and a copy into a part of them
+FUSED_ADAM = ("aten._fused_adamw_", "aten._fused_adam_")
 NARROW = ("bf16", "fp16")
 FUNCTIONS = {  # of one tensor; measured by themselves, as they compute more than they move where cores are slow
     "aten.tanh": "tanh",
@@ -65,6 +66,11 @@ def is_pointwise(name: str) -> bool:
     (True, True, False)
     """
     return name.removesuffix("_") in POINTWISE
+
+
+def draws(name: str) -> bool:
+    """Return whether an operator draws a random number for each element of its result."""
+    return name == "aten.native_dropout" or FUNCTIONS.get(name) == "random"
 
 
 def kernel_of(op: CapturedOperator) -> str:
@@ -119,6 +125,8 @@ def is_vectorized(op: CapturedOperator) -> bool:
 
 def single_elements(op: CapturedOperator) -> float:
     """Return the elements that the operator's kernel handles one at a time; 0 if it is vectorized."""
+    if op.name in FUSED_ADAM:
+        return sum(x.elements for x in op.inputs) / 4  # parameters, gradients and two moments
     if is_vectorized(op):
         return 0.0
     # The zeros around a part are written by another kernel, which is vectorized.

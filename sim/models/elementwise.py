@@ -300,6 +300,7 @@ def residual(d: Dims, name: str, bias_after: bool) -> Operator:
         *((unscale,) if d.code.scales_branches else ()),
     )
     added = memory_op(name, F, "elementwise", elements, moved * elements, d.act, kernels)
+    added = replace(added, random_numbers=float(elements)) if d.dropout else added
     summed = mixed(added, 3) if wide > e and not d.framework.fuses_chains else added
     return Operator(
         name,

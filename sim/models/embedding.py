@@ -128,7 +128,7 @@ def _dropout(d: Dims) -> tuple[Operator, ...]:
     return (
         Operator(
             "embedding_dropout",
-            (memory_op("embedding_dropout", F, "elementwise", n, moved, d.act),),
+            (replace(memory_op("embedding_dropout", F, "elementwise", n, moved, d.act), random_numbers=float(n)),),
             (memory_op("embedding_dropout_backward", W, "elementwise", n, moved, d.act),),
             (Saved("dropout mask", float(n)),),
             backward_bytes=2 * n * d.act_bytes,

@@ -4,12 +4,13 @@ ranks.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import TORCH_SOFTMAX, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
+from sim.core.program import ALIGNED, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
 from sim.models.chunked_loss import chunked_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
@@ -22,11 +23,10 @@ from sim.models.linear import linear
 from sim.models.lora import frozen
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part
 from sim.models.recompute import as_block, keep_all
+from sim.models.softmax_rows import torch_softmax
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
-
-ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alignment of 16 bytes)
 
 
 def head_block(scenario: Scenario) -> Block:
@@ -92,7 +92,8 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     quantized = scenario.for_training.fp8_output_proj
     plain = d if quantized else replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
     # without tensor parallelism frameworks take an odd vocabulary as it is, and its matmuls leave the fast kernels
-    aligned = d.tp > 1 or m.vocab % ALIGNED == 0
+    alignment = ALIGNED if d.tp > 1 else math.gcd(m.vocab, ALIGNED)
+    aligned = alignment == ALIGNED
     name = "output" if aligned else "output_unaligned"
     output = linear(
         plain,
@@ -105,7 +106,7 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
         output = replace(output, backward_bytes=output.backward_bytes + d.act_bytes * vocab * d.hidden)
     if m.tied_embeddings:
         output = replace(output, params=0, frozen=0)
-    output = output if aligned else _unaligned(output)
+    output = output if aligned else _unaligned(output, alignment)
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
     loss = replace(loss, forward=(*loss.forward, *_metric_losses(d, vocab), *after_loss_check(d)))
     if m.logit_softcap is not None and kernel == "unfused":
@@ -126,11 +127,13 @@ def _capped(d: Dims, part: Operator, vocab: int) -> Operator:
     return replace(part, forward=(*part.forward, cap), backward=(uncap, *part.backward), saved=saved)
 
 
-def _unaligned(part: Operator) -> Operator:
+def _unaligned(part: Operator, alignment: int) -> Operator:
     """The part with its matmuls off the fast kernels."""
 
     def slow(program: Program) -> Program:
-        return tuple(replace(i, aligned=False) if isinstance(i, Compute) and i.kind == "gemm" else i for i in program)
+        return tuple(
+            replace(i, alignment=alignment) if isinstance(i, Compute) and i.kind == "gemm" else i for i in program
+        )
 
     return replace(part, forward=slow(part.forward), backward=slow(part.backward))
 
@@ -186,7 +189,7 @@ def _metric_losses(d: Dims, vocab: int) -> tuple[Item, ...]:
         return ()
     copy = memory_op("metric_logits", F, "cast", n * times, (d.act_bytes + FP32_BYTES) * n * times, d.act, times)
     softmax = memory_op(
-        "metric_losses", F, "softmax", n * times, 2 * FP32_BYTES * n * times, "fp32", times, TORCH_SOFTMAX
+        "metric_losses", F, "softmax", n * times, 2 * FP32_BYTES * n * times, "fp32", times, torch_softmax(vocab)
     )
     return (copy, softmax) if d.act_bytes < FP32_BYTES else (softmax,)
 

@@ -16,10 +16,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD, Compute, Phase, Program
+from sim.core.program import Compute, Phase, Program
 from sim.models.casts import casts_apart
 from sim.models.dims import Dims
 from sim.models.operators import memory_op
+from sim.models.softmax_rows import torch_softmax
 
 
 class Scored(Protocol):
@@ -126,12 +127,12 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
         *((biased,) if code.alibi else ()),
         *replaced,
         *added,
-        ScorePass("softmax", masked + made, kernel=TORCH_SOFTMAX),
+        ScorePass("softmax", masked + made, kernel=torch_softmax(c.kv_len)),
         *((ScorePass("softmax_cast", made + e, kind="cast"),) if made > e else ()),
     )
     back = (
         *((ScorePass("softmax_cast", e + made, kind="cast", casts=2, single=True),) if made > e else ()),
-        ScorePass("softmax", 2 * made + masked, kernel=TORCH_SOFTMAX_BACKWARD),
+        ScorePass("softmax", 2 * made + masked, kernel=torch_softmax(c.kv_len, backward=True)),
         *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
         *replaced,
         *((ScorePass("alibi_cast", given + scored, kind="cast"),) if given > scored else ()),
@@ -165,8 +166,8 @@ def softmax_bytes(d: Dims) -> float:
 def _replacing(d: Dims, c: Scored, given: float) -> Passes:
     """A kernel that replaces scores where a mask of truths, of one byte, says so: one for all heads, or for all."""
     if d.code.mask == "filled":
-        moved = 2 * given + 1 / c.heads
-        return (ScorePass("mask", moved, kind="elementwise", kernel="masked_fill", single=True),)
+        moved = 4 * given + 1 / c.heads  # a copy, which is filled in place
+        return (ScorePass("mask", moved, 2, "elementwise", "masked_fill", single=True),)
     if d.code.mask == "chosen and added":
         return (ScorePass("chosen", 2 * given + 1 / (d.batch * c.heads), kind="elementwise", single=True),)
     return ()

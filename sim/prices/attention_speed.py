@@ -13,6 +13,11 @@ on) are predicted with median errors of 2 to 4 %, and 95 % of them within 11 to 
 tiles in each row, so they do not determine x. e is the efficiency of a head size, interpolated between 64, 128 and 256
 over log2; the backward has `backward_share` of the forward's e.
 
+Dropout costs instructions for every score that a kernel computes, and random numbers do not hide behind the matmuls:
+cuDNN's forward takes twice as long with dropout. The clocks of one multiprocessor for a score follow from pairs of
+calls on an H100 (scenarios/cuda/h100_dropout.json), and are equal at 1,024 to 8,192 tokens and at head sizes of 64 and
+128. On other GPUs they are assumed to be the same.
+
 Each implementation (`flash2`, ...) has its own `AttentionSpeed`; `attention` is training's default. A framework may
 choose another (`Framework.attention_kernel`). `megatron` is Transformer Engine's choice: cuDNN's on Hopper,
 FlashAttention-2 on Ampere (`get_attention_backend` in its dot_product_attention/utils.py: "FusedAttention preference on
@@ -34,12 +39,14 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.program import Compute
 from sim.prices.coefficients import USUAL_KERNEL, AttentionSpeed, Coefficients
 from sim.prices.roofline import Device
+from sim.prices.unvectorized import sm_clocks_per_s
 from topology.spec import GpuSpec
 
 # Kernels that only some layers have: DeepSeek's sparse attention, and the scores of its indexer.
 SPARSE, SCORES = "sparse_mla", "mqa_logits"
 # Libraries have tiles of 64 to 176 keys. One size represents all, because it matters only for short sequences.
 TILE = 128.0
+LAST_TILE = 64  # of the smallest tiles that libraries have
 # The least time of the fused kernel, however short the sequences are. The value was chosen by judgement: the history
 # records no measurement for it. The other coefficients of attention were fitted with it in place.
 LAUNCH_S = 4e-6
@@ -77,7 +84,7 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     ramp = 1.0 + speed.ramp_tokens / kv_len
     # Causal FLOPs count half of the square. Each row of tiles also computes the masked half of its diagonal tile: TILE
     # / 2 more keys for a query that sees kv_len / 2 keys on average.
-    work_s = op.flops * (1.0 + TILE / kv_len * bool(causal)) * ramp / flops_per_s
+    work_s = op.flops * (1.0 + TILE / kv_len * bool(causal)) * ramp * _whole_tiles(q_len, kv_len) / flops_per_s
     # One multiprocessor computes a row alone, at its share of the GPU's speed. This dominates with few heads.
     tail_s = 2.0 * min(rows, q_len) * kv_len * widths / (flops_per_s / gpu.sm_count)
     # The longest row runs in part beside others, so the time is between the sum and the maximum.
@@ -86,7 +93,26 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     # With short sequences the kernel waits for q, k, v and o and not for the tensor cores.
     kernel_s = max(float((work_s**x + tail_s**x) ** (1.0 / x)), moved_s)
     summed_s = _group_sums_s(op, gpu, c.streaming_efficiency) if speed.group_sums else 0.0
-    return LAUNCH_S + kernel_s + summed_s
+    return LAUNCH_S + kernel_s + summed_s + _dropout_seconds(op, gpu, speed)
+
+
+def _whole_tiles(q_len: int, kv_len: int) -> float:
+    """Return the scores of whole tiles ÷ those of the sequences, which end within a tile.
+
+    >>> _whole_tiles(4096, 4096), round(_whole_tiles(197, 197), 2)
+    (1.0, 1.69)
+    """
+    return math.prod(math.ceil(n / LAST_TILE) * LAST_TILE / n for n in (q_len, kv_len))
+
+
+def _dropout_seconds(op: Compute, gpu: GpuSpec, speed: AttentionSpeed) -> float:
+    """Return the seconds that dropout adds, for all scores of the tiles that a kernel computes."""
+    clocks_per_s = sm_clocks_per_s(gpu)
+    if not op.drops or not clocks_per_s:
+        return 0.0
+    clocks = speed.dropout_backward_clocks if op.kind == "attention_backward" else speed.dropout_clocks
+    batch, heads, _, q_len, kv_len, _, _, causal = op.shape
+    return batch * heads * q_len * (0.5 * (kv_len + TILE) if causal else kv_len) * clocks / clocks_per_s
 
 
 def _group_sums_s(op: Compute, gpu: GpuSpec, streaming_efficiency: float) -> float:

@@ -25,7 +25,7 @@ from msgspec import Struct
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK, coefficient_of
-from sim.core.program import TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD
+from sim.core.program import TORCH_SOFTMAXES
 from sim.inputs.input_source import nearest, show
 from sim.models.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
@@ -74,6 +74,8 @@ class AttentionSpeed:
     group_sums: bool = _constant(
         False, "1: the kernel leaves dK and dV for each query head, and they are summed afterwards"
     )
+    dropout_clocks: float = _constant(0.0, "clocks of one SM for each score that dropout adds, forward")
+    dropout_backward_clocks: float = _constant(0.0, "clocks of one SM for each score that dropout adds, backward")
 
 
 # Every neutral value leaves the roofline as it is. A profile that states nothing is therefore the bare data sheet.
@@ -227,7 +229,7 @@ _CASE_END = " peak_bytes"
 _KERNELS = [r.kernel for r in RECIPES.values() if r.kernel]
 # A cast that finds a block's largest value is another kernel than a plain cast.
 _KINDS = (*MEMORY_BOUND, *(f"cast_{kernel}" for kernel in _KERNELS), STRIDED)
-_KINDS += (f"softmax_{TORCH_SOFTMAX}", f"softmax_{TORCH_SOFTMAX_BACKWARD}")
+_KINDS += tuple(f"softmax_{kernel}" for kernel in TORCH_SOFTMAXES)
 # The names that are known without the names of kernels and cases.
 _PLACES = {name: Place(name, f.metadata["positive"]) for name, f in _FIELDS.items() if name not in _MAPPINGS}
 _PLACES |= {f"peak_{dtype}_flops_per_s": Place("peak_flops_per_s", True, dtype) for dtype in DTYPES}

@@ -125,13 +125,13 @@ ODD = gemm(4096, 1001, 256)  # between points, all of which have even widths
 
 def test_an_odd_vocabulary_s_matmuls_are_slower_and_less_sure() -> None:
     costs = Costs(replace(MEASURED, coefficients=Coefficients(unaligned_matmul_slowdown=2.0)), H100)
-    even, odd = costs.compute(ODD), costs.compute(replace(ODD, aligned=False))
+    even, odd = costs.compute(ODD), costs.compute(replace(ODD, alignment=1))
     assert odd.seconds == 2.0 * even.seconds
     assert odd.uncertainty > 0.2 > even.uncertainty
 
 
 def test_an_odd_vocabulary_s_matmuls_are_slower_where_nobody_measured_them_too() -> None:
-    odd = replace(ODD, aligned=False)
+    odd = replace(ODD, alignment=1)
     assert COSTS.compute(odd).seconds == 2.0 * COSTS.compute(ODD).seconds
     host = Costs(MEASURED, GPUS["cpu"])
     assert host.compute(odd).seconds == host.compute(ODD).seconds
@@ -140,7 +140,7 @@ def test_an_odd_vocabulary_s_matmuls_are_slower_where_nobody_measured_them_too()
 def test_a_point_of_an_odd_width_itself_has_its_slowdown() -> None:
     points = PointTable("gemm", "bf16", np.array([ODD.shape]), np.array([0.5]), np.array([0.01]), np.array([9]))
     costs = Costs(replace(MEASURED, points=(*MEASURED.points, points)), H100)
-    assert costs.compute(replace(ODD, aligned=False)).seconds == 0.5
+    assert costs.compute(replace(ODD, alignment=1)).seconds == 0.5
 
 
 def test_a_machine_s_own_peaks_replace_the_data_sheet_s() -> None:
