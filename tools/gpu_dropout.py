@@ -1,8 +1,11 @@
 """Measures what dropout adds to kernels of a GPU: element by element, compiled, and within fused attention.
 
     python tools/gpu_dropout.py measure FILE.json     (a CUDA GPU and torch)
+    python tools/gpu_dropout.py show [FILE.json]      (scenarios/cuda/h100_dropout.json)
 
-Each pair of calls, without dropout and with it, is timed sample by sample in turn.
+Calls without dropout and with it are timed sample by sample in turn. `show` prints what dropout adds, in clocks of one
+multiprocessor for each score or element: fused attention beside the same without dropout, and torch's own dropout
+beside the time of its bytes at the speed of its backward, which draws nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+STORED = ROOT / "scenarios" / "cuda" / "h100_dropout.json"
 P = 0.125  # cuDNN's attention takes multiples of 1/16 alone
 ELEMENTS = (1 << 20, 1 << 23, 1 << 26, 1 << 28)
 HIDDEN = 4096
@@ -149,13 +153,46 @@ def measure(out: Path) -> int:
     return 0
 
 
+def show(data: dict[str, Any]) -> list[str]:
+    """Return a Markdown table of what dropout adds."""
+    from sim.prices.attention_speed import TILE
+    from sim.prices.unvectorized import sm_clocks_per_s
+    from topology.node_parts import gpu_by_name
+    from topology.presets import GPUS
+
+    gpu = gpu_by_name(data["hardware"]["gpu"])
+    if gpu is None:
+        raise SystemExit(f"error: hardware.gpu: found {data['hardware']['gpu']!r}; no shipped GPU has this name")
+    clocks_per_s = sm_clocks_per_s(GPUS[gpu])
+    times = {(r["call"], str(r.get("shape") or r["elements"]), r["dtype"], r.get("p")): r for r in data["rows"]}
+    lines = ["| kernel | size | without | with dropout | clocks added |", "|---|---|---:|---:|---:|"]
+    for (call, size, dtype, p), row in times.items():
+        if call.startswith("attention") and p:
+            plain = times[call, size, dtype, 0.0]["seconds"]
+            batch, heads, tokens, _ = row["shape"]
+            number = batch * heads * tokens * (tokens + TILE) / 2
+            what = " x ".join(map(str, row["shape"]))
+        elif call == "native_dropout" and row["elements"] >= 1 << 26:
+            plain = times["native_dropout_backward", size, dtype, None]["seconds"]
+            number, what = row["elements"], f"{row['elements']:,}, {dtype}"
+        else:
+            continue
+        added = (row["seconds"] - plain) * clocks_per_s / number
+        lines.append(f"| {call} | {what} | {plain * 1e6:.0f} µs | {row['seconds'] * 1e6:.0f} µs | {added:.3f} |")
+    return lines
+
+
 def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    words = commands.add_parser("measure", help="measure on a CUDA GPU")
-    words.add_argument("out", type=Path)
-    return measure(parser.parse_args().out)
+    commands.add_parser("measure", help="measure on a CUDA GPU").add_argument("file", type=Path)
+    commands.add_parser("show", help="print the table").add_argument("file", nargs="?", type=Path, default=STORED)
+    options = parser.parse_args()
+    if options.command == "measure":
+        return measure(options.file)
+    print("\n".join(show(json.loads(options.file.read_text()))))
+    return 0
 
 
 if __name__ == "__main__":

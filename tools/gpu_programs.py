@@ -10,8 +10,8 @@ them. A row's `program.float8` names a recipe of torchao, which converts every l
 fails gets `failed`; the others still run.
 
 `show` prices the programs that `calibrate.capture --table FOLDER/table.json --out FOLDER/programs` wrote, and prints
-the table of docs/programs_checked.md: device seconds without matmuls, whose speed depends on the data, and peak memory.
-The stored folder is scenarios/measured/gpu_programs.
+device seconds without matmuls, whose speed depends on the data, and peak memory. Of the stored folder,
+scenarios/measured/gpu_programs, it writes the table into docs/programs_checked.md.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 STORED = ROOT / "scenarios" / "measured" / "gpu_programs"
+PAGE = ROOT / "docs" / "programs_checked.md"
+BEGIN, END = "<!-- h100 programs: begin -->", "<!-- h100 programs: end -->"
 TABLE, OPERATORS, PROGRAMS = "table.json", "operators.json.gz", "programs"
 SAMPLE_S, REST_S, FIRST_S = 0.02, 0.5, 1.0
 WARM_UP, PROFILED = 3, 2  # steps
@@ -252,6 +254,12 @@ def show(folder: Path) -> list[str]:
     return lines
 
 
+def with_table(text: str, lines: list[str]) -> str:
+    """Return the page's text with the table."""
+    before, _, rest = text.partition(BEGIN)
+    return "\n".join((before + BEGIN, *lines, END)) + rest.partition(END)[2]
+
+
 def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -265,7 +273,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "measure":
         return measure(options.table, options.folder, options.seconds, options.only)
-    print("\n".join(show(options.folder)))
+    lines = show(options.folder)
+    print("\n".join(lines))
+    if options.folder == STORED:
+        PAGE.write_text(with_table(PAGE.read_text(), lines))
     return 0
 
 

@@ -4,7 +4,8 @@
 
 Steps: each stored real run is simulated with three profiles: the calibration between its steps, that of `calibrate.run`
 on the same machine (`scenarios/cuda/h200.json`), and the shipped one. For ranks that shared one GPU only the first has
-a meaning. Kernels: the shipped profile is compared with the points of that file. Power: `tools/gpu_power.py show`.
+a meaning. Kernels: the shipped profile is compared with the points of that file. Power and dropout, of an H100 too:
+`tools/gpu_power.py show` and `tools/gpu_dropout.py show`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from gpu_dropout import STORED as DROPOUT  # noqa: E402
+from gpu_dropout import show as show_dropout  # noqa: E402
 from gpu_power import STORED, show  # noqa: E402
 
 from sim.core.program import Compute, Phase  # noqa: E402
@@ -37,6 +40,7 @@ STEPS = """| scenario | ranks | step | own calibration | micro-benchmarks | ship
 |---|---|---|---|---|---|---|---|"""
 KERNELS = """| kernels of h200.json, 0.2 ms and longer | points | shipped ÷ measured, median | error, median | 95 % |
 |---|---|---|---|---|"""
+H100_POWER = ROOT / "scenarios" / "cuda" / "h100_power.json"
 LEAST_S = 2e-4  # shorter kernels were limited by their launches
 NAMED = {"flash": "flash2", "cudnn": "cudnn"}
 
@@ -103,7 +107,13 @@ def _line(name: str, ratio: Any) -> str:
 
 def with_tables(text: str) -> str:
     """Return the page's text with the tables of the present predictions."""
-    tables = {"gpu": steps(), "gpu kernels": kernels(), "gpu power": show(json.loads(STORED.read_text()))}
+    tables = {
+        "gpu": steps(),
+        "gpu kernels": kernels(),
+        "gpu power": show(json.loads(STORED.read_text())),
+        "h100 power": show(json.loads(H100_POWER.read_text())),
+        "h100 dropout": show_dropout(json.loads(DROPOUT.read_text())),
+    }
     for name, lines in tables.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
         before, _, rest = text.partition(begin)

@@ -142,15 +142,15 @@ _LOSS = (
     "zeros that its backward writes first; longer rows differ by 3 %; taken by hand, no tool reads it"
 )
 _ODD = (
-    "a vocabulary of 50,257 beside one of 50,304 on an H100 (calibrate.run, torch 2.11, CUDA 13): no wgmma kernel takes "
-    "rows that are not aligned to 16 bytes"
+    "a vocabulary of 50,257 beside one of 50,304 on an H100 (calibrate.run, torch 2.11, CUDA 13): no wgmma kernel "
+    "takes rows that are not aligned to 16 bytes"
 )
 _FUSED_ADAMW = f"fused AdamW from 60 to 800 million parameters, {_H200}"
 ADAMW = {  # part of the bandwidth
     "h200-sxm": (0.72, _FUSED_ADAMW),
     "h100-sxm": (
         0.78,
-        "fused AdamW from 200 to 800 million fp32 parameters on an H100 (calibrate.run, scenarios/cuda/h100.json)",
+        "fused AdamW from 50 to 800 million fp32 parameters on an H100 (scenarios/cuda/h100.json)",
     ),
 }
 HOPPER: Coefficients = {

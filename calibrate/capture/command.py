@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +23,7 @@ from sim.core.errors import InputError
 
 if TYPE_CHECKING:
     from calibrate.capture.step import Step
+    from sim.validation.records import Measurement
 
 
 @click.command("capture", cls=Command)
@@ -152,21 +153,24 @@ def _capture_table(table: Path, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     missing = 0
     for row in _rows(table):
-        where = f"{table}: {row['id']}"
+        where = f"{table}: {row.id}"
         try:
-            config, options = options_of_row(row, where)
-            _capture(huggingface_maker(config, options), where, out / f"{row['id']}.json.gz")
+            if row.unreadable:
+                raise InputError(row.unreadable)
+            data = {**row.data, "scenario": dict(row.scenario)}
+            config, options = options_of_row(data, where)
+            _capture(huggingface_maker(config, options), where, out / f"{row.id}.json.gz")
         except InputError as error:
             missing += 1
             print(f"error: {error}", file=sys.stderr)
     return 1 if missing else 0
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table with the key `program`, each with its scenario merged over the table's."""
+def _rows(path: Path) -> list[Measurement]:
+    """Return the rows of a table with the key `program`."""
     from sim.validation.tables import read_table
 
-    found = [{**row.data, "scenario": dict(row.scenario)} for row in read_table(path).rows if "program" in row.data]
+    found = [row for row in read_table(path).rows if "program" in row.data]
     if not found:
         raise InputError(f"{path}: rows: no row has the key `program`")
     return found

@@ -35,8 +35,8 @@ def batch_for(model: Any, rows: int, tokens: int, trains: bool = True) -> dict[s
 
     Without labels, which are the decoder's input too, an encoder's decoder gets as many tokens as the encoder.
 
-    Values are zeros, which a capture never reads; a real run takes random ones (`with_random_values`). A model of text and images gets text alone, unless it cannot run without images. Sound has
-    `tokens` samples, or as many frames.
+    Values are zeros, which a capture never reads; a real run takes random ones (`with_random_values`). A model of text
+    and images gets text alone, unless it cannot run without images. Sound has `tokens` samples, or as many frames.
 
     Raises:
         InputError: if the model reads something else, such as a protein or a graph.

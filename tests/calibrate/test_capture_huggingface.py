@@ -14,7 +14,7 @@ from sim.core.errors import InputError
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
 from calibrate.capture import Step  # noqa: E402
-from calibrate.capture.huggingface_inputs import batch_for  # noqa: E402
+from calibrate.capture.huggingface_inputs import batch_for, with_random_values  # noqa: E402
 from calibrate.capture.huggingface_step import huggingface_maker  # noqa: E402
 from calibrate.capture.options import Options  # noqa: E402
 from calibrate.capture.program_out import write_program  # noqa: E402
@@ -376,3 +376,16 @@ def nodes_under(loss: Any) -> list[Any]:
     while found[-1].next_functions and found[-1].next_functions[0][0] is not None:
         found.append(found[-1].next_functions[0][0])
     return found
+
+
+def test_a_real_run_has_random_values_but_no_tokens_with_a_meaning_of_their_own() -> None:
+    config = {"model_type": "gpt2", **{"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 8}, "eos_token_id": 7}
+    model = huggingface_maker(config, Options(256, 4))().model
+    batch = batch_for(model, 4, 256)
+    assert not batch["input_ids"].any()
+    with_random_values(batch, model.config)
+    assert set(batch["input_ids"].flatten().tolist()) == {0, 1, 2, 3, 4, 5, 6}
+    assert batch["labels"] is batch["input_ids"]
+    image = {"pixel_values": torch.zeros(2, 3, 8, 8)}
+    with_random_values(image, model.config)
+    assert image["pixel_values"].std() > 0.5

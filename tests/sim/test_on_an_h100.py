@@ -1,0 +1,112 @@
+"""Prices beside what was measured on an H100: dropout, unaligned widths, AdamW, rows added one after another."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.core.program import Compute, Phase
+from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured import compute_of
+from sim.models.softmax_rows import torch_softmax
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from sim.prices.roofline import shape_bytes, shape_flops
+from topology.presets import GPUS
+
+ROWS: list[dict[str, Any]] = json.loads(Path("scenarios/cuda/h100_dropout.json").read_text())["rows"]
+KERNELS = {"cudnn": "torch", "flash": "torch_2024"}
+COSTS = Costs(load_profile("h100-sxm"), GPUS["h100-sxm"])
+
+
+def attention(kernel: str, direction: str, shape: list[int], drops: bool) -> float:
+    """Return the seconds of causal attention."""
+    batch, heads, tokens, size = shape
+    full = (batch, heads, heads, tokens, tokens, size, size, 1)
+    kind = f"attention_{direction}"
+    flops, moved = shape_flops(kind, full), shape_bytes(kind, full, "bf16")
+    phase = Phase.FORWARD if direction == "forward" else Phase.INPUT_GRAD
+    op = Compute("core", kind, full, "bf16", flops, moved, phase, kernel=KERNELS[kernel], drops=drops)
+    return COSTS.compute(op).seconds
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_dropout_lengthens_attention_as_measured(kernel: str, direction: str) -> None:
+    found = {
+        (tuple(r["shape"]), bool(r["p"])): r["seconds"] for r in ROWS if r["call"] == f"attention {kernel} {direction}"
+    }
+    ratios = []
+    for shape, drops in found:
+        if drops:
+            added = found[shape, True] - found[shape, False]
+            own = attention(kernel, direction, list(shape), True) - attention(kernel, direction, list(shape), False)
+            ratios.append(own / added)
+    assert len(ratios) == 7
+    assert 0.85 < statistics.median(ratios) < 1.15
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_a_dropout_kernel_takes_longer_than_its_bytes(dtype: str) -> None:
+    times = {r["call"]: r["seconds"] for r in ROWS if r.get("elements") == 1 << 28 and r["dtype"] == dtype}
+    n = 1 << 28
+    x, mask = Tensor(dtype, (n,), ()), Tensor("bool", (n,), ())
+    forward = CapturedOperator("aten.native_dropout", "forward", "", (x,), (x, mask), 1, False)
+    backward = CapturedOperator("aten.native_dropout_backward", "backward", "", (x, mask), (x,), 1, False)
+    own, plain = (COSTS.compute(compute_of(op)).seconds for op in (forward, backward))
+    measured = times["native_dropout"] / times["native_dropout_backward"]
+    assert own / plain == pytest.approx(measured, rel=0.06)
+
+
+@pytest.mark.parametrize(("vocabulary", "slower"), [(50257, 6.1), (30522, 2.9)])
+def test_a_vocabulary_that_is_not_aligned_is_slow_as_measured(vocabulary: int, slower: float) -> None:
+    def seconds(words: int) -> float:
+        shapes = ((8192, 1024), (1024, words)), (8192, words)
+        op = CapturedOperator(
+            "aten.mm",
+            "forward",
+            "",
+            tuple(Tensor("bf16", s, ()) for s in shapes[0]),
+            (Tensor("bf16", shapes[1], ()),),
+            1,
+            False,
+        )
+        return COSTS.compute(compute_of(op)).seconds
+
+    padded = -(-vocabulary // 64) * 64
+    assert seconds(vocabulary) / seconds(padded) == pytest.approx(slower, rel=0.2)
+
+
+@pytest.mark.parametrize(("dtype", "bytes_per_s"), [("bf16", 1.99e12), ("fp32", 2.68e12)])
+def test_fused_adamw_is_bound_by_instructions_in_16_bits(dtype: str, bytes_per_s: float) -> None:
+    x = Tensor(dtype, (1 << 29,), ())
+    op = CapturedOperator("aten._fused_adamw_", "optimizer", "", (x,) * 4, (x,) * 3, 1, False)
+    compute = compute_of(op)
+    assert compute.bytes / COSTS.compute(compute).seconds == pytest.approx(bytes_per_s, rel=0.05)
+
+
+def test_rows_of_one_index_are_added_one_after_another() -> None:
+    """2,048 rows for each of four experts took 2.1 ms; here 8,192 rows are spread over four."""
+    bias, rows, places = (
+        Tensor(d, s, ()) for d, s in (("bf16", (4, 5760)), ("bf16", (8192, 5760)), ("int64", (8192,)))
+    )
+    backward = CapturedOperator("aten.index_put_", "backward", "", (bias, places, rows), (bias,), 1, False)
+    assert COSTS.compute(compute_of(backward)).seconds == pytest.approx(2.1e-3, rel=0.05)
+    forward = backward._replace(phase="forward")
+    assert COSTS.compute(compute_of(forward)).seconds < 1e-3
+
+
+@pytest.mark.parametrize("row", [512, 4096, 128256])
+def test_the_softmax_of_short_rows_is_the_fastest(row: int) -> None:
+    x = Tensor("fp32", ((1 << 28) // row, row), ())
+    rates = []
+    for name in ("_softmax", "_softmax_backward_data"):
+        inputs = (x,) if name == "_softmax" else (x, x)
+        compute = compute_of(CapturedOperator(f"aten.{name}", "forward", "", inputs, (x,), 1, False))
+        assert compute.kernel == torch_softmax(row, "backward" in name)
+        rates.append(compute.bytes / COSTS.compute(compute).seconds / 3.35e12)
+    assert rates == pytest.approx({512: [0.85, 0.85], 4096: [0.53, 0.39], 128256: [0.46, 0.66]}[row], rel=0.02)
