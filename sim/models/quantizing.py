@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from sim.core.program import Phase, Program
+from sim.core.program import Compute, Phase, Program
 from sim.models.dims import Dims, ceil_div
 from sim.models.operators import F, I, Operator, W, memory_op
 from sim.models.recipes import NOTHING, TRANSPOSE, Pass, Recipe
@@ -45,7 +45,8 @@ def casts_again(d: Dims, name: str, elements: float) -> Program:
     """Return what of a tensor is quantized only for the weight gradient, which frozen weights have not."""
     if d.recipe is None or d.lora is not None:
         return ()
-    return _kernels(d, f"{name}_cast_again", W, elements, d.recipe.activations_again)
+    made = _kernels(d, f"{name}_cast_again", W, elements, d.recipe.activations_again)
+    return _of_other_order(d.recipe, made)
 
 
 def gradient_casts(d: Dims, name: str, elements: float) -> Program:
@@ -84,7 +85,14 @@ def weight_casts(d: Dims, name: str, size: float) -> Program:
 
 def weight_casts_again(d: Dims, name: str, size: float) -> Program:
     """The other order of weights, where it is made in the backward."""
-    return () if d.recipe is None else _weights(d, f"{name}_weight_cast_again", I, size, d.recipe.weights_again)
+    if d.recipe is None:
+        return ()
+    return _of_other_order(d.recipe, _weights(d, f"{name}_weight_cast_again", I, size, d.recipe.weights_again))
+
+
+def _of_other_order(recipe: Recipe, made: Program) -> Program:
+    """The kernels of a tensor's other order, by the name that a profile knows them by."""
+    return tuple(replace(x, kernel=recipe.again) for x in made if isinstance(x, Compute)) if recipe.again else made
 
 
 def _weights(d: Dims, name: str, phase: Phase, size: float, step: Pass) -> Program:

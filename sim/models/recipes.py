@@ -53,8 +53,9 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     `keeps_quantized`: the input is kept for its weight gradient in the format, else in 16 bits. `caches_weights`: they
     are quantized once a step and kept. `gathers_quantized`: sequence parallelism gathers what is quantized.
     `shards_quantized`: FSDP gathers layers' matrices in the format. `kernel`: the matmul where it is not the usual one,
-    whose gradients' sums leave Hopper's tensor cores to be added in fp32. `quantizes_groups`: one kernel quantizes the
-    operands of all groups of a grouped matmul (TE `nvte_multi_cast_transpose`), else each has its own.
+    whose gradients' sums leave Hopper's tensor cores to be added in fp32. `again`: the kernel of the other order, where
+    it has a speed of its own. `quantizes_groups`: one kernel quantizes the operands of all groups of a grouped matmul
+    (TE `nvte_multi_cast_transpose`), else each has its own.
     `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
     """
 
@@ -77,6 +78,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     gathers_quantized: bool = True
     shards_quantized: bool = False
     kernel: str = ""
+    again: str = ""
     quantizes_groups: bool = False
     launches_for_scale: int = 0
 

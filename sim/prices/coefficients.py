@@ -228,7 +228,8 @@ _LONGEST_FIRST = sorted(_PARTS, key=len, reverse=True)  # `backward_tile_rows` e
 _CASE_END = " peak_bytes"
 _KERNELS = [r.kernel for r in RECIPES.values() if r.kernel]
 # A cast that finds a block's largest value is another kernel than a plain cast.
-_KINDS = (*MEMORY_BOUND, *(f"cast_{kernel}" for kernel in _KERNELS), STRIDED)
+_AGAIN = {r.again for r in RECIPES.values() if r.again}
+_KINDS = (*MEMORY_BOUND, *(f"cast_{kernel}" for kernel in (*_KERNELS, *sorted(_AGAIN))), STRIDED)
 _KINDS += tuple(f"softmax_{kernel}" for kernel in TORCH_SOFTMAXES)
 # The names that are known without the names of kernels and cases.
 _PLACES = {name: Place(name, f.metadata["positive"]) for name, f in _FIELDS.items() if name not in _MAPPINGS}

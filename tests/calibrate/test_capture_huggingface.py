@@ -379,7 +379,7 @@ def nodes_under(loss: Any) -> list[Any]:
 
 
 def test_a_real_run_has_random_values_but_no_tokens_with_a_meaning_of_their_own() -> None:
-    config = {"model_type": "gpt2", **{"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 8}, "eos_token_id": 7}
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 8, "eos_token_id": 7}
     model = huggingface_maker(config, Options(256, 4))().model
     batch = batch_for(model, 4, 256)
     assert not batch["input_ids"].any()
