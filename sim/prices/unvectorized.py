@@ -1,4 +1,4 @@
-"""Least seconds of torch's kernels that handle one element at a time.
+"""Least seconds of torch's kernels whose instructions take longer than their bytes.
 
 torch reads and writes several neighbouring elements at once only if all operands lie in memory in one order and have
 one dtype. Other kernels compute the place of each element (`OffsetCalculator`), or choose a cast for each operand of
@@ -6,9 +6,9 @@ each element (`LoadWithCast`, `StoreWithCast`; ATen/native/cuda/CUDALoops.cuh: g
 them, not memory: they take as long on an H200 as on an H100. So a multiprocessor needs a number of clocks for an
 element.
 
-`tools/fit_unvectorized.py` fits the constants to chains of operators in eager torch: those of Liger 0.6 on an H100
-(liger_kernels.json) and those of `calibrate.run` on an H200 (scenarios/cuda/h200.json, 2026-11-20). Constants of one
-half of these chains predict the other half with a mean error of 4 to 5 %.
+`tools/fit_unvectorized.py` fits `PLACE_CLOCKS` and `CAST_CLOCKS` to chains of operators in eager torch: those of Liger
+0.6 on an H100 (liger_kernels.json) and those of `calibrate.run` on an H200 (scenarios/cuda/h200.json, 2026-11-20).
+Constants of one half of these chains predict the other half with a mean error of 4 to 5 %.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from topology.spec import GpuSpec
 PLACE_CLOCKS = 0.70  # of one multiprocessor, for an element of tensors in different orders
 CAST_CLOCKS = 0.34  # for an element of each operand, with the result, if dtypes differ
 TRANSPOSE_CLOCKS = 1.7  # for an element whose neighbour lies in another row: the largest `permute` points of h200.json
-# For a parameter of torch's fused AdamW: 14 bytes of 16-bit parameters and moments take as long as 24 of fp32 would on
-# an H100 (20 steps of Transformers models, scenarios/measured/gpu_programs; medians of 1.99 and 2.68 TB/s).
+# For a parameter of torch's fused AdamW. On an H100 one of 16 bits with 16-bit moments, 14 bytes, takes 7.0 ps. At the
+# 2.68 TB/s of fp32 it would take 5.2 ps (medians of 20 steps of Transformers models, scenarios/measured/gpu_programs).
 OPTIMIZER_CLOCKS = 1.7
 # For a row that a warp adds in a loop: it waits for an index and then for the row. 2,048 rows of 2,880 or 5,760
 # numbers take 2.1 ms on an H100 (gradients of gpt-oss's biases, scenarios/measured/gpu_programs).
