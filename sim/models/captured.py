@@ -131,10 +131,22 @@ def _matmul(op: CapturedOperator) -> Compute:
         weights = batch == 1 and len(left.shape) == 2 and _transposed(left)  # dW = dYᵀ X, or Xᵀ dY
         role, phase = (Role.WEIGHT_GRADIENT, Phase.WEIGHT_GRAD) if weights else (Role.INPUT_GRADIENT, Phase.INPUT_GRAD)
     moved = float(left.bytes + right.bytes + out.bytes)
-    alignment = ALIGNED if BYTES.get(out.dtype, 4) > 2 else math.gcd(m, n, k, ALIGNED)
+    alignment = ALIGNED if BYTES.get(out.dtype, 4) > 2 else math.gcd(ALIGNED, *map(_row_stride, (left, right, out)))
     shape = (batch, m, n, k)
     flops = 2.0 * batch * m * n * k
     return Compute(op.name, "gemm", shape, multiplied(op, left), flops, moved, phase, role=role, alignment=alignment)
+
+
+def _row_stride(x: Tensor) -> int:
+    """The elements between a matrix's rows, or columns where it is transposed; 0 for one row or column.
+
+    >>> _row_stride(Tensor("bf16", (8191, 64), ())), _row_stride(Tensor("bf16", (64, 8191), (1, 64)))
+    (64, 64)
+    """
+    if 1 in x.shape[-2:]:
+        return 0
+    rows, columns = x.strides[-2:] if x.strides else (x.shape[-1], 1)
+    return rows if columns == 1 else columns if rows == 1 else x.shape[-1]
 
 
 def _convolution(op: CapturedOperator) -> Compute:

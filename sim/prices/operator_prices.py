@@ -41,6 +41,7 @@ STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vector
 # As in all shipped profiles (vtrain_single_node, A100). Hopper runs Ampere's kernels for such sizes: at one size they
 # take 3.5 times as long (m87-labs/kestrel pull request 143), at another as long (meta-pytorch/float8_experimental 145).
 UNALIGNED_SLOWDOWN = 2.0
+USUALLY_REACHED = 0.75  # part of the peak that large matmuls reach
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 # Of efficiencies measured on another GPU: 1.48 times the median error of a kernel where its own are left out (`python
 # tools/borrowed_kernels.py`), by a GPU of the same multiprocessors or by another chip.
@@ -301,7 +302,10 @@ class Costs:
         # Each load has half the elements with half the alignment. On an H100 a vocabulary of 30,522 words (alignment 2)
         # takes 2.9 times as long as a padded one, an odd one 6.1 times (scenarios/measured/gpu_programs).
         slower = odd ** (1.0 - math.log2(op.alignment) / math.log2(ALIGNED))
-        return Cost(cost.seconds * slower, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
+        # A product that does not fill the fast kernels loses less: gpt-oss's of 64 wide heads take 1.5 times as long.
+        filled_s = op.flops / (USUALLY_REACHED * self._device.peak(op.dtype))
+        seconds = min(cost.seconds * slower, max(cost.seconds, filled_s * slower))
+        return Cost(seconds, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
 
     def _strided(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a streaming kernel that torch does not vectorize; the points are of vectorized kernels."""

@@ -125,16 +125,21 @@ ODD = gemm(4096, 1001, 256)  # between points, all of which have even widths
 
 def test_an_odd_vocabulary_s_matmuls_are_slower_and_less_sure() -> None:
     costs = Costs(replace(MEASURED, coefficients=Coefficients(unaligned_matmul_slowdown=2.0)), H100)
-    even, odd = costs.compute(ODD), costs.compute(replace(ODD, alignment=1))
+    fast = replace(ODD, flops=10 * ODD.flops)  # as if the fast kernels reached most of the peak
+    even, odd = costs.compute(fast), costs.compute(replace(fast, alignment=1))
     assert odd.seconds == 2.0 * even.seconds
     assert odd.uncertainty > 0.2 > even.uncertainty
+    assert even.seconds < costs.compute(replace(fast, alignment=2)).seconds < odd.seconds
+    slow = costs.compute(replace(ODD, alignment=1))  # far from the peak anyway
+    assert slow.seconds == costs.compute(ODD).seconds
 
 
 def test_an_odd_vocabulary_s_matmuls_are_slower_where_nobody_measured_them_too() -> None:
-    odd = replace(ODD, alignment=1)
-    assert COSTS.compute(odd).seconds == 2.0 * COSTS.compute(ODD).seconds
+    fast = replace(ODD, flops=10 * ODD.flops)
+    odd = replace(fast, alignment=1)
+    assert COSTS.compute(odd).seconds == 2.0 * COSTS.compute(fast).seconds
     host = Costs(MEASURED, GPUS["cpu"])
-    assert host.compute(odd).seconds == host.compute(ODD).seconds
+    assert host.compute(odd).seconds == host.compute(fast).seconds
 
 
 def test_a_point_of_an_odd_width_itself_has_its_slowdown() -> None:

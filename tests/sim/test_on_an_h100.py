@@ -81,6 +81,15 @@ def test_a_vocabulary_that_is_not_aligned_is_slow_as_measured(vocabulary: int, s
     assert seconds(vocabulary) / seconds(padded) == pytest.approx(slower, rel=0.2)
 
 
+@pytest.mark.parametrize(("m", "n", "k"), [(8191, 1024, 1024), (8192, 1, 1024), (1, 1024, 1024)])
+def test_an_odd_number_of_rows_or_a_single_column_is_aligned(m: int, n: int, k: int) -> None:
+    left, right, out = (Tensor("bf16", shape, ()) for shape in ((m, k), (k, n), (m, n)))
+    assert compute_of(CapturedOperator("aten.mm", "forward", "", (left, right), (out,), 1, False)).alignment == 8
+    turned = right._replace(shape=(n, k), strides=(1, n))  # of a weight gradient: X is [rows, k], dY is [rows, n]
+    gradient = CapturedOperator("aten.mm", "backward", "", (turned, left._replace(shape=(k, m))), (out,), 1, False)
+    assert compute_of(gradient).alignment == (1 if m % 2 and m > 1 else 8)
+
+
 @pytest.mark.parametrize(("dtype", "bytes_per_s"), [("bf16", 1.99e12), ("fp32", 2.68e12)])
 def test_fused_adamw_is_bound_by_instructions_in_16_bits(dtype: str, bytes_per_s: float) -> None:
     x = Tensor(dtype, (1 << 29,), ())
