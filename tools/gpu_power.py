@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from gpu_watch import Watch  # noqa: E402
 
 STORED = ROOT / "scenarios" / "cuda" / "h200_power.json"
-CHUNK_S, REST_S, SAMPLE_S = 0.05, 2.0, 0.02
+CHUNK_S, REST_S = 0.05, 2.0
 SQUARES = (2048, 4096, 8192, 16384)
 LAYER = ((8192, 14336, 4096), (8192, 4096, 14336))  # the MLP of a model of hidden size 4,096
 
@@ -69,7 +69,7 @@ def loops() -> dict[str, tuple[Callable[[], object], float]]:
 def measure(seconds: float) -> dict[str, Any]:
     """Run all loops, `seconds` each."""
     try:
-        import pynvml
+        import pynvml  # noqa: F401  (gpu_watch needs it)
         import torch
     except ModuleNotFoundError as error:
         print(f"error: {error.name} is not installed; pip install nvidia-ml-py torch", file=sys.stderr)
@@ -77,29 +77,18 @@ def measure(seconds: float) -> dict[str, Any]:
     if not torch.cuda.is_available():
         print(f"error: torch {torch.__version__} sees no CUDA GPU here; nothing was measured", file=sys.stderr)
         raise SystemExit(2)
-    pynvml.nvmlInit()
-    gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-    found = []
+    found, limit_w = [], 0.0
     for name, (call, flops) in loops().items():
         call()
         once_s = _timed(call, 1)
         time.sleep(REST_S)
-        seen: list[tuple[float, float]] = []
-        stop = threading.Event()
-
-        def watch(seen: list[tuple[float, float]] = seen, stop: threading.Event = stop) -> None:
-            while not stop.wait(SAMPLE_S):
-                seen.append((pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3, pynvml.nvmlDeviceGetClockInfo(gpu, 1)))
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
+        watch = Watch()
         calls, end = max(1, int(CHUNK_S / once_s)), time.perf_counter() + seconds
         chunks = []
         while time.perf_counter() < end:
             chunks.append(_timed(call, calls))
-        stop.set()
-        watcher.join()
-        power, clock = (statistics.fmean(column) for column in zip(*seen[len(seen) // 2 :], strict=True))
+        power, clock = watch.stop(since=end - seconds / 2)
+        limit_w = watch.limit_w
         late = sorted(chunks[len(chunks) // 2 :])
         found.append(
             {
@@ -113,7 +102,7 @@ def measure(seconds: float) -> dict[str, Any]:
         )
     return {
         "gpu": torch.cuda.get_device_name(),
-        "limit_w": pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3,
+        "limit_w": limit_w,
         "loops": found,
     }
 

@@ -2,6 +2,8 @@
 
     python tools/gpu_programs.py measure TABLE.json [--folder FOLDER] [--seconds S] [--only ID …]    (a CUDA GPU)
     python tools/gpu_programs.py show [--folder FOLDER]
+    python tools/gpu_programs.py operators ID [--folder FOLDER]
+    python tools/gpu_programs.py compiled [--folder FOLDER]
 
 `measure` runs the rows of a table, as `calibrate.capture --table` reads them, with random tokens. FOLDER then has the
 same table with `measured` (`table.json`: step time, peak memory), the conditions of each run (power, clock), and
@@ -11,7 +13,9 @@ fails gets `failed`; the others still run.
 
 `show` prices the programs that `calibrate.capture --table FOLDER/table.json --out FOLDER/programs` wrote, and prints
 device seconds without matmuls, whose speed depends on the data, and peak memory. Of the stored folder,
-scenarios/measured/gpu_programs, it writes the table into docs/programs_checked.md.
+scenarios/measured/gpu_programs, it writes the table into docs/programs_checked.md. `operators` prints measured and
+predicted seconds of one row's operators, the largest differences first, and what its matmuls reached. `compiled` prints
+the kernels of the rows that a compiler changed: matmuls, attention, optimizer and the others.
 """
 
 from __future__ import annotations
@@ -22,52 +26,30 @@ import gzip
 import json
 import statistics
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from page_tables import with_table  # noqa: E402
 
 STORED = ROOT / "scenarios" / "measured" / "gpu_programs"
 PAGE = ROOT / "docs" / "programs_checked.md"
-BEGIN, END = "<!-- h100 programs: begin -->", "<!-- h100 programs: end -->"
+ON_PAGE = "h100 programs"  # the table's name there
 TABLE, OPERATORS, PROGRAMS = "table.json", "operators.json.gz", "programs"
-SAMPLE_S, REST_S, FIRST_S = 0.02, 0.5, 1.0
+REST_S, FIRST_S = 0.5, 1.0
 WARM_UP, PROFILED = 3, 2  # steps
+RANGES = "ranges"  # of the profiler, not kernels
+KERNELS = {
+    RANGES: ("Torch-Compiled", "Optimizer.step", "## Call", "CompiledFunction", "aten::"),
+    "matmuls": ("nvjet", "gemm", "cutlass"),
+    "attention": ("sdpa", "cudnn::fusion"),
+    "optimizer and clipping": ("multi_tensor_apply", "lpnorm"),
+}
 MATMULS = ("mm", "addmm", "bmm", "baddbmm", "grouped_mm", "_grouped_mm")
-
-
-class Watch:
-    """Samples power in W and multiprocessor clock in MHz of GPU 0 until it is stopped."""
-
-    def __init__(self) -> None:
-        import pynvml
-
-        pynvml.nvmlInit()
-        self._nvml, self._gpu = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
-        self._samples: list[tuple[float, float, float]] = []  # time, W, MHz
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
-            power = self._nvml.nvmlDeviceGetPowerUsage(self._gpu) / 1e3
-            clock = self._nvml.nvmlDeviceGetClockInfo(self._gpu, self._nvml.NVML_CLOCK_SM)
-            self._samples.append((time.perf_counter(), power, clock))
-
-    def stop(self, since: float) -> dict[str, float]:
-        """Stop and return the means since a time."""
-        self._stop.set()
-        self._thread.join()
-        rows = [s[1:] for s in self._samples if s[0] >= since]
-        if not rows:
-            return {}
-        power, clock = (round(statistics.fmean(column), 1) for column in zip(*rows, strict=True))
-        return {"power_w": power, "clock_mhz": clock}
 
 
 class Training:
@@ -117,6 +99,7 @@ class Training:
 def measured(training: Training, seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run steps and return what was measured, and the conditions."""
     import torch
+    from gpu_watch import Watch
 
     for _ in range(WARM_UP):
         training.step()
@@ -136,11 +119,12 @@ def measured(training: Training, seconds: float) -> tuple[dict[str, Any], dict[s
             ends.append(time.perf_counter())
     # The last step is left out: nothing was issued behind it, so it ends sooner after its predecessor.
     half = len(ends) // 2
-    conditions = watch.stop(ends[half])
+    power_w, clock_mhz = watch.stop(ends[half])
     torch.cuda.synchronize()
     first = [b - a for a, b in zip([begin, *ends], ends, strict=False) if b - begin <= FIRST_S] or [ends[0] - begin]
     step_s = (ends[-1] - ends[half]) / (len(ends) - 1 - half)
     found = {"step_time_s": step_s, "peak_memory_bytes": torch.cuda.max_memory_allocated()}
+    conditions = {"power_w": round(power_w, 1), "clock_mhz": round(clock_mhz, 1)}
     return found, {"steps": len(ends) + 1, "first_steps_s": statistics.fmean(first), **conditions}
 
 
@@ -150,7 +134,7 @@ def profiled(training: Training) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities, record_shapes=True) as seen:
+    with profile(activities=activities, record_shapes=True) as profiler:
         for _ in range(PROFILED):
             training.step()
         torch.cuda.synchronize()
@@ -162,11 +146,11 @@ def profiled(training: Training) -> dict[str, Any]:
             "count": e.count / PROFILED,
             "seconds": e.self_device_time_total * 1e-6 / PROFILED,
         }
-        for e in seen.key_averages(group_by_input_shape=True)
+        for e in profiler.key_averages(group_by_input_shape=True)
         if e.self_device_time_total > 0 and e.device_type == on_host
     ]
     kernels: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for e in seen.events():
+    for e in profiler.events():
         if e.device_type == on_device:
             kernels[e.name][0] += 1 / PROFILED
             kernels[e.name][1] += e.self_device_time_total * 1e-6 / PROFILED
@@ -212,9 +196,8 @@ def by_operator(folder: Path, row_id: str, prices: Any) -> tuple[Counter[str], C
     """Return measured and predicted device seconds of a row by operator, without torch's namespace."""
     from sim.inputs.program_file import read_program
 
-    seen = json.loads(gzip.decompress((folder / OPERATORS).read_bytes()))[row_id]["operators"]
     real: Counter[str] = Counter()
-    for o in seen:
+    for o in seen(folder, row_id):
         if o["name"].startswith("aten::"):  # the others are the profiler's own
             real[o["name"].removeprefix("aten::")] += o["seconds"]
     predicted: Counter[str] = Counter()
@@ -254,10 +237,58 @@ def show(folder: Path) -> list[str]:
     return lines
 
 
-def with_table(text: str, lines: list[str]) -> str:
-    """Return the page's text with the table."""
-    before, _, rest = text.partition(BEGIN)
-    return "\n".join((before + BEGIN, *lines, END)) + rest.partition(END)[2]
+def operators(folder: Path, row_id: str) -> list[str]:
+    """Return a row's operators, measured and predicted, in the order of their difference."""
+    from sim.traces.program_prices import ProgramPrices
+    from sim.validation.tables import read_table
+    from topology.presets import CLUSTERS
+
+    row = next((r for r in read_table(folder / TABLE).rows if r.id == row_id), None)
+    if row is None or not (folder / PROGRAMS / f"{row_id}.json.gz").exists():
+        raise SystemExit(f"error: ID: found {row_id!r}; {folder} has no captured program of it")
+    prices = ProgramPrices(CLUSTERS[row.scenario["cluster"]], row.scenario["calibration"])
+    real, own = by_operator(folder, row_id, prices)
+    names = sorted(real | own, key=lambda n: -abs(own[n] - real[n]))
+    products = [o for o in seen(folder, row_id) if o["name"] == "aten::mm"]
+    flops = sum(2.0 * o["count"] * _multiplied(o["shapes"]) for o in products)
+    rate = flops / sum(o["seconds"] for o in products) if products else 0.0
+    conditions = row.data.get("conditions", {})
+    measured_at = f"{conditions.get('power_w')} W, {conditions.get('clock_mhz')} MHz"
+    return [
+        f"matmuls of two matrices: {rate / 1e12:.0f} TFLOP/s; the step: {measured_at}",
+        *(f"{n:48} measured {real[n] * 1e3:8.2f} ms, predicted {own[n] * 1e3:8.2f} ms" for n in names[:20]),
+    ]
+
+
+def _multiplied(shapes: list[list[int]]) -> float:
+    (m, k), (_, n) = shapes[:2]
+    return float(m) * k * n
+
+
+def seen(folder: Path, row_id: str, what: str = "operators") -> list[dict[str, Any]]:
+    """Return what torch's profiler saw of a row: its operators, or its kernels."""
+    found: list[dict[str, Any]] = json.loads(gzip.decompress((folder / OPERATORS).read_bytes()))[row_id][what]
+    return found
+
+
+def compiled(folder: Path) -> list[str]:
+    """Return the seconds of kernels of the rows that torch.compile changed, by what they do."""
+    from sim.validation.tables import read_table
+
+    lines = []
+    for row in read_table(folder / TABLE).rows:
+        if not row.data["program"].get("torch_compile"):
+            continue
+        sums: Counter[str] = Counter()
+        for kernel in seen(folder, row.id, "kernels"):
+            kind = next((kind for kind, words in KERNELS.items() if any(w in kernel["name"] for w in words)), "others")
+            sums[kind] += kernel["seconds"]
+        joined = max(
+            (k for k in seen(folder, row.id, "kernels") if k["name"].startswith("triton")), key=lambda k: k["seconds"]
+        )
+        shown = ", ".join(f"{kind} {sums[kind] * 1e3:.1f} ms" for kind in (*KERNELS, "others") if kind != RANGES)
+        lines.append(f"{row.id}: {shown}; longest: {joined['name'][:60]} {joined['seconds'] * 1e3:.1f} ms")
+    return lines
 
 
 def main() -> int:
@@ -268,15 +299,21 @@ def main() -> int:
     words.add_argument("table", type=Path)
     words.add_argument("--seconds", type=float, default=5.0)
     words.add_argument("--only", nargs="*", default=[])
-    for each in (words, commands.add_parser("show", help="compare a measured folder with its programs")):
+    of_row = commands.add_parser("operators", help="compare one row operator by operator")
+    of_row.add_argument("id")
+    shows = commands.add_parser("show", help="compare a measured folder with its programs")
+    for each in (words, of_row, shows, commands.add_parser("compiled", help="kernels of compiled rows")):
         each.add_argument("--folder", type=Path, default=STORED)
     options = parser.parse_args()
     if options.command == "measure":
         return measure(options.table, options.folder, options.seconds, options.only)
-    lines = show(options.folder)
+    if options.command == "operators":
+        print("\n".join(operators(options.folder, options.id)))
+        return 0
+    lines = compiled(options.folder) if options.command == "compiled" else show(options.folder)
     print("\n".join(lines))
-    if options.folder == STORED:
-        PAGE.write_text(with_table(PAGE.read_text(), lines))
+    if options.command == "show" and options.folder == STORED:
+        PAGE.write_text(with_table(PAGE.read_text(), ON_PAGE, "\n".join(lines)))
     return 0
 
 

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from gpu_dropout import STORED as DROPOUT  # noqa: E402
 from gpu_dropout import show as show_dropout  # noqa: E402
 from gpu_power import STORED, show  # noqa: E402
+from page_tables import with_table  # noqa: E402
 
 from sim.core.program import Compute, Phase  # noqa: E402
 from sim.prices.operator_prices import Costs  # noqa: E402
@@ -115,9 +116,7 @@ def with_tables(text: str) -> str:
         "h100 dropout": show_dropout(json.loads(DROPOUT.read_text())),
     }
     for name, lines in tables.items():
-        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-        before, _, rest = text.partition(begin)
-        text = "\n".join((before + begin, *lines, end)) + rest.partition(end)[2]
+        text = with_table(text, name, "\n".join(lines))
     return text
 
 

@@ -18,11 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from page_tables import table_in, with_table
+
 from sim.inputs.measured_run import QUIET_CORES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "real_runs.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+TABLE = "measured"  # of the page
 HEAD = """| scenario | step, measured | simulated | error | noise | pairs | bytes saved | peak memory | others, cores |
 |---|---|---|---|---|---|---|---|---|"""
 
@@ -76,10 +78,9 @@ def row(name: str, r: dict[str, Any]) -> str:
 def rewrite(rows: dict[str, str]) -> None:
     """Write rows into the page, in order of their names."""
     text = PAGE.read_text()
-    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
-    old = {m[1]: m[0] for m in re.finditer(r"^\| (\w+) \| [\d.]+ ms .*$", text[start:end], re.MULTILINE)}
+    old = {m[1]: m[0] for m in re.finditer(r"^\| (\w+) \| [\d.]+ ms .*$", table_in(text, TABLE), re.MULTILINE)}
     table = "\n".join([HEAD, *(line for _, line in sorted((old | rows).items()))])
-    PAGE.write_text(f"{text[:start]}\n{table}\n{text[end:]}")
+    PAGE.write_text(with_table(text, TABLE, table))
 
 
 def main() -> None:

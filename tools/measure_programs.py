@@ -28,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+from page_tables import with_table  # noqa: E402
 from program_sources import FUNCTIONS, MICRO_BATCH_SIZE, MODELS, PARALLEL, SCRIPT, SEQ_LEN  # noqa: E402
 
 from calibrate.launch import MALLOC  # noqa: E402
@@ -44,7 +45,7 @@ from topology.presets import CLUSTERS  # noqa: E402
 
 FOLDER, TWO_RANKS = (ROOT / "scenarios" / "measured" / name for name in ("programs", "programs_two_ranks"))
 PAGE = ROOT / "docs" / "programs_checked.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+TABLE = "measured"  # of the page
 MACHINE, MEASURED = "machine.json", "measured.json"
 RANKS = 2
 HANGS_AFTER_S = 300
@@ -233,9 +234,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def rewrite(text: str) -> None:
     """Write the table into the page."""
-    page = PAGE.read_text()
-    start, end = page.index(BEGIN) + len(BEGIN), page.index(END)
-    PAGE.write_text(f"{page[:start]}\n{text}\n{page[end:]}")
+    PAGE.write_text(with_table(PAGE.read_text(), TABLE, text))
 
 
 def main() -> None:

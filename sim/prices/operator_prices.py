@@ -30,7 +30,7 @@ from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.prices.random_numbers import DRAWN, with_draws
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 from sim.prices.table_prices import TablePrices
-from sim.prices.unvectorized import MEASURED_APART, ROW_IN_TURN_S, least_seconds, sm_clocks_per_s
+from sim.prices.unvectorized import MEASURED_APART, least_seconds, sm_clocks_per_s
 from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
 from topology.spec import GpuSpec
 
@@ -163,23 +163,21 @@ class Costs:
         for price in (self._measured_block, self._grouped, self._attention, self._from_points):
             cost = price(op, pace)
             if cost is not None:
-                return self._waiting(op, self._not_vectorized(op, cost))
+                return self._drawing(op, self._bound_by_instructions(op, cost))
         cost = self.power.throttled(op, self._roofline(op), pace, self._device)
-        return self._waiting(op, self._not_vectorized(op, cost))
+        return self._drawing(op, self._bound_by_instructions(op, cost))
 
-    def _waiting(self, op: Compute, cost: Cost) -> Cost:
-        """Lengthen a kernel of a GPU whose warps add rows one after another, or that draws random numbers."""
-        if op.rows_in_turn and not self.gpu.chip.is_host:
-            cost = cost._replace(seconds=max(cost.seconds, op.rows_in_turn * ROW_IN_TURN_S))
+    def _drawing(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a kernel that draws random numbers."""
         # Points of kernels that draw were measured with it.
         measured_so = op.block is not None or (op.kernel == DRAWN and self._points.knows(op))
         if not op.random_numbers or measured_so:
             return cost
         return cost._replace(seconds=with_draws(cost.seconds, op.random_numbers, self._sm_clocks_per_s))
 
-    def _not_vectorized(self, op: Compute, cost: Cost) -> Cost:
-        """Lengthen a kernel that handles one element at a time to the time of its instructions."""
-        if not op.single_elements:
+    def _bound_by_instructions(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a kernel whose instructions take longer than its bytes."""
+        if not (op.single_elements or op.rows_in_turn):
             return cost
         # Points of such kernels have these instructions; those of casts are of the dtype that is written.
         cast = op.kind == "cast" and self._points.has_points("cast", op.dtype)

@@ -36,9 +36,11 @@ def sm_clocks_per_s(gpu: GpuSpec) -> float:
 
 
 def least_seconds(op: Compute, clocks_per_s: float) -> float:
-    """Return the seconds that the instructions of a kernel which is not vectorized take; 0 for other kernels."""
-    if not op.single_elements or not clocks_per_s:
+    """Return the seconds that a kernel's instructions take at least; 0 where nothing is known of them."""
+    if not clocks_per_s:
         return 0.0
+    if not op.single_elements:
+        return op.rows_in_turn * ROW_IN_TURN_S
     if op.kind == "optimizer":
         return op.single_elements * OPTIMIZER_CLOCKS / clocks_per_s
     clocks = CAST_CLOCKS * op.casts if op.casts else PLACE_CLOCKS

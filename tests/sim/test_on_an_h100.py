@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import statistics
 from pathlib import Path
@@ -109,13 +110,21 @@ def test_rows_of_one_index_are_added_one_after_another() -> None:
     assert COSTS.compute(compute_of(forward)).seconds < 1e-3
 
 
-@pytest.mark.parametrize("row", [512, 4096, 128256])
-def test_the_softmax_of_short_rows_is_the_fastest(row: int) -> None:
-    x = Tensor("fp32", ((1 << 28) // row, row), ())
-    rates = []
-    for name in ("_softmax", "_softmax_backward_data"):
-        inputs = (x,) if name == "_softmax" else (x, x)
-        compute = compute_of(CapturedOperator(f"aten.{name}", "forward", "", inputs, (x,), 1, False))
-        assert compute.kernel == torch_softmax(row, "backward" in name)
-        rates.append(compute.bytes / COSTS.compute(compute).seconds / 3.35e12)
-    assert rates == pytest.approx({512: [0.85, 0.85], 4096: [0.53, 0.39], 128256: [0.46, 0.66]}[row], rel=0.02)
+@pytest.mark.parametrize(("row", "kernels"), [(1024, ("", "")), (4096, ("torch", "torch_backward"))])
+def test_the_softmax_of_short_rows_is_another_kernel(row: int, kernels: tuple[str, str]) -> None:
+    assert (torch_softmax(row), torch_softmax(row, backward=True)) == kernels
+
+
+@pytest.mark.parametrize("name", ["_log_softmax", "_log_softmax_backward_data"])
+def test_a_vocabulary_s_softmax_takes_as_long_as_profiled(name: str) -> None:
+    profiles = json.loads(gzip.decompress(Path("scenarios/measured/gpu_programs/operators.json.gz").read_bytes()))
+    found = [o for p in profiles.values() for o in p["operators"] if o["name"] == f"aten::{name}"]
+    ratios = []
+    for o in found:
+        x = Tensor("fp32", tuple(o["shapes"][0]), ())
+        if x.bytes > 1e9:  # smaller ones lie in the cache in part
+            op = CapturedOperator(f"aten.{name}", "forward", "", (x,) * (1 + ("backward" in name)), (x,), 1, False)
+            ratios.append(COSTS.compute(compute_of(op)).seconds * o["count"] / o["seconds"])
+    # BERT's takes less than half of the predicted time. The reason is not known.
+    assert len(ratios) == 17
+    assert sum(abs(ratio - 1.0) < 0.1 for ratio in ratios) == 16
