@@ -195,16 +195,39 @@ def _dropout(kernel: str, clocks: tuple[float, float], *names: str) -> Coefficie
 _flash_dropout = partial(_dropout, "torch's FlashAttention-2", (0.08, 0.12))
 _cudnn_dropout = partial(_dropout, "cuDNN's attention", (0.22, 0.12))
 
+_HEADS = "sizes of heads that {} has kernels for"
+_CUDNN_HEADS = (
+    "heads of 96 take cuDNN's backward no less time than heads of 128: neox_4l in scenarios/measured/gpu_programs"
+)
+
+
+def _heads(library: str, step: float, *names: str) -> Coefficients:
+    """Return the step of head sizes of attention kernels of one library."""
+    return {f"{name}_head_step": (step, _HEADS.format(library)) for name in names}
+
+
+def _cudnn_heads(*names: str) -> Coefficients:
+    return {f"{name}_backward_head_step": (64.0, _CUDNN_HEADS) for name in names}
+
+
+_flash2_heads = partial(_heads, "FlashAttention-2 (static_switch.h: HEADDIM_SWITCH)", 32.0)
+_flash1_heads = partial(_heads, "FlashAttention-1 (fmha_api.cpp)", 64.0)
+_triton_heads = partial(_heads, "flash_attn_triton.py (BLOCK_HEADDIM)", 64.0)
+
 A100_FLASH = (
     _flash("attention", (0.481, 0.483, 0), 241, 0.568, _TRITON)
     | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
     | _flash("flash2", (0.651, 0.735, 0), 284, 0.85, _FLASH)
+    | _triton_heads("attention")
+    | _flash1_heads("flash1")
+    | _flash2_heads("flash2")
 )
 A100_FLASH2 = (
     _flash("megatron", (0.651, 0.735, 0), 284, 0.85, _TE.format("flash2"))
     | _flash("torch", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
     | _flash("torch_2024", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
     | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "torch", "flash2", "torch_2024")}
+    | _flash2_heads("megatron", "torch", "torch_2024")
     | _flash_dropout("attention", "flash1", "flash2", "megatron", "torch", "torch_2024")
 )
 H100_FLASH = (
@@ -219,6 +242,10 @@ H100_FLASH = (
     | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)
     | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))
     | _flash("triton", (0.417, 0.415, 0), 156, 0.85, _FLASH)
+    | _flash2_heads("attention", "flash2", "torch_2024", "flash3")
+    | _flash1_heads("flash1")
+    | _triton_heads("triton", "triton_2022")
+    | _cudnn_heads("cudnn", "torch", "megatron")
     | _flash_dropout("attention", "flash1", "flash2", "torch_2024")
     | _cudnn_dropout("cudnn", "torch", "megatron")
 )
@@ -235,6 +262,7 @@ B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
     "attention_tile_rows": (384.0, _CUDNN),
     "attention_backward_tile_rows": (64.0, _CUDNN),
     "attention_overlap": (1.5, _CUDNN),
+    **_cudnn_heads("attention"),
     **_cudnn_dropout("attention"),
 }
 

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.answers import READ_AS, Answers
 from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.composites import calls_of
 from calibrate.capture.float32_products import rounds_to_tf32
 from calibrate.capture.fourier import is_of_several_steps, step_by_step
 from calibrate.capture.in_place import InPlace
@@ -49,11 +50,9 @@ NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "at
 CAUSAL = "is_causal"
 DROPOUT = "dropout_p"
 STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in whose place another is captured
-# Operators without a kernel of their own, on a CPU and a GPU: they call others (native_functions.yaml: their dispatch
-# is CompositeExplicitAutograd).
-CALLS_OTHERS = ("aten::_euclidean_dist", "aten::rot90", "aten::celu", "aten::celu_")
-# Operators with a kernel on a GPU alone; a torch that was built without CUDA knows them as calls of others.
-KERNELS_OF_CUDA = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
+# What a kernel on a GPU allocates while it runs: something as large as this argument (aten/src/ATen/native/cuda:
+# SoftMax.cu, softmax_backward_cuda_out multiplies the gradient with the result first).
+HOLDS_BESIDE = {"aten::_softmax_backward_data": 0}
 ROLL = torch.ops.aten.roll.default
 SCALAR = torch.ops.aten._local_scalar_dense.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
@@ -213,12 +212,9 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a subclass, which calls again with the tensors that it holds
         if self.phase == "backward":
             func = self.in_place.form(func, args)
-        if is_composite(func) and not (self.device != "cpu" and func._schema.name in KERNELS_OF_CUDA):
+        if calls := calls_of(func, self.device):
             with self:
-                return func.decompose(*args, **kwargs)
-        if func._schema.name in CALLS_OTHERS:
-            with self:
-                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+                return calls(*args, **kwargs)
         if func is ROLL and len(args) > 2 and len(args[2]) > 1:
             with self:  # one dimension after the other (TensorTransformations.h, roll_common)
                 out = args[0]
@@ -241,6 +237,8 @@ class Recorder(TorchDispatchMode):
             return out
         written = tree_leaves(out) if func._schema.returns else _changed(func, args)
         outputs = [(describe(x), self.storage(x)) for x in written if isinstance(x, torch.Tensor)]
+        if self.device != "cpu" and func._schema.name in HOLDS_BESIDE:
+            self._hold(args[HOLDS_BESIDE[func._schema.name]])
         by_host = self.device != "cpu" and bool(before) and all(self.places.on_host(x) for x in before)
         self.rows.append(
             RecordedOperator(
@@ -255,6 +253,11 @@ class Recorder(TorchDispatchMode):
             )
         )
         return out
+
+    def _hold(self, like: torch.Tensor) -> None:
+        """Record a storage of a tensor's size that lives while the next operator runs."""
+        row = len(self.rows)
+        self.lives.append(Life(like.numel() * like.element_size(), "temporary", row, row + 1, self._place()[1]))
 
     def _read(self, x: torch.Tensor) -> Any:
         """Return the number that the code reads from a tensor: an unknown float is `READ_AS`."""
@@ -330,15 +333,6 @@ def _laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
     kept = first.new_empty(first.shape) if like is None else torch.empty_like(args[like])
     first = first if first.stride() == kept.stride() else kept
     return (first, *others) if isinstance(out, tuple) else first
-
-
-@cache
-def is_composite(func: Any) -> bool:
-    """Return whether an operator only calls others, with no kernel of its own; in inference mode torch shows it so."""
-    if func.namespace != "aten" or not func._can_decompose():
-        return False
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return not any(has_kernel(func.name(), key) for key in ("CPU", "CUDA", "CompositeExplicitAutograd"))
 
 
 def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:

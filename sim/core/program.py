@@ -82,6 +82,7 @@ ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alig
 TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD = "torch", "torch_backward"
 TORCH_SOFTMAX_LONG, TORCH_SOFTMAX_LONG_BACKWARD = "torch_long", "torch_long_backward"
 TORCH_SOFTMAXES = (TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD, TORCH_SOFTMAX_LONG, TORCH_SOFTMAX_LONG_BACKWARD)
+TORCH_SOFTMAX_UNALIGNED = "torch_unaligned"
 EAGER_NORM = "eager"  # the kernel of an RMSNorm written in separate torch operators
 
 
@@ -120,6 +121,7 @@ class Compute(Struct, frozen=True):
     step's micro-batches in which it runs; `flops` and `bytes` are means over all of them. `sent_tokens`: of a
     moe_layer on a rank that has no tokens but those that an all-to-all sends to it. `random_numbers`: how many a kernel
     that is bound by memory draws. `rows_in_turn`: how many rows it adds one after another, in a loop of one warp.
+    `summed_rows`: of a sum over the rows of a matrix, how many one thread block adds up before blocks wait for others.
     `drops`: a fused attention drops probabilities at random. `part`: whose work it is; no price depends on it.
     """
 
@@ -144,6 +146,7 @@ class Compute(Struct, frozen=True):
     sent_tokens: bool = False
     random_numbers: float = 0.0
     rows_in_turn: float = 0.0
+    summed_rows: float = 0.0
     drops: bool = False
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER

@@ -138,12 +138,12 @@ ACTIVATIONS: dict[str, Activation] = {
         # Under autocast its fp32 numbers multiply to fp32. Forward: the comparison (3), the positive half (6, 10, 4,
         # 10), the negative one (4, 6, 8, 10, 8, 4, 10), the choice (13). Backward: the choice (9, 9), its 16 bits and
         # beta·x twice (6, 4, 6, 4), alpha's factors and sums (12, 8, 4, 8, 12, 10, 8, 10, 4), what comes to 16 bits (6
-        # five times), the sign (8), expm1 (8), the square's other factor (12), the minimum's (4, 3, 7, 3, 5), sums of
-        # the input's gradients (6 six times).
+        # five times), the sign (8), expm1 (8), the square's other factor (12), the minimum's (4, 3, 7, 3, 4, 5), sums
+        # of the input's gradients (6 six times).
         promoted=Promoted(
             96.0,
             13,
-            210.0,
+            214.0,
             31,
             (
                 ("xielu input", 2.0),

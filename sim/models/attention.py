@@ -152,9 +152,10 @@ def _scores(d: Dims, c: Core) -> float:
 
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
-    scores, *rest = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
+    found = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
+    scores, *between, copied = found
     assert isinstance(scores, Compute)
-    return (_of_scores(d, scores), *(_ordering(d, item) for item in rest))
+    return (_of_scores(d, scores), *between, _ordering(d, copied))
 
 
 def _of_scores(d: Dims, product: Compute) -> Compute:
@@ -165,7 +166,7 @@ def _of_scores(d: Dims, product: Compute) -> Compute:
 
 def _ordering(d: Dims, item: Item) -> Item:
     """A copy of the context between tokens' and heads' order by torch, which does not vectorize it."""
-    if not isinstance(item, Compute) or item.kind != "copy" or not d.framework.orders_heads:
+    if not isinstance(item, Compute) or not d.framework.orders_heads:
         return item
     return replace(item, single_elements=float(item.shape[0]))
 

@@ -11,12 +11,20 @@ import math
 from msgspec.structs import replace
 
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
-from sim.core.program import ALIGNED, Comm, Compute, Phase, Role
+from sim.core.program import ALIGNED, TORCH_SOFTMAX_UNALIGNED, Comm, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured_bytes import FOREACH, written_bytes
 from sim.models.captured_indices import rows_in_turn
 from sim.models.captured_kernels import KERNELS, kernels_of, moved_bytes
-from sim.models.captured_layout import casts_of, draws, is_pointwise, is_transposing, kernel_of, single_elements
+from sim.models.captured_layout import (
+    casts_of,
+    draws,
+    is_pointwise,
+    is_transposing,
+    kernel_of,
+    single_elements,
+    summed_rows,
+)
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured_waits import READ, waits_of
 from sim.models.operators import small_kernels
@@ -276,6 +284,7 @@ def _by_bytes(op: CapturedOperator) -> Compute:
     kind = "permute" if op.name in COPIES and is_transposing(op) else found.kind
     floats = [x for x in (*op.outputs, *op.inputs) if x.dtype in FLOATS]
     elements = max((x.elements for x in (*op.outputs, *op.inputs)), default=1)
+    kernel = _kernel(op, kind, found.kernel)
     return Compute(
         op.name,
         kind,
@@ -285,10 +294,11 @@ def _by_bytes(op: CapturedOperator) -> Compute:
         moved_bytes(op),
         _phase(op),
         found.kernels,
-        kernel=_kernel(op, kind, found.kernel),
-        single_elements=single_elements(op),
+        kernel=kernel,
+        single_elements=float(elements) if kernel == TORCH_SOFTMAX_UNALIGNED else single_elements(op),
         casts=casts_of(op),
         rows_in_turn=rows_in_turn(op),
+        summed_rows=summed_rows(op),
         random_numbers=float(op.outputs[0].elements) if op.outputs and draws(op.name) else 0.0,
     )
 
@@ -298,7 +308,9 @@ def _kernel(op: CapturedOperator, kind: str, kernel: str) -> str:
     if kind == "elementwise":
         return kernel_of(op)
     if kind == "softmax" and not kernel:
-        return torch_softmax((op.outputs[0].shape or (1,))[-1], "backward" in op.name)
+        read, made = op.inputs[0], op.outputs[0]
+        size = read.bytes / max(1, read.elements)
+        return torch_softmax((made.shape or (1,))[-1], size, "backward" in op.name, read.dtype != made.dtype)
     return kernel
 
 

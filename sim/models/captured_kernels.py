@@ -223,7 +223,8 @@ KERNELS: dict[str, Kernels] = {
     "inductor.reduction": Kernels("norm"),
     "inductor.pointwise": Kernels(),
     **_of(Kernels("softmax"), "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"),
-    "aten._safe_softmax": Kernels("softmax", kernel="safe"),
+    # Of programs captured until November 2026: since then its kernels are operators (attention.cpp: _safe_softmax).
+    "aten._safe_softmax": Kernels("softmax", 4, _times(2, 3)),
     **_of(Kernels("embedding", moved=taken_bytes), "embedding index_select gather"),
     "aten.index": Kernels(
         "embedding", moved=indexed_bytes, small=lambda op: MASK_KERNELS * masks_of(op), kernel="index"
@@ -276,7 +277,7 @@ KERNELS: dict[str, Kernels] = {
     "aten.diagonal_copy": Kernels("copy", moved=_times(0, 2)),
     # PadNd.cpp: a filled result, into whose middle the input is copied; the others: a copy of the first input
     "aten.constant_pad_nd": Kernels("copy", 2, _times(2, 1)),
-    # clone().masked_fill_()
+    # Of programs captured until November 2026: since then its copy and masked_fill_ are operators.
     "aten.masked_fill": Kernels(kernels=2, moved=lambda op: read_bytes(op) + 3.0 * written_bytes(op)),
     **_of(Kernels("copy", 2, _into_copy), "slice_scatter select_scatter as_strided_scatter diagonal_scatter"),
     # A fused Adam reads parameters, gradients and moments and writes all but the gradients.

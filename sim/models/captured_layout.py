@@ -44,7 +44,6 @@ FUNCTIONS = {  # of one tensor; measured by themselves, as they compute more tha
     "aten.randn": "random",
     "aten.rand": "random",
     "aten.max_pool2d_with_indices": "max_pool",
-    "aten.masked_fill": "masked_fill",
 }
 PLACES = (
     "aten.max",
@@ -56,6 +55,7 @@ REDUCTIONS = (
     *("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.var", "aten.linalg_vector_norm", "aten._foreach_norm"),
 )
 IN_PLACE = ("aten.mul_", "aten.div_", "aten.relu_", "aten._foreach_mul_")  # by one number for each tensor
+FEW_COLUMNS = 8192  # a sum over the rows of so many columns keeps an H100 busy
 SMALL = 16  # an operand this many times smaller than the result stays in a cache
 
 
@@ -195,6 +195,26 @@ def _reduction(x: Tensor, out: Tensor) -> str:
     keeps = len(out.shape) == len(x.shape)
     last = out.shape[-1] == 1 if keeps else out.shape != x.shape[len(x.shape) - len(out.shape) :]
     return "reduce_last" if last else "reduce_first"
+
+
+def summed_rows(op: CapturedOperator) -> float:
+    """Return the rows that a thread block of a sum over leading dimensions adds up; 0 of other operators.
+
+    The more columns there are, the fewer blocks share a column's rows (ATen/native/cuda/Reduce.cuh: setReduceConfig).
+
+    >>> x = Tensor("bf16", (8192, 1024), ())
+    >>> def sum_to(*shape):
+    ...     return CapturedOperator("aten.sum", "backward", "", (x,), (Tensor("bf16", shape, ()),), 1, False)
+    >>> summed_rows(sum_to(1, 1024)), summed_rows(sum_to(8192, 1))
+    (8192.0, 0.0)
+    """
+    if op.name not in ("aten.sum", "aten.mean") or not op.inputs or not op.outputs:
+        return 0.0
+    x, out = op.inputs[0], op.outputs[0]
+    columns = max(1, math.prod(out.shape))
+    if _reduction(x, out) != "reduce_first" or x.strides:
+        return 0.0
+    return math.prod(x.shape) / columns * min(1.0, FEW_COLUMNS / columns)
 
 
 def _transposed(x: Tensor) -> bool:

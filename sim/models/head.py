@@ -188,9 +188,8 @@ def _metric_losses(d: Dims, vocab: int) -> tuple[Item, ...]:
     if not times:
         return ()
     copy = memory_op("metric_logits", F, "cast", n * times, (d.act_bytes + FP32_BYTES) * n * times, d.act, times)
-    softmax = memory_op(
-        "metric_losses", F, "softmax", n * times, 2 * FP32_BYTES * n * times, "fp32", times, torch_softmax(vocab)
-    )
+    kernel = torch_softmax(vocab, FP32_BYTES)
+    softmax = memory_op("metric_losses", F, "softmax", n * times, 2 * FP32_BYTES * n * times, "fp32", times, kernel)
     return (copy, softmax) if d.act_bytes < FP32_BYTES else (softmax,)
 
 

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Phase, Program
+from sim.core.program import TORCH_SOFTMAX_UNALIGNED, Compute, Phase, Program
 from sim.models.casts import casts_apart
 from sim.models.dims import Dims
 from sim.models.operators import memory_op
@@ -85,7 +85,7 @@ def score_passes(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     Soft caps: division, tanh and product (2e each); backward product (2e), tanh (3e), division (2e).
     """
     if d.framework.softmax_in_fp32:
-        ahead, back = _with_sinks(d) if c.sinks else _by_operators(d, c)
+        ahead, back = (_with_sinks if c.sinks else _by_operators)(d, c)
         if c.softcap:
             e = d.act_bytes
             ahead = (*ahead[:1], ScorePass("softcap", 6 * e, 3, "elementwise"), *ahead[1:])
@@ -101,12 +101,40 @@ def score_passes(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     return (forward,), (backward,)
 
 
-def _with_sinks(d: Dims) -> tuple[Passes, Passes]:
-    """Scale (2e), mask (2e), softmax and casts as without sinks, which are joined to the scores, their maximum found
-    and subtracted (5e); backward the same but the maximum (4e)."""
-    e = d.act_bytes
-    forward = ScorePass("softmax", 9 * e + 2 * (e + FP32_BYTES), 7)
-    return (forward,), (ScorePass("softmax", 6 * e + 2 * (e + FP32_BYTES) + 3 * FP32_BYTES, 6),)
+def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
+    """Scores with a column of sinks, in their own dtype (models/gpt_oss/modeling_gpt_oss.py: eager_attention_forward).
+
+    Forward: scale, mask, the column joined to them, their largest value found and subtracted, softmax. Backward: zeros
+    around the gradient, softmax, the subtracted value's gradient negated, summed, put into zeros and added, scale.
+    """
+    e, given = d.act_bytes, scored_bytes(d)
+    masked = masked_bytes(d, given)
+    scale, row = ScorePass("scale", 2 * given, kind="elementwise"), c.kv_len + 1
+    ahead = (
+        scale,
+        *_adding(d, c, given, masked),
+        ScorePass("sinks", 2 * masked, kind="copy", kernel="cat", single=True),
+        ScorePass("largest", masked, kind="elementwise"),
+        ScorePass("shift", 2 * masked, kind="elementwise", single=True),
+        _softmax(2 * masked, torch_softmax(row, masked)),
+        *((ScorePass("softmax_cast", masked + e, kind="cast"),) if masked > e else ()),
+    )
+    back = (
+        *((ScorePass("softmax_cast", e + masked, kind="cast", casts=2, single=True),) if masked > e else ()),
+        ScorePass("sinks", 3 * masked, 2, "copy", "slice_backward", single=True),
+        _softmax(3 * masked, torch_softmax(row, masked, backward=True)),
+        ScorePass("negated", 2 * masked, kind="elementwise"),
+        ScorePass("shift", masked, kind="elementwise"),
+        ScorePass("zeros", masked, kind="elementwise"),
+        ScorePass("largest", 3 * masked, kind="elementwise"),
+        *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
+        replace(scale, single=masked == given),  # a part of each row of the gradient, where no cast has copied it
+    )
+    return ahead, back
+
+
+def _softmax(bytes_: float, kernel: str) -> ScorePass:
+    return ScorePass("softmax", bytes_, kernel=kernel, single=kernel == TORCH_SOFTMAX_UNALIGNED)
 
 
 def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
@@ -127,12 +155,12 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
         *((biased,) if code.alibi else ()),
         *replaced,
         *added,
-        ScorePass("softmax", masked + made, kernel=torch_softmax(c.kv_len)),
+        _softmax(masked + made, torch_softmax(c.kv_len, masked, converts=made != masked)),
         *((ScorePass("softmax_cast", made + e, kind="cast"),) if made > e else ()),
     )
     back = (
         *((ScorePass("softmax_cast", e + made, kind="cast", casts=2, single=True),) if made > e else ()),
-        ScorePass("softmax", 2 * made + masked, kernel=torch_softmax(c.kv_len, backward=True)),
+        _softmax(2 * made + masked, torch_softmax(c.kv_len, made, backward=True)),
         *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
         *replaced,
         *((ScorePass("alibi_cast", given + scored, kind="cast"),) if given > scored else ()),
@@ -165,9 +193,9 @@ def softmax_bytes(d: Dims) -> float:
 
 def _replacing(d: Dims, c: Scored, given: float) -> Passes:
     """A kernel that replaces scores where a mask of truths, of one byte, says so: one for all heads, or for all."""
-    if d.code.mask == "filled":
-        moved = 4 * given + 1 / c.heads  # a copy, which is filled in place
-        return (ScorePass("mask", moved, 2, "elementwise", "masked_fill", single=True),)
+    if d.code.mask == "filled":  # a copy, which is filled in place
+        filled = ScorePass("mask", 2 * given + 1 / c.heads, kind="elementwise", single=True)
+        return (ScorePass("mask_copy", 2 * given, kind="copy"), filled)
     if d.code.mask == "chosen and added":
         return (ScorePass("chosen", 2 * given + 1 / (d.batch * c.heads), kind="elementwise", single=True),)
     return ()

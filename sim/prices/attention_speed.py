@@ -13,6 +13,11 @@ on) are predicted with median errors of 2 to 4 %, and 95 % of them within 11 to 
 tiles in each row, so they do not determine x. e is the efficiency of a head size, interpolated between 64, 128 and 256
 over log2; the backward has `backward_share` of the forward's e.
 
+Libraries have kernels for a few head sizes, and compute others as the next larger one (`head_step`). FlashAttention-2's
+and -3's are multiples of 32 (csrc/flash_attn/src/static_switch.h: HEADDIM_SWITCH), FlashAttention-1's and those in
+Triton 64 and 128 (flash_attn_triton.py: BLOCK_HEADDIM). cuDNN's backward takes no less time for heads of 96 than for
+heads of 128 (GPT-NeoX-20B's layers on an H100, scenarios/measured/gpu_programs); its forward does.
+
 Dropout costs instructions for every score that a kernel computes, and random numbers do not hide behind the matmuls:
 cuDNN's forward takes twice as long with dropout. The clocks of one multiprocessor for a score follow from pairs of
 calls on an H100 (scenarios/cuda/h100_dropout.json), and are equal at 1,024 to 8,192 tokens and at head sizes of 64 and
@@ -69,22 +74,27 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     """Return the seconds of an attention_forward or attention_backward; None if the profile has no efficiency."""
     # A kernel without its own speed is closer to the default kernel than to the roofline.
     speed = c.attention.get(op.kernel) or c.attention.get(USUAL_KERNEL)
-    # Latent attention has two head sizes, d and dv. The published charts have one size; the geometric mean replaces it.
-    efficiency = 0.0 if speed is None else _at_size(speed, math.sqrt(op.shape[5] * op.shape[6]))
-    if speed is None or efficiency <= 0:
+    if speed is None:
         return None
     _, _, _, q_len, kv_len, d, dv, causal = op.shape
-    rows, widths = speed.tile_rows, d + dv
-    if op.kind == "attention_backward":
-        efficiency *= speed.backward_share
-        # Backward has five matmuls: it recomputes the scores before the four gradients (FlashAttention-2, section 3.1).
-        rows = rows if speed.backward_tile_rows is None else speed.backward_tile_rows
-        widths = 3 * d + 2 * dv
-    flops_per_s = peak_flops_per_s * efficiency
+    backward = op.kind == "attention_backward"
+    step = _of_pass(speed.head_step, speed.backward_head_step, backward)
+    wide_d, wide_dv = (math.ceil(n / step) * step for n in (d, dv))
+    # Latent attention has two head sizes, d and dv. The published charts have one size; the geometric mean replaces it.
+    efficiency = _at_size(speed, math.sqrt(wide_d * wide_dv))
+    if efficiency <= 0:
+        return None
+    # Backward has five matmuls: it recomputes the scores before the four gradients (FlashAttention-2, section 3.1).
+    of_keys, of_values = (3, 2) if backward else (1, 1)
+    widths = of_keys * wide_d + of_values * wide_dv
+    filled = widths / (of_keys * d + of_values * dv)
+    rows = _of_pass(speed.tile_rows, speed.backward_tile_rows, backward)
+    flops_per_s = peak_flops_per_s * efficiency * (speed.backward_share if backward else 1.0)
     ramp = 1.0 + speed.ramp_tokens / kv_len
     # Causal FLOPs count half of the square. Each row of tiles also computes the masked half of its diagonal tile: TILE
     # / 2 more keys for a query that sees kv_len / 2 keys on average.
-    work_s = op.flops * (1.0 + TILE / kv_len * bool(causal)) * ramp * _whole_tiles(q_len, kv_len) / flops_per_s
+    flops = filled * op.flops * (1.0 + TILE / kv_len * bool(causal))
+    work_s = flops * ramp * _whole_tiles(q_len, kv_len) / flops_per_s
     # One multiprocessor computes a row alone, at its share of the GPU's speed. This dominates with few heads.
     tail_s = 2.0 * min(rows, q_len) * kv_len * widths / (flops_per_s / gpu.sm_count)
     # The longest row runs in part beside others, so the time is between the sum and the maximum.
@@ -94,6 +104,11 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     kernel_s = max(float((work_s**x + tail_s**x) ** (1.0 / x)), moved_s)
     summed_s = _group_sums_s(op, gpu, c.streaming_efficiency) if speed.group_sums else 0.0
     return LAUNCH_S + kernel_s + summed_s + _dropout_seconds(op, gpu, speed)
+
+
+def _of_pass(forward: float, backward: float | None, is_backward: bool) -> float:
+    """Return a coefficient of the forward or of the backward, which has the forward's if it states none."""
+    return backward if is_backward and backward is not None else forward
 
 
 def _whole_tiles(q_len: int, kv_len: int) -> float:

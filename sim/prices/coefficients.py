@@ -71,6 +71,10 @@ class AttentionSpeed:
     overlap: float = _constant(
         1.2, "exponent of the norm that combines total work and the longest row: 1 adds them", True
     )
+    head_step: float = _constant(
+        1.0, "head sizes are filled up to a multiple of this, forward, because the library has kernels for these", True
+    )
+    backward_head_step: float | None = _constant(None, "the same, backward; if left out, `head_step`", True)
     group_sums: bool = _constant(
         False, "1: the kernel leaves dK and dV for each query head, and they are summed afterwards"
     )

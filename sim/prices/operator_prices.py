@@ -30,7 +30,7 @@ from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.prices.random_numbers import DRAWN, with_draws
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 from sim.prices.table_prices import TablePrices
-from sim.prices.unvectorized import MEASURED_APART, least_seconds, sm_clocks_per_s
+from sim.prices.unvectorized import MEASURED_APART, SUMS_ROWS, least_seconds, row_sum_seconds, sm_clocks_per_s
 from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
 from topology.spec import GpuSpec
 
@@ -160,12 +160,17 @@ class Costs:
         """
         # Blocks come first, because they were timed as a whole. Points come last, because those of grouped matmuls and
         # of attention are mostly of serving libraries' kernels.
-        for price in (self._measured_block, self._grouped, self._attention, self._from_points):
-            cost = price(op, pace)
-            if cost is not None:
-                return self._drawing(op, self._bound_by_instructions(op, cost))
-        cost = self.power.throttled(op, self._roofline(op), pace, self._device)
-        return self._drawing(op, self._bound_by_instructions(op, cost))
+        prices = (self._measured_block, self._grouped, self._attention, self._from_points)
+        found = next((cost for price in prices if (cost := price(op, pace)) is not None), None)
+        cost = found or self.power.throttled(op, self._roofline(op), pace, self._device)
+        return self._summing_rows(op, self._drawing(op, self._bound_by_instructions(op, cost)))
+
+    def _summing_rows(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a sum over rows, whose thread blocks wait for each other."""
+        # A CPU has no such blocks, and a profile's points of such sums were measured with the wait.
+        if not op.summed_rows or not self._sm_clocks_per_s or (op.kernel == SUMS_ROWS and self._points.knows(op)):
+            return cost
+        return cost._replace(seconds=cost.seconds + row_sum_seconds(op))
 
     def _drawing(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a kernel that draws random numbers."""

@@ -13,19 +13,31 @@ Constants of one half of these chains predict the other half with a mean error o
 
 from __future__ import annotations
 
-from sim.core.program import Compute
+from sim.core.program import TORCH_SOFTMAX_UNALIGNED, Compute
 from topology.spec import GpuSpec
 
 PLACE_CLOCKS = 0.70  # of one multiprocessor, for an element of tensors in different orders
 CAST_CLOCKS = 0.34  # for an element of each operand, with the result, if dtypes differ
 TRANSPOSE_CLOCKS = 1.7  # for an element whose neighbour lies in another row: the largest `permute` points of h200.json
+# For an element of a concatenation of parts of tensors (Shape.cu: CatArrayBatchedCopy). Those of rotary embeddings in
+# Llama's layers take 1.47 times the 0.70 clocks on an H100 (scenarios/measured/gpu_programs); NeoX's 1.7 times.
+CAT_CLOCKS = 1.03
+# For an element of a softmax over rows that do not start at multiples of 16 bytes: gpt-oss's 2,049 scores of 16 bits.
+SOFTMAX_CLOCKS = 1.4
+CLOCKS_OF = {"cat": CAT_CLOCKS, "transposed": TRANSPOSE_CLOCKS, TORCH_SOFTMAX_UNALIGNED: SOFTMAX_CLOCKS}  # by kernel
 # For a parameter of torch's fused AdamW. On an H100 one of 16 bits with 16-bit moments, 14 bytes, takes 7.0 ps. At the
 # 2.68 TB/s of fp32 it would take 5.2 ps (medians of 20 steps of Transformers models, scenarios/measured/gpu_programs).
 OPTIMIZER_CLOCKS = 1.7
 # For a row that a warp adds in a loop: it waits for an index and then for the row. 2,048 rows of 2,880 or 5,760
 # numbers take 2.1 ms on an H100 (gradients of gpt-oss's biases, scenarios/measured/gpu_programs).
 ROW_IN_TURN_S = 1.03e-6
+# torch's sum over the rows of a matrix: blocks add parts, and the last one adds the parts (ATen/native/cuda/
+# Reduce.cuh: global_reduce). 25 shapes of 2,048 to 16,384 rows on an H100 (biases' gradients of Transformers models,
+# scenarios/measured/gpu_programs) take so much longer than their bytes.
+SUM_START_S = 5e-6
+SUMMED_ROW_S = 1.5e-9
 UNCERTAINTY = 0.1  # twice the mean error
+SUMS_ROWS = "reduce_first"  # kernel of a sum over rows, with points of its own
 MEASURED_APART = ("broadcast", "mixed", "transposed", "cat", "slice_backward")  # points of `calibrate.run`
 
 
@@ -33,6 +45,11 @@ def sm_clocks_per_s(gpu: GpuSpec) -> float:
     """Return the clocks of all multiprocessors in a second; 0 if the data sheet does not say them."""
     peak = gpu.peak_flops_per_s.get("bf16") or gpu.peak_flops_per_s.get("fp16", 0.0)
     return peak / gpu.sm_flops_per_clock if gpu.sm_flops_per_clock else 0.0
+
+
+def row_sum_seconds(op: Compute) -> float:
+    """Return the seconds that a sum over the rows of a matrix takes beside those of its bytes; 0 of other kernels."""
+    return SUM_START_S + op.summed_rows * SUMMED_ROW_S if op.summed_rows else 0.0
 
 
 def least_seconds(op: Compute, clocks_per_s: float) -> float:
@@ -44,6 +61,5 @@ def least_seconds(op: Compute, clocks_per_s: float) -> float:
     if op.kind == "optimizer":
         return op.single_elements * OPTIMIZER_CLOCKS / clocks_per_s
     clocks = CAST_CLOCKS * op.casts if op.casts else PLACE_CLOCKS
-    if op.kind == "permute" or op.kernel == "transposed":
-        clocks = max(clocks, TRANSPOSE_CLOCKS)
+    clocks = max(clocks, CLOCKS_OF.get(op.kernel, 0.0), TRANSPOSE_CLOCKS if op.kind == "permute" else 0.0)
     return op.single_elements * clocks / clocks_per_s

@@ -14,11 +14,11 @@ from sim.core.errors import InputError
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
 from calibrate.capture import Step  # noqa: E402
+from calibrate.capture.composites import is_composite  # noqa: E402
 from calibrate.capture.huggingface_inputs import batch_for, with_random_values  # noqa: E402
 from calibrate.capture.huggingface_step import huggingface_maker  # noqa: E402
 from calibrate.capture.options import Options  # noqa: E402
 from calibrate.capture.program_out import write_program  # noqa: E402
-from calibrate.capture.recorder import is_composite  # noqa: E402
 from calibrate.capture.run_step import record  # noqa: E402
 
 pytest.importorskip("transformers", reason="a Hugging Face config needs transformers")

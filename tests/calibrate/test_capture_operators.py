@@ -128,6 +128,8 @@ def test_fewer_heads_of_keys_take_matmuls_unless_the_code_says_so(tmp_path: Path
     program = captured(tmp_path, make)
     assert bool(launched(program, "scaled_dot_product")) == says
     assert bool(launched(program, "bmm")) != says
+    # attention.cpp: _safe_softmax. Rows that a mask hides entirely are looked for, and become zeros.
+    assert all(bool(launched(program, name)) != says for name in ("_softmax", "isneginf", "all", "where"))
 
 
 def test_joined_sequences_attend_each_to_its_own(tmp_path: Path) -> None:

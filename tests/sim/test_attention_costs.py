@@ -9,9 +9,11 @@ from sim.core.program import Compute, Phase
 from sim.inputs.scenario import parse_scenario
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import PointTable, Profile
+from sim.prices.profiles import load_profile
 from sim.prices.roofline import shape_flops
 from sim.simulation import simulate
 from tests.sim.priced_gemms import H100
+from topology.presets import GPUS
 
 
 def test_attention_flops_are_counted_pair_by_pair() -> None:
@@ -76,3 +78,23 @@ def test_an_attention_kernel_can_be_named() -> None:
     assert chosen == cudnn  # what torch picks
     with pytest.raises(InputError, match=r"training.attention_kernel: found 'flash3'; profile a100-sxm has: .*flash2"):
         step_s("dgx-a100", "flash3")
+
+
+def test_heads_between_the_sizes_of_a_library_take_the_time_of_the_next_size() -> None:
+    costs = Costs(load_profile("h100-sxm"), GPUS["h100-sxm"])
+
+    def seconds(kernel: str, d: int, kind: str = "attention_forward") -> float:
+        at = (4, 32, 32, 8192, 8192, d, d, 1)  # bound by its matmuls
+        op = Compute("a", kind, at, "bf16", shape_flops(kind, at), 0.0, Phase.FORWARD, kernel=kernel)
+        return costs.compute(op).seconds
+
+    # Numbers that fill up a head draw less power, so the limit slows the larger heads a little more.
+    for kernel in ("flash2", "flash3"):  # multiples of 32
+        assert seconds(kernel, 80) == pytest.approx(seconds(kernel, 96), rel=0.03)
+        assert seconds(kernel, 104) == pytest.approx(seconds(kernel, 128), rel=0.03)
+        assert seconds(kernel, 160) == pytest.approx(seconds(kernel, 136), rel=0.03)
+    for kernel in ("flash1", "triton"):  # 64 and 128
+        assert seconds(kernel, 80) == pytest.approx(seconds(kernel, 128), rel=0.03)
+    assert seconds("cudnn", 96) < seconds("cudnn", 128)
+    backward = [seconds("cudnn", d, "attention_backward") for d in (96, 128)]
+    assert backward[0] == pytest.approx(backward[1], rel=0.03)

@@ -110,9 +110,12 @@ def test_rows_of_one_index_are_added_one_after_another() -> None:
     assert COSTS.compute(compute_of(forward)).seconds < 1e-3
 
 
-@pytest.mark.parametrize(("row", "kernels"), [(1024, ("", "")), (4096, ("torch", "torch_backward"))])
+SOFTMAX_ROWS = {1024: ("", ""), 2048: ("", "torch_backward"), 2049: ("torch_unaligned", "torch_backward")}
+
+
+@pytest.mark.parametrize(("row", "kernels"), [*SOFTMAX_ROWS.items(), (4096, ("torch", "torch_backward"))])
 def test_the_softmax_of_short_rows_is_another_kernel(row: int, kernels: tuple[str, str]) -> None:
-    assert (torch_softmax(row), torch_softmax(row, backward=True)) == kernels
+    assert (torch_softmax(row, 2), torch_softmax(row, 2, backward=True)) == kernels
 
 
 @pytest.mark.parametrize("name", ["_log_softmax", "_log_softmax_backward_data"])

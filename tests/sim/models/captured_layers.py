@@ -48,6 +48,8 @@ CONFIGS["qwen2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2,
 CONFIGS["ernie4_5_moe"] = OF_EXPERTS | {"moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 1}
 CONFIGS["deepseek_v2"] = OF_EXPERTS | {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
 CONFIGS["deepseek_v2"] |= {"q_lora_rank": 192, "kv_lora_rank": 128, "first_k_dense_replace": 0, "n_group": 1}
+CONFIGS["gpt_oss"] = CONFIGS["llama"] | {"head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2}
+CONFIGS["gpt_oss"] |= {"layer_types": ["full_attention"] * 3}
 CONFIGS["gptj"] = CONFIGS["gpt2"] | {"rotary_dim": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"layers": 3, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "vocab": 1024, "bias": False}
@@ -69,6 +71,7 @@ MODELS["olmo2"] |= {"norm_in_fp32": True, "code": "olmo"}
 MODELS["mistral"] = MODELS["llama"] | {"window": 32}
 MODELS["phi3"] = MODELS["llama"] | {"merged_projections": True, "code": "phi3"}
 EXPERTS: dict[str, Any] = {"experts": 8, "top_k": 2, "ffn": 256}
+MODELS["gpt_oss"] = MODELS["llama"] | {"head_dim": 64, "bias": True, "sinks": True, "moe": EXPERTS | {"ffn": 1408}}
 WHOLE_HEADS = MODELS["llama"] | {"kv_heads": 8}
 MODELS["qwen2_moe"] = WHOLE_HEADS | {"qkv_bias": True, "moe": EXPERTS | {"shared_ffn": 512, "shared_gate": True}}
 OF_FP32 = EXPERTS | {"shared_experts": 1, "router_fp32": True}

@@ -43,12 +43,17 @@ def items(block: Block, phase: str) -> list[Compute]:
     return [i for i in getattr(block, phase) if isinstance(i, Compute) and i.kind != "gemm"]
 
 
+def over_scores(block: Block, phase: str) -> list[Compute]:
+    """Operators over all scores, but for copies of heads, which may be as many."""
+    core = [i for i in items(block, phase) if i.name.startswith("attention_") and "_out_" not in i.name]
+    return [i for i in core if i.shape == (SCORES,) and (i.kind != "copy" or "mask" in i.name or "sinks" in i.name)]
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 def test_kernels_over_all_scores_are_those_that_run(both: Any, phase: str) -> None:
     """One by one: what each moves, torch's softmax, and what torch does not vectorize."""
     _, operators, block = both
-    core = (i for i in items(block, phase) if i.name.startswith("attention_") and "_out_" not in i.name)
-    mine = [i for i in core if i.shape == (SCORES,) and i.kind != "copy"]
+    mine = over_scores(block, phase)
     run = [o for o in operators if o.phase == phase and o.outputs[0].shape[-2:] == (SEQ, SEQ)]
     real = [compute_of(o) for o in run if "bmm" not in o.name]
     assert [i.bytes for i in mine] == pytest.approx([i.bytes for i in real], rel=1e-5)
@@ -118,3 +123,17 @@ def test_bloom_s_own_code_has_no_fused_attention(framework: str, fused: bool) ->
         w for w in scenario.warnings if w.startswith("training.attention: simulated as unfused; the code of bloom")
     ]
     assert len(notes) == (not fused)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_kernels_over_scores_with_sinks_are_those_that_run(phase: str, tmp_path: Path) -> None:
+    """gpt-oss joins a column to the scores; of rows and sums only the count of kernels over all scores is compared."""
+    program = capture(tmp_path, "gpt_oss", "eager", weights="bf16")
+    sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "attention": "unfused"}
+    block = layer_block(make(MODELS["gpt_oss"], {**sizes, "param_dtype": "bf16"}), 1)
+    mine = over_scores(block, phase)
+    operators = [o for o in program.operators if o.module.endswith("layers.1.self_attn") and o.phase == phase]
+    made = [compute_of(o) for o in operators if o.launches and "bmm" not in o.name]
+    real = [i for i in made if i.shape[0] in (SCORES, SCORES // SEQ * (SEQ + 1))]
+    assert [(i.kind, i.kernels) for i in mine] == [(i.kind, i.kernels) for i in real if i.bytes > SCORES]
+    assert [i.bytes for i in mine] == pytest.approx([i.bytes for i in real if i.bytes > SCORES], rel=0.05)
