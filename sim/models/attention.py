@@ -15,7 +15,14 @@ from sim.core.program import Compute, Item, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
-from sim.models.score_kernels import Passes, run_passes, score_passes, scored_bytes, softmax_bytes
+from sim.models.score_kernels import (
+    Passes,
+    run_passes,
+    score_gradient_bytes,
+    score_passes,
+    scored_bytes,
+    softmax_bytes,
+)
 from sim.models.window import Window
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
@@ -285,15 +292,15 @@ def core_part(
     other ranks get its output before it is projected."""
     e = d.act_bytes
     tensors = _qo_bytes(d, own) + kv_bytes(d, own)
-    scores = 0.0 if d.fused_attention else 2 * max((_scores(d, c) for c in blocks), default=0.0) * e
+    most = 0.0 if d.fused_attention else max((_scores(d, c) for c in blocks), default=0.0)
     out = d.batch * own.heads * own.q_len * own.v_head_dim * e
     return Operator(
         "attention",
         forward,
         backward,
         core_saved(d, own, blocks, exchanged),
-        forward_bytes=scores,
-        backward_bytes=tensors + scores + out,
+        forward_bytes=2 * most * e,
+        backward_bytes=tensors + most * score_gradient_bytes(d, own) + out,
         core=True,
         output_bytes=out,
     )

@@ -22,8 +22,8 @@ from sim.models.captured_layout import (
     is_pointwise,
     is_transposing,
     kernel_of,
+    rows_of_sum,
     single_elements,
-    summed_rows,
 )
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured_waits import READ, waits_of
@@ -298,7 +298,7 @@ def _by_bytes(op: CapturedOperator) -> Compute:
         single_elements=float(elements) if kernel == TORCH_SOFTMAX_UNALIGNED else single_elements(op),
         casts=casts_of(op),
         rows_in_turn=rows_in_turn(op),
-        summed_rows=summed_rows(op),
+        summed_rows=rows_of_sum(op),
         random_numbers=float(op.outputs[0].elements) if op.outputs and draws(op.name) else 0.0,
     )
 

@@ -9,6 +9,7 @@ import math
 
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured_bytes import FOREACH
+from sim.models.row_sums import summed_rows
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 _POINTWISE = (
@@ -55,7 +56,6 @@ REDUCTIONS = (
     *("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.var", "aten.linalg_vector_norm", "aten._foreach_norm"),
 )
 IN_PLACE = ("aten.mul_", "aten.div_", "aten.relu_", "aten._foreach_mul_")  # by one number for each tensor
-FEW_COLUMNS = 8192  # a sum over the rows of so many columns keeps an H100 busy
 SMALL = 16  # an operand this many times smaller than the result stays in a cache
 
 
@@ -197,24 +197,22 @@ def _reduction(x: Tensor, out: Tensor) -> str:
     return "reduce_last" if last else "reduce_first"
 
 
-def summed_rows(op: CapturedOperator) -> float:
+def rows_of_sum(op: CapturedOperator) -> float:
     """Return the rows that a thread block of a sum over leading dimensions adds up; 0 of other operators.
-
-    The more columns there are, the fewer blocks share a column's rows (ATen/native/cuda/Reduce.cuh: setReduceConfig).
 
     >>> x = Tensor("bf16", (8192, 1024), ())
     >>> def sum_to(*shape):
     ...     return CapturedOperator("aten.sum", "backward", "", (x,), (Tensor("bf16", shape, ()),), 1, False)
-    >>> summed_rows(sum_to(1, 1024)), summed_rows(sum_to(8192, 1))
+    >>> rows_of_sum(sum_to(1, 1024)), rows_of_sum(sum_to(8192, 1))
     (8192.0, 0.0)
     """
     if op.name not in ("aten.sum", "aten.mean") or not op.inputs or not op.outputs:
         return 0.0
     x, out = op.inputs[0], op.outputs[0]
-    columns = max(1, math.prod(out.shape))
     if _reduction(x, out) != "reduce_first" or x.strides:
         return 0.0
-    return math.prod(x.shape) / columns * min(1.0, FEW_COLUMNS / columns)
+    columns = max(1, math.prod(out.shape))
+    return summed_rows(math.prod(x.shape) / columns, columns)
 
 
 def _transposed(x: Tensor) -> bool:

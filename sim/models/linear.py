@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import chain
 
+from msgspec.structs import replace
+
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
 from sim.models.casts import input_gradient_casts, kept_copies, operand_casts, reads_wide
@@ -37,6 +39,7 @@ from sim.models.quantizing import (
     weight_casts,
     weight_casts_again,
 )
+from sim.models.row_sums import summed_rows
 
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
 
@@ -182,7 +185,10 @@ def _weight_gradients(d: Dims, spec: Linear) -> Program:
         if spec.bias:
             elements = (ceil_div(spec.rows, d.tp) if spec.mode == "row" and d.sp else spec.rows) * n
             moved, kernels = elements * d.act_bytes, 1 + d.autocast  # the sum, and its cast to fp32
-            items.append(memory_op(f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, moved, d.act, kernels))
+            summed = memory_op(f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, moved, d.act, kernels)
+            # Transformer Engine's matmul sums a bias's gradient, too (BGRADB).
+            rows = summed_rows(elements / n, n) if d.framework.plain_host else 0.0
+            items.append(replace(summed, summed_rows=rows))
     return tuple(items)
 
 

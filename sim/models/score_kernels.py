@@ -19,6 +19,7 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import TORCH_SOFTMAX_UNALIGNED, Compute, Phase, Program
 from sim.models.casts import casts_apart
 from sim.models.dims import Dims
+from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import memory_op
 from sim.models.softmax_rows import torch_softmax
 
@@ -189,6 +190,22 @@ def softmax_bytes(d: Dims) -> float:
     if d.code.softmax_in_fp32 or casts_apart(d):
         return FP32_BYTES
     return masked_bytes(d, scored_bytes(d))
+
+
+def score_gradient_bytes(d: Dims, c: Scored) -> float:
+    """Return the bytes for each score that the gradient of an unfused softmax needs beside what the layer keeps.
+
+    The gradients of its result and of its input. torch's softmax also multiplies its result and the gradient into a
+    tensor of its own (ATen/native/cuda/SoftMax.cu: softmax_backward_cuda_out). What the value's gradient and dropout
+    have read, which the layer kept, is free by then.
+    """
+    e = d.act_bytes
+    if not d.framework.softmax_in_fp32:
+        return 2 * e
+    masked = masked_bytes(d, FP32_BYTES if d.code.alibi else scored_bytes(d))
+    made = masked if c.sinks else softmax_bytes(d)
+    freed = (e if made > e else 0.0) + (e + MASK_BYTES if d.dropout else 0.0)
+    return 2 * made + masked - freed
 
 
 def _replacing(d: Dims, c: Scored, given: float) -> Passes:

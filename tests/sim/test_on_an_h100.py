@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase
 from sim.inputs.program_file import CapturedOperator, Tensor
@@ -131,3 +132,45 @@ def test_a_vocabulary_s_softmax_takes_as_long_as_profiled(name: str) -> None:
     # BERT's takes less than half of the predicted time. The reason is not known.
     assert len(ratios) == 17
     assert sum(abs(ratio - 1.0) < 0.1 for ratio in ratios) == 16
+
+
+def profiled(name: str) -> list[tuple[list[int], float]]:
+    """Return the shapes of an operator's first input in the profiled steps, and the seconds of one call."""
+    with gzip.open("scenarios/measured/gpu_programs/operators.json.gz") as file:
+        steps = json.load(file)
+    rows = [row for step in steps.values() for row in step["operators"] if row["name"] == name and row["shapes"][0]]
+    return [(row["shapes"][0], row["seconds"] / row["count"]) for row in rows]
+
+
+def test_sums_over_rows_take_what_was_profiled() -> None:
+    """Gradients of biases, in 16 bits. Their bytes alone would take half of the time in the median."""
+    ratios, by_bytes = [], []
+    for shape, seconds in profiled("aten::sum"):
+        if len(shape) != 2 or shape[1] < 2048 or shape[1] % 8:  # sums of experts' rows go over the other dimension
+            continue
+        x, out = Tensor("bf16", tuple(shape), ()), Tensor("bf16", (1, shape[1]), ())
+        op = compute_of(CapturedOperator("aten.sum", "backward", "", (x,), (out,), 1, False))
+        ratios.append(COSTS.compute(op).seconds / seconds)
+        by_bytes.append(COSTS.compute(replace(op, summed_rows=0.0)).seconds / seconds)
+    assert len(ratios) > 20
+    assert statistics.median(ratios) == pytest.approx(1.0, abs=0.1)
+    assert statistics.median(by_bytes) < 0.65
+
+
+def test_heads_halves_are_joined_as_profiled() -> None:
+    """Rotary embeddings in Llama 3 8B, 8,192 tokens: four times the halves of 32 query heads, four of 8 key heads."""
+    halves = Tensor("bf16", (1, 32, 8192, 64), (67108864, 128, 4096, 1))
+    seconds = 0.0
+    for heads in (32, 8):
+        half = halves._replace(shape=(1, heads, 8192, 64))
+        out = Tensor("bf16", (1, heads, 8192, 128), ())
+        op = CapturedOperator("aten.cat", "forward", "", (half, half), (out,), 1, False)
+        seconds += 4 * COSTS.compute(compute_of(op)).seconds
+    assert seconds == pytest.approx(0.711e-3, rel=0.1)
+
+
+def test_unaligned_rows_of_a_softmax_are_read_one_by_one() -> None:
+    """gpt-oss's 2,048 scores and a sink, 64 heads, took 1.47 ms."""
+    x = Tensor("bf16", (1, 64, 2048, 2049), ())
+    op = compute_of(CapturedOperator("aten._softmax", "forward", "", (x,), (x,), 1, False))
+    assert COSTS.compute(op).seconds == pytest.approx(1.47e-3, rel=0.1)

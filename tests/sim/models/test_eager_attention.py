@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import captured_layers
 import pytest
 from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
 from model_programs import make
 
 from sim.core.program import Block, Compute
 from sim.inputs.program_file import CapturedOperator
+from sim.inputs.scenario import parse_scenario
 from sim.models.captured import compute_of
 from sim.models.layer import layer_block
+from sim.simulation import simulate
 
 PRECISIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the capture, and of the scenario
     "autocast": ({"autocast": "bf16"}, {"param_dtype": "fp32"}),
@@ -137,3 +140,28 @@ def test_kernels_over_scores_with_sinks_are_those_that_run(phase: str, tmp_path:
     real = [i for i in made if i.shape[0] in (SCORES, SCORES // SEQ * (SEQ + 1))]
     assert [(i.kind, i.kernels) for i in mine] == [(i.kind, i.kernels) for i in real if i.bytes > SCORES]
     assert [i.bytes for i in mine] == pytest.approx([i.bytes for i in real if i.bytes > SCORES], rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["autocast", "bf16"])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_the_peak_is_in_the_gradient_of_a_softmax(
+    name: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 1,024 tokens scores are most of the memory; torch's softmax also holds a product of its two inputs."""
+    monkeypatch.setattr(captured_layers, "SEQ", 1024)
+    monkeypatch.setitem(captured_layers.CONFIGS["gpt2"], "n_positions", 1024)
+    options, training = PRECISIONS[precision]
+    program = capture(tmp_path, name, "eager", **options)
+    sizes = {"seq_len": 1024, "micro_batch_size": BATCH, "global_batch_size": BATCH, "framework": "transformers"}
+    described = make(MODELS[name], {**sizes, **training, "attention": "unfused"})
+    captured = parse_scenario(
+        {
+            "version": 1,
+            "model": {"program": str(tmp_path / "eager.json.gz")},
+            "training": {"seq_len": 1024, "micro_batch_size": BATCH, "global_batch_size": BATCH},
+            "cluster": "dgx-h100",
+        }
+    )
+    assert len(program.operators) > 100
+    mine, real = (simulate(s).outcome.memory[0].activations for s in (described, captured))
+    assert mine == pytest.approx(real, rel=0.04)
