@@ -133,6 +133,7 @@ _STRIDED = (
     "reach; taken by hand, no tool reads it"
 )
 _SOFTMAX = "torch's softmax {} of 2^27 fp32 numbers, measured on an H200 (calibrate.run, scenarios/cuda/h200.json)"
+_SHORT_SOFTMAX = "rows of 1,024, with the product before it: GPT-2's attention on an H100 (gpt2l_unfused_dropout)"
 _LONG_SOFTMAX = (
     "log-softmax {} in 17 steps of Transformers models on an H100, rows of 30,000 to 260,000 fp32 numbers: the median; "
     "16 are within 6 %, BERT's takes less than half (scenarios/measured/gpu_programs)"
@@ -163,6 +164,7 @@ HOPPER: Coefficients = {
     "matmul_slowdown_rowwise": (1.05, _ROWS),
     "memory_efficiency_cast_transposed": (0.2, _COLUMNS),
     "memory_efficiency_strided": (0.66, _STRIDED),
+    "memory_efficiency_softmax_torch_short_backward": (0.45, _SHORT_SOFTMAX),
     "memory_efficiency_softmax_torch": (0.53, _SOFTMAX.format("forward")),
     "memory_efficiency_softmax_torch_backward": (0.39, _SOFTMAX.format("backward")),
     "memory_efficiency_softmax_torch_long": (0.46, _LONG_SOFTMAX.format("forward")),

@@ -78,10 +78,17 @@ PART_OF_BLOCK = {
 
 
 ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alignment of 16 bytes)
-# Kernels of torch's softmax over rows that do not fit in registers, and over a vocabulary.
+# Kernels of torch's softmax: the backward over rows that fit in registers, both over longer ones and over a vocabulary.
+TORCH_SOFTMAX_SHORT_BACKWARD = "torch_short_backward"
 TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD = "torch", "torch_backward"
 TORCH_SOFTMAX_LONG, TORCH_SOFTMAX_LONG_BACKWARD = "torch_long", "torch_long_backward"
-TORCH_SOFTMAXES = (TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD, TORCH_SOFTMAX_LONG, TORCH_SOFTMAX_LONG_BACKWARD)
+TORCH_SOFTMAXES = (
+    TORCH_SOFTMAX_SHORT_BACKWARD,
+    TORCH_SOFTMAX,
+    TORCH_SOFTMAX_BACKWARD,
+    TORCH_SOFTMAX_LONG,
+    TORCH_SOFTMAX_LONG_BACKWARD,
+)
 TORCH_SOFTMAX_UNALIGNED = "torch_unaligned"
 EAGER_NORM = "eager"  # the kernel of an RMSNorm written in separate torch operators
 

@@ -28,9 +28,13 @@ from sim.models.captured_layout import (
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured_waits import READ, waits_of
 from sim.models.operators import small_kernels
-from sim.models.softmax_rows import torch_softmax
+from sim.models.softmax_rows import torch_log_softmax_backward, torch_softmax, torch_softmax_backward
 from sim.prices.roofline import shape_flops
 
+SOFTMAX_BACKWARDS = {
+    "aten._softmax_backward_data": torch_softmax_backward,
+    "aten._log_softmax_backward_data": torch_log_softmax_backward,
+}
 # Place of the left matrix.
 MATMUL_INPUTS = {
     **dict.fromkeys(("aten.mm", "aten.bmm", "aten._scaled_mm", "aten._scaled_mm_v2", "aten._int_mm"), 0),
@@ -309,8 +313,10 @@ def _kernel(op: CapturedOperator, kind: str, kernel: str) -> str:
         return kernel_of(op)
     if kind == "softmax" and not kernel:
         read, made = op.inputs[0], op.outputs[0]
-        size = read.bytes / max(1, read.elements)
-        return torch_softmax((made.shape or (1,))[-1], size, "backward" in op.name, read.dtype != made.dtype)
+        row = (made.shape or (1,))[-1]
+        if op.name in SOFTMAX_BACKWARDS:
+            return SOFTMAX_BACKWARDS[op.name](row)
+        return torch_softmax(row, read.bytes / max(1, read.elements), read.dtype != made.dtype)
     return kernel
 
 

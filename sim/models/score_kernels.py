@@ -21,7 +21,7 @@ from sim.models.casts import casts_apart
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import memory_op
-from sim.models.softmax_rows import torch_softmax
+from sim.models.softmax_rows import torch_softmax, torch_softmax_backward
 
 
 class Scored(Protocol):
@@ -123,7 +123,7 @@ def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     back = (
         *((ScorePass("softmax_cast", e + masked, kind="cast", casts=2, single=True),) if masked > e else ()),
         ScorePass("sinks", 3 * masked, 2, "copy", "slice_backward", single=True),
-        _softmax(3 * masked, torch_softmax(row, masked, backward=True)),
+        _softmax(3 * masked, torch_softmax_backward(row)),
         ScorePass("negated", 2 * masked, kind="elementwise"),
         ScorePass("shift", masked, kind="elementwise"),
         ScorePass("zeros", masked, kind="elementwise"),
@@ -161,7 +161,7 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     )
     back = (
         *((ScorePass("softmax_cast", e + made, kind="cast", casts=2, single=True),) if made > e else ()),
-        _softmax(2 * made + masked, torch_softmax(c.kv_len, made, backward=True)),
+        _softmax(2 * made + masked, torch_softmax_backward(c.kv_len)),
         *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
         *replaced,
         *((ScorePass("alibi_cast", given + scored, kind="cast"),) if given > scored else ()),

@@ -15,6 +15,7 @@ from sim.core.program import (
     TORCH_SOFTMAX_BACKWARD,
     TORCH_SOFTMAX_LONG,
     TORCH_SOFTMAX_LONG_BACKWARD,
+    TORCH_SOFTMAX_SHORT_BACKWARD,
     TORCH_SOFTMAX_UNALIGNED,
 )
 
@@ -24,18 +25,31 @@ IN_REGISTERS_OTHERWISE = 1024  # backward, or with a conversion
 LONG = 16384  # between the lengths that were measured, 4,096 and 30,000
 
 
-def torch_softmax(row: int, size: float, backward: bool = False, converts: bool = False) -> str:
-    """Return the kernel for rows of `row` elements of `size` bytes; "": a streaming one.
+def torch_softmax(row: int, size: float, converts: bool = False) -> str:
+    """Return the forward's kernel for rows of `row` elements of `size` bytes; "": a streaming one.
 
     `converts`: its result is of another dtype.
 
-    >>> torch_softmax(2048, 2), torch_softmax(2048, 2, converts=True), torch_softmax(128256, 4, backward=True)
-    ('', 'torch', 'torch_long_backward')
+    >>> torch_softmax(2048, 2), torch_softmax(2048, 2, converts=True), torch_softmax(128256, 4)
+    ('', 'torch', 'torch_long')
     """
-    if row <= (IN_REGISTERS_OTHERWISE if backward or converts else IN_REGISTERS):
+    if row <= (IN_REGISTERS_OTHERWISE if converts else IN_REGISTERS):
         return ""
-    if row <= LONG and not backward and row * size % VECTOR_BYTES:
-        return TORCH_SOFTMAX_UNALIGNED
-    if row <= LONG:
-        return TORCH_SOFTMAX_BACKWARD if backward else TORCH_SOFTMAX
-    return TORCH_SOFTMAX_LONG_BACKWARD if backward else TORCH_SOFTMAX_LONG
+    if row > LONG:
+        return TORCH_SOFTMAX_LONG
+    return TORCH_SOFTMAX_UNALIGNED if row * size % VECTOR_BYTES else TORCH_SOFTMAX
+
+
+def torch_softmax_backward(row: int) -> str:
+    """Return the two kernels of the backward for rows of `row` elements.
+
+    The first multiplies the result and its gradient (softmax_backward_cuda_out), and so moves as much as the second.
+    """
+    if row <= IN_REGISTERS_OTHERWISE:
+        return TORCH_SOFTMAX_SHORT_BACKWARD
+    return TORCH_SOFTMAX_BACKWARD if row <= LONG else TORCH_SOFTMAX_LONG_BACKWARD
+
+
+def torch_log_softmax_backward(row: int) -> str:
+    """Return the one kernel of a log-softmax's backward; "": a streaming one."""
+    return "" if row <= IN_REGISTERS_OTHERWISE else TORCH_SOFTMAX_LONG_BACKWARD

@@ -16,7 +16,14 @@ from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
-from sim.core.program import ALIGNED, Compute, Phase, Role
+from sim.core.program import (
+    ALIGNED,
+    TORCH_SOFTMAX_BACKWARD,
+    TORCH_SOFTMAX_SHORT_BACKWARD,
+    Compute,
+    Phase,
+    Role,
+)
 from sim.models.framework_facts import AttentionKernel
 from sim.models.frameworks import attention_picks
 from sim.prices.attention_speed import SCORES, SPARSE, attention_peak, flash_seconds
@@ -43,6 +50,8 @@ STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vector
 UNALIGNED_SLOWDOWN = 2.0
 USUALLY_REACHED = 0.6  # part of the peak that large matmuls reach in a step
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
+# Kernels after another one that moves as much and is not counted in their bytes.
+OF_TWO_KERNELS = (TORCH_SOFTMAX_SHORT_BACKWARD, TORCH_SOFTMAX_BACKWARD)
 # Of efficiencies measured on another GPU: 1.48 times the median error of a kernel where its own are left out (`python
 # tools/borrowed_kernels.py`), by a GPU of the same multiprocessors or by another chip.
 SAME_MULTIPROCESSORS_UNCERTAINTY = 0.08
@@ -349,7 +358,7 @@ class Costs:
         if op.kind in MEMORY_BOUND and c.memory_efficiency is not None:
             usual = c.memory_efficiency_of.get(op.kind, c.memory_efficiency)
             named = STRIDED if op.strided else f"{op.kind}_{op.kernel}"
-            efficiency = c.memory_efficiency_of.get(named, usual)
+            efficiency = c.memory_efficiency_of.get(named, usual / (2.0 if op.kernel in OF_TWO_KERNELS else 1.0))
             ramp = max(op.kernels, 1) * c.memory_latency_s
             return Cost(seconds / efficiency + ramp, "interpolated", MEMORY_UNCERTAINTY)
         if op.flops and op.kind not in MEMORY_BOUND:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sim.core.program import Compute, Phase
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured import compute_of
-from sim.models.softmax_rows import torch_softmax
+from sim.models.softmax_rows import torch_softmax, torch_softmax_backward
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import shape_bytes, shape_flops
@@ -111,12 +111,13 @@ def test_rows_of_one_index_are_added_one_after_another() -> None:
     assert COSTS.compute(compute_of(forward)).seconds < 1e-3
 
 
-SOFTMAX_ROWS = {1024: ("", ""), 2048: ("", "torch_backward"), 2049: ("torch_unaligned", "torch_backward")}
+SOFTMAX_ROWS = {1024: ("", "torch_short_backward"), 2048: ("", "torch_backward")}
+SOFTMAX_ROWS |= {2049: ("torch_unaligned", "torch_backward")}
 
 
 @pytest.mark.parametrize(("row", "kernels"), [*SOFTMAX_ROWS.items(), (4096, ("torch", "torch_backward"))])
 def test_the_softmax_of_short_rows_is_another_kernel(row: int, kernels: tuple[str, str]) -> None:
-    assert (torch_softmax(row, 2), torch_softmax(row, 2, backward=True)) == kernels
+    assert (torch_softmax(row, 2), torch_softmax_backward(row)) == kernels
 
 
 @pytest.mark.parametrize("name", ["_log_softmax", "_log_softmax_backward_data"])
