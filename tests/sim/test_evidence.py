@@ -99,7 +99,7 @@ def test_training_s_intervals_know_no_serving_and_serving_s_both() -> None:
     assert all(row.features.kind == SERVING for row in SERVED)
     width = interval_factor(served)
     assert width is not None
-    assert "(one of them is serving with vLLM on hopper)" in width.why
+    assert "(one is of serving with vLLM on hopper)" in width.why
 
 
 def test_nine_of_ten_served_quantities_lie_in_intervals_made_without_their_table() -> None:
@@ -171,7 +171,7 @@ def test_tables_count_alike_whatever_their_rows() -> None:
     assert width is not None
     of_five = NINETY_BY_MEAN * student_by_normal(5)
     assert math.log(width.factor) == pytest.approx(of_five * (0.01 + 3 * 0.02 + 0.3) / 5)
-    assert "(5 of them are dense training with megatron on hopper)" in width.why
+    assert "(5 are of dense training with megatron on hopper)" in width.why
 
 
 def test_nearer_tables_count_more() -> None:
@@ -183,7 +183,7 @@ def test_nearer_tables_count_more() -> None:
     tables = (1 + 4 * part) ** 2 / (1 + 4 * part**2)  # 2.2: the four far ones together count about as one
     mean = (0.02 + 4 * part * 0.2) / (1 + 4 * part)
     assert math.log(width.factor) == pytest.approx(NINETY_BY_MEAN * student_by_normal(tables) * mean)
-    assert "(one of them is dense" in width.why
+    assert "(one is of dense" in width.why
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(2, 2.920), (3, 2.353), (5, 2.015), (10, 1.812), (1e9, 1.645)])
@@ -203,7 +203,7 @@ def test_what_is_far_from_all_tables_is_named_and_few_tables_make_no_interval() 
     rows = [row for name in "abcdefgh"[:FEWEST_TABLES] for row in made(name, [0.1])]
     width = interval_factor(own, rows)
     assert width is not None
-    assert width.why.endswith("(none of them is dense training with torch on hopper)")
+    assert width.why.endswith("(none is of dense training with torch on hopper)")
     assert interval_factor(own, rows[:-1]) is None
 
 
