@@ -311,7 +311,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
         "ep_dispatcher": s.choice("moe-token-dispatcher-type", {"flex": "deepep"}, DISPATCHER) or None,
         "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
-        "tp_overlap": "full" if s.flag("tp-comm-overlap") else "wgrad" if tp > 1 else None,
+        "tp_overlap": _tp_overlap(s, tp),
         "dp_sync": "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
         **_zero(s, dp * cp),
@@ -321,6 +321,17 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         elements = s.integer("ddp-bucket-size", max(40_000_000, 1_000_000 * dp))  # core/distributed
         p["bucket_bytes"] = int(elements * dtype_bytes(_grad_dtype(s) or "fp32"))
     return without_none(p)
+
+
+def _tp_overlap(s: Settings, tp: int) -> str | None:
+    waits = "no-async-tensor-model-parallel-allreduce"
+    full, apart = s.flag("tp-comm-overlap"), s.flag(waits)
+    if apart and tp > 1 and not s.flag("sequence-parallel"):
+        s.notes.append(
+            f"{s.written_as(waits)}: Megatron-LM ignores it since core 0.9 (training/arguments.py: DEPRECATED). For an "
+            "older release, in which backward waits for this message, set parallelism.tp_overlap: none"
+        )
+    return "full" if full else "wgrad" if tp > 1 else None
 
 
 def _expert_degrees(s: Settings, tp: int, ranks: int) -> tuple[int, int]:

@@ -73,3 +73,14 @@ def test_hybrid_fsdp_of_megatron_shards_within_an_instance(tmp_path: Path, strat
     fsdp = f"--use-megatron-fsdp --data-parallel-sharding-strategy {strategy} --num-distributed-optimizer-instances 2"
     data, _ = converted(tmp_path, "train.sh", MEGATRON.replace("    --bf16\n", f"    --bf16 {fsdp}\n"), *HERE)
     assert data["parallelism"].get("shard_size") == shard
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_flag_that_megatron_ignores_today_is_explained(tmp_path: Path, parallel: bool) -> None:
+    """It matters without sequence parallelism, which has messages of its own."""
+    flag = "--no-async-tensor-model-parallel-allreduce"
+    text = MEGATRON.replace("    --sequence-parallel\n", f"    {flag}\n{'    --sequence-parallel' * parallel}\n")
+    scenario, said = converted(tmp_path, "train.sh", text, *HERE)
+    assert scenario["parallelism"]["tp_overlap"] == "wgrad"
+    assert ("set parallelism.tp_overlap: none" in said) != parallel
+    assert f"not expressed here: {flag}" not in said
