@@ -110,26 +110,6 @@ def test_attention_is_the_kernel_that_torch_picks(tmp_path: Path, case: str) -> 
     assert {o.drops for o in found} == {"dropout_p" in how} == {compute_of(o).drops for o in found}
 
 
-@pytest.mark.parametrize("says", [False, True])
-def test_fewer_heads_of_keys_take_matmuls_unless_the_code_says_so(tmp_path: Path, says: bool) -> None:
-    """sdp_utils.cpp: check_batch_size_and_num_heads_dense; Transformers' Falcon has one head of keys and does not."""
-
-    def make() -> Any:
-        model = torch.nn.Linear(64, 64).bfloat16()
-        x = torch.randn(2, 4, 32, 64, dtype=torch.bfloat16)
-
-        def loss() -> Any:
-            h = model(x)
-            out = torch.nn.functional.scaled_dot_product_attention(h, h[:, :1], h[:, :1], enable_gqa=says)
-            return out.square().mean()
-
-        return model, loss
-
-    program = captured(tmp_path, make)
-    assert bool(launched(program, "scaled_dot_product")) == says
-    assert bool(launched(program, "bmm")) != says
-
-
 def test_joined_sequences_attend_each_to_its_own(tmp_path: Path) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
 
