@@ -68,8 +68,8 @@ class CudaOperators(TorchFunctionMode):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype to which autocast casts; None if it is off."""
-        return self.states[-1] if self.active else None
+        """The dtype to which autocast casts; None if it is off. The code's own is on in a backward, too: recomputed."""
+        return self.states[-1] if self.active or len(self.states) > 1 else None
 
     def forget(self) -> None:
         """Free the cast weights, as leaving the outermost autocast does."""
@@ -263,7 +263,7 @@ def user_autocast(mode: CudaOperators) -> Iterator[None]:
 
     def leave(self: Any, *_: object) -> None:
         mode.states.pop()
-        if mode.states == [None]:  # that was the outermost autocast
+        if len(mode.states) == 1 and mode.dtype is None:  # that was the outermost autocast
             mode.forget()
 
     def enabled(*_: object) -> bool:

@@ -20,6 +20,7 @@ from calibrate.capture.host_copies import HostCopies, saved_tensors_copied
 from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.matchings import matched_in_turn
+from calibrate.capture.modes_in_backward import kept_in_backward
 from calibrate.capture.optimizers import capturable_here, many_at_once
 from calibrate.capture.places import MadeSeen, Places
 from calibrate.capture.recorder import Recorder, parts_of, watched
@@ -74,6 +75,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             flex_attention_fused(known),
             recorder,
             operators,
+            kept_in_backward(operators),
             watched(recorder),
         ):
             run = _first_run(step, recorder, device)
@@ -95,7 +97,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
 def _train(loss: torch.Tensor, step: Step, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
     """Run what follows the forward of a training step: backward, clipping, optimizer."""
     recorder.phase = "backward"
-    torch.autograd.backward(loss)  # Tensor.backward would switch `operators` off
+    loss.backward()
     for p in step.model.parameters():
         if p.grad is not None:
             recorder.mark(p.grad, "gradient")
