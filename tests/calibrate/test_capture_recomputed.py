@@ -11,7 +11,7 @@ from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_prog
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
-from torch.nn import functional as F  # noqa: E402, N812  # its usual name
+from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 SIZE, HEADS, LENGTH = 64, 2, 32
