@@ -77,6 +77,7 @@ PART_OF_BLOCK = {
 }  # of operators of which nothing more is known
 
 
+DEPTHWISE = "depthwise"  # a kernel of convolutions whose outputs see one channel each
 ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alignment of 16 bytes)
 # Kernels of torch's softmax over rows that do not fit in registers, and over a vocabulary.
 TORCH_SOFTMAX, TORCH_SOFTMAX_BACKWARD = "torch", "torch_backward"

@@ -185,7 +185,7 @@ def _whole(op: CapturedOperator) -> list[Tensor]:
 
 def _mixes_layouts(op: CapturedOperator) -> bool:
     """Return whether some large operands are transposed and others not; if all are, torch walks them in their order."""
-    return bool(op.outputs) and len({_transposed(x) for x in (*_whole(op), op.outputs[0])}) > 1
+    return bool(op.outputs) and len({is_transposed(x) for x in (*_whole(op), op.outputs[0])}) > 1
 
 
 def _reduction(x: Tensor, out: Tensor) -> str:
@@ -197,7 +197,7 @@ def _reduction(x: Tensor, out: Tensor) -> str:
     return "reduce_last" if last else "reduce_first"
 
 
-def _transposed(x: Tensor) -> bool:
+def is_transposed(x: Tensor) -> bool:
     """Tell whether neighbours in the last dimension, among those of more than one place, do not lie together."""
     last = next((stride for n, stride in zip(x.shape[::-1], x.strides[::-1], strict=False) if n > 1), 1)
     return len(x.shape) > 1 and last > 1
@@ -205,4 +205,4 @@ def _transposed(x: Tensor) -> bool:
 
 def is_transposing(op: CapturedOperator) -> bool:
     """Tell whether a copy brings neighbours together that did not lie so."""
-    return any(_transposed(a) != _transposed(b) for a in op.inputs[-1:] for b in op.outputs[:1])
+    return any(is_transposed(a) != is_transposed(b) for a in op.inputs[-1:] for b in op.outputs[:1])

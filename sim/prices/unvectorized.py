@@ -13,7 +13,7 @@ Constants of one half of these chains predict the other half with a mean error o
 
 from __future__ import annotations
 
-from sim.core.program import Compute
+from sim.core.program import DEPTHWISE, Compute
 from topology.spec import GpuSpec
 
 PLACE_CLOCKS = 0.70  # of one multiprocessor, for an element of tensors in different orders
@@ -25,6 +25,10 @@ OPTIMIZER_CLOCKS = 1.7
 # For a row that a warp adds in a loop: it waits for an index and then for the row. 2,048 rows of 2,880 or 5,760
 # numbers take 2.1 ms on an H100 (gradients of gpt-oss's biases, scenarios/measured/gpu_programs).
 ROW_IN_TURN_S = 1.03e-6
+# For a product of a depthwise convolution in torch's own kernel (cuda/DepthwiseConv2d.cu). On an H100 filters of four
+# over 2,304 channels of 1,027 samples take 27.7 us forward and 42.9 us for both gradients (Mamba 2,
+# scenarios/measured/gpu_programs). Square filters of 1, 3 and 5, whose loops are unrolled, were not measured.
+DEPTHWISE_CLOCKS = 0.65
 UNCERTAINTY = 0.1  # twice the mean error
 MEASURED_APART = ("broadcast", "mixed", "transposed", "cat", "slice_backward")  # points of `calibrate.run`
 
@@ -43,6 +47,8 @@ def least_seconds(op: Compute, clocks_per_s: float) -> float:
         return op.rows_in_turn * ROW_IN_TURN_S
     if op.kind == "optimizer":
         return op.single_elements * OPTIMIZER_CLOCKS / clocks_per_s
+    if op.kernel == DEPTHWISE:
+        return op.single_elements * DEPTHWISE_CLOCKS / clocks_per_s
     clocks = CAST_CLOCKS * op.casts if op.casts else PLACE_CLOCKS
     if op.kind == "permute" or op.kernel == "transposed":
         clocks = max(clocks, TRANSPOSE_CLOCKS)
