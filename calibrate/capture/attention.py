@@ -23,7 +23,7 @@ ALIGNED = 8  # elements: head sizes of FlashAttention-2, rows of a mask of the m
 EFFICIENT_ALIGNED = {2: 8, 4: 4}  # head sizes of the memory-efficient kernel by bytes (minimum_gemm_alignment)
 # Since torch 2.14 the fused kernels broadcast one head of keys, the memory-efficient one knows grouped queries, and
 # tensors of three dimensions are fused (pull requests 191085 and 192271).
-BROADCASTS = torch.__version__ >= (2, 14)
+BROADCASTS = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 14)
 
 
 class Attending(NamedTuple):

@@ -14,11 +14,13 @@ from unittest.mock import patch
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+ENGINE = "_engine_run_backward"
+
 
 @contextmanager
 def kept_in_backward(*modes: TorchFunctionMode) -> Iterator[None]:
     """Enter modes, in this order, whenever autograd's engine runs and they are off."""
-    run = torch.autograd._engine_run_backward
+    run = getattr(torch.autograd, ENGINE)
 
     def with_modes(*args: Any, **kwargs: Any) -> Any:
         on = {id(m) for m in _get_current_function_mode_stack()}
@@ -28,5 +30,5 @@ def kept_in_backward(*modes: TorchFunctionMode) -> Iterator[None]:
                     stack.enter_context(mode)
             return run(*args, **kwargs)
 
-    with patch.object(torch.autograd, "_engine_run_backward", with_modes):
+    with patch.object(torch.autograd, ENGINE, with_modes):
         yield

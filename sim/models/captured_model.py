@@ -96,11 +96,11 @@ class _Items:
 
     def __init__(self, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
-        self._known: dict[tuple[object, ...], tuple[Compute | Comm, ...]] = {}
+        self._known: dict[tuple[CapturedOperator, ModelPart], tuple[Compute | Comm, ...]] = {}
 
     def of(self, op: CapturedOperator, part: ModelPart) -> tuple[Compute | Comm, ...]:
         """`part`: of its piece; of a block's operators some tell by their kind what they are."""
-        key = (op.name, op.phase, op.inputs, op.outputs, op.causal, op.tf32, op.host_copy, part)
+        key = (op._replace(module="", reads=(), writes=()), part)
         found = self._known.get(key)
         if found is None:
             named = PART_OF_KIND if part is ModelPart.LAYER else {}

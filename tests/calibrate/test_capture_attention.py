@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from sim.core.program import Compute
 from sim.models.captured import compute_of
+from sim.models.captured_model import captured_model
 from tests.calibrate.test_capture_operators import captured, launched
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
@@ -182,3 +184,20 @@ def test_a_forward_alone_has_larger_heads_in_cudnns_kernel(tmp_path: Path, train
         return seen + x
 
     assert kernels(tmp_path, run, 160) == (of("flash") if trains else ["cudnn"])
+
+
+def test_an_attention_that_drops_is_not_priced_as_one_of_the_same_shape_that_does_not(tmp_path: Path) -> None:
+    def make() -> Any:
+        model = torch.nn.Linear(64, 64).to(BF16)
+        x = torch.randn(BATCH, HEADS, LENGTH, 64, dtype=BF16)
+
+        def loss() -> Any:
+            h = model(x)
+            return (attend(h, h, h) + attend(h, h, h, dropout_p=0.125)).square().mean()
+
+        return model, loss
+
+    captured(tmp_path, make)
+    (path,) = tmp_path.iterdir()
+    ran = [c for piece in captured_model(str(path)).pieces for c in piece.forward if isinstance(c, Compute)]
+    assert [c.drops for c in ran if c.kind == "attention_forward"] == [False, True]
