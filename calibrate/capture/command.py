@@ -127,6 +127,7 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     from calibrate.capture.failure import failure
     from calibrate.capture.program_out import write_program
     from calibrate.capture.run_step import record
+    from calibrate.capture.step_checks import StepRefused
 
     if not out.parent.is_dir():
         raise InputError(f"--out: {out.parent} is not a folder")
@@ -134,6 +135,8 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # `failure` prints its message
     try:
         step, recorder = record(make, device, balanced)
+    except StepRefused as error:
+        raise InputError(f"{what}: {error}") from None
     except InputError:
         raise
     except Exception as error:

@@ -25,6 +25,7 @@ from calibrate.capture.optimizers import capturable_here, many_at_once
 from calibrate.capture.places import MadeSeen, Places
 from calibrate.capture.recorder import Recorder, parts_of, watched
 from calibrate.capture.step import Step
+from calibrate.capture.step_checks import checked_loss, without_gradients
 from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
 from sim.models.captured_waits import READ
@@ -79,6 +80,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             watched(recorder),
         ):
             run = _first_run(step, recorder, device)
+            without_gradients(step)
             _mark_lasting(recorder, step)
             recorder.phase = "forward"
             result = _forward(run, step, operators, device)
@@ -94,10 +96,10 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
     return step, recorder
 
 
-def _train(loss: torch.Tensor, step: Step, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+def _train(loss: Any, step: Step, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
     """Run what follows the forward of a training step: backward, clipping, optimizer."""
     recorder.phase = "backward"
-    loss.backward()
+    checked_loss(loss).backward()
     for p in step.model.parameters():
         if p.grad is not None:
             recorder.mark(p.grad, "gradient")

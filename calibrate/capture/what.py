@@ -13,6 +13,7 @@ from calibrate.capture.failure import failure
 from calibrate.capture.huggingface_step import huggingface_maker
 from calibrate.capture.options import Options
 from calibrate.capture.step import Step
+from calibrate.capture.step_checks import checked_step
 from sim.core.errors import InputError
 from sim.core.files import MAX_JSON_BYTES, read_text
 from sim.core.json_text import parse_json
@@ -35,7 +36,9 @@ def function_maker(module: str, name: str) -> Callable[[], Step]:
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise InputError(f"WHAT: found {module}:{name}; {error}") from None
+        if f"{module}.".startswith(f"{error.name}."):
+            raise InputError(f"WHAT: found {module}:{name}; {error} in {os.getcwd()} or among installed ones") from None
+        raise failure(error, module) from None
     except Exception as error:
         raise failure(error, module) from None
     finally:
@@ -45,10 +48,7 @@ def function_maker(module: str, name: str) -> Callable[[], Step]:
         raise InputError(f"WHAT: found {module}:{name}; the module has no {name} that can be called")
 
     def make() -> Step:
-        step = function()
-        if not isinstance(step, Step):
-            raise InputError(f"{module}:{name}: returned {type(step).__name__}; must return a calibrate.capture.Step")
-        return step
+        return checked_step(function(), f"{module}:{name}")
 
     return make
 
