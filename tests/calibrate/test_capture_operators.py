@@ -343,3 +343,37 @@ def test_a_forward_mode_derivative_starts_only_known_kernels(tmp_path: Path) -> 
     names = {o.name for o in program.operators if o.launches}
     assert not names & {"aten._has_same_storage_numel", "aten._efficientzerotensor", "aten.unsqueeze"}
     assert len([o for o in launched(program, "tanh", "forward") if o.name == "aten.tanh"]) == 1
+
+
+def test_random_token_ids_decide_on_shapes(tmp_path: Path) -> None:
+    """Where an image's tokens lie depends on no weight: a Qwen3-VL adds features there, by a mask."""
+
+    def make() -> Any:
+        model = torch.nn.Embedding(100, 16)
+        ids = torch.randint(0, 90, (2, 32))
+        ids[:, 4:12] = 95
+
+        def loss() -> Any:
+            h, mask = model(ids), ids == 95
+            return (h[mask, :] + torch.zeros(16, 16)).square().mean()
+
+        return model, loss
+
+    (chosen,) = [o for o in launched(captured(tmp_path, make), "aten.index", "forward") if o.name == "aten.index"]
+    assert chosen.outputs[0].shape == (16, 16)
+
+
+def test_a_tensor_of_numbers_that_lie_in_tensors_reads_each(tmp_path: Path) -> None:
+    """torch copies each to the host; Qwen2-VL makes offsets of positions so."""
+
+    def make() -> Any:
+        model = torch.nn.Embedding(100, 16)
+        ids = torch.randint(0, 90, (3, 8))
+
+        def loss() -> Any:
+            least = torch.tensor([row.min() for row in ids])
+            return (model(ids) * least.view(3, 1, 1)).square().mean()
+
+        return model, loss
+
+    assert len(launched(captured(tmp_path, make), "_local_scalar_dense", "forward")) == 3
