@@ -235,7 +235,9 @@ class Recorder(TorchDispatchMode):
                 return step_by_step(func, *args)
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in _read_once(func, before)] if self.phase else []
-        out = self._read(args[0]) if func is SCALAR else _laid_out(func, args, func(*args, **kwargs))
+        out = self._read(args[0]) if func is SCALAR else func(*args, **kwargs)
+        if not self.operators.compiled:  # a traced graph would lose what another tensor replaces
+            out = _laid_out(func, args, out)
         self.in_place.ran(func, out)
         self.answers.see(func, args, out)
         if not self.phase:
