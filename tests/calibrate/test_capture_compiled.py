@@ -167,3 +167,17 @@ def test_a_reversed_sum_is_part_of_a_kernel() -> None:
         )
 
     assert not [r.name for r in record(make)[1].rows if "rev" in r.name]
+
+
+def test_a_batch_norm_counts_in_its_buffers_within_the_graph() -> None:
+    """Inductor writes buffers by kernels of the graph; torch refuses to write into what is no input of a trace."""
+
+    def make() -> Step:
+        layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.MaxPool2d(2))
+        x = torch.zeros(2, 3, 16, 16)
+        return Step(
+            layers, lambda: layers(x).square().mean(), torch.optim.SGD(layers.parameters()), 1, 2, compiled=True
+        )
+
+    names = {r.name for r in record(make)[1].rows if r.launches and r.phase == "forward"}
+    assert names == {"aten.convolution", "inductor.pointwise", "inductor.reduction"}
