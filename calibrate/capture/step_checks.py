@@ -27,25 +27,25 @@ def checked_step(step: Any, where: str) -> Step:
     """
     if not isinstance(step, Step):
         raise InputError(f"{where}: returned {type(step).__name__}; must return a calibrate.capture.Step")
-    step = replace(step, autocast=normalise_dtype(step.autocast or ""))
+    found: Step = replace(step, autocast=normalise_dtype(step.autocast or ""))
     for name, fits, allowed in (
-        ("model", isinstance(step.model, torch.nn.Module), "a torch.nn.Module"),
-        ("loss", callable(step.loss), "a function without arguments"),
-        ("optimizer", isinstance(step.optimizer, torch.optim.Optimizer | None), "a torch.optim.Optimizer or None"),
-        ("seq_len", _is_count(step.seq_len), "a whole number of tokens, at least 1"),
-        ("micro_batch_size", _is_count(step.micro_batch_size), "a whole number of sequences, at least 1"),
-        ("autocast", step.autocast in AUTOCAST, 'bf16, fp16 or ""'),
+        ("model", isinstance(found.model, torch.nn.Module), "a torch.nn.Module"),
+        ("loss", callable(found.loss), "a function without arguments"),
+        ("optimizer", isinstance(found.optimizer, torch.optim.Optimizer | None), "a torch.optim.Optimizer or None"),
+        ("seq_len", _is_count(found.seq_len), "a whole number of tokens, at least 1"),
+        ("micro_batch_size", _is_count(found.micro_batch_size), "a whole number of sequences, at least 1"),
+        ("autocast", found.autocast in AUTOCAST, 'bf16, fp16 or ""'),
         (
             "clip_grad_norm",
-            step.clip_grad_norm is None or _is_positive(step.clip_grad_norm),
+            found.clip_grad_norm is None or _is_positive(found.clip_grad_norm),
             "a number above 0 or None",
         ),
     ):
         if not fits:
-            raise InputError(f"{where}: Step.{name}: found {_shown(getattr(step, name))}; must be {allowed}")
-    if isinstance(step.optimizer, torch.optim.LBFGS):
+            raise InputError(f"{where}: Step.{name}: found {_shown(getattr(found, name))}; must be {allowed}")
+    if isinstance(found.optimizer, torch.optim.LBFGS):
         raise InputError(f"{where}: Step.optimizer: found LBFGS; it runs the forward itself, as often as it needs")
-    return step
+    return found
 
 
 def checked_loss(value: Any) -> torch.Tensor:

@@ -13,8 +13,8 @@ from sim.core.errors import InputError
 
 pytest.importorskip("torch", reason="capturing runs torch's own code")
 
-from calibrate.capture.command import main  # noqa: E402
-from calibrate.capture.table_row import options_of_row  # noqa: E402
+from calibrate.capture.command import main
+from calibrate.capture.table_row import options_of_row
 
 CONFIG = {
     "model_type": "llama",
