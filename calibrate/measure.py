@@ -105,7 +105,7 @@ def main(wanted: Wanted) -> int:
         run_ranks([*python_module("calibrate.measure"), *wanted.arguments()], ranks, HANGS_AFTER_S)
         return 0
     except RankError as error:
-        say(f"error: {error}")
+        say(f"error: {str(error).removeprefix('error: ')}")  # a rank's own message says so, too
         return error.code
 
 
@@ -325,7 +325,7 @@ def _measure_program(scenario: Scenario, rank: int, device: str, wanted: Wanted)
     program = check_program(scenario, wanted.where)
     assert wanted.program is not None
     runner = ProgramRunner(scenario, program, wanted.program, device)
-    runner.step(runner.batch(0))  # the optimizer's state appears
+    runner.first_step()
     memory = {"rank": rank, "allocated_peak_bytes": runner.peak_bytes()}
     log = run_rounds(runner, lambda: None, Limits(wanted.steps, wanted.budget_s, False))  # type: ignore[arg-type, return-value]
     operators = runner.operators()

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from calibrate.capture.failure import failure
 from calibrate.capture.options import Options
 from calibrate.capture.recorder import STANDS_FOR
 from calibrate.capture.run_step import autocast_of, gradients_of
+from calibrate.capture.step_checks import StepRefused, checked_loss
 from calibrate.capture.what import maker
 from calibrate.fused import peak_bytes
 from calibrate.operator_times import VIEWS, OperatorTimes, operator_times
@@ -73,11 +75,26 @@ class ProgramRunner:
     """
 
     def __init__(self, scenario: Scenario, program: CapturedProgram, what: str, device: str) -> None:
-        self.device, self.micro_batches = device, scenario.micro_batches
+        self.device, self.micro_batches, self.what = device, scenario.micro_batches, what
         torch.manual_seed(0)
         with torch.device(device):
             self.wanted = maker(what, options_of(program))()
         self._losses, self._begin_ns = list[Tensor](), 0
+
+    def first_step(self) -> None:
+        """Run a step that is not timed: the optimizer's states appear.
+
+        Raises:
+            InputError: with the line of the code, if the code fails.
+        """
+        try:
+            self.step(self.batch(0))
+        except StepRefused as error:
+            raise InputError(f"{self.what}: {error}") from None
+        except InputError:
+            raise
+        except Exception as error:
+            raise failure(error, self.what) from None
 
     def batch(self, number: int) -> Tensor:
         """Return an empty batch; the step's own function makes its data."""
@@ -110,7 +127,7 @@ class ProgramRunner:
             if step.optimizer is None:
                 records.append(Record("F", 0, i, start, middle))
                 continue
-            loss.backward()
+            checked_loss(loss).backward()
             end = begin("optimizer")
             records += [Record("F", 0, i, start, middle), Record("B", 0, i, middle, end)]
             self._losses.append(loss.detach())

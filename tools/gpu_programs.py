@@ -60,7 +60,7 @@ class Training:
         from msgspec.structs import replace
 
         from calibrate.capture.huggingface_step import huggingface_maker
-        from calibrate.capture.what import options_of_row
+        from calibrate.capture.table_row import options_of_row
 
         config, options = options_of_row(row, where)
         torch.manual_seed(0)

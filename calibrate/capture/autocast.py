@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -48,6 +49,7 @@ OPTIONAL_FP32 = _names("prod softmax log_softmax cumprod cumsum linalg_vector_no
 WIDEST = _names("addcdiv addcmul atan2 bilinear cross dot grid_sample index_put scatter_add tensordot cat stack")
 LISTED = LOWER | FP32 | OPTIONAL_FP32 | WIDEST
 GROUPED = ("grouped_mm", "_grouped_mm")
+OF_DATA = ("tensor", "as_tensor")
 ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -68,8 +70,8 @@ class CudaOperators(TorchFunctionMode):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype to which autocast casts; None if it is off."""
-        return self.states[-1] if self.active else None
+        """The dtype to which autocast casts; None if it is off. The code's own is on in a backward, too: recomputed."""
+        return self.states[-1] if self.active or len(self.states) > 1 else None
 
     def forget(self) -> None:
         """Free the cast weights, as leaving the outermost autocast does."""
@@ -80,6 +82,8 @@ class CudaOperators(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        if name in OF_DATA:
+            args = (_read_one_by_one(args[0]), *args[1:]) if args else args
         if name in GROUPED:  # which autocast leaves alone
             return grouped(func, *args, **kwargs)
         if not self.on_gpu:
@@ -157,6 +161,13 @@ class CudaOperators(TorchFunctionMode):
         if kept is None:
             kept = self.cache[id(x)] = (x, x.to(dtype))
         return kept[1]
+
+
+def _read_one_by_one(data: Any) -> Any:
+    """Return lists of numbers for lists of tensors of one element, each of which torch copies to the host."""
+    if isinstance(data, list | tuple):
+        return [_read_one_by_one(x.item() if isinstance(x, FakeTensor) and x.dim() == 0 else x) for x in data]
+    return data
 
 
 def _float_dtypes(tree: Any) -> set[torch.dtype]:
@@ -263,7 +274,7 @@ def user_autocast(mode: CudaOperators) -> Iterator[None]:
 
     def leave(self: Any, *_: object) -> None:
         mode.states.pop()
-        if mode.states == [None]:  # that was the outermost autocast
+        if len(mode.states) == 1 and mode.dtype is None:  # that was the outermost autocast
             mode.forget()
 
     def enabled(*_: object) -> bool:

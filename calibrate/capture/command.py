@@ -127,6 +127,7 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     from calibrate.capture.failure import failure
     from calibrate.capture.program_out import write_program
     from calibrate.capture.run_step import record
+    from calibrate.capture.step_checks import StepRefused
 
     if not out.parent.is_dir():
         raise InputError(f"--out: {out.parent} is not a folder")
@@ -134,6 +135,8 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # `failure` prints its message
     try:
         step, recorder = record(make, device, balanced)
+    except StepRefused as error:
+        raise InputError(f"{what}: {error}") from None
     except InputError:
         raise
     except Exception as error:
@@ -148,7 +151,7 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
 def _capture_table(table: Path, out: Path) -> int:
     """Capture each row; report rows that fail, with exit code 1."""
     from calibrate.capture.huggingface_step import huggingface_maker
-    from calibrate.capture.what import options_of_row
+    from calibrate.capture.table_row import options_of_row
 
     out.mkdir(parents=True, exist_ok=True)
     missing = 0
@@ -162,7 +165,8 @@ def _capture_table(table: Path, out: Path) -> int:
             _capture(huggingface_maker(config, options), where, out / f"{row.id}.json.gz")
         except InputError as error:
             missing += 1
-            print(f"error: {error}", file=sys.stderr)
+            said = str(error)
+            print(f"error: {said if said.startswith(where) else f'{where}: {said}'}", file=sys.stderr)
     return 1 if missing else 0
 
 

@@ -63,13 +63,15 @@ class CompiledLoss:
 
     def __init__(self, step: Step, recorder: Recorder) -> None:
         self.step, self.recorder = step, recorder
-        self.parameters = dict(step.model.named_parameters())
+        # Buffers too: a batch norm counts in them, and a trace may write into its inputs alone.
+        self.parameters = {**dict(step.model.named_parameters()), **dict(step.model.named_buffers())}
         self.run = aot_function(
             self._loss_of,
             fw_compiler=self._compiler,
             bw_compiler=self._compiler,
             partition_fn=_partition,
             decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,  # in the graph, as for Inductor, which fuses the last copies
         )
 
     def __call__(self) -> torch.Tensor:

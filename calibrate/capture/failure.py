@@ -14,7 +14,10 @@ WITHOUT_DATA = {  # torch's errors for what fake tensors cannot answer
     "DynamicOutputShapeException": "the shape of the operator's result depends on data, which a capture does not have",
     "UnsupportedOperatorException": "torch has no fake implementation of the operator, which tells its result's shape",
 }
-
+NO_GPU = (
+    "the code names a GPU, and a capture has none: make model and inputs without a device (their operators are "
+    "captured as a GPU's), or capture a script (--script), which may name it"
+)
 SAID = {  # what torch says, and what it means for a capture
     "Cannot access storage of SparseTensorImpl": "sparse tensors cannot be captured; leave out sparse=True, or make "
     "them dense (to_dense)",
@@ -24,6 +27,11 @@ SAID = {  # what torch says, and what it means for a capture
     "(LazyLinear) cannot be captured; give their sizes",
     "UnknownCount": "the code reads an integer that depends on data, and makes a size of it; if it depends on a "
     "router's choices alone, --routing balanced makes it known",
+    ".numpy() is not supported for tensor subclasses": "the code turns a tensor into a NumPy array, whose values are "
+    "unknown without data",
+    "found at least two devices": NO_GPU,
+    "Torch not compiled with CUDA enabled": NO_GPU,
+    "Found no NVIDIA driver": NO_GPU,
     "its data is not allocated yet": "torch's own code reads a tensor's values, which a capture does not have",
 }
 
@@ -40,6 +48,8 @@ def failure(error: Exception, what: str) -> InputError:
 
 def _line_of(error: Exception, what: str) -> str:
     """Return the last line of the captured code in a traceback, and the line of a library that it called."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [f for f in frames if not any(part in f.filename for part in OURS)]
     if not theirs:

@@ -27,8 +27,8 @@ MOST = 64  # Inductor's max_fusion_size
 REDUCTIONS = _names("sum mean amax amin max min var var_mean any all prod argmax argmin")
 MOVES = _names(
     "clone cat stack where full full_like scalar_tensor arange iota embedding gather index constant_pad_nd "
-    "slice_scatter select_scatter convert_element_type _to_copy zeros_like ones_like copy native_dropout "
-    "inductor_random"
+    "slice_scatter select_scatter convert_element_type _to_copy zeros_like ones_like copy copy_ native_dropout rev "
+    "inductor_random _low_memory_max_pool_with_offsets _low_memory_max_pool_offsets_to_indices"
 )
 VIEWS = _names(
     "view permute t transpose expand slice select unsqueeze squeeze alias detach _unsafe_view reshape as_strided split "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 REAL_BYTES = 1 << 26  # operators on larger tensors are not computed
 CHOICES = {"topk": 2, "sort": 1, "max": 1, "argmax": 1, "multinomial": -1}  # place of the dimension among arguments
 RANGES = ("arange", "linspace", "logspace")  # made of numbers alone
+WHOLE = ("randint", "randperm")  # whole numbers that chance draws, such as token ids
 DRAWN = 0.999  # a single number that chance draws, as a part of its range; a layer is left out at small ones
 # Code that asks whether all of more elements than this are true checks its data, as `isfinite(x).all()` does.
 CHECKS = {"all": 1, "_is_all_true": 0}
@@ -57,6 +59,7 @@ class KnownValues(TorchDispatchMode):
         super().__init__()
         self.balanced, self.host_waits = balanced, host_waits
         self._chose = False  # the code has chosen the largest of something, as routers do
+        self._drawn = 0  # how often whole numbers were drawn
         # By address of a living fake storage: its values, or the number that all its elements are.
         self._known: dict[int, torch.Tensor | Number] = {}
 
@@ -125,6 +128,8 @@ class KnownValues(TorchDispatchMode):
         """Return an operator's arguments with real tensors; None if its result is unknown or they are large."""
         inputs = _tensors((args, kwargs))
         drawn = torch.Tag.nondeterministic_seeded in func.tags and (name != "multinomial" or self.balanced)
+        if name in WHOLE:
+            return args, {key: x for key, x in kwargs.items() if key != "generator"}
         if drawn or not (inputs or name in RANGES):
             return None
         fake = [x for x in inputs if isinstance(x, FakeTensor)]
@@ -149,12 +154,22 @@ class KnownValues(TorchDispatchMode):
             new = [x for x in _tensors(out) if isinstance(x, FakeTensor)]
             if not func._schema.is_mutable and (not new or sum(map(_bytes, new)) > REAL_BYTES):
                 return out
-            with unset_fake_temporarily():
+            with unset_fake_temporarily(), self._seeded(name):
                 values = _run(func, name, *real)
         for x, value in zip(_tensors(out), _tensors(values), strict=True):
             if x.untyped_storage()._cdata not in self._known:  # else it is a view, or was written in place
                 self.put(x, value)
         return out
+
+    def _seeded(self, name: str) -> AbstractContextManager[object]:
+        """Return what the drawing of numbers runs under: each draws others, and a second capture the same."""
+        if name not in WHOLE:
+            return nullcontext()
+        self._drawn += 1
+        stack = ExitStack()
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        torch.manual_seed(self._drawn)
+        return stack
 
     def _unknown(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "masked_select" and self.of(args[1]) is not None:

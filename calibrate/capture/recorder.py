@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -114,22 +114,27 @@ class Modules:
     def enter(self, module: torch.nn.Module, _: object) -> None:
         """Note that a module's forward begins; a hook."""
         self.stack.append(self.names.get(id(module), self.path))
-        self._mark()
+        self._mark(self.path)
 
     def leave(self, module: torch.nn.Module, *_: object) -> None:
         """Note that a module's forward has ended or failed; a hook."""
         if self.stack:
             self.stack.pop()
-        self._mark()
+        self._mark(self.path)
 
     @property
     def path(self) -> str:
         """Return the path of the innermost module whose forward runs."""
         return self.stack[-1] if self.stack else ""
 
-    def _mark(self) -> None:
+    def see(self, path: str) -> None:
+        """Note that nodes made from now on are of this module: those of a function that is recomputed."""
+        if not self.paths or self.paths[-1] != path:
+            self._mark(path)
+
+    def _mark(self, path: str) -> None:
         self.numbers.append(torch._C._autograd._get_sequence_nr())
-        self.paths.append(self.path)
+        self.paths.append(path)
 
     def of_node(self) -> str | None:
         """Return the module of the node that autograd runs; None if it runs no recorded node."""
@@ -226,7 +231,9 @@ class Recorder(TorchDispatchMode):
                 return step_by_step(func, *args)
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in _read_once(func, before)] if self.phase else []
-        out = self._read(args[0]) if func is SCALAR else _laid_out(func, args, func(*args, **kwargs))
+        out = self._read(args[0]) if func is SCALAR else func(*args, **kwargs)
+        if not self.operators.compiled:  # a traced graph would lose what another tensor replaces
+            out = _laid_out(func, args, out)
         self.in_place.ran(func, out)
         self.answers.see(func, args, out)
         if not self.phase:
@@ -273,10 +280,11 @@ class Recorder(TorchDispatchMode):
         if self.phase == "forward":
             self.last_module = self.modules.path
         elif self.phase == "backward":
-            if self.modules.stack:
-                return "recomputed", self.modules.path
-            found = self.modules.of_node()
+            found = self.modules.path if self.modules.stack else self.modules.of_node()
             self.last_module = self.last_module if found is None else found
+            if self.modules.stack or _recomputes():
+                self.modules.see(self.last_module)
+                return "recomputed", self.last_module
         else:
             self.last_module = ""
         return self.phase, self.last_module
@@ -295,6 +303,11 @@ def launches(func: Any, name: str, inputs: list[Described], outputs: list[Descri
         return 1
     read = {number for _, number in inputs}
     return int(not outputs or any(number not in read for _, number in outputs))
+
+
+def _recomputes() -> bool:
+    """Return whether code within a backward runs a forward again: the backward itself records nothing for another."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
 
 
 def _read_once(func: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -364,23 +377,6 @@ def module_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iter
             handle.remove()
 
 
-@contextmanager
-def watched(recorder: Recorder) -> Iterator[None]:
+def watched(recorder: Recorder) -> AbstractContextManager[object]:
     """Let the recorder know which module runs."""
-    operators, modules = recorder.operators, recorder.modules
-
-    def enter(module: torch.nn.Module, inputs: object) -> None:
-        if recorder.phase == "backward" and not modules.stack:  # recomputation runs without function modes
-            operators.active = True
-            operators.__enter__()
-        modules.enter(module, inputs)
-
-    def leave(module: torch.nn.Module, *_: object) -> None:
-        modules.leave(module)
-        if recorder.phase == "backward" and not modules.stack:
-            operators.__exit__(None, None, None)
-            operators.active = False
-            operators.forget()
-
-    with module_hooks(enter, leave):
-        yield
+    return module_hooks(recorder.modules.enter, recorder.modules.leave)

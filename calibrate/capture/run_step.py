@@ -20,10 +20,12 @@ from calibrate.capture.host_copies import HostCopies, saved_tensors_copied
 from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.matchings import matched_in_turn
+from calibrate.capture.modes_in_backward import kept_in_backward
 from calibrate.capture.optimizers import capturable_here, many_at_once
 from calibrate.capture.places import MadeSeen, Places
 from calibrate.capture.recorder import Recorder, parts_of, watched
 from calibrate.capture.step import Step
+from calibrate.capture.step_checks import checked_loss, without_gradients
 from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
 from sim.models.captured_waits import READ
@@ -74,9 +76,11 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             flex_attention_fused(known),
             recorder,
             operators,
+            kept_in_backward(operators),
             watched(recorder),
         ):
             run = _first_run(step, recorder, device)
+            without_gradients(step)
             _mark_lasting(recorder, step)
             recorder.phase = "forward"
             result = _forward(run, step, operators, device)
@@ -92,10 +96,10 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
     return step, recorder
 
 
-def _train(loss: torch.Tensor, step: Step, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
+def _train(loss: Any, step: Step, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:
     """Run what follows the forward of a training step: backward, clipping, optimizer."""
     recorder.phase = "backward"
-    torch.autograd.backward(loss)  # Tensor.backward would switch `operators` off
+    checked_loss(loss).backward()
     for p in step.model.parameters():
         if p.grad is not None:
             recorder.mark(p.grad, "gradient")

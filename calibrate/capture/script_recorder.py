@@ -18,7 +18,6 @@ from torch._C._distributed_c10d import Work
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.alike_ranks import know_results
@@ -241,27 +240,18 @@ def _is_of_integers(func: Any, tensors: list[torch.Tensor], args: tuple[Any, ...
 
 
 @contextmanager
-def modules_followed(recorder: ScriptRecorder, device: TorchFunctionMode) -> Iterator[None]:
-    """Let the recorder know which module runs, also in recomputed forwards, which run without function modes."""
+def modules_followed(recorder: ScriptRecorder) -> Iterator[None]:
+    """Let the recorder know which module runs."""
     operators, modules = recorder.operators, recorder.modules
-    reruns: list[ExitStack] = []
 
     def enter(module: torch.nn.Module, inputs: object) -> None:
         if recorder.enter_module(module):
             masks.enter_context(masks_read(recorder.known))  # the script has imported Transformers by now
-        if not modules.stack and torch._C._current_graph_task_id() != -1:
-            reruns.append(ExitStack())
-            reruns[-1].enter_context(device)
-            reruns[-1].enter_context(operators)
         modules.enter(module, inputs)
 
     def leave(module: torch.nn.Module, *_: object) -> None:
         modules.leave(module)
-        if modules.stack:
-            return
-        if reruns:
-            reruns.pop().close()
-        if operators.dtype is None:  # autocast's cache lives as long as autocast
+        if not modules.stack and operators.dtype is None:  # autocast's cache lives as long as autocast
             operators.forget()
 
     with ExitStack() as masks, module_hooks(enter, leave):

@@ -25,6 +25,7 @@ from calibrate.capture.fake_world import fake_world, set_environment
 from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.host_copies import HostCopies
 from calibrate.capture.host_work import host_work_noted
+from calibrate.capture.modes_in_backward import kept_in_backward
 from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.optimizers import capturable_here, many_at_once
 from calibrate.capture.run_step import fake_weights
@@ -137,7 +138,8 @@ def record_script(
         fake_world(recorder, rank, world_size, device.use, objects or ObjectMessages(rank, (), None)),
         _device(recorder),
         _hooks(steps),
-        modules_followed(recorder, device),
+        modules_followed(recorder),
+        kept_in_backward(device, operators),
         host_work_noted(queue),
         cuda_device(device, copies, queue, rank % nodes_ranks, nodes_ranks),
         operators,

@@ -77,6 +77,7 @@ PART_OF_BLOCK = {
 }  # of operators of which nothing more is known
 
 
+DEPTHWISE = "depthwise"  # a kernel of convolutions whose outputs see one channel each
 ALIGNED = 8  # elements of 16 bits that tensor cores load at once (cuBLAS's alignment of 16 bytes)
 # Kernels of torch's softmax: the backward over rows that fit in registers, both over longer ones and over a vocabulary.
 TORCH_SOFTMAX_SHORT_BACKWARD = "torch_short_backward"

@@ -14,6 +14,7 @@ from sim.core.attention_pairs import Alignment, half_diagonal_pairs
 from sim.core.program import ALIGNED, TORCH_SOFTMAX_UNALIGNED, Comm, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured_bytes import FOREACH, written_bytes
+from sim.models.captured_convolutions import convolution, convolution_computes
 from sim.models.captured_indices import rows_in_turn
 from sim.models.captured_kernels import KERNELS, kernels_of, moved_bytes
 from sim.models.captured_layout import (
@@ -83,6 +84,8 @@ def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...
     """
     if op.name in RECURRENT:
         return recurrent_computes(op)
+    if on_gpu and is_convolution(op):
+        return convolution_computes(op, _phase(op))
     small = kernels_of(op).small_kernels(op) if on_gpu else 0
     if not small:
         return (compute_of(op),)
@@ -119,8 +122,8 @@ def compute_of(op: CapturedOperator) -> Compute:
         return _matmul(op)
     if op.name in GROUPED:
         return _grouped(op)
-    if op.name in CONVOLUTIONS and len(op.inputs) > 1 and op.outputs:
-        return _convolution(op)
+    if is_convolution(op):
+        return convolution(op, _phase(op))
     if op.name.startswith(ATTENTION) and len(op.inputs) >= 3:
         return _attention(op)
     if op.name in FLEX:
@@ -159,35 +162,6 @@ def _row_stride(x: Tensor) -> int:
         return 0
     rows, columns = x.strides[-2:] if x.strides else (x.shape[-1], 1)
     return rows if columns == 1 else columns if rows == 1 else x.shape[-1]
-
-
-def _convolution(op: CapturedOperator) -> Compute:
-    """A convolution as the matmul that it is: outputs' places by output channels by what one of them sees.
-
-    A backward has as many such products as it gives gradients (input, weight; a bias's is a sum). A transposed one is
-    the same with input and output exchanged. It has the input's channels first in its weight; where both have as many,
-    its stride shows, which at least doubles the places.
-    """
-    backward = op.name == CONVOLUTIONS[1]
-    x, weight = op.inputs[1:3] if backward else op.inputs[:2]
-    y = op.inputs[0] if backward else op.outputs[0]
-    products = max(1, sum(len(t.shape) > 1 for t in op.outputs)) if backward else 1
-    same = x.shape[1] == y.shape[1]
-    if y.shape[1] != weight.shape[0] or (same and _places(y) >= 2 * _places(x)):
-        x, y = y, x
-    groups = max(1, x.shape[1] // weight.shape[1])
-    shape = (products * groups, _places(y), weight.shape[0] // groups, math.prod(weight.shape[1:]))
-    flops = 2.0 * math.prod(shape)
-    moved = float(sum(t.bytes for t in (*op.inputs, *op.outputs)))
-    role = Role.INPUT_GRADIENT if backward else Role.OUTPUT
-    kernel = "convolution_backward" if backward else "convolution"
-    dtype = multiplied(op, y)
-    return Compute(op.name, "gemm", shape, dtype, flops, moved, _phase(op), products, role=role, kernel=kernel)
-
-
-def _places(x: Tensor) -> int:
-    """Return the number of images times pixels (samples, voxels) of a tensor [images, channels, …]."""
-    return x.shape[0] * math.prod(x.shape[2:])
 
 
 def _transposed(x: Tensor) -> bool:
@@ -318,6 +292,11 @@ def _kernel(op: CapturedOperator, kind: str, kernel: str) -> str:
             return SOFTMAX_BACKWARDS[op.name](row)
         return torch_softmax(row, read.bytes / max(1, read.elements), read.dtype != made.dtype)
     return kernel
+
+
+def is_convolution(op: CapturedOperator) -> bool:
+    """Tell whether an operator is a convolution, forward or backward."""
+    return op.name in CONVOLUTIONS and len(op.inputs) > 1 and bool(op.outputs)
 
 
 def known(name: str) -> bool:

@@ -185,7 +185,7 @@ def _whole(op: CapturedOperator) -> list[Tensor]:
 
 def _mixes_layouts(op: CapturedOperator) -> bool:
     """Return whether some large operands are transposed and others not; if all are, torch walks them in their order."""
-    return bool(op.outputs) and len({_transposed(x) for x in (*_whole(op), op.outputs[0])}) > 1
+    return bool(op.outputs) and len({is_transposed(x) for x in (*_whole(op), op.outputs[0])}) > 1
 
 
 def _reduction(x: Tensor, out: Tensor) -> str:
@@ -215,7 +215,7 @@ def rows_of_sum(op: CapturedOperator) -> float:
     return summed_rows(math.prod(x.shape) / columns, columns)
 
 
-def _transposed(x: Tensor) -> bool:
+def is_transposed(x: Tensor) -> bool:
     """Tell whether neighbours in the last dimension, among those of more than one place, do not lie together."""
     last = next((stride for n, stride in zip(x.shape[::-1], x.strides[::-1], strict=False) if n > 1), 1)
     return len(x.shape) > 1 and last > 1
@@ -223,4 +223,4 @@ def _transposed(x: Tensor) -> bool:
 
 def is_transposing(op: CapturedOperator) -> bool:
     """Tell whether a copy brings neighbours together that did not lie so."""
-    return any(_transposed(a) != _transposed(b) for a in op.inputs[-1:] for b in op.outputs[:1])
+    return any(is_transposed(a) != is_transposed(b) for a in op.inputs[-1:] for b in op.outputs[:1])

@@ -13,7 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import PART_OF_BLOCK, Block, BlockKind, Comm, Compute, ModelPart, Phase, Program, Role
+from sim.core.program import DEPTHWISE, PART_OF_BLOCK, Block, BlockKind, Comm, Compute, ModelPart, Phase, Program, Role
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
 from sim.models.captured import items_of, known, masked_flops
@@ -76,7 +76,7 @@ def _model(program: CapturedProgram) -> CapturedModel:
     sorts: dict[Block, int] = {}
     numbers = tuple([sorts.setdefault(replace(b, name=""), len(sorts)) for b in blocks[1:-1]])
     ran = (i for part in parts for i in (*part["forward"], *part["backward"]) if isinstance(i, Compute))
-    flops = sum(c.flops for c in ran if c.kind in COUNTED)
+    flops = sum(c.flops for c in ran if c.kind in COUNTED or c.kernel == DEPTHWISE)
     return CapturedModel(
         tuple(blocks),
         numbers,
@@ -96,11 +96,11 @@ class _Items:
 
     def __init__(self, on_gpu: bool) -> None:
         self._on_gpu = on_gpu
-        self._known: dict[tuple[object, ...], tuple[Compute | Comm, ...]] = {}
+        self._known: dict[tuple[CapturedOperator, ModelPart], tuple[Compute | Comm, ...]] = {}
 
     def of(self, op: CapturedOperator, part: ModelPart) -> tuple[Compute | Comm, ...]:
         """`part`: of its piece; of a block's operators some tell by their kind what they are."""
-        key = (op.name, op.phase, op.inputs, op.outputs, op.causal, op.tf32, op.host_copy, part)
+        key = (op._replace(module="", reads=(), writes=()), part)
         found = self._known.get(key)
         if found is None:
             named = PART_OF_KIND if part is ModelPart.LAYER else {}

@@ -134,3 +134,50 @@ def test_a_decoders_shifted_tokens_are_traced() -> None:
         return Step(embedding, loss, torch.optim.SGD(embedding.parameters()), 4, 2, compiled=True)
 
     assert {row.phase for row in record(make)[1].rows} == {"forward", "backward", "optimizer"}
+
+
+def test_a_norm_of_transposed_gradients_is_in_the_backward() -> None:
+    """The eager kernel gives its gradient another layout (Swin: tokens behind the last norm are averaged)."""
+
+    def products(compiled: bool) -> dict[str, int]:
+        def make() -> Step:
+            layers = torch.nn.ModuleList([torch.nn.Linear(WIDTH, WIDTH), torch.nn.LayerNorm(WIDTH)])
+            x = torch.zeros(2, ROWS, WIDTH)
+            pool = torch.nn.AdaptiveAvgPool1d(1)
+
+            def loss() -> torch.Tensor:
+                value: torch.Tensor = pool(layers[1](layers[0](layers[0](x))).transpose(1, 2)).square().mean()
+                return value
+
+            return Step(layers, loss, torch.optim.SGD(layers.parameters()), ROWS, 2, compiled=compiled)
+
+        rows = [r for r in record(make)[1].rows if "mm" in r.name]
+        return {phase: sum(r.phase == phase for r in rows) for phase in ("forward", "backward")}
+
+    assert products(True) == products(False) == {"forward": 2, "backward": 3}
+
+
+def test_a_reversed_sum_is_part_of_a_kernel() -> None:
+    """Inductor writes a flip as `prims.rev`; a gradient of `cumsum`, as Mamba's, is one between two of them."""
+
+    def make() -> Step:
+        layer, x = torch.nn.Linear(WIDTH, WIDTH), torch.zeros(ROWS, WIDTH)
+        return Step(
+            layer, lambda: layer(x).cumsum(0).square().mean(), torch.optim.SGD(layer.parameters()), 1, 1, compiled=True
+        )
+
+    assert not [r.name for r in record(make)[1].rows if "rev" in r.name]
+
+
+def test_a_batch_norm_counts_in_its_buffers_within_the_graph() -> None:
+    """Inductor writes buffers by kernels of the graph; torch refuses to write into what is no input of a trace."""
+
+    def make() -> Step:
+        layers = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.MaxPool2d(2))
+        x = torch.zeros(2, 3, 16, 16)
+        return Step(
+            layers, lambda: layers(x).square().mean(), torch.optim.SGD(layers.parameters()), 1, 2, compiled=True
+        )
+
+    names = {r.name for r in record(make)[1].rows if r.launches and r.phase == "forward"}
+    assert names == {"aten.convolution", "inductor.pointwise", "inductor.reduction"}

@@ -110,28 +110,6 @@ def test_attention_is_the_kernel_that_torch_picks(tmp_path: Path, case: str) -> 
     assert {o.drops for o in found} == {"dropout_p" in how} == {compute_of(o).drops for o in found}
 
 
-@pytest.mark.parametrize("says", [False, True])
-def test_fewer_heads_of_keys_take_matmuls_unless_the_code_says_so(tmp_path: Path, says: bool) -> None:
-    """sdp_utils.cpp: check_batch_size_and_num_heads_dense; Transformers' Falcon has one head of keys and does not."""
-
-    def make() -> Any:
-        model = torch.nn.Linear(64, 64).bfloat16()
-        x = torch.randn(2, 4, 32, 64, dtype=torch.bfloat16)
-
-        def loss() -> Any:
-            h = model(x)
-            out = torch.nn.functional.scaled_dot_product_attention(h, h[:, :1], h[:, :1], enable_gqa=says)
-            return out.square().mean()
-
-        return model, loss
-
-    program = captured(tmp_path, make)
-    assert bool(launched(program, "scaled_dot_product")) == says
-    assert bool(launched(program, "bmm")) != says
-    # attention.cpp: _safe_softmax. Rows that a mask hides entirely are looked for, and become zeros.
-    assert all(bool(launched(program, name)) != says for name in ("_softmax", "isneginf", "all", "where"))
-
-
 def test_joined_sequences_attend_each_to_its_own(tmp_path: Path) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen").varlen_attn
 
@@ -365,3 +343,37 @@ def test_a_forward_mode_derivative_starts_only_known_kernels(tmp_path: Path) -> 
     names = {o.name for o in program.operators if o.launches}
     assert not names & {"aten._has_same_storage_numel", "aten._efficientzerotensor", "aten.unsqueeze"}
     assert len([o for o in launched(program, "tanh", "forward") if o.name == "aten.tanh"]) == 1
+
+
+def test_random_token_ids_decide_on_shapes(tmp_path: Path) -> None:
+    """Where an image's tokens lie depends on no weight: a Qwen3-VL adds features there, by a mask."""
+
+    def make() -> Any:
+        model = torch.nn.Embedding(100, 16)
+        ids = torch.randint(0, 90, (2, 32))
+        ids[:, 4:12] = 95
+
+        def loss() -> Any:
+            h, mask = model(ids), ids == 95
+            return (h[mask, :] + torch.zeros(16, 16)).square().mean()
+
+        return model, loss
+
+    (chosen,) = [o for o in launched(captured(tmp_path, make), "aten.index", "forward") if o.name == "aten.index"]
+    assert chosen.outputs[0].shape == (16, 16)
+
+
+def test_a_tensor_of_numbers_that_lie_in_tensors_reads_each(tmp_path: Path) -> None:
+    """torch copies each to the host; Qwen2-VL makes offsets of positions so."""
+
+    def make() -> Any:
+        model = torch.nn.Embedding(100, 16)
+        ids = torch.randint(0, 90, (3, 8))
+
+        def loss() -> Any:
+            least = torch.tensor([row.min() for row in ids])
+            return (model(ids) * least.view(3, 1, 1)).square().mean()
+
+        return model, loss
+
+    assert len(launched(captured(tmp_path, make), "_local_scalar_dense", "forward")) == 3

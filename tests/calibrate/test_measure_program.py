@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,32 @@ def test_what_cannot_run_is_refused(folder: Path) -> None:
     ):
         with pytest.raises(InputError, match=said):
             check_program(scenario(folder, 8, **more), "x")
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("layer(torch.zeros(4, 8)).mean()", "RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+        ("None", "wrong_step:step: Step.loss: returned None; must return the loss"),
+    ],
+)
+def test_code_that_fails_for_real_is_one_message(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, loss: str, said: str
+) -> None:
+    from calibrate.measure_program import ProgramRunner, check_program
+
+    source = f"""
+import torch
+from calibrate.capture import Step
+
+def step():
+    layer = torch.nn.Linear(64, 64)
+    return Step(layer, lambda: {loss}, torch.optim.SGD(layer.parameters()), 32, 4)
+"""
+    (folder / "wrong_step.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "wrong_step", raising=False)
+    s = scenario(folder)
+    made = ProgramRunner(s, check_program(s, "x"), "wrong_step:step", "cpu")
+    with pytest.raises(InputError, match=re.escape(said)):
+        made.first_step()

@@ -1,0 +1,157 @@
+"""Captured convolutions: the matmul, or the kernel of depthwise ones, and what torch runs around them on a GPU.
+
+aten/src/ATen/native/Convolution.cpp: cuDNN's convolutions have no bias (native/cudnn/ConvShared.cpp), so another kernel
+adds it to the result (`_convolution`), and its gradient is a sum (`convolution_backward`). Inputs and gradients are
+copied first if their channels do not lie as those of the convolution; images of one dimension lie in their own order.
+A convolution with one channel in each group runs in torch's own kernels (cuda/DepthwiseConv2d.cu), unless the channels
+lie last or the dtype is fp16: then in cuDNN's (`use_cudnn_depthwise`).
+"""
+
+from __future__ import annotations
+
+import math
+
+from sim.core.program import DEPTHWISE, Compute, Phase, Role
+from sim.inputs.program_file import CONVOLUTIONS, CapturedOperator, Tensor
+from sim.models.captured_layout import is_transposed
+from sim.models.captured_recurrent import multiplied
+
+CUDNN_CHANNELS = 32  # from which cuDNN runs depthwise convolutions of fp16
+CUDNN_FILTERS = (1, 3, 5)  # the widths of square filters for which it does
+PLAIN_DIMS = 3  # images of one dimension: [images, channels, samples]
+
+
+def convolution_computes(op: CapturedOperator, phase: Phase) -> tuple[Compute, ...]:
+    """Return the kernels of a convolution on a GPU: copies of its inputs, the products, what a bias needs.
+
+    >>> def t(*shape): return Tensor("bf16", shape, ())
+    >>> x, w, b, y = t(8, 3, 32, 32), t(16, 3, 3, 3), t(16), t(8, 16, 32, 32)
+    >>> op = CapturedOperator("aten.convolution", "forward", "", (x, w, b), (y,), 1, False)
+    >>> [(c.kind, c.shape) for c in convolution_computes(op, Phase.FORWARD)]
+    [('gemm', (1, 8192, 16, 27)), ('elementwise', (131072,))]
+    """
+    x, weight, y = _tensors(op)
+    backward = op.name == CONVOLUTIONS[1]
+    last = _has_channels_last(x) or _has_channels_last(weight)
+    copies = [_copied(op, t, phase) for t in ((y, x) if backward else (x,)) if _is_copied(t, last)]
+    depthwise = _is_depthwise(x, weight, y)
+    own = depthwise and not _in_cudnn(x, weight)
+    products = _depthwise(op, phase, own) if depthwise else convolution(op, phase)
+    bias: list[Compute] = []
+    if backward and any(len(t.shape) == 1 for t in op.outputs):
+        bias.append(_around(op, phase, y, y.bytes, "reduce_first"))
+    elif not backward and len(op.inputs) > 2 and not own:
+        bias.append(_around(op, phase, y, 2.0 * y.bytes, "broadcast", y.elements))
+    return (*copies, products, *bias)
+
+
+def convolution(op: CapturedOperator, phase: Phase) -> Compute:
+    """A convolution as the matmul that it is: outputs' places by output channels by what one of them sees.
+
+    A backward has as many such products as it gives gradients (input, weight; a bias's is a sum). A transposed one is
+    the same with input and output exchanged. It has the input's channels first in its weight; where both have as many,
+    its stride shows, which at least doubles the places.
+    """
+    backward = op.name == CONVOLUTIONS[1]
+    x, weight, y = _tensors(op)
+    if _is_exchanged(x, weight, y):
+        x, y = y, x
+    products = _products(op)
+    groups = max(1, x.shape[1] // weight.shape[1])
+    shape = (products * groups, _places(y), weight.shape[0] // groups, math.prod(weight.shape[1:]))
+    flops = 2.0 * math.prod(shape)
+    moved = float(sum(t.bytes for t in (*op.inputs, *op.outputs)))
+    role = Role.INPUT_GRADIENT if backward else Role.OUTPUT
+    kernel = "convolution_backward" if backward else "convolution"
+    dtype = multiplied(op, y)
+    return Compute(op.name, "gemm", shape, dtype, flops, moved, phase, products, role=role, kernel=kernel)
+
+
+def _tensors(op: CapturedOperator) -> tuple[Tensor, Tensor, Tensor]:
+    """Input, weight, and output or its gradient."""
+    if op.name == CONVOLUTIONS[1]:
+        y, x, weight = op.inputs[:3]
+        return x, weight, y
+    return op.inputs[0], op.inputs[1], op.outputs[0]
+
+
+def _products(op: CapturedOperator) -> int:
+    return max(1, sum(len(t.shape) > 1 for t in op.outputs)) if op.name == CONVOLUTIONS[1] else 1
+
+
+def _is_exchanged(x: Tensor, weight: Tensor, y: Tensor) -> bool:
+    """Tell whether it is a transposed convolution."""
+    same = x.shape[1] == y.shape[1]
+    return y.shape[1] != weight.shape[0] or (same and _places(y) >= 2 * _places(x))
+
+
+def _places(x: Tensor) -> int:
+    """Return the number of images times pixels (samples, voxels) of a tensor [images, channels, …]."""
+    return x.shape[0] * math.prod(x.shape[2:])
+
+
+def _is_depthwise(x: Tensor, weight: Tensor, y: Tensor) -> bool:
+    """Tell whether each output channel sees one input channel (ConvParams::is_depthwise)."""
+    return x.shape[1] > 1 and weight.shape[1] == 1 and not _is_exchanged(x, weight, y)
+
+
+def _in_cudnn(x: Tensor, weight: Tensor) -> bool:
+    """Tell whether cuDNN runs a depthwise convolution (`use_cudnn_depthwise`).
+
+    Of fp16 with a stride of 2 it does so for some sizes; here for all.
+    """
+    if _has_channels_last(x):
+        return True
+    width, square = weight.shape[-1], len(weight.shape) == 4 and len(set(weight.shape[2:])) == 1
+    flat = len(weight.shape) == PLAIN_DIMS
+    fits = flat or (square and width in CUDNN_FILTERS)
+    return x.dtype == "fp16" and fits and x.shape[1] >= CUDNN_CHANNELS
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    return len(x.shape) > PLAIN_DIMS and len(x.strides) > 1 and x.strides[1] == 1
+
+
+def _is_copied(x: Tensor, last: bool) -> bool:
+    """Tell whether a tensor has another layout than the convolution: channels last, or its own order.
+
+    determine_backend_memory_format, cudnn_conv_suggest_memory_format.
+    """
+    return not _has_channels_last(x) if last else bool(x.strides)
+
+
+def _copied(op: CapturedOperator, x: Tensor, phase: Phase) -> Compute:
+    """An input that is copied into its own order."""
+    kind = "permute" if is_transposed(x) or _has_channels_last(x) or not x.strides else "copy"
+    size, single = 2.0 * x.bytes, float(x.elements)
+    return Compute(op.name, kind, (x.elements,), x.dtype, 0.0, size, phase, 0, single_elements=single)
+
+
+def _depthwise(op: CapturedOperator, phase: Phase, own: bool) -> Compute:
+    """Kernels that compute an output, or a gradient, by one thread each; `own`: torch's, which loads one by one.
+
+    Each product loads an input and a weight, in the backward a gradient in place of one of them. cuDNN's kernels are
+    priced by their bytes.
+    """
+    _, weight, y = _tensors(op)
+    count = _products(op)
+    products = float(count * y.elements * math.prod(weight.shape[2:]))
+    moved = float(sum(t.bytes for t in (*op.inputs, *op.outputs)) + (count - 1) * y.bytes)
+    return Compute(
+        op.name,
+        "elementwise",
+        (y.elements,),
+        y.dtype,
+        2.0 * products,
+        moved,
+        phase,
+        count,
+        kernel=DEPTHWISE,
+        single_elements=products if own else 0.0,
+    )
+
+
+def _around(op: CapturedOperator, phase: Phase, y: Tensor, size: float, kernel: str, single: float = 0.0) -> Compute:
+    """A kernel over the output, or its gradient, that the convolution's own call issues."""
+    kind, shape = "elementwise", (y.elements,)
+    return Compute(op.name, kind, shape, y.dtype, 0.0, size, phase, 0, kernel=kernel, single_elements=single)
