@@ -84,6 +84,8 @@ SERIES = {
     "prediction_length": 8,
     "num_time_features": 2,
     "lags_sequence": [1, 2],
+    "encoder_layerdrop": 0.0,  # layers that are skipped at random get no gradient
+    "decoder_layerdrop": 0.0,
 }
 FORECASTER = {"model_type": "timesfm", **SMALL, "head_dim": 8, "architectures": ["TimesFmModelForPrediction"]}
 BROS = {"model_type": "bros", **SMALL, "vocab_size": 64}
