@@ -238,8 +238,8 @@ def _key_meant(error: click.UsageError) -> str:
     from sim.inputs.training_config import Training
 
     key = error.option_name.lstrip("-").replace("-", "_")
-    sections = {"parallelism": Parallelism, "training": Training}
-    found = [f"{name}.{key}" for name, section in sections.items() if key in section.model_fields]
+    sections = {"parallelism": Parallelism.model_fields, "training": Training.model_fields}
+    found = [f"{name}.{key}" for name, fields in sections.items() if key in fields]
     found += [key] if key in ("calibration", "cluster", "model") else []
     if not found:
         return ""
