@@ -218,11 +218,29 @@ def _exit_code(command: click.Command) -> int:
         error.show()
         return error.exit_code
     except click.UsageError as error:
-        hint = f" (`{error.ctx.command_path} --help` shows the options)" if error.ctx is not None else ""
-        print(f"error: {error.format_message()}{hint}", file=sys.stderr)
+        shown = f" (`{error.ctx.command_path} --help` shows the options)" if error.ctx is not None else ""
+        print(f"error: {_key_meant(error) or error.format_message() + shown}", file=sys.stderr)
         return error.exit_code
     except click.ClickException as error:
         print(f"error: {error.format_message()}", file=sys.stderr)
         return error.exit_code
     except click.Abort:
         raise KeyboardInterrupt from None
+
+
+def _key_meant(error: click.UsageError) -> str:
+    """What to write where a scenario's key was given as an option, as `--pp 4`; empty for any other mistake."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    if all("--set" not in known.opts for known in error.ctx.command.params):
+        return ""
+    from sim.inputs.parallelism import Parallelism  # after the mistake alone: these take a tenth of a second to load
+    from sim.inputs.training_config import Training
+
+    key = error.option_name.lstrip("-").replace("-", "_")
+    sections = {"parallelism": Parallelism.model_fields, "training": Training.model_fields}
+    found = [f"{name}.{key}" for name, fields in sections.items() if key in fields]
+    found += [key] if key in ("calibration", "cluster", "model") else []
+    if not found:
+        return ""
+    return f"No such option '{error.option_name}': write --set {found[0]}=VALUE, it is a scenario's key"

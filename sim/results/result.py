@@ -194,7 +194,13 @@ def _mean_rank(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> MeanRank:
 
 
 def _rank_rows(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> tuple[RankRow, ...]:
-    """Where the time of each class of ranks goes."""
+    """Where the time of each class of ranks goes.
+
+    A rank may clip its gradients while other stages still work. The literature's bubble counts that time as idle, so
+    `bubble_ratio` does, too. In a rank's row it is computation alone, and the row's seconds add up to the step.
+    """
+    idle_s = [max(0.0, sim.step_time_s - r.compute_s - r.exposed_comm_s) for r in seconds]
+    bubble_s = [min(r.bubble_s, idle) for r, idle in zip(seconds, idle_s, strict=True)]
     return tuple(
         RankRow(
             name,
@@ -204,10 +210,10 @@ def _rank_rows(sim: FinishedStep, seconds: Sequence[RankSeconds]) -> tuple[RankR
             r.compute_s,
             r.busy_s,
             r.exposed_comm_s,
-            r.bubble_s,
-            max(0.0, sim.step_time_s - r.compute_s - r.exposed_comm_s - r.bubble_s),
+            bubble,
+            idle - bubble,
         )
-        for name, c, r in zip(sim.names, sim.plan.classes, seconds, strict=True)
+        for name, c, r, idle, bubble in zip(sim.names, sim.plan.classes, seconds, idle_s, bubble_s, strict=True)
     )
 
 

@@ -105,6 +105,16 @@ def test_a_wrong_option_is_one_message_as_all_mistakes_are(words: tuple[str, ...
     assert f"`stepsim {words[0]} --help` shows the options" in message
 
 
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [("--pp=4", "parallelism.pp"), ("--seq-len=4096", "training.seq_len"), ("--calibration=cpu", "calibration")],
+)
+def test_a_key_given_as_an_option_says_how_it_is_set(option: str, key: str) -> None:
+    message = stepsim("run", "tp8", option, code=2).stderr
+    name = option.split("=")[0]
+    assert message == f"error: No such option '{name}': write --set {key}=VALUE, it is a scenario's key\n"
+
+
 def test_lists() -> None:
     scenarios, models = stepsim("scenarios").stdout, stepsim("models").stdout
     assert all(name in scenarios for name in shipped_scenarios())
