@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import ModelPart, Phase, Program
 from sim.models.frameworks import framework_of
@@ -58,9 +60,13 @@ def _one_pass(
         return ()
     state = 2.0 * (updated + held.moments)
     moved = n_params * (dtype_bytes(t.grad_dtype) + state + written)
-    if optimizer is ADAMW and framework_of(t).adamw_by_operators:
+    framework = framework_of(t)
+    if optimizer is ADAMW and framework.adamw_by_operators:
         moved = n_params * (ADAMW_OPERATOR_ACCESSES * updated + written)
-    return (memory_op(optimizer.name, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=optimizer.name),)
+    step = memory_op(optimizer.name, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=optimizer.name)
+    # Instructions bound torch's fused AdamW where all is in 16 bits.
+    of_torch = optimizer is ADAMW and framework.plain_host and not framework.adamw_by_operators
+    return (replace(step, single_elements=float(n_params)) if of_torch else step,)
 
 
 class KeptBytes(NamedTuple):
