@@ -87,6 +87,8 @@ def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Opera
     elements, e = rows * n, d.act_bytes
     apart = not d.framework.merges_projections
     sums = memory_op(f"{part.name}_bias_grad", W, "elementwise", elements, (3 if apart else 1) * e * elements, d.act)
+    if d.framework.copies_by_index:  # index_put adds the rows of one expert one after another
+        sums = replace(sums, rows_in_turn=rows / experts)
     add = memory_op(f"{part.name}_bias", F, "elementwise", elements, 5 * e * elements, d.act, 2)
     return replace(
         part,
