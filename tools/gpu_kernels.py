@@ -62,7 +62,9 @@ def norms(new: Maker) -> Iterator[Case]:
 
             def layer(rows: int = rows, width: int = width, dtype: torch.dtype = dtype) -> Callable[[], None]:
                 weight, bias = (torch.ones(width, device=new.device, dtype=dtype).requires_grad_() for _ in range(2))
-                return both(lambda x, w, b: F.layer_norm(x, (width,), w, b), new(rows, width, dtype=dtype), weight, bias)
+                return both(
+                    lambda x, w, b: F.layer_norm(x, (width,), w, b), new(rows, width, dtype=dtype), weight, bias
+                )
 
             def rms(rows: int = rows, width: int = width, dtype: torch.dtype = dtype) -> Callable[[], None]:
                 weight = torch.ones(width, device=new.device, dtype=dtype).requires_grad_()
@@ -160,9 +162,7 @@ def attentions(new: Maker) -> Iterator[Case]:
                 elif kind == "bias":
                     mask = torch.randn(q.shape[0], 1, s, s, device=new.device, dtype=BF16)
                 causal = kind == "causal"
-                return both(
-                    lambda *x: F.scaled_dot_product_attention(*x, attn_mask=mask, is_causal=causal), q, k, v
-                )
+                return both(lambda *x: F.scaled_dot_product_attention(*x, attn_mask=mask, is_causal=causal), q, k, v)
 
             yield f"attention {kind} {batch}x{heads}x{tokens}x{size}", run
 

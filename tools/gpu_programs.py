@@ -219,7 +219,7 @@ def measure(table: Path, folder: Path, seconds: float, only: list[str]) -> int:
     return 0
 
 
-def by_operator(folder: Path, row_id: str, prices: Any) -> tuple[Counter[str], Counter[str]]:
+def by_operator(folder: Path, row_id: str, prices: Any, micro_batches: int) -> tuple[Counter[str], Counter[str]]:
     """Return measured and predicted device seconds of a row by operator, without torch's namespace."""
     from sim.inputs.program_file import read_program
 
@@ -231,8 +231,15 @@ def by_operator(folder: Path, row_id: str, prices: Any) -> tuple[Counter[str], C
     for op in read_program(folder / PROGRAMS / f"{row_id}.json.gz").operators:
         if op.launches:
             name = op.name.partition(".")[2]
-            predicted[CALLED.get(name, name)] += prices.operator(op)[0]
+            times = 1 if op.phase in ("clip", "optimizer") else micro_batches
+            predicted[CALLED.get(name, name)] += times * prices.operator(op)[0]
     return real, predicted
+
+
+def micro_batches_of(row: Any) -> int:
+    """Return how many micro-batches a row's step has."""
+    training = row.scenario["training"]
+    return int(training["global_batch_size"]) // int(training.get("micro_batch_size", 1))
 
 
 def show(folder: Path) -> list[str]:
@@ -253,7 +260,7 @@ def show(folder: Path) -> list[str]:
         prices = ProgramPrices(CLUSTERS[row.scenario["cluster"]], row.scenario["calibration"])
         sums = [
             (sum(s for name, s in found.items() if name not in MATMULS), sum(found[name] for name in MATMULS))
-            for found in by_operator(folder, row.id, prices)
+            for found in by_operator(folder, row.id, prices, micro_batches_of(row))
         ]
         (real, real_products), (own, products) = sums
         peak = captured_step(row, None, folder / PROGRAMS / f"{row.id}.json.gz").outcome.peak_memory_bytes
@@ -275,7 +282,7 @@ def operators(folder: Path, row_id: str) -> list[str]:
     if row is None or not (folder / PROGRAMS / f"{row_id}.json.gz").exists():
         raise SystemExit(f"error: ID: found {row_id!r}; {folder} has no captured program of it")
     prices = ProgramPrices(CLUSTERS[row.scenario["cluster"]], row.scenario["calibration"])
-    real, own = by_operator(folder, row_id, prices)
+    real, own = by_operator(folder, row_id, prices, micro_batches_of(row))
     names = sorted(real | own, key=lambda n: -abs(own[n] - real[n]))
     products = [o for o in seen(folder, row_id) if o["name"] == "aten::mm"]
     flops = sum(2.0 * o["count"] * _multiplied(o["shapes"]) for o in products)

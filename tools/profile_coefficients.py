@@ -212,6 +212,20 @@ def _cudnn_heads(*names: str) -> Coefficients:
     return {f"{name}_backward_head_step": (64.0, _CUDNN_HEADS) for name in names}
 
 
+_MASKED = (
+    "cuDNN's attention with a mask of numbers beside all pairs without one on an H200, the median of ten shapes "
+    "(scenarios/measured/gpu_kernels/h200.json)"
+)
+
+
+def _cudnn_masks(*names: str) -> Coefficients:
+    return {
+        f"{name}_{part}": (value, _MASKED)
+        for name in names
+        for part, value in (("masked_slowdown", 1.84), ("masked_backward_slowdown", 1.78))
+    }
+
+
 _flash2_heads = partial(_heads, "FlashAttention-2 (static_switch.h: HEADDIM_SWITCH)", 32.0)
 _flash1_heads = partial(_heads, "FlashAttention-1 (fmha_api.cpp)", 64.0)
 _triton_heads = partial(_heads, "flash_attn_triton.py (BLOCK_HEADDIM)", 64.0)
@@ -248,6 +262,7 @@ H100_FLASH = (
     | _flash1_heads("flash1")
     | _triton_heads("triton", "triton_2022")
     | _cudnn_heads("cudnn", "torch", "megatron")
+    | _cudnn_masks("cudnn", "torch", "megatron")
     | _flash_dropout("attention", "flash1", "flash2", "torch_2024")
     | _cudnn_dropout("cudnn", "torch", "megatron")
 )
@@ -265,6 +280,7 @@ B200_FLASH = _flash("attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN) | {
     "attention_backward_tile_rows": (64.0, _CUDNN),
     "attention_overlap": (1.5, _CUDNN),
     **_cudnn_heads("attention"),
+    **_cudnn_masks("attention"),
     **_cudnn_dropout("attention"),
 }
 

@@ -7,6 +7,7 @@ AT_FORALL_PROMOTE). Attention and dropout use the GPU's kernels, which the CPU's
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
@@ -40,7 +41,7 @@ FP32 = _names(
     "nuclear_norm cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
     "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss "
     "multilabel_margin_loss soft_margin_loss triplet_margin_loss multi_margin_loss "
-    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp cross_entropy rms_norm "
+    "binary_cross_entropy_with_logits dist pdist cdist renorm logsumexp rms_norm "
     "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d "
     "_upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d "
     "upsample_bicubic2d _upsample_bicubic2d_aa"
@@ -90,6 +91,8 @@ class CudaOperators(TorchFunctionMode):
             return func(*args, **kwargs)
         if self.dtype is not None:
             func, args, kwargs = self._cast(name, func, args, kwargs)
+        if name == "cross_entropy" and self.dtype is not None:
+            return self._cross_entropy(func, args, kwargs)
         if name == "scaled_dot_product_attention":
             return attention(*args, **kwargs)
         if name == "dropout" and func in (F.dropout, torch.dropout):
@@ -107,6 +110,23 @@ class CudaOperators(TorchFunctionMode):
         if isinstance(func, FunctionType) and func.__module__ == F.__name__ and name not in LISTED:
             return self._inside(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _cross_entropy(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a cross-entropy, which autocast does not know, as the operators that it calls.
+
+        It asks `log_softmax` for its input's dtype, so autocast leaves that alone; `nll_loss` is cast to fp32
+        (aten/src/ATen/native/LossNLL.cpp: cross_entropy_loss).
+        """
+        found = inspect.signature(F.cross_entropy).bind(*args, **kwargs)
+        found.apply_defaults()
+        own = found.arguments
+        x, target, weight = own["input"], own["target"], own["weight"]
+        if target.is_floating_point() or own["label_smoothing"] or own["size_average"] is not None or own["reduce"]:
+            return func(*args, **kwargs)
+        logarithms = F.log_softmax(x, int(x.dim() > 1), dtype=x.dtype)
+        wide = self._to(logarithms, torch.float32)
+        weight = None if weight is None else self._to(weight, torch.float32)
+        return F.nll_loss(wide, target, weight, ignore_index=own["ignore_index"], reduction=own["reduction"])
 
     def _inside(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function of `torch.nn.functional` so that this mode sees what it calls (attention of several heads).
@@ -252,10 +272,9 @@ def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace:
 
 
 def softmax(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run softmax that reads 16 bits and writes fp32 in one kernel, which only CUDA has (logarithms: fp16 only)."""
+    """Run a softmax that reads fp16 and writes fp32 in one kernel, which only CUDA has (SoftMax.cpp: softmax)."""
     x, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
-    fusible = x.dtype in HALF if name == "softmax" else x.dtype == torch.float16
-    if kwargs.get("dtype") is torch.float32 and fusible and isinstance(dim, int):
+    if kwargs.get("dtype") is torch.float32 and x.dtype == torch.float16 and isinstance(dim, int):
         fused = torch._softmax if name == "softmax" else torch._log_softmax
         return fused(x, dim, True)
     return func(*args, **kwargs)

@@ -130,7 +130,10 @@ class Compute(Struct, frozen=True):
     moe_layer on a rank that has no tokens but those that an all-to-all sends to it. `random_numbers`: how many a kernel
     that is bound by memory draws. `rows_in_turn`: how many rows it adds one after another, in a loop of one warp.
     `summed_rows`: of a sum over the rows of a matrix, how many one thread block adds up before blocks wait for others.
-    `drops`: a fused attention drops probabilities at random. `part`: whose work it is; no price depends on it.
+    `clocks`: of one multiprocessor, that the instructions of a kernel take which is bound by memory; all share them;
+    `lone_clocks`: those of one thread block, while others wait or have ended.
+    `drops`: a fused attention drops probabilities at random. `masked`: it gets a tensor of numbers that says which
+    pairs it hides, and computes all. `part`: whose work it is; no price depends on it.
     """
 
     name: str
@@ -155,7 +158,10 @@ class Compute(Struct, frozen=True):
     random_numbers: float = 0.0
     rows_in_turn: float = 0.0
     summed_rows: float = 0.0
+    clocks: float = 0.0
+    lone_clocks: float = 0.0
     drops: bool = False
+    masked: bool = False
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER
 

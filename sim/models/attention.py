@@ -132,7 +132,9 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
     launches = 1 if kind == "attention_forward" else 3
     name = f"{name}:{kernel}" if kernel else name
-    return Compute(name, kind, shape, d.act, flops, moved, phase, launches, kernel=kernel, drops=bool(d.dropout))
+    return Compute(
+        name, kind, shape, d.act, flops, moved, phase, launches, kernel=kernel, drops=bool(d.dropout), masked=c.masked
+    )
 
 
 def packed_blocks(c: Core) -> tuple[int, int, int]:

@@ -16,11 +16,13 @@ from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostC
 from sim.models.captured_bytes import FOREACH, written_bytes
 from sim.models.captured_convolutions import convolution, convolution_computes
 from sim.models.captured_indices import rows_in_turn
+from sim.models.captured_instructions import clocks_of
 from sim.models.captured_kernels import KERNELS, kernels_of, moved_bytes
 from sim.models.captured_layout import (
     casts_of,
     draws,
     is_pointwise,
+    is_transposed,
     is_transposing,
     kernel_of,
     rows_of_sum,
@@ -74,6 +76,7 @@ SOLVERS = {
 }
 COMPLEX_PRODUCTS = 4  # real products of a complex one
 FLOATS = ("fp32", "bf16", "fp16", "fp8")
+LAYER_NORMS = {"aten.native_layer_norm": 1, "aten.native_layer_norm_backward": 2}  # how many inputs lie in rows
 COPIES = ("aten.clone", "aten.copy_")
 
 
@@ -86,10 +89,30 @@ def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...
         return recurrent_computes(op)
     if on_gpu and is_convolution(op):
         return convolution_computes(op, _phase(op))
-    small = kernels_of(op).small_kernels(op) if on_gpu else 0
-    if not small:
+    if not on_gpu:
         return (compute_of(op),)
-    return compute_of(op), small_kernels(op.name, _phase(op), small)
+    small = kernels_of(op).small_kernels(op)
+    small_ones = (small_kernels(op.name, _phase(op), small),) if small else ()
+    return (*_copies_before(op), compute_of(op), *small_ones)
+
+
+def _copies_before(op: CapturedOperator) -> list[Compute]:
+    """Copies that an operator's own call makes of its inputs first.
+
+    A layer norm's are of an input whose elements do not lie together (layer_norm_kernel.cu: expect_contiguous);
+    `baddbmm` adds its product to a copy (Blas.cpp: addmm_out_cuda_impl, baddbmm_out_cuda_impl).
+    """
+    if op.name in LAYER_NORMS:
+        copied = [x for x in op.inputs[: LAYER_NORMS[op.name]] if x.strides]
+    else:
+        copied = [op.outputs[0]] if op.name == "aten.baddbmm" and op.outputs else []
+    return [_copy(op, x) for x in copied]
+
+
+def _copy(op: CapturedOperator, x: Tensor) -> Compute:
+    kind = "permute" if is_transposed(x) else "copy"
+    single = float(x.elements) if x.strides else 0.0
+    return Compute(op.name, kind, (x.elements,), x.dtype, 0.0, 2.0 * x.bytes, _phase(op), 0, single_elements=single)
 
 
 def copy_kind(copy: HostCopy) -> str:
@@ -200,7 +223,10 @@ def _attention(op: CapturedOperator, aligned: Alignment = "first") -> Compute:
     moved = float(sum(x.bytes for x in (*op.inputs, *op.outputs)))
     on_gpu = "for_cpu" not in op.name
     kernel = next((k for part, k in KERNEL_OF.items() if part in op.name), "") if on_gpu else ""
-    return Compute(op.name, kind, shape, q.dtype, flops, moved, _phase(op), kernel=kernel, drops=op.drops)
+    others = op.inputs[4:] if backward else op.inputs[3:]
+    masked = any(x.shape[1:] != q.shape[1:] and x.shape[-2:] == (q_len, kv_len) for x in others)
+    phase = _phase(op)
+    return Compute(op.name, kind, shape, q.dtype, flops, moved, phase, kernel=kernel, drops=op.drops, masked=masked)
 
 
 def _causal_block(q_len: int, kv_len: int, aligned: Alignment) -> tuple[int, int, int]:
@@ -259,6 +285,7 @@ def _solver(op: CapturedOperator) -> Compute:
 def _by_bytes(op: CapturedOperator) -> Compute:
     """An operator bound by memory; see `moved_bytes`."""
     found = kernels_of(op)
+    instructions = clocks_of(op)
     kind = "permute" if op.name in COPIES and is_transposing(op) else found.kind
     floats = [x for x in (*op.outputs, *op.inputs) if x.dtype in FLOATS]
     elements = max((x.elements for x in (*op.outputs, *op.inputs)), default=1)
@@ -277,6 +304,8 @@ def _by_bytes(op: CapturedOperator) -> Compute:
         casts=casts_of(op),
         rows_in_turn=rows_in_turn(op),
         summed_rows=rows_of_sum(op),
+        clocks=instructions.shared,
+        lone_clocks=instructions.alone,
         random_numbers=float(op.outputs[0].elements) if op.outputs and draws(op.name) else 0.0,
     )
 

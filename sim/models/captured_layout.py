@@ -215,6 +215,11 @@ def rows_of_sum(op: CapturedOperator) -> float:
     return summed_rows(math.prod(x.shape) / columns, columns)
 
 
+def has_channels_last(x: Tensor) -> bool:
+    """Tell whether the channels of images [images, channels, height, width] lie together in memory."""
+    return len(x.shape) > 3 and len(x.strides) > 1 and x.strides[1] == 1
+
+
 def is_transposed(x: Tensor) -> bool:
     """Tell whether neighbours in the last dimension, among those of more than one place, do not lie together."""
     last = next((stride for n, stride in zip(x.shape[::-1], x.strides[::-1], strict=False) if n > 1), 1)

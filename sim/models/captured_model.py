@@ -13,13 +13,26 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.program import DEPTHWISE, PART_OF_BLOCK, Block, BlockKind, Comm, Compute, ModelPart, Phase, Program, Role
+from sim.core.program import (
+    ALIGNED,
+    DEPTHWISE,
+    PART_OF_BLOCK,
+    Block,
+    BlockKind,
+    Comm,
+    Compute,
+    ModelPart,
+    Phase,
+    Program,
+    Role,
+)
 from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_of, tied_elements
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
 from sim.models.captured import items_of, known, masked_flops
 from sim.models.captured_memory import PieceMemory, ProgramLives
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
+COMPILED = "inductor."  # kernels that torch.compile generates
 PART_OF_KIND = {
     **dict.fromkeys(ATTENTION, ModelPart.ATTENTION),
     "grouped_gemm": ModelPart.EXPERTS,
@@ -60,7 +73,10 @@ def captured_model(path: str) -> CapturedModel:
 
 @lru_cache(maxsize=32)
 def _model(program: CapturedProgram) -> CapturedModel:
-    pieces, items = pieces_of(program), _Items(program.device != "cpu")
+    pieces, items = (
+        pieces_of(program),
+        _Items(program.device != "cpu", any(op.name.startswith(COMPILED) for op in program.operators)),
+    )
     owner = owners(program)[0]
     memory = ProgramLives(program, pieces, owner, lambda o: _is_weight_gradient(items, o)).memory()
     trained, frozen = _elements(program, pieces, owner)
@@ -94,8 +110,9 @@ def _model(program: CapturedProgram) -> CapturedModel:
 class _Items:
     """Operators as computations of a part of the model, and copies; equal ones are one object."""
 
-    def __init__(self, on_gpu: bool) -> None:
+    def __init__(self, on_gpu: bool, compiled: bool) -> None:
         self._on_gpu = on_gpu
+        self._compiled = compiled
         self._known: dict[tuple[CapturedOperator, ModelPart], tuple[Compute | Comm, ...]] = {}
 
     def of(self, op: CapturedOperator, part: ModelPart) -> tuple[Compute | Comm, ...]:
@@ -105,10 +122,14 @@ class _Items:
         if found is None:
             named = PART_OF_KIND if part is ModelPart.LAYER else {}
             found = self._known[key] = tuple(
-                replace(i, part=named.get(i.kind, part)) if isinstance(i, Compute) else i
+                self._padded(replace(i, part=named.get(i.kind, part))) if isinstance(i, Compute) else i
                 for i in items_of(op, self._on_gpu)
             )
         return found
+
+    def _padded(self, op: Compute) -> Compute:
+        """The operator with aligned rows, if inductor pads its matrices (torch/_inductor/fx_passes/pad_mm.py)."""
+        return replace(op, alignment=ALIGNED) if self._compiled and op.alignment != ALIGNED else op
 
 
 def _masked_flops(program: CapturedProgram, pieces: Pieces) -> float:

@@ -4,8 +4,9 @@ Frameworks with one kernel (Megatron's scale-mask-softmax, a compiler's) read sc
 Transformers' own function (models/llama/modeling_llama.py: eager_attention_forward) has a kernel for each torch
 operator: `matmul * scaling`, `+ mask`, `softmax(dtype=float32)`, `.to(query.dtype)`. Its mask has the dtype of the
 embedding's rows, which autocast leaves in fp32, so that under autocast the sum is in fp32, too. Without autocast
-torch's softmax reads 16 bits and writes fp32, and backward the other way (aten/src/ATen/native/cuda/SoftMax.cu). All
-were counted in captured programs (`tests/sim/models/test_eager_attention.py`).
+torch casts bf16 before the softmax; of fp16 the softmax reads 16 bits and writes fp32, and backward the other way
+(aten/src/ATen/native/SoftMax.cpp: softmax). All were counted in captured programs
+(`tests/sim/models/test_eager_attention.py`).
 """
 
 from __future__ import annotations
@@ -141,8 +142,7 @@ def _softmax(bytes_: float, kernel: str) -> ScorePass:
 def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     """Forward: scale, biases, mask (one for all heads), softmax, cast. Backward: cast, softmax, mask, cast, scale.
 
-    `sim.models.model_code` says which of them a model has. In 16 bits the softmax's kernels cast scores and their
-    gradient; in fp32 there are no casts.
+    `sim.models.model_code` says which of them a model has. In fp32 there are no casts.
     """
     code, e, scored, made = d.code, d.act_bytes, scored_bytes(d), softmax_bytes(d)
     given = FP32_BYTES if code.alibi else scored  # to the mask
@@ -151,23 +151,32 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     slopes = FP32_BYTES / (d.batch * c.q_len)  # one number for each key
     biased = ScorePass("alibi", scored + given + slopes, kind="elementwise", casts=3 * (scored < given), single=True)
     replaced, added = _replacing(d, c, given), _adding(d, c, given, masked)
+    widened, read = _widened(d, masked, made)
     ahead = (
         *scale,
         *((biased,) if code.alibi else ()),
         *replaced,
         *added,
-        _softmax(masked + made, torch_softmax(c.kv_len, masked, converts=made != masked)),
+        *((ScorePass("softmax_widening", masked + made, kind="cast", casts=2, single=True),) if widened else ()),
+        _softmax(read + made, torch_softmax(c.kv_len, read, converts=made != read)),
         *((ScorePass("softmax_cast", made + e, kind="cast"),) if made > e else ()),
     )
     back = (
         *((ScorePass("softmax_cast", e + made, kind="cast", casts=2, single=True),) if made > e else ()),
-        _softmax(2 * made + masked, torch_softmax_backward(c.kv_len)),
+        _softmax(2 * made + read, torch_softmax_backward(c.kv_len)),
+        *((ScorePass("softmax_widening", made + masked, kind="cast"),) if widened else ()),
         *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
         *replaced,
         *((ScorePass("alibi_cast", given + scored, kind="cast"),) if given > scored else ()),
         *scale,
     )
     return ahead, back
+
+
+def _widened(d: Dims, masked: float, made: float) -> tuple[bool, float]:
+    """Return whether a kernel casts scores to the softmax's dtype before it, and the bytes of a score that it reads."""
+    widened = made > masked and d.act != "fp16"
+    return widened, made if widened else masked
 
 
 def scored_bytes(d: Dims) -> float:
@@ -204,8 +213,9 @@ def score_gradient_bytes(d: Dims, c: Scored) -> float:
         return 2 * e
     masked = masked_bytes(d, FP32_BYTES if d.code.alibi else scored_bytes(d))
     made = masked if c.sinks else softmax_bytes(d)
+    _, read = _widened(d, masked, made)
     freed = (e if made > e else 0.0) + (e + MASK_BYTES if d.dropout else 0.0)
-    return 2 * made + masked - freed
+    return 2 * made + read - freed
 
 
 def _replacing(d: Dims, c: Scored, given: float) -> Passes:

@@ -23,6 +23,10 @@ cuDNN's forward takes twice as long with dropout. The clocks of one multiprocess
 calls on an H100 (scenarios/cuda/h100_dropout.json), and are equal at 1,024 to 8,192 tokens and at head sizes of 64 and
 128. On other GPUs they are assumed to be the same.
 
+cuDNN's kernels read a mask of numbers, [batch, 1, q_len, kv_len], beside the scores and compute all pairs. On an H200
+this takes 1.8 times as long as all pairs without a mask, ten shapes (`attention window` beside `attention full` in
+scenarios/measured/gpu_kernels/h200.json). FlashAttention-2 takes no mask.
+
 Each implementation (`flash2`, ...) has its own `AttentionSpeed`; `attention` is training's default. A framework may
 choose another (`Framework.attention_kernel`). `megatron` is Transformer Engine's choice: cuDNN's on Hopper,
 FlashAttention-2 on Ampere (`get_attention_backend` in its dot_product_attention/utils.py: "FusedAttention preference on
@@ -101,7 +105,8 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     x = speed.overlap
     moved_s = op.bytes / (gpu.memory_bandwidth_bytes_per_s * c.streaming_efficiency)
     # With short sequences the kernel waits for q, k, v and o and not for the tensor cores.
-    kernel_s = max(float((work_s**x + tail_s**x) ** (1.0 / x)), moved_s)
+    masked = _of_pass(speed.masked_slowdown, speed.masked_backward_slowdown, backward) if op.masked else 1.0
+    kernel_s = max(masked * float((work_s**x + tail_s**x) ** (1.0 / x)), moved_s)
     summed_s = _group_sums_s(op, gpu, c.streaming_efficiency) if speed.group_sums else 0.0
     return LAUNCH_S + kernel_s + summed_s + _dropout_seconds(op, gpu, speed)
 

@@ -80,6 +80,8 @@ class AttentionSpeed:
     )
     dropout_clocks: float = _constant(0.0, "clocks of one SM for each score that dropout adds, forward")
     dropout_backward_clocks: float = _constant(0.0, "clocks of one SM for each score that dropout adds, backward")
+    masked_slowdown: float = _constant(1.0, "time with a mask of numbers ÷ time without it, forward", True)
+    masked_backward_slowdown: float = _constant(1.0, "the same, backward", True)
 
 
 # Every neutral value leaves the roofline as it is. A profile that states nothing is therefore the bare data sheet.

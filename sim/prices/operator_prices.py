@@ -37,7 +37,14 @@ from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.prices.random_numbers import DRAWN, with_draws
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 from sim.prices.table_prices import TablePrices
-from sim.prices.unvectorized import MEASURED_APART, SUMS_ROWS, least_seconds, row_sum_seconds, sm_clocks_per_s
+from sim.prices.unvectorized import (
+    MEASURED_APART,
+    SUMS_ROWS,
+    least_seconds,
+    optimizer_slowdown,
+    row_sum_seconds,
+    sm_clocks_per_s,
+)
 from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
 from topology.spec import GpuSpec
 
@@ -48,6 +55,8 @@ STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vector
 # As in all shipped profiles (vtrain_single_node, A100). Hopper runs Ampere's kernels for such sizes: at one size they
 # take 3.5 times as long (m87-labs/kestrel pull request 143), at another as long (meta-pytorch/float8_experimental 145).
 UNALIGNED_SLOWDOWN = 2.0
+PARTLY_ALIGNED = 0.58  # power of the slowdown of odd widths that even ones have
+FP32_TILE, FP32_REACHED = 64, 0.8  # rows and columns of a tile, and its part of the peak
 USUALLY_REACHED = 0.6  # part of the peak that large matmuls reach in a step
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 # Kernels after another one that moves as much and is not counted in their bytes.
@@ -172,7 +181,21 @@ class Costs:
         prices = (self._measured_block, self._grouped, self._attention, self._from_points)
         found = next((cost for price in prices if (cost := price(op, pace)) is not None), None)
         cost = found or self.power.throttled(op, self._roofline(op), pace, self._device)
-        return self._summing_rows(op, self._drawing(op, self._bound_by_instructions(op, cost)))
+        return self._summing_rows(op, self._drawing(op, self._bound_by_instructions(op, self._in_tiles(op, cost))))
+
+    def _in_tiles(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a narrow matmul in fp32, whose whole tiles are computed without tensor cores.
+
+        Products with adapters of rank 16 take as long as with 64 columns on an H200 (llama1b_lora_checkpoint in
+        scenarios/measured/gpu_programs_h200).
+        """
+        known = self._sm_clocks_per_s and not self.profile.bare and cost.source != "measured"
+        if op.kind != "gemm" or op.dtype != "fp32" or not known:
+            return cost
+        batch, m, n, k = op.shape
+        m, n = (math.ceil(size / FP32_TILE) * FP32_TILE for size in (m, n))
+        least_s = 2.0 * batch * m * n * k / (FP32_REACHED * self._device.peak("fp32"))
+        return cost if least_s <= cost.seconds else Cost(least_s, "interpolated", UNVECTORIZED_UNCERTAINTY)
 
     def _summing_rows(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a sum over rows, whose thread blocks wait for each other."""
@@ -191,13 +214,15 @@ class Costs:
 
     def _bound_by_instructions(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a kernel whose instructions take longer than its bytes."""
-        if not (op.single_elements or op.rows_in_turn):
+        if not (op.single_elements or op.rows_in_turn or op.clocks):
             return cost
         # Points of such kernels have these instructions; those of casts are of the dtype that is written.
         cast = op.kind == "cast" and self._points.has_points("cast", op.dtype)
         if cast or (op.kernel in MEASURED_APART and self._points.knows(op)):
             return cost
-        least_s = least_seconds(op, self._sm_clocks_per_s)
+        if self._sm_clocks_per_s and (slower := optimizer_slowdown(op)) > 1.0:
+            return cost._replace(seconds=slower * cost.seconds)
+        least_s = least_seconds(op, self._sm_clocks_per_s, self.gpu.sm_count)
         return cost if least_s <= cost.seconds else Cost(least_s, "interpolated", UNVECTORIZED_UNCERTAINTY)
 
     def _in_model(self, op: Compute, cost: Cost) -> Cost:
@@ -311,9 +336,11 @@ class Costs:
         # cuBLAS has fast kernels only for leading dimensions of multiples of 16 bytes, as all points have.
         stated = self.coefficients.unaligned_matmul_slowdown
         odd = stated or (1.0 if self.gpu.chip.is_host else UNALIGNED_SLOWDOWN)
-        # Each load has half the elements with half the alignment. On an H100 a vocabulary of 30,522 words (alignment 2)
-        # takes 2.9 times as long as a padded one, an odd one 6.1 times (scenarios/measured/gpu_programs).
-        slower = odd ** (1.0 - math.log2(op.alignment) / math.log2(ALIGNED))
+        # On an H100 a vocabulary of 30,522 words (alignment 2) takes 2.9 times as long as a padded one, one of 128,100
+        # (alignment 4) 2.9 times on an H200, an odd one 6.1 times (scenarios/measured/gpu_programs, gpu_programs_h200).
+        # Elsewhere each load has half the elements with half the alignment.
+        even = PARTLY_ALIGNED if stated else 1.0 - math.log2(op.alignment) / math.log2(ALIGNED)
+        slower = odd if op.alignment == 1 else odd**even
         # A product that does not fill the fast kernels loses less: gpt-oss's of 64 wide heads take 1.5 times as long.
         filled_s = op.flops / (USUALLY_REACHED * self._device.peak(op.dtype))
         seconds = min(cost.seconds * slower, max(cost.seconds, filled_s * slower))

@@ -25,9 +25,10 @@ CAT_CLOCKS = 1.03
 # For an element of a softmax over rows that do not start at multiples of 16 bytes: gpt-oss's 2,049 scores of 16 bits.
 SOFTMAX_CLOCKS = 1.4
 CLOCKS_OF = {"cat": CAT_CLOCKS, "transposed": TRANSPOSE_CLOCKS, TORCH_SOFTMAX_UNALIGNED: SOFTMAX_CLOCKS}  # by kernel
-# For a parameter of torch's fused AdamW. On an H100 one of 16 bits with 16-bit moments, 14 bytes, takes 7.0 ps. At the
-# 2.68 TB/s of fp32 it would take 5.2 ps (medians of 20 steps of Transformers models, scenarios/measured/gpu_programs).
-OPTIMIZER_CLOCKS = 1.7
+# Of torch's fused AdamW over 16 bits (parameters, gradients, moments): time ÷ time of as many bytes in fp32. 14 bytes
+# take 5.06 ps on an H200 (scenarios/measured/gpu_kernels/h200.json) and 7.0 ps on an H100 (medians of 20 steps of
+# Transformers models, scenarios/measured/gpu_programs); at fp32's speeds it would be 4.05 and 5.36 ps.
+NARROW_OPTIMIZER, NARROW_OPTIMIZER_BYTES = 1.28, 16.0
 # For a row that a warp adds in a loop: it waits for an index and then for the row. 2,048 rows of 2,880 or 5,760
 # numbers take 2.1 ms on an H100 (gradients of gpt-oss's biases, scenarios/measured/gpu_programs).
 ROW_IN_TURN_S = 1.03e-6
@@ -56,14 +57,25 @@ def row_sum_seconds(op: Compute) -> float:
     return SUM_START_S + op.summed_rows * SUMMED_ROW_S if op.summed_rows else 0.0
 
 
-def least_seconds(op: Compute, clocks_per_s: float) -> float:
+def optimizer_slowdown(op: Compute) -> float:
+    """Return how much longer a fused optimizer over 16 bits takes than its bytes do in fp32; 1 for other kernels."""
+    narrow = op.kind == "optimizer" and 0.0 < op.bytes <= NARROW_OPTIMIZER_BYTES * op.single_elements
+    return NARROW_OPTIMIZER if narrow else 1.0
+
+
+def least_seconds(op: Compute, clocks_per_s: float, sm_count: int) -> float:
     """Return the seconds that a kernel's instructions take at least; 0 where nothing is known of them."""
     if not clocks_per_s:
         return 0.0
+    counted_s = (op.clocks + op.lone_clocks * sm_count) / clocks_per_s
+    return max(counted_s, _of_single_elements(op, clocks_per_s))
+
+
+def _of_single_elements(op: Compute, clocks_per_s: float) -> float:
     if not op.single_elements:
         return op.rows_in_turn * ROW_IN_TURN_S
     if op.kind == "optimizer":
-        return op.single_elements * OPTIMIZER_CLOCKS / clocks_per_s
+        return 0.0
     if op.kernel == DEPTHWISE:
         return op.single_elements * DEPTHWISE_CLOCKS / clocks_per_s
     clocks = CAST_CLOCKS * op.casts if op.casts else PLACE_CLOCKS

@@ -1,0 +1,106 @@
+"""Prices of single operators beside what they took on an H200 (tools/gpu_kernels.py)."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured import computes_of
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from topology.presets import GPUS
+
+CASES = {
+    c["case"]: c["seconds"] for c in json.loads(Path("scenarios/measured/gpu_kernels/h200.json").read_text())["cases"]
+}
+COSTS = Costs(load_profile("h200-sxm"), GPUS["h200-sxm"])
+ONE: tuple[int, ...] = (1,)
+
+
+def seconds(name: str, inputs: list[Tensor], outputs: list[Tensor]) -> float:
+    """Return the predicted seconds of a captured operator."""
+    phase = "backward" if "backward" in name else "forward"
+    op = CapturedOperator(f"aten.{name}", phase, "", tuple(inputs), tuple(outputs), 1, False)
+    return sum(COSTS.compute(c).seconds for c in computes_of(op))
+
+
+def tensor(dtype: str, shape: tuple[int, ...], last: bool = False) -> Tensor:
+    _, c, h, w = shape if last else (1, 1, 1, 1)
+    return Tensor(dtype, shape, (c * h * w, 1, w * c, c) if last else ())
+
+
+def layer_norms() -> Iterator[tuple[float, float]]:
+    for case, found in CASES.items():
+        kind, dtype, *size = case.split()
+        if kind == "layer_norm":
+            rows, width = map(int, size[0].split("x"))
+            x, w, m = tensor(dtype, (rows, width)), tensor(dtype, (width,)), tensor("fp32", (rows, 1))
+            yield seconds("native_layer_norm", [x, w, w], [x, m, m]), found["native_layer_norm"]
+            backward = seconds("native_layer_norm_backward", [x, x, m, m, w, w], [x, w, w])
+            yield backward, found["native_layer_norm_backward"]
+
+
+def batch_norms() -> Iterator[tuple[float, float]]:
+    for case, found in CASES.items():
+        kind, dtype, *rest = case.split()
+        if kind == "batch_norm":
+            n, c, width = map(int, rest[1].split("x"))
+            x, w = tensor(dtype, (n, c, width, width), rest[0] == "last"), tensor("fp32", (c,))
+            of = "native" if "native_batch_norm" in found else "cudnn"
+            yield seconds("native_batch_norm", [x, w, w, w, w], [x, w, w]), found[f"{of}_batch_norm"]
+            backward = seconds("native_batch_norm_backward", [x, x, w, w, w, w, w], [x, w, w])
+            yield backward, found[f"{of}_batch_norm_backward"]
+
+
+def convolutions() -> Iterator[tuple[float, float]]:
+    for case, found in CASES.items():
+        kind, *rest = case.split()
+        if kind == "convolution":
+            n, into, width = map(int, rest[1].split("x"))
+            out, size, stride, groups = (int(rest[i]) for i in (3, 5, 7, 9))
+            padding = size // 2 if stride < size or size == 1 else 0
+            result = (width + 2 * padding - size) // stride + 1
+            last = rest[0] == "last"
+            x, y = tensor("bf16", (n, into, width, width), last), tensor("bf16", (n, out, result, result), last)
+            w = tensor("bf16", (out, into // groups, size, size), last)
+            forward = found.get("cudnn_convolution") or found["_conv_depthwise2d"]
+            yield seconds("convolution", [x, w], [y]), forward
+            outputs = [x, w] if into > 3 else [w]  # an image needs no gradient
+            backward = [tensor("bf16", ONE), *outputs] if into == 3 else outputs
+            yield seconds("convolution_backward", [y, x, w], backward), found["convolution_backward"]
+
+
+def masked_attentions() -> Iterator[tuple[float, float]]:
+    for case, found in CASES.items():
+        kind, *rest = case.split()
+        if kind == "attention" and rest[0] in ("causal", "full", "window"):
+            b, h, s, d = map(int, rest[1].split("x"))
+            q, sums, mask = tensor("bf16", (b, h, s, d)), tensor("fp32", (b, h, s, 1)), tensor("bf16", (b, 1, s, s))
+            masks, causal = ([mask] if rest[0] == "window" else []), rest[0] == "causal"
+            name = "aten._scaled_dot_product_cudnn_attention"
+            ahead = CapturedOperator(name, "forward", "", (q, q, q, *masks), (q, sums), 1, causal)
+            back = CapturedOperator(f"{name}_backward", "backward", "", (*[q] * 5, sums, *masks), (q, q, q), 1, causal)
+            for op, key in ((ahead, "_cudnn_attention_forward"), (back, "_cudnn_attention_backward")):
+                yield sum(COSTS.compute(c).seconds for c in computes_of(op)), found[key]
+
+
+@pytest.mark.parametrize(
+    ("cases", "count", "median", "most"),
+    [
+        (layer_norms, 52, 0.1, 0.3),
+        (batch_norms, 72, 0.13, 0.6),
+        (convolutions, 92, 0.2, 1.1),
+        (masked_attentions, 60, 0.17, 0.7),
+    ],
+)
+def test_operators_take_as_long_as_measured(cases, count, median, most) -> None:  # type: ignore[no-untyped-def]
+    off = [abs(math.log(own / real)) for own, real in cases()]
+    assert len(off) == count
+    assert statistics.median(off) < median
+    assert max(off) < most
