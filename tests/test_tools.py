@@ -69,3 +69,10 @@ def test_the_page_of_programs_has_the_table_of_the_h100_that_its_tool_writes() -
     page = tool["PAGE"].read_text()
     table = "\n".join(tool["show"](tool["STORED"]))
     assert tool["with_table"](page, tool["ON_PAGE"], table) == page  # else: python tools/gpu_programs.py show
+
+
+def test_the_page_of_programs_has_the_steps_of_the_h200_that_were_predicted_before() -> None:
+    tool = runpy.run_path(str(TOOLS / "gpu_programs.py"), run_name="loaded")
+    page = tool["PAGE"].read_text()
+    table = "\n".join(tool["steps"](tool["PREDICTED_BEFORE"]))
+    assert tool["with_table"](page, tool["STEPS_ON_PAGE"], table) == page  # else: python tools/gpu_programs.py steps

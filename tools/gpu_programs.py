@@ -2,6 +2,7 @@
 
     python tools/gpu_programs.py measure TABLE.json [--folder FOLDER] [--seconds S] [--only ID …]    (a CUDA GPU)
     python tools/gpu_programs.py show [--folder FOLDER]
+    python tools/gpu_programs.py steps
     python tools/gpu_programs.py operators ID [--folder FOLDER]
     python tools/gpu_programs.py compiled [--folder FOLDER]
 
@@ -13,7 +14,8 @@ fails gets `failed`; the others still run.
 
 `show` prices the programs that `calibrate.capture --table FOLDER/table.json --out FOLDER/programs` wrote, and prints
 device seconds without matmuls, whose speed depends on the data, and peak memory. Of the stored folder,
-scenarios/measured/gpu_programs, it writes the table into docs/programs_checked.md. `operators` prints measured and
+scenarios/measured/gpu_programs, it writes the table into docs/programs_checked.md. `steps` does so for the steps of
+scenarios/measured/gpu_programs_h200, whose rows say what was predicted before they ran. `operators` prints measured and
 predicted seconds of one row's operators, the largest differences first, and what its matmuls reached. `compiled` prints
 the kernels of the rows that a compiler changed: matmuls, attention, optimizer and the others.
 """
@@ -38,7 +40,8 @@ from page_tables import with_table  # noqa: E402
 
 STORED = ROOT / "scenarios" / "measured" / "gpu_programs"
 PAGE = ROOT / "docs" / "programs_checked.md"
-ON_PAGE = "h100 programs"  # the table's name there
+ON_PAGE, STEPS_ON_PAGE = "h100 programs", "h200 steps"  # the tables' names there
+PREDICTED_BEFORE = ROOT / "scenarios" / "measured" / "gpu_programs_h200"
 TABLE, OPERATORS, PROGRAMS = "table.json", "operators.json.gz", "programs"
 REST_S, FIRST_S = 0.5, 1.0
 WARM_UP, AWAITED, PROFILED = 3, 8, 2  # steps
@@ -272,6 +275,42 @@ def show(folder: Path) -> list[str]:
     return lines
 
 
+def steps(folder: Path) -> list[str]:
+    """Return the Markdown table of steps and peaks: measured, predicted before the measurement, and predicted now."""
+    from sim.validation.program_rows import captured_step
+    from sim.validation.tables import read_table
+
+    lines = [
+        "| program | step, measured | predicted before | error | predicted now | error | peak memory, before | now |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    errors: dict[str, list[float]] = defaultdict(list)
+    for row in read_table(folder / TABLE).rows:
+        before, real = row.data["predicted_before"], row.measured
+        now = captured_step(row, None, folder / PROGRAMS / f"{row.id}.json.gz")
+        step_s, peak = real["step_time_s"], real["peak_memory_bytes"]
+        found = {
+            "before": before["step_time_s"] / step_s - 1,
+            "now": now.step_time_s / step_s - 1,
+            "peak before": before["peak_memory_bytes"] / peak - 1,
+            "peak now": now.outcome.peak_memory_bytes / peak - 1,
+        }
+        for name, error in found.items():
+            errors[name].append(abs(error))
+        lines.append(
+            f"| {row.id} | {step_s * 1e3:.1f} ms | {before['step_time_s'] * 1e3:.1f} ms | {found['before']:+.1%} "
+            f"| {now.step_time_s * 1e3:.1f} ms | {found['now']:+.1%} "
+            f"| {found['peak before']:+.1%} | {found['peak now']:+.1%} |"
+        )
+    for word, summary in (("mean", statistics.fmean), ("median", statistics.median)):
+        shown = {name: f"{summary(each):.1%}" for name, each in errors.items()}
+        lines.append(
+            f"| {word} of the absolute errors | | | {shown['before']} | | {shown['now']} "
+            f"| {shown['peak before']} | {shown['peak now']} |"
+        )
+    return lines
+
+
 def operators(folder: Path, row_id: str) -> list[str]:
     """Return a row's operators, measured and predicted, in the order of their difference."""
     from sim.traces.program_prices import ProgramPrices
@@ -336,6 +375,7 @@ def main() -> int:
     words.add_argument("--only", nargs="*", default=[])
     of_row = commands.add_parser("operators", help="compare one row operator by operator")
     of_row.add_argument("id")
+    commands.add_parser("steps", help="compare the steps that were predicted before they were measured")
     shows = commands.add_parser("show", help="compare a measured folder with its programs")
     for each in (words, of_row, shows, commands.add_parser("compiled", help="kernels of compiled rows")):
         each.add_argument("--folder", type=Path, default=STORED)
@@ -344,6 +384,10 @@ def main() -> int:
         return measure(options.table, options.folder, options.seconds, options.only)
     if options.command == "operators":
         print("\n".join(operators(options.folder, options.id)))
+        return 0
+    if options.command == "steps":
+        print("\n".join(lines := steps(PREDICTED_BEFORE)))
+        PAGE.write_text(with_table(PAGE.read_text(), STEPS_ON_PAGE, "\n".join(lines)))
         return 0
     lines = compiled(options.folder) if options.command == "compiled" else show(options.folder)
     print("\n".join(lines))

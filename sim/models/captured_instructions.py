@@ -22,6 +22,7 @@ from typing import NamedTuple
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured_bytes import FOREACH
 from sim.models.captured_layout import has_channels_last
+from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 
 NARROW = ("bf16", "fp16")
 ROW_CLOCKS, ROW_BACKWARD_CLOCKS = 260.0, 180.0  # a layer norm's row
@@ -58,7 +59,6 @@ ROLL_CLOCKS = 1.24
 # A sum over the last dimension, for each row: 64 numbers of a row take as long as 256.
 SUM_CLOCKS, SUM_NARROW_CLOCKS, SHORTEST_SUM = 60.0, 100.0, 32
 STRIDED_SUM_CLOCKS = 1.8  # for each element, if they do not lie together (Mamba 2 and Falcon-H1)
-FOREACH_CLOCKS, FOREACH_NORM_CLOCKS = 0.35, 0.21  # an element of lists of tensors
 
 
 class Clocks(NamedTuple):
@@ -126,7 +126,7 @@ def _foreach(op: CapturedOperator) -> Clocks:
     # Lists of a function's operands have as many elements; the outputs are those of one list, or of the results.
     reduces = op.name == "aten._foreach_norm"
     lists = op.inputs if reduces else op.outputs or op.inputs
-    return Clocks(sum(x.elements for x in lists) * (FOREACH_NORM_CLOCKS if reduces else FOREACH_CLOCKS))
+    return Clocks(sum(x.elements for x in lists) * (NORM_CLOCKS if reduces else FUNCTION_CLOCKS))
 
 
 _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import ModelPart, Phase, Program
 from sim.models.frameworks import framework_of
+from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op
 from sim.models.optimizers import ADAMW, OPTIMIZERS, Optimizer
@@ -141,6 +142,8 @@ def clip_items(n_params: int, t: Training) -> Program:
     size = n_params * dtype_bytes(t.grad_dtype)
     norm = memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm")
     scale = memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32", kernel="grad_scale")
+    if framework_of(t).plain_host:  # torch.nn.utils.clip_grad_norm_
+        norm, scale = replace(norm, clocks=NORM_CLOCKS * n_params), replace(scale, clocks=FUNCTION_CLOCKS * n_params)
     return items_of_part(ModelPart.OPTIMIZER, (norm, scale))
 
 

@@ -31,6 +31,7 @@ from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
 from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
+from sim.prices.fp32_matmuls import fp32_seconds
 from sim.prices.kernel_tables import least_waves, measured_bytes
 from sim.prices.power_limit import PowerLimit
 from sim.prices.profile import BlockPoint, CollectiveTable, Profile
@@ -56,7 +57,6 @@ STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vector
 # take 3.5 times as long (m87-labs/kestrel pull request 143), at another as long (meta-pytorch/float8_experimental 145).
 UNALIGNED_SLOWDOWN = 2.0
 PARTLY_ALIGNED = 0.58  # power of the slowdown of odd widths that even ones have
-FP32_TILE, FP32_REACHED = 64, 0.8  # rows and columns of a tile, and its part of the peak
 USUALLY_REACHED = 0.6  # part of the peak that large matmuls reach in a step
 UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 # Kernels after another one that moves as much and is not counted in their bytes.
@@ -181,21 +181,14 @@ class Costs:
         prices = (self._measured_block, self._grouped, self._attention, self._from_points)
         found = next((cost for price in prices if (cost := price(op, pace)) is not None), None)
         cost = found or self.power.throttled(op, self._roofline(op), pace, self._device)
-        return self._summing_rows(op, self._drawing(op, self._bound_by_instructions(op, self._in_tiles(op, cost))))
+        cost = self._bound_by_instructions(op, self._without_tensor_cores(op, cost))
+        return self._summing_rows(op, self._drawing(op, cost))
 
-    def _in_tiles(self, op: Compute, cost: Cost) -> Cost:
-        """Lengthen a narrow matmul in fp32, whose whole tiles are computed without tensor cores.
-
-        Products with adapters of rank 16 take as long as with 64 columns on an H200 (llama1b_lora_checkpoint in
-        scenarios/measured/gpu_programs_h200).
-        """
+    def _without_tensor_cores(self, op: Compute, cost: Cost) -> Cost:
         known = self._sm_clocks_per_s and not self.profile.bare and cost.source != "measured"
-        if op.kind != "gemm" or op.dtype != "fp32" or not known:
+        if op.kind not in MATMULS or op.dtype != "fp32" or not known:
             return cost
-        batch, m, n, k = op.shape
-        m, n = (math.ceil(size / FP32_TILE) * FP32_TILE for size in (m, n))
-        least_s = 2.0 * batch * m * n * k / (FP32_REACHED * self._device.peak("fp32"))
-        return cost if least_s <= cost.seconds else Cost(least_s, "interpolated", UNVECTORIZED_UNCERTAINTY)
+        return cost._replace(seconds=fp32_seconds(op, cost.seconds, self._device.peak("fp32")))
 
     def _summing_rows(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a sum over rows, whose thread blocks wait for each other."""
@@ -265,7 +258,7 @@ class Costs:
         whole = self._alone(one, pace)
         bandwidth = self._device.bandwidth_bytes_per_s * self.coefficients.streaming_efficiency
         seconds = whole.seconds + max(0.0, op.bytes - once) / bandwidth
-        if op.kernels == groups and not op.looped:
+        if op.kernels == groups and not op.looped and op.dtype != "fp32":  # whose own rule has it
             # Groups run one after another on one stream, and none fills the last wave of another.
             alone, joined = (least_waves(b, a, c, self.gpu.sm_count) for b, a, c in ((1, *op.shape[1:3]), shape[:3]))
             seconds *= max(1.0, alone / joined)
