@@ -185,8 +185,9 @@ class Costs:
         return self._summing_rows(op, self._drawing(op, cost))
 
     def _without_tensor_cores(self, op: Compute, cost: Cost) -> Cost:
-        known = self._sm_clocks_per_s and not self.profile.bare and cost.source != "measured"
-        if op.kind not in MATMULS or op.dtype != "fp32" or not known:
+        known = self._sm_clocks_per_s and not self.profile.bare
+        # Points of the user's own machine have the starts.
+        if op.kind not in MATMULS or op.dtype != "fp32" or not known or self._points.has_points("gemm", "fp32"):
             return cost
         return cost._replace(seconds=fp32_seconds(op, cost.seconds, self._device.peak("fp32")))
 
