@@ -17,12 +17,11 @@ from msgspec.structs import replace
 
 from sim.core.program import ALIGNED, DEPTHWISE, Compute, Phase, Role
 from sim.inputs.program_file import CONVOLUTIONS, CapturedOperator, Tensor
-from sim.models.captured_layout import has_channels_last, is_transposed
+from sim.models.captured_layout import NARROW, has_channels_last, is_transposed
 from sim.models.captured_recurrent import multiplied
 
 CUDNN_CHANNELS = 32  # from which cuDNN runs depthwise convolutions of fp16
 CUDNN_FILTERS = (1, 3, 5)  # the widths of square filters for which it does
-NARROW = ("bf16", "fp16")
 # Single operators on an H200 (scenarios/measured/gpu_kernels/h200.json). 64 images of 3 channels run at the speed of
 # fp32 with the channels filled up to four. An element of a tensor that is moved takes half a clock. Depthwise filters
 # of 3 x 3 and of 7 x 7 take these clocks, a product in the backward longer.

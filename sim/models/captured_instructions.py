@@ -21,10 +21,9 @@ from typing import NamedTuple
 
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured_bytes import FOREACH
-from sim.models.captured_layout import has_channels_last
+from sim.models.captured_layout import NARROW, has_channels_last
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 
-NARROW = ("bf16", "fp16")
 ROW_CLOCKS, ROW_BACKWARD_CLOCKS = 260.0, 180.0  # a layer norm's row
 SUMMED_ROW_CLOCKS = 7.2  # that one block adds to the gradients of 32 weights
 SHARED_FROM_ROWS, COLUMNS, MULTIPROCESSORS = 65537, 32, 132

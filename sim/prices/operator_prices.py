@@ -186,9 +186,8 @@ class Costs:
 
     def _without_tensor_cores(self, op: Compute, cost: Cost) -> Cost:
         known = self._sm_clocks_per_s and not self.profile.bare
-        # Points of the user's own machine have the starts.
-        if op.kind not in MATMULS or op.dtype != "fp32" or not known or self._points.has_points("gemm", "fp32"):
-            return cost
+        if op.kind not in MATMULS or op.dtype != "fp32" or not known or self._points.has_points(op.kind, "fp32"):
+            return cost  # points of the user's own machine have the starts; groups are priced by points of one matmul
         return cost._replace(seconds=fp32_seconds(op, cost.seconds, self._device.peak("fp32")))
 
     def _summing_rows(self, op: Compute, cost: Cost) -> Cost:
