@@ -14,7 +14,7 @@ from sim.core.attention_pairs import Alignment, half_diagonal_pairs
 from sim.core.program import ALIGNED, TORCH_SOFTMAX_UNALIGNED, Comm, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured_bytes import FOREACH, written_bytes
-from sim.models.captured_convolutions import convolution, convolution_computes
+from sim.models.captured_convolutions import convolution, convolution_computes, copy_before
 from sim.models.captured_indices import rows_in_turn
 from sim.models.captured_instructions import clocks_of
 from sim.models.captured_kernels import KERNELS, kernels_of, moved_bytes
@@ -106,13 +106,7 @@ def _copies_before(op: CapturedOperator) -> list[Compute]:
         copied = [x for x in op.inputs[: LAYER_NORMS[op.name]] if x.strides]
     else:
         copied = [op.outputs[0]] if op.name == "aten.baddbmm" and op.outputs else []
-    return [_copy(op, x) for x in copied]
-
-
-def _copy(op: CapturedOperator, x: Tensor) -> Compute:
-    kind = "permute" if is_transposed(x) else "copy"
-    single = float(x.elements) if x.strides else 0.0
-    return Compute(op.name, kind, (x.elements,), x.dtype, 0.0, 2.0 * x.bytes, _phase(op), 0, single_elements=single)
+    return [copy_before(op, x, _phase(op), is_transposed(x)) for x in copied]
 
 
 def copy_kind(copy: HostCopy) -> str:

@@ -44,7 +44,11 @@ def convolution_computes(op: CapturedOperator, phase: Phase) -> tuple[Compute, .
     x, weight, y = _tensors(op)
     backward = op.name == CONVOLUTIONS[1]
     last = has_channels_last(x) or has_channels_last(weight)
-    copies = [_copied(op, t, phase) for t in ((y, x) if backward else (x,)) if _is_copied(t, last)]
+    copies = [
+        copy_before(op, t, phase, is_transposed(t) or has_channels_last(t) or not t.strides)
+        for t in ((y, x) if backward else (x,))
+        if _is_copied(t, last)
+    ]
     depthwise = _is_depthwise(x, weight, y)
     own = depthwise and not _in_cudnn(x, weight)
     products = _depthwise(op, phase, own) if depthwise else _by_fp32(convolution(op, phase), x, weight)
@@ -154,11 +158,10 @@ def _is_copied(x: Tensor, last: bool) -> bool:
     return not has_channels_last(x) if last else bool(x.strides)
 
 
-def _copied(op: CapturedOperator, x: Tensor, phase: Phase) -> Compute:
-    """An input that is copied into its own order."""
-    kind = "permute" if is_transposed(x) or has_channels_last(x) or not x.strides else "copy"
-    size, single = 2.0 * x.bytes, float(x.elements)
-    return Compute(op.name, kind, (x.elements,), x.dtype, 0.0, size, phase, 0, single_elements=single)
+def copy_before(op: CapturedOperator, x: Tensor, phase: Phase, permutes: bool) -> Compute:
+    """A copy of an input that an operator's own call makes first; torch has no vectorized kernel for it."""
+    kind, single = "permute" if permutes else "copy", float(x.elements)
+    return Compute(op.name, kind, (x.elements,), x.dtype, 0.0, 2.0 * x.bytes, phase, 0, single_elements=single)
 
 
 def _depthwise(op: CapturedOperator, phase: Phase, own: bool) -> Compute:
