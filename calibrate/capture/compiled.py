@@ -1,12 +1,12 @@
 """Captures a step as `torch.compile` would run it: AOTAutograd's joint graph, split by the min-cut partition, fused.
 
-Torch's own partitioner decides what is saved for the backward. Which operators become one kernel is this project's rule
-(`fusion.py`). The model and its loss are one graph; the optimizer is not compiled.
+Torch's own partitioner decides what is saved for the backward, and Inductor which operators become one kernel
+(`inductor.py`). The model and its loss are one graph; the optimizer is not compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -17,11 +17,11 @@ from torch._guards import detect_fake_mode
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.virtualized import V
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
-from calibrate.capture.fusion import Kernel, is_view, kernels_of
+from calibrate.capture.inductor import Access, Call, Kernel, Part, Schedule, View, fake_mode_of, scheduled
 from calibrate.capture.recorder import RecordedOperator, Recorder, describe
 from calibrate.capture.step import Step
 
@@ -77,87 +77,142 @@ class CompiledLoss:
     def __call__(self) -> torch.Tensor:
         """Compute the loss of one micro-batch."""
         with patch("torch._dynamo.utils.assert_no_fake_params_or_buffers", lambda *_: None):  # they are fake here
-            loss: torch.Tensor = self.run(*self.parameters.values())
+            loss: torch.Tensor = self.run(*self.parameters.values())[0]
         return loss
 
-    def _loss_of(self, *parameters: torch.Tensor) -> torch.Tensor:
-        """Compute the step's loss as a function of the parameters."""
+    def _loss_of(self, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Compute the step's loss as a function of the parameters, and what the compiled model returns beside it.
+
+        A model that computes its own loss returns logits too. The backward takes a gradient of them, for which autograd
+        makes zeros (torch/_functorch/_aot_autograd/runtime_wrappers.py: `CompiledFunction`).
+        """
         # AOTAutograd calls this more than once, in some releases with the same tensors. A cast that one trace has
         # cached is unknown to the next.
         self.recorder.operators.forget()
         model = self.step.model
         given = dict(zip(self.parameters, parameters, strict=True))
         # Otherwise a second name of a tied parameter keeps the old tensor, whose part of the gradient is not computed.
-        with torch.nn.utils.stateless._reparametrize_module(model, given, tie_weights=True), ZerosTraced():
+        returned: list[Any] = []
+        hook = model.register_forward_hook(lambda *call: returned.extend(tree_leaves(call[-1])))
+        with hook, torch.nn.utils.stateless._reparametrize_module(model, given, tie_weights=True), ZerosTraced():
             loss: torch.Tensor = self.step.loss()
-        return loss
+        if not any(x is loss for x in returned):
+            return (loss,)
+        beside = (x for x in returned if isinstance(x, torch.Tensor) and x.requires_grad and x is not loss)
+        return (loss, *beside)
 
     def _compiler(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        kernels = kernels_of(gm.graph)
+        schedule = scheduled(gm, example_inputs)
 
         def run(args: list[Any]) -> Any:
-            return self._execute(gm, kernels, args)
+            return _Run(schedule, self.recorder, args).run()
 
         run._boxed_call = True  # type: ignore[attr-defined]  # torch frees the inputs that the list alone holds
         return run
 
-    def _execute(self, graph: GraphModule, kernels: list[Kernel], args: list[Any]) -> Any:
-        """Run the graph, and free each value after the last kernel that reads it."""
-        values: dict[Node, Any] = {}
-        inputs = [n for n in graph.graph.nodes if n.op == "placeholder"]
-        values.update(zip(inputs, args, strict=True))
+
+class _Run:
+    """One call of a compiled graph on fake tensors. Each buffer is freed after the last step that uses it."""
+
+    def __init__(self, schedule: Schedule, recorder: Recorder, args: list[Any]) -> None:
+        self.schedule, self.recorder = schedule, recorder
+        self.mode = fake_mode_of(args)
+        self.values: dict[str, Any] = dict(zip(schedule.inputs, [*args, *schedule.constants], strict=True))
         args.clear()
-        values.update({n: getattr(graph, str(n.target)) for n in graph.graph.nodes if n.op == "get_attr"})
-        result = next(n for n in graph.graph.nodes if n.op == "output")
-        kept = set(result.all_input_nodes)
-        last = {x: i for i, kernel in enumerate(kernels) for n in kernel.nodes for x in (n, *n.all_input_nodes)}
-        freed: dict[int, list[Node]] = {}
-        for node, i in last.items():
-            freed.setdefault(i, []).append(node)
-        for i, kernel in enumerate(kernels):
-            self._kernel(kernel, values, kept)
-            for node in freed.get(i, ()):
-                if node not in kept:
-                    del values[node]
-        return tree_map_only(Node, values.__getitem__, result.args[0])
 
-    def _kernel(self, kernel: Kernel, values: dict[Node, Any], kept: set[Node]) -> None:
-        """Run a kernel's nodes; nodes of a fused kernel and views are not recorded one by one."""
-        alone = len(kernel.nodes) == 1 and not kernel.space
-        recorder, phase = self.recorder, self.recorder.phase
-        if not alone or is_view(kernel.nodes[0]):
-            recorder.phase = ""
-        members = set(kernel.nodes)
-        read = [x for x in {x: None for n in kernel.nodes for x in n.all_input_nodes} if x not in members]
-        tensors = [values[x] for x in read]
-        try:
-            for node in kernel.nodes:
-                target: Any = node.target
-                given, named = tree_map_only(Node, values.__getitem__, (node.args, node.kwargs))
-                values[node] = target(*given, **named)
-        finally:
-            recorder.phase = phase
-        written = [n for n in kernel.nodes if n in kept or any(u not in members for u in n.users)]
-        if phase and kernel.space:
-            _record(recorder, kernel, tensors, [values[n] for n in written])
+    def run(self) -> list[Any]:
+        """Run all steps, and return the graph's results."""
+        steps, outputs = self.schedule.steps, self.schedule.outputs
+        freed: list[list[str]] = [[] for _ in steps]
+        used = [set(self._used(step)) for step in steps]
+        kept = {name for x in outputs if isinstance(x, View) for name in self._with_bases(x.buffer)}
+        last = {name: i for i, names in enumerate(used) for name in names}
+        for name, i in last.items():
+            if name not in kept:
+                freed[i].append(name)
+        for name in self.values.keys() - last.keys() - kept:
+            del self.values[name]
+        for step, names in zip(steps, freed, strict=True):
+            self._step(step)
+            for name in names:
+                self.values.pop(name, None)
+        return [self._view(x) if isinstance(x, View) else x for x in outputs]
+
+    def _used(self, step: Kernel | Call | Part) -> Iterator[str]:
+        """Yield the buffers that a step reads or writes."""
+        names: list[str] = []
+        if isinstance(step, Kernel):
+            names = [x.buffer for x in (*step.reads, *step.writes)]
+        elif isinstance(step, Part):
+            names = [step.buffer, step.of]
+        else:
+            names = [step.buffer, *(x.buffer for x in _views(step))]
+        for name in names:
+            yield from self._with_bases(name)
+
+    def _with_bases(self, name: str) -> Iterator[str]:
+        """Yield a buffer and those in which it lies."""
+        yield name
+        where = self.schedule.buffers.get(name)
+        if where is not None and where.buffer != name:
+            yield from self._with_bases(where.buffer)
+
+    def _step(self, step: Kernel | Call | Part) -> None:
+        if isinstance(step, Kernel):
+            self._record(step)
+        elif isinstance(step, Part):
+            found = self.values[step.of]
+            for i in step.indices:
+                found = found[i]
+            self.values[step.buffer] = found
+        else:
+            args, kwargs = tree_map(
+                lambda x: self._view(x) if isinstance(x, View) else x, (step.args, step.kwargs), is_leaf=_is_view
+            )
+            self.values[step.buffer] = step.target(*args, **kwargs)
+
+    def _record(self, kernel: Kernel) -> None:
+        recorder = self.recorder
+        if not recorder.phase:
+            return
+        name = "inductor.reduction" if kernel.reduces else "inductor.pointwise"
+        inputs, outputs = ([self._described(x) for x in accesses] for accesses in (kernel.reads, kernel.writes))
+        recorder.rows.append(RecordedOperator(name, *recorder._place(), inputs, outputs, 1))
+
+    def _described(self, access: Access) -> tuple[Any, int]:
+        """Return what a kernel reads or writes of a buffer, and the number of its storage."""
+        x = self._tensor(access.buffer)
+        dtype, shape, strides = describe(x)
+        if access.elements < x.numel():
+            shape, strides = (access.elements,), ()
+        return (dtype, shape, strides), self.recorder.storage(x)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        """Return a buffer's tensor, which is allocated at its first use."""
+        found = self.values.get(name)
+        if found is None:
+            where = self.schedule.buffers[name]
+            if where.buffer != name:
+                found = self._view(where)
+            else:
+                with self.recorder.paused(), self.mode:
+                    found = torch.empty_strided(where.size, where.stride, dtype=where.dtype)
+            self.values[name] = found
+        x: torch.Tensor = found
+        return x
+
+    def _view(self, view: View) -> torch.Tensor:
+        x = self._tensor(view.buffer)
+        if (x.dtype, *map(tuple, (x.shape, x.stride()))) == (view.dtype, view.size, view.stride) and not view.offset:
+            return x
+        with self.recorder.paused(), self.mode:
+            x = x if x.dtype == view.dtype else x.view(view.dtype)
+            return x.as_strided(view.size, view.stride, x.storage_offset() + view.offset)
 
 
-def _record(recorder: Recorder, kernel: Kernel, read: list[Any], written: list[Any]) -> None:
-    name = "inductor.reduction" if kernel.reduces else "inductor.pointwise"
-    inputs, outputs = (
-        _once(recorder, [x for x in tree_leaves(t) if isinstance(x, torch.Tensor)]) for t in (read, written)
-    )
-    recorder.rows.append(RecordedOperator(name, *recorder._place(), inputs, outputs, 1))
+def _is_view(x: Any) -> bool:
+    return isinstance(x, View)
 
 
-def _once(recorder: Recorder, tensors: list[torch.Tensor]) -> list[tuple[Any, int]]:
-    """Return tensors with their storages' numbers; of views that together exceed their storage only the largest."""
-    by_storage: dict[int, list[torch.Tensor]] = {}
-    for x in tensors:
-        by_storage.setdefault(recorder.storage(x), []).append(x)
-    found = []
-    for number, views in by_storage.items():
-        if sum(x.nbytes for x in views) > recorder.lives[number].bytes:
-            views = [max(views, key=lambda x: x.nbytes)]
-        found += [(describe(x), number) for x in views]
-    return found
+def _views(call: Call) -> list[View]:
+    return [x for x in tree_leaves((call.args, call.kwargs), is_leaf=_is_view) if isinstance(x, View)]

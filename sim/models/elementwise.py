@@ -133,6 +133,8 @@ def norm(
     elements = rows * width
     fused = d.framework.fuses_rmsnorm or kind != "rmsnorm"
     kernel = "" if fused else EAGER_NORM
+    # Kernels that a compiler generates stream as fast with a reduction in them as without (docs/programs_checked.md).
+    speed = "elementwise" if d.framework.fuses_chains else "norm"
     t = norm_traffic(d, kind, after_sum, vectors > 0)
     again = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the next input is made of it
     kept = Saved(f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT)
@@ -144,11 +146,11 @@ def norm(
     return Operator(
         name,
         (
-            memory_op(name, F, "norm", elements, forward, d.act, t.forward_kernels, kernel),
+            memory_op(name, F, speed, elements, forward, d.act, t.forward_kernels, kernel),
             *_launches(f"{name}_launches", F, t.forward_launches),
         ),
         (
-            memory_op(f"{name}_backward", I, "norm", elements, backward, d.act, t.backward_kernels, kernel),
+            memory_op(f"{name}_backward", I, speed, elements, backward, d.act, t.backward_kernels, kernel),
             *_launches(f"{name}_backward_launches", I, t.backward_launches),
         ),
         saved,

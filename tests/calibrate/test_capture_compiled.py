@@ -181,3 +181,57 @@ def test_a_batch_norm_counts_in_its_buffers_within_the_graph() -> None:
 
     names = {r.name for r in record(make)[1].rows if r.launches and r.phase == "forward"}
     assert names == {"aten.convolution", "inductor.pointwise", "inductor.reduction"}
+
+
+class OwnLoss(torch.nn.Module):
+    """Computes its loss itself and returns the logits beside it, as models of Transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(512, WIDTH), torch.nn.Linear(WIDTH, 128, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.embedding(tokens)
+        normed = (h.float() * torch.rsqrt(h.float().square().mean(-1, keepdim=True) + 1e-6)).to(h.dtype)
+        logits = self.head(normed)
+        return torch.nn.functional.cross_entropy(logits.float(), tokens), logits
+
+
+@pytest.fixture(scope="module")
+def own_loss() -> list[CapturedOperator]:
+    def make() -> Step:
+        m, tokens = OwnLoss().bfloat16(), torch.zeros(ROWS, dtype=torch.int64)
+        return Step(m, lambda: m(tokens)[0], torch.optim.SGD(m.parameters()), ROWS, 1, compiled=True)
+
+    rows = record(make)[1].rows
+    return [
+        CapturedOperator(
+            r.name, r.phase, r.module, *(tuple(Tensor(*t) for t, _ in x) for x in (r.inputs, r.outputs)), 1, r.causal
+        )
+        for r in rows
+        if r.launches
+    ]
+
+
+def test_a_kernel_reads_the_rows_that_it_takes_and_writes_no_cast(own_loss: list[CapturedOperator]) -> None:
+    """Inductor computes a cheap value again in each kernel that reads it."""
+    norm = next(op for op in own_loss if op.name.startswith("inductor"))
+    assert {x.dtype for x in norm.outputs if x.elements > ROWS} == {"bf16"}
+    assert sum(x.bytes for x in norm.inputs if x.dtype == "bf16") == 2 * ROWS * WIDTH
+
+
+def test_logits_beside_the_loss_get_a_gradient_of_zeros(own_loss: list[CapturedOperator]) -> None:
+    backward = [op for op in own_loss if op.phase == "backward"]
+    zeros = [op for op in backward if op.name in ("aten.zeros", "aten.zeros_like", "aten.new_zeros")]
+    assert [op.outputs[0].shape for op in zeros if op.outputs[0].elements == ROWS * 128] == [(ROWS, 128)]
+    loss = next(op for op in backward if op.name.startswith("inductor") and op.outputs[0].elements == ROWS * 128)
+    assert sum(x.elements == ROWS * 128 for x in loss.inputs) == 2  # logits, and their gradient
+
+
+def test_the_gradient_of_an_embedding_adds_rows_to_zeros(own_loss: list[CapturedOperator]) -> None:
+    """Atomic additions read and write the rows of the tokens, not the whole table."""
+    tables = [op for op in own_loss if op.phase == "backward" and any(x.elements == 512 * WIDTH for x in op.outputs)]
+    added = [op for op in own_loss if op.phase == "backward" and any(x.shape == (ROWS * WIDTH,) for x in op.outputs)]
+    assert tables
+    assert added
+    assert all(any(x.shape == (ROWS * WIDTH,) for x in op.inputs) for op in added)
