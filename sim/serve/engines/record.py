@@ -186,7 +186,10 @@ class Engine:
         default_factory=dict,
         metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
     )
-    fp8_cache: bool = fact(False, "beside linear layers in 8 or 4 bits keys and values are kept in fp8")
+    fp8_cache: bool = fact(
+        False,
+        "beside linear layers in 8 or 4 bits the cache is kept in fp8, beside a checkpoint's own fp8 if that says so",
+    )
     two_batches: TwoBatches | None = fact(  # noqa: RUF009  a tuple
         None, "how it overlaps two halves of a batch; None: it cannot"
     )
