@@ -228,6 +228,11 @@ class Engine:
     defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
     cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
 
+    @property
+    def never_preempts(self) -> bool:
+        """Whether there is room for all that running requests will write when another enters."""
+        return self.reserved_output >= 1.0
+
     def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:
         """Whether iterations have prompts and tokens, with `chunked_prefill` and drafted tokens as said and so many
         pipeline stages (SGLang, srt/server_args.py: enable_mixed_chunk is switched off with drafts, refused with
