@@ -164,16 +164,17 @@ def _format_notes(i: Inference, model: ModelConfig) -> Iterator[str]:
 
 def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     """Keys that decide who runs when, where all requests start and end together, and have other values than the
-    engine's own."""
-    from sim.inputs.rare_sections import with_engine_defaults
-    from sim.inputs.workloads import Inference
+    engine's own; an engine that keeps prefixes by itself keeps none of a model's states."""
+    from sim.serve.engines.file import engine_of  # most scenarios are training steps
 
-    left_out = Inference(engine=i.engine, requests=i.requests, batching=i.batching)
-    usual = with_engine_defaults(left_out, sections.model, sections.parallelism, sections.cluster.gpu)
-    keys = ("max_running_requests", "max_batch_tokens", "chunked_prefill", "prefix_cache", "preemption")
-    yield from (
-        f"inference.{key}: of no effect with batching static" for key in keys if getattr(i, key) != getattr(usual, key)
-    )
+    p, gpu = sections.parallelism, sections.cluster.gpu
+    sizes = gpu.memory_bytes, p.tp, p.pp, i.longest(sections.model), i.drafts
+    own = engine_of(i.engine).defaults_on(gpu.architecture, *sizes, whole=not i.chunked_prefill)
+    usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
+    usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
+    for key, values in usual.items():
+        if getattr(i, key) not in values:
+            yield f"inference.{key}: of no effect with batching static"
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
