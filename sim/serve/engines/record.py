@@ -196,8 +196,8 @@ class Engine:
     eplb: bool = fact(False, "places experts by popularity (`inference.eplb`)")
     deep_ep: bool = fact(
         False,
-        "experts' messages over several replicas by DeepEP, which is a flag: in 8 bits beside fp8 weights, and with more "
-        "tokens than its kernels of low latency take once to each node, or to each rank of a single node",
+        "experts' messages over several replicas by DeepEP (a flag): in 8 bits beside fp8 weights on the way out, "
+        "and with more tokens than its kernels of low latency take once to each node, or to each rank of a single node",
     )
     reads_checkpoint: bool = fact(
         False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"
