@@ -14,6 +14,7 @@ from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.layers import Attention, LayerSpec, norm_elements
+from sim.models.layers.grouped_query import GroupedQueryAttention as Grouped
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
 from sim.models.streams import streams_of
@@ -76,7 +77,21 @@ def _token_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> fl
     """Cache of a stage's layers for a token of sequences of `length`, and what these keep for embeddings of n-grams."""
     own = zip(costs.specs, stage.layers, strict=True)
     ngrams = sum([n * spec.ngrams.sequence_bytes(costs.dims) for spec, n in own if spec.ngrams is not None])
-    return (cached_bytes(costs.dims, costs.attentions, stage.attentions, length) + ngrams / length) / costs.dims.cp
+    cached = cached_bytes(costs.dims, costs.attentions, stage.attentions, length)
+    return (cached + _unseen_bytes(costs, stage, length) + ngrams / length) / costs.dims.cp
+
+
+def _unseen_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> float:
+    """Cache of a token that layers with windows have room for, although none sees it, as `Engine.unseen_share` says."""
+    d, share = costs.dims, costs.host.engine.unseen_share
+    grouped = [(a, n) for a, n in zip(costs.attentions, stage.attentions, strict=True) if isinstance(a, Grouped)]
+    if not share or all(a.window is not None for a in costs.attentions if isinstance(a, Grouped)):
+        return 0.0
+    found = 0.0
+    for a, n in grouped:
+        whole = replace(a, window=None).sequence_bytes(d, length)
+        found += n * max(0.0, share * whole - a.sequence_bytes(d, length))
+    return found / length
 
 
 def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:

@@ -11,6 +11,7 @@ from sim.prices.profiles import load_profile
 from sim.serve.memory import cached_bytes, weight_bytes
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.dims import serving_dims
+from sim.serve.simulation import simulate_serving
 from tests.sim.serve.serving_cases import serving
 
 
@@ -30,6 +31,26 @@ def test_split_weights_add_up() -> None:
     norms = 2 * 65 * 4096 * 3  # held by every rank of a tensor-parallel group
     padding = 2 * 256 * 4096 * 2  # 128,256 entries to a multiple of 512, in two tables
     assert 4 * sum(per_rank) == weight_bytes(one.dims, one.specs, one.stages[0]) + norms + padding
+
+
+@pytest.mark.parametrize(
+    ("engine", "of_windows"),
+    [("bundled", 128 / 1000), ("vllm-0.28", 128 / 1000), ("vllm-0.8", 1.0), ("sglang", 1.0), ("sglang-0.5", 0.8)],
+)
+def test_layers_with_windows_have_the_room_that_the_engine_gives_them(engine: str, of_windows: float) -> None:
+    """Of gpt-oss 20B's 24 layers every second has a window of 128; a token takes 2·8·64 numbers in each."""
+    requests = {"prompt_len": 900, "output_len": 100}
+    scenario = serving({"engine": engine, "requests": requests}, model="gpt-oss-20b", gpu={"memory_bytes": 80e9})
+    (token,) = simulate_serving(scenario).capacity.token_bytes
+    assert token == pytest.approx(12 * 2 * 2 * 8 * 64 * (1 + of_windows))
+
+
+def test_a_model_of_windows_alone_keeps_what_they_see() -> None:
+    requests = {"prompt_len": 900, "output_len": 100}
+    model = {"preset": "llama3.2-1b", "window": 100}
+    scenario = serving({"engine": "vllm-0.8", "requests": requests}, model=model, gpu={"memory_bytes": 80e9})
+    (token,) = simulate_serving(scenario).capacity.token_bytes
+    assert token == pytest.approx(16 * 2 * 2 * 8 * 64 * 0.1)
 
 
 def test_cache_of_a_token() -> None:
