@@ -15,6 +15,7 @@ from sim.models.dims import ceil_div
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.layers.grouped_query import GroupedQueryAttention as Grouped
+from sim.models.layers.latent import LatentAttention
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
 from sim.models.streams import streams_of
@@ -99,7 +100,7 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     total = 0.0
     for spec, layers in zip(specs, stage.layers, strict=True):
         if layers:
-            total += layers * layer_weight_bytes(d, spec)
+            total += layers * (layer_weight_bytes(d, spec) + _absorbed_bytes(d, spec))
     m = d.model
     table = d.vocab * m.hidden * d.act_bytes
     tied_here = m.tied_embeddings and stage.embedding and stage.head
@@ -115,6 +116,15 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
         total += last.head_parameters * (FP32_BYTES if last.in_fp32 else d.act_bytes)
     norms = (stage.head and not streams_of(m).gated) + (stage.embedding and m.embedding_norm)
     return total + norms * norm_elements(m) * d.act_bytes
+
+
+def _absorbed_bytes(d: ServingDims, spec: LayerSpec) -> float:
+    """The up-projection of latents once more in 16 bits, where it is kept in fewer: prompts go through it, single
+    tokens' queries and results absorb it (vLLM, process_weights_after_loading of its MLA layers: W_UK_T and W_UV out of
+    get_and_maybe_dequant_weights; SGLang, deepseek_v2.py: w_kc and w_vc)."""
+    if not isinstance(spec.attention, LatentAttention) or d.weight_bytes >= d.act_bytes:
+        return 0.0
+    return spec.attention.matrices(d.tp)[-2].elements * d.act_bytes
 
 
 def routed_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:

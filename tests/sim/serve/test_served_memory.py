@@ -23,6 +23,20 @@ def test_weights_are_the_models_parameters(preset: str) -> None:
     assert weight_bytes(costs.dims, costs.specs, costs.stages[0]) == 2 * count_parameters(scenario.model).total
 
 
+def test_latents_up_projections_are_kept_twice_beside_weights_of_8_bits() -> None:
+    """DeepSeek-V3's 61 layers expand 512 numbers to 256 in each of 128 heads; single tokens absorb that in 16 bits."""
+    found = []
+    for quantization in ("none", "fp8"):
+        scenario = serving({"quantization": quantization}, model="deepseek-v3")
+        costs = iteration_costs(scenario, load_profile("roofline"))
+        found.append(weight_bytes(costs.dims, costs.specs, costs.stages[0]))
+    whole, halved = found
+    (stage,) = costs.stages
+    kinds = [(spec.served_elements(costs.dims), n) for spec, n in zip(costs.specs, stage.layers, strict=True)]
+    in_8_bits = sum(n * (own.linear + own.experts) for own, n in kinds)
+    assert halved == whole - in_8_bits + 2 * 61 * 512 * 256 * 128
+
+
 def test_split_weights_add_up() -> None:
     whole = serving(model="llama3-8b")
     split = serving(model="llama3-8b", parallelism={"tp": 4, "pp": 2})
