@@ -32,7 +32,8 @@ HUMAN_READABLE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 FROM_TEXT = ("ngram", "suffix")  # vLLM's drafts that repeat earlier tokens (config/speculative.py)
-GIB = 2**30  # vLLM counts --cpu-offload-gb in GiB (config/cache.py)
+# vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig of its config).
+GIB = 2**30
 _FILE = Path(__file__).with_name("serving_flags.yaml")
 
 
@@ -326,7 +327,7 @@ def _inference(s: Settings) -> dict[str, Any]:
             "cuda_graphs": False if s.flag("eager") or unoptimized or (_by_deepep(s) and mode == "normal") else None,
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
-            "weight_offload": {"cpu_bytes": round(offload * GIB)} if offload else None,
+            "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,
             "speculative": _speculative(s),
         }
     )

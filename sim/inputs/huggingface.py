@@ -105,7 +105,9 @@ def model_of_config(whole: Config, file: str) -> Config:
             found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
             raise InputError(f"{file}: max_position_embeddings: {found}")
         mapping = {"trained_positions": longest} | mapping
-    mapping["checkpoint_quantization"], unread = _stored_as(whole.get("quantization_config"), whole.get("expert_dtype"))
+    stored = whole.get("quantization_config")
+    mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"))
+    mapping["checkpoint_cache"] = "fp8" if _caches_in_fp8(stored) else None
     left_out = [*towers, *unread, *mapping.pop("left_out", ())]
     given = {key: value for key, value in mapping.items() if value is not None}
     return given | ({"left_out": left_out} if left_out else {})
@@ -139,6 +141,16 @@ def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[s
     elif dtype == "int" and activations is None and bits in (4, 8):
         stored = f"int{bits}_weight_only"
     return stored, [] if stored else [f"quantization_config ({one_line(method)})"]
+
+
+def _caches_in_fp8(given: Any) -> bool:
+    """Tell whether a `quantization_config` says that keys and values are kept in fp8: `kv_cache_scheme` of
+    compressed-tensors, `kv_cache_quant_algo` of NVIDIA ModelOpt."""
+    if not isinstance(given, dict):
+        return False
+    scheme = given.get("kv_cache_scheme")
+    in_floats = isinstance(scheme, dict) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)
+    return in_floats or given.get("kv_cache_quant_algo") == "FP8"
 
 
 def _towers(config: Config) -> list[str]:

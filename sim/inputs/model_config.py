@@ -120,7 +120,7 @@ class StateSpaceConfig(UserInput):
 _KNOWN = {
     *("layers", "hidden", "heads", "kv_heads", "mla", "head_dim", "ffn", "vocab", "norm", "bias", "qkv_bias"),
     *("tied_embeddings", "dropout", "positions", "max_positions", "trained_positions", "mtp_layers"),
-    *("moe", "checkpoint_quantization", "left_out", "program"),
+    *("moe", "checkpoint_quantization", "checkpoint_cache", "left_out", "program"),
 }
 _KNOWN_OF_EXPERTS = {
     *("experts", "top_k", "ffn", "shared_experts", "router_fp32", "dense_layers", "capacity_factor", "pad_to_capacity"),
@@ -289,6 +289,10 @@ class ModelConfig(UserInput):
     moe: MoeConfig | None = None
     checkpoint_quantization: Quantization = Field(
         default="none", description="how the published weights are stored, which serving engines go by"
+    )
+    checkpoint_cache: Literal["fp8"] | None = Field(
+        default=None,
+        description="how the checkpoint keeps keys and values, which TensorRT-LLM goes by",
     )
     left_out: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = Field(
         default=(), max_length=100, description="parts of the model's config.json that are not simulated"

@@ -40,6 +40,9 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
         yield from _attention_note(t, p, model)
     if i is not None:
         yield from _serving_notes(i, p, given, model)
+        yield from _format_notes(i, model)
+        if i.batching == "static":
+            yield from _static_notes(sections, i)
         yield from _engine_note(sections, i)
 
 
@@ -147,6 +150,31 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
         yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
     if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
+    if i.preemption == "swap" and i.batching != "static" and engine.never_preempts:
+        yield f"inference.preemption: of no effect with engine {i.engine}, which preempts nobody"
+
+
+def _format_notes(i: Inference, model: ModelConfig) -> Iterator[str]:
+    """Keys of `inference` about layers that the model lacks."""
+    if i.quantization == "mxfp4_experts" and not model.may_have_experts:
+        yield "inference.quantization: mxfp4_experts is of no effect, as the model has no experts"
+    if i.decode_attention is not None and model.mla is not None:
+        yield "inference.decode_attention: of no effect with latent attention, whose heads read one latent"
+
+
+def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
+    """Keys that decide who runs when, where all requests start and end together, and have other values than the
+    engine's own; an engine that keeps prefixes by itself keeps none of a model's states."""
+    from sim.serve.engines.file import engine_of  # most scenarios are training steps
+
+    p, gpu = sections.parallelism, sections.cluster.gpu
+    sizes = gpu.memory_bytes, p.tp, p.pp, i.longest(sections.model), i.drafts
+    own = engine_of(i.engine).defaults_on(gpu.architecture, *sizes, whole=not i.chunked_prefill)
+    usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
+    usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
+    for key, values in usual.items():
+        if getattr(i, key) not in values:
+            yield f"inference.{key}: of no effect with batching static"
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:

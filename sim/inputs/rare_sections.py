@@ -72,7 +72,7 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
         size = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})
         inference = inference.model_copy(update={"disaggregated": pools.model_copy(update={"prefill": size})})
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and inference.fills_hashes
-    return inference.with_defaults(own, prefixes, cache_dtype(inference, gpu.peak_flops_per_s))
+    return inference.with_defaults(own, prefixes, cache_dtype(inference, gpu.peak_flops_per_s, model))
 
 
 def with_engine_dispatch(parallelism: Parallelism, inference: Inference, gpu: GpuSpec) -> Parallelism:

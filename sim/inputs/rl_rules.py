@@ -107,7 +107,7 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     g = generation
     own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, g.pp, model.longest)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
-    return inference.with_defaults(own, False, cache_dtype(inference, gpu.peak_flops_per_s))
+    return inference.with_defaults(own, False, cache_dtype(inference, gpu.peak_flops_per_s, model))
 
 
 def layout_of(generation: Generation, model: ModelConfig) -> Parallelism:

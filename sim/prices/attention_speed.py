@@ -53,6 +53,9 @@ from topology.spec import GpuSpec
 
 # Kernels that only some layers have: DeepSeek's sparse attention, and the scores of its indexer.
 SPARSE, SCORES = "sparse_mla", "mqa_logits"
+# A tile of these has the heads of a few tokens as its rows (DeepGEMM, fp8_mqa_logits: 128 / heads queries). A layer's
+# shape has as many heads as its kernel computes (`LEAST_HEADS` of `sim.models.layers.sparse_latent`).
+ROWS_ARE_HEADS = (SPARSE, SCORES)
 # Libraries have tiles of 64 to 176 keys. One size represents all, because it matters only for short sequences.
 TILE = 128.0
 LAST_TILE = 64  # of the smallest tiles that libraries have
@@ -98,7 +101,8 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     # Causal FLOPs count half of the square. Each row of tiles also computes the masked half of its diagonal tile: TILE
     # / 2 more keys for a query that sees kv_len / 2 keys on average.
     flops = filled * op.flops * (1.0 + TILE / kv_len * bool(causal))
-    work_s = flops * ramp * _whole_tiles(q_len, kv_len) / flops_per_s
+    tiles = 1.0 if op.kernel in ROWS_ARE_HEADS else _whole_tiles(q_len, kv_len)
+    work_s = flops * ramp * tiles / flops_per_s
     # One multiprocessor computes a row alone, at its share of the GPU's speed. This dominates with few heads.
     tail_s = 2.0 * min(rows, q_len) * kv_len * widths / (flops_per_s / gpu.sm_count)
     # The longest row runs in part beside others, so the time is between the sum and the maximum.

@@ -14,6 +14,8 @@ from sim.models.activations import is_gated
 from sim.models.dims import ceil_div
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.layers import Attention, LayerSpec, norm_elements
+from sim.models.layers.grouped_query import GroupedQueryAttention as Grouped
+from sim.models.layers.latent import LatentAttention
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
 from sim.models.streams import streams_of
@@ -76,7 +78,21 @@ def _token_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> fl
     """Cache of a stage's layers for a token of sequences of `length`, and what these keep for embeddings of n-grams."""
     own = zip(costs.specs, stage.layers, strict=True)
     ngrams = sum([n * spec.ngrams.sequence_bytes(costs.dims) for spec, n in own if spec.ngrams is not None])
-    return (cached_bytes(costs.dims, costs.attentions, stage.attentions, length) + ngrams / length) / costs.dims.cp
+    cached = cached_bytes(costs.dims, costs.attentions, stage.attentions, length)
+    return (cached + _unseen_bytes(costs, stage, length) + ngrams / length) / costs.dims.cp
+
+
+def _unseen_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> float:
+    """Cache of a token that layers with windows have room for, although none sees it, as `Engine.unseen_share` says."""
+    d, share = costs.dims, costs.host.engine.unseen_share
+    grouped = [(a, n) for a, n in zip(costs.attentions, stage.attentions, strict=True) if isinstance(a, Grouped)]
+    if not share or all(a.window is not None for a in costs.attentions if isinstance(a, Grouped)):
+        return 0.0
+    found = 0.0
+    for a, n in grouped:
+        whole = replace(a, window=None).sequence_bytes(d, length)
+        found += n * max(0.0, share * whole - a.sequence_bytes(d, length))
+    return found / length
 
 
 def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
@@ -84,7 +100,7 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     total = 0.0
     for spec, layers in zip(specs, stage.layers, strict=True):
         if layers:
-            total += layers * layer_weight_bytes(d, spec)
+            total += layers * (layer_weight_bytes(d, spec) + _absorbed_bytes(d, spec))
     m = d.model
     table = d.vocab * m.hidden * d.act_bytes
     tied_here = m.tied_embeddings and stage.embedding and stage.head
@@ -100,6 +116,15 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
         total += last.head_parameters * (FP32_BYTES if last.in_fp32 else d.act_bytes)
     norms = (stage.head and not streams_of(m).gated) + (stage.embedding and m.embedding_norm)
     return total + norms * norm_elements(m) * d.act_bytes
+
+
+def _absorbed_bytes(d: ServingDims, spec: LayerSpec) -> float:
+    """The up-projection of latents once more in 16 bits, where it is kept in fewer: prompts go through it, single
+    tokens' queries and results absorb it (vLLM, process_weights_after_loading of its MLA layers: W_UK_T and W_UV out of
+    get_and_maybe_dequant_weights; SGLang, deepseek_v2.py: w_kc and w_vc)."""
+    if not isinstance(spec.attention, LatentAttention) or d.weight_bytes >= d.act_bytes:
+        return 0.0
+    return spec.attention.matrices(d.tp)[-2].elements * d.act_bytes
 
 
 def routed_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:

@@ -79,6 +79,36 @@ def test_engines_keep_the_checkpoints_format_and_the_bundled_one_16_bits() -> No
     assert served("llama3-8b").for_serving.quantization == "none"
 
 
+@pytest.mark.parametrize(
+    ("stored", "kept"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "bf16"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "bf16"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}, "fp8"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": SCHEME},
+                "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+            },
+            "fp8",
+        ),
+    ],
+)
+def test_a_checkpoint_in_fp8_says_how_tensorrt_llm_keeps_the_cache(
+    tmp_path: Path, stored: dict[str, Any], kept: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": stored}))
+    assert served(str(tmp_path), "trtllm-1.3").for_serving.kv_cache.dtype == kept
+    assert served(str(tmp_path), "trtllm-1.3", kv_cache={"dtype": "fp8"}).for_serving.kv_cache.dtype == "fp8"
+    assert served(str(tmp_path), "vllm-v1").for_serving.kv_cache.dtype == "bf16"
+
+
+def test_a_model_that_is_published_with_block_scales_has_a_cache_of_16_bits() -> None:
+    assert served("deepseek-v3", "trtllm-1.3", 8).for_serving.kv_cache.dtype == "bf16"
+    assert served("llama3-8b", "trtllm-1.3", quantization="fp8").for_serving.kv_cache.dtype == "fp8"
+
+
 def test_what_a_scenario_says_decides() -> None:
     assert served("deepseek-v3", quantization="none").for_serving.quantization == "none"
     assert served("deepseek-v3", precision="fp8").for_serving.quantization == "none"

@@ -149,6 +149,33 @@ def test_keys_without_effect_on_serving_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "inference", "said"),
+    [
+        ("llama3-8b", {"quantization": "mxfp4_experts"}, ["quantization: mxfp4_experts is"]),
+        ("gpt-oss-20b", {"quantization": "mxfp4_experts"}, []),
+        ("deepseek-v3", {"decode_attention": "grouped"}, ["decode_attention:"]),
+        ("llama3-8b", {"engine": "trtllm-1.0", "preemption": "swap"}, ["preemption:"]),
+        ("llama3-8b", {"engine": "vllm-v1", "preemption": "swap"}, []),
+        ("llama3-8b", {"batching": "static"}, []),
+        (
+            "llama3-8b",
+            {"engine": "vllm-v1", "batching": "static", "max_batch_tokens": 64, "preemption": "swap"},
+            ["max_batch_tokens:", "preemption:"],
+        ),
+    ],
+)
+def test_keys_without_effect_on_a_served_model_are_named(
+    model: str, inference: dict[str, Any], said: list[str]
+) -> None:
+    section = {"requests": {"prompt_len": 64, "output_len": 8}, **inference}
+    s = parse_scenario({"model": model, "inference": section, "cluster": "dgx-h200"})
+    found = [text for text in s.warnings if "of no effect" in text]
+    assert found == [text for text in parse_scenario(s.model_dump("json")).warnings if "of no effect" in text]
+    assert len(found) == len(said)
+    assert all(text.startswith(f"inference.{word}") for text, word in zip(found, said, strict=True))
+
+
+@pytest.mark.parametrize(
     ("layout", "param_dtype", "said"),
     [
         ({}, "fp32", False),

@@ -186,15 +186,23 @@ class Engine:
         default_factory=dict,
         metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
     )
-    fp8_cache: bool = fact(False, "beside linear layers in 8 or 4 bits keys and values are kept in fp8")
+    fp8_cache: bool = fact(
+        False,
+        "beside linear layers in 8 or 4 bits the cache is kept in fp8, beside a checkpoint's own fp8 if that says so",
+    )
+    unseen_share: float = fact(
+        0.0,
+        "of a model of which some layers have windows, the part of all tokens for which these have room in the cache; "
+        "0: for those alone that a window sees",
+    )
     two_batches: TwoBatches | None = fact(  # noqa: RUF009  a tuple
         None, "how it overlaps two halves of a batch; None: it cannot"
     )
     eplb: bool = fact(False, "places experts by popularity (`inference.eplb`)")
     deep_ep: bool = fact(
         False,
-        "experts' messages over several replicas by DeepEP: in 8 bits beside fp8 weights on the way out, and with more "
-        "tokens than its kernels of low latency take once to each node, or to each rank of a single node",
+        "experts' messages over several replicas by DeepEP (a flag): in 8 bits beside fp8 weights on the way out, "
+        "and with more tokens than its kernels of low latency take once to each node, or to each rank of a single node",
     )
     reads_checkpoint: bool = fact(
         False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"
@@ -224,6 +232,11 @@ class Engine:
     request_margin_tokens: int = fact(0, "a request has to be shorter than the limit by so many tokens")
     defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
     cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
+
+    @property
+    def never_preempts(self) -> bool:
+        """Whether there is room for all that running requests will write when another enters."""
+        return self.reserved_output >= 1.0
 
     def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:
         """Whether iterations have prompts and tokens, with `chunked_prefill` and drafted tokens as said and so many

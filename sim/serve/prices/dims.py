@@ -29,7 +29,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     linear, weight = linear_format(i, peaks)
     engine = engine_of(i.engine)
     nodes = expert_nodes(p, scenario.cluster.domain_gpus)
-    kept = i.kv_cache.dtype or cache_dtype(i, peaks)
+    kept = i.kv_cache.dtype or cache_dtype(i, peaks, m)
     return ServingDims(
         model=m,
         tp=p.tp,

@@ -10,6 +10,7 @@ from sim.core.quantization import QUANTIZATIONS
 from sim.serve.engines.file import engine_of
 
 if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
     from sim.inputs.workloads import Inference
 
 # of linear layers, beside which TensorRT-LLM keeps the cache in fp8 (bench/benchmark/utils/general.py: _KV_CACHE_MAP)
@@ -24,11 +25,15 @@ def linear_format(inference: Inference, peaks: Mapping[str, float]) -> tuple[str
     return form.matmul if form.matmul and form.matmul in peaks else act, form.weight_bytes
 
 
-def cache_dtype(inference: Inference, peaks: Mapping[str, float]) -> str:
+def cache_dtype(inference: Inference, peaks: Mapping[str, float], model: ModelConfig) -> str:
     """What keys and values are kept in where `kv_cache.dtype` is left out.
 
-    Unfused attention reads the cache without converting it, so that it stays in 16 bits there.
+    Unfused attention reads the cache without converting it, so that it stays in 16 bits there. A model that is
+    published in fp8 has block scales (DeepSeek V3), beside which TensorRT-LLM keeps 16 bits unless the checkpoint says
+    otherwise (_torch/model_config.py, load_hf_quant_config: FP8_BLOCK_SCALES, which _KV_CACHE_MAP has not).
     """
     linear, _ = linear_format(inference, peaks)
-    narrow = engine_of(inference.engine).fp8_cache and linear in NARROW and inference.attention == "fused"
+    published = inference.quantization == model.checkpoint_quantization == "fp8"
+    said = model.checkpoint_cache == "fp8" if published else linear in NARROW
+    narrow = engine_of(inference.engine).fp8_cache and said and inference.attention == "fused"
     return "fp8" if narrow else sixteen_bit(inference.precision)

@@ -98,6 +98,12 @@ def test_all_gpus_share_the_experts_with_vllms_expert_parallelism(tmp_path: Path
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8}
 
 
+def test_weights_in_host_memory_are_read_when_they_are_used(tmp_path: Path) -> None:
+    found, text = converted(tmp_path, "vllm serve meta-llama/Llama-3.1-8B --cpu-offload-gb 4")
+    assert found["inference"]["weight_offload"] == {"cpu_bytes": 4 * 2**30, "prefetch": False}
+    assert "not expressed here" not in text
+
+
 def test_vllms_short_forms(tmp_path: Path) -> None:
     flags = "-tp 8 -ep -dp 2 -dpl 1 -dpa node0 -dpp 13345 -n 2 -r 0 -asc 2 -q fp8 -O0 -dcp 2 --eplb-conf '{}' -cc '{}'"
     flags += """ -sc '{"method": "mtp", "num_speculative_tokens": 2}'"""

@@ -15,9 +15,12 @@ from sim.models.dims import Shard, dims
 from sim.models.flops import model_flops_per_token
 from sim.models.layer import layer_block, layer_parts
 from sim.models.layers import layer_specs
+from sim.models.layers.indexer import scores
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.parameters import count_parameters
 from sim.models.source import source_of
+from sim.prices.profiles import load_profile
+from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
@@ -185,6 +188,16 @@ def test_a_decode_reads_the_selected_latents_and_scores_all_keys() -> None:
     assert at[2000]["attention"] == at[4000]["attention"]
     assert at[4000]["index_scores"].flops == 2 * at[2000]["index_scores"].flops == 2 * 4 * 4 * 32 * 4000
     assert at[4000]["index_scores"].dtype == "fp8"
+
+
+def test_a_decode_s_scores_are_bound_by_reading_the_keys() -> None:
+    """A tile has the heads of one token as its rows, so that a single query leaves no row of it empty: 64 sequences
+    have fewer flops a byte than an H200 computes while it reads one."""
+    s = parse_scenario({"model": "deepseek-v3.2", "cluster": "dgx-h200", "inference": serving().inference.model_dump()})
+    costs = iteration_costs(s, load_profile(s.calibration))
+    kernel, _ = scores(attention_of(s).indexer, 64, 1, 32768, "fp8")
+    read_s = kernel.bytes / s.cluster.gpu.memory_bandwidth_bytes_per_s
+    assert read_s < costs.prices.priced((kernel,)).seconds < 1.5 * read_s
 
 
 def test_context_parallelism_gathers_latents_and_index_keys() -> None:

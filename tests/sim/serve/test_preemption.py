@@ -92,6 +92,25 @@ def test_a_swapped_sequence_leaves_before_its_blocks_are_used_again() -> None:
     assert back.start_s >= sim.replicas[0].sequences[0].finish_s
 
 
+@pytest.mark.parametrize("engine", ["vllm-0.8", "vllm-0.28"])
+def test_a_swapped_sequence_looks_for_none_of_the_blocks_that_it_left(engine: str) -> None:
+    """Its whole cache comes back, so that what the engine's cache still has of it counts no second time."""
+    sims = []
+    for cache in ("gpu", "none"):
+        inference = {
+            "engine": engine,
+            "prefix_cache": cache,
+            "requests": {"prompt_len": 100, "output_len": 200, "count": 10},
+            "preemption": "swap",
+        }
+        sims.append(simulate_serving(serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 4.5e6})))
+    kept, dropped = (sim.result["kv_cache"] for sim in sims)
+    assert kept["swapped_bytes"] == dropped["swapped_bytes"] > 0
+    assert kept["recomputed_tokens"] == 0
+    for sim in sims:
+        finished(sim)
+
+
 @pytest.mark.parametrize("settings", [{"preemption": "swap"}, {"chunked_prefill": True, "max_batch_tokens": 12}])
 def test_a_request_alone_ends_where_a_sequence_goes_on_only_while_a_block_is_free(settings: dict[str, Any]) -> None:
     """In the smallest cache: put out by its own blocks it would come back again and again."""
