@@ -190,8 +190,9 @@ def _packing_note(sections: Sections) -> Iterator[str]:
     if t is None or t.packing is None:
         return
     from sim.models.packing import pack  # numpy draws them, which no other reader of scenarios needs
+    from sim.models.window import windows_of
 
-    batch = pack(t.packing, t.seq_len, t.global_batch_size, dp)
+    batch = pack(t.packing, t.seq_len, t.global_batch_size, dp, windows_of(sections.model))
     number = sum(n for _, n in batch.all_documents)
     documents = f"{number:.1f} documents on average, which fill {batch.filled:.1%} of it"
     found = f"training.packing: each sequence holds {documents}"
