@@ -129,13 +129,14 @@ def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None,
 def gathered_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core, ...]:
     """Return what `rank` computes once all keys are there: each of its pieces of queries against the keys up to it.
 
-    Striped: one kernel over all keys, half of whose scores are masked.
+    Striped: one kernel over all keys, which skips the half of the scores that are masked, unless it gets the mask as
+    numbers (not causal).
     """
     n, half = own.q_len, ceil_div(own.q_len, 2)
     if split == "contiguous":
         return (replace(own, kv_len=(rank + 1) * n),)
     if split == "striped":
-        return (replace(own, kv_len=cp * n, share=0.5),)
+        return (replace(own, kv_len=cp * n, share=0.5 if own.causal else None),)
     return (
         replace(own, q_len=half, kv_len=(rank + 1) * half),
         replace(own, q_len=half, kv_len=(2 * cp - rank) * half),

@@ -64,6 +64,14 @@ def test_zigzag_steps_are_equal(cp, rank, half):
     assert sum(b.visible for b in gathered_blocks(own, cp, rank % cp, "zigzag")) == 2 * half * half * cp
 
 
+def test_a_mask_of_numbers_hides_no_pair_from_a_striped_kernel() -> None:
+    """Half of the pairs are skipped where the kernel knows that attention is causal, none where it gets a tensor."""
+    (skipping,), (masked,) = (
+        gathered_blocks(Core(64, 64, 8, 8, 64, 64, causal=causal), 4, 1, "striped") for causal in (True, False)
+    )
+    assert (skipping.visible, masked.visible) == (64 * 256 / 2, 64 * 256)
+
+
 def test_ring_messages():
     """Keys and values go cp − 1 hops in each direction of the pass, their gradients cp hops."""
     cp = 4
