@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
+from sim.core.dtypes import dtype_bytes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
@@ -16,6 +17,8 @@ from sim.models.model_code import code_of
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
     from sim.inputs.workloads import Inference
+
+LARGE_GROUP = 40  # ranks; among more, Megatron-LM's buckets grow with the group, or latency would decide about a ring
 
 
 def notes(sections: Sections, written: Parallelism, given: Set[str], generates: bool = False) -> Iterator[str]:
@@ -30,6 +33,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     yield from _domain_note(sections)
     yield from _spine_note(sections)
     yield from _expert_split_note(sections)
+    yield from _bucket_note(sections, written)
     yield from _packing_note(sections)
     if i is None or i.disaggregated is None:  # its pools have degrees of their own
         yield from keys_without_effect(sections, written)
@@ -203,6 +207,18 @@ def _expert_split_note(sections: Sections) -> Iterator[str]:
         yield f"parallelism.expert_tp: 1, the default here; framework {t.framework}'s own default is tp, {p.tp}"
 
 
+def _bucket_note(sections: Sections, written: Parallelism) -> Iterator[str]:
+    """Return that a large group sends many more messages than it does with the framework's own buckets."""
+    p, t = sections.parallelism, sections.training
+    if t is None or p.dp * p.cp <= LARGE_GROUP or p.dp_sync != "bucketed" or p.zero == 3:
+        return
+    least, each = framework_of(t).zero.own_bucket
+    own_bytes = round(max(least, each * p.dp * p.cp) * dtype_bytes(t.grad_reduce_dtype))
+    if "bucket_bytes" not in written.model_fields_set and own_bytes > p.bucket_bytes:
+        found = f"{p.bucket_bytes:,.0f}, the default here; framework {t.framework}'s own buckets have {own_bytes:,}"
+        yield f"parallelism.bucket_bytes: {found}, in fewer messages among {p.dp * p.cp} ranks"
+
+
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:
     """Return what a measured engine served that this scenario does not."""
     from sim.serve.engines.file import measured_otherwise, served_now  # most scenarios are training steps
@@ -218,8 +234,9 @@ def _packing_note(sections: Sections) -> Iterator[str]:
     if t is None or t.packing is None:
         return
     from sim.models.packing import pack  # numpy draws them, which no other reader of scenarios needs
+    from sim.models.window import windows_of
 
-    batch = pack(t.packing, t.seq_len, t.global_batch_size, dp)
+    batch = pack(t.packing, t.seq_len, t.global_batch_size, dp, windows_of(sections.model))
     number = sum(n for _, n in batch.all_documents)
     documents = f"{number:.1f} documents on average, which fill {batch.filled:.1%} of it"
     found = f"training.packing: each sequence holds {documents}"

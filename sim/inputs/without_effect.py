@@ -91,6 +91,37 @@ def _only_with_zero(*stages: int) -> Callable[[Layout], str]:
     return lambda s: f"with zero {z}, only with {names}" if (z := s.parallelism.zero) not in stages else _alone(s)
 
 
+def _cp_split(s: Layout) -> str:
+    whole = s.parallelism.cp > 1 and s.parallelism.cp_method == "all_to_all"
+    return "with cp_method all_to_all, which attends to whole sequences" if whole else _with_one("cp")(s)
+
+
+def _by_layer(s: Layout) -> bool:
+    """Tell whether gradients are reduced layer by layer, whatever the size of buckets."""
+    return s.training is not None and s.parallelism.zero == 3 and not framework_of(s.training).zero.buckets_shards
+
+
+def _dp_sync(s: Layout) -> str:
+    if _by_layer(s) and s.parallelism.dp_sync == "per_parameter":
+        return "with zero 3, which reduces layer by layer"
+    return _alone(s)
+
+
+def _bucket_bytes(s: Layout) -> str:
+    if why := _alone(s):
+        return why
+    if s.training is None or framework_of(s.training).zero.buffers:  # whose buckets take memory in any case
+        return ""
+    if _by_layer(s):
+        return "with zero 3, which reduces layer by layer"
+    sync = s.parallelism.dp_sync
+    return "" if sync == "bucketed" else f"with dp_sync {sync}, only with bucketed"
+
+
+def _attention_kernel(s: Layout) -> str:
+    return "with attention unfused" if s.training is not None and s.training.attention == "unfused" else ""
+
+
 def _accumulate_in_a_row(s: Layout) -> str:
     p = s.parallelism
     by_itself = s.training is not None and framework_of(s.training).accumulates_in_a_row
@@ -165,13 +196,13 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("virtual_stages", _with_one("pp")),
     Idle("micro_batch_group", _only_with_schedules(lambda form: form.in_groups_of is not None)),
     Idle("layers_per_stage", _with_one("pp")),
-    Idle("dp_sync", _alone),
-    Idle("bucket_bytes", _alone),
+    Idle("dp_sync", _dp_sync),
+    Idle("bucket_bytes", _bucket_bytes),
     Idle("gather_bucket_bytes", _only_with_zero(3)),
     Idle("param_gather_overlap", _only_with_zero(1, 2)),
     Idle("param_gather_dtype", _gathers_nothing),
     Idle("cp_method", _with_one("cp")),
-    Idle("cp_split", _with_one("cp")),
+    Idle("cp_split", _cp_split),
     Idle("tp_overlap", _with_one("tp")),
     Idle("ep_overlap", _with_one("ep")),
     Idle("ep_dispatch_dtype", _with_one("ep")),
@@ -181,6 +212,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("rank_order", _rank_order),
 )
 OF_TRAINING: tuple[Idle, ...] = (
+    Idle("attention_kernel", _attention_kernel),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),
     Idle("master_weights", _no_copy),

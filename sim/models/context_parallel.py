@@ -30,7 +30,8 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
 
     Of packed sequences each document is cut as the whole is (zigzag in Transformer Engine's THD format:
     `thd_get_partitioned_indices`), so that each block of scores has the same part of its pairs; with split contiguous
-    the sequence is cut, wherever documents end.
+    the sequence is cut, wherever documents end. torch's ring knows no windows; FlexAttention, which has them, gathers
+    all keys for one kernel (torchtitan/distributed/context_parallel.py: `apply_cp_to_forward`).
     """
     batch = packed_batch(scenario)
     core = repeated(d, own if batch else masked_window(d, own))
@@ -48,7 +49,7 @@ def _exchanged(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: Pack
     if p.cp_method == "all_to_all":
         return _all_to_all(d, own)
     gathers = p.cp_method == "all_gather"
-    if gathers and not d.framework.context.blocks:
+    if gathers and (not d.framework.context.blocks or scenario.model.window is not None):
         blocks = gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split)
         return _all_gather(d, own, blocks, p.cp_split != "contiguous")
     return _ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split), gathers)
@@ -128,13 +129,14 @@ def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None,
 def gathered_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core, ...]:
     """Return what `rank` computes once all keys are there: each of its pieces of queries against the keys up to it.
 
-    Striped: one kernel over all keys, half of whose scores are masked.
+    Striped: one kernel over all keys, which skips the half of the scores that are masked, unless it gets the mask as
+    numbers (not causal).
     """
     n, half = own.q_len, ceil_div(own.q_len, 2)
     if split == "contiguous":
         return (replace(own, kv_len=(rank + 1) * n),)
     if split == "striped":
-        return (replace(own, kv_len=cp * n, share=0.5),)
+        return (replace(own, kv_len=cp * n, share=0.5 if own.causal else None),)
     return (
         replace(own, q_len=half, kv_len=(rank + 1) * half),
         replace(own, q_len=half, kv_len=(2 * cp - rank) * half),

@@ -15,6 +15,7 @@ from sim.models.model_code import LLAMA, ModelCode, code_of
 from sim.models.packing import PackedBatch, pack
 from sim.models.recipes import Recipe, recipe_of
 from sim.models.streams import Streams, streams_of
+from sim.models.window import windows_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -148,7 +149,7 @@ def packed_batch(scenario: Scenario) -> PackedBatch | None:
     t = scenario.training
     if t is None or t.packing is None or t.packing.lengths == (t.seq_len,):
         return None
-    return pack(t.packing, t.seq_len, t.global_batch_size, scenario.parallelism.dp)
+    return pack(t.packing, t.seq_len, t.global_batch_size, scenario.parallelism.dp, windows_of(scenario.model))
 
 
 def gathers_quantized_shards(scenario: Scenario) -> bool:

@@ -96,7 +96,8 @@ _MEGATRON = Framework(
     averages_gradients=True,
     zeroes_gradients=True,
     # core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: `fetch_bucket`, parameters are views of a bucket
-    zero=ZeroEngine(copies_gathered=False, gathers_apart=False, shards_apart=False),
+    # core/distributed/distributed_data_parallel.py: `bucket_size` is max(40000000, 1000000 * dp_group.size()).
+    zero=ZeroEngine(own_bucket=(40_000_000, 1_000_000), copies_gathered=False, gathers_apart=False, shards_apart=False),
     keeps_gradients_at=EVERY_STAGE,
     copies_updated=True,
     plain_host=False,
@@ -208,6 +209,7 @@ _RECORDS = (
         fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling
         sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
         cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
+        zero=_MEGATRON.zero._replace(own_bucket=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
     ),
     Framework(
         "compiled",  # plain torch code under torch.compile

@@ -27,19 +27,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
+from sim.models.window import Window
+
 if TYPE_CHECKING:
     from sim.inputs.training_config import Packing
 
 
 MOST_DOCUMENTS = 1_000_000  # of a step that are drawn
 DRAWN = 1.25  # times what a step takes, as from a larger data set, whose half-empty last sequence is left out
+WHOLE: tuple[tuple[Window | None, int], ...] = ((None, 1),)
 Sequences = tuple[tuple[int, ...], ...]
 
 
 class PackedBatch(Struct, frozen=True):
     """Hold the slowest replica's documents: of each sequence in order, and how many of each length a sequence has in
     the mean; the same of the whole batch (`all_documents`), its tokens that are documents' by all tokens, and the
-    slowest replica's squares of lengths by the mean replica's."""
+    slowest replica's query-key pairs by the mean replica's."""
 
     sequences: Sequences
     documents: tuple[tuple[int, float], ...]
@@ -49,18 +52,28 @@ class PackedBatch(Struct, frozen=True):
 
 
 @lru_cache(maxsize=256)
-def pack(packing: Packing, seq_len: int, number: int, dp: int) -> PackedBatch:
-    """`number` sequences of `seq_len` tokens, dealt to `dp` replicas."""
+def pack(
+    packing: Packing, seq_len: int, number: int, dp: int, windows: tuple[tuple[Window | None, int], ...] = WHOLE
+) -> PackedBatch:
+    """`number` sequences of `seq_len` tokens, dealt to `dp` replicas. `windows`: as `windows_of` has them."""
     if packing.lengths:
         alike = _counted((packing.lengths,))
         return PackedBatch((packing.lengths,), alike, alike, sum(packing.lengths) / seq_len, 1.0)
     sequences = _drawn(packing, seq_len, number)
-    squares = [float(sum(length**2 for length in lengths)) for lengths in sequences]
-    replicas = [sum(squares[i::dp]) for i in range(dp)]
+    pairs = [sum(_pairs(length, windows or WHOLE) for length in lengths) for lengths in sequences]
+    replicas = [sum(pairs[i::dp]) for i in range(dp)]
     slowest = replicas.index(max(replicas))
     filled = sum(map(sum, sequences)) / (number * seq_len)
     own, imbalance = tuple(sequences[slowest::dp]), max(replicas) * dp / sum(replicas)
     return PackedBatch(own, _counted(own), _counted(tuple(sequences)), filled, imbalance)
+
+
+def _pairs(length: int, windows: tuple[tuple[Window | None, int], ...]) -> float:
+    """Query-key pairs of a document in all layers; half of a square where no window hides any."""
+    return sum(
+        layers * (length**2 / 2 if x is None or x.tokens >= length else x.pairs(length, length))
+        for x, layers in windows
+    )
 
 
 def _counted(sequences: Sequences) -> tuple[tuple[int, float], ...]:

@@ -6,7 +6,17 @@ layers with rope (`attention_chunk_size`).
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
+
+from sim.inputs.model_config import LOCAL
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
+
+WITHOUT_SCORES = ("state_space", "none")  # kinds of attention
 
 
 class Window(Struct, frozen=True):
@@ -56,6 +66,20 @@ class Window(Struct, frozen=True):
         number = -(-q_len // self.tokens)
         queries = -(-q_len // number)
         return number, queries, max(1, round(self.pairs(q_len, kv_len) / q_len + (queries - 1) / 2))
+
+
+def window_of(model: ModelConfig, layer: int) -> Window | None:
+    """The window of layer `layer` by `model.attention_pattern`, which repeats over the layers."""
+    kind = model.attention_kind(layer)
+    if model.window is None or kind not in LOCAL:
+        return None
+    return Window(model.window, kind == "chunked")
+
+
+def windows_of(model: ModelConfig) -> tuple[tuple[Window | None, int], ...]:
+    """The windows of layers with attention, and how many layers have each; None: they see all earlier tokens."""
+    attending = [n for n in range(model.layers) if model.attention_kind(n) not in WITHOUT_SCORES]
+    return tuple(Counter(window_of(model, n) for n in attending).items())
 
 
 def _triangle(n: int) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.dtypes import peak_flops_per_s
 from sim.core.program import EAGER_NORM, Compute, Phase
 from sim.prices.coefficients import USUAL_KERNEL, Coefficients
 from sim.prices.cost import OUTSIDE_PER_OCTAVE, REPEAT_UNCERTAINTY, Cost, measured
@@ -114,7 +115,9 @@ class TablePrices:
         other = dtype == "tf32" != table.dtype
         exact = table.exact(shape) if via.exact and not other else None
         if exact is not None:
-            there = self._reference.shape_seconds(kind, shape, dtype) + table.floor_s
+            # A chip that was measured in fp8 may not multiply in mxfp8 (Hopper).
+            known = peak_flops_per_s(self._reference.peak_flops_per_s, dtype) is not None
+            there = self._reference.shape_seconds(kind, shape, dtype if known else table.dtype) + table.floor_s
             cost = measured(exact[0] * (here / there) + before_s, exact[1])
             # Equal rooflines: the measured machine itself. `Costs` adds the uncertainty of the ratio.
             return cost if here == there else cost._replace(source="interpolated")

@@ -102,12 +102,16 @@ def expert_rank(p: Parallelism, position: int) -> int:
     return position // p.expert_tp % p.ep
 
 
-def uneven_context(p: Parallelism) -> bool:
-    """Tell whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag). Where it is,
-    kernels still differ in shape, not in FLOPs; all ranks are taken to run those of the first.
+def uneven_context(scenario: Scenario) -> bool:
+    """Tell whether context-parallel ranks have unequal work: a sequence that is not folded back (zigzag), or windows,
+    of which the queries at the sequence's beginning see a part. Elsewhere kernels still differ in shape, not in FLOPs;
+    all ranks are taken to run those of the first.
     """
+    p, window = scenario.parallelism, scenario.model.window
+    if p.cp == 1 or p.cp_method == "all_to_all":
+        return False
     uneven = {"ring": ("contiguous", "striped"), "all_gather": ("contiguous",)}
-    return p.cp > 1 and p.cp_split in uneven.get(p.cp_method, ())
+    return p.cp_split in uneven[p.cp_method] or (window is not None and window < scenario.for_training.seq_len)
 
 
 def uneven_experts(scenario: Scenario) -> bool:
@@ -120,7 +124,7 @@ def _work(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
     """Return by position in a stage a number for the rank's work; equal numbers mean equal work."""
     p = scenario.parallelism
     # Equal numbers for even work: context and expert coordinates then decide nothing, and ranks may fold.
-    out = plane // mesh.strides["cp"] % p.cp if uneven_context(p) else np.zeros_like(plane)
+    out = plane // mesh.strides["cp"] % p.cp if uneven_context(scenario) else np.zeros_like(plane)
     return out * p.ep + np.arange(len(plane)) // p.expert_tp % p.ep if uneven_experts(scenario) else out
 
 

@@ -82,10 +82,9 @@ class Plan(Struct, frozen=True):
     def work_of(self, rank: int) -> tuple[int, int]:
         """Return what decides a rank's share of its stage's work: context and expert coordinate, 0 where these are
         even."""
-        p = self.scenario.parallelism
-        context = self.mesh.coordinate("cp", rank) if uneven_context(p) else 0
+        context = self.mesh.coordinate("cp", rank) if uneven_context(self.scenario) else 0
         position = position_of(self.mesh, rank)
-        return context, expert_rank(p, position) if uneven_experts(self.scenario) else 0
+        return context, expert_rank(self.scenario.parallelism, position) if uneven_experts(self.scenario) else 0
 
     @property
     def lanes(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sim.core.program import Compute, Phase
 from sim.inputs.nearest_gpu import measured_gpus, nearest_measured
 from sim.inputs.scenario import parse_scenario
 from sim.prices.coefficients import PriceOptions
+from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import OTHER_CHIP_UNCERTAINTY, SAME_MULTIPROCESSORS_UNCERTAINTY, Costs
 from sim.prices.profiles import load_profile
 from sim.simulation import simulate
@@ -28,6 +30,21 @@ def test_kernels_of_another_chip_are_less_certain() -> None:
     same = [SAME_MULTIPROCESSORS_UNCERTAINTY, OTHER_CHIP_UNCERTAINTY]
     for cost, added in zip((board, chip), same, strict=True):
         assert added < cost.uncertainty < added + 0.15
+
+
+def test_a_chip_with_mxfp8_takes_fp8_points_of_one_without() -> None:
+    """At a measured shape too: by the ratio of the two rooflines, each in the format that its chip multiplies in."""
+    mi355x, h200 = GPUS["mi355x"], GPUS["h200-sxm"]
+    profile = load_profile("h200-sxm")
+    costs, (shapes, _, _) = Costs(profile, mi355x), kernel_file(profile.kernels).points("gemm", "fp8")
+    points = np.array(shapes.columns())
+    largest = tuple(points[:, points.prod(axis=0).argmax()].astype(int).tolist())
+    flops = 2.0 * float(np.prod(largest))
+    fp8, mxfp8 = (
+        costs.compute(Compute("x", "gemm", largest, dtype, flops, 0.0, Phase.FORWARD)) for dtype in ("fp8", "mxfp8")
+    )
+    assert "mxfp8" not in h200.peak_flops_per_s
+    assert mxfp8.seconds == pytest.approx(fp8.seconds, rel=0.01)
 
 
 def test_a_chip_does_not_need_less_energy_for_a_flop_than_the_measured_one() -> None:

@@ -51,6 +51,8 @@ def test_warnings_name_the_padded_vocabulary_and_keys_without_effect() -> None:
         ({"ep_overlap": False}, {"optimizer": "sgd"}, ""),
         ({}, {"optimizer": "sgd", "optimizer_dtype": "bf16"}, "training.optimizer_dtype"),
         ({}, {"optimizer_dtype": "bf16", "zero_grad": "keep"}, ""),
+        ({}, {"attention_kernel": "flash2"}, ""),
+        ({}, {"attention_kernel": "flash2", "attention": "unfused"}, "training.attention_kernel"),
         ({}, {"master_weights": False}, ""),
         ({}, {"master_weights": False, "param_dtype": "fp32"}, "training.master_weights"),
     ],
@@ -71,11 +73,15 @@ ALONE = "with dp 1 and cp 1"
         ("tp_overlap", "wgrad", {"dp": 2}, "with tp 1", {"tp": 2}),
         ("cp_method", "all_gather", {"dp": 2}, "with cp 1", {"cp": 2}),
         ("cp_split", "striped", {"dp": 2}, "with cp 1", {"cp": 2}),
+        ("cp_split", "contiguous", {"cp": 2, "cp_method": "all_to_all"}, "with cp_method all_to_all", {"cp": 2}),
         ("schedule", "gpipe", {"dp": 2}, "with pp 1", {"pp": 2}),
         ("virtual_stages", 4, {"dp": 2}, "with pp 1", None),
         ("p2p_overlap", True, {"tp": 2}, "with pp 1", {"pp": 2}),
         ("dp_sync", "after_backward", {"tp": 2}, ALONE, {"dp": 2}),
         ("bucket_bytes", "100KiB", {"tp": 2}, ALONE, {"dp": 2}),
+        ("bucket_bytes", "100KiB", {"dp": 2, "dp_sync": "after_backward"}, "with dp_sync after_backward", None),
+        ("bucket_bytes", "100KiB", {"dp": 2, "zero": 3}, "with zero 3", {"dp": 2, "zero": 2}),
+        ("dp_sync", "per_parameter", {"dp": 2, "zero": 3}, "with zero 3", {"dp": 2, "zero": 2}),
         ("gather_bucket_bytes", "100KiB", {"tp": 2, "zero": 3}, ALONE, {"dp": 2, "zero": 3}),
         ("param_gather_overlap", False, {"dp": 2, "zero": 3}, "with zero 3, only with 1 and 2", {"dp": 2, "zero": 1}),
         ("param_gather_overlap", False, {"tp": 2, "zero": 1}, ALONE, {"dp": 2, "zero": 1}),
@@ -245,3 +251,23 @@ def test_transformers_computes_what_a_window_hides_but_with_flash_attn() -> None
     for quiet in ({"attention_kernel": "flash2"}, {"framework": "eager"}, {"seq_len": 1024}):
         assert not [text for text in scenario(**quiet).warnings if text.startswith("training.attention_kernel:")]
     assert simulate(scenario(attention_kernel="flash2")).step_time_s < 0.9 * simulate(scenario()).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("framework", "dp", "own"),
+    [("megatron", 64, 256_000_000), ("megatron_bridge", 64, 268_435_456), ("megatron", 32, None), ("eager", 64, None)],
+)
+def test_a_large_group_is_told_its_trainers_own_buckets(framework: str, dp: int, own: int | None) -> None:
+    """Of max(40M, 1M dp) fp32 gradients, or 128 Mi in 16 bits; fewer messages reduce what the warning names."""
+    training = {"framework": framework, "global_batch_size": dp}
+    data = small(model={"hidden": 1024}, training=training, parallelism={"dp": dp, "zero": 1})
+    plain = parse_scenario(data)
+    found = [text for text in plain.warnings if text.startswith("parallelism.bucket_bytes")]
+    assert len(found) == (own is not None)
+    if own is None:
+        return
+    assert f"own buckets have {own:,}, in fewer messages among {dp} ranks" in found[0]
+    named = parse_scenario(small(**{**data, "parallelism": {"dp": dp, "zero": 1, "bucket_bytes": own}}))
+    assert not [text for text in named.warnings if "bucket_bytes" in text]
+    many, few = ([x.kind for x in simulate(s, expand=True).timeline.spans()] for s in (plain, named))
+    assert few.count("REDUCE_SCATTER") < many.count("REDUCE_SCATTER")

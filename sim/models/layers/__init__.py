@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from sim.core.program import Item, Program
-from sim.inputs.model_config import LOCAL, AttentionKind
+from sim.inputs.model_config import AttentionKind
 from sim.models.activations import is_gated
 from sim.models.layer_inputs import LayerInputs, layer_inputs_of
 from sim.models.layers.beside import Beside
@@ -47,7 +47,7 @@ from sim.models.served import (
     served_sum_of_streams,
 )
 from sim.models.streams import Streams, streams_of
-from sim.models.window import Window
+from sim.models.window import Window, window_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -290,14 +290,6 @@ def _state_space(model: ModelConfig) -> StateSpace | SelectiveScan | ShortConvol
         return SelectiveScan(model.hidden, c.heads * c.head_dim, c.state, c.rank, *own)
     sizes = (c.heads, c.head_dim, c.state, c.groups, c.conv_kernel, c.chunk)
     return StateSpace(model.hidden, scans()[c.kind], *sizes, c.conv_bias, c.bias, c.gated_norm, c.state_dtype)
-
-
-def window_of(model: ModelConfig, layer: int) -> Window | None:
-    """The window of layer `layer` by `model.attention_pattern`, which repeats over the layers."""
-    kind = model.attention_kind(layer)
-    if model.window is None or kind not in LOCAL:
-        return None
-    return Window(model.window, kind == "chunked")
 
 
 def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:

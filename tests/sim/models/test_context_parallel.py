@@ -15,6 +15,7 @@ from sim.models.attention import Core
 from sim.models.context_parallel import gathered_blocks, ring_blocks
 from sim.models.dims import Shard
 from sim.models.layer import layer_block
+from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 
 CORES = ("attention_forward",)
@@ -39,12 +40,36 @@ def test_splits_share_the_causal_triangle(method, cp):
     assert core_flops(method, "striped", cp) == pytest.approx([whole / cp] * cp)
 
 
+@pytest.mark.parametrize("window", [512, 2048, 6000])
+@pytest.mark.parametrize("split", ["zigzag", "contiguous"])
+@pytest.mark.parametrize("framework", ["eager", "megatron", "compiled"])
+def test_simulated_ranks_share_what_a_window_shows(framework: str, split: str, window: int) -> None:
+    """Zigzag too: the first rank's first queries see fewer keys than a window holds, and no other rank is taken for
+    it."""
+    keys = {"cp": 4, "cp_method": "all_gather", "cp_split": split}
+    training = {"framework": framework, "seq_len": 8192}
+    scenario = make({**LLAMA, "window": window}, training, **keys)
+    plan = make_plan(scenario)
+    blocks = {c.ranks: layer_block(scenario, 0, Shard(plan.work_of(c.rank)[0])) for c in plan.classes}
+    seen = sum(len(ranks) * flops(block.forward, CORES) for ranks, block in blocks.items())
+    whole = make({**LLAMA, "window": window}, training)
+    assert seen == pytest.approx(flops(layer_block(whole, 0).forward, CORES), rel=1e-3)
+
+
 @given(cp=st.integers(2, 16), rank=st.integers(0, 15), half=st.integers(1, 64))
 def test_zigzag_steps_are_equal(cp, rank, half):
     own = Core(2 * half, 2 * half, 8, 8, 64, 64)
     steps = ring_blocks(own, cp, rank % cp, "zigzag")
     assert {b.visible for b in steps} == {2 * half * half}
     assert sum(b.visible for b in gathered_blocks(own, cp, rank % cp, "zigzag")) == 2 * half * half * cp
+
+
+def test_a_mask_of_numbers_hides_no_pair_from_a_striped_kernel() -> None:
+    """Half of the pairs are skipped where the kernel knows that attention is causal, none where it gets a tensor."""
+    (skipping,), (masked,) = (
+        gathered_blocks(Core(64, 64, 8, 8, 64, 64, causal=causal), 4, 1, "striped") for causal in (True, False)
+    )
+    assert (skipping.visible, masked.visible) == (64 * 256 / 2, 64 * 256)
 
 
 def test_ring_messages():

@@ -170,6 +170,23 @@ def test_a_warning_says_how_long_drawn_documents_are() -> None:
     assert any(f"a document has {mean:.0f} tokens on average, against 2000 before" in w for w in s.warnings)
 
 
+@pytest.mark.parametrize("pattern", [["sliding"], ["chunked"], ["sliding", "full"]])
+def test_the_slowest_replica_has_most_pairs_within_windows(pattern: list[str]) -> None:
+    """With one replica the kernels have the mean of all sequences, with more that of the replica that all wait for."""
+    model = MODEL | {"window": 256, "attention_pattern": pattern}
+    keys: dict[str, Any] = {"global_batch_size": 32, "model": model}
+
+    def core_flops(dp: int) -> float:
+        s = training({"mean_seq_len": 700}, {"dp": dp}, **keys)
+        blocks = [layer_block(s, n, Shard()) for n in range(2)]
+        return sum(i.flops for b in blocks for i in b.forward if isinstance(i, Compute) and "attention_f" in i.kind)
+
+    batch = packed_batch(training({"mean_seq_len": 700}, {"dp": 8}, **keys))
+    assert batch is not None
+    assert batch.imbalance > 1.0
+    assert core_flops(8) / core_flops(1) == pytest.approx(batch.imbalance, rel=1e-3)
+
+
 def test_the_step_waits_for_the_slowest_replica() -> None:
     drawn = {"mean_seq_len": 700}
     s = training(drawn, {"dp": 8}, global_batch_size=16)
