@@ -216,7 +216,11 @@ def test_norms_of_groups_read_their_input_twice() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape", "flops"),
-    [("linalg_solve_triangular", (3, 64, 8), 3 * 64 * 64 * 8), ("linalg_inv_ex", (3, 64, 64), 3 * 2 * 64**3)],
+    [
+        ("linalg_solve_triangular", (3, 64, 8), 3 * 64 * 64 * 8),
+        ("linalg_solve_triangular", (3, 8, 64), 3 * 64 * 64 * 8),  # left=False
+        ("linalg_inv_ex", (3, 64, 64), 3 * 2 * 64**3),
+    ],
 )
 def test_a_solver_has_the_flops_of_its_algorithm(name: str, shape: tuple[int, ...], flops: int) -> None:
     matrix, right = Tensor("fp32", (3, 64, 64), ()), Tensor("fp32", shape, ())

@@ -76,6 +76,20 @@ def convolutions() -> Iterator[tuple[float, float]]:
             yield seconds("convolution_backward", [y, x, w], backward), found["convolution_backward"]
 
 
+def triangular_solvers() -> Iterator[tuple[float, float]]:
+    """The solver, and the copy of the right-hand sides that its call makes."""
+    for case, found in CASES.items():
+        kind, *rest = case.split()
+        if kind == "solve_triangular":
+            count, rows = map(int, rest[1].split("x"))
+            x = tensor("fp32", (count, rows, rows))
+            result = Tensor("fp32", x.shape, (rows * rows, 1, rows))
+            yield (
+                seconds("linalg_solve_triangular", [x, x], [result]),
+                found["linalg_solve_triangular"] + found["copy_"],
+            )
+
+
 def masked_attentions() -> Iterator[tuple[float, float]]:
     for case, found in CASES.items():
         kind, *rest = case.split()
@@ -97,6 +111,7 @@ def masked_attentions() -> Iterator[tuple[float, float]]:
         (batch_norms, 72, 0.13, 0.6),
         (convolutions, 92, 0.2, 1.1),
         (masked_attentions, 60, 0.17, 0.8),
+        (triangular_solvers, 3, 0.2, 0.3),
     ],
 )
 def test_operators_take_as_long_as_measured(cases, count, median, most) -> None:  # type: ignore[no-untyped-def]
