@@ -18,6 +18,8 @@ SOLVERS = {
     "aten.linalg_solve_triangular": (0.0, 1.0),
     "aten.triangular_solve": (0.0, 1.0),
     "aten._linalg_solve_ex": (2 / 3, 2.0),
+    "aten.cholesky_solve": (0.0, 2.0),
+    "aten.linalg_lu_solve": (0.0, 2.0),
     "aten.linalg_lu_factor_ex": (2 / 3, 0.0),
     "aten.linalg_lu": (2 / 3, 0.0),
     "aten.linalg_inv_ex": (2.0, 0.0),
@@ -28,6 +30,7 @@ SOLVERS = {
     "aten._linalg_det": (2 / 3, 0.0),
     "aten._linalg_slogdet": (2 / 3, 0.0),
 }
+RIGHT_SIDES_FIRST = ("aten.triangular_solve", "aten.cholesky_solve")  # before the matrix
 TRIANGULAR = "aten.linalg_solve_triangular"
 IN_TURN = 8  # matrices of 64 and more rows that cuBLAS solves by one call each
 LOOPED_ROWS = 64
@@ -37,7 +40,7 @@ SOLVED_CLOCKS = 7.8
 
 
 def solver(op: CapturedOperator, phase: Phase) -> Compute:
-    """Return a solver as the matmul of as many FLOPs, from n rows to k columns.
+    """Return a solver as the matmul of as many FLOPs, to k columns.
 
     >>> from sim.inputs.program_file import Tensor
     >>> x = Tensor("fp32", (2048, 64, 64), ())
@@ -46,13 +49,13 @@ def solver(op: CapturedOperator, phase: Phase) -> Compute:
     250
     """
     cubes, squares = SOLVERS[op.name]
-    matrix = op.inputs[0]
-    n = matrix.shape[-1]
+    matrix = op.inputs[1 if op.name in RIGHT_SIDES_FIRST else 0]
+    n, rows = sorted(matrix.shape[-2:])  # of a wide matrix the transposed one is factored
     count = math.prod(matrix.shape[:-2])
     # Right-hand sides may lie in rows (`left=False`), and one alone may be a vector.
     columns = max(1, op.outputs[0].elements // (count * n)) if squares and op.outputs else n
     inner = max(1, math.ceil((cubes * n * n + squares * n * columns) / (2 * columns)))
-    shape = (count, matrix.shape[-2], columns, inner)
+    shape = (count, rows, columns, inner)
     moved = float(sum(x.bytes for x in (*op.inputs, *op.outputs)))
     clocks = _clocks(op) if op.name == TRIANGULAR else 0.0
     return Compute(op.name, "gemm", shape, matrix.dtype, 2.0 * math.prod(shape), moved, phase, clocks=clocks)
