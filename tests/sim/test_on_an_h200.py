@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import statistics
@@ -76,6 +77,21 @@ def convolutions() -> Iterator[tuple[float, float]]:
             yield seconds("convolution_backward", [y, x, w], backward), found["convolution_backward"]
 
 
+def convolutions_of_samples() -> Iterator[tuple[float, float]]:
+    """Whisper's, whose steps decided no constant; their inputs' copies and biases are operators of their own."""
+    steps = json.loads(gzip.decompress(Path("scenarios/measured/gpu_programs_h200/operators.json.gz").read_bytes()))
+    found = [o for o in steps["whisper_small_amp"]["operators"] if "convolution" in o["name"]]
+    for o in found:
+        first, second, third = (tensor("bf16", tuple(n for n in shape if n > 1)) for shape in o["shapes"][:3])
+        if o["name"] == "aten::convolution_backward":
+            outputs = [second, third] if second.shape[1] > third.shape[0] // 2 else [third, tensor("bf16", ONE)]
+            yield seconds("convolution_backward", [first, second, third], outputs), o["seconds"]
+        else:
+            stride = 2 if first.shape[1] == second.shape[0] else 1
+            result = tensor("bf16", (first.shape[0], second.shape[0], first.shape[2] // stride))
+            yield seconds("convolution", [first, second], [result]), o["seconds"]
+
+
 def triangular_solvers() -> Iterator[tuple[float, float]]:
     """The solver, and the copy of the right-hand sides that its call makes."""
     for case, found in CASES.items():
@@ -110,6 +126,7 @@ def masked_attentions() -> Iterator[tuple[float, float]]:
         (layer_norms, 52, 0.1, 0.3),
         (batch_norms, 72, 0.13, 0.6),
         (convolutions, 92, 0.2, 1.1),
+        (convolutions_of_samples, 4, 0.2, 0.3),
         (masked_attentions, 60, 0.17, 0.8),
         (triangular_solvers, 3, 0.2, 0.3),
     ],
