@@ -8,6 +8,7 @@ import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,10 +78,27 @@ def convolutions() -> Iterator[tuple[float, float]]:
             yield seconds("convolution_backward", [y, x, w], backward), found["convolution_backward"]
 
 
+def of_steps(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the operators of that name in measured training steps, and each step's name."""
+    steps = json.loads(gzip.decompress(Path("scenarios/measured/gpu_programs_h200/operators.json.gz").read_bytes()))
+    yield from ((step, o) for step, found in steps.items() for o in found["operators"] if name in o["name"])
+
+
+def gradients_of_rows() -> Iterator[tuple[float, float]]:
+    """Tokens that go to several experts, or to other places; no constant is fitted to them."""
+    for step, o in of_steps("_index_put_impl_"):
+        table, _, values = o["shapes"][:3]
+        if len(table) == 2 and math.prod(values) > 10**7:
+            dtype = "fp32" if step.endswith("_amp") else "bf16"
+            rows, grads = tensor(dtype, tuple(table)), tensor(dtype, tuple(values))
+            places = tensor("int64", (values[0],))
+            op = CapturedOperator("aten.index_put_", "backward", "", (rows, places, grads), (rows,), 1, False)
+            yield sum(COSTS.compute(c).seconds for c in computes_of(op)), o["seconds"] / o["count"]
+
+
 def convolutions_of_samples() -> Iterator[tuple[float, float]]:
     """Whisper's, whose steps decided no constant; their inputs' copies and biases are operators of their own."""
-    steps = json.loads(gzip.decompress(Path("scenarios/measured/gpu_programs_h200/operators.json.gz").read_bytes()))
-    found = [o for o in steps["whisper_small_amp"]["operators"] if "convolution" in o["name"]]
+    found = [o for step, o in of_steps("convolution") if step == "whisper_small_amp"]
     for o in found:
         first, second, third = (tensor("bf16", tuple(n for n in shape if n > 1)) for shape in o["shapes"][:3])
         if o["name"] == "aten::convolution_backward":
@@ -127,6 +145,7 @@ def masked_attentions() -> Iterator[tuple[float, float]]:
         (batch_norms, 72, 0.13, 0.6),
         (convolutions, 92, 0.2, 1.1),
         (convolutions_of_samples, 4, 0.2, 0.3),
+        (gradients_of_rows, 8, 0.2, 0.35),
         (masked_attentions, 60, 0.17, 0.8),
         (triangular_solvers, 3, 0.2, 0.3),
     ],
