@@ -28,6 +28,8 @@ NUMBERS = ("regression", "multi_label_classification")  # Transformers' problem 
 COMPARED = ("input_ids", "pixel_values", "input_features")
 Make = Callable[[Any, int, int], Any]  # from a config, rows and tokens
 IMAGE, CHANNELS, FRAMES, BINS = 224, 3, 8, 80  # where a config does not say it; most models' own sizes
+SPOKEN, SPECTROGRAM_DIMS = "ForCTC", 3
+SAMPLES, SUBSAMPLED = 320, 8  # of a waveform, and of a spectrogram's frames, for one frame of the result (Parakeet)
 
 
 def batch_for(model: Any, rows: int, tokens: int, trains: bool = True) -> dict[str, Any]:
@@ -115,6 +117,8 @@ def _labels(model: Any, batch: dict[str, Any], rows: int, tokens: int) -> torch.
     name, config = type(model).__name__, model.config
     if name.endswith("ForRegression"):
         return torch.zeros(rows, config.num_targets)
+    if name.endswith(SPOKEN):
+        return _spoken(config, batch, rows)
     if name.endswith(PER_PIXEL):
         image = batch["pixel_values"]
         return torch.zeros(rows, *image.shape[-2:], dtype=torch.long)
@@ -123,6 +127,17 @@ def _labels(model: Any, batch: dict[str, Any], rows: int, tokens: int) -> torch.
         return torch.zeros(rows, config.num_labels) if numbers else torch.zeros(rows, dtype=torch.long)
     labels: torch.Tensor = batch.get("input_ids", torch.zeros(rows, tokens, dtype=torch.long))
     return labels
+
+
+def _spoken(config: Any, batch: dict[str, Any], rows: int) -> torch.Tensor:
+    """Return half as many labels as frames of the result: so many equal ones can lie in these, with blanks between.
+
+    A label is no blank, which is the token of padding, and of which Transformers makes no target (loss_ctc.py).
+    """
+    sound = batch[next(x for x in ("input_values", "input_features") if x in batch)]
+    waveform = sound.dim() < SPECTROGRAM_DIMS
+    each = getattr(config, "inputs_to_logits_ratio", None) or SAMPLES if waveform else SUBSAMPLED
+    return torch.full((rows, max(1, sound.shape[1] // each // 2)), int(config.pad_token_id == 0))
 
 
 def _values(config: Any, *names: str) -> Iterator[Any]:

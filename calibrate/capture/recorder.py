@@ -51,8 +51,9 @@ CAUSAL = "is_causal"
 DROPOUT = "dropout_p"
 STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in whose place another is captured
 # What a kernel on a GPU allocates while it runs: something as large as this argument (aten/src/ATen/native/cuda:
-# SoftMax.cu, softmax_backward_cuda_out multiplies the gradient with the result first).
-HOLDS_BESIDE = {"aten::_softmax_backward_data": 0}
+# SoftMax.cu, softmax_backward_cuda_out multiplies the gradient with the result first; LossCTC.cu,
+# ctc_loss_backward_gpu_template has sums from the last frame on beside those from the first).
+HOLDS_BESIDE = {"aten::_softmax_backward_data": 0, "aten::_ctc_loss_backward": 6}
 ROLL = torch.ops.aten.roll.default
 SCALAR = torch.ops.aten._local_scalar_dense.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -29,10 +30,41 @@ def _may_lack(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda x: x is None or fits(x)
 
 
+OPTIMIZER = re.compile(r"(?:torch\.optim\.)?(adamw|sgd)(?:\((.*)\))?")
+SAME_KERNELS = ("lr", "betas", "eps", "weight_decay")  # of AdamW: numbers, whatever they are
+KERNELS_OF_ADAMW = {
+    (("fused", "true"),): "adamw",
+    (("foreach", "true"),): "adamw_foreach",
+    (): "adamw_foreach",  # torch's default on a GPU
+}
+
+
+def _optimizer(text: str) -> str | None:
+    """Return the option of a table's optimizer; None if its arguments make it start kernels that no option has.
+
+    A bare `adamw`, like null, is the fused one.
+
+    >>> [_optimizer(x) for x in ("AdamW", "torch.optim.AdamW(lr=1e-4)", "SGD(lr=0.1)", "SGD(momentum=0.9)")]
+    ['adamw', 'adamw_foreach', 'sgd', None]
+    """
+    found = OPTIMIZER.fullmatch(text.lower().replace(" ", ""))
+    if found is None:
+        return None
+    name, arguments = found[1], re.findall(r"(\w+)=(\([^)]*\)|[^,]+)", found[2] or "")
+    if name == "sgd":
+        return "sgd" if {key for key, _ in arguments} <= {"lr"} else None
+    if text.lower() == "adamw":
+        return "adamw"
+    return KERNELS_OF_ADAMW.get(tuple(x for x in arguments if x[0] not in SAME_KERNELS))
+
+
 def _names_optimizer(x: Any) -> bool:
-    return isinstance(x, str) and any(name in x.lower() for name in ("adamw", "sgd"))
+    return isinstance(x, str) and _optimizer(x) is not None
 
 
+OPTIMIZERS = (
+    "null, AdamW, AdamW(fused=True), AdamW(foreach=True) or SGD, with lr; AdamW also with betas, eps, weight_decay"
+)
 COUNT = _Allowed(_is_count, "a whole number, at least 1")
 TEXT = _Allowed(_may_lack(lambda x: isinstance(x, str)), "a text or null")
 TRUTH = _Allowed(_may_lack(lambda x: isinstance(x, bool)), "true, false or null")
@@ -46,7 +78,7 @@ PROGRAM = {
     "gradient_checkpointing": TRUTH,
     "torch_compile": TRUTH,
     "lora_rank": _Allowed(_may_lack(_is_count), "a whole number, at least 1, or null"),
-    "optimizer": _Allowed(_may_lack(_names_optimizer), "null or a text with AdamW or SGD in it"),
+    "optimizer": _Allowed(_may_lack(_names_optimizer), OPTIMIZERS),
     "clip_grad_norm": _Allowed(_may_lack(_is_positive), "a number above 0 or null"),
 }
 
@@ -67,8 +99,6 @@ def options_of_row(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
         _check(COUNT, size, f"{where}: scenario.training.{name}")
     if program.get("torch_compile") and program.get("gradient_checkpointing"):
         raise InputError(f"{where}: program.torch_compile: found true; cannot be captured with gradient_checkpointing")
-    text = str(program.get("optimizer") or "adamw").lower()
-    name = "sgd" if "sgd" in text else "adamw" if "fused=true" in text or text == "adamw" else "adamw_foreach"
     autocast = program.get("autocast")
     return program["huggingface_config"], Options(
         **sizes,
@@ -76,7 +106,7 @@ def options_of_row(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
         autocast=autocast and normalise_dtype(autocast),
         attention=program.get("attn_implementation"),
         gradient_checkpointing=bool(program.get("gradient_checkpointing")),
-        optimizer=name,
+        optimizer=_optimizer(program.get("optimizer") or "adamw") or "",
         lora_rank=program.get("lora_rank"),
         clip_grad_norm=program.get("clip_grad_norm"),
         compiled=bool(program.get("torch_compile")),

@@ -29,6 +29,7 @@ from sim.models.captured_layout import (
     single_elements,
 )
 from sim.models.captured_recurrent import RECURRENT, multiplied, recurrent_computes
+from sim.models.captured_solvers import SOLVERS, TRIANGULAR, solver
 from sim.models.captured_waits import READ, waits_of
 from sim.models.operators import small_kernels
 from sim.models.softmax_rows import torch_log_softmax_backward, torch_softmax, torch_softmax_backward
@@ -58,22 +59,6 @@ KERNEL_OF = {
     "efficient": "efficient",
     "flex": "triton",
 }
-# FLOPs of a solver: so many n³ of an n × n matrix, and n² k of k right-hand sides (LAPACK Working Note 41, appendix C;
-# eigenvectors and singular vectors: Golub and Van Loan, Matrix Computations, 8.3.3 and 8.6.4).
-SOLVERS = {
-    "aten.linalg_solve_triangular": (0.0, 1.0),
-    "aten.triangular_solve": (0.0, 1.0),
-    "aten._linalg_solve_ex": (2 / 3, 2.0),
-    "aten.linalg_lu_factor_ex": (2 / 3, 0.0),
-    "aten.linalg_lu": (2 / 3, 0.0),
-    "aten.linalg_inv_ex": (2.0, 0.0),
-    "aten.linalg_cholesky_ex": (1 / 3, 0.0),
-    "aten.linalg_qr": (8 / 3, 0.0),
-    "aten._linalg_eigh": (9.0, 0.0),
-    "aten._linalg_svd": (22.0, 0.0),
-    "aten._linalg_det": (2 / 3, 0.0),
-    "aten._linalg_slogdet": (2 / 3, 0.0),
-}
 COMPLEX_PRODUCTS = 4  # real products of a complex one
 FLOATS = ("fp32", "bf16", "fp16", "fp8")
 LAYER_NORMS = {"aten.native_layer_norm": 1, "aten.native_layer_norm_backward": 2}  # how many inputs lie in rows
@@ -100,8 +85,13 @@ def _copies_before(op: CapturedOperator) -> list[Compute]:
     """Copies that an operator's own call makes of its inputs first.
 
     A layer norm's are of an input whose elements do not lie together (layer_norm_kernel.cu: expect_contiguous);
-    `baddbmm` adds its product to a copy (Blas.cpp: addmm_out_cuda_impl, baddbmm_out_cuda_impl).
+    `baddbmm` adds its product to a copy (Blas.cpp: addmm_out_cuda_impl, baddbmm_out_cuda_impl). A triangular solver
+    works in place on a copy of the right-hand sides in the result's order (BatchLinearAlgebra.cpp:
+    linalg_solve_triangular_out).
     """
+    if op.name == TRIANGULAR and op.outputs and len(op.inputs) > 1:
+        right, result = op.inputs[1], op.outputs[0]
+        return [copy_before(op, result, _phase(op), is_transposed(right) != is_transposed(result))]
     if op.name in LAYER_NORMS:
         copied = [x for x in op.inputs[: LAYER_NORMS[op.name]] if x.strides]
     else:
@@ -148,7 +138,7 @@ def compute_of(op: CapturedOperator) -> Compute:
     if op.name.startswith(VARLEN) and len(op.inputs) >= 4:
         return _attention(_as_equally_long(op), "last")  # FlashAttention's own interface
     if op.name in SOLVERS and op.inputs and len(op.inputs[0].shape) >= 2:
-        return _solver(op)
+        return solver(op, _phase(op))
     return _by_bytes(op)
 
 
@@ -262,18 +252,6 @@ def _as_equally_long(op: CapturedOperator) -> CapturedOperator:
         return Tensor(x.dtype, (count, heads, max(1, round(tokens / count)), size), ())
 
     return op._replace(inputs=tuple(apart(x) if len(x.shape) == 3 else x for x in op.inputs))
-
-
-def _solver(op: CapturedOperator) -> Compute:
-    """A solver as the matmul of as many FLOPs, from n rows to k columns."""
-    cubes, squares = SOLVERS[op.name]
-    matrix = op.inputs[0]
-    n = matrix.shape[-1]
-    columns = op.inputs[1].shape[-1] if squares and len(op.inputs) > 1 else n
-    inner = max(1, math.ceil((cubes * n * n + squares * n * columns) / (2 * columns)))
-    shape = (math.prod(matrix.shape[:-2]), matrix.shape[-2], columns, inner)
-    moved = float(sum(x.bytes for x in (*op.inputs, *op.outputs)))
-    return Compute(op.name, "gemm", shape, matrix.dtype, 2.0 * math.prod(shape), moved, _phase(op))
 
 
 def _by_bytes(op: CapturedOperator) -> Compute:

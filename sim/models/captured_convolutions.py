@@ -4,7 +4,8 @@ aten/src/ATen/native/Convolution.cpp: cuDNN's convolutions have no bias (native/
 adds it to the result (`_convolution`), and its gradient is a sum (`convolution_backward`). Inputs and gradients are
 copied first if their channels do not lie as those of the convolution; images of one dimension lie in their own order.
 cuDNN computes 16 bits with the channels last, so its call moves them there and back, unless the filter is one place and
-rows of places are aligned. Of fewer than eight channels, as those of an image, it uses no tensor cores.
+rows of places are aligned. Samples of one dimension are images of one row to it (`view_as_4d`), and are moved too. Of
+fewer than eight channels, as those of an image, it uses no tensor cores.
 A convolution with one channel in each group runs in torch's own kernels (cuda/DepthwiseConv2d.cu), unless the channels
 lie last or the dtype is fp16: then in cuDNN's (`use_cudnn_depthwise`).
 """
@@ -75,7 +76,7 @@ def _by_fp32(op: Compute, x: Tensor, weight: Tensor) -> Compute:
 
 def _moves_channels(x: Tensor, weight: Tensor, y: Tensor) -> bool:
     """Tell whether cuDNN's call moves the channels of its images to the last dimension, and back."""
-    if x.dtype not in NARROW or len(x.shape) <= PLAIN_DIMS or has_channels_last(x) or has_channels_last(weight):
+    if x.dtype not in NARROW or has_channels_last(x) or has_channels_last(weight):
         return False
     one_place = math.prod(weight.shape[2:]) == 1 and x.shape[2:] == y.shape[2:]
     return not (one_place and math.prod(x.shape[2:]) % ALIGNED == 0)

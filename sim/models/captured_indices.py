@@ -17,6 +17,11 @@ MASK_KERNELS = 5  # of `nonzero` (Nonzero.cu)
 ACCUMULATES = ("aten.index_put_", "aten._index_put_impl_", "aten.index_put")
 
 
+def accumulates(op: CapturedOperator) -> bool:
+    """Tell whether values are added at their places, as autograd's gradient of an index does."""
+    return op.phase == "backward" and op.name in ACCUMULATES
+
+
 def taken_bytes(op: CapturedOperator) -> float:
     """Bytes of a lookup: what is taken out of the table, read and written, and the indices."""
     return 2 * written_bytes(op) + sum(x.bytes for x in op.inputs[1:])
@@ -91,7 +96,7 @@ def index_sorts(op: CapturedOperator) -> int:
     Each index: its remainder by the dimension's size, and a product with the stride, summed; then a division, a range,
     and a sort by as many bits as the rows have (Indexing.cu, index_put_with_sort_kernel).
     """
-    if op.phase != "backward":
+    if not accumulates(op):
         return 0
     indices = max(1, len(op.inputs) - 2)
     rows = math.prod(op.inputs[0].shape[:indices])
@@ -103,7 +108,7 @@ def rows_in_turn(op: CapturedOperator) -> float:
 
     A warp adds all rows of one index in a loop (Indexing.cu, indexing_backward_kernel).
     """
-    if op.phase != "backward" or op.name not in ACCUMULATES:
+    if not accumulates(op):
         return 0.0
     indices = op.inputs[1:-1]
     if not indices or any(x.dtype == "bool" for x in indices):

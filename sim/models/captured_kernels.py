@@ -163,7 +163,7 @@ KERNELS: dict[str, Kernels] = {
         "_amp_update_scale_ _is_all_true norm tril_indices triu_indices aminmax repeat_interleave equal nansum trace "
         "take poisson _standard_gamma segment_reduce _segment_reduce_backward renorm _assert_async addr "
         "_functional_assert_async multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
-        "multilabel_margin_loss_backward soft_margin_loss_backward fractional_max_pool2d",
+        "multilabel_margin_loss_backward soft_margin_loss_backward fractional_max_pool2d _linalg_check_errors",
     ),
     # what has the shape of an input does not read it
     **_of(

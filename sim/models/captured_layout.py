@@ -9,6 +9,7 @@ import math
 
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured_bytes import FOREACH
+from sim.models.captured_indices import accumulates
 from sim.models.row_sums import summed_rows
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
@@ -127,6 +128,8 @@ def single_elements(op: CapturedOperator) -> float:
     """Return the elements that the operator's kernel handles one at a time; 0 if it is vectorized."""
     if op.name in FUSED_ADAM:
         return sum(x.elements for x in op.inputs) / 4  # parameters, gradients and two moments
+    if accumulates(op):
+        return float(op.inputs[-1].elements)  # a lane's loads are a warp apart (Indexing.cu, indexing_backward_kernel)
     if is_vectorized(op):
         return 0.0
     # The zeros around a part are written by another kernel, which is vectorized.

@@ -2,7 +2,8 @@
 
 torch copies the number to the host and synchronizes the stream, so the host issues what follows anew
 (aten/src/ATen/native/cuda: CUDAScalar.cu, `_local_scalar_dense_cuda`; Nonzero.cu; Unique.cu; SummaryOps.cu, `bincount`;
-aten/src/ATen/native: Repeat.cpp; TensorAdvancedIndexing.cpp, whose masks are turned into places by `nonzero`).
+aten/src/ATen/native: Repeat.cpp; TensorAdvancedIndexing.cpp, whose masks are turned into places by `nonzero`;
+BatchLinearAlgebra.cpp, `_linalg_check_errors`, which eigenvalues and singular values end with).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ WAITS = {
     "aten.masked_scatter_backward": 1,
     "aten.repeat_interleave": 1,
     "aten.equal": 1,
+    **dict.fromkeys(("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd"), 1),
     "calibrate.grouped_mm": 1,  # where groups end (GroupedMMUtils.h: offs.cpu()); torch's own kernel does not wait
     **dict.fromkeys(("aten._unique2", "aten._unique", "aten.unique_dim", "aten.unique_consecutive"), 1),
     "aten.bincount": 2,  # the least and the largest

@@ -68,13 +68,11 @@ def least_seconds(op: Compute, clocks_per_s: float, sm_count: int) -> float:
     if not clocks_per_s:
         return 0.0
     counted_s = (op.clocks + op.lone_clocks * sm_count) / clocks_per_s
-    return max(counted_s, _of_single_elements(op, clocks_per_s))
+    return max(counted_s, op.rows_in_turn * ROW_IN_TURN_S, _of_single_elements(op, clocks_per_s))
 
 
 def _of_single_elements(op: Compute, clocks_per_s: float) -> float:
-    if not op.single_elements:
-        return op.rows_in_turn * ROW_IN_TURN_S
-    if op.kind == "optimizer":
+    if not op.single_elements or op.kind == "optimizer":
         return 0.0
     if op.kernel == DEPTHWISE:
         return op.single_elements * DEPTHWISE_CLOCKS / clocks_per_s

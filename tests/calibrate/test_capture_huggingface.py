@@ -372,6 +372,25 @@ def test_a_ctc_loss_of_known_lengths_has_the_alphas_of_a_real_one() -> None:
     assert rows["aten._ctc_loss_backward"].outputs[0][0][1] == (12, 2, 5)
 
 
+def test_speech_is_aligned_with_labels_that_fit_into_its_frames() -> None:
+    """Labels that are blanks are no targets (Transformers' loss_ctc.py); of more than fit the loss is infinite."""
+    waves = {"conv_dim": [16, 16], "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_feat_extract_layers": 2}
+    places = {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0}
+    config = {"model_type": "wav2vec2", **SMALL, **waves, **places, "vocab_size": 12, "pad_token_id": 0}
+    make = huggingface_maker(config, Options(seq_len=400, micro_batch_size=2, optimizer="sgd"))
+    loss = make().loss()
+    assert 0.0 < loss.item() < float("inf")
+    recorder = record(make)[1]
+    forward = next(row for row in recorder.rows if row.name == "aten._ctc_loss")
+    frames, classes = forward.inputs[0][0][1][0], forward.inputs[0][0][1][2]
+    assert (frames, classes) == (39, 12)
+    assert forward.outputs[1][0][1] == (2, frames, 2 * (400 // 10 // 2) + 1)
+    backward = next(i for i, row in enumerate(recorder.rows) if row.name == "aten._ctc_loss_backward")
+    alphas = recorder.lives[forward.outputs[1][1]].bytes
+    beside = [x for x in recorder.lives if (x.born, x.died) == (backward, backward + 1)]
+    assert [x.bytes for x in beside] == [alphas]
+
+
 def nodes_under(loss: Any) -> list[Any]:
     """Autograd's nodes of a result, each with the first of those that it passes its gradient to."""
     found = [loss.grad_fn]

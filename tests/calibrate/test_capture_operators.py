@@ -264,8 +264,11 @@ def test_a_compiled_dropout_is_part_of_a_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_flex_attention_is_a_kernel_that_skips_blocks(tmp_path: Path, causal: bool) -> None:
+def test_flex_attention_is_a_kernel_that_skips_blocks(
+    tmp_path: Path, causal: bool, recwarn: pytest.WarningsRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    monkeypatch.setattr(flex, "_WARNINGS_SHOWN", set(), raising=False)  # it warns once in a process
 
     def make() -> Any:
         model = torch.nn.Linear(64, 3 * 64).bfloat16()
@@ -285,6 +288,7 @@ def test_flex_attention_is_a_kernel_that_skips_blocks(tmp_path: Path, causal: bo
     assert (forward.flops, backward.flops) == (2 * products, 5 * products)
     assert forward.bytes == 4 * 2 * 2 * 512 * 32 * 2 + 2 * 2 * 512 * 4  # q, k, v, the result, logarithms of sums
     assert known("calibrate.flex_attention_backward")
+    assert not any("unfused" in str(w.message) for w in recwarn)
 
 
 def test_a_fourier_transform_sweeps_once_for_each_dimension(tmp_path: Path) -> None:

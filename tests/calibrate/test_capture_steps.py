@@ -169,6 +169,10 @@ WAITING: dict[str, tuple[Callable[[Any, Any], Any], int]] = {
     "tolist": (lambda x, chosen: torch.cat(x.split([len([i]) for i in chosen.tolist()])), 1),
     "item": (lambda x, chosen: x * chosen.sum().item(), 1),
     "one hot": (lambda x, chosen: F.one_hot(chosen, EXPERTS), 0),
+    "inverse": (lambda x, chosen: torch.linalg.inv(x.T @ x), 1),
+    "unchecked inverse": (lambda x, chosen: torch.linalg.inv_ex(x.T @ x).inverse, 0),
+    "eigenvalues": (lambda x, chosen: torch.linalg.eigvalsh(x.T @ x), 1),
+    "singular values": (lambda x, chosen: torch.linalg.svdvals(x), 1),
 }
 
 

@@ -43,7 +43,10 @@ def row(program: Any = None, training: Any = None, **more: Any) -> dict[str, Any
         (row(weights="fp64"), "program.weights: found 'fp64'; must be fp32, bf16 or null"),
         (row(autocast="int8"), "program.autocast: found 'int8'; must be bf16, fp16 or null"),
         (row(lora_rank="16"), "program.lora_rank: found '16'; must be a whole number"),
-        (row(optimizer="adafactor"), "program.optimizer: found 'adafactor'; must be null or a text with AdamW or SGD"),
+        (row(optimizer="adafactor"), "program.optimizer: found 'adafactor'; must be null, AdamW, AdamW(fused=True)"),
+        (row(optimizer="SGD(lr=0.1, momentum=0.9)"), "program.optimizer: found 'SGD(lr=0.1, momentum=0.9)'; must be"),
+        (row(optimizer="AdamW8bit"), "program.optimizer: found 'AdamW8bit'; must be"),
+        (row(optimizer="AdamW(foreach=False)"), "program.optimizer: found 'AdamW(foreach=False)'; must be"),
         (row(clip_grad_norm=-1), "program.clip_grad_norm: found '-1'; must be a number above 0 or null"),
         (row(torch_compile="yes"), "program.torch_compile: found 'yes'; must be true, false or null"),
     ],
@@ -57,6 +60,22 @@ def test_a_row_that_no_capture_can_use(wrong: dict[str, Any], said: str) -> None
 def test_dtypes_are_read_in_torchs_spelling_and_other_keys_are_facts() -> None:
     config, options = options_of_row(row(weights="bfloat16", autocast="torch.float16", tf32=False), "table.json: first")
     assert (config, options.weights, options.autocast, options.seq_len) == (CONFIG, "bf16", "fp16", 16)
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("torch.optim.AdamW(fused=True)", "adamw"),
+        ("AdamW(lr=1e-4, betas=(0.9, 0.95), fused=True)", "adamw"),
+        ("AdamW(foreach=True)", "adamw_foreach"),
+        ("torch.optim.AdamW", "adamw_foreach"),
+        ("adamw", "adamw"),
+        (None, "adamw"),
+        ("torch.optim.SGD(lr=0.1)", "sgd"),
+    ],
+)
+def test_an_optimizer_is_read_with_its_arguments(text: str | None, option: str) -> None:
+    assert options_of_row(row(optimizer=text), "table.json: first")[1].optimizer == option
 
 
 def test_one_row_that_fails_is_named_and_the_others_are_captured(tmp_path: Path) -> None:

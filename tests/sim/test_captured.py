@@ -216,13 +216,29 @@ def test_norms_of_groups_read_their_input_twice() -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape", "flops"),
-    [("linalg_solve_triangular", (3, 64, 8), 3 * 64 * 64 * 8), ("linalg_inv_ex", (3, 64, 64), 3 * 2 * 64**3)],
+    [
+        ("linalg_solve_triangular", (3, 64, 8), 3 * 64 * 64 * 8),
+        ("linalg_solve_triangular", (3, 8, 64), 3 * 64 * 64 * 8),  # left=False
+        ("linalg_inv_ex", (3, 64, 64), 3 * 2 * 64**3),
+    ],
 )
 def test_a_solver_has_the_flops_of_its_algorithm(name: str, shape: tuple[int, ...], flops: int) -> None:
     matrix, right = Tensor("fp32", (3, 64, 64), ()), Tensor("fp32", shape, ())
     found = compute_of(_operator(name, (matrix, right), right))
     assert found.kind == "gemm"
     assert found.flops == flops
+
+
+@pytest.mark.parametrize(("name", "squares"), [("triangular_solve", 1), ("cholesky_solve", 2)])
+def test_a_solver_whose_right_hand_sides_come_first_has_the_flops_of_its_matrix(name: str, squares: int) -> None:
+    matrix, right = Tensor("fp32", (3, 64, 64), ()), Tensor("fp32", (3, 64, 8), ())
+    assert compute_of(_operator(name, (right, matrix), right)).flops == 3 * squares * 64 * 64 * 8
+
+
+def test_a_wide_matrix_is_factored_in_as_many_flops_as_the_transposed_one() -> None:
+    tall, wide, square = Tensor("fp32", (256, 64), ()), Tensor("fp32", (64, 256), ()), Tensor("fp32", (64, 64), ())
+    found = {compute_of(_operator("_linalg_svd", (x,), x, square)).flops for x in (tall, wide)}
+    assert found == {22 * 256 * 64 * 64}
 
 
 def test_bags_read_the_rows_that_they_choose_and_not_the_table() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +78,52 @@ def convolutions() -> Iterator[tuple[float, float]]:
             yield seconds("convolution_backward", [y, x, w], backward), found["convolution_backward"]
 
 
+def of_steps(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the operators of that name in measured training steps, and each step's name."""
+    steps = json.loads(gzip.decompress(Path("scenarios/measured/gpu_programs_h200/operators.json.gz").read_bytes()))
+    yield from ((step, o) for step, found in steps.items() for o in found["operators"] if name in o["name"])
+
+
+def gradients_of_rows() -> Iterator[tuple[float, float]]:
+    """Tokens that go to several experts, or to other places; no constant is fitted to them."""
+    for step, o in of_steps("_index_put_impl_"):
+        table, _, values = o["shapes"][:3]
+        if len(table) == 2 and math.prod(values) > 10**7:
+            dtype = "fp32" if step.endswith("_amp") else "bf16"
+            rows, grads = tensor(dtype, tuple(table)), tensor(dtype, tuple(values))
+            places = tensor("int64", (values[0],))
+            op = CapturedOperator("aten.index_put_", "backward", "", (rows, places, grads), (rows,), 1, False)
+            yield sum(COSTS.compute(c).seconds for c in computes_of(op)), o["seconds"] / o["count"]
+
+
+def convolutions_of_samples() -> Iterator[tuple[float, float]]:
+    """Whisper's, whose steps decided no constant; their inputs' copies and biases are operators of their own."""
+    found = [o for step, o in of_steps("convolution") if step == "whisper_small_amp"]
+    for o in found:
+        first, second, third = (tensor("bf16", tuple(n for n in shape if n > 1)) for shape in o["shapes"][:3])
+        if o["name"] == "aten::convolution_backward":
+            outputs = [second, third] if second.shape[1] > third.shape[0] // 2 else [third, tensor("bf16", ONE)]
+            yield seconds("convolution_backward", [first, second, third], outputs), o["seconds"]
+        else:
+            stride = 2 if first.shape[1] == second.shape[0] else 1
+            result = tensor("bf16", (first.shape[0], second.shape[0], first.shape[2] // stride))
+            yield seconds("convolution", [first, second], [result]), o["seconds"]
+
+
+def triangular_solvers() -> Iterator[tuple[float, float]]:
+    """The solver, and the copy of the right-hand sides that its call makes."""
+    for case, found in CASES.items():
+        kind, *rest = case.split()
+        if kind == "solve_triangular":
+            count, rows = map(int, rest[1].split("x"))
+            x = tensor("fp32", (count, rows, rows))
+            result = Tensor("fp32", x.shape, (rows * rows, 1, rows))
+            yield (
+                seconds("linalg_solve_triangular", [x, x], [result]),
+                found["linalg_solve_triangular"] + found["copy_"],
+            )
+
+
 def masked_attentions() -> Iterator[tuple[float, float]]:
     for case, found in CASES.items():
         kind, *rest = case.split()
@@ -96,7 +144,10 @@ def masked_attentions() -> Iterator[tuple[float, float]]:
         (layer_norms, 52, 0.1, 0.3),
         (batch_norms, 72, 0.13, 0.6),
         (convolutions, 92, 0.2, 1.1),
+        (convolutions_of_samples, 4, 0.2, 0.3),
+        (gradients_of_rows, 8, 0.2, 0.35),
         (masked_attentions, 60, 0.17, 0.8),
+        (triangular_solvers, 3, 0.2, 0.3),
     ],
 )
 def test_operators_take_as_long_as_measured(cases, count, median, most) -> None:  # type: ignore[no-untyped-def]
