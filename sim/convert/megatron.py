@@ -24,7 +24,7 @@ from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
-from sim.models.frameworks import framework_at
+from sim.models.frameworks import MEGATRON_ZERO, framework_at
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
@@ -318,8 +318,9 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         **pipeline_of(s, pp),
     }
     if overlap:
-        elements = s.integer("ddp-bucket-size", max(40_000_000, 1_000_000 * dp))  # core/distributed
-        p["bucket_bytes"] = int(elements * dtype_bytes(_grad_dtype(s) or "fp32"))
+        element_bytes = dtype_bytes(_grad_dtype(s) or "fp32")
+        elements = s.integer("ddp-bucket-size", MEGATRON_ZERO.bucket_bytes_of(dp, 1))
+        p["bucket_bytes"] = int(elements * element_bytes)
     return without_none(p)
 
 

@@ -17,7 +17,7 @@ from sim.inputs.trainer_names import (
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
 )
-from sim.models.frameworks import framework_of, frees_gradients
+from sim.models.frameworks import MEGATRON_ZERO, framework_of, frees_gradients
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
 
@@ -306,6 +306,8 @@ class Megatron(Emission):
         p = self.scenario.parallelism
         if "bucket_bytes" in p.model_fields_set:
             return int(p.bucket_bytes // dtype_bytes(self.training.grad_reduce_dtype))
+        if p.bucket_bytes == MEGATRON_ZERO.bucket_bytes_of(p.dp, dtype_bytes(self.training.grad_reduce_dtype)):
+            return None
         own = "Megatron-LM's own buckets have max(40,000,000, 1,000,000 dp) parameters"
         self.notes.append(f"bucket_bytes is not set, {p.bucket_bytes:,.0f} bytes are simulated; {own}")
         return None

@@ -33,5 +33,5 @@ def with_defaults(written: Parallelism, model: ModelConfig, workload: Training |
         if p.ep_dispatcher is None:
             limited = model.moe is not None and model.moe.max_nodes_per_token is not None
             changes["ep_dispatcher"] = "deepep" if limited else "all_to_all"
-        changes |= zero_keys(workload, p, p.zero, p.model_fields_set)
+        changes |= zero_keys(workload, p, p.zero, p.dp, p.model_fields_set)
     return p.model_copy(update=changes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
-from sim.core.dtypes import dtype_bytes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
@@ -17,8 +16,6 @@ from sim.models.model_code import code_of
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
     from sim.inputs.workloads import Inference
-
-LARGE_GROUP = 40  # ranks; among more, Megatron-LM's buckets grow with the group, or latency would decide about a ring
 
 
 def notes(sections: Sections, written: Parallelism, given: Set[str], generates: bool = False) -> Iterator[str]:
@@ -33,7 +30,6 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     yield from _domain_note(sections)
     yield from _spine_note(sections)
     yield from _expert_split_note(sections)
-    yield from _bucket_note(sections, written)
     yield from _packing_note(sections)
     if i is None or i.disaggregated is None:  # its pools have degrees of their own
         yield from keys_without_effect(sections, written)
@@ -205,18 +201,6 @@ def _expert_split_note(sections: Sections) -> Iterator[str]:
         yield f"parallelism.tp: each of {p.tp} ranks holds all experts; {split}, ep: {p.tp} distributes them"
     elif unsaid and t is not None and framework_of(t).splits_experts_over_tp:
         yield f"parallelism.expert_tp: 1, the default here; framework {t.framework}'s own default is tp, {p.tp}"
-
-
-def _bucket_note(sections: Sections, written: Parallelism) -> Iterator[str]:
-    """Return that a large group sends many more messages than it does with the framework's own buckets."""
-    p, t = sections.parallelism, sections.training
-    if t is None or p.dp * p.cp <= LARGE_GROUP or p.dp_sync != "bucketed" or p.zero == 3:
-        return
-    least, each = framework_of(t).zero.own_bucket
-    own_bytes = round(max(least, each * p.dp * p.cp) * dtype_bytes(t.grad_reduce_dtype))
-    if "bucket_bytes" not in written.model_fields_set and own_bytes > p.bucket_bytes:
-        found = f"{p.bucket_bytes:,.0f}, the default here; framework {t.framework}'s own buckets have {own_bytes:,}"
-        yield f"parallelism.bucket_bytes: {found}, in fewer messages among {p.dp * p.cp} ranks"
 
 
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+from sim.core.dtypes import dtype_bytes
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
 from sim.models.framework_facts import ZeroEngine
 from sim.models.frameworks import framework_of
 
 
-def zero_keys(training: Training, p: Parallelism, zero: int, given: Collection[str]) -> dict[str, Any]:
+def zero_keys(training: Training, p: Parallelism, zero: int, dp: int, given: Collection[str]) -> dict[str, Any]:
     """Return what the framework sets for a ZeRO stage where the scenario leaves a key out; see `ZeroEngine`.
 
-    `given`: keys of `parallelism` that the scenario sets.
+    `zero` and `dp` take the place of those of `p`. `given`: keys of `parallelism` that the scenario sets.
     """
     own = framework_of(training).zero
     if own == ZeroEngine():
@@ -22,7 +23,7 @@ def zero_keys(training: Training, p: Parallelism, zero: int, given: Collection[s
     sync = p.dp_sync if "dp_sync" in given else "after_backward" if zero in own.alone_at else "bucketed"
     found = {
         "dp_sync": sync,
-        "bucket_bytes": own.bucket_bytes,
+        "bucket_bytes": own.bucket_bytes_of(dp, dtype_bytes(training.grad_reduce_dtype)),
         "gather_bucket_bytes": own.gather_bucket_bytes if zero == 3 else None,
         "param_gather_overlap": own.gathers_ahead and sync != "after_backward",
     }

@@ -112,10 +112,9 @@ class ZeroEngine(NamedTuple):
     `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `at_once_at`: in one
     message after the last backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`:
     `alone_at`: `dp_sync` is after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`;
-    `gather_bucket_bytes`. `own_bucket`: elements of the framework's own buckets, at least so many, and so many for each
-    rank of the group, where `bucket_bytes` is not these: a warning says so (0: it is). `buckets_shards`: with ZeRO-3 a
-    layer's gradients are reduced in such buckets, too.
-    `closes_before`: a bucket is sent before a tensor would make it larger than `bucket_bytes`, not after.
+    `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a bucket: at least so many, and
+    so many for each of the dp ranks. `buckets_shards`: with ZeRO-3 a layer's gradients are reduced in such buckets,
+    too. `closes_before`: a bucket is sent before a tensor would make it larger than `bucket_bytes`, not after.
 
     `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
     dtype of the reduction; `views_accesses`: in the layers' dtype, where gradients of views are joined to one of the
@@ -138,7 +137,7 @@ class ZeroEngine(NamedTuple):
     gathers_ahead: bool = True
     bucket_bytes: int = 25 * 2**20
     gather_bucket_bytes: int | None = None
-    own_bucket: tuple[int, int] = (0, 0)
+    bucket_elements: tuple[int, int] | None = None
     buckets_shards: bool = False
     closes_before: bool = False
     joining_accesses: int = 0
@@ -151,6 +150,13 @@ class ZeroEngine(NamedTuple):
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True
+
+    def bucket_bytes_of(self, dp: int, element_bytes: float) -> int:
+        """Return the size of a bucket of gradients of `element_bytes` each, among `dp` ranks."""
+        if self.bucket_elements is None:
+            return self.bucket_bytes
+        least, each = self.bucket_elements
+        return round(max(least, each * dp) * element_bytes)
 
 
 class Former(NamedTuple):

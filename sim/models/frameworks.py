@@ -53,6 +53,11 @@ MEGATRON_ROUTER = RouterKernels(
 # its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
 FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6)
 
+# megatron/core/distributed: distributed_data_parallel.py, `bucket_size`; param_and_grad_buffer.py of Megatron-FSDP,
+# `fetch_bucket`: parameters are views of a bucket.
+MEGATRON_ZERO = ZeroEngine(
+    bucket_elements=(40_000_000, 1_000_000), copies_gathered=False, gathers_apart=False, shards_apart=False
+)
 _MEGATRON = Framework(
     "megatron",  # Megatron-Core with Transformer Engine's layers
     fuses_rmsnorm=True,
@@ -95,9 +100,7 @@ _MEGATRON = Framework(
     checks_gradients=True,
     averages_gradients=True,
     zeroes_gradients=True,
-    # core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: `fetch_bucket`, parameters are views of a bucket
-    # core/distributed/distributed_data_parallel.py: `bucket_size` is max(40000000, 1000000 * dp_group.size()).
-    zero=ZeroEngine(own_bucket=(40_000_000, 1_000_000), copies_gathered=False, gathers_apart=False, shards_apart=False),
+    zero=MEGATRON_ZERO,
     keeps_gradients_at=EVERY_STAGE,
     copies_updated=True,
     plain_host=False,
@@ -209,7 +212,7 @@ _RECORDS = (
         fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling
         sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
         cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
-        zero=_MEGATRON.zero._replace(own_bucket=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
+        zero=_MEGATRON.zero._replace(bucket_elements=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
     ),
     Framework(
         "compiled",  # plain torch code under torch.compile

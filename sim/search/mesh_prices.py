@@ -220,6 +220,6 @@ class GridPrices:
     def dp(self, zero: int) -> DataParallel:
         """Return the data parallelism of a ZeRO stage."""
         base = self.plan.scenario
-        changes = {"zero": zero, **self._space.keys_of_zero(self._grid.pp, zero)}
+        changes = {"zero": zero, **self._space.keys_of_zero(self._grid.pp, self._grid.dp, zero)}
         scenario = base.model_copy(update={"parallelism": base.parallelism.model_copy(update=changes)})
         return make_data_parallel(replace(self.plan, scenario=scenario))

@@ -129,9 +129,9 @@ class Space(Struct, frozen=True, dict=True):
         return pp > 1 and zero >= 2
 
     @cached
-    def keys_of_zero(self, pp: int, zero: int) -> dict[str, Any]:
+    def keys_of_zero(self, pp: int, dp: int, zero: int) -> dict[str, Any]:
         """Return the keys of `parallelism` that follow from the ZeRO stage, as parsing a scenario would set them."""
-        own = zero_keys(self.training, self.base.parallelism, zero, self.given)
+        own = zero_keys(self.training, self.base.parallelism, zero, dp, self.given)
         return {"accumulate_unsharded": self.accumulates(pp, zero), **own}
 
     @cached
@@ -288,7 +288,7 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     stages = schedule_form(space, x).model_stages(x.pp, x.virtual_stages) if x.pp > 1 else 1
     changes["layers_per_stage"] = stage_layers(space, stages)
     changes["p2p_overlap"] = overlaps(space, x)
-    changes |= space.keys_of_zero(x.pp, x.zero)
+    changes |= space.keys_of_zero(x.pp, x.dp, x.zero)
     training = space.training.model_copy(
         update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]}
     )

@@ -14,6 +14,7 @@ from sim.core.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import split_layers
 from sim.inputs.scenario import load_mapping, load_scenario, parse_scenario
+from sim.simulation import simulate
 from tests.sim.small_scenario import SMALL, small
 from topology.presets import CLUSTERS, GPUS
 
@@ -350,3 +351,21 @@ def test_loading_needs_no_heavy_import(file: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("framework", "dp", "elements"),
+    [("megatron", 8, 40_000_000), ("megatron", 64, 64_000_000), ("megatron_bridge", 64, 128 * 2**20)],
+)
+def test_megatrons_buckets_grow_with_the_data_parallel_ranks(framework: str, dp: int, elements: int) -> None:
+    """Fewer messages than with 25 MiB, of max(40M, 1M dp) gradients (distributed_data_parallel.py: bucket_size)."""
+    data = small(
+        model={"hidden": 1024},
+        training={"framework": framework, "global_batch_size": dp},
+        parallelism={"dp": dp, "zero": 1},
+    )
+    own = parse_scenario(data)
+    assert own.parallelism.bucket_bytes == elements * dtype_bytes(own.for_training.grad_reduce_dtype)
+    torchs = parse_scenario(small(**{**data, "parallelism": {"dp": dp, "zero": 1, "bucket_bytes": "25MiB"}}))
+    few, many = ([x.kind for x in simulate(s, expand=True).timeline.spans()] for s in (own, torchs))
+    assert 0 < few.count("REDUCE_SCATTER") < many.count("REDUCE_SCATTER")

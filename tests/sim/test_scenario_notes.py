@@ -251,23 +251,3 @@ def test_transformers_computes_what_a_window_hides_but_with_flash_attn() -> None
     for quiet in ({"attention_kernel": "flash2"}, {"framework": "eager"}, {"seq_len": 1024}):
         assert not [text for text in scenario(**quiet).warnings if text.startswith("training.attention_kernel:")]
     assert simulate(scenario(attention_kernel="flash2")).step_time_s < 0.9 * simulate(scenario()).step_time_s
-
-
-@pytest.mark.parametrize(
-    ("framework", "dp", "own"),
-    [("megatron", 64, 256_000_000), ("megatron_bridge", 64, 268_435_456), ("megatron", 32, None), ("eager", 64, None)],
-)
-def test_a_large_group_is_told_its_trainers_own_buckets(framework: str, dp: int, own: int | None) -> None:
-    """Of max(40M, 1M dp) fp32 gradients, or 128 Mi in 16 bits; fewer messages reduce what the warning names."""
-    training = {"framework": framework, "global_batch_size": dp}
-    data = small(model={"hidden": 1024}, training=training, parallelism={"dp": dp, "zero": 1})
-    plain = parse_scenario(data)
-    found = [text for text in plain.warnings if text.startswith("parallelism.bucket_bytes")]
-    assert len(found) == (own is not None)
-    if own is None:
-        return
-    assert f"own buckets have {own:,}, in fewer messages among {dp} ranks" in found[0]
-    named = parse_scenario(small(**{**data, "parallelism": {"dp": dp, "zero": 1, "bucket_bytes": own}}))
-    assert not [text for text in named.warnings if "bucket_bytes" in text]
-    many, few = ([x.kind for x in simulate(s, expand=True).timeline.spans()] for s in (plain, named))
-    assert few.count("REDUCE_SCATTER") < many.count("REDUCE_SCATTER")
