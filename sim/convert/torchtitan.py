@@ -34,7 +34,12 @@ PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in 
 FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
-TABLES = OWN | {"float8", "mx", "experimental"}
+TABLES = OWN | {"float8", "mx", "experimental", "loss"}
+CHUNKED = ("ChunkedLossWrapper", "ChunkedCELoss")  # of components/loss.py, the later name first
+CHUNKS = (
+    "loss: training.cross_entropy chunked has chunks as Liger chooses them; torchtitan's are num_chunks of a "
+    "sequence (8 by default)"
+)
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -50,6 +55,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     else:
         values = as_of_2025(values)
     s = Settings(file, values)
+    s.taken |= {"model.name", "model.flavor"}
     model = machine.model or _model(s)
     layout = _layout(s, machine, str(model))
     training = _training(s, layout)
@@ -96,6 +102,7 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
     for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
         _policy(file, call, tables)
         _converter(call, tables)
+        _loss(call, tables)
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
             tables["model"].setdefault("flavor", str(call.args[0].value))
             tables["model"].setdefault("name", _package(tree) or file.parent.name)
@@ -137,6 +144,15 @@ def _converter(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
     tables["model"].setdefault("converters", []).append(converter)
     given = {k.arg: _plain(k.value) for k in call.keywords if converter == "float8" and k.arg in FLOAT8}
     tables["float8"] |= {str(k): v for k, v in given.items() if v is not None}
+
+
+def _loss(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
+    """Take over a loss that is computed in chunks, and an optimizer whose function names another than Adam."""
+    if _owner(call.func) in CHUNKED:
+        tables["loss"]["chunked"] = True
+    for made in (k.value for k in call.keywords if k.arg == "optimizer" and isinstance(k.value, ast.Call)):
+        if "adam" not in (name := _name(made.func)).lower() and name != "Config":
+            tables["optimizer"]["name"] = name
 
 
 def _owner(function: ast.expr) -> str:
@@ -308,10 +324,21 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
         **(reduces if layout["zero"] == 3 else {}),
         "framework": "compiled" if "model" in parts else "eager",
-        **({"cross_entropy": "fused"} if "loss" in parts else {}),  # compiled by itself (components/loss.py)
+        **_cross_entropy(s, "loss" in parts, layout["tp"]),
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
         "recompute": _recompute(s),
     }
+
+
+def _cross_entropy(s: Settings, compiled: bool, tp: int) -> dict[str, str]:
+    """The loss: in chunks, of one kernel where it is compiled by itself, or of separate ones (components/loss.py)."""
+    chunked = s.flag("loss.chunked")
+    if chunked and tp == 1:
+        s.notes.append(CHUNKS)
+        return {"cross_entropy": "chunked"}
+    if chunked:
+        s.notes.append("loss: in chunks, but all logits at once are simulated with tp, so the peak memory is higher")
+    return {"cross_entropy": "fused"} if compiled else {}
 
 
 def _recompute(s: Settings) -> Any:

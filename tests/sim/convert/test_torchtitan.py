@@ -123,6 +123,33 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
     )
 
 
+def test_a_python_config_whose_loss_is_computed_in_chunks(tmp_path: Path) -> None:
+    """Release 0.3.0, components/loss.py; all of its shipped configs have it."""
+    chunks = "loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()), training="
+    text = TITAN_PYTHON.replace("training=", chunks).replace("tensor_parallel_degree=8, ", "")
+    options = ("--cluster", "dgx-h100", "--config", "llama3_8b")
+    data, said = converted(tmp_path, "c.py", text, *options, "--model", "llama3-8b")
+    assert data["training"]["cross_entropy"] == "chunked"
+    assert "num_chunks" in said
+    with_tp, said = converted(
+        tmp_path, "c.py", TITAN_PYTHON.replace("training=", chunks), *options, "--model", "llama3-8b"
+    )
+    assert "cross_entropy" not in with_tp["training"]
+    assert "all logits at once are simulated with tp" in said
+    plain, _ = converted(
+        tmp_path, "c.py", text.replace("ChunkedLossWrapper", "Other"), *options, "--model", "llama3-8b"
+    )
+    assert "cross_entropy" not in plain["training"]
+
+
+def test_an_optimizer_of_a_python_config_that_is_not_adam_is_named(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--config", "llama3_8b", "--model", "llama3-8b")
+    for made, named in (("default_adamw(lr=3e-4)", False), ("dist_muon(spec, lr=3e-4)", True)):
+        text = TITAN_PYTHON.replace("training=", f"optimizer={made}, training=")
+        _, said = converted(tmp_path, "c.py", text, *options)
+        assert ("not expressed here: optimizer.name" in said) == named
+
+
 @pytest.mark.parametrize(
     ("converters", "sections", "precision"),
     [
