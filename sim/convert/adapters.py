@@ -7,13 +7,6 @@ from typing import Any, NamedTuple
 
 from sim.convert.settings import Settings
 
-# Axolotl's own names of what the others name alike.
-AXOLOTL = {
-    "base_model": "model_name_or_path",
-    "sequence_len": "cutoff_len",
-    "micro_batch_size": "per_device_train_batch_size",
-}
-
 
 class _Switch(NamedTuple):
     """How a trainer says that there are adapters: the key, the words that do, the key of the rank and its default."""
@@ -40,14 +33,6 @@ TARGETS = {  # by the module's name in Llama and models like it
 ALL = ("all", "all-linear")
 MODULES = ("lora_target_modules", "lora_target")
 WITHOUT_EFFECT = ("lora_alpha", "lora_dropout", "lora_target_linear", "rslora")
-
-
-def plain_names(data: dict[str, Any]) -> dict[str, Any]:
-    """The mapping with Axolotl's names replaced by the others' where it is Axolotl's."""
-    if "base_model" not in data:
-        return data
-    named = {AXOLOTL.get(key, key): value for key, value in data.items()}
-    return named | {"bf16": True} if named.get("bf16") == "auto" else named  # on where the GPU has it
 
 
 def adapters(s: Settings) -> dict[str, Any] | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sim.convert.adapters import adapters, plain_names
+from sim.convert.adapters import adapters
+from sim.convert.axolotl import degrees, plain_names, shards
 from sim.convert.objectives import refuse_objective
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
@@ -39,7 +40,8 @@ MARKS = (
     *("gradient_clipping", "output_dir", "learning_rate", "num_train_epochs", "model_name_or_path", "base_model"),
     *("optimizer", "scheduler", "bf16", "fp16", *LENGTHS),
 )
-LIGER = ("use_liger_kernel", "enable_liger_kernel")  # of TrainingArguments, of LLaMA-Factory
+# Of TrainingArguments, of LLaMA-Factory, of Axolotl's two plugins.
+LIGER = ("use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy", "cut_cross_entropy")
 FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
@@ -59,6 +61,7 @@ FSDP_IN_FP32 = (
     "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
     "for releases that leave FSDP2's in 16 bits set training.param_dtype=bf16 and training.master_weights=false"
 )
+OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -95,7 +98,9 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     for what, option, found in (("model", "--model NAME", machine.model), ("sequence length", "--seq-len N", length)):
         if found is None:
             raise InputError(f"{file}: does not name the {what}: give {option}")
-    dp = s.ranks(None, machine, 1, "1")
+    split = degrees(s)
+    tp, cp = split.get("tp", 1), split.get("cp", 1)
+    dp = s.ranks(None, machine, tp * cp, "tensor_parallel_size · context_parallel_size")
     sizes = _batch(s, dp)
     layout, recomputes = (_zero(s, machine), False) if by_deepspeed else _fsdp(s, machine, sizes, dp)
     if left_open := [key for key, value in flat.items() if _is_auto(value)]:
@@ -107,7 +112,10 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         _note_lengths(s)
     sharded = not by_deepspeed and layout["zero"] > 0
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
-    sections = {"model": machine.model, "training": training, "parallelism": {"dp": dp, **layout}}
+    if tp > 1 and training.pop("cross_entropy", None):
+        s.notes.append("the loss in chunks is not simulated with tensor parallelism: all logits are, at once")
+    layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
+    sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
 
 
@@ -323,7 +331,8 @@ def _fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tupl
     if fsdp in OFF or not words:
         s.sections.remove(own)  # without `fsdp` nothing reads it
         return {"zero": 0}, False
-    if "offload" in words or own.flag("cpu_offload"):
+    offloads = [own.flag(name) for name in OFFLOADS]  # all are asked for, so that none is reported
+    if "offload" in words or True in offloads:
         s.notes.append("fsdp: offload is not simulated")
     reshards = own.take("reshard_after_forward")  # of version 1 such a word, too
     word = next((word for word in (str(reshards), *words) if word in FSDP), "full_shard")
