@@ -297,7 +297,7 @@ def _recompute(s: Settings) -> Any:
 def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     tp, pp, cp = (s.size(f"{what}-parallel-size", 1) for what in ("tensor-model", "pipeline-model", "context"))
     dp = s.ranks(gpus, machine, tp * pp * cp, "tp · pp · cp")
-    overlap = s.flag("overlap-grad-reduce")
+    overlap, fsdp2 = s.flag("overlap-grad-reduce"), s.flag("use-torch-fsdp2")  # which overlaps by itself
     experts = s.take("num-experts") is not None
     ep, expert_tp = _expert_degrees(s, tp, tp * cp * dp) if experts else (None, None)
     p: dict[str, Any] = {
@@ -312,12 +312,12 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep_dispatcher": s.choice("moe-token-dispatcher-type", {"flex": "deepep"}, DISPATCHER) or None,
         "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
         "tp_overlap": _tp_overlap(s, tp),
-        "dp_sync": "bucketed" if overlap else "after_backward",
+        "dp_sync": None if fsdp2 else "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
         **_zero(s, dp * cp),
         **pipeline_of(s, pp),
     }
-    if overlap:
+    if overlap and not fsdp2:
         elements = s.integer("ddp-bucket-size", max(40_000_000, 1_000_000 * dp))  # core/distributed
         p["bucket_bytes"] = int(elements * dtype_bytes(_grad_dtype(s) or "fp32"))
     return without_none(p)

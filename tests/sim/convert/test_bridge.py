@@ -180,3 +180,84 @@ def test_wrong_values_are_named_as_the_file_has_them(tmp_path: Path, change: tup
     said = refused(tmp_path, "o.yaml", OVERRIDES.replace(*change), *options)
     assert problem in said
     assert "Traceback" not in said
+
+
+APEX = """optim:
+    name: distributed_fused_adam
+    overlap_grad_sync: true
+    overlap_param_sync: true
+    bucket_cap_mb: 125
+"""
+OF_NEMO = ("--cluster", "dgx-h100", "--set", "model.vocab=128256")
+
+
+def with_optimizer(text: str) -> str:
+    return NEMO[: NEMO.index("optim:")] + text
+
+
+def test_apexs_optimizer_shards_its_states_as_megatrons_does(tmp_path: Path) -> None:
+    """NVIDIA/apex, contrib/optimizers/distributed_fused_adam.py: buckets of so many MiB, gradients in fp32."""
+    data, said = converted(tmp_path, "n.yaml", with_optimizer(APEX), *OF_NEMO)
+    assert of(data, "parallelism", "zero", "dp_sync", "param_gather_overlap") == [1, "bucketed", True]
+    assert data["parallelism"]["bucket_bytes"] == 125 * 2**20
+    assert data["training"]["grad_dtype"] == "fp32"
+    assert "store_param_remainders" in said
+    low = with_optimizer(APEX.replace("bucket_cap_mb: 125", "grad_sync_dtype: bf16"))
+    data, _ = converted(tmp_path, "n.yaml", low, *OF_NEMO)
+    assert (data["training"]["grad_dtype"], data["parallelism"]["bucket_bytes"]) == ("bf16", 100 * 2**20)
+
+
+def test_the_models_name_is_not_its_optimizers(tmp_path: Path) -> None:
+    text = NEMO.replace("model:\n", "model:\n  name: megatron_gpt_full_te_layer_autocast\n")
+    data, _ = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+    assert data["parallelism"]["zero"] == 1
+
+
+def test_nemos_fsdp(tmp_path: Path) -> None:
+    text = with_optimizer("fsdp: true\n  fsdp_grad_reduce_dtype: bf16\n  optim: {name: fused_adam}\n")
+    text = text.replace("  pipeline_model_parallel_size: 4\n  virtual_pipeline_model_parallel_size: 2\n", "")
+    data, _ = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+    assert (data["parallelism"]["zero"], data["parallelism"].get("reshard_after_forward")) == (3, None)
+    assert of(data, "training", "param_dtype", "grad_reduce_dtype") == ["fp32", "bf16"]
+    kept = text.replace("fsdp: true", "fsdp: true\n  fsdp_sharding_strategy: grad")
+    data, _ = converted(tmp_path, "n.yaml", kept, *OF_NEMO)
+    assert data["parallelism"]["reshard_after_forward"] is False
+
+
+@pytest.mark.parametrize(
+    ("more", "section", "key", "value"),
+    [
+        ("overlap_p2p_comm: true", "parallelism", "p2p_overlap", True),
+        ("overlap_p2p_comm: false", "parallelism", "p2p_overlap", False),
+        ("seed: 1", "parallelism", "p2p_overlap", False),  # core/model_parallel_config.py
+        ("transformer_engine: false", "training", "attention", "unfused"),
+        ("transformer_engine: true", "training", "attention", "fused"),
+        ("rotary_percentage: 0.5", "model", "rope_share", 0.5),
+        ("qkv_bias: true", "model", "qkv_bias", True),
+        ("tokenizer: {library: huggingface, type: Qwen/Qwen3-8B}", "model", "vocab", 151936),
+    ],
+)
+def test_nemos_own_names(tmp_path: Path, more: str, section: str, key: str, value: object) -> None:
+    options = OF_NEMO[:2] if key == "vocab" else OF_NEMO
+    data, _ = converted(tmp_path, "n.yaml", NEMO.replace("model:\n", f"model:\n  {more}\n"), *options)
+    assert data[section][key] == value
+
+
+def test_sizes_that_nemo_computes_from_others(tmp_path: Path) -> None:
+    text = NEMO.replace("ffn_hidden_size: 14336", "ffn_hidden_size: ${multiply:4, ${.hidden_size}}")
+    text = text.replace("max_position_embeddings: 8192", "max_position_embeddings: ${.encoder_seq_length}")
+    data, _ = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+    assert (data["model"]["ffn"], data["model"]["max_positions"]) == (16384, 8192)
+
+
+def test_what_nemo_asks_for_in_place_of_swiglu(tmp_path: Path) -> None:
+    for activation, mlp in (("fast-geglu", "geglu"), ("squared-relu", "relu2"), ("gelu", "gelu")):
+        data, _ = converted(tmp_path, "n.yaml", NEMO.replace("fast-swiglu", activation), *OF_NEMO)
+        assert data["model"]["mlp"] == mlp
+
+
+def test_nemos_parameters_without_half_precision_copies(tmp_path: Path) -> None:
+    text = with_optimizer(APEX).replace("model:\n", "model:\n  megatron_amp_O2: false\n")
+    data, said = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+    assert data["training"]["param_dtype"] == "fp32"
+    assert "megatron_amp_O2: false" in said

@@ -117,6 +117,16 @@ def test_what_megatron_s_flags_and_those_left_out_say(
     assert {key: found[key] for key in expected} == expected
 
 
+@pytest.mark.parametrize("overlap", ["", "--overlap-grad-reduce"])
+def test_torch_s_fsdp2_overlaps_its_reductions_by_itself(tmp_path: Path, overlap: str) -> None:
+    """Megatron-LM hands it no such flag (training/training.py: `TorchFullyShardedDataParallelConfig`)."""
+    text = MEGATRON.replace("--use-distributed-optimizer", "--use-torch-fsdp2").replace("PP=2", "PP=1")
+    text = text.replace("--overlap-grad-reduce", overlap)
+    found = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["parallelism"]
+    assert {"dp_sync", "bucket_bytes"} & found.keys() == set()
+    assert found["zero"] == 3
+
+
 @pytest.mark.parametrize(
     ("flags", "note"),
     [
