@@ -5,6 +5,7 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -46,6 +47,7 @@ OTHER_MODELS = {
     "pretrain-vision-classify": "a vision encoder",
 }
 MPI = ("mpirun", "mpiexec")
+SEVERAL = re.compile(r"\[([^\[\]]+)\]")
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
@@ -107,10 +109,14 @@ def is_arguments(data: Mapping[str, Any]) -> bool:
 
 
 def as_command(data: Mapping[str, Any]) -> str:
-    """The arguments of such a mapping as a command line; a switch that is off is left out."""
+    """The arguments of such a mapping as a command line; a switch that is off is left out.
+
+    A text in brackets is several values, as the script that runs the tests has it (shell_test_utils/_run_training.sh).
+    """
     words: list[str] = []
     for flag, value in data["MODEL_ARGS"].items():
-        values = [] if value is True else value if isinstance(value, list) else [value]
+        listed = SEVERAL.fullmatch(value) if isinstance(value, str) else None
+        values = listed[1].split() if listed else [] if value is True else value if isinstance(value, list) else [value]
         words += [] if value is False else [str(flag), *(shlex.quote(str(one)) for one in values)]
     return " ".join(words)
 
