@@ -60,6 +60,8 @@ def degrees(s: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {"tp": tp, "sp": False} if tp > 1 else {}
     if cp == 1:
         return found
+    if (words := s.take("cp_comm_strategy")) is not None:  # Accelerate's, of torch's context parallelism
+        return found | {"cp": cp, "cp_method": "ring" if words == "alltoall" else "all_gather"}
     packed = "varlen_llama3" if s.flag("sample_packing") else "batch_ring"
     method = s.choice("ring_attn_func", {"varlen_llama3": "all_gather", "batch_ring": "ring"}, packed)
     return found | {"cp": cp, "cp_method": method or "all_gather", "cp_split": "contiguous"}

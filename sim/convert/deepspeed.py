@@ -79,7 +79,9 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     """
     refuse_objective(file, data)
     data = plain_names(data)
-    own = _deepspeed_config(file, data.get("deepspeed"))
+    own = _mapping(file, "deepspeed", data.get("deepspeed"))
+    if isinstance(data.get("fsdp_config"), str):
+        data = {**data, "fsdp_config": _mapping(file, "fsdp_config", data["fsdp_config"])}
     # What DeepSpeed leaves to Transformers is in TrainingArguments.
     said = {k: v for k, v in own.items() if not _is_auto(v)}
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
@@ -204,20 +206,24 @@ def _is_auto(value: object) -> bool:
     return AUTO in (value, value.get("enabled") if isinstance(value, dict) else None)
 
 
-def _deepspeed_config(file: Path, value: object) -> dict[str, Any]:
-    """The mapping that `deepspeed` of TrainingArguments is, or the file that it names, beside this one or here."""
+def _mapping(file: Path, key: str, value: object) -> dict[str, Any]:
+    """The mapping that `deepspeed` or `fsdp_config` of TrainingArguments is, as such, as JSON in a text
+    (transformers/training_args.py: _VALID_DICT_FIELDS), or in the file that it names, beside this one or here."""
     if value in OFF:
         return {}
     if isinstance(value, dict):
         return value
     if not isinstance(value, str):
-        raise InputError(f"{file}: deepspeed: found {show(value)}; must be a mapping or the name of a JSON file")
-    named = next((path for path in (file.parent / value, Path(value)) if path.is_file()), None)
-    if named is None:
-        raise InputError(f"{file}: deepspeed: found {show(value)}; there is no such file, here or beside {file.name}")
-    found = parse_yaml(read_text(named, MAX_BYTES), str(named))[0]
+        raise InputError(f"{file}: {key}: found {show(value)}; must be a mapping or the name of a JSON file")
+    if value.lstrip().startswith("{"):
+        found, where = parse_yaml(value, f"{file}: {key}")[0], f"{file}: {key}"
+    else:
+        named = next((path for path in (file.parent / value, Path(value)) if path.is_file()), None)
+        if named is None:
+            raise InputError(f"{file}: {key}: found {show(value)}; there is no such file, here or beside {file.name}")
+        found, where = parse_yaml(read_text(named, MAX_BYTES), str(named))[0], str(named)
     if not isinstance(found, dict):
-        raise InputError(f"{named}: holds no mapping; a DeepSpeed JSON does")
+        raise InputError(f"{where}: holds no mapping; {key} is one")
     return found
 
 
