@@ -227,9 +227,6 @@ def test_nemos_fsdp(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "section", "key", "value"),
     [
-        ("overlap_p2p_comm: true", "parallelism", "p2p_overlap", True),
-        ("overlap_p2p_comm: false", "parallelism", "p2p_overlap", False),
-        ("seed: 1", "parallelism", "p2p_overlap", False),  # core/model_parallel_config.py
         ("transformer_engine: false", "training", "attention", "unfused"),
         ("transformer_engine: true", "training", "attention", "fused"),
         ("rotary_percentage: 0.5", "model", "rope_share", 0.5),
@@ -241,6 +238,19 @@ def test_nemos_own_names(tmp_path: Path, more: str, section: str, key: str, valu
     options = OF_NEMO[:2] if key == "vocab" else OF_NEMO
     data, _ = converted(tmp_path, "n.yaml", NEMO.replace("model:\n", f"model:\n  {more}\n"), *options)
     assert data[section][key] == value
+
+
+@pytest.mark.parametrize(
+    ("more", "overlaps"),
+    [("overlap_p2p_comm: true", True), ("overlap_p2p_comm: false", False), ("seed: 1", False)],
+)
+def test_messages_between_interleaved_stages_that_nemo_waits_for_are_named(
+    tmp_path: Path, more: str, overlaps: bool
+) -> None:
+    """core/model_parallel_config.py: off by default."""
+    data, said = converted(tmp_path, "n.yaml", NEMO.replace("model:\n", f"model:\n  {more}\n"), *OF_NEMO)
+    assert data["parallelism"]["p2p_overlap"] is True
+    assert ("overlap_p2p_comm: interleaved stages are simulated with messages beside" in said) is not overlaps
 
 
 def test_sizes_that_nemo_computes_from_others(tmp_path: Path) -> None:
