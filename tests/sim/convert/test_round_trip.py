@@ -121,6 +121,8 @@ def test_what_no_flag_of_megatron_says_is_refused(layout: dict[str, Any], said: 
         ),
         ({"pp": 4}, "found 0; torchtitan computes in fp32 with tp or pp above 1"),
         ({"tp": 8, "sp": True}, "found 0; torchtitan computes in fp32 with tp or pp above 1"),
+        ({"tp": 8, "sp": True, "zero": 1}, r"found 1; torchtitan shards everything \(zero: 3\) or nothing"),
+        ({"zero": 2}, r"found 2; torchtitan shards everything \(zero: 3\) or nothing"),
     ],
 )
 def test_what_torchtitan_s_fsdp_does_not_do_is_refused(trainer: str, layout: dict[str, Any], said: str) -> None:
