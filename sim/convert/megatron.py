@@ -127,6 +127,8 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
+    if str(s.values.get("num-experts")) == "0":  # as if it were not given (`validate_args`)
+        s.values = {name: value for name, value in s.values.items() if name != "num-experts"}
     take_sizes(s)
     p = _layout(s, machine, gpus)
     training = _training(s, p["dp"], machine)
@@ -168,7 +170,14 @@ def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
 
 
 def _grad_dtype(s: Settings) -> str | None:
-    """What gradients are summed up and reduced in; None where parameters are in fp32 (`validate_args`)."""
+    """What gradients are summed up and reduced in; None where parameters are in fp32 (`validate_args`).
+
+    Torch's FSDP2, which gets no policy of mixed precision, has them in the parameters' dtype (core/distributed,
+    torch_fully_sharded_data_parallel.py).
+    """
+    if s.flag("use-torch-fsdp2"):
+        s.taken |= {"accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "main-grads-dtype"}
+        return "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else None
     in_fp32 = s.flag("accumulate-allreduce-grads-in-fp32")
     if s.flag("bf16"):
         main = s.choice("main-grads-dtype", {"bf16": True, "fp32": False}, "fp32")

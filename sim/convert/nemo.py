@@ -96,7 +96,7 @@ def adjust(training: dict[str, Any], merged: Mapping[str, Any], notes: list[str]
     if fsdp and str(merged.get("fsdp_grad_reduce_dtype", 32)) in ("bf16", "bf16-mixed"):
         training["grad_reduce_dtype"] = "bf16"
     if sixteen and (fsdp or (merged.get("megatron_amp_O2") is False and name != MCORE)):
-        training["param_dtype"] = "fp32"
+        training |= {"param_dtype": "fp32", "grad_dtype": "fp32"}
         notes += [] if fsdp else [FP32]
     elif name == APEX and sixteen:
         notes.append(REMAINDERS)

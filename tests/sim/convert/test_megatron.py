@@ -104,6 +104,9 @@ EXPERTS = "--num-experts 64 --expert-model-parallel-size 4"
             "parallelism",
             {"zero": 3, "reshard_after_forward": False},
         ),
+        ("--bf16 --use-torch-fsdp2", "training", {"grad_dtype": "bf16"}),  # it gets no other dtype to reduce in
+        ("--bf16 --use-torch-fsdp2 --accumulate-allreduce-grads-in-fp32", "training", {"grad_dtype": "bf16"}),
+        ("--num-experts 0", "model", {"hidden": 4096}),
     ],
 )
 def test_what_megatron_s_flags_and_those_left_out_say(
