@@ -52,13 +52,29 @@ INVERTED = {
     "overlap_p2p_comm": "no-overlap-p2p-communication",
 }
 # `mixed_precision` by a recipe's name (src/megatron/bridge/training/mixed_precision.py).
-FP8 = {"delayed_scaling": "delayed", "current_scaling": "tensorwise", "subchannel_scaling": "blockwise"}
+FP8: dict[str, dict[str, Any]] = {
+    "fp8_delayed_scaling": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    "fp8_current_scaling": {
+        "fp8": "hybrid",
+        "fp8_recipe": "tensorwise",
+        "fp8_param_gather": True,
+        "first_last_layers_bf16": True,
+    },
+    "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+}
 MIXED: dict[str, dict[str, Any]] = {
-    "bf16_mixed": {"bf16": True},
-    "fp16_mixed": {"fp16": True},
-    **{f"bf16_with_fp8_{name}_mixed": {"bf16": True, "fp8": "hybrid", "fp8_recipe": r} for name, r in FP8.items()},
-    "bf16_with_mxfp8_mixed": {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    **{f"{bits}_mixed": {bits: True} for bits in ("bf16", "fp16")},
+    **{f"{bits}_with_{name}_mixed": {bits: True, **own} for bits in ("bf16", "fp16") for name, own in FP8.items()},
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **FP8["fp8_current_scaling"]},
+    "nanov2_bf16_with_fp8_current_scaling_mixed": {
+        "bf16": True,
+        "fp8": "hybrid",
+        "fp8_recipe": "blockwise",
+        "fp8_param_gather": True,
+        "first_last_layers_bf16": True,
+    },
 }
 # What pretraining recipes set (`ddp` and `mixed_precision` in src/megatron/bridge/recipes), and providers of models
 # with experts (models/qwen/qwen_provider.py): the rest of a YAML that only overrides one.
@@ -87,6 +103,7 @@ NOTED = (
     "fp8_param_gather",
     "fp8_params",
     "fsdp_cpu_offload",
+    "mixed_precision",  # a recipe that is not known
     "moe_shared_expert_overlap",
     "num_micro_batches_with_partial_activation_checkpoints",
     "rampup_batch_size",
@@ -142,7 +159,9 @@ def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     for section in SECTIONS:
         values = {**nested, **data}.get(section)
         if isinstance(values, str) and section == "mixed_precision":
-            values = MIXED.get(values.replace("-", "_"), {})
+            if (known := values.replace("-", "_")) not in MIXED:
+                merged[section], written[section] = values, section
+            values = MIXED.get(known, {})
         for key, value in values.items() if isinstance(values, dict) else ():
             if value is not None and not isinstance(value, dict):
                 merged[key], written[key] = value, f"{section}.{key}"

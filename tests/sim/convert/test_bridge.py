@@ -182,6 +182,29 @@ def test_wrong_values_are_named_as_the_file_has_them(tmp_path: Path, change: tup
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("name", "precision", "recipe", "noted"),
+    [
+        ("bf16_with_fp8_current_scaling_mixed", "fp8", "tensorwise", ["first_last_layers_bf16", "fp8_param_gather"]),
+        ("nemotron-h-bf16-with-fp8-current-scaling-mixed", "fp8", "tensorwise", ["first_last_layers_bf16"]),
+        ("fp16_with_fp8_subchannel_scaling_mixed", "fp8", "blockwise", []),
+        ("bf16_mixed", "bf16", None, []),
+        ("my_own_mixed", "bf16", None, ["mixed_precision"]),
+    ],
+)
+def test_recipes_of_mixed_precision_by_name(
+    tmp_path: Path, name: str, precision: str, recipe: str | None, noted: list[str]
+) -> None:
+    """src/megatron/bridge/training/mixed_precision.py, of release 0.3.1."""
+    options = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-8b")
+    text = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
+    data, said = converted(tmp_path, "o.yaml", f"{text}mixed_precision: {name}\n", *options)
+    assert of(data, "training", "precision", "fp8_recipe") == [precision, recipe]
+    listed = said.partition("not expressed here: ")[2].partition("\n")[0]
+    assert all(word in listed for word in noted)
+    assert bool(listed) == bool(noted)
+
+
 APEX = """optim:
     name: distributed_fused_adam
     overlap_grad_sync: true
