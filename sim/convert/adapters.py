@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sim.convert.settings import Settings
+from sim.core.errors import InputError
+from sim.inputs.input_source import show
 
 
 class _Switch(NamedTuple):
@@ -36,9 +38,14 @@ WITHOUT_EFFECT = ("lora_alpha", "lora_dropout", "lora_target_linear", "rslora")
 
 
 def adapters(s: Settings) -> dict[str, Any] | None:
-    """`training.lora`, or nothing where all parameters are trained."""
+    """`training.lora`, or nothing where all parameters are trained.
+
+    Raises:
+        InputError: where other parts alone are trained.
+    """
     found = next((switch for switch in SWITCHES if str(s.take(switch.key)).lower() in switch.words), None)
     if found is None:
+        _refuse_parts(s)
         return None
     s.taken.update(WITHOUT_EFFECT)
     lora: dict[str, Any] = {"rank": s.size(found.rank, found.default)}
@@ -50,6 +57,15 @@ def adapters(s: Settings) -> dict[str, Any] | None:
         lora["weights"] = "nf4"
     s.notes.append("lora: frozen weights that are not quantized are taken for 16 bits")
     return lora
+
+
+def _refuse_parts(s: Settings) -> None:
+    """Refuse training of parts of a model that are no LoRA: LLaMA-Factory's `freeze` and `oft`, Axolotl's other
+    adapters."""
+    for key in ("finetuning_type", "adapter"):
+        word = s.values.get(key)
+        if word not in (None, "", "full", False):
+            raise InputError(f"{s.file}: {key}: found {show(word)}; can be converted: full training, and LoRA")
 
 
 def _targets(s: Settings) -> list[str]:

@@ -88,6 +88,8 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
     _take_trls_precision(s, {*flat})
+    if s.flag("pure_bf16"):  # LLaMA-Factory's: loaded in bf16, and neither autocast nor copies in fp32
+        s.values = {**s.values, "bf16": True, "torch_dtype": "bfloat16"}
     named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
     if machine.model is None and isinstance(named, str):
         machine = replace(machine, model=as_model(named))

@@ -216,6 +216,22 @@ def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: str, at
     assert "not expressed" not in said
 
 
+@pytest.mark.parametrize("kind", ["freeze", "oft"])
+def test_training_of_some_layers_alone_is_refused(tmp_path: Path, kind: str) -> None:
+    """llamafactory/hparams/finetuning_args.py; `freeze` trains two layers by default."""
+    text = FACTORY.replace("finetuning_type: full", f"finetuning_type: {kind}")
+    said = refused(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert f"finetuning_type: found '{kind}'; can be converted: full training, and LoRA" in said
+
+
+def test_llama_factorys_pure_bf16(tmp_path: Path) -> None:
+    text = FACTORY.replace("bf16: true", "pure_bf16: true")
+    data, said = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    t = data["training"]
+    assert (t["precision"], t["param_dtype"], t["master_weights"]) == ("bf16", "bf16", False)
+    assert "not expressed" not in said
+
+
 def test_defaults_of_trl(tmp_path: Path) -> None:
     text = "model_name_or_path: Qwen/Qwen3-8B\nmax_length: 2048\nper_device_train_batch_size: 1\n"
     data, said = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
