@@ -61,6 +61,8 @@ FSDP_IN_FP32 = (
     "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
     "for releases that leave FSDP2's in 16 bits set training.param_dtype=bf16 and training.master_weights=false"
 )
+# TRL's activation_offloading, and Axolotl's, which may go to a disk too.
+ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
 OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
@@ -145,6 +147,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
         "recompute": "full" if any(recomputed) else "none",
         **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
+        **({"activation_offload": True} if s.choice("activation_offloading", ON, "false") else {}),
         **({} if lora is None else {"lora": lora}),
     }
     if liger := [name for name in LIGER if s.flag(name)]:

@@ -94,6 +94,7 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("optim: paged_adamw_8bit", {"optimizer": "adamw", "optimizer_dtype": "int8"}),
         ("optim: adamw_torch_fused", {"optimizer": "adamw", "framework": "transformers"}),
         ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
+        ("activation_offloading: true", {"activation_offload": True}),  # TRL's
         ("activation_checkpointing: true", {"recompute": "full"}),
         ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
         ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
