@@ -19,7 +19,8 @@ from typing import Any
 from sim.core.errors import InputError
 
 ASSIGNMENT = re.compile(
-    r"(?m)(?:^|;)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
+    r"(?m)(?:^|;)[ \t]*(?:(?:export|readonly|local|declare|typeset)(?:[ \t]+-\w+)*[ \t]+)?"
+    r"([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
 )
 # `$TP`, `${TP:-8}` with a default, `${TP:?message}` without one.
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*)|:?\?[^{}]*)?\}|(\w+))")

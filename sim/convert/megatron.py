@@ -47,6 +47,8 @@ OTHER_MODELS = {
     "pretrain-vision-classify": "a vision encoder",
 }
 MPI = ("mpirun", "mpiexec")
+SRUN = {"N": "nodes", "n": "np"}
+MOST_OF_SRUN = 40  # words of its own
 SEVERAL = re.compile(r"\[([^\[\]]+)\]")
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
@@ -72,7 +74,7 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
         _require_decoder(file, words)
     for mark in MARKS:
         require_one(file, words, mark)
-    given = {**_of_mpi(words), **flags_of(words, listed=LISTED)}
+    given = {**_of_mpi(words), **_of_srun(words), **flags_of(words, listed=LISTED)}
     if any(_plain_name(word) in HYBRID_SCRIPTS for word in words):
         given["is-hybrid-model"] = True
     notes: list[str] = []
@@ -88,6 +90,13 @@ def _of_mpi(words: list[str]) -> dict[str, str]:
     behind = words[next((i for i, word in enumerate(words) if word.rpartition("/")[2] in MPI), len(words)) :]
     counts = (after for word, after in pairwise(behind) if word in ("-np", "--np", "-n"))
     return {"np": count} if (count := next(counts, "")).isdecimal() else {}
+
+
+def _of_srun(words: list[str]) -> dict[str, str]:
+    """Nodes and processes by the flags of one letter of the last `srun`, as its long ones say them."""
+    last = max((i for i, word in enumerate(words) if word == "srun"), default=len(words))
+    behind = " ".join(words[last + 1 : last + 1 + MOST_OF_SRUN])
+    return {SRUN[letter]: number for letter, number in re.findall(r"(?:^| )-([Nn])[ =]?(\d+)(?= |$)", behind)}
 
 
 def _require_decoder(file: Path, words: list[str]) -> None:
