@@ -64,6 +64,7 @@ FSDP_IN_FP32 = (
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
 OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
+WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -270,6 +271,7 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
     }
     precision = "bf16" if on["bf16"] else "fp16" if on["fp16"] else "fp32"
     if precision == "fp32":
+        s.notes += [WITHOUT_TF32] if s.flag("tf32") else []
         return {"precision": precision}
     if by_deepspeed:
         types = s.take("data_types")

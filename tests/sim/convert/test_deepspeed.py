@@ -217,6 +217,16 @@ def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: str, at
     assert "not expressed" not in said
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_fp32_on_tensor_cores_is_named(tmp_path: Path, dtype: str) -> None:
+    """transformers/training_args.py: `tf32` is of matmuls in fp32."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    text = f"tf32: true\nbf16: {str(dtype == 'bf16').lower()}\noutput_dir: x\n"
+    data, said = converted(tmp_path, "args.yaml", text, *options)
+    assert data["training"]["precision"] == dtype
+    assert ("tf32: matmuls of fp32 are simulated without it" in said) == (dtype == "fp32")
+
+
 @pytest.mark.parametrize("kind", ["freeze", "oft"])
 def test_training_of_some_layers_alone_is_refused(tmp_path: Path, kind: str) -> None:
     """llamafactory/hparams/finetuning_args.py; `freeze` trains two layers by default."""
