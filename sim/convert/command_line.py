@@ -117,7 +117,7 @@ def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()
     for word in words:
         if word == ";":
             name = "" if name in listed else name
-        elif REDIRECTS.match(word):
+        elif word == "--" or REDIRECTS.match(word):  # the end of a launcher's own flags, and what is no value
             name = ""
         elif start.match(word):
             name, separator, value = word.lstrip("-").partition("=")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sim.convert.megatron_hybrid import is_hybrid, kinds_of
-from sim.convert.settings import Settings, without_none
+from sim.convert.settings import Settings, lacking, without_none
 from sim.core.errors import InputError
 from sim.inputs.hub import config_of
 from sim.inputs.input_source import show
@@ -247,7 +247,7 @@ def _layers_with(
         found = None
     if not isinstance(found, list) or len(found) != layers or not {*found} <= {0, 1}:
         allowed = f"a whole number, or a list of 0 and 1 for {layers} layers, such as [0]*1+[1]*{layers - 1}"
-        raise InputError(f"{s.file}: --{name}: found {show(given)}; must be {allowed}")
+        raise InputError(f"{s.file}: --{name}: found {show(given)}{lacking(s.file, given) or f'; must be {allowed}'}")
     return found
 
 

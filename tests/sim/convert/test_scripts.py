@@ -145,3 +145,16 @@ def test_sruns_flags_of_one_letter(tmp_path: Path, options: str) -> None:
     text = text.replace("    --nproc_per_node $GPUS_PER_NODE\n    --nnodes $NNODES\n", "")
     data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert (data["parallelism"]["tp"], data["parallelism"]["dp"]) == (4, 2)
+
+
+def test_the_end_of_a_launchers_flags_is_no_flag(tmp_path: Path) -> None:
+    launched = "ray job submit --no-wait -- python3 train.py --nproc_per_node 8 --nnodes 4"
+    text = MEGATRON.replace("torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py", launched)
+    _, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "not expressed here: --cuda-graph-scope, --no-wait\n" in said
+
+
+def test_a_list_that_a_variable_leaves_open_names_it(tmp_path: Path) -> None:
+    flags = '--sequence-parallel --num-experts 8 --moe-layer-freq "$FREQ"'
+    said = refused(tmp_path, "train.sh", MEGATRON.replace("--sequence-parallel", flags), "--cluster", "dgx-h100")
+    assert "--moe-layer-freq: found '$FREQ', in which a variable has no value: --var FREQ=VALUE gives one" in said
