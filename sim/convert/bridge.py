@@ -14,6 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sim.convert.bridge_lora import lora_of
 from sim.convert.megatron import described
 from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
 from sim.convert.settings import Converted, Machine, Settings
@@ -100,6 +101,7 @@ NOTED = (
     "delay_wgrad_compute",
     "first_last_layers_bf16",
     "fine_grained_activation_offloading",
+    "fp32_residual_connection",
     "fp8_param_gather",
     "fp8_params",
     "fsdp_cpu_offload",
@@ -142,9 +144,12 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         raise InputError(f"{file}: leaves the model to its recipe: give --model NAME (`stepsim models` lists them)")
     s = Settings(file, flags, written=names)
     found = described(s, machine, _gpus(data))
+    if (lora := lora_of(file, data)) is not None:
+        found["training"]["lora"] = lora
     if is_nemo(data):
         adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
     noted = [written[key] for key in NOTED if merged.get(key) not in OFF]
+    noted += [names[name] for name in sorted(s.unknown - s.taken) if name in names and names[name] not in noted]
     if overrides:
         s.notes.append(OF_RECIPE)
     return s.converted("megatron", machine, found, left=noted)

@@ -189,7 +189,8 @@ def _grad_dtype(s: Settings) -> str | None:
         return "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else None
     in_fp32 = s.flag("accumulate-allreduce-grads-in-fp32")
     if s.flag("bf16"):
-        main = s.choice("main-grads-dtype", {"bf16": True, "fp32": False}, "fp32")
+        words = {"bf16": True, "torch.bfloat16": True, "fp32": False, "torch.float32": False}
+        main = s.choice("main-grads-dtype", words, "fp32")
         return "bf16" if s.flag("grad-reduce-in-bf16") or main else "fp32"
     return ("fp32" if in_fp32 else "fp16") if s.flag("fp16") else None
 
@@ -333,7 +334,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep": ep,
         "expert_tp": expert_tp,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
-        "ep_dispatcher": s.choice("moe-token-dispatcher-type", {"flex": "deepep"}, DISPATCHER) or None,
+        "ep_dispatcher": "deepep" if experts and s.values.get("moe-token-dispatcher-type") == "flex" else None,
         "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
         "tp_overlap": _tp_overlap(s, tp),
         "dp_sync": None if fsdp2 else "bucketed" if overlap else "after_backward",

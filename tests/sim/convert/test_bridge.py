@@ -182,6 +182,54 @@ def test_wrong_values_are_named_as_the_file_has_them(tmp_path: Path, change: tup
     assert "Traceback" not in said
 
 
+WITH_8B = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-8b")
+DENSE = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("peft", "lora"),
+    [
+        ("null", None),
+        ("{_target_: megatron.bridge.peft.lora.LoRA, dim: 16}", {"rank": 16}),
+        ("{target_modules: [linear_proj, linear_qkv]}", {"rank": 32, "targets": ["qkv", "attention_out"]}),
+        ("lora", {"rank": 32}),
+    ],
+)
+def test_lora_of_megatron_bridge(tmp_path: Path, peft: str, lora: dict[str, Any] | None) -> None:
+    data, _ = converted(tmp_path, "o.yaml", f"{DENSE}peft: {peft}\n", *WITH_8B)
+    assert data["training"].get("lora") == lora
+
+
+@pytest.mark.parametrize(
+    ("peft", "problem"),
+    [
+        ("{_target_: megatron.bridge.peft.dora.DoRA}", "peft._target_: found 'DoRA'; can be converted: LoRA"),
+        ("dora", "peft: found 'dora'; can be converted: LoRA"),
+        ("{target_modules: ['*.layers.0.*.linear_qkv']}", "target_modules: found '*.layers.0.*.linear_qkv'; can be"),
+    ],
+)
+def test_other_adapters_are_refused(tmp_path: Path, peft: str, problem: str) -> None:
+    assert problem in refused(tmp_path, "o.yaml", f"{DENSE}peft: {peft}\n", *WITH_8B)
+
+
+def test_lora_of_nemo(tmp_path: Path) -> None:
+    peft = "peft: {peft_scheme: lora, lora_tuning: {adapter_dim: 8, target_modules: [attention_qkv, mlp]}}"
+    text = NEMO.replace("model:\n", f"model:\n  {peft}\n").replace("pipeline_model_parallel_size: 4", "x: 4")
+    data, _ = converted(tmp_path, "n.yaml", text, "--cluster", "dgx-h100", "--set", "model.vocab=128256")
+    assert data["training"]["lora"] == {"rank": 8, "targets": ["qkv", "mlp_up", "mlp_down"]}
+    other = text.replace("peft_scheme: lora", "peft_scheme: ptuning")
+    assert "model.peft.peft_scheme: found 'ptuning'" in refused(tmp_path, "n.yaml", other, "--cluster", "dgx-h100")
+
+
+def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path) -> None:
+    more = "  recompute_granularity: full\n  recompute_method: uniform\n  recompute_num_layers: 4\n"
+    text = DENSE.replace("model:\n", f"model:\n{more}  moe_token_dispatcher_type: allgather\n")
+    _, said = converted(tmp_path, "o.yaml", text, *WITH_8B)
+    assert "not expressed here: model.recompute_num_layers\n" in said
+    _, said = converted(tmp_path, "o.yaml", text.replace("num_layers: 4", "num_layers: 1"), *WITH_8B)
+    assert "not expressed" not in said
+
+
 @pytest.mark.parametrize(
     ("name", "precision", "recipe", "noted"),
     [
