@@ -36,6 +36,7 @@ FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
 TABLES = OWN | {"float8", "mx", "experimental", "loss"}
 CHUNKED = ("ChunkedLossWrapper", "ChunkedCELoss")  # of components/loss.py, the later name first
+UNREAD = "?"  # stands for a table: keys whose values are no plain ones
 CHUNKS = (
     "loss: training.cross_entropy chunked has chunks as Liger chooses them; torchtitan's are num_chunks of a "
     "sequence (8 by default)"
@@ -55,6 +56,10 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     else:
         values = as_of_2025(values)
     s = Settings(file, values)
+    s.notes += [
+        f"{key} = {show(value)}: is no plain value, so the default is taken; --set says another"
+        for key, value in tables.get(UNREAD, {}).items()
+    ]
     s.taken |= {"model.name", "model.flavor"}
     model = machine.model or _model(s)
     layout = _layout(s, machine, str(model))
@@ -96,9 +101,12 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
     tables: dict[str, dict[str, Any]] = defaultdict(dict)
     for name, call in _config_calls(root):
         for keyword in call.keywords:
-            value = _plain(keyword.value)
-            if keyword.arg is not None and value is not None:
-                tables[name][keyword.arg] = value
+            if keyword.arg is not None:
+                _set(tables, name, keyword.arg, keyword.value)
+    for node in (n for n in ast.walk(root) if isinstance(n, ast.Assign)):  # config.training.seq_len = 8192
+        match node.targets:
+            case [ast.Attribute(value=ast.Attribute(attr=name), attr=key)] if name in TABLES:
+                _set(tables, name, key, node.value)
     for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
         _policy(file, call, tables)
         _converter(call, tables)
@@ -106,9 +114,19 @@ def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, 
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
             tables["model"].setdefault("flavor", str(call.args[0].value))
             tables["model"].setdefault("name", _package(tree) or file.parent.name)
-    if not tables:
+    if not {*tables} - {UNREAD}:
         raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig")
     return tables
+
+
+def _set(tables: dict[str, dict[str, Any]], table: str, key: str, value: ast.expr) -> None:
+    """Take over a plain value; note the key of another, but for None, which decides nothing."""
+    found = _plain(value)
+    if found is not None:
+        tables[table][key] = found
+        tables[UNREAD].pop(f"{table}.{key}", None)
+    elif not isinstance(value, ast.Constant):
+        tables[UNREAD][f"{table}.{key}"] = ast.unparse(value)
 
 
 def _config(file: Path, tree: ast.Module, function: str | None) -> ast.AST:

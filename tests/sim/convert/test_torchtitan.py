@@ -123,6 +123,25 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
     )
 
 
+def test_values_that_a_python_config_sets_later_or_computes(tmp_path: Path) -> None:
+    text = """
+from torchtitan.models.llama3 import model_registry
+
+def train(shards=2):
+    config = Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=1, seq_len=2048, dataset=None),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=shards, module_fqns_per_model_part=None),
+    )
+    config.training.seq_len = 8192
+    return config
+"""
+    data, said = converted(tmp_path, "c.py", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert (data["training"]["seq_len"], data["parallelism"]["dp"]) == (8192, 8)
+    assert "parallelism.data_parallel_shard_degree = 'shards': is no plain value, so the default is taken" in said
+    assert "module_fqns" not in said
+
+
 def test_a_python_config_whose_loss_is_computed_in_chunks(tmp_path: Path) -> None:
     """Release 0.3.0, components/loss.py; all of its shipped configs have it."""
     chunks = "loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()), training="
