@@ -7,15 +7,13 @@ the class that they are given to.
 
 from __future__ import annotations
 
-import ast
-import re
 import tomllib
-from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
 from sim.convert.torchtitan_older import as_of_2025
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
@@ -25,18 +23,7 @@ from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_P
 from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
-CONVERTERS = {  # of a model's matmuls, classes of Python configs
-    "Float8LinearConverter": "float8",
-    "MXFP8LinearConverter": "mx",
-    "NVFP4LinearConverter": "nvfp4",
-}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
-FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
-# Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
-OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
-TABLES = OWN | {"float8", "mx", "experimental", "loss"}
-CHUNKED = ("ChunkedLossWrapper", "ChunkedCELoss")  # of components/loss.py, the later name first
-UNREAD = "?"  # stands for a table: keys whose values are no plain ones
 CHUNKS = (
     "loss: training.cross_entropy chunked has chunks as Liger chooses them; torchtitan's are num_chunks of a "
     "sequence (8 by default)"
@@ -49,7 +36,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     Raises:
         InputError: for text that is neither, several functions and none named, or an unknown model.
     """
-    tables = _python(file, text, function) if file.suffix == ".py" else _toml(file, text)
+    tables = of_python(file, text, function) if file.suffix == ".py" else _toml(file, text)
     values = {f"{table}.{key}": v for table, keys in tables.items() if table in TABLES for key, v in keys.items()}
     if file.suffix == ".py":
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
@@ -90,122 +77,6 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
     linear = tables.pop("quantize", {}).get("linear", {})
     given = linear.items() if isinstance(linear, dict) else ()
     return tables | {name: table for name, table in given if isinstance(table, dict)}
-
-
-def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, Any]]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"{file}: not Python: {error}") from None
-    root = _config(file, tree, function)
-    tables: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name, call in _config_calls(root):
-        for keyword in call.keywords:
-            if keyword.arg is not None:
-                _set(tables, name, keyword.arg, keyword.value)
-    for node in (n for n in ast.walk(root) if isinstance(n, ast.Assign)):  # config.training.seq_len = 8192
-        match node.targets:
-            case [ast.Attribute(value=ast.Attribute(attr=name), attr=key)] if name in TABLES:
-                _set(tables, name, key, node.value)
-    for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
-        _policy(file, call, tables)
-        _converter(call, tables)
-        _loss(call, tables)
-        if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
-            tables["model"].setdefault("flavor", str(call.args[0].value))
-            tables["model"].setdefault("name", _package(tree) or file.parent.name)
-    if not {*tables} - {UNREAD}:
-        raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig")
-    return tables
-
-
-def _set(tables: dict[str, dict[str, Any]], table: str, key: str, value: ast.expr) -> None:
-    """Take over a plain value; note the key of another, but for None, which decides nothing."""
-    found = _plain(value)
-    if found is not None:
-        tables[table][key] = found
-        tables[UNREAD].pop(f"{table}.{key}", None)
-    elif not isinstance(value, ast.Constant):
-        tables[UNREAD][f"{table}.{key}"] = ast.unparse(value)
-
-
-def _config(file: Path, tree: ast.Module, function: str | None) -> ast.AST:
-    """The function that makes the config; the whole file where none does."""
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and _config_calls(node)}
-    if function is None and len(functions) > 1:
-        raise InputError(f"{file}: has several configs: give --config with one of {', '.join(functions)}")
-    if function is not None and function not in functions:
-        raise InputError(f"{file}: --config: found '{function}'; there are {', '.join(functions) or 'none'}")
-    return functions[function] if function else next(iter(functions.values()), tree)
-
-
-def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
-    """Take over what `activation_checkpoint=` is given: a policy's `Config()`, or None."""
-    for given in (k.value for k in call.keywords if k.arg == "activation_checkpoint"):
-        if isinstance(given, ast.Constant) and given.value is None:
-            tables["activation_checkpoint"]["mode"] = "none"
-        if isinstance(given, ast.Call) and _name(given.func) == "Config":
-            policy = TITAN_POLICIES.get(_owner(given.func))
-            if policy is None:
-                raise InputError(
-                    f"{file}: activation_checkpoint: found {_owner(given.func)}; "
-                    f"can be simulated: {', '.join(TITAN_POLICIES)}"
-                )
-            tables["activation_checkpoint"]["mode"] = policy
-
-
-def _converter(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
-    """Add the model converter that a call configures, and the keys of 8-bit matmuls that it is given."""
-    converter = CONVERTERS.get(_owner(call.func))
-    if converter is None:
-        return
-    tables["model"].setdefault("converters", []).append(converter)
-    given = {k.arg: _plain(k.value) for k in call.keywords if converter == "float8" and k.arg in FLOAT8}
-    tables["float8"] |= {str(k): v for k, v in given.items() if v is not None}
-
-
-def _loss(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
-    """Take over a loss that is computed in chunks, and an optimizer whose function names another than Adam."""
-    if _owner(call.func) in CHUNKED:
-        tables["loss"]["chunked"] = True
-    for made in (k.value for k in call.keywords if k.arg == "optimizer" and isinstance(k.value, ast.Call)):
-        if "adam" not in (name := _name(made.func)).lower() and name != "Config":
-            tables["optimizer"]["name"] = name
-
-
-def _owner(function: ast.expr) -> str:
-    """Return the name B of `a.B.Config`."""
-    return _name(function.value) if isinstance(function, ast.Attribute) and function.attr == "Config" else ""
-
-
-def _package(tree: ast.Module) -> str:
-    """The model's folder that a registry is imported from; nothing where that is the file's own."""
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "model_registry" for alias in node.names):
-            return (node.module or "").rpartition(".")[2]
-    return ""
-
-
-def _config_calls(root: ast.AST) -> list[tuple[str, ast.Call]]:
-    """Calls of classes such as `ParallelismConfig`, under the name of the table."""
-    found = []
-    for node in ast.walk(root):
-        if isinstance(node, ast.Call) and (match := re.fullmatch(r"(\w+?)Config", _name(node.func))):
-            table = re.sub(r"(?<!^)(?=[A-Z])", "_", match[1]).lower()
-            if table in TABLES:
-                found.append((table, node))
-    return found
-
-
-def _name(function: ast.expr) -> str:
-    return str(getattr(function, "attr", getattr(function, "id", "")))
-
-
-def _plain(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
 
 
 def _model(s: Settings) -> str:

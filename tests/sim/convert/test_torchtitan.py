@@ -142,6 +142,58 @@ def train(shards=2):
     assert "module_fqns" not in said
 
 
+DERIVED = """
+from torchtitan.models.llama3 import model_registry
+
+def llama3_8b():
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()),
+        training=TrainingConfig(local_batch_size=1, seq_len=8192),
+        compile=CompileConfig(enable=True, components=["loss"]),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+
+def mxfp8():
+    config = llama3_8b()
+    config.compile = CompileConfig(enable=True)
+    config.loss = CrossEntropyLoss.Config()
+    config.model_spec = model_registry("70B", converters=[MXFP8LinearConverter.Config(model_compile_enabled=True)])
+    config.activation_checkpoint = FullAC.Config()
+    return config
+
+def longer():
+    config = mxfp8()
+    config.training.seq_len = 16384
+    return config
+
+def helper(config):
+    other = loop()
+def loop():
+    config = helper2()
+    return TrainingConfig(local_batch_size=2)
+def helper2():
+    config = loop()
+"""
+
+
+def test_a_python_config_that_begins_with_another(tmp_path: Path) -> None:
+    """As most of models/*/config_registry.py of release 0.3.0 do."""
+    machine = ("--cluster", "dgx-b200", "--gpus", "8", "--config")
+    data, _ = converted(tmp_path, "c.py", DERIVED, *machine, "mxfp8")
+    t = data["training"]
+    assert (data["model"], t["seq_len"], t["micro_batch_size"], t["precision"]) == ("llama3.1-70b", 8192, 1, "mxfp8")
+    assert (t["framework"], t["cross_entropy"], t["recompute"]) == ("compiled", "fused", "full")
+    data, _ = converted(tmp_path, "c.py", DERIVED, *machine, "longer")
+    assert (data["model"], data["training"]["seq_len"], data["training"]["recompute"]) == (
+        "llama3.1-70b",
+        16384,
+        "full",
+    )
+    data, _ = converted(tmp_path, "c.py", DERIVED, *machine, "loop", "--model", "llama3-8b")
+    assert (data["training"]["seq_len"], data["training"]["micro_batch_size"]) == (2048, 2)
+
+
 def test_a_python_config_whose_loss_is_computed_in_chunks(tmp_path: Path) -> None:
     """Release 0.3.0, components/loss.py; all of its shipped configs have it."""
     chunks = "loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()), training="
