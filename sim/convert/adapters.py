@@ -6,13 +6,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sim.convert.settings import Settings
-
-# Axolotl's own names of what the others name alike.
-AXOLOTL = {
-    "base_model": "model_name_or_path",
-    "sequence_len": "cutoff_len",
-    "micro_batch_size": "per_device_train_batch_size",
-}
+from sim.core.errors import InputError
+from sim.inputs.input_source import show
 
 
 class _Switch(NamedTuple):
@@ -42,18 +37,15 @@ MODULES = ("lora_target_modules", "lora_target")
 WITHOUT_EFFECT = ("lora_alpha", "lora_dropout", "lora_target_linear", "rslora")
 
 
-def plain_names(data: dict[str, Any]) -> dict[str, Any]:
-    """The mapping with Axolotl's names replaced by the others' where it is Axolotl's."""
-    if "base_model" not in data:
-        return data
-    named = {AXOLOTL.get(key, key): value for key, value in data.items()}
-    return named | {"bf16": True} if named.get("bf16") == "auto" else named  # on where the GPU has it
-
-
 def adapters(s: Settings) -> dict[str, Any] | None:
-    """`training.lora`, or nothing where all parameters are trained."""
+    """`training.lora`, or nothing where all parameters are trained.
+
+    Raises:
+        InputError: where other parts alone are trained.
+    """
     found = next((switch for switch in SWITCHES if str(s.take(switch.key)).lower() in switch.words), None)
     if found is None:
+        _refuse_parts(s)
         return None
     s.taken.update(WITHOUT_EFFECT)
     lora: dict[str, Any] = {"rank": s.size(found.rank, found.default)}
@@ -65,6 +57,15 @@ def adapters(s: Settings) -> dict[str, Any] | None:
         lora["weights"] = "nf4"
     s.notes.append("lora: frozen weights that are not quantized are taken for 16 bits")
     return lora
+
+
+def _refuse_parts(s: Settings) -> None:
+    """Refuse training of parts of a model that are no LoRA: LLaMA-Factory's `freeze` and `oft`, Axolotl's other
+    adapters."""
+    for key in ("finetuning_type", "adapter"):
+        word = s.values.get(key)
+        if word not in (None, "", "full", False):
+            raise InputError(f"{s.file}: {key}: found {show(word)}; can be converted: full training, and LoRA")
 
 
 def _targets(s: Settings) -> list[str]:

@@ -3,7 +3,7 @@ as these.
 
 Megatron-Bridge: the sections of `ConfigContainer` (src/megatron/bridge/training/config.py), whole as a run saves them
 or only what overrides a recipe. NeMo before 2.0: the same under `model` and `trainer`
-(examples/nlp/language_modeling/conf/megatron_gpt_config.yaml).
+(examples/nlp/language_modeling/conf/megatron_gpt_config.yaml; `sim.convert.nemo`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sim.convert.bridge_lora import lora_of
 from sim.convert.megatron import described
+from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of
@@ -40,21 +42,40 @@ RENAMED = {
     "activations_checkpoint_method": "recompute-method",
     "activations_checkpoint_num_layers": "recompute-num-layers",
     "ub_tp_comm_overlap": "tp-comm-overlap",
+    "rotary_percentage": "rotary-percent",
+    "qkv_bias": "add-qkv-bias",
 }
 INVERTED = {
     "add_bias_linear": "disable-bias-linear",
     "bias": "disable-bias-linear",
     "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
     "grad_reduce_in_fp32": "grad-reduce-in-bf16",
+    "overlap_p2p_comm": "no-overlap-p2p-communication",
 }
 # `mixed_precision` by a recipe's name (src/megatron/bridge/training/mixed_precision.py).
-FP8 = {"delayed_scaling": "delayed", "current_scaling": "tensorwise", "subchannel_scaling": "blockwise"}
+FP8: dict[str, dict[str, Any]] = {
+    "fp8_delayed_scaling": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
+    "fp8_current_scaling": {
+        "fp8": "hybrid",
+        "fp8_recipe": "tensorwise",
+        "fp8_param_gather": True,
+        "first_last_layers_bf16": True,
+    },
+    "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+}
 MIXED: dict[str, dict[str, Any]] = {
-    "bf16_mixed": {"bf16": True},
-    "fp16_mixed": {"fp16": True},
-    **{f"bf16_with_fp8_{name}_mixed": {"bf16": True, "fp8": "hybrid", "fp8_recipe": r} for name, r in FP8.items()},
-    "bf16_with_mxfp8_mixed": {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"},
+    **{f"{bits}_mixed": {bits: True} for bits in ("bf16", "fp16")},
+    **{f"{bits}_with_{name}_mixed": {bits: True, **own} for bits in ("bf16", "fp16") for name, own in FP8.items()},
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **FP8["fp8_current_scaling"]},
+    "nanov2_bf16_with_fp8_current_scaling_mixed": {
+        "bf16": True,
+        "fp8": "hybrid",
+        "fp8_recipe": "blockwise",
+        "fp8_param_gather": True,
+        "first_last_layers_bf16": True,
+    },
 }
 # What pretraining recipes set (`ddp` and `mixed_precision` in src/megatron/bridge/recipes), and providers of models
 # with experts (models/qwen/qwen_provider.py): the rest of a YAML that only overrides one.
@@ -71,18 +92,23 @@ OF_RECIPE = (
     "what the YAML leaves to its recipe: bf16, the distributed optimizer, its messages overlapped, as pretraining "
     "recipes have them; else Megatron-LM's defaults, also of sequence parallelism and expert_tensor_parallel_size"
 )
-NEMO_PRECISION = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}  # `trainer.precision`
 # Keys that change a step and are not simulated: a note names those that a file sets. All other keys that are not read
 # name files, logs, schedules and defaults.
 NOTED = (
+    "activations_checkpoint_layers_per_pipeline",
     "cpu_offloading",
+    "defer_embedding_wgrad_compute",
     "delay_wgrad_compute",
     "first_last_layers_bf16",
     "fine_grained_activation_offloading",
+    "fp32_residual_connection",
     "fp8_param_gather",
+    "fp8_params",
+    "fsdp_cpu_offload",
+    "mixed_precision",  # a recipe that is not known
     "moe_shared_expert_overlap",
+    "num_micro_batches_with_partial_activation_checkpoints",
     "rampup_batch_size",
-    "window_size",
 )
 # Entries of a layout that lists its stages (Megatron-LM, core/transformer/enums.py: `LayerType`), in its text.
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -101,9 +127,11 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     Raises:
         InputError: where the model or the number of GPUs is missing, and as `sim.convert.megatron` does.
     """
+    if is_nemo(data):
+        data = {**data, "model": with_values(data["model"])}
     merged, written = _merged(data)
     machine = _machine(data, machine)
-    overrides = "trainer" not in data and not str(data.get("_target_", "")).endswith("ConfigContainer")
+    overrides = not is_nemo(data) and not str(data.get("_target_", "")).endswith("ConfigContainer")
     if overrides:
         merged = RECIPES | ({"bf16": False} if merged.get("fp16") else {}) | merged
     flags, names = _flags(merged, written)
@@ -116,7 +144,12 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         raise InputError(f"{file}: leaves the model to its recipe: give --model NAME (`stepsim models` lists them)")
     s = Settings(file, flags, written=names)
     found = described(s, machine, _gpus(data))
+    if (lora := lora_of(file, data)) is not None:
+        found["training"]["lora"] = lora
+    if is_nemo(data):
+        adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
     noted = [written[key] for key in NOTED if merged.get(key) not in OFF]
+    noted += [names[name] for name in sorted(s.unknown - s.taken) if name in names and names[name] not in noted]
     if overrides:
         s.notes.append(OF_RECIPE)
     return s.converted("megatron", machine, found, left=noted)
@@ -131,31 +164,13 @@ def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     for section in SECTIONS:
         values = {**nested, **data}.get(section)
         if isinstance(values, str) and section == "mixed_precision":
-            values = MIXED.get(values.replace("-", "_"), {})
+            if (known := values.replace("-", "_")) not in MIXED:
+                merged[section], written[section] = values, section
+            values = MIXED.get(known, {})
         for key, value in values.items() if isinstance(values, dict) else ():
             if value is not None and not isinstance(value, dict):
                 merged[key], written[key] = value, f"{section}.{key}"
-    return merged | _of_nemo(data, merged), written
-
-
-def _of_nemo(data: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
-    """What NeMo before 2.0 says by other values than Megatron-LM's flags."""
-    found: dict[str, Any] = {}
-    trainer = data.get("trainer")
-    if isinstance(trainer, dict) and (precision := NEMO_PRECISION.get(str(trainer.get("precision")))):
-        found[precision] = True
-    if "swiglu" in str(merged.get("activation", "")):
-        found["gated_linear_unit"] = True
-    if merged.get("name") == "mcore_distributed_optim":
-        found |= {
-            "use_distributed_optimizer": True,
-            "overlap_grad_reduce": bool(merged.get("overlap_grad_sync")),
-            "overlap_param_gather": bool(merged.get("overlap_param_sync")),
-            "grad_reduce_in_fp32": merged.get("grad_sync_dtype", "fp32") == "fp32",
-        }
-    if merged.get("fp8") is True:
-        found |= {"fp8": "e4m3" if merged.get("fp8_e4m3") else "hybrid"}
-    return found
+    return merged | (of_nemo(data, merged) if is_nemo(data) else {}), written
 
 
 def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

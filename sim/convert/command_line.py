@@ -19,7 +19,8 @@ from typing import Any
 from sim.core.errors import InputError
 
 ASSIGNMENT = re.compile(
-    r"(?m)(?:^|;)[ \t]*(?:export[ \t]+)?([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
+    r"(?m)(?:^|;)[ \t]*(?:(?:export|readonly|local|declare|typeset)(?:[ \t]+-\w+)*[ \t]+)?"
+    r"([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
 )
 # `$TP`, `${TP:-8}` with a default, `${TP:?message}` without one.
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*)|:?\?[^{}]*)?\}|(\w+))")
@@ -116,7 +117,7 @@ def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()
     for word in words:
         if word == ";":
             name = "" if name in listed else name
-        elif REDIRECTS.match(word):
+        elif word == "--" or REDIRECTS.match(word):  # the end of a launcher's own flags, and what is no value
             name = ""
         elif start.match(word):
             name, separator, value = word.lstrip("-").partition("=")

@@ -12,7 +12,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sim.convert.adapters import adapters, plain_names
+from sim.convert.adapters import adapters
+from sim.convert.axolotl import degrees, plain_names, shards
 from sim.convert.objectives import refuse_objective
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
@@ -39,7 +40,8 @@ MARKS = (
     *("gradient_clipping", "output_dir", "learning_rate", "num_train_epochs", "model_name_or_path", "base_model"),
     *("optimizer", "scheduler", "bf16", "fp16", *LENGTHS),
 )
-LIGER = ("use_liger_kernel", "enable_liger_kernel")  # of TrainingArguments, of LLaMA-Factory
+# Of TrainingArguments, of LLaMA-Factory, of Axolotl's two plugins.
+LIGER = ("use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy", "cut_cross_entropy")
 FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
@@ -59,6 +61,10 @@ FSDP_IN_FP32 = (
     "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
     "for releases that leave FSDP2's in 16 bits set training.param_dtype=bf16 and training.master_weights=false"
 )
+# TRL's activation_offloading, and Axolotl's, which may go to a disk too.
+ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
+OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
+WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -76,13 +82,17 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     """
     refuse_objective(file, data)
     data = plain_names(data)
-    own = _deepspeed_config(file, data.get("deepspeed"))
+    own = _mapping(file, "deepspeed", data.get("deepspeed"))
+    if isinstance(data.get("fsdp_config"), str):
+        data = {**data, "fsdp_config": _mapping(file, "fsdp_config", data["fsdp_config"])}
     # What DeepSpeed leaves to Transformers is in TrainingArguments.
     said = {k: v for k, v in own.items() if not _is_auto(v)}
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
     _take_trls_precision(s, {*flat})
+    if s.flag("pure_bf16"):  # LLaMA-Factory's: loaded in bf16, and neither autocast nor copies in fp32
+        s.values = {**s.values, "bf16": True, "torch_dtype": "bfloat16"}
     named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
     if machine.model is None and isinstance(named, str):
         machine = replace(machine, model=as_model(named))
@@ -95,7 +105,9 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     for what, option, found in (("model", "--model NAME", machine.model), ("sequence length", "--seq-len N", length)):
         if found is None:
             raise InputError(f"{file}: does not name the {what}: give {option}")
-    dp = s.ranks(None, machine, 1, "1")
+    split = degrees(s)
+    tp, cp = split.get("tp", 1), split.get("cp", 1)
+    dp = s.ranks(None, machine, tp * cp, "tensor_parallel_size · context_parallel_size")
     sizes = _batch(s, dp)
     layout, recomputes = (_zero(s, machine), False) if by_deepspeed else _fsdp(s, machine, sizes, dp)
     if left_open := [key for key, value in flat.items() if _is_auto(value)]:
@@ -107,7 +119,10 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         _note_lengths(s)
     sharded = not by_deepspeed and layout["zero"] > 0
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
-    sections = {"model": machine.model, "training": training, "parallelism": {"dp": dp, **layout}}
+    if tp > 1 and training.pop("cross_entropy", None):
+        s.notes.append("the loss in chunks is not simulated with tensor parallelism: all logits are, at once")
+    layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
+    sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
 
 
@@ -133,6 +148,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
         "recompute": "full" if any(recomputed) else "none",
         **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
+        **({"activation_offload": True} if s.choice("activation_offloading", ON, "false") else {}),
         **({} if lora is None else {"lora": lora}),
     }
     if liger := [name for name in LIGER if s.flag(name)]:
@@ -196,20 +212,24 @@ def _is_auto(value: object) -> bool:
     return AUTO in (value, value.get("enabled") if isinstance(value, dict) else None)
 
 
-def _deepspeed_config(file: Path, value: object) -> dict[str, Any]:
-    """The mapping that `deepspeed` of TrainingArguments is, or the file that it names, beside this one or here."""
+def _mapping(file: Path, key: str, value: object) -> dict[str, Any]:
+    """The mapping that `deepspeed` or `fsdp_config` of TrainingArguments is, as such, as JSON in a text
+    (transformers/training_args.py: _VALID_DICT_FIELDS), or in the file that it names, beside this one or here."""
     if value in OFF:
         return {}
     if isinstance(value, dict):
         return value
     if not isinstance(value, str):
-        raise InputError(f"{file}: deepspeed: found {show(value)}; must be a mapping or the name of a JSON file")
-    named = next((path for path in (file.parent / value, Path(value)) if path.is_file()), None)
-    if named is None:
-        raise InputError(f"{file}: deepspeed: found {show(value)}; there is no such file, here or beside {file.name}")
-    found = parse_yaml(read_text(named, MAX_BYTES), str(named))[0]
+        raise InputError(f"{file}: {key}: found {show(value)}; must be a mapping or the name of a JSON file")
+    if value.lstrip().startswith("{"):
+        found, where = parse_yaml(value, f"{file}: {key}")[0], f"{file}: {key}"
+    else:
+        named = next((path for path in (file.parent / value, Path(value)) if path.is_file()), None)
+        if named is None:
+            raise InputError(f"{file}: {key}: found {show(value)}; there is no such file, here or beside {file.name}")
+        found, where = parse_yaml(read_text(named, MAX_BYTES), str(named))[0], str(named)
     if not isinstance(found, dict):
-        raise InputError(f"{named}: holds no mapping; a DeepSpeed JSON does")
+        raise InputError(f"{where}: holds no mapping; {key} is one")
     return found
 
 
@@ -251,6 +271,7 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
     }
     precision = "bf16" if on["bf16"] else "fp16" if on["fp16"] else "fp32"
     if precision == "fp32":
+        s.notes += [WITHOUT_TF32] if s.flag("tf32") else []
         return {"precision": precision}
     if by_deepspeed:
         types = s.take("data_types")
@@ -323,7 +344,8 @@ def _fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tupl
     if fsdp in OFF or not words:
         s.sections.remove(own)  # without `fsdp` nothing reads it
         return {"zero": 0}, False
-    if "offload" in words or own.flag("cpu_offload"):
+    offloads = [own.flag(name) for name in OFFLOADS]  # all are asked for, so that none is reported
+    if "offload" in words or True in offloads:
         s.notes.append("fsdp: offload is not simulated")
     reshards = own.take("reshard_after_forward")  # of version 1 such a word, too
     word = next((word for word in (str(reshards), *words) if word in FSDP), "full_shard")

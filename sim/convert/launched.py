@@ -1,7 +1,7 @@
 """Transformers' `TrainingArguments` on a command line: `torchrun`, `deepspeed` or `accelerate launch` with a script.
 
 Accelerate's config file, where the command names one, says processes and FSDP or DeepSpeed
-(accelerate/commands/config/config_args.py).
+(`sim.convert.accelerate`).
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sim.convert.accelerate import of_accelerate, with_flags
 from sim.convert.command_line import flags_of, require_one, words_of
 from sim.convert.named_files import named_mapping
 from sim.convert.objectives import refuse_script
 from sim.core.errors import InputError
 
 MARK = "per_device_train_batch_size"  # which nearly every command sets
+LAUNCHER = "accelerate"
 SWITCHES = {"true": True, "false": False}
 # Arguments of launchers, none of which the training script sees.
 LAUNCHERS = (
@@ -44,10 +46,13 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
     config = _accelerate(file, text, flags.get("config_file"))
-    data = _of_accelerate(config) | {name: value for name, value in flags.items() if name not in LAUNCHERS}
-    name = data.get("deepspeed")
-    if isinstance(name, str) and (engine := named_mapping(file, text, name)) is not None:
-        data["deepspeed"] = engine
+    if LAUNCHER in text:
+        config = with_flags(config, flags)
+    data = of_accelerate(file, config) | {name: value for name, value in flags.items() if name not in LAUNCHERS}
+    for key in ("deepspeed", "fsdp_config"):
+        name = data.get(key)
+        if isinstance(name, str) and name[:1] != "{" and (named := named_mapping(file, text, name)) is not None:
+            data[key] = named
     processes = config.get("num_processes")
     for each, nodes in PROCESSES:
         if type(count := flags.get(each)) is int:
@@ -81,29 +86,3 @@ def _accelerate(file: Path, script: str, name: Any) -> dict[str, Any]:
         where = f"here or beside {file.name}, and the script does not write it"
         raise InputError(f"{file}: --config_file: found '{name[:100]}'; no such file, {where}")
     return config
-
-
-def _of_accelerate(config: dict[str, Any]) -> dict[str, Any]:
-    """What Accelerate's config says, as `TrainingArguments` would."""
-    found: dict[str, Any] = {}
-    if (precision := config.get("mixed_precision")) in ("bf16", "fp16"):
-        found[precision] = True
-    kind, fsdp, deepspeed = (config.get(key) for key in ("distributed_type", "fsdp_config", "deepspeed_config"))
-    if kind == "FSDP":
-        own = {k: v.lower() if isinstance(v, str) else v for k, v in (fsdp if isinstance(fsdp, dict) else {}).items()}
-        strategy = str(own.pop("fsdp_sharding_strategy", "full_shard"))
-        offload = " offload" if own.pop("fsdp_offload_params", False) else ""
-        found |= {"fsdp": f"{strategy} auto_wrap{offload}", "fsdp_config": own}
-    if kind == "DEEPSPEED" and isinstance(deepspeed, dict):
-        found["deepspeed"] = deepspeed.get("deepspeed_config_file") or _zero(deepspeed)
-    return found
-
-
-def _zero(own: dict[str, Any]) -> dict[str, Any]:
-    """A DeepSpeed config of the few answers that Accelerate asks for."""
-    zero: dict[str, Any] = {"stage": own.get("zero_stage", 2)}
-    for key in ("offload_optimizer", "offload_param"):
-        if (device := own.get(f"{key}_device", "none")) != "none":
-            zero[key] = {"device": device}
-    kept: dict[str, Any] = {key: own[key] for key in ("gradient_accumulation_steps", "gradient_clipping") if key in own}
-    return {"zero_optimization": zero, **kept}

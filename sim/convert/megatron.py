@@ -5,6 +5,7 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -46,6 +47,9 @@ OTHER_MODELS = {
     "pretrain-vision-classify": "a vision encoder",
 }
 MPI = ("mpirun", "mpiexec")
+SRUN = {"N": "nodes", "n": "np"}
+MOST_OF_SRUN = 40  # words of its own
+SEVERAL = re.compile(r"\[([^\[\]]+)\]")
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
@@ -70,7 +74,7 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
         _require_decoder(file, words)
     for mark in MARKS:
         require_one(file, words, mark)
-    given = {**_of_mpi(words), **flags_of(words, listed=LISTED)}
+    given = {**_of_mpi(words), **_of_srun(words), **flags_of(words, listed=LISTED)}
     if any(_plain_name(word) in HYBRID_SCRIPTS for word in words):
         given["is-hybrid-model"] = True
     notes: list[str] = []
@@ -86,6 +90,13 @@ def _of_mpi(words: list[str]) -> dict[str, str]:
     behind = words[next((i for i, word in enumerate(words) if word.rpartition("/")[2] in MPI), len(words)) :]
     counts = (after for word, after in pairwise(behind) if word in ("-np", "--np", "-n"))
     return {"np": count} if (count := next(counts, "")).isdecimal() else {}
+
+
+def _of_srun(words: list[str]) -> dict[str, str]:
+    """Nodes and processes by the flags of one letter of the last `srun`, as its long ones say them."""
+    last = max((i for i, word in enumerate(words) if word == "srun"), default=len(words))
+    behind = " ".join(words[last + 1 : last + 1 + MOST_OF_SRUN])
+    return {SRUN[letter]: number for letter, number in re.findall(r"(?:^| )-([Nn])[ =]?(\d+)(?= |$)", behind)}
 
 
 def _require_decoder(file: Path, words: list[str]) -> None:
@@ -107,10 +118,14 @@ def is_arguments(data: Mapping[str, Any]) -> bool:
 
 
 def as_command(data: Mapping[str, Any]) -> str:
-    """The arguments of such a mapping as a command line; a switch that is off is left out."""
+    """The arguments of such a mapping as a command line; a switch that is off is left out.
+
+    A text in brackets is several values, as the script that runs the tests has it (shell_test_utils/_run_training.sh).
+    """
     words: list[str] = []
     for flag, value in data["MODEL_ARGS"].items():
-        values = [] if value is True else value if isinstance(value, list) else [value]
+        listed = SEVERAL.fullmatch(value) if isinstance(value, str) else None
+        values = listed[1].split() if listed else [] if value is True else value if isinstance(value, list) else [value]
         words += [] if value is False else [str(flag), *(shlex.quote(str(one)) for one in values)]
     return " ".join(words)
 
@@ -121,6 +136,8 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
     Raises:
         InputError: for a flag without its value, or sizes that are missing.
     """
+    if str(s.values.get("num-experts")) == "0":  # as if it were not given (`validate_args`)
+        s.values = {name: value for name, value in s.values.items() if name != "num-experts"}
     take_sizes(s)
     p = _layout(s, machine, gpus)
     training = _training(s, p["dp"], machine)
@@ -162,10 +179,18 @@ def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
 
 
 def _grad_dtype(s: Settings) -> str | None:
-    """What gradients are summed up and reduced in; None where parameters are in fp32 (`validate_args`)."""
+    """What gradients are summed up and reduced in; None where parameters are in fp32 (`validate_args`).
+
+    Torch's FSDP2, which gets no policy of mixed precision, has them in the parameters' dtype (core/distributed,
+    torch_fully_sharded_data_parallel.py).
+    """
+    if s.flag("use-torch-fsdp2"):
+        s.taken |= {"accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "main-grads-dtype"}
+        return "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else None
     in_fp32 = s.flag("accumulate-allreduce-grads-in-fp32")
     if s.flag("bf16"):
-        main = s.choice("main-grads-dtype", {"bf16": True, "fp32": False}, "fp32")
+        words = {"bf16": True, "torch.bfloat16": True, "fp32": False, "torch.float32": False}
+        main = s.choice("main-grads-dtype", words, "fp32")
         return "bf16" if s.flag("grad-reduce-in-bf16") or main else "fp32"
     return ("fp32" if in_fp32 else "fp16") if s.flag("fp16") else None
 
@@ -297,7 +322,7 @@ def _recompute(s: Settings) -> Any:
 def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     tp, pp, cp = (s.size(f"{what}-parallel-size", 1) for what in ("tensor-model", "pipeline-model", "context"))
     dp = s.ranks(gpus, machine, tp * pp * cp, "tp · pp · cp")
-    overlap = s.flag("overlap-grad-reduce")
+    overlap, fsdp2 = s.flag("overlap-grad-reduce"), s.flag("use-torch-fsdp2")  # which overlaps by itself
     experts = s.take("num-experts") is not None
     ep, expert_tp = _expert_degrees(s, tp, tp * cp * dp) if experts else (None, None)
     p: dict[str, Any] = {
@@ -309,15 +334,15 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep": ep,
         "expert_tp": expert_tp,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
-        "ep_dispatcher": s.choice("moe-token-dispatcher-type", {"flex": "deepep"}, DISPATCHER) or None,
+        "ep_dispatcher": "deepep" if experts and s.values.get("moe-token-dispatcher-type") == "flex" else None,
         "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
         "tp_overlap": _tp_overlap(s, tp),
-        "dp_sync": "bucketed" if overlap else "after_backward",
+        "dp_sync": None if fsdp2 else "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
         **_zero(s, dp * cp),
         **pipeline_of(s, pp),
     }
-    if overlap:
+    if overlap and not fsdp2:
         element_bytes = dtype_bytes(_grad_dtype(s) or "fp32")
         elements = s.integer("ddp-bucket-size", MEGATRON_ZERO.bucket_bytes_of(dp, 1))
         p["bucket_bytes"] = int(elements * element_bytes)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sim.convert.megatron_hybrid import is_hybrid, kinds_of
-from sim.convert.settings import Settings, without_none
+from sim.convert.settings import Settings, lacking, without_none
 from sim.core.errors import InputError
 from sim.inputs.hub import config_of
 from sim.inputs.input_source import show
@@ -45,13 +45,12 @@ def model_of(s: Settings) -> dict[str, Any]:
 
 def _sizes(s: Settings) -> dict[str, Any]:
     """Layers, widths, vocabulary and the activation."""
-    gated = s.flag("swiglu") or s.flag("quick-geglu")
     return {
         "layers": s.integer("num-layers"),
         "hidden": s.integer("hidden-size"),
         "heads": s.integer("num-attention-heads"),
         "kv_heads": s.integer("num-query-groups", 1) if s.flag("group-query-attention") else None,
-        "ffn": s.integer("ffn-hidden-size", _default_ffn(s, gated)),
+        "ffn": s.integer("ffn-hidden-size", _default_ffn(s)),
         "vocab": _vocab(s),
         "mlp": _activation(s),
         "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
@@ -199,10 +198,10 @@ def _no_rope_every(s: Settings, layers: int) -> int | None:
     return step if step <= layers else None
 
 
-def _default_ffn(s: Settings, gated: bool) -> int:
-    """Four times the hidden size; of a gated MLP two thirds of that, up to a multiple of 64 (`validate_args`)."""
+def _default_ffn(s: Settings) -> int:
+    """Four times the hidden size; with SwiGLU two thirds of that, down to a multiple of 64 (`validate_args`)."""
     hidden = s.integer("hidden-size")
-    return int((4 * hidden * 2 / 3) / 64) * 64 if gated else 4 * hidden
+    return int((4 * hidden * 2 / 3) / 64) * 64 if s.flag("swiglu") else 4 * hidden
 
 
 def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
@@ -248,7 +247,7 @@ def _layers_with(
         found = None
     if not isinstance(found, list) or len(found) != layers or not {*found} <= {0, 1}:
         allowed = f"a whole number, or a list of 0 and 1 for {layers} layers, such as [0]*1+[1]*{layers - 1}"
-        raise InputError(f"{s.file}: --{name}: found {show(given)}; must be {allowed}")
+        raise InputError(f"{s.file}: --{name}: found {show(given)}{lacking(s.file, given) or f'; must be {allowed}'}")
     return found
 
 

@@ -30,6 +30,8 @@ RENAMED = {
     "moe-train-capacity-factor": "moe-expert-capacity-factor",
     "moe-capacity-factor": "moe-expert-capacity-factor",
 }
+# Deprecated switches of CUDA graphs, as values of --cuda-graph-impl (training/arguments.py, `validate_args`).
+GRAPHS = {"enable-cuda-graph": "local", "external-cuda-graph": "transformer_engine"}
 FULL = ("checkpoint-activations", "activations-checkpoint-method")  # recompute whole layers
 # Arguments that releases since 2024 no longer have.
 FORMER = ("data-impl", "DDP-impl", "deepspeed", *FULL, "batch-size", "model-parallel-size", "moe-num-experts")
@@ -48,6 +50,9 @@ def as_of_today(flags: dict[str, Any], notes: list[str]) -> tuple[dict[str, Any]
     for old, new in RENAMED.items():
         if old in found and new not in flags:
             found[new], written[new] = found.pop(old), f"--{old}"
+    for old, implementation in GRAPHS.items():
+        if found.pop(old, False):
+            found["cuda-graph-impl"], written["cuda-graph-impl"] = implementation, f"--{old}"
     if "num-key-value-heads" in flags:
         found["group-query-attention"] = True
     if any(name in found for name in FULL) or "--activations-checkpoint-method" in written.values():

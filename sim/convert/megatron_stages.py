@@ -10,6 +10,12 @@ from sim.core.errors import InputError
 from sim.core.units import counted
 from sim.inputs.input_source import show
 
+BLOCKING = "no-overlap-p2p-communication"
+WITH_OVERLAP = (
+    "interleaved stages are simulated with messages beside computations; without this overlap Megatron-LM's ranks wait "
+    "for each (core/pipeline_parallel/schedules.py), so its step is longer"
+)
+
 
 def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
     """Schedule, stages and their layers; nothing for one stage."""
@@ -19,11 +25,12 @@ def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
     out: dict[str, Any] = {} if layers is None else {"layers_per_stage": layers}
     out |= {} if mtp_stage is None else {"mtp_stage": mtp_stage}
     if stages > pp:
-        blocking = s.flag("no-overlap-p2p-communication")
-        out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocking}
+        if s.flag(BLOCKING):
+            s.notes.append(f"{s.written_as(BLOCKING)}: {WITH_OVERLAP}")
+        out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": True}
         out["micro_batch_group"] = s.whole("microbatch-group-size-per-virtual-pipeline-stage")
         return out
-    s.take("no-overlap-p2p-communication")  # 1F1B has nothing to overlap (core/pipeline_parallel/schedules.py)
+    s.take(BLOCKING)  # 1F1B has nothing to overlap (core/pipeline_parallel/schedules.py)
     return {**out, **_zero_bubble(s, pp)}
 
 

@@ -22,6 +22,9 @@ from sim.core.errors import InputError
 NAME = re.compile(r"[A-Za-z_]\w*")
 ARGUMENT = re.compile(r"\$(?:(\d)|\{(\d+)(?::?[-=?+][^{}]*)?\})")
 SHIFTS = re.compile(r"(?m)(?:^|[;\s])(?:shift|getopts)(?=[\s;]|$)")
+# `: "${TP:=8}"`, which gives a variable its default.
+DEFAULTS = re.compile(r"(?m)^([ \t]*):[ \t]+(.*\$\{\w+:?=.*)$")
+DEFAULT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")
 MOST_KEYS = 4  # that a message names
 MOST_TESTS = 50  # that are tried
 
@@ -58,7 +61,7 @@ def read_script(file: Path, text: str, given: Given, convert: Callable[[str], Co
     Raises:
         InputError: for a test that decides about the scenario and that the file leaves open, and as `convert` does.
     """
-    text = _with_given(file, text, given)
+    text = _with_given(file, DEFAULTS.sub(_assigned, text), given)
     choices: dict[int, int] = {}
     for _ in range(MOST_TESTS):
         _, tests = taken_branches(text, given.variables, choices)
@@ -82,6 +85,11 @@ def _with_given(file: Path, text: str, given: Given) -> str:
         raise InputError(f"{file}: --var: the file has no variable {unknown[0]}")
     assigned = "".join(f"\n{name}={shlex.quote(value)}" for name, value in given.variables.items())
     return with_values(text, given.variables, set()) + assigned
+
+
+def _assigned(found: re.Match[str]) -> str:
+    """The assignments that a line of such defaults stands for."""
+    return found[1] + "; ".join(f'{name}="${{{name}:-{value}}}"' for name, value in DEFAULT.findall(found[2]))
 
 
 def _argument(found: re.Match[str], arguments: tuple[str, ...]) -> str:

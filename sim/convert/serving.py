@@ -47,10 +47,11 @@ class _Server(Struct, frozen=True):
 
 class _Benchmark(_Server, frozen=True, kw_only=True):
     """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
-    middle. `note`: for the reader of the scenario."""
+    middle; `ratio`: where it begins, if no flag says it. `note`: for the reader of the scenario."""
 
     defaults: dict[str, int]
     range_ends_at_length: bool = False
+    ratio: float = 0.0
     note: str = ""
 
 
@@ -207,7 +208,8 @@ def _commands(words: list[str], known: Mapping[str, T]) -> Iterator[tuple[str, l
     for i, word in enumerate(words):
         for n in (3, 2, 1):
             name = word.rpartition("/")[2].partition(":")[0]  # without a folder, and without a container's tag
-            head = " ".join([name, *words[i + 1 : i + n]])
+            in_folder = "/".join(word.split("/")[-2:])  # a fork's script may be told by its folder
+            head = in_folder if n == 1 and in_folder in starts else " ".join([name, *words[i + 1 : i + n]])
             if head in starts:
                 rest = words[i + n :]
                 ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|")]
@@ -373,7 +375,7 @@ def _speculative(s: Settings) -> dict[str, Any] | None:
 
 def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:
     count, prompt, output = (b.integer(name, benchmark.defaults[name]) for name in ("count", "prompt", "output"))
-    ratio, rate = b.number("ratio") or 0.0, b.number("rate")
+    ratio, rate = b.number("ratio", benchmark.ratio) or 0.0, b.number("rate")
     if benchmark.range_ends_at_length:  # from ratio·length to length
         prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
         ratio = round((1 - ratio) / (1 + ratio), 4)

@@ -59,7 +59,7 @@ class Converted(Struct, frozen=True):
 class Settings(Struct, dict=True):
     """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it
     writes one where that differs; `text`: the file's, to tell a name's line. `notes`, `missing`: as `Converted` has
-    them."""
+    them. `unknown`: names whose word has nothing that is ours."""
 
     file: Path
     values: Mapping[str, Any]
@@ -70,6 +70,7 @@ class Settings(Struct, dict=True):
     sections: list[Settings] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     text: str = ""
+    unknown: set[str] = field(default_factory=set)
 
     def section(self, name: str) -> Settings:
         """The settings of a mapping that is among them, whose notes are these; none where it is something else."""
@@ -117,8 +118,7 @@ class Settings(Struct, dict=True):
     def choice(self, name: str, ours: Mapping[str, T], default: str) -> T | None:
         """What is ours for the word that is given. One that has nothing is not taken, and so reported."""
         word = str(self.values.get(name, default)).strip("\"' ")
-        if word in ours:
-            self.taken.add(name)
+        (self.taken if word in ours else self.unknown).add(name)
         return ours.get(word)
 
     def number(self, name: str, default: float | None = None) -> float | None:

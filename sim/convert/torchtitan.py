@@ -7,15 +7,13 @@ the class that they are given to.
 
 from __future__ import annotations
 
-import ast
-import re
 import tomllib
-from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
 from sim.convert.torchtitan_older import as_of_2025
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
@@ -25,16 +23,11 @@ from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_P
 from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
-CONVERTERS = {  # of a model's matmuls, classes of Python configs
-    "Float8LinearConverter": "float8",
-    "MXFP8LinearConverter": "mx",
-    "NVFP4LinearConverter": "nvfp4",
-}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
-FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
-# Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
-OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
-TABLES = OWN | {"float8", "mx", "experimental"}
+CHUNKS = (
+    "loss: training.cross_entropy chunked has chunks as Liger chooses them; torchtitan's are num_chunks of a "
+    "sequence (8 by default)"
+)
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -43,13 +36,18 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     Raises:
         InputError: for text that is neither, several functions and none named, or an unknown model.
     """
-    tables = _python(file, text, function) if file.suffix == ".py" else _toml(file, text)
+    tables = of_python(file, text, function) if file.suffix == ".py" else _toml(file, text)
     values = {f"{table}.{key}": v for table, keys in tables.items() if table in TABLES for key, v in keys.items()}
     if file.suffix == ".py":
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
     else:
         values = as_of_2025(values)
     s = Settings(file, values)
+    s.notes += [
+        f"{key} = {show(value)}: is no plain value, so the default is taken; --set says another"
+        for key, value in tables.get(UNREAD, {}).items()
+    ]
+    s.taken |= {"model.name", "model.flavor"}
     model = machine.model or _model(s)
     layout = _layout(s, machine, str(model))
     training = _training(s, layout)
@@ -79,99 +77,6 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
     linear = tables.pop("quantize", {}).get("linear", {})
     given = linear.items() if isinstance(linear, dict) else ()
     return tables | {name: table for name, table in given if isinstance(table, dict)}
-
-
-def _python(file: Path, text: str, function: str | None) -> dict[str, dict[str, Any]]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"{file}: not Python: {error}") from None
-    root = _config(file, tree, function)
-    tables: dict[str, dict[str, Any]] = defaultdict(dict)
-    for name, call in _config_calls(root):
-        for keyword in call.keywords:
-            value = _plain(keyword.value)
-            if keyword.arg is not None and value is not None:
-                tables[name][keyword.arg] = value
-    for call in (n for n in ast.walk(root) if isinstance(n, ast.Call)):  # model_registry("8B") of models/llama3
-        _policy(file, call, tables)
-        _converter(call, tables)
-        if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
-            tables["model"].setdefault("flavor", str(call.args[0].value))
-            tables["model"].setdefault("name", _package(tree) or file.parent.name)
-    if not tables:
-        raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig")
-    return tables
-
-
-def _config(file: Path, tree: ast.Module, function: str | None) -> ast.AST:
-    """The function that makes the config; the whole file where none does."""
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and _config_calls(node)}
-    if function is None and len(functions) > 1:
-        raise InputError(f"{file}: has several configs: give --config with one of {', '.join(functions)}")
-    if function is not None and function not in functions:
-        raise InputError(f"{file}: --config: found '{function}'; there are {', '.join(functions) or 'none'}")
-    return functions[function] if function else next(iter(functions.values()), tree)
-
-
-def _policy(file: Path, call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
-    """Take over what `activation_checkpoint=` is given: a policy's `Config()`, or None."""
-    for given in (k.value for k in call.keywords if k.arg == "activation_checkpoint"):
-        if isinstance(given, ast.Constant) and given.value is None:
-            tables["activation_checkpoint"]["mode"] = "none"
-        if isinstance(given, ast.Call) and _name(given.func) == "Config":
-            policy = TITAN_POLICIES.get(_owner(given.func))
-            if policy is None:
-                raise InputError(
-                    f"{file}: activation_checkpoint: found {_owner(given.func)}; "
-                    f"can be simulated: {', '.join(TITAN_POLICIES)}"
-                )
-            tables["activation_checkpoint"]["mode"] = policy
-
-
-def _converter(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
-    """Add the model converter that a call configures, and the keys of 8-bit matmuls that it is given."""
-    converter = CONVERTERS.get(_owner(call.func))
-    if converter is None:
-        return
-    tables["model"].setdefault("converters", []).append(converter)
-    given = {k.arg: _plain(k.value) for k in call.keywords if converter == "float8" and k.arg in FLOAT8}
-    tables["float8"] |= {str(k): v for k, v in given.items() if v is not None}
-
-
-def _owner(function: ast.expr) -> str:
-    """Return the name B of `a.B.Config`."""
-    return _name(function.value) if isinstance(function, ast.Attribute) and function.attr == "Config" else ""
-
-
-def _package(tree: ast.Module) -> str:
-    """The model's folder that a registry is imported from; nothing where that is the file's own."""
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "model_registry" for alias in node.names):
-            return (node.module or "").rpartition(".")[2]
-    return ""
-
-
-def _config_calls(root: ast.AST) -> list[tuple[str, ast.Call]]:
-    """Calls of classes such as `ParallelismConfig`, under the name of the table."""
-    found = []
-    for node in ast.walk(root):
-        if isinstance(node, ast.Call) and (match := re.fullmatch(r"(\w+?)Config", _name(node.func))):
-            table = re.sub(r"(?<!^)(?=[A-Z])", "_", match[1]).lower()
-            if table in TABLES:
-                found.append((table, node))
-    return found
-
-
-def _name(function: ast.expr) -> str:
-    return str(getattr(function, "attr", getattr(function, "id", "")))
-
-
-def _plain(node: ast.expr) -> Any:
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
 
 
 def _model(s: Settings) -> str:
@@ -308,10 +213,21 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
         **(reduces if layout["zero"] == 3 else {}),
         "framework": "compiled" if "model" in parts else "eager",
-        **({"cross_entropy": "fused"} if "loss" in parts else {}),  # compiled by itself (components/loss.py)
+        **_cross_entropy(s, "loss" in parts, layout["tp"]),
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
         "recompute": _recompute(s),
     }
+
+
+def _cross_entropy(s: Settings, compiled: bool, tp: int) -> dict[str, str]:
+    """The loss: in chunks, of one kernel where it is compiled by itself, or of separate ones (components/loss.py)."""
+    chunked = s.flag("loss.chunked")
+    if chunked and tp == 1:
+        s.notes.append(CHUNKS)
+        return {"cross_entropy": "chunked"}
+    if chunked:
+        s.notes.append("loss: in chunks, but all logits at once are simulated with tp, so the peak memory is higher")
+    return {"cross_entropy": "fused"} if compiled else {}
 
 
 def _recompute(s: Settings) -> Any:

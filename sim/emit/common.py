@@ -30,10 +30,11 @@ class Reason(NamedTuple):
 
 class Emission(Struct, dict=True):
     """Write a scenario's flags, and collect reasons and notes. `TRAINER`: the trainer's name, used in every reason.
-    `KERNELS`: values of `attention_kernel` that its flags can say."""
+    `KERNELS`, `LOSSES`: values of `attention_kernel` and of `cross_entropy` that its flags can say."""
 
     TRAINER: ClassVar[str]
     KERNELS: ClassVar[Collection[str]] = ()
+    LOSSES: ClassVar[tuple[str, ...]] = ("unfused", "fused")
 
     scenario: Scenario
     training: Training
@@ -82,7 +83,7 @@ class Emission(Struct, dict=True):
         self.has_only("training.lora", (None,), "trains all parameters", "adapters")
         self.has_only("training.optimizer_offload", (False,), "keeps optimizer states on the GPU")
         self.has_only("training.optimizer_post_validation", (False,), "waits for all ranks in its optimizer")
-        self.has_only("training.cross_entropy", ("unfused", "fused"), "has no chunked cross-entropy")
+        self.has_only("training.cross_entropy", self.LOSSES, "has no chunked cross-entropy")
         self.has_only("training.cuda_graphs", ("none",), "launches kernels one by one with the flags written here")
         self.has_only("training.fp8_output_proj", (False,), "multiplies the output projection in 16 bits")
         self.has_only("training.fused_experts", (False,), "runs experts' activation apart with the flags written here")

@@ -315,9 +315,10 @@ class Megatron(Emission):
     def _numbers(self) -> Flags:
         t = self.training
         pair = (t.grad_dtype, t.grad_reduce_dtype)
-        own = "fp16" if t.precision == "fp16" else "bf16"
+        own = {"fp16": "fp16", "fp32": "fp32"}.get(t.precision, "bf16")  # that of the parameters (core/distributed)
         if pair not in (("fp32", "fp32"), (own, own)):
-            self.refuse("training.grad_dtype", f"accumulates and reduces in fp32, or both in {own}", "/".join(pair))
+            either = "" if own == "fp32" else f", or both in {own}"
+            self.refuse("training.grad_dtype", f"accumulates and reduces in fp32{either}", "/".join(pair))
         framework = self.framework("megatron")
         recipe = recipe_of(t) if t.precision != "nvfp4" else None
         if recipe is not None and ("te", recipe.name) not in RECIPES:

@@ -122,11 +122,11 @@ class Titan(Emission):
         """Return the numbers of replicas and of shards; torchtitan's FSDP shards over dp_shard · cp ranks."""
         p = self.scenario.parallelism
         alone = p.dp * p.cp == 1
-        if p.zero in (1, 2) and not alone:
+        if p.zero in (1, 2):  # on one rank, too: without FSDP torchtitan computes under autocast, or in fp32
             self.refuse("parallelism.zero", "shards everything (zero: 3) or nothing (zero: 0)")
         if p.zero == 3 and p.sharded_over[0] == 1:  # `fsdp_enabled` of distributed/parallel_dims.py
             self.refuse("parallelism.zero", "has FSDP with two shards or more only; with one shard write zero: 0")
-        if p.zero == 0:
+        if p.zero < 3:
             if p.tp * p.cp * p.pp > 1 and not alone:
                 self.refuse("parallelism.zero", "replicates models without sharding only where tp, cp and pp are 1")
             if p.tp * p.pp > 1 and self.training.precision != "fp32":  # `maybe_enable_amp`

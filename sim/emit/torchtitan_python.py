@@ -1,6 +1,6 @@
 """Write torchtitan's Python config.
 
-Source: its release 0.3.0 (September 2026): config/configs.py, `Trainer.Config` of trainer.py,
+Source: its release 0.3.0 (September 2026): config/configs.py, `Trainer.Config` of trainer.py, components/loss.py,
 distributed/activation_checkpoint.py, and models/llama3/config_registry.py, whose configs are functions.
 """
 
@@ -35,18 +35,23 @@ class TitanPython(Titan):
 
     SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = True
     HEAD: ClassVar = "lm_head"
+    LOSSES: ClassVar = ("unfused", "fused", "chunked")
 
     def build(self) -> str:
         """Return the module, with the command that runs it in a comment."""
         tables = self._fields()
         flavor, policy = tables.pop("model")["flavor"], POLICIES.get(tables.pop("activation_checkpoint")["mode"], "")
         nodes, each = self.nodes
+        chunked = self.training.cross_entropy == "chunked"
+        if chunked:
+            self.notes.append("cross_entropy chunked is simulated in Liger's chunks; torchtitan's are num_chunks, 8")
         return _template().render(
             nodes=nodes,
             each=each,
             notes=self.notes,
             classes=CLASSES,
             policy=policy,
+            losses=("ChunkedLossWrapper", "CrossEntropyLoss")[not chunked :],
             flavor=flavor,
             tables=tables,
             repr=repr,

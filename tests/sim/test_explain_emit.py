@@ -307,6 +307,11 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
         ("megatron", {"training": {"framework": "compiled"}}, ["training.framework: found compiled"]),
         (
             "megatron",
+            {"training": {"precision": "fp32", "grad_dtype": "bf16", "grad_reduce_dtype": "bf16"}},
+            ["training.grad_dtype: found bf16/bf16; Megatron-LM accumulates and reduces in fp32"],
+        ),
+        (
+            "megatron",
             {"parallelism": {"dp": 3, "tp": 1, "sp": False}, "training": {"global_batch_size": 240}},
             ["ranks: found 12; Megatron-LM is started by torchrun with as many ranks on every node, here 8"],
         ),

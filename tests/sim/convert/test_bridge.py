@@ -180,3 +180,165 @@ def test_wrong_values_are_named_as_the_file_has_them(tmp_path: Path, change: tup
     said = refused(tmp_path, "o.yaml", OVERRIDES.replace(*change), *options)
     assert problem in said
     assert "Traceback" not in said
+
+
+WITH_8B = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-8b")
+DENSE = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
+
+
+@pytest.mark.parametrize(
+    ("peft", "lora"),
+    [
+        ("null", None),
+        ("{_target_: megatron.bridge.peft.lora.LoRA, dim: 16}", {"rank": 16}),
+        ("{target_modules: [linear_proj, linear_qkv]}", {"rank": 32, "targets": ["qkv", "attention_out"]}),
+        ("lora", {"rank": 32}),
+    ],
+)
+def test_lora_of_megatron_bridge(tmp_path: Path, peft: str, lora: dict[str, Any] | None) -> None:
+    data, _ = converted(tmp_path, "o.yaml", f"{DENSE}peft: {peft}\n", *WITH_8B)
+    assert data["training"].get("lora") == lora
+
+
+@pytest.mark.parametrize(
+    ("peft", "problem"),
+    [
+        ("{_target_: megatron.bridge.peft.dora.DoRA}", "peft._target_: found 'DoRA'; can be converted: LoRA"),
+        ("dora", "peft: found 'dora'; can be converted: LoRA"),
+        ("{target_modules: ['*.layers.0.*.linear_qkv']}", "target_modules: found '*.layers.0.*.linear_qkv'; can be"),
+    ],
+)
+def test_other_adapters_are_refused(tmp_path: Path, peft: str, problem: str) -> None:
+    assert problem in refused(tmp_path, "o.yaml", f"{DENSE}peft: {peft}\n", *WITH_8B)
+
+
+def test_lora_of_nemo(tmp_path: Path) -> None:
+    peft = "peft: {peft_scheme: lora, lora_tuning: {adapter_dim: 8, target_modules: [attention_qkv, mlp]}}"
+    text = NEMO.replace("model:\n", f"model:\n  {peft}\n").replace("pipeline_model_parallel_size: 4", "x: 4")
+    data, _ = converted(tmp_path, "n.yaml", text, "--cluster", "dgx-h100", "--set", "model.vocab=128256")
+    assert data["training"]["lora"] == {"rank": 8, "targets": ["qkv", "mlp_up", "mlp_down"]}
+    other = text.replace("peft_scheme: lora", "peft_scheme: ptuning")
+    assert "model.peft.peft_scheme: found 'ptuning'" in refused(tmp_path, "n.yaml", other, "--cluster", "dgx-h100")
+
+
+def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path) -> None:
+    more = "  recompute_granularity: full\n  recompute_method: uniform\n  recompute_num_layers: 4\n"
+    text = DENSE.replace("model:\n", f"model:\n{more}  moe_token_dispatcher_type: allgather\n")
+    _, said = converted(tmp_path, "o.yaml", text, *WITH_8B)
+    assert "not expressed here: model.recompute_num_layers\n" in said
+    _, said = converted(tmp_path, "o.yaml", text.replace("num_layers: 4", "num_layers: 1"), *WITH_8B)
+    assert "not expressed" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "recipe", "noted"),
+    [
+        ("bf16_with_fp8_current_scaling_mixed", "fp8", "tensorwise", ["first_last_layers_bf16", "fp8_param_gather"]),
+        ("nemotron-h-bf16-with-fp8-current-scaling-mixed", "fp8", "tensorwise", ["first_last_layers_bf16"]),
+        ("fp16_with_fp8_subchannel_scaling_mixed", "fp8", "blockwise", []),
+        ("bf16_mixed", "bf16", None, []),
+        ("my_own_mixed", "bf16", None, ["mixed_precision"]),
+    ],
+)
+def test_recipes_of_mixed_precision_by_name(
+    tmp_path: Path, name: str, precision: str, recipe: str | None, noted: list[str]
+) -> None:
+    """src/megatron/bridge/training/mixed_precision.py, of release 0.3.1."""
+    options = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-8b")
+    text = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
+    data, said = converted(tmp_path, "o.yaml", f"{text}mixed_precision: {name}\n", *options)
+    assert of(data, "training", "precision", "fp8_recipe") == [precision, recipe]
+    listed = said.partition("not expressed here: ")[2].partition("\n")[0]
+    assert all(word in listed for word in noted)
+    assert bool(listed) == bool(noted)
+
+
+APEX = """optim:
+    name: distributed_fused_adam
+    overlap_grad_sync: true
+    overlap_param_sync: true
+    bucket_cap_mb: 125
+"""
+OF_NEMO = ("--cluster", "dgx-h100", "--set", "model.vocab=128256")
+
+
+def with_optimizer(text: str) -> str:
+    return NEMO[: NEMO.index("optim:")] + text
+
+
+def test_apexs_optimizer_shards_its_states_as_megatrons_does(tmp_path: Path) -> None:
+    """NVIDIA/apex, contrib/optimizers/distributed_fused_adam.py: buckets of so many MiB, gradients in fp32."""
+    data, said = converted(tmp_path, "n.yaml", with_optimizer(APEX), *OF_NEMO)
+    assert of(data, "parallelism", "zero", "dp_sync", "param_gather_overlap") == [1, "bucketed", True]
+    assert data["parallelism"]["bucket_bytes"] == 125 * 2**20
+    assert data["training"]["grad_dtype"] == "fp32"
+    assert "store_param_remainders" in said
+    low = with_optimizer(APEX.replace("bucket_cap_mb: 125", "grad_sync_dtype: bf16"))
+    data, _ = converted(tmp_path, "n.yaml", low, *OF_NEMO)
+    assert (data["training"]["grad_dtype"], data["parallelism"]["bucket_bytes"]) == ("bf16", 100 * 2**20)
+
+
+def test_the_models_name_is_not_its_optimizers(tmp_path: Path) -> None:
+    text = NEMO.replace("model:\n", "model:\n  name: megatron_gpt_full_te_layer_autocast\n")
+    data, _ = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+    assert data["parallelism"]["zero"] == 1
+
+
+def test_nemos_fsdp(tmp_path: Path) -> None:
+    text = with_optimizer("fsdp: true\n  fsdp_grad_reduce_dtype: bf16\n  optim: {name: fused_adam}\n")
+    text = text.replace("  pipeline_model_parallel_size: 4\n  virtual_pipeline_model_parallel_size: 2\n", "")
+    data, _ = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+    assert (data["parallelism"]["zero"], data["parallelism"].get("reshard_after_forward")) == (3, None)
+    assert of(data, "training", "param_dtype", "grad_reduce_dtype") == ["fp32", "bf16"]
+    kept = text.replace("fsdp: true", "fsdp: true\n  fsdp_sharding_strategy: grad")
+    data, _ = converted(tmp_path, "n.yaml", kept, *OF_NEMO)
+    assert data["parallelism"]["reshard_after_forward"] is False
+
+
+@pytest.mark.parametrize(
+    ("more", "section", "key", "value"),
+    [
+        ("transformer_engine: false", "training", "attention", "unfused"),
+        ("transformer_engine: true", "training", "attention", "fused"),
+        ("rotary_percentage: 0.5", "model", "rope_share", 0.5),
+        ("qkv_bias: true", "model", "qkv_bias", True),
+        ("tokenizer: {library: huggingface, type: Qwen/Qwen3-8B}", "model", "vocab", 151936),
+    ],
+)
+def test_nemos_own_names(tmp_path: Path, more: str, section: str, key: str, value: object) -> None:
+    options = OF_NEMO[:2] if key == "vocab" else OF_NEMO
+    data, _ = converted(tmp_path, "n.yaml", NEMO.replace("model:\n", f"model:\n  {more}\n"), *options)
+    assert data[section][key] == value
+
+
+@pytest.mark.parametrize(
+    ("more", "overlaps"),
+    [("overlap_p2p_comm: true", True), ("overlap_p2p_comm: false", False), ("seed: 1", False)],
+)
+def test_messages_between_interleaved_stages_that_nemo_waits_for_are_named(
+    tmp_path: Path, more: str, overlaps: bool
+) -> None:
+    """core/model_parallel_config.py: off by default."""
+    data, said = converted(tmp_path, "n.yaml", NEMO.replace("model:\n", f"model:\n  {more}\n"), *OF_NEMO)
+    assert data["parallelism"]["p2p_overlap"] is True
+    assert ("overlap_p2p_comm: interleaved stages are simulated with messages beside" in said) is not overlaps
+
+
+def test_sizes_that_nemo_computes_from_others(tmp_path: Path) -> None:
+    text = NEMO.replace("ffn_hidden_size: 14336", "ffn_hidden_size: ${multiply:4, ${.hidden_size}}")
+    text = text.replace("max_position_embeddings: 8192", "max_position_embeddings: ${.encoder_seq_length}")
+    data, _ = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+    assert (data["model"]["ffn"], data["model"]["max_positions"]) == (16384, 8192)
+
+
+def test_what_nemo_asks_for_in_place_of_swiglu(tmp_path: Path) -> None:
+    for activation, mlp in (("fast-geglu", "geglu"), ("squared-relu", "relu2"), ("gelu", "gelu")):
+        data, _ = converted(tmp_path, "n.yaml", NEMO.replace("fast-swiglu", activation), *OF_NEMO)
+        assert data["model"]["mlp"] == mlp
+
+
+def test_nemos_parameters_without_half_precision_copies(tmp_path: Path) -> None:
+    text = with_optimizer(APEX).replace("model:\n", "model:\n  megatron_amp_O2: false\n")
+    data, said = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+    assert data["training"]["param_dtype"] == "fp32"
+    assert "megatron_amp_O2: false" in said

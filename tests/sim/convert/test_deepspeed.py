@@ -94,6 +94,7 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("optim: paged_adamw_8bit", {"optimizer": "adamw", "optimizer_dtype": "int8"}),
         ("optim: adamw_torch_fused", {"optimizer": "adamw", "framework": "transformers"}),
         ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
+        ("activation_offloading: true", {"activation_offload": True}),  # TRL's
         ("activation_checkpointing: true", {"recompute": "full"}),
         ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
         ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
@@ -213,6 +214,32 @@ def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: str, at
     data, said = converted(tmp_path, "sft.yaml", FACTORY + more, "--cluster", "dgx-h100", "--gpus", "8")
     assert (data["training"]["recompute"], data["training"]["attention"]) == (recompute, attention)
     assert data["training"]["cross_entropy"] == "chunked"
+    assert "not expressed" not in said
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_fp32_on_tensor_cores_is_named(tmp_path: Path, dtype: str) -> None:
+    """transformers/training_args.py: `tf32` is of matmuls in fp32."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    text = f"tf32: true\nbf16: {str(dtype == 'bf16').lower()}\noutput_dir: x\n"
+    data, said = converted(tmp_path, "args.yaml", text, *options)
+    assert data["training"]["precision"] == dtype
+    assert ("tf32: matmuls of fp32 are simulated without it" in said) == (dtype == "fp32")
+
+
+@pytest.mark.parametrize("kind", ["freeze", "oft"])
+def test_training_of_some_layers_alone_is_refused(tmp_path: Path, kind: str) -> None:
+    """llamafactory/hparams/finetuning_args.py; `freeze` trains two layers by default."""
+    text = FACTORY.replace("finetuning_type: full", f"finetuning_type: {kind}")
+    said = refused(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert f"finetuning_type: found '{kind}'; can be converted: full training, and LoRA" in said
+
+
+def test_llama_factorys_pure_bf16(tmp_path: Path) -> None:
+    text = FACTORY.replace("bf16: true", "pure_bf16: true")
+    data, said = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    t = data["training"]
+    assert (t["precision"], t["param_dtype"], t["master_weights"]) == ("bf16", "bf16", False)
     assert "not expressed" not in said
 
 

@@ -135,3 +135,59 @@ def test_adapters_of_llava_and_qwen(tmp_path: Path, switch: str) -> None:
     flags = f"--per_device_train_batch_size 16 --bf16 True {switch} True --lora_r 128 --lora_alpha 256"
     data, _ = converted(tmp_path, "train.sh", f"{TRAIN} {flags}", "--cluster", "dgx-h100")
     assert data["training"]["lora"] == {"rank": 128}
+
+
+def launched(tmp_path: Path, launcher: str, more: str = "", config: str = "") -> tuple[dict[str, Any], str]:
+    (tmp_path / "c.yaml").write_text(config)
+    text = f"{launcher} train.py --per_device_train_batch_size 1 {more}\n"
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096")
+    return converted(tmp_path, "train.sh", text, *options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout", "training"),
+    [
+        ("--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu", {"zero": 3}, {"optimizer_offload": "cpu"}),
+        ("--use_fsdp --fsdp_sharding_strategy 2", {"zero": 3, "reshard_after_forward": False}, {}),
+        ("--use_fsdp --fsdp_sharding_strategy NO_SHARD", {"zero": 0}, {}),
+        ("--zero_stage 3 --fsdp_version 2", {"zero": 0}, {}),  # without the switch that goes before
+        ("--mixed_precision bf16 --dynamo_backend inductor", {}, {"precision": "bf16", "framework": "compiled"}),
+        (
+            "--use_fsdp --use_parallelism_config --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 4",
+            {"dp": 4, "tp": 2},
+            {"global_batch_size": 4},
+        ),
+    ],
+)
+def test_accelerates_own_flags(tmp_path: Path, flags: str, layout: dict[str, Any], training: dict[str, Any]) -> None:
+    """accelerate/commands/launch.py."""
+    data, _ = launched(tmp_path, f"accelerate launch --num_processes 8 {flags}")
+    assert {key: data["parallelism"].get(key) for key in layout} == layout
+    assert {key: data["training"].get(key) for key in training} == training
+
+
+def test_more_of_accelerates_config(tmp_path: Path) -> None:
+    config = """distributed_type: FSDP
+num_processes: 16
+mixed_precision: fp8
+fp8_config: {backend: TE}
+dynamo_config: {dynamo_backend: INDUCTOR}
+fsdp_config: {fsdp_version: 2}
+parallelism_config: {parallelism_config_cp_size: 4, parallelism_config_cp_comm_strategy: alltoall}
+"""
+    launcher = "accelerate launch --config_file c.yaml"
+    data, said = launched(tmp_path, launcher, config=config)
+    p, t = data["parallelism"], data["training"]
+    assert (p["dp"], p["cp"], p["cp_method"], t["framework"], t["precision"]) == (4, 4, "ring", "compiled", "bf16")
+    assert "not expressed here: fp8_config, mixed_precision\n" in said
+    (tmp_path / "c.yaml").write_text("distributed_type: MEGATRON_LM\nnum_processes: 8\n")
+    text = f"{launcher} train.py --per_device_train_batch_size 1\n"
+    assert "found MEGATRON_LM; can be converted: FSDP" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize("given", ["""'{"activation_checkpointing": true}'""", "own.json"])
+def test_fsdp_config_of_a_command_line(tmp_path: Path, given: str) -> None:
+    """Its JSON, or a file with it (transformers/training_args.py: _VALID_DICT_FIELDS)."""
+    (tmp_path / "own.json").write_text('{"activation_checkpointing": true}')
+    data, _ = launched(tmp_path, "torchrun --nproc_per_node 8", f"--fsdp full_shard --fsdp_config {given}")
+    assert data["training"]["recompute"] == "full"

@@ -104,6 +104,9 @@ EXPERTS = "--num-experts 64 --expert-model-parallel-size 4"
             "parallelism",
             {"zero": 3, "reshard_after_forward": False},
         ),
+        ("--bf16 --use-torch-fsdp2", "training", {"grad_dtype": "bf16"}),  # it gets no other dtype to reduce in
+        ("--bf16 --use-torch-fsdp2 --accumulate-allreduce-grads-in-fp32", "training", {"grad_dtype": "bf16"}),
+        ("--num-experts 0", "model", {"hidden": 4096}),
     ],
 )
 def test_what_megatron_s_flags_and_those_left_out_say(
@@ -115,6 +118,26 @@ def test_what_megatron_s_flags_and_those_left_out_say(
         text = text.replace(f"    {line}\n", "")
     found = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0][section]
     assert {key: found[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("more", ["", " --no-overlap-p2p-communication"])
+def test_blocking_messages_of_interleaved_stages_are_named(tmp_path: Path, more: str) -> None:
+    """The simulation has them beside computations, else its ranks wait in a circle; the scenario has to run."""
+    text = MEGATRON.replace("PP=2", "PP=4")
+    text = text.replace("--sequence-parallel", f"--sequence-parallel --num-virtual-stages-per-pipeline-rank 2{more}")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"]["p2p_overlap"] is True
+    assert ("--no-overlap-p2p-communication: interleaved stages are simulated with" in said) == bool(more)
+
+
+@pytest.mark.parametrize("overlap", ["", "--overlap-grad-reduce"])
+def test_torch_s_fsdp2_overlaps_its_reductions_by_itself(tmp_path: Path, overlap: str) -> None:
+    """Megatron-LM hands it no such flag (training/training.py: `TorchFullyShardedDataParallelConfig`)."""
+    text = MEGATRON.replace("--use-distributed-optimizer", "--use-torch-fsdp2").replace("PP=2", "PP=1")
+    text = text.replace("--overlap-grad-reduce", overlap)
+    found = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["parallelism"]
+    assert {"dp_sync", "bucket_bytes"} & found.keys() == set()
+    assert found["zero"] == 3
 
 
 @pytest.mark.parametrize(

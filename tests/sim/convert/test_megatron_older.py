@@ -11,6 +11,7 @@ from sim.inputs.model_input import load_model
 from sim.inputs.scenario import parse_scenario
 from sim.models.parameters import count_parameters
 from tests.sim.convert.converting import converted, refused
+from tests.sim.convert.launch_files import MEGATRON
 
 SIZES = """deepspeed --num_nodes 2 --num_gpus 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 \\
     --num-attention-heads 16 --seq-length 2048 --max-position-embeddings 2048 --vocab-size 50257 \\
@@ -141,3 +142,25 @@ def test_two_models_of_one_script_are_not_mixed(tmp_path: Path) -> None:
         tmp_path, "train.sh", arrays.replace("--num-layers 24 --hidden-size 2048 \\", "${LARGE[@]} \\"), *HERE
     )
     assert "commands have --num-layers (24, 40" in said
+
+
+def test_several_values_of_a_flag_in_a_file_of_its_tests(tmp_path: Path) -> None:
+    """tests/functional_tests/shell_test_utils/_run_training.sh: a text in brackets is several values."""
+    sizes = (
+        "--num-layers: 2\n  --hidden-size: 256\n  --num-attention-heads: 4\n  --seq-length: 512\n  --vocab-size: 1000"
+    )
+    sizes += "\n  --micro-batch-size: 1\n  --num-experts: 4\n  --moe-ffn-hidden-size: 128\n  --moe-grouped-gemm: true"
+    more = "--recompute-granularity: selective\n  --recompute-modules: '[moe_act layernorm]'"
+    text = f"MODEL_ARGS:\n  {sizes}\n  {more}\n  --moe-layer-freq: ([0]*1+[1]*1)\n"
+    data, _ = converted(tmp_path, "model_config.yaml", text, "--cluster", "dgx-h100", "--gpus", "4")
+    assert data["training"]["recompute"]["modules"] == ["moe_act", "layernorm"]
+    assert data["model"]["moe"]["dense_layers"] == 1
+
+
+@pytest.mark.parametrize("switch", ["--enable-cuda-graph", "--external-cuda-graph"])
+def test_former_switches_of_cuda_graphs(tmp_path: Path, switch: str) -> None:
+    """training/arguments.py, `validate_args`: --cuda-graph-impl local, and transformer_engine."""
+    text = MEGATRON.replace("--cuda-graph-scope full", switch)
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["training"]["cuda_graphs"] == "layers"
+    assert "not expressed" not in said

@@ -86,6 +86,23 @@ def test_layouts_that_come_back_take_the_same_time_and_memory(
     assert simulated(after) == pytest.approx(simulated(as_told(before, after, text)), rel=1e-12)
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+def test_a_loss_in_chunks_comes_back_from_torchtitan_s_python_config(tmp_path: Path, pp: int) -> None:
+    """ChunkedLossWrapper of release 0.3.0; its TOML of 2025 has none."""
+    training = {"seq_len": 4096, "global_batch_size": 64, "param_dtype": "fp32", "cross_entropy": "chunked"}
+    layout = {"dp": 8, "zero": 3, "pp": pp, "accumulate_unsharded": pp > 1}
+    before = parse_scenario(
+        {"model": "llama3.1-8b", "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+    )
+    text = emit(before, "torchtitan-python")
+    assert "num_chunks" in text
+    after = came_back(tmp_path, before, "torchtitan-python", text)
+    assert after.for_training.cross_entropy == "chunked"
+    assert simulated(after) == pytest.approx(simulated(before), rel=1e-12)
+    with pytest.raises(InputError, match="torchtitan has no chunked cross-entropy"):
+        emit(before, "torchtitan")
+
+
 def test_fsdp_of_experts_with_several_stages_is_refused() -> None:
     """Experts that tp does not cut have replicas at dp 1, too."""
     layout = {"tp": 4, "sp": True, "pp": 2, "zero": 2}
@@ -121,6 +138,8 @@ def test_what_no_flag_of_megatron_says_is_refused(layout: dict[str, Any], said: 
         ),
         ({"pp": 4}, "found 0; torchtitan computes in fp32 with tp or pp above 1"),
         ({"tp": 8, "sp": True}, "found 0; torchtitan computes in fp32 with tp or pp above 1"),
+        ({"tp": 8, "sp": True, "zero": 1}, r"found 1; torchtitan shards everything \(zero: 3\) or nothing"),
+        ({"zero": 2}, r"found 2; torchtitan shards everything \(zero: 3\) or nothing"),
     ],
 )
 def test_what_torchtitan_s_fsdp_does_not_do_is_refused(trainer: str, layout: dict[str, Any], said: str) -> None:

@@ -122,3 +122,39 @@ def test_fused_experts(tmp_path: Path, flags: str, fused: bool | None) -> None:
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "gb200-nvl72")
     assert data["training"].get("fused_experts") is fused
     assert ("--moe-mlp-glu-interleave-size, --use-transformer-engine-op-fuser" in said) is (fused is None)
+
+
+@pytest.mark.parametrize("given", ["TP=2", "readonly TP=2", "declare -r TP=2", "typeset -i TP=2", ': "${TP:=2}"'])
+def test_ways_to_give_a_variable_its_value(tmp_path: Path, given: str) -> None:
+    data, _ = converted(tmp_path, "train.sh", MEGATRON.replace("TP=4", given), "--cluster", "dgx-h100")
+    assert data["parallelism"]["tp"] == 2
+
+
+def test_a_default_gives_way_to_a_value(tmp_path: Path) -> None:
+    text = MEGATRON.replace("TP=4", 'TP=8\n: "${TP:=2}" "${OTHER:=1}"')
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"]["tp"] == 8
+    text = MEGATRON.replace("TP=4", ': "${TP:=2}"')
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--var", "TP=1")
+    assert data["parallelism"]["tp"] == 1
+
+
+@pytest.mark.parametrize("options", ["-N 2 --ntasks-per-node=8", "-N2 -n16", "-n 16"])
+def test_sruns_flags_of_one_letter(tmp_path: Path, options: str) -> None:
+    text = MEGATRON.replace("torchrun ${DISTRIBUTED_ARGS[@]}", f"srun -N 1 -n 1 nvidia-smi\nsrun {options} python")
+    text = text.replace("    --nproc_per_node $GPUS_PER_NODE\n    --nnodes $NNODES\n", "")
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert (data["parallelism"]["tp"], data["parallelism"]["dp"]) == (4, 2)
+
+
+def test_the_end_of_a_launchers_flags_is_no_flag(tmp_path: Path) -> None:
+    launched = "ray job submit --no-wait -- python3 train.py --nproc_per_node 8 --nnodes 4"
+    text = MEGATRON.replace("torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py", launched)
+    _, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "not expressed here: --cuda-graph-scope, --no-wait\n" in said
+
+
+def test_a_list_that_a_variable_leaves_open_names_it(tmp_path: Path) -> None:
+    flags = '--sequence-parallel --num-experts 8 --moe-layer-freq "$FREQ"'
+    said = refused(tmp_path, "train.sh", MEGATRON.replace("--sequence-parallel", flags), "--cluster", "dgx-h100")
+    assert "--moe-layer-freq: found '$FREQ', in which a variable has no value: --var FREQ=VALUE gives one" in said

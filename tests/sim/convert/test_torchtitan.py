@@ -123,6 +123,104 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
     )
 
 
+def test_values_that_a_python_config_sets_later_or_computes(tmp_path: Path) -> None:
+    text = """
+from torchtitan.models.llama3 import model_registry
+
+def train(shards=2):
+    config = Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=1, seq_len=2048, dataset=None),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=shards, module_fqns_per_model_part=None),
+    )
+    config.training.seq_len = 8192
+    return config
+"""
+    data, said = converted(tmp_path, "c.py", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert (data["training"]["seq_len"], data["parallelism"]["dp"]) == (8192, 8)
+    assert "parallelism.data_parallel_shard_degree = 'shards': is no plain value, so the default is taken" in said
+    assert "module_fqns" not in said
+
+
+DERIVED = """
+from torchtitan.models.llama3 import model_registry
+
+def llama3_8b():
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()),
+        training=TrainingConfig(local_batch_size=1, seq_len=8192),
+        compile=CompileConfig(enable=True, components=["loss"]),
+        activation_checkpoint=SelectiveAC.Config(),
+    )
+
+def mxfp8():
+    config = llama3_8b()
+    config.compile = CompileConfig(enable=True)
+    config.loss = CrossEntropyLoss.Config()
+    config.model_spec = model_registry("70B", converters=[MXFP8LinearConverter.Config(model_compile_enabled=True)])
+    config.activation_checkpoint = FullAC.Config()
+    return config
+
+def longer():
+    config = mxfp8()
+    config.training.seq_len = 16384
+    return config
+
+def helper(config):
+    other = loop()
+def loop():
+    config = helper2()
+    return TrainingConfig(local_batch_size=2)
+def helper2():
+    config = loop()
+"""
+
+
+def test_a_python_config_that_begins_with_another(tmp_path: Path) -> None:
+    """As most of models/*/config_registry.py of release 0.3.0 do."""
+    machine = ("--cluster", "dgx-b200", "--gpus", "8", "--config")
+    data, _ = converted(tmp_path, "c.py", DERIVED, *machine, "mxfp8")
+    t = data["training"]
+    assert (data["model"], t["seq_len"], t["micro_batch_size"], t["precision"]) == ("llama3.1-70b", 8192, 1, "mxfp8")
+    assert (t["framework"], t["cross_entropy"], t["recompute"]) == ("compiled", "fused", "full")
+    data, _ = converted(tmp_path, "c.py", DERIVED, *machine, "longer")
+    assert (data["model"], data["training"]["seq_len"], data["training"]["recompute"]) == (
+        "llama3.1-70b",
+        16384,
+        "full",
+    )
+    data, _ = converted(tmp_path, "c.py", DERIVED, *machine, "loop", "--model", "llama3-8b")
+    assert (data["training"]["seq_len"], data["training"]["micro_batch_size"]) == (2048, 2)
+
+
+def test_a_python_config_whose_loss_is_computed_in_chunks(tmp_path: Path) -> None:
+    """Release 0.3.0, components/loss.py; all of its shipped configs have it."""
+    chunks = "loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()), training="
+    text = TITAN_PYTHON.replace("training=", chunks).replace("tensor_parallel_degree=8, ", "")
+    options = ("--cluster", "dgx-h100", "--config", "llama3_8b")
+    data, said = converted(tmp_path, "c.py", text, *options, "--model", "llama3-8b")
+    assert data["training"]["cross_entropy"] == "chunked"
+    assert "num_chunks" in said
+    with_tp, said = converted(
+        tmp_path, "c.py", TITAN_PYTHON.replace("training=", chunks), *options, "--model", "llama3-8b"
+    )
+    assert "cross_entropy" not in with_tp["training"]
+    assert "all logits at once are simulated with tp" in said
+    plain, _ = converted(
+        tmp_path, "c.py", text.replace("ChunkedLossWrapper", "Other"), *options, "--model", "llama3-8b"
+    )
+    assert "cross_entropy" not in plain["training"]
+
+
+def test_an_optimizer_of_a_python_config_that_is_not_adam_is_named(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--config", "llama3_8b", "--model", "llama3-8b")
+    for made, named in (("default_adamw(lr=3e-4)", False), ("dist_muon(spec, lr=3e-4)", True)):
+        text = TITAN_PYTHON.replace("training=", f"optimizer={made}, training=")
+        _, said = converted(tmp_path, "c.py", text, *options)
+        assert ("not expressed here: optimizer.name" in said) == named
+
+
 @pytest.mark.parametrize(
     ("converters", "sections", "precision"),
     [

@@ -1,0 +1,73 @@
+"""Axolotl's YAML as Transformers' `TrainingArguments` and keys of their kind.
+
+Names and meaning: src/axolotl of axolotl-ai-cloud/axolotl, release 0.19: utils/schemas, utils/config (`resolve_dtype`,
+`normalize_config`), core/builders/base.py, integrations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sim.convert.settings import Settings
+
+MARK = "base_model"  # which all its files have
+NAMES = {
+    MARK: "model_name_or_path",
+    "sequence_len": "cutoff_len",
+    "micro_batch_size": "per_device_train_batch_size",
+    "sequence_parallel_degree": "context_parallel_size",  # its former name
+}
+# Switches that mean the same as their absence where they are off.
+SWITCHES = ("load_in_8bit", "load_in_4bit", "liger_fused_linear_cross_entropy", "cut_cross_entropy")
+CUT_LOSS = "CutCrossEntropyPlugin"  # which is on unless `cut_cross_entropy: false`
+OF_LORA = "lora_"
+
+
+def plain_names(data: dict[str, Any]) -> dict[str, Any]:
+    """The mapping with what Axolotl names otherwise or leaves unsaid, where it is Axolotl's."""
+    if MARK not in data:
+        return data
+    given = {key: value for key, value in data.items() if value is not None}
+    if CUT_LOSS in str(given.get("plugins")):
+        given = {"cut_cross_entropy": True} | given
+    off = {key for key in SWITCHES if given.get(key) is False}
+    if not given.get("adapter"):
+        off |= {key for key in given if key == "adapter" or key.startswith(OF_LORA)}
+    found = {NAMES.get(key, key): value for key, value in given.items() if key not in off}
+    if found.get("bf16") == "auto":  # on where the GPU has it
+        found["bf16"] = True
+    if found.get("fsdp_config") and not found.get("fsdp"):
+        found["fsdp"] = True
+    return found | _loaded(found)
+
+
+def _loaded(found: dict[str, Any]) -> dict[str, str]:
+    """The dtype that all parameters are loaded in where all are trained: that of the matmuls."""
+    if found.get("adapter"):
+        return {}
+    dtype = "bfloat16" if found.get("bf16") else "float16" if found.get("fp16") else ""
+    return {"torch_dtype": dtype} if dtype else {}
+
+
+def degrees(s: Settings) -> dict[str, Any]:
+    """Tensor and context parallelism: `tp`, `cp` and what goes with them; empty where there is neither.
+
+    Each rank has one piece of a sequence (utils/ctx_managers/sequence_parallel.py). Packed ones are attended to as
+    Llama 3 does, keys and values gathered, others in a ring (utils/schemas/validation.py: `validate_ring_attn_func`).
+    """
+    tp, cp = (s.size(f"{what}_parallel_size", 1) for what in ("tensor", "context"))
+    found: dict[str, Any] = {"tp": tp, "sp": False} if tp > 1 else {}
+    if cp == 1:
+        return found
+    if (words := s.take("cp_comm_strategy")) is not None:  # Accelerate's, of torch's context parallelism
+        return found | {"cp": cp, "cp_method": "ring" if words == "alltoall" else "all_gather"}
+    packed = "varlen_llama3" if s.flag("sample_packing") else "batch_ring"
+    method = s.choice("ring_attn_func", {"varlen_llama3": "all_gather", "batch_ring": "ring"}, packed)
+    return found | {"cp": cp, "cp_method": method or "all_gather", "cp_split": "contiguous"}
+
+
+def shards(s: Settings, layout: dict[str, Any], cp: int) -> dict[str, int]:
+    """The ranks that FSDP shards over, where these are not all."""
+    size, replicas = (s.whole(f"dp_{what}_size") or 1 for what in ("shard", "replicate"))
+    return {"shard_size": size * cp} if layout.get("zero") == 3 and replicas > 1 and size > 1 else {}

@@ -1,0 +1,82 @@
+"""Axolotl's YAML: keys of src/axolotl (release 0.19) that Transformers does not have, or that mean something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.convert.converting import converted
+
+TEXT = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
+
+
+def read(tmp_path: Path, more: str) -> tuple[dict[str, Any], str]:
+    return converted(tmp_path, "axolotl.yaml", TEXT + more, "--cluster", "dgx-h100", "--gpus", "8")
+
+
+@pytest.mark.parametrize(
+    ("more", "zero"),
+    [
+        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", 3),  # core/builders/base.py
+        ("fsdp_config:\n", 0),
+        ("", 0),
+    ],
+)
+def test_fsdp_is_on_where_it_has_a_section(tmp_path: Path, more: str, zero: int) -> None:
+    data, _ = read(tmp_path, more)
+    assert data["parallelism"]["zero"] == zero
+
+
+def test_parameters_are_loaded_in_16_bits(tmp_path: Path) -> None:
+    """utils/config (`resolve_dtype`); adapters are PEFT's, and FSDP casts to fp32."""
+    data, _ = read(tmp_path, "")
+    assert (data["training"]["param_dtype"], data["training"]["master_weights"]) == ("bf16", False)
+    data, _ = read(tmp_path, "fsdp_config: {reshard_after_forward: true}\n")
+    assert data["training"]["param_dtype"] == "fp32"
+    data, _ = read(tmp_path, "adapter: lora\nlora_r: 8\n")
+    assert "param_dtype" not in data["training"]
+
+
+def test_tensor_and_context_parallelism_divide_the_gpus_and_the_batch(tmp_path: Path) -> None:
+    """utils/config (`normalize_config`: effective_world_size)."""
+    fsdp = "fsdp_config: {reshard_after_forward: true}\n"
+    data, said = read(tmp_path, f"{fsdp}tensor_parallel_size: 2\ncontext_parallel_size: 2\nsample_packing: true\n")
+    p = data["parallelism"]
+    assert (p["dp"], p["tp"], p["cp"], p["cp_method"], data["training"]["global_batch_size"]) == (
+        *(2, 2, 2, "all_gather"),
+        2,
+    )
+    assert "not expressed" not in said
+    data, _ = read(tmp_path, "sequence_parallel_degree: 4\n")
+    assert (data["parallelism"]["cp"], data["parallelism"]["cp_method"]) == (4, "ring")
+    data, _ = read(tmp_path, f"{fsdp}dp_shard_size: 4\ndp_replicate_size: 2\n")
+    assert (data["parallelism"]["dp"], data["parallelism"]["shard_size"]) == (8, 4)
+
+
+@pytest.mark.parametrize(
+    ("more", "chunked"),
+    [
+        ("plugins: [axolotl.integrations.liger.LigerPlugin]\nliger_fused_linear_cross_entropy: true\n", True),
+        ("plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]\n", True),
+        ("plugins: [a.CutCrossEntropyPlugin]\ncut_cross_entropy: false\n", False),
+        ("plugins: [a.CutCrossEntropyPlugin]\ntensor_parallel_size: 2\n", False),
+        ("liger_fused_linear_cross_entropy: false\n", False),
+    ],
+)
+def test_plugins_whose_loss_never_has_all_logits(tmp_path: Path, more: str, chunked: bool) -> None:
+    data, _ = read(tmp_path, more)
+    assert ("cross_entropy" in data["training"]) == chunked
+
+
+def test_what_is_empty_or_off_is_not_listed(tmp_path: Path) -> None:
+    _, said = read(tmp_path, "wandb_watch:\nadapter:\nlora_r: 32\nload_in_8bit: false\nlora_dropout: 0.05\n")
+    assert "not expressed" not in said
+    _, said = read(tmp_path, "load_in_4bit: true\n")
+    assert "not expressed here: load_in_4bit" in said
+
+
+def test_parameters_on_the_host_are_named(tmp_path: Path) -> None:
+    _, said = read(tmp_path, "fsdp_config: {offload_params: true}\n")
+    assert "fsdp: offload is not simulated" in said
