@@ -28,14 +28,12 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
     if (own := promoted(d, mlp)) is not None:
         return Traffic(own.forward_bytes, own.forward_kernels, own.backward_bytes, own.backward_kernels)
     passes = record.fused if fused else record.eager
-    # backward writes the output again, for the weight gradient
-    again = int(d.framework.rebuilds_pointwise and passes.forward_kernels == 1)
     apart = _clamps_apart(d, record)
     if apart:
         passes = Passes(*(own + more for own, more in zip(passes, CLAMPS, strict=True)))
     # gate and up cut out of one matmul's result: their gradients are joined, two reads and two writes (torch.split)
     joined = int(record.gated and d.framework.merges_projections and not fused)
-    backward, kernels = passes.backward + again + 4 * joined, passes.backward_kernels + joined
+    backward, kernels = passes.backward + 4 * joined, passes.backward_kernels + joined
     truths = CLAMP_TRUTH_BYTES if apart else 0.0
     return Traffic(passes.forward * e, passes.forward_kernels, backward * e + truths, kernels)
 
@@ -60,13 +58,12 @@ def activation_saved(d: Dims, mlp: str, elements: float) -> tuple[Saved, ...]:
     record, size = ACTIVATIONS[mlp], elements * d.act_bytes
     if (own := promoted(d, mlp)) is not None:
         return tuple(Saved(name, elements * each, NeededBy.INPUT_GRAD, record.role) for name, each in own.kept)
-    needed = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the output is made of them
     names = record.kept_fused if _fused(d, record) else record.kept
     names += ("clamped gate", "clamped up") if _clamps_apart(d, record) else ()
-    saved = tuple(Saved(name, size, needed, record.role) for name in names)
+    saved = tuple(Saved(name, size, role=record.role) for name in names)
     if _fused(d, record) or not record.truths:
         return saved
-    return (*saved, Saved("comparison", record.truths * elements, needed))
+    return (*saved, Saved("comparison", record.truths * elements))
 
 
 def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Operator:

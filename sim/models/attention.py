@@ -244,12 +244,11 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
     dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input, and kept beside
     it where the projection keeps 8 bits of it (the kernel's backward reads the 16), and where it is `exchanged` between
     the two: what the projection keeps is then what came from other ranks. Copies of keys and values for each query head
-    are kept, unless the backward makes them again.
+    are kept.
     """
-    kv_heads = own.kv_heads // own.repeats if d.framework.rebuilds_pointwise else own.kv_heads
     multiplied = d.act_bytes if d.fused_attention else scored_bytes(d)
     q = d.batch * own.heads * own.q_len * own.head_dim * multiplied
-    kv = d.batch * kv_heads * own.kv_len
+    kv = d.batch * own.kv_heads * own.kv_len
     saved = [
         Saved("query", q, role=TensorRole.INPUT),
         Saved("key", kv * own.head_dim * multiplied, role=TensorRole.INPUT, keys=True),

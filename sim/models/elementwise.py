@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import EAGER_NORM, Compute, NeededBy, Phase, Program, Saved, TensorRole
+from sim.core.program import EAGER_NORM, Compute, Phase, Program, Saved, TensorRole
 from sim.models.casts import More, branch_gradient_casts, mixed, wider_rope
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
@@ -136,8 +136,7 @@ def norm(
     # Kernels that a compiler generates stream as fast with a reduction in them as without (docs/programs_checked.md).
     speed = "elementwise" if d.framework.fuses_chains else "norm"
     t = norm_traffic(d, kind, after_sum, vectors > 0)
-    again = NeededBy.BOTH if d.framework.rebuilds_pointwise else NeededBy.INPUT_GRAD  # the next input is made of it
-    kept = Saved(f"{name} input", elements * d.act_bytes, again, TensorRole.INPUT)
+    kept = Saved(f"{name} input", elements * d.act_bytes, role=TensorRole.INPUT)
     saved: tuple[Saved, ...] = (kept,) if keeps_input else ()
     if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):
         shares = not keeps_input and d.act_bytes == FP32_BYTES  # no cast makes a copy of what the other norm keeps

@@ -206,9 +206,6 @@ class Framework(Struct, frozen=True):
     """scaling and sum of a LoRA adapter are one kernel [peft has two]"""
     fuses_chains: bool = False
     """a chain of operators without a matmul is one kernel [torch._inductor]"""
-    rebuilds_pointwise: bool = False
-    """outputs of norms and activations are not saved; the backward computes them again
-    [torch._functorch.partitioners]"""
     norm_backward_accesses: int = 5
     """memory accesses per element in a norm's backward; 3: one pass makes both gradients [TE common/normalization]"""
     norm_backward_kernels: int = 2

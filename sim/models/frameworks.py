@@ -224,7 +224,6 @@ _RECORDS = (
         fuses_adapter_sum=True,
         fuses_latent_rope=True,
         fuses_chains=True,
-        rebuilds_pointwise=True,
         # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
         # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
         # inductor's `reorder_for_compute_comm_overlap` is off).

@@ -35,9 +35,9 @@ def stream_norms(d: Dims, name: str, keeps_input: bool = True) -> Operator:
 
 def gated_sum(d: Dims, name: str, injects: bool) -> tuple[Operator, ...]:
     """The branch `name`'s input, a mean of gated streams, and where it `injects` the streams' shares of its result."""
-    s, keep = d.streams, not d.framework.rebuilds_pointwise
-    down = Linear(f"{name}_gates_down", d.rows, s.width, (s.rank,), save_input=keep)
-    up = Linear(f"{name}_gates_up", d.rows, s.rank, (s.width,), save_input=keep)
+    s = d.streams
+    down = Linear(f"{name}_gates_down", d.rows, s.width, (s.rank,))
+    up = Linear(f"{name}_gates_up", d.rows, s.rank, (s.width,))
     share = Linear(f"{name}_shares", d.rows, s.width, (s.number,), save_input=False)
     low, e = d.rows * s.rank, d.act_bytes
     middle = Operator(

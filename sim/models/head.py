@@ -97,7 +97,7 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     name = "output" if aligned else "output_unaligned"
     output = linear(
         plain,
-        Linear(name, d.tokens, d.hidden, (vocab,), "column", m.head_bias, not d.framework.rebuilds_pointwise),
+        Linear(name, d.tokens, d.hidden, (vocab,), "column", m.head_bias),
     )
     kernel = scenario.for_training.cross_entropy
     if kernel == "chunked":

@@ -24,8 +24,8 @@ def repeated(d: Dims, own: Core) -> Core:
 
 
 def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:
-    """The part, with keys and values copied for every query head before it and, where they are not kept so, again
-    backward; and with the sum of their gradients behind it: as many reads and writes.
+    """The part, with keys and values copied for every query head before it, and with the sum of their gradients behind
+    it: as many reads and writes.
 
     Keys that are still in fp32 (`wide_keys`) are copied in it, and their copies are cast, where rope counts the casts
     of the keys themselves; backward likewise.
@@ -33,7 +33,6 @@ def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:
     if core.repeats == 1:
         return part
     apart = not d.framework.fuses_chains
-    again = (_repeat(d, core, "attention_repeat_again", I, False),) if d.framework.rebuilds_pointwise else ()
     return replace(
         part,
         forward=(
@@ -42,7 +41,6 @@ def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:
             *part.forward,
         ),
         backward=(
-            *again,
             *part.backward,
             *_further_casts(d, core, "attention_backward_repeat_cast", I),
             _repeat(d, core, "attention_backward_repeat", I, False),

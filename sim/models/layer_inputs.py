@@ -73,9 +73,8 @@ class LayerInputs(Struct, frozen=True):
 
     def branch(self, m: ModelConfig, d: Dims) -> tuple[Operator, ...]:
         """One layer's branch: gate, product with the layer's inputs, projection, norm, and the sum with the stream."""
-        keep = not d.framework.rebuilds_pointwise
         gate = Linear("layer_input_gate", d.rows, self.hidden, (self.width,))
-        project = Linear("layer_input_projection", d.rows, self.width, (self.hidden,), save_input=keep)
+        project = Linear("layer_input_projection", d.rows, self.width, (self.hidden,))
         return (
             branch_sum(d),
             linear(d, gate),

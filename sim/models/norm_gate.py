@@ -35,9 +35,9 @@ class NormGate(Struct, frozen=True):
 
     def train(self, d: Dims, name: str) -> tuple[Operator, ...]:
         """Both matrices, the activation between them, and the product."""
-        keep, low, e = not d.framework.rebuilds_pointwise, d.rows * self.rank, d.act_bytes
-        down = Linear(f"{name}_gate_down", d.rows, self.hidden, (self.rank,), save_input=keep)
-        up = Linear(f"{name}_gate_up", d.rows, self.rank, (self.hidden,), save_input=keep)
+        low, e = d.rows * self.rank, d.act_bytes
+        down = Linear(f"{name}_gate_down", d.rows, self.hidden, (self.rank,))
+        up = Linear(f"{name}_gate_up", d.rows, self.rank, (self.hidden,))
         middle = Operator(
             f"{name}_gate_silu",
             (memory_op(f"{name}_gate_silu", F, "elementwise", low, 2 * e * low, d.act),),

@@ -235,3 +235,25 @@ def test_the_gradient_of_an_embedding_adds_rows_to_zeros(own_loss: list[Captured
     assert tables
     assert added
     assert all(any(x.shape == (ROWS * WIDTH,) for x in op.inputs) for op in added)
+
+
+def test_what_a_matmul_of_the_backward_reads_is_saved() -> None:
+    """torch._functorch.partitioners, `is_materialized_backwards`: SwiGLU keeps gate, up and product; silu is free."""
+
+    class Swiglu(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up = (torch.nn.Linear(WIDTH, 3 * WIDTH, bias=False) for _ in range(2))
+            self.down = torch.nn.Linear(3 * WIDTH, WIDTH, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+    def make() -> Step:
+        m, x = Swiglu(), torch.zeros(ROWS, WIDTH)
+        return Step(m, lambda: m(x).square().mean(), torch.optim.SGD(m.parameters()), ROWS, 1, compiled=True)
+
+    lives = record(make)[1].lives
+    assert [x.bytes for x in lives if x.kind == "activation" and x.bytes == 4 * ROWS * 3 * WIDTH] == 3 * [
+        4 * ROWS * 3 * WIDTH
+    ]

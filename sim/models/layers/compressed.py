@@ -155,15 +155,14 @@ class CompressedAttention(Struct, frozen=True):
         """Queries, keys, compressed vectors and what the indexer selects, the core, the grouped output projection."""
         query_down, query_up, key_value, _, out = self._projections(d.tp)
         heads, groups = ceil_div(self.heads, d.tp), ceil_div(self.groups, d.tp)
-        keep = not d.framework.rebuilds_pointwise
         masks = d.framework.masks_unselected or not d.fused_attention
         mode = scenario.for_training.indexer
         shared = self.head_dim + ceil_div(self.head_dim * self.vectors(d.full_seq), d.full_seq)
         return (
-            linear(d, query_down.linear(d.rows, keep)),
+            linear(d, query_down.linear(d.rows)),
             latent_norm(d, "query", self.query_rank),
             *self._selection(d, mode == "trained" and not d.framework.masks_unselected),
-            linear(d, query_up.linear(d.tokens, keep)),
+            linear(d, query_up.linear(d.tokens)),
             self._query_norm(d, heads),
             linear(d, key_value.linear(d.rows, False)),  # its input is that of the first matrix
             latent_norm(d, "key", self.head_dim),

@@ -61,12 +61,12 @@ class DenseMlp(Struct, frozen=True):
 
     def projections(self, d: Dims) -> tuple[Operator, ...]:
         """The operators of `train`."""
-        (up, down), keep = self.matrices(d.tp), not d.framework.rebuilds_pointwise
+        up, down = self.matrices(d.tp)
         wide = promoted(d, self.activation) is not None
         return (
-            linear(d, up.linear(d.tokens, keep, self.merged or d.framework.merges_projections)),
+            linear(d, up.linear(d.tokens, merged=self.merged or d.framework.merges_projections)),
             activation(d, self.activation, d.tokens * down.inputs, self.merged),
-            linear(d, replace(down.linear(d.tokens, keep), wide=wide)),
+            linear(d, replace(down.linear(d.tokens), wide=wide)),
         )
 
     @property

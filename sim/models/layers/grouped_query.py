@@ -139,7 +139,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
         if qkv.bias and d.framework.adds_projection_bias_apart:
             turn = (_bias(d, d.tokens * sum(qkv.outputs)), *turn)
-        before = qkv.linear(d.tokens, not d.framework.rebuilds_pointwise, merged)
+        before = qkv.linear(d.tokens, merged=merged)
         return (
             linear(d, before),
             *turn,

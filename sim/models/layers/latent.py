@@ -105,14 +105,14 @@ class LatentAttention(Struct, frozen=True):
     def expanded(self, scenario: Scenario, d: Dims, shard: Shard, own: Core) -> tuple[Operator, ...]:
         """`train` with a core of the shapes `own`: keys and values of every head."""
         *query, kv_down, kv_up, out = self.projections(d.tp)
-        heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
+        heads = ceil_div(self.heads, d.tp)
 
-        def layer(matrix: Matrix, save_input: bool) -> Linear:
+        def layer(matrix: Matrix, save_input: bool = True) -> Linear:
             plain = matrix.split == "plain"  # of what the layer's norm gives
             found = matrix.linear(d.rows if plain else d.tokens, save_input)
             return replace(found, wide=True) if plain else found
 
-        queries = [linear(d, layer(matrix, keep)) for matrix in query]
+        queries = [linear(d, layer(matrix)) for matrix in query]
         if self.query_rank is not None:
             queries[1:1] = self._normed(d, self.query_rank)
         # What reads the first query matrix's input, which that one keeps, or under autocast a copy of its own.
@@ -124,7 +124,7 @@ class LatentAttention(Struct, frozen=True):
             core = keeping(core, "keys without rope", d.tokens * heads * self.plain_width * d.act_bytes)
         core = output_copied(d, core, d.tokens * out.inputs)
         raised = (
-            linear(d, layer(kv_up, keep)),
+            linear(d, layer(kv_up)),
             latent_rope(d, d.tokens * (heads + 1) * self.rope_width),
             self._assembled(d, heads),
         )

@@ -66,8 +66,8 @@ class NgramEmbedding(Struct, frozen=True):
 
     def train(self, d: Dims) -> tuple[Operator, ...]:
         """Look-up, keys and value, norms, gates, convolution and sums."""
-        keep, width = not d.framework.rebuilds_pointwise, self.streams.width
-        key = Linear("ngram_key", d.rows, self.width, (width,), save_input=keep)
+        width = self.streams.width
+        key = Linear("ngram_key", d.rows, self.width, (width,))
         value = Linear("ngram_value", d.rows, self.width, (self.streams.hidden,), save_input=False)
         return (
             self._lookup(d),

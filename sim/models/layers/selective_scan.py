@@ -75,14 +75,14 @@ class SelectiveScan(Struct, frozen=True):
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Input projection, convolution, steps, scan, output projection."""
         first, down, up, last = self.matrices(d.tp)
-        keep, small = not d.framework.rebuilds_pointwise, self.rank + 2 * self.state
+        small = self.rank + 2 * self.state
         norms = (norm(d, "steps_norm", "rmsnorm", d.tokens, small),) if self.inner_norms else ()
         return (
-            linear(d, first.linear(d.tokens, keep)),
+            linear(d, first.linear(d.tokens)),
             self._convolution(d),
             linear(d, down.linear(d.tokens, False)),  # its input is the scan's
             *norms,
-            linear(d, up.linear(d.tokens, keep)),
+            linear(d, up.linear(d.tokens)),
             self._scan(d),
             linear(d, last.linear(d.tokens)),
         )

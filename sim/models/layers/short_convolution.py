@@ -64,7 +64,7 @@ class ShortConvolution(Struct, frozen=True):
         """Projection to B, C and x; B·x; convolution; its result times C; output projection."""
         first, last = self.matrices(d.tp)
         return (
-            linear(d, first.linear(d.tokens, not d.framework.rebuilds_pointwise)),
+            linear(d, first.linear(d.tokens)),
             self._products(d),
             self._convolution(d),
             self._gate(d, "output_gate"),
@@ -89,19 +89,14 @@ class ShortConvolution(Struct, frozen=True):
         return Operator(name, (_over(name, F, n, 3, e, d.act),), (backward,), backward_bytes=3 * n * e)
 
     def _convolution(self, d: Dims) -> Operator:
-        """The convolution: kept are its input, if no compiler makes it again, and its result, which C's gradient is
-        made of."""
+        """The convolution: kept are its input, and its result, which C's gradient is made of."""
         n, e = d.tokens * self.width(d.tp), d.act_bytes
-        made_again = d.framework.rebuilds_pointwise
-        saved = (
-            Saved("convolution's input", 0.0 if made_again else n * e),
-            Saved("convolved", n * e),
-        )
+        saved = (Saved("convolution's input", n * e), Saved("convolved", n * e))
         return Operator(
             "convolution",
             (_over("convolution", F, n, 2, e, d.act),),
             (
-                _over("convolution_backward", I, n, 2 + made_again, e, d.act),
+                _over("convolution_backward", I, n, 2, e, d.act),
                 _over("convolution_wgrad", W, n, 2, e, d.act),
             ),
             saved,

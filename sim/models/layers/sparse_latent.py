@@ -104,8 +104,8 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
     def _absorbed(self, d: Dims, indexer: tuple[Operator, ...], slots: int) -> tuple[Operator, ...]:
         """Operators of the multi-query mode; the latents' rope key is turned, and gathered over tp with the latent."""
         *query, kv_down, _, out = self.projections(d.tp)
-        heads, keep = ceil_div(self.heads, d.tp), not d.framework.rebuilds_pointwise
-        down, up = (linear(d, m.linear(d.rows if m.split == "plain" else d.tokens, keep)) for m in query)
+        heads = ceil_div(self.heads, d.tp)
+        down, up = (linear(d, m.linear(d.rows if m.split == "plain" else d.tokens)) for m in query)
         shared = (latents_shared(d, self.latent_rank + self.rope_width),) if d.tp > 1 else ()
         return (
             down,

@@ -114,7 +114,7 @@ class StateSpace(Struct, frozen=True):
         first, *low, last = self.matrices(d.tp)
         gates = [m.linear(d.rows if m.split == "plain" else d.tokens, i == 1) for i, m in enumerate(low)]
         return (
-            linear(d, first.linear(d.tokens, not d.framework.rebuilds_pointwise)),
+            linear(d, first.linear(d.tokens)),
             *(linear(d, gate) for gate in gates),
             self._mixing(d),
             linear(d, last.linear(d.tokens)),

@@ -42,7 +42,7 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
 def _projections(d: Dims, experts: int, rows: float, inner: int, ffn: int) -> tuple[Operator, Operator]:
     """Both projections, with the activation's kernels between them."""
     up = grouped(d, "experts_up", experts, rows, inner, d.hidden)
-    return up, grouped(d, "experts_down", experts, rows, d.hidden, ffn, keep=not d.framework.rebuilds_pointwise)
+    return up, grouped(d, "experts_down", experts, rows, d.hidden, ffn)
 
 
 def _kept(part: Operator, share: float) -> Operator:

@@ -26,17 +26,15 @@ class _Casts(NamedTuple):
 
     `wide`: autocast is off around it, so that it multiplies fp32 numbers. `narrow`: autocast copies its fp32 input to
     16 bits, kept so, and its gradient back (`sim.models.casts`). `upcast`: it chooses by fp32 logits of a 16-bit input.
-    `ahead`: of `upcast`, the matmul is in fp32, of a copy of its input. `keeps`: this copy is kept, else a compiler's
-    backward makes it anew. Without `ahead`, as in Megatron-Core's `RouterGatingLinearFunction`
-    (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers to an fp32 result and the backward copies its
-    input.
+    `ahead`: of `upcast`, the matmul is in fp32, of a copy of its input, which is kept. Without `ahead`, as in
+    Megatron-Core's `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers
+    to an fp32 result and the backward copies its input.
     """
 
     wide: bool
     narrow: bool
     upcast: bool
     ahead: bool
-    keeps: bool
 
 
 def _casts(d: Dims, moe: MoeConfig) -> _Casts:
@@ -44,7 +42,7 @@ def _casts(d: Dims, moe: MoeConfig) -> _Casts:
     wide = casts_apart(d) and moe.router_fp32 and d.code.router_without_autocast
     upcast = moe.router_fp32 and d.act_bytes < FP32_BYTES and not casts_apart(d)
     ahead = upcast and d.framework.casts_routers
-    return _Casts(wide, casts_apart(d) and not wide, upcast, ahead, ahead and not d.framework.rebuilds_pointwise)
+    return _Casts(wide, casts_apart(d) and not wide, upcast, ahead)
 
 
 def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> Operator:
@@ -66,14 +64,14 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         gemm("router_dgrad", I, m, h, x, backward_dtype),
         *((_copy(d, "router_grad_cast", I, m * h),) if casts.upcast else ()),
         *((cast(d, "router_grad_cast", I, m * h, widens=True),) if casts.narrow else ()),
-        *((_copy(d, "router_recast", W, m * h),) if casts.upcast and not casts.keeps else ()),
+        *((_copy(d, "router_recast", W, m * h),) if casts.upcast and not casts.ahead else ()),
         gemm("router_wgrad", W, x, h, m, backward_dtype, out_bytes=2 * d.grad_bytes * x * h),
         accumulate(d.of_stream, "router_grad_sum", m * h),
     )
     saved = (
         Saved("router input", m * h * (FP32_BYTES if casts.wide else e), NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
         Saved("router probabilities", m * x * FP32_BYTES),
-        *((Saved("router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if casts.keeps else ()),
+        *((Saved("router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if casts.ahead else ()),
     )
     return Operator(
         "router",

@@ -66,7 +66,7 @@ def test_fused_kernels_save_time_and_memory() -> None:
     fused = step(attention="fused", cross_entropy="fused", framework="compiled")
     unfused_attention = step(attention="unfused", cross_entropy="unfused", framework="eager")
     assert 1.08 < fused["tokens_per_s"] / plain["tokens_per_s"] < 1.35
-    assert fused["peak_memory_bytes"] < 0.8 * plain["peak_memory_bytes"]
+    assert fused["peak_memory_bytes"] < 0.9 * plain["peak_memory_bytes"]
     assert unfused_attention["peak_memory_bytes"] > 1.5 * plain["peak_memory_bytes"]
 
 
