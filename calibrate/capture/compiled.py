@@ -19,7 +19,7 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.virtualized import V
 from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.inductor import Access, Call, Kernel, Part, Schedule, View, fake_mode_of, scheduled
 from calibrate.capture.recorder import RecordedOperator, Recorder, describe
@@ -123,13 +123,11 @@ class _Run:
     def run(self) -> list[Any]:
         """Run all steps, and return the graph's results."""
         steps, outputs = self.schedule.steps, self.schedule.outputs
-        freed: list[list[str]] = [[] for _ in steps]
-        used = [set(self._used(step)) for step in steps]
         kept = {name for x in outputs if isinstance(x, View) for name in self._with_bases(x.buffer)}
-        last = {name: i for i, names in enumerate(used) for name in names}
-        for name, i in last.items():
-            if name not in kept:
-                freed[i].append(name)
+        last = {name: i for i, step in enumerate(steps) for name in self._used(step)}
+        freed: list[list[str]] = [[] for _ in steps]
+        for name in last.keys() - kept:
+            freed[last[name]].append(name)
         for name in self.values.keys() - last.keys() - kept:
             del self.values[name]
         for step, names in zip(steps, freed, strict=True):
@@ -140,7 +138,6 @@ class _Run:
 
     def _used(self, step: Kernel | Call | Part) -> Iterator[str]:
         """Yield the buffers that a step reads or writes."""
-        names: list[str] = []
         if isinstance(step, Kernel):
             names = [x.buffer for x in (*step.reads, *step.writes)]
         elif isinstance(step, Part):
@@ -166,9 +163,7 @@ class _Run:
                 found = found[i]
             self.values[step.buffer] = found
         else:
-            args, kwargs = tree_map(
-                lambda x: self._view(x) if isinstance(x, View) else x, (step.args, step.kwargs), is_leaf=_is_view
-            )
+            args, kwargs = tree_map_only(View, self._view, (step.args, step.kwargs))
             self.values[step.buffer] = step.target(*args, **kwargs)
 
     def _record(self, kernel: Kernel) -> None:
@@ -210,9 +205,5 @@ class _Run:
             return x.as_strided(view.size, view.stride, x.storage_offset() + view.offset)
 
 
-def _is_view(x: Any) -> bool:
-    return isinstance(x, View)
-
-
 def _views(call: Call) -> list[View]:
-    return [x for x in tree_leaves((call.args, call.kwargs), is_leaf=_is_view) if isinstance(x, View)]
+    return [x for x in tree_leaves((call.args, call.kwargs)) if isinstance(x, View)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -26,13 +25,12 @@ from torch.utils.data import DataLoader, dataloader
 
 from calibrate.capture.autocast import CudaOperators, user_autocast
 from calibrate.capture.device_queue import Queue, StreamModule
+from calibrate.capture.gpu_facts import CAPABILITY, MEMORY_BYTES, PROPERTIES
 from calibrate.capture.host_copies import HostCopies, host_copies_recorded
 from calibrate.capture.places import Places, named_place
 from calibrate.capture.recorder import parts_of
 
 CPU = torch.device("cpu")
-CAPABILITY = (9, 0)
-MEMORY_BYTES = 80 * 2**30
 OF_DATA = ("tensor", "as_tensor")
 NOTHING = (
     "set_device empty_cache manual_seed manual_seed_all reset_peak_memory_stats init _lazy_init ipc_collect "
@@ -110,9 +108,6 @@ def cuda_device(device: CudaDevice, copies: HostCopies, queue: Queue, local_rank
 
 def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, Any]:
     """Return replacements for functions of `torch.cuda` and `torch.accelerator`, by their names."""
-    facts = SimpleNamespace(
-        name="GPU", total_memory=MEMORY_BYTES, major=CAPABILITY[0], minor=CAPABILITY[1], multi_processor_count=132
-    )
     return {
         **{name: _answering(None) for name in NOTHING.split()},
         **{name: _answering(0) for name in NONE_YET.split()},
@@ -124,9 +119,9 @@ def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, An
         "current_device_idx": lambda: local_rank,
         "device_index": lambda *_: nullcontext(),
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "get_device_name": lambda *_: facts.name,
+        "get_device_name": lambda *_: PROPERTIES.name,
         "get_device_capability": lambda *_: CAPABILITY,
-        "get_device_properties": lambda *_: facts,
+        "get_device_properties": lambda *_: PROPERTIES,
         "is_bf16_supported": lambda *_, **__: True,
         "mem_get_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),
         "get_memory_info": lambda *_: (MEMORY_BYTES, MEMORY_BYTES),

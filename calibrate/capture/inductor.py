@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from math import prod
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -30,21 +30,9 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from calibrate.capture.gpu_facts import CAPABILITY, PROPERTIES
+
 GPU = torch.device("cuda", 0)
-CAPABILITY = (9, 0)
-# An H100, on which torch 2.11 and later choose the same kernels as on an H200.
-DEVICE = SimpleNamespace(
-    name="GPU",
-    major=CAPABILITY[0],
-    minor=CAPABILITY[1],
-    multi_processor_count=132,
-    total_memory=80 * 2**30,
-    regs_per_multiprocessor=65536,
-    max_threads_per_multi_processor=2048,
-    warp_size=32,
-    shared_memory_per_block_optin=227 * 1024,
-    gcnArchName="",
-)
 ATEN = torch.ops.aten
 MATMULS = {
     "extern_kernels.mm": ATEN.mm.default,
@@ -54,7 +42,8 @@ MATMULS = {
 }
 
 
-class View(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class View:
     """Elements of a buffer: a tensor of this size and these strides that begins at `offset`."""
 
     buffer: str
@@ -149,16 +138,16 @@ def _as_a_gpu() -> Iterator[None]:
     facts = DeviceProperties(
         type="cuda",
         index=0,
-        multi_processor_count=DEVICE.multi_processor_count,
-        cc=10 * DEVICE.major + DEVICE.minor,
-        major=DEVICE.major,
-        regs_per_multiprocessor=DEVICE.regs_per_multiprocessor,
-        max_threads_per_multi_processor=DEVICE.max_threads_per_multi_processor,
-        warp_size=DEVICE.warp_size,
+        multi_processor_count=PROPERTIES.multi_processor_count,
+        cc=10 * CAPABILITY[0] + CAPABILITY[1],
+        major=PROPERTIES.major,
+        regs_per_multiprocessor=PROPERTIES.regs_per_multiprocessor,
+        max_threads_per_multi_processor=PROPERTIES.max_threads_per_multi_processor,
+        warp_size=PROPERTIES.warp_size,
     )
     with ExitStack() as stack:
         stack.enter_context(patch.object(scheduler, "has_triton", lambda *_: True))
-        stack.enter_context(patch.object(torch.cuda, "get_device_properties", lambda *_: DEVICE))
+        stack.enter_context(patch.object(torch.cuda, "get_device_properties", lambda *_: PROPERTIES))
         stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: CAPABILITY))
         stack.enter_context(patch.object(DeviceProperties, "create", staticmethod(lambda _: facts)))
         yield

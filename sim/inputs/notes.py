@@ -156,8 +156,8 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
 
 def _format_notes(i: Inference, model: ModelConfig) -> Iterator[str]:
     """Keys of `inference` about layers that the model lacks."""
-    written = i.quantization != model.checkpoint_quantization  # else the engine takes it from the checkpoint
-    if i.quantization == "mxfp4_experts" and written and not model.may_have_experts:
+    chosen = i.quantization != model.checkpoint_quantization  # else the engine takes it from the checkpoint
+    if i.quantization == "mxfp4_experts" and chosen and not model.may_have_experts:
         yield "inference.quantization: mxfp4_experts is of no effect, as the model has no experts"
     if i.decode_attention is not None and model.mla is not None:
         yield "inference.decode_attention: of no effect with latent attention, whose heads read one latent"

@@ -134,7 +134,7 @@ def norm(
     fused = d.framework.fuses_rmsnorm or kind != "rmsnorm"
     kernel = "" if fused else EAGER_NORM
     # Kernels that a compiler generates stream as fast with a reduction in them as without (docs/programs_checked.md).
-    speed = "elementwise" if d.framework.fuses_chains else "norm"
+    priced_as = "elementwise" if d.framework.fuses_chains else "norm"
     t = norm_traffic(d, kind, after_sum, vectors > 0)
     kept = Saved(f"{name} input", elements * d.act_bytes, role=TensorRole.INPUT)
     saved: tuple[Saved, ...] = (kept,) if keeps_input else ()
@@ -145,11 +145,11 @@ def norm(
     return Operator(
         name,
         (
-            memory_op(name, F, speed, elements, forward, d.act, t.forward_kernels, kernel),
+            memory_op(name, F, priced_as, elements, forward, d.act, t.forward_kernels, kernel),
             *_launches(f"{name}_launches", F, t.forward_launches),
         ),
         (
-            memory_op(f"{name}_backward", I, speed, elements, backward, d.act, t.backward_kernels, kernel),
+            memory_op(f"{name}_backward", I, priced_as, elements, backward, d.act, t.backward_kernels, kernel),
             *_launches(f"{name}_backward_launches", I, t.backward_launches),
         ),
         saved,
