@@ -17,7 +17,8 @@ device seconds without matmuls, whose speed depends on the data, and peak memory
 scenarios/measured/gpu_programs, it writes the table into docs/programs_checked.md. `steps` does so for the steps of
 scenarios/measured/gpu_programs_h200, whose rows say what was predicted before they ran. `operators` prints measured and
 predicted seconds of one row's operators, the largest differences first, and what its matmuls reached. `compiled` prints
-the kernels of the rows that a compiler changed: matmuls, attention, optimizer and the others.
+the kernels of the rows that a compiler changed: matmuls, attention, optimizer and the others, and the generated kernels
+as measured and as captured, with the bytes that they move.
 """
 
 from __future__ import annotations
@@ -357,12 +358,35 @@ def compiled(folder: Path) -> list[str]:
         for kernel in seen(folder, row.id, "kernels"):
             kind = next((kind for kind, words in KERNELS.items() if any(w in kernel["name"] for w in words)), "others")
             sums[kind] += kernel["seconds"]
-        joined = max(
-            (k for k in seen(folder, row.id, "kernels") if k["name"].startswith("triton")), key=lambda k: k["seconds"]
-        )
         shown = ", ".join(f"{kind} {sums[kind] * 1e3:.1f} ms" for kind in (*KERNELS, "others") if kind != RANGES)
-        lines.append(f"{row.id}: {shown}; longest: {joined['name'][:60]} {joined['seconds'] * 1e3:.1f} ms")
+        lines += [f"{row.id}: {shown}", *_generated(folder, row)]
     return lines
+
+
+def _generated(folder: Path, row: Any) -> list[str]:
+    """Return a row's generated kernels, the longest first: as measured, and as captured with their bytes."""
+    from sim.inputs.program_file import read_program
+    from sim.models.captured import compute_of
+    from sim.traces.program_prices import ProgramPrices
+    from topology.presets import CLUSTERS
+
+    real = [k for k in seen(folder, row.id, "kernels") if k["name"].startswith("triton")]
+    lines = [
+        f"  measured {k['count']:5.0f} x {k['seconds'] / k['count'] * 1e6:7.1f} us  {k['name'][:90]}" for k in real[:16]
+    ]
+    file = folder / PROGRAMS / f"{row.id}.json.gz"
+    if not file.exists():
+        return lines
+    prices = ProgramPrices(CLUSTERS[row.scenario["cluster"]], row.scenario["calibration"])
+    own: Counter[tuple[str, str, float, float]] = Counter()
+    for op in read_program(file).operators:
+        if op.name.startswith("inductor."):
+            own[op.name, op.phase, compute_of(op).bytes, prices.operator(op)[0]] += 1
+    longest = sorted(own.items(), key=lambda x: -x[0][-1] * x[1])[:16]
+    return lines + [
+        f"  captured {n:5} x {seconds * 1e6:7.1f} us  {moved / 1e6:7.1f} MB  {name}, {phase}"
+        for (name, phase, moved, seconds), n in longest
+    ]
 
 
 def main() -> int:

@@ -221,7 +221,7 @@ KERNELS: dict[str, Kernels] = {
     "aten._thnn_fused_lstm_cell_backward_impl": Kernels(small=1),
     "aten._thnn_fused_gru_cell_backward": Kernels(small=2),
     # Generated kernels stream as fast with a reduction in them as without: 0.82 to 0.93 of the bandwidth in steps on an
-    # H100 and 0.76 to 0.86 on an H200, where torch's layer norm reaches 0.54 (scenarios/measured/gpu_programs*).
+    # H100 and 0.70 to 0.92 on an H200, where torch's layer norm reaches 0.54 (scenarios/measured/gpu_programs*).
     **dict.fromkeys(("inductor.reduction", "inductor.pointwise"), Kernels()),
     **_of(Kernels("softmax"), "_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"),
     # Of programs captured until November 2026: since then its kernels are operators (attention.cpp: _safe_softmax).
