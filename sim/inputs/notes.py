@@ -151,7 +151,7 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
     if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
     if i.preemption == "swap" and i.batching != "static" and engine.never_preempts:
-        yield f"inference.preemption: of no effect with engine {i.engine}, which preempts nobody"
+        yield f"inference.preemption: of no effect with engine {i.engine}, which never preempts a request"
 
 
 def _format_notes(i: Inference, model: ModelConfig) -> Iterator[str]:
@@ -164,8 +164,10 @@ def _format_notes(i: Inference, model: ModelConfig) -> Iterator[str]:
 
 
 def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
-    """Keys that decide who runs when, where all requests start and end together, and have other values than the
-    engine's own; an engine that keeps prefixes by itself keeps none of a model's states."""
+    """Keys of the scheduler that a static batch does not use, if their values differ from the engine's defaults.
+
+    In a static batch all requests start and end together.
+    """
     from sim.serve.engines.file import engine_of  # most scenarios are training steps
 
     p, gpu = sections.parallelism, sections.cluster.gpu

@@ -188,12 +188,13 @@ class Engine:
     )
     fp8_cache: bool = fact(
         False,
-        "beside linear layers in 8 or 4 bits the cache is kept in fp8, beside a checkpoint's own fp8 if that says so",
+        "the cache is in fp8 if linear layers have 8 or 4 bits; with a checkpoint published in fp8, only if the "
+        "checkpoint says so",
     )
     unseen_share: float = fact(
         0.0,
-        "of a model of which some layers have windows, the part of all tokens for which these have room in the cache; "
-        "0: for those alone that a window sees",
+        "if only some layers have windows: the part of a sequence's tokens for which these layers reserve cache; "
+        "0: only the tokens that the window sees",
     )
     two_batches: TwoBatches | None = fact(  # noqa: RUF009  a tuple
         None, "how it overlaps two halves of a batch; None: it cannot"
