@@ -76,9 +76,10 @@ def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...
         return convolution_computes(op, _phase(op))
     if not on_gpu:
         return (compute_of(op),)
-    small = kernels_of(op).small_kernels(op)
-    small_ones = (small_kernels(op.name, _phase(op), small),) if small else ()
-    return (*_copies_before(op), compute_of(op), *small_ones)
+    found = kernels_of(op)
+    small = found.small_kernels(op)
+    ones = (small_kernels(op.name, _phase(op), small, found.sort_passes(op)),) if small else ()
+    return (*_copies_before(op), compute_of(op), *ones)
 
 
 def _copies_before(op: CapturedOperator) -> list[Compute]:

@@ -90,6 +90,11 @@ def embedding_sorts(op: CapturedOperator) -> int:
     return 1 + SORT_STARTS + passes(op.inputs[1]) + 7 if _sorts_indices(op) else 0
 
 
+def embedding_passes(op: CapturedOperator) -> int:
+    """Return the passes of the sort of a table's indices."""
+    return passes(op.inputs[1]) if _sorts_indices(op) else 0
+
+
 def index_sorts(op: CapturedOperator) -> int:
     """Return the small kernels of an accumulation, which autograd's gradient of an index is.
 

@@ -23,6 +23,7 @@ from sim.inputs.program_file import CapturedOperator
 from sim.models.captured_bytes import FOREACH
 from sim.models.captured_layout import NARROW, has_channels_last
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
+from sim.models.top_k import top_k_clocks
 
 ROW_CLOCKS, ROW_BACKWARD_CLOCKS = 260.0, 180.0  # a layer norm's row
 SUMMED_ROW_CLOCKS = 7.2  # that one block adds to the gradients of 32 weights
@@ -113,6 +114,12 @@ def _sum(op: CapturedOperator) -> Clocks:
     return Clocks(out.elements * (SUM_NARROW_CLOCKS if x.dtype in NARROW else SUM_CLOCKS))
 
 
+def _top_k(op: CapturedOperator) -> Clocks:
+    x, chosen = (t.shape[-1] if t.shape else 1 for t in (op.inputs[0], op.outputs[0]))
+    rows = op.inputs[0].elements / max(1, x)
+    return Clocks(top_k_clocks(rows, x, chosen, op.inputs[0].dtype in NARROW))
+
+
 def _each_result(clocks: float) -> Callable[[CapturedOperator], Clocks]:
     return lambda op: Clocks(op.outputs[0].elements * clocks)
 
@@ -140,6 +147,7 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.scatter_add_": _each_input(-1, SCATTER_ADD_CLOCKS),
     "aten.cumsum": _each_result(CUMULATIVE_CLOCKS),
     "aten.roll": _each_result(ROLL_CLOCKS),
+    "aten.topk": _top_k,
     "aten.sum": _sum,
     "aten.mean": _sum,
 }

@@ -17,6 +17,7 @@ from sim.models.captured_indices import (
     MASK_KERNELS,
     SORT_STARTS,
     embedding_gradient_bytes,
+    embedding_passes,
     embedding_sorts,
     index_sorts,
     indexed_bytes,
@@ -41,7 +42,8 @@ class Kernels(NamedTuple):
 
     `kind`: the simulator's. `kernels`: those that share the bytes evenly. `moved`: their bytes, None: by the default
     rule (`moved_bytes`). `small`: further kernels, over indices or statistics, of which only the start takes time.
-    `kernel`: of a profile's own points; where it lacks them, the kind's points serve.
+    `kernel`: of a profile's own points; where it lacks them, the kind's points serve. `passes`: how many of the small
+    kernels are passes of a sort, which take longer.
     """
 
     kind: str = "elementwise"
@@ -49,10 +51,15 @@ class Kernels(NamedTuple):
     moved: Callable[[CapturedOperator], float] | None = None
     small: Callable[[CapturedOperator], int] | int = 0
     kernel: str = ""
+    passes: Callable[[CapturedOperator], int] | None = None
 
     def small_kernels(self, op: CapturedOperator) -> int:
         """Return the number of small kernels of an operator."""
         return self.small if isinstance(self.small, int) else self.small(op)
+
+    def sort_passes(self, op: CapturedOperator) -> int:
+        """Return how many of the small kernels are passes of a sort."""
+        return self.passes(op) if self.passes is not None else 0
 
 
 def _times(reads: float, writes: float) -> Callable[[CapturedOperator], float]:
@@ -119,6 +126,10 @@ def _sorted_bytes(op: CapturedOperator) -> float:
 
 def _sort_kernels(op: CapturedOperator) -> int:
     return 3 if _row(op) <= SMALL_SORT else SORT_STARTS + passes(op.inputs[0])
+
+
+def _sort_passes(op: CapturedOperator) -> int:
+    return 0 if _row(op) <= SMALL_SORT else passes(op.inputs[0])
 
 
 def _row(op: CapturedOperator) -> int:
@@ -195,13 +206,15 @@ KERNELS: dict[str, Kernels] = {
     "aten.count_nonzero": Kernels(kernels=2, moved=lambda op: _times(1, 1)(op) + 2.0 * op.inputs[0].elements),
     "aten.soft_margin_loss": Kernels(kernels=6, moved=_times(6, 1)),
     # Unique.cu: a sort of values with their places, what differs from its neighbour, a sum, results
-    **_of(Kernels(moved=unique_bytes, small=unique_kernels), "_unique2 _unique unique_dim unique_consecutive"),
+    **_of(
+        Kernels(moved=unique_bytes, small=unique_kernels, passes=lambda op: passes(op.inputs[0])),
+        "_unique2 _unique unique_dim unique_consecutive",
+    ),
     **_of(Kernels(kernels=2, moved=_with_differences), "_cdist_backward _pdist_backward"),  # DistanceKernel.cu
     "aten.bincount": Kernels(kernels=3, moved=_times(3, 2), small=1),  # least, largest and counts; zeros before
     "aten.im2col": Kernels(small=_images),
     "aten.topk": Kernels(moved=_times(1, 3), small=1),  # one kernel chooses, another sorts what is chosen
-    "aten.sort": Kernels(moved=_sorted_bytes, small=_sort_kernels),
-    "aten.argsort": Kernels(moved=_sorted_bytes, small=_sort_kernels),
+    **_of(Kernels(moved=_sorted_bytes, small=_sort_kernels, passes=_sort_passes), "sort argsort"),
     # ReduceOps.cpp, logsumexp_out_impl: largest, difference, exponential, sum, and five kernels over its results
     "aten.logsumexp": Kernels(kernels=4, moved=_times(6, 1), small=5),
     **_of(Kernels(kernels=2, moved=_reduced), "mse_loss smooth_l1_loss huber_loss binary_cross_entropy"),
@@ -231,7 +244,7 @@ KERNELS: dict[str, Kernels] = {
         "embedding", moved=indexed_bytes, small=lambda op: MASK_KERNELS * masks_of(op), kernel="index"
     ),
     **_of(
-        Kernels("embedding", 2, embedding_gradient_bytes, embedding_sorts),
+        Kernels("embedding", 2, embedding_gradient_bytes, embedding_sorts, passes=embedding_passes),
         "embedding_dense_backward _embedding_bag_backward _embedding_bag_dense_backward",
     ),
     # EmbeddingBag.cu: each bag reads its rows

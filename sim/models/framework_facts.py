@@ -44,7 +44,7 @@ class RouterKernels(NamedTuple):
 
     By token and expert: accesses of the layer's own dtype, and bytes of fp32 and less. `capacity_kernels`, forward:
     more where experts have a capacity. `group_kernels` and `group_bytes`, forward and backward: more where groups are
-    chosen first."""
+    chosen first. `torch_top_k`: torch's own kernels choose (`sim.models.top_k`)."""
 
     forward_kernels: int
     backward_kernels: int
@@ -55,6 +55,7 @@ class RouterKernels(NamedTuple):
     capacity_kernels: int = 0
     group_kernels: tuple[int, int] = (0, 0)
     group_bytes: tuple[float, float] = (0.0, 0.0)
+    torch_top_k: bool = True
 
 
 TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)

@@ -51,7 +51,7 @@ MEGATRON_ROUTER = RouterKernels(
 )
 # `moe_router_fusion`, Transformer Engine from 2.6 on: choice, scores of the loss, tokens of each expert, the loss and
 # its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
-FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6)
+FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6, torch_top_k=False)
 
 # megatron/core/distributed: distributed_data_parallel.py, `bucket_size`; param_and_grad_buffer.py of Megatron-FSDP,
 # `fetch_bucket`: parameters are views of a bucket.

@@ -207,7 +207,7 @@ class Costs:
 
     def _bound_by_instructions(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a kernel whose instructions take longer than its bytes."""
-        if not (op.single_elements or op.rows_in_turn or op.clocks):
+        if not (op.single_elements or op.rows_in_turn or op.clocks or op.lone_clocks):
             return cost
         # Points of such kernels have these instructions; those of casts are of the dtype that is written.
         cast = op.kind == "cast" and self._points.has_points("cast", op.dtype)

@@ -24,7 +24,8 @@ MAP_KERNELS, MAP_ACCESSED_BYTES, MAP_NUMBER_BYTES = 3, 25.0, 4.0
 class IndexedStep(Struct, frozen=True):
     """One way of copies at home by torch's indexing (`copies_by_index`), each operator a kernel.
 
-    `small`: further kernels of some operators, which torch's C++ issues in a loop. Bytes of one copy (indices and
+    `small`: further kernels of some operators, which torch's C++ issues in a loop; `passes`: those of each sort by 64
+    bits among them. Bytes of one copy (indices and
     weights), and accesses in the activations' dtype and bytes by element: of copies, and of tokens.
     """
 
@@ -33,6 +34,7 @@ class IndexedStep(Struct, frozen=True):
     copy_bytes: float
     of_copies: tuple[float, float] = (0.0, 0.0)
     of_tokens: tuple[float, float] = (0.0, 0.0)
+    passes: int = 0
 
     def moved_bytes(self, copies: float, tokens: float, hidden: int, e: float) -> float:
         """Bytes that are read and written for so many copies and tokens."""
@@ -50,7 +52,7 @@ class IndexedStep(Struct, frozen=True):
 # up (e; 2e). Each accumulation makes and sorts its indices by eight kernels more (torch:
 # aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel; a sort takes cub's radix sort by 64 bits).
 INDEXED = {
-    "permute": IndexedStep(7, (10,), 72.0, (1.0, 0.0), (1.0, 0.0)),
+    "permute": IndexedStep(7, (10,), 72.0, (1.0, 0.0), (1.0, 0.0), passes=8),
     "unpermute": IndexedStep(6, (), 32.0, (1.0, 16.0), (1.0, 8.0)),
     "unpermute_backward": IndexedStep(8, (8,), 0.0, (2.0, 44.0), (1.0, 8.0)),
     "permute_backward": IndexedStep(4, (8, 8), 20.0, (1.0, 0.0), (3.0, 0.0)),
@@ -75,13 +77,13 @@ class _Trip(Struct, frozen=True):
         """A rank's own tokens copied and sorted by expert, or their copies added up; nothing if experts' ranks do."""
         if self.way.copies_on_arrival:
             return ()
-        kernels, small = 1 if self.maps else 2, tuple[int, ...]()
+        kernels, small, passes = 1 if self.maps else 2, tuple[int, ...](), 0
         if self.d.framework.copies_by_index:
             step = INDEXED[name]
-            kernels, small = step.kernels, step.small
+            kernels, small, passes = step.kernels, step.small, step.passes
             moved = step.moved_bytes(self.r.sent, self.r.tokens, self.d.hidden, self.d.act_bytes)
         copied = memory_op(name, phase, "permute", self.r.sent * self.d.hidden, moved, self.d.act, kernels)
-        return (copied, *(small_kernels(f"{name}_starts", phase, n) for n in small))
+        return (copied, *(small_kernels(f"{name}_starts", phase, n, passes) for n in small))
 
     def at_home_map(self) -> Program:
         """Where each copy of a token goes, of 32 bits: [tokens, 2·experts + 1], which the backward reads again.

@@ -13,6 +13,7 @@ from sim.models.dims import Dims
 from sim.models.moe.dispatchers import INDEX_BYTES
 from sim.models.moe.routing import Routing
 from sim.models.operators import F, I, Operator, W, accumulate, collective, gemm, memory_op
+from sim.models.top_k import top_k_clocks
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -51,12 +52,12 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     casts = _casts(d, moe)
     in_fp32 = casts.upcast or casts.wide
     dtype, backward_dtype = "fp32" if casts.ahead or casts.wide else d.act, "fp32" if in_fp32 else d.act
-    choose, choose_back = _choice(d, moe, m * x, FP32_BYTES if in_fp32 else e)
+    choose, choose_back = _choice(d, moe, m, FP32_BYTES if in_fp32 else e)
     forward = (
         *((_copy(d, "router_cast", F, m * h),) if casts.ahead else ()),
         *((cast(d, "router_cast", F, m * h),) if casts.narrow else ()),
         gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if casts.upcast else None),
-        choose,
+        *choose,
         *_counts(d, moe, r, ep, expert_tp),
     )
     backward = (
@@ -90,9 +91,9 @@ def _copy(d: Dims, name: str, phase: Phase, elements: float) -> Compute:
     return memory_op(name, phase, "cast", elements, elements * (d.act_bytes + FP32_BYTES), d.act)
 
 
-def _choice(d: Dims, moe: MoeConfig, n: int, e: float) -> tuple[Compute, Compute]:
-    """Scores, top-k and the auxiliary loss of `n` logits of `e` bytes, and their backward; see `RouterKernels`."""
-    k = d.code.router or d.framework.router
+def _choice(d: Dims, moe: MoeConfig, tokens: int, e: float) -> tuple[Program, Compute]:
+    """Scores, top-k and auxiliary loss of `tokens`' logits of `e` bytes, and their backward; see `RouterKernels`."""
+    k, n = d.code.router or d.framework.router, tokens * moe.choices
     launches = k.forward_kernels + (k.capacity_kernels if moe.capacity_factor is not None else 0)
     more, more_back = k.group_kernels if moe.chooses_groups else (0, 0)
     moved, moved_back = k.group_bytes if moe.chooses_groups else (0.0, 0.0)
@@ -100,10 +101,29 @@ def _choice(d: Dims, moe: MoeConfig, n: int, e: float) -> tuple[Compute, Compute
         (k.forward_accesses * e + k.forward_bytes + moved) * n,
         (k.backward_accesses * e + k.backward_bytes + moved_back) * n,
     )
-    select = memory_op("router_top_k", F, "softmax", n, forward, d.act, launches + more)
+    top_k = _top_k(d, moe, tokens) if k.torch_top_k else ()
+    launches += more - sum(i.kernels for i in top_k)
+    scores = memory_op("router_scores", F, "softmax", n, forward, d.act, launches)
     back = memory_op("router_top_k_backward", I, "softmax", n, backward, d.act, k.backward_kernels + more_back)
     # Runs of torch's own functions, with none of the modules around them that a kernel of Megatron's layers pays for.
-    return replace(select, plain_host=True), replace(back, plain_host=True)
+    return tuple(replace(i, plain_host=True) for i in (scores, *top_k)), replace(back, plain_host=True)
+
+
+def _top_k(d: Dims, moe: MoeConfig, tokens: int) -> tuple[Compute, ...]:
+    """Each top-k of fp32 scores, two kernels: the best two of each group, the best groups, the best experts.
+
+    Their bytes are among those of the scores. Nodes as groups are chosen by few more instructions, which are left out.
+    """
+    shapes = [("router_top_k", tokens, moe.choices, moe.top_k)]
+    if moe.groups is not None:
+        each, best = moe.choices // moe.groups, moe.top_groups or 1
+        shapes[:0] = [("best_of_groups", tokens * moe.groups, each, 2), ("top_groups", tokens, moe.groups, best)]
+    return tuple(
+        replace(
+            memory_op(name, F, "softmax", rows, 0.0, d.act, 2), clocks=top_k_clocks(rows, row, chosen, narrow=False)
+        )
+        for name, rows, row, chosen in shapes
+    )
 
 
 def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:

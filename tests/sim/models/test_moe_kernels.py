@@ -21,7 +21,7 @@ from topology.presets import GPUS
 def test_a_fused_router_launches_less_and_a_capacity_more():
     def kernels(framework: str, **moe: Any) -> int:
         block = layer_block(make(MOE | {"moe": MOE["moe"] | moe}, {"framework": framework}), 0)
-        return int(named(block.forward, "router_top_k")[0].kernels)
+        return sum(int(i.kernels) for n in ("router_scores", "router_top_k") for i in named(block.forward, n))
 
     assert kernels("eager") < kernels("megatron_bridge") < kernels("megatron")
     assert kernels("megatron", capacity_factor=1.0) - kernels("megatron") == 6
@@ -96,10 +96,9 @@ def test_groups_cost_kernels_and_no_bytes_less():
         return layer_block(make(MOE | {"moe": MOE["moe"] | moe}, {"framework": "megatron"}, dp=4, ep=4), 0)
 
     def kernels(found: Any) -> tuple[int, int]:
-        forward, backward = (
-            named(p, n) for p, n in ((found.forward, "router_top_k"), (found.backward, "router_top_k_backward"))
-        )
-        return forward[0].kernels, backward[0].kernels
+        choices = ("router_scores", "best_of_groups", "top_groups", "router_top_k")
+        backward = named(found.backward, "router_top_k_backward")
+        return sum(i.kernels for n in choices for i in named(found.forward, n)), backward[0].kernels
 
     plain, grouped, nodes = block(), block(groups=4, top_groups=2), block(max_nodes_per_token=1)
     more = tuple(a - b for a, b in zip(kernels(grouped), kernels(plain), strict=True))
@@ -174,7 +173,7 @@ def test_a_choice_among_fp32_logits_reads_four_bytes_of_each():
         moe = MOE["moe"] | {"router_fp32": fp32}
         block = layer_block(make(MOE | {"moe": moe}, dp=4, ep=4), 0)
         for item in (*block.forward, *block.backward):
-            if getattr(item, "name", "") in ("router_top_k", "router_top_k_backward"):
+            if getattr(item, "name", "") in ("router_scores", "router_top_k_backward"):
                 found[item.name, fp32] = item.bytes / (TOKENS * 16)
-    assert found["router_top_k", False] == found["router_top_k_backward", False] == 2 + 8
-    assert found["router_top_k", True] == found["router_top_k_backward", True] == 4 + 8
+    assert found["router_scores", False] == found["router_top_k_backward", False] == 2 + 8
+    assert found["router_scores", True] == found["router_top_k_backward", True] == 4 + 8
