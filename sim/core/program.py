@@ -122,7 +122,8 @@ class Compute(Struct, frozen=True):
     `alignment`: the largest power of two up to 8 that divides the elements between rows of a matmul's matrices; below
     8 rows of 16-bit elements do not start at multiples of 16 bytes, which the fast kernels need. `plain_host`: torch's
     own functions issue its kernels, whatever the framework. `looped`: one call of a library does, in a loop over
-    groups. `strided`: bound by memory, over strided tensors or unlike dtypes, for which torch has no vectorized kernel.
+    groups. `within_call`: the call that issues the matmul beside it issues it, too. `strided`: bound by memory, over
+    strided tensors or unlike dtypes, for which torch has no vectorized kernel.
     `single_elements`: where it is known how many elements such a kernel handles one at a time, their number (`strided`
     is false then);
     `casts`: for how many operands, with the result, it chooses a cast for each element. `share`: the part of a
@@ -150,6 +151,7 @@ class Compute(Struct, frozen=True):
     alignment: int = ALIGNED
     plain_host: bool = False
     looped: bool = False
+    within_call: bool = False
     strided: bool = False
     single_elements: float = 0.0
     casts: int = 0
@@ -176,6 +178,7 @@ class Comm(Struct, frozen=True):
     message).
     `stream`: where it queues; by default a stream named after the group. `after`: the handle of an asynchronous one
     on another stream that it waits for, too. `of_loss`: needed by the loss alone, which a teacher does not compute.
+    `within_call`: the library's call of the matmul beside it issues it, too.
     """
 
     name: str
@@ -188,6 +191,7 @@ class Comm(Struct, frozen=True):
     stream: str = ""
     after: str = ""
     of_loss: bool = False
+    within_call: bool = False
 
 
 class Wait(Struct, frozen=True):

@@ -268,6 +268,9 @@ class Framework(Struct, frozen=True):
     split_with_sizes_backward]"""
     attention_copies: int = 0
     """copies, each as large as the queries, that reorder or pack tokens around the fused kernel [each trainer's own]"""
+    copies_one_sequence: bool = True
+    """these copies are made of one sequence, too, of which a transpose of sequences and tokens would copy nothing
+    [each trainer's own]"""
     attention_copy_kernels: tuple[int, int] = (1, 1)
     """kernels of these copies, forward (with those that compute sequence lengths) and backward [each trainer's own]"""
     context: ContextKernels = ContextKernels()
@@ -305,6 +308,10 @@ class Framework(Struct, frozen=True):
     scatters_sums_apart: bool = False
     """with `tp_overlap`, the reduce-scatter of an input gradient that several matmuls add up runs after them
     [torch/_inductor/fx_passes/micro_pipeline_tp.py: _find_producer_matmul]"""
+    overlaps_in_library: bool = False
+    """with `tp_overlap: full` and `sp`, one call of a library issues a matmul's chunks and messages; a column's input
+    gradient and weight gradient are whole matmuls beside the gather of its input and the reduce-scatter of that
+    gradient [TE module/base.py: initialize_ub, "bulk"; comm_gemm_overlap.h: split_overlap_rs]"""
     starts_with_own_rows: bool = False
     """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
     parallel/tensor_parallel/functional.py]"""

@@ -58,6 +58,7 @@ FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6, torch_t
 MEGATRON_ZERO = ZeroEngine(
     bucket_elements=(40_000_000, 1_000_000), copies_gathered=False, gathers_apart=False, shards_apart=False
 )
+_TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
 _MEGATRON = Framework(
     "megatron",  # Megatron-Core with Transformer Engine's layers
     fuses_rmsnorm=True,
@@ -73,6 +74,7 @@ _MEGATRON = Framework(
     skips_masked_scores=True,
     attention_kernel="megatron",
     copies_split_projection=True,
+    overlaps_in_library=True,
     context=ContextKernels(copies=True),
     loss=MEGATRON_LOSS,
     merges_projections=True,
@@ -107,7 +109,7 @@ _MEGATRON = Framework(
     captures_layers=True,
     emitted_for=("megatron",),
     former=(
-        Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0"),
+        _TE2,
         Former(
             "2024-01",
             {
@@ -213,6 +215,36 @@ _RECORDS = (
         sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
         cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
         zero=_MEGATRON.zero._replace(bucket_elements=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
+    ),
+    replace(  # NeMo, as its launcher (NeMo-Framework-Launcher) runs it
+        _MEGATRON,
+        name="nemo",
+        kin="megatron",
+        # No number of the loss is read: nlp/models/language_modeling/megatron_gpt_model.py,
+        # get_forward_output_and_loss_func.
+        kernels_after_loss_check=0,
+        zero=_MEGATRON.zero._replace(bucket_elements=(125 * 2**18, 0)),  # conf/training: bucket_cap_mb 125, of fp32
+        emitted_for=(),
+        former=(
+            # FlashAttention-2 in place of cuDNN's kernel. Transformer Engine gives it [sequences, tokens, ...] of
+            # [tokens, sequences, ...], and copies back (pytorch/attention.py: FlashAttention.forward).
+            Former(
+                "2024-09",
+                {
+                    "attention_kernel": "flash2",
+                    "attention_copies": 4,
+                    "copies_one_sequence": False,
+                    "attention_copy_kernels": (2, 2),
+                },
+                "launcher_scripts/conf/config.yaml: NVTE_FUSED_ATTN 0, until pull request 422 of the launcher",
+            ),
+            Former(
+                "2024-01",
+                {"attention_kernel": "megatron", "attention_copies": 0},
+                "launcher_scripts/conf/config.yaml of 23.11, without NVTE_FUSED_ATTN",
+            ),
+            _TE2,
+        ),
     ),
     Framework(
         "compiled",  # plain torch code under torch.compile

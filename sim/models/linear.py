@@ -11,7 +11,7 @@ from itertools import chain
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
+from sim.core.program import Comm, Compute, Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
 from sim.models.casts import input_gradient_casts, kept_copies, operand_casts, reads_wide
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
@@ -88,6 +88,21 @@ def _chunks(d: Dims, spec: Linear) -> int:
     return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
 
 
+def _in_library(d: Dims) -> bool:
+    """Tell whether one call of a library issues a matmul and the messages beside it (`overlaps_in_library`)."""
+    return d.tp_overlap == "full" and d.sp and d.framework.overlaps_in_library
+
+
+def _within_call(d: Dims, items: Program) -> Program:
+    """Items as the library's call for a matmul issues them after its first kernel."""
+    if not _in_library(d):
+        return items
+    return tuple(
+        replace(i, within_call=True) if isinstance(i, Comm) or (isinstance(i, Compute) and i.kind == "gemm") else i
+        for i in items
+    )
+
+
 def _gather_chunks(d: Dims, spec: Linear) -> int:
     """A gather is cut up with the matmul where it brings the matmul's own operand. What is quantized only after it has
     arrived comes whole: torch's async tensor parallelism looks for a matmul that reads what was gathered
@@ -133,9 +148,11 @@ def _over_gathered(
     if chunks == 1:
         return [*own, collective(name, "all_gather", size, phase), *whole, *product(d, spec, spec.rows, "")]
     names = [f"{name}{c}" for c in range(chunks)]
-    items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, phase, x) for x in names), *whole]
+    gathers = tuple(collective(x, "all_gather", size / chunks, phase, x) for x in names)
+    items: list[Item] = [*own, *_within_call(d, gathers), *whole]
     for c, handle in enumerate(names):
-        items += (Wait(handle, phase), *product(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
+        chunk = product(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}")
+        items += (Wait(handle, phase), *(_within_call(d, chunk) if c else chunk))
     return items
 
 
@@ -162,8 +179,9 @@ def _row_forward(d: Dims, spec: Linear) -> Program:
     items: list[Item] = list(before)
     names = [f"{spec.name}_{kind}{c}" for c in range(chunks)]
     for c, name in enumerate(names):
-        items += _gemms(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}")
-        items.append(collective(name, kind, size / chunks, F, name))
+        chunk = _gemms(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}")
+        items += _within_call(d, chunk) if c else chunk
+        items += _within_call(d, (collective(name, kind, size / chunks, F, name),))
     return (*items, *(Wait(name, F) for name in names))
 
 
@@ -211,13 +229,13 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     items: list[Item] = []
     early = _overlaps_gathers(d)
     if regathers and early:
-        items.append(collective(regather, "all_gather", size_again, W, regather))
+        items += _within_call(d, (collective(regather, "all_gather", size_again, W, regather),))
     items += cast
-    chunks = 1 if apart else _chunks(d, spec)
+    chunks = 1 if apart or _in_library(d) else _chunks(d, spec)
     names = [name if chunks == 1 else f"{name}{c}" for c in range(chunks)]
     for c, handle in enumerate(names):
         items += _input_gradient(d, spec, ceil_div(spec.rows, chunks), "" if chunks == 1 else f"_chunk{c}")
-        items.append(collective(handle, kind, size / chunks, I, "" if blocking else handle))
+        items += _within_call(d, (collective(handle, kind, size / chunks, I, "" if blocking else handle),))
     if regathers:
         items.append(collective(regather, "all_gather", size_again, W) if not early else Wait(regather, W))
     items += (*again, *_weight_gradients(d, spec))

@@ -115,6 +115,8 @@ class Costs:
         # A fused optimizer has few kernels, but its Python loops over all parameters, so the step is timed as a whole.
         if op.kind == "optimizer":
             return c.host_step_s
+        if op.within_call:
+            return op.kernels * c.group_launch_s
         each_s = c.host_operator_s
         if (plain or op.plain_host) and c.host_operator_eager_s is not None:
             each_s = c.host_operator_eager_s

@@ -21,8 +21,10 @@ from sim.inputs.overrides import merge, with_present_keys
 from sim.inputs.training_config import USUAL_FRAMEWORK
 from sim.models.frameworks import FRAMEWORKS
 
-# Trainers that have a record of their own in `sim.models.frameworks`, by the name that tables have for them.
+# Trainers that have a record of their own in `sim.models.frameworks`, by the name that tables have for them. NeMo has
+# with a release: without one it is MLPerf's, whose rounds have launch scripts of their own.
 TRAINERS = {
+    r"nemo(?= 2\d\.\d\d)": "nemo",
     "nanotron": "nanotron",
     "composer": "composer",
     "deepspeed": "deepspeed",
@@ -97,9 +99,8 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     date = _row_date(text, row) or software_date(text) or software_date(str(row.get("group", "")))
     if date is not None:
         out["software_date"] = date
-    named = re.match(rf"\W*({'|'.join(TRAINERS)})\b", text, re.IGNORECASE)
-    if named:
-        out["framework"] = TRAINERS[named[1].lower()]
+    named = [name for words, name in TRAINERS.items() if re.match(rf"\W*{words}\b", text, re.IGNORECASE)]
+    out |= {"framework": named[0]} if named else {}
     said = [RECIPES[word] for word in re.findall(r"[a-z0-9-]+", str(row.get("id", ""))) if word in RECIPES]
     out |= {"fp8_recipe": said[0]} if said else {}
     run = row.get("run")

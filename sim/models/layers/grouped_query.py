@@ -134,7 +134,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             turn = (*self._split(d), *turn)
         if d.framework.joins_split_gradients and self.projections == 1 and (not self.rope or d.code.split == "select"):
             turn = (_joined_gradients(d, d.tokens * self.expanded_width(d.tp)), *turn)
-        if d.framework.attention_copies:
+        if d.framework.attention_copies and (d.framework.copies_one_sequence or d.batch > 1):
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
         if qkv.bias and d.framework.adds_projection_bias_apart:

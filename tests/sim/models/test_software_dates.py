@@ -20,6 +20,7 @@ from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
+from sim.validation.stated import stated_training
 from tests.sim.cases import scenario_with
 from topology.network import Network
 
@@ -265,3 +266,18 @@ def test_megatron_sent_pieces_of_messages_until_pipelines_moved_to_its_core() ->
     assert sends_pieces("2023-05")
     assert not sends_pieces("2023-05", p2p_scatter=False)
     assert not sends_pieces("2023-06")
+
+
+def test_nemos_launcher_kept_cudnn_off_for_half_a_year() -> None:
+    """Its config.yaml sets NVTE_FUSED_ATTN to 0 from early 2024 to August; one sequence has nothing to transpose."""
+    kernels = {d: framework_at("nemo", d).attention_kernel for d in ("2023-11", "2024-07", "2024-09", None)}
+    assert list(kernels.values()) == ["megatron", "flash2", "megatron", "megatron"]
+    assert stated_training("NeMo 24.07, Megatron-Core", {})["framework"] == "nemo"
+    assert "framework" not in stated_training("NeMo, Megatron-Core (24.04 in v4.0)", {"run": {"round": "v4.0"}})
+
+    def copies(sequences: int) -> int:
+        training = {"framework": "nemo", "software_date": "2024-07", "micro_batch_size": sequences}
+        block = layer_block(scenario(**training), 0)
+        return len([i for i in block.forward if getattr(i, "name", "") == "attention_copies"])
+
+    assert (copies(1), copies(2)) == (0, 1)

@@ -11,6 +11,9 @@ from sim.core.program import Comm, Compute, Phase, Wait
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from topology.presets import GPUS
 
 SBH = 512 * 2 * 1024 * 2  # bytes of one [s, b, h] in 16 bits
 
@@ -117,9 +120,45 @@ def test_gathers_move_what_is_quantized_already(recipe, gathered):
     assert cast.bytes == (5 * SBH / 2 / 4 if recipe == "tensorwise" else 3 * SBH / 2)
 
 
-@pytest.mark.parametrize("framework", ["megatron", "compiled"])
+@pytest.mark.parametrize("framework", ["eager", "compiled"])
 def test_a_compiled_graph_scatters_a_sum_of_gradients_after_its_matmuls(framework: str) -> None:
     """Async tensor parallelism of torch finds a reduce-scatter only behind one matmul."""
     scenario = make(LLAMA, {"framework": framework}, tp=4, sp=True, tp_overlap="full")
     scatters = [i for i in layer_block(scenario, 0).backward if isinstance(i, Comm) and i.kind == "reduce_scatter"]
     assert [i.blocking for i in scatters] == ([True] * 2 if framework == "compiled" else [False] * 8)
+
+
+def test_transformer_engine_overlaps_a_columns_backward_in_bulk() -> None:
+    """Its `initialize_ub` has qkv_dgrad, qkv_wgrad, fc1_dgrad and fc1_wgrad as "bulk": whole matmuls."""
+    chunked, bulk = (
+        layer_block(make(LLAMA, {"framework": f}, tp=4, sp=True, tp_overlap="full"), 0) for f in ("eager", "megatron")
+    )
+    for program in ("forward", "backward"):
+        for kind in ("all_gather", "reduce_scatter"):
+            moved = [comm_bytes(getattr(block, program), "tp", kind) for block in (chunked, bulk)]
+            assert moved[0] == moved[1] > 0
+    names = [i.handle if isinstance(i, Wait) else i.name for i in bulk.backward]
+    column = ["qkv_regather", "qkv_dgrad", "qkv_dgrad_reduce_scatter", "qkv_regather", "qkv_wgrad"]
+    places = [names.index("qkv_regather")]
+    for name in column[1:]:
+        places.append(names.index(name, places[-1] + 1))
+    assert names.index("qkv_dgrad_reduce_scatter", places[2] + 1) > places[-1]  # awaited after the weight gradient
+    assert {f"attention_out_dgrad_chunk{c}" for c in range(4)} <= set(names)
+
+
+def test_one_call_of_a_library_issues_chunks_and_messages() -> None:
+    costs = Costs(load_profile("h100-sxm"), GPUS["h100-sxm"])
+    c = costs.coefficients
+
+    def host_s(framework: str) -> float:
+        block = layer_block(make(GPT, {"framework": framework}, tp=4, sp=True, tp_overlap="full"), 0)
+        chunks = [i for i in block.forward if isinstance(i, Compute) and i.kind == "gemm" and "mlp_up" in i.name]
+        assert len(chunks) == 4
+        return sum(costs.host_s(i) for i in chunks)
+
+    assert host_s("megatron") == pytest.approx(c.host_operator_s + 3 * c.group_launch_s)
+    assert host_s("eager") == pytest.approx(4 * c.host_operator_s)
+    scenario = make(GPT, {"framework": "megatron"}, tp=4, sp=True, tp_overlap="full")
+    inside = [i for i in layer_block(scenario, 0).forward if isinstance(i, Comm) and i.group == "tp"]
+    assert len(inside) == 16
+    assert all(i.within_call for i in inside)
