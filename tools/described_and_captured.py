@@ -1,10 +1,10 @@
 """Steps of Hugging Face models simulated twice: as `framework: transformers` describes them, and from their operators.
 
-    python tools/described_and_captured.py [--only FAMILY …] [--folder FOLDER]
+    python tools/described_and_captured.py [--only FAMILY …] [--folder FOLDER] [--compile]
 
 Each model has 8 layers of width 2,048 and is captured (`calibrate.capture`, no GPU needed) with 16-bit weights and 2
 sequences of 2,048 tokens. Both ways have the prices of an H200. The table in docs/models.md is what this prints. FOLDER
-keeps the captured programs.
+keeps the captured programs. `--compile`: both under torch.compile (`framework: transformers_compiled`).
 """
 
 from __future__ import annotations
@@ -103,33 +103,35 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def captured(family: str, folder: Path) -> tuple[Path, Path]:
+def captured(family: str, folder: Path, compiled: bool) -> tuple[Path, Path]:
     """The config and the program of one family; captured if the folder has none."""
     import transformers
 
-    config, program = folder / family / "config.json", folder / family / "program.json.gz"
+    config = folder / family / "config.json"
+    program = folder / family / ("compiled.json.gz" if compiled else "program.json.gz")
     if not program.exists():
         config.parent.mkdir(parents=True, exist_ok=True)
         keys = {key: value for key, value in (SIZES | FAMILIES[family]).items() if value is not None}
         built = transformers.AutoConfig.for_model(family, **keys)
         config.write_text(built.to_json_string(use_diff=False), encoding="utf-8")
-        words = ["--weights", "bf16", "--seq-len", SEQ_LEN, "--micro-batch-size", SEQUENCES, "--routing", "balanced"]
+        words = ["--weights", "bf16", "--seq-len", SEQ_LEN, "--micro-batch-size", SEQUENCES]
         words += ["--attention", "eager"] if family in EAGER else []
+        words += ["--compile"] if compiled else ["--routing", "balanced"]
         command = [sys.executable, "-m", "calibrate.capture", config, "--out", program, *words]
         subprocess.run([str(word) for word in command], check=True, capture_output=True, cwd=ROOT, env=os.environ)
     return config, program
 
 
-def steps(family: str, folder: Path) -> tuple[float, float]:
+def steps(family: str, folder: Path, compiled: bool = False) -> tuple[float, float]:
     """Seconds of a step as described and as captured."""
-    config, program = captured(family, folder)
+    config, program = captured(family, folder, compiled)
     described = {
         "seq_len": SEQ_LEN,
         "micro_batch_size": SEQUENCES,
         "global_batch_size": SEQUENCES,
         "param_dtype": "bf16",
         "grad_dtype": "bf16",
-        "framework": "transformers",
+        "framework": "transformers_compiled" if compiled else "transformers",
         "attention": "unfused" if family in EAGER else "fused",
         "master_weights": False,
         "optimizer_dtype": "bf16",
@@ -145,11 +147,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     print("| family | attention | captured | described | difference |\n|---|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as temporary:
         for family in options.only:
-            one, other = steps(family, options.folder or Path(temporary))
+            one, other = steps(family, options.folder or Path(temporary), options.compile)
             attention = "unfused" if family in EAGER else "fused"
             difference = f"{one / other - 1:+.1%}".replace("-", "−").replace("%", " %")
             print(f"| {family} | {attention} | {other * 1e3:.1f} ms | {one * 1e3:.1f} ms | {difference} |", flush=True)

@@ -237,7 +237,7 @@ def _framework(s: Settings, by_deepspeed: bool) -> str:
     compiled = s.flag("torch_compile") or (isinstance(c := s.take("compile"), dict) and bool(c.get("deepcompile")))
     if by_deepspeed and compiled:
         s.notes.append("torch_compile: with DeepSpeed separate operators are simulated")
-    return "deepspeed" if by_deepspeed else "compiled" if compiled else "transformers"
+    return "deepspeed" if by_deepspeed else "transformers_compiled" if compiled else "transformers"
 
 
 def _optimizer(s: Settings) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
-from sim.models.frameworks import MEGATRON_ZERO, framework_at
+from sim.models.frameworks import framework_at
+from sim.models.megatron_frameworks import MEGATRON_ZERO
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}

@@ -17,7 +17,8 @@ from sim.inputs.trainer_names import (
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
 )
-from sim.models.frameworks import MEGATRON_ZERO, framework_of, frees_gradients
+from sim.models.frameworks import framework_of, frees_gradients
+from sim.models.megatron_frameworks import MEGATRON_ZERO
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
 

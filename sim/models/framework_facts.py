@@ -251,6 +251,13 @@ class Framework(Struct, frozen=True):
     masks_unselected: bool = False
     """sparse attention is computed as dense attention with a mask, and its indexer gets no gradient
     [transformers/models/deepseek_v32/modular_deepseek_v32.py]"""
+    masks_causal: bool = False
+    """torch's fused attention gets the causal mask as numbers, one tensor for all layers: it computes all pairs of
+    tokens, with keys and values copied for each query head [transformers/masking_utils.py: _ignore_causal_mask_sdpa,
+    which leaves no mask out while a graph is traced]"""
+    returns_logits: bool = False
+    """a compiled model returns its logits beside the loss, and autograd fills their gradient with zeros, to which the
+    loss's backward adds [torch/_functorch/_aot_autograd: tangents of outputs]"""
     masks_windows: bool = False
     """torch's fused attention gets a window as a mask: it computes all pairs of tokens, with keys and values copied for
     each query head; a kernel named by `training.attention_kernel` skips what the window hides

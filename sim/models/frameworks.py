@@ -15,124 +15,58 @@ from msgspec.structs import replace
 
 from sim.models.framework_facts import (
     COMPILED_ROUTER,
-    GROUP_BYTES,
-    GROUP_KERNELS,
     TORCH_LOSS,
     TRANSFORMERS_ROUTER,
     ContextKernels,
     Former,
     Framework,
-    RouterKernels,
     UnfusedLoss,
     ZeroEngine,
 )
+from sim.models.megatron_frameworks import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
 
-# megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
-# shard (4), their logits (4), logarithm and difference (2), mean over the text's mask and over replicas (6); backward:
-# the target's one subtracted (6), the mean's gradient (3) (`loss_func` in pretrain_gpt.py).
-MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, overwrites="logits", forward_token_kernels=19, backward_token_kernels=9)
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
 NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
 # torch/distributed/tensor/parallel/loss.py: `_log_softmax` holds its fp32 input and what is shifted by its maximum;
 # `_nll_loss_and_log_softmax_backward` adds the exponentials to a dense gradient, each a tensor of its own.
 LOSS_PARALLEL = TORCH_LOSS._replace(split_tensors=3)
-EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
 # torchtitan: components/loss.py compiles the loss by itself, so the logits are an input of the graph, and Inductor does
 # not write the gradient over them. torch/_functorch/partitioners.py keeps them for the backward with each row's maximum
 # and the logarithm of its sum, which one pass finds (torch/_inductor/config.py: `online_softmax`).
 COMPILED_LOSS = UnfusedLoss(3, 1, 0.0, 0.0, copies=False, reads=1, backward_reads=1, keeps="logits")
-# megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
-# (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
-# of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of
-# the auxiliary loss scale (2), product (3), softmax, cast, and the sum of both gradients. With a capacity: top-k of
-# probabilities over tokens, its mask (4), product. 9 accesses of the layer's dtype and 55 bytes; 5 and 40.
-MEGATRON_ROUTER = RouterKernels(
-    28, 14, 9, 55.0, 5, 40.0, capacity_kernels=6, group_kernels=GROUP_KERNELS, group_bytes=GROUP_BYTES
-)
-# `moe_router_fusion`, Transformer Engine from 2.6 on: choice, scores of the loss, tokens of each expert, the loss and
-# its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
-FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6, torch_top_k=False)
-
-# megatron/core/distributed: distributed_data_parallel.py, `bucket_size`; param_and_grad_buffer.py of Megatron-FSDP,
-# `fetch_bucket`: parameters are views of a bucket.
-MEGATRON_ZERO = ZeroEngine(
-    bucket_elements=(40_000_000, 1_000_000), copies_gathered=False, gathers_apart=False, shards_apart=False
-)
-_TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
-_MEGATRON = Framework(
-    "megatron",  # Megatron-Core with Transformer Engine's layers
-    fuses_rmsnorm=True,
-    fuses_rope=True,
-    scales_rope_apart=True,
-    fuses_activation=True,
-    clamps_apart=True,
-    fuses_residual=True,
-    fuses_hyper_connections=True,  # use_fused_mhc
-    fuses_adapter_sum=True,
-    norm_backward_accesses=3,
-    casts_routers=False,
-    skips_masked_scores=True,
-    attention_kernel="megatron",
-    copies_split_projection=True,
-    overlaps_in_library=True,
-    context=ContextKernels(copies=True),
-    loss=MEGATRON_LOSS,
-    merges_projections=True,
-    accumulates_in_matmul=True,
-    keeps_empty_gradients=True,
-    quantizer="te",
-    fp8_recipe="delayed",
-    skips_transposes=True,
-    weights_experts_after_activation=True,
-    sends_probabilities=True,
-    counts_copies=True,
-    routes_by_chance=True,
-    maps_copies=True,  # moe_permute_fusion
-    router=MEGATRON_ROUTER,
-    loops_over_experts=True,
-    pads_experts=True,
-    biases_experts_one_by_one=True,
-    splits_experts_over_tp=True,
-    engine_workspaces=1,
-    grouped_streams=4,
-    checkpoint_stops_early=False,
-    autocasts=False,  # core/transformer/module.py: Float16Module
-    # The mask's sum, copied and cast (3); loss and sum as one record (2); the loss by tokens and micro-batches (3).
-    kernels_after_loss_check=8,
-    checks_gradients=True,
-    averages_gradients=True,
-    zeroes_gradients=True,
-    zero=MEGATRON_ZERO,
-    keeps_gradients_at=EVERY_STAGE,
-    copies_updated=True,
-    plain_host=False,
-    captures_layers=True,
-    emitted_for=("megatron",),
-    former=(
-        _TE2,
-        Former(
-            "2024-01",
-            {
-                "copies_split_projection": False,
-                "kernels_after_loss_check": 0,  # `check_for_nan_in_loss_and_grad` is of the autumn of 2023
-                # Tokens copied to the device and joined (2), labels and tokens cut out (2), the mask's ones, triangle
-                # and comparison (3), the loss's mask, positions (2).
-                "kernels_after_batch_sizes": 9,
-                "adds_projection_bias_apart": True,
-                "keeps_empty_gradients": False,
-                "engine_workspaces": 0,
-                "grouped_streams": 0,
-            },
-            "megatron/arguments.py of 2023: `--transformer-impl` is local, which is without Transformer Engine",
-        ),
-        Former("2023-06", {"sends_pieces": True}, "removed when pipelines moved to megatron/core: pull request 334"),
-    ),
-)
 # torch has FlashAttention-2 from 2.2 on, and had the first before. It prefers cuDNN's kernel on Hopper and Blackwell
 # where cuDNN is above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
 TORCH_ATTENTION = (
     Former("2026-03", {"attention_kernel": "torch_2024"}, "torch 2.11: check_prefer_cudnn_attention"),
     Former("2024-02", {"attention_kernel": "flash1"}, "torch 2.2: FlashAttention-2 in place of the first"),
+)
+_COMPILED = Framework(
+    "compiled",  # plain torch code under torch.compile
+    fuses_rmsnorm=True,
+    fuses_rope=True,
+    fuses_activation=True,
+    fuses_residual=True,
+    fuses_hyper_connections=True,  # by chains
+    fuses_adapter_sum=True,
+    fuses_latent_rope=True,
+    fuses_chains=True,
+    # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
+    # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
+    # inductor's `reorder_for_compute_comm_overlap` is off).
+    context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
+    keeps_gathered=True,
+    scatters_sums_apart=True,
+    loss=COMPILED_LOSS,
+    router=COMPILED_ROUTER,
+    uses_torch_compile=True,
+    emitted_for=("torchtitan",),
+    family="torch",
+    former=(
+        Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
+        # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
+        Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
+        Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
+    ),
 )
 _TRANSFORMERS = Framework(
     "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
@@ -201,80 +135,20 @@ _RECORDS = (
         family="torch",
         former=TORCH_ATTENTION,
     ),
-    _MEGATRON,
-    replace(  # NVIDIA's recipes for it: scripts/performance of NeMo-Megatron-Bridge set `apply_rope_fusion`
-        _MEGATRON,
-        name="megatron_bridge",
-        kin="megatron",
-        fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
-        router=FUSED_ROUTER,  # configs: moe_router_fusion
-        kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss
-        checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
-        averages_gradients=False,  # recipes: average_in_collective
-        fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling
-        sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
-        cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
-        zero=_MEGATRON.zero._replace(bucket_elements=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
-    ),
-    replace(  # NeMo, as its launcher (NeMo-Framework-Launcher) runs it
-        _MEGATRON,
-        name="nemo",
-        kin="megatron",
-        # No number of the loss is read: nlp/models/language_modeling/megatron_gpt_model.py,
-        # get_forward_output_and_loss_func.
-        kernels_after_loss_check=0,
-        zero=_MEGATRON.zero._replace(bucket_elements=(125 * 2**18, 0)),  # conf/training: bucket_cap_mb 125, of fp32
+    MEGATRON,
+    MEGATRON_BRIDGE,
+    NEMO,
+    _COMPILED,
+    replace(  # Hugging Face Transformers' modules under torch.compile, as its Trainer's torch_compile
+        _COMPILED,
+        name="transformers_compiled",
+        kin="transformers",
+        masks_windows=True,
+        masks_causal=True,
+        returns_logits=True,
         emitted_for=(),
-        former=(
-            # FlashAttention-2 in place of cuDNN's kernel. Transformer Engine gives it [sequences, tokens, ...] of
-            # [tokens, sequences, ...], and copies back (pytorch/attention.py: FlashAttention.forward).
-            Former(
-                "2024-09",
-                {
-                    "attention_kernel": "flash2",
-                    "attention_copies": 4,
-                    "copies_one_sequence": False,
-                    "attention_copy_kernels": (2, 2),
-                },
-                "launcher_scripts/conf/config.yaml: NVTE_FUSED_ATTN 0, until pull request 422 of the launcher",
-            ),
-            Former(
-                "2024-01",
-                {"attention_kernel": "megatron", "attention_copies": 0},
-                "launcher_scripts/conf/config.yaml of 23.11, without NVTE_FUSED_ATTN",
-            ),
-            _TE2,
-        ),
-    ),
-    Framework(
-        "compiled",  # plain torch code under torch.compile
-        fuses_rmsnorm=True,
-        fuses_rope=True,
-        fuses_activation=True,
-        fuses_residual=True,
-        fuses_hyper_connections=True,  # by chains
-        fuses_adapter_sum=True,
-        fuses_latent_rope=True,
-        fuses_chains=True,
-        # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
-        # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
-        # inductor's `reorder_for_compute_comm_overlap` is off).
-        context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
-        keeps_gathered=True,
-        scatters_sums_apart=True,
-        loss=COMPILED_LOSS,
-        router=COMPILED_ROUTER,
-        uses_torch_compile=True,
-        emitted_for=("torchtitan",),
-        family="torch",
-        former=(
-            Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
-            # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
-            Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
-            Former(
-                "2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"
-            ),
-        ),
+        family="",
+        former=TORCH_ATTENTION,
     ),
     _TRANSFORMERS,
     replace(

@@ -164,11 +164,14 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
     moved = ((copy if loss.copies else 0.0) + loss.reads * e + loss.forward_bytes) * n
     forward.append(memory_op("cross_entropy", F, "cross_entropy", n, moved, d.act, loss.forward_kernels))
     forward += [*_per_token(d, F, loss.forward_token_kernels), *_reductions(d, 3)]
-    back = (loss.backward_bytes + loss.backward_reads * e + (copy if loss.copies else e)) * n
-    backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, back, d.act, loss.backward_kernels)
+    zeros = 2 * e if d.framework.returns_logits else 0.0  # written, and read by the kernel that adds to them
+    back = (loss.backward_bytes + loss.backward_reads * e + zeros + (copy if loss.copies else e)) * n
+    backward = memory_op(
+        "cross_entropy_backward", I, "cross_entropy", n, back, d.act, loss.backward_kernels + bool(zeros)
+    )
     kept_logits = loss.keeps == "logits"
     saved = Saved("logits", e * n) if kept_logits else Saved("log-softmax in fp32", FP32_BYTES * n)
-    held = (0.0, e) if kept_logits else _held_beside_softmax(loss, d, e)
+    held = (0.0, e + zeros / 2) if kept_logits else _held_beside_softmax(loss, d, e)
     return Operator(
         "cross_entropy",
         tuple(forward),

@@ -19,8 +19,10 @@ MASK_KERNELS = 4  # inverted, two numbers, chosen between
 
 
 def masked_window(d: Dims, own: Core) -> Core:
-    """The core as torch computes it: all pairs of tokens, if a window hides some and windows are masks."""
-    if own.windowed is None or not d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp):
+    """The core as torch computes it: all pairs of tokens, if a window hides some and windows are masks, or the causal
+    mask is one, too."""
+    hides = own.windowed is not None or (own.causal and d.framework.masks_causal)
+    if not hides or not d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp):
         return own
     return replace(own, window=None, causal=False, masked=True)
 
@@ -29,9 +31,10 @@ def with_mask(d: Dims, core: Core, part: Operator) -> Operator:
     """The part with its mask, [batch, 1, q_len, kv_len].
 
     Bytes of a pair of tokens: the truth of one sequence is read (1) and written inverted for each sequence (1); this is
-    read (1) and a number is written (`act_bytes`), which is kept for the backward.
+    read (1) and a number is written (`act_bytes`), which is kept for the backward. A compiler makes the numbers once
+    for all layers; they are not counted.
     """
-    if not core.masked:
+    if not core.masked or d.framework.masks_causal:
         return part
     pairs, e = float(core.q_len * core.kv_len), d.act_bytes
     moved = pairs + d.batch * pairs * (2 + e)

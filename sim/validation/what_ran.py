@@ -1,7 +1,7 @@
 """What a row's `program` says of the Hugging Face model that ran, in a scenario's words.
 
 The row's scenario is then only the nearest description. The config names the model exactly, such as an activation that
-Transformers writes in separate operators, and the modules are Transformers' own unless torch compiled them.
+Transformers writes in separate operators, and the modules are Transformers' own, as they are or as torch compiled them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def with_what_ran(scenario: dict[str, Any], row: Mapping[str, Any], where: str) 
     if not isinstance(program, Mapping) or not isinstance(config, dict):
         return scenario
     training = with_present_keys(scenario["training"], ("training",))
-    if training.get("framework", USUAL_FRAMEWORK) == USUAL_FRAMEWORK and not program.get("torch_compile"):
-        training["framework"] = "transformers"
+    nearest, compiled = training.get("framework", USUAL_FRAMEWORK), bool(program.get("torch_compile"))
+    if nearest == ("compiled" if compiled else USUAL_FRAMEWORK):
+        training["framework"] = "transformers_compiled" if compiled else "transformers"
     try:
         model: Any = model_of_config(config, f"{where}.program.huggingface_config")
     except InputError:  # a family that scenarios have no words for: the description is all there is

@@ -35,7 +35,7 @@ def test_deepspeed_and_training_arguments_need_model_length_and_gpus(tmp_path: P
     assert "not expressed" not in text
     data, text = converted(tmp_path, "args.yaml", ARGUMENTS, *options)
     assert (data["parallelism"]["zero"], data["training"]["recompute"]) == (3, "full")
-    assert (data["training"]["framework"], data["training"]["param_dtype"]) == ("compiled", "fp32")
+    assert (data["training"]["framework"], data["training"]["param_dtype"]) == ("transformers_compiled", "fp32")
     assert "training.master_weights=false" in text
     assert "--model NAME" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:2])
     assert "--gpus N" in refused(tmp_path, "ds.json", DEEPSPEED, *options[:6])

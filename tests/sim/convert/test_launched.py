@@ -151,7 +151,11 @@ def launched(tmp_path: Path, launcher: str, more: str = "", config: str = "") ->
         ("--use_fsdp --fsdp_sharding_strategy 2", {"zero": 3, "reshard_after_forward": False}, {}),
         ("--use_fsdp --fsdp_sharding_strategy NO_SHARD", {"zero": 0}, {}),
         ("--zero_stage 3 --fsdp_version 2", {"zero": 0}, {}),  # without the switch that goes before
-        ("--mixed_precision bf16 --dynamo_backend inductor", {}, {"precision": "bf16", "framework": "compiled"}),
+        (
+            "--mixed_precision bf16 --dynamo_backend inductor",
+            {},
+            {"precision": "bf16", "framework": "transformers_compiled"},
+        ),
         (
             "--use_fsdp --use_parallelism_config --parallelism_config_tp_size 2 --parallelism_config_dp_shard_size 4",
             {"dp": 4, "tp": 2},
@@ -178,7 +182,13 @@ parallelism_config: {parallelism_config_cp_size: 4, parallelism_config_cp_comm_s
     launcher = "accelerate launch --config_file c.yaml"
     data, said = launched(tmp_path, launcher, config=config)
     p, t = data["parallelism"], data["training"]
-    assert (p["dp"], p["cp"], p["cp_method"], t["framework"], t["precision"]) == (4, 4, "ring", "compiled", "bf16")
+    assert (p["dp"], p["cp"], p["cp_method"], t["framework"], t["precision"]) == (
+        4,
+        4,
+        "ring",
+        "transformers_compiled",
+        "bf16",
+    )
     assert "not expressed here: fp8_config, mixed_precision\n" in said
     (tmp_path / "c.yaml").write_text("distributed_type: MEGATRON_LM\nnum_processes: 8\n")
     text = f"{launcher} train.py --per_device_train_batch_size 1\n"

@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sim.models.framework_facts import COMPILED_ROUTER, PLAIN_ROUTER, RouterKernels
-from sim.models.frameworks import FRAMEWORKS, MEGATRON_ROUTER
+from sim.models.frameworks import FRAMEWORKS
+from sim.models.megatron_frameworks import MEGATRON_ROUTER
 
 TOKENS, EXPERTS, GROUPS, TOP_GROUPS = 64, 64, 8, 4
 # On a GPU a sorted top-k is two kernels, and so is a masked copy.
