@@ -316,9 +316,9 @@ class Framework(Struct, frozen=True):
     """with `tp_overlap`, the reduce-scatter of an input gradient that several matmuls add up runs after them
     [torch/_inductor/fx_passes/micro_pipeline_tp.py: _find_producer_matmul]"""
     overlaps_in_library: bool = False
-    """with `tp_overlap: full` and `sp`, one call of a library issues a matmul's chunks and messages; a column's input
-    gradient and weight gradient are whole matmuls beside the gather of its input and the reduce-scatter of that
-    gradient [TE module/base.py: initialize_ub, "bulk"; comm_gemm_overlap.h: split_overlap_rs]"""
+    """with `tp_overlap: full` and `sp`, one call of a library issues a matmul's chunks and messages: gathers round a
+    ring, chunks of a row's forward, and whole matmuls of a column's backward, beside the gather of its input and the
+    reduce-scatter of its gradient [TE module/base.py: initialize_ub; comm_gemm_overlap.h: split_overlap_ag]"""
     starts_with_own_rows: bool = False
     """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
     parallel/tensor_parallel/functional.py]"""

@@ -147,12 +147,34 @@ def _over_gathered(
         return [*own, gather, *mine, Wait(name, phase), *whole, *chain.from_iterable(others)]
     if chunks == 1:
         return [*own, collective(name, "all_gather", size, phase), *whole, *product(d, spec, spec.rows, "")]
+    if _in_library(d):
+        return _by_ring(d, spec, phase, name, casts, size, product)
     names = [f"{name}{c}" for c in range(chunks)]
-    gathers = tuple(collective(x, "all_gather", size / chunks, phase, x) for x in names)
-    items: list[Item] = [*own, *_within_call(d, gathers), *whole]
+    items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, phase, x) for x in names), *whole]
     for c, handle in enumerate(names):
-        chunk = product(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}")
-        items += (Wait(handle, phase), *(_within_call(d, chunk) if c else chunk))
+        items += (Wait(handle, phase), *product(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
+    return items
+
+
+def _by_ring(
+    d: Dims,
+    spec: Linear,
+    phase: Phase,
+    name: str,
+    casts: tuple[Program, Program],
+    size: float,
+    product: Callable[[Dims, Linear, int, str], Program],
+) -> list[Item]:
+    """The matmuls of `_over_gathered` rank by rank: the rank's own rows, then those of each rank before it in a ring,
+    which its neighbour passes on meanwhile (Transformer Engine, comm_gemm_overlap.h: CommOverlapP2PBase,
+    split_overlap_ag)."""
+    own, whole = casts
+    shifts = [f"{name}{c}" for c in range(1, d.tp)]
+    sent = tuple(collective(x, "send_recv", size / d.tp, phase, x) for x in shifts)
+    rows = ceil_div(spec.rows, d.tp)
+    items: list[Item] = [*own, *_within_call(d, sent), *whole, *product(d, spec, rows, "_chunk0")]
+    for c, handle in enumerate(shifts, 1):
+        items += (Wait(handle, phase), *_within_call(d, product(d, spec, rows, f"_chunk{c}")))
     return items
 
 

@@ -129,14 +129,20 @@ def test_a_compiled_graph_scatters_a_sum_of_gradients_after_its_matmuls(framewor
 
 
 def test_transformer_engine_overlaps_a_columns_backward_in_bulk() -> None:
-    """Its `initialize_ub` has qkv_dgrad, qkv_wgrad, fc1_dgrad and fc1_wgrad as "bulk": whole matmuls."""
+    """Its `initialize_ub` has qkv_dgrad, qkv_wgrad, fc1_dgrad and fc1_wgrad as "bulk": whole matmuls; qkv_fprop,
+    fc1_fprop, proj_dgrad and fc2_dgrad as "ring_exchange": three messages of a rank's rows instead of a gather."""
     chunked, bulk = (
         layer_block(make(LLAMA, {"framework": f}, tp=4, sp=True, tp_overlap="full"), 0) for f in ("eager", "megatron")
     )
-    for program in ("forward", "backward"):
-        for kind in ("all_gather", "reduce_scatter"):
-            moved = [comm_bytes(getattr(block, program), "tp", kind) for block in (chunked, bulk)]
-            assert moved[0] == moved[1] > 0
+    for program, again in (("forward", 0), ("backward", 2)):  # both columns' inputs are gathered again
+        before, now = (getattr(block, program) for block in (chunked, bulk))
+        assert comm_bytes(before, "tp", "reduce_scatter") == comm_bytes(now, "tp", "reduce_scatter") > 0
+        gathered = comm_bytes(before, "tp", "all_gather")
+        assert comm_bytes(now, "tp", "all_gather") == again * SBH
+        assert comm_bytes(now, "tp", "send_recv") == 3 / 4 * (gathered - again * SBH)
+    first = [i.handle if isinstance(i, Wait) else i.name for i in bulk.forward]
+    start = first.index("qkv_gather1")
+    assert first.index("qkv_chunk0") < first.index("qkv_gather1", start + 1)  # its own rows wait for nobody
     names = [i.handle if isinstance(i, Wait) else i.name for i in bulk.backward]
     column = ["qkv_regather", "qkv_dgrad", "qkv_dgrad_reduce_scatter", "qkv_regather", "qkv_wgrad"]
     places = [names.index("qkv_regather")]
@@ -160,5 +166,5 @@ def test_one_call_of_a_library_issues_chunks_and_messages() -> None:
     assert host_s("eager") == pytest.approx(4 * c.host_operator_s)
     scenario = make(GPT, {"framework": "megatron"}, tp=4, sp=True, tp_overlap="full")
     inside = [i for i in layer_block(scenario, 0).forward if isinstance(i, Comm) and i.group == "tp"]
-    assert len(inside) == 16
+    assert len(inside) == 2 * 3 + 2 * 4  # messages of two gathers; chunks of two reduce-scatters
     assert all(i.within_call for i in inside)
