@@ -107,6 +107,11 @@ class Dims(Struct, frozen=True):
         return replace(self, autocast=False, normed_bytes=FP32_BYTES, **wide)
 
     @property
+    def overlaps_in_library(self) -> bool:
+        """Whether one call of a library issues a matmul and the messages beside it (`Framework`)."""
+        return self.tp_overlap == "full" and self.sp and self.framework.overlaps_in_library
+
+    @property
     def quantized(self) -> bool:
         return self.recipe is not None
 

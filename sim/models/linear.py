@@ -88,14 +88,9 @@ def _chunks(d: Dims, spec: Linear) -> int:
     return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
 
 
-def _in_library(d: Dims) -> bool:
-    """Tell whether one call of a library issues a matmul and the messages beside it (`overlaps_in_library`)."""
-    return d.tp_overlap == "full" and d.sp and d.framework.overlaps_in_library
-
-
 def _within_call(d: Dims, items: Program) -> Program:
     """Items as the library's call for a matmul issues them after its first kernel."""
-    if not _in_library(d):
+    if not d.overlaps_in_library:
         return items
     return tuple(
         replace(i, within_call=True) if isinstance(i, Comm) or (isinstance(i, Compute) and i.kind == "gemm") else i
@@ -147,7 +142,7 @@ def _over_gathered(
         return [*own, gather, *mine, Wait(name, phase), *whole, *chain.from_iterable(others)]
     if chunks == 1:
         return [*own, collective(name, "all_gather", size, phase), *whole, *product(d, spec, spec.rows, "")]
-    if _in_library(d):
+    if d.overlaps_in_library:
         return _by_ring(d, spec, phase, name, casts, size, product)
     names = [f"{name}{c}" for c in range(chunks)]
     items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, phase, x) for x in names), *whole]
@@ -253,7 +248,7 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     if regathers and early:
         items += _within_call(d, (collective(regather, "all_gather", size_again, W, regather),))
     items += cast
-    chunks = 1 if apart or _in_library(d) else _chunks(d, spec)
+    chunks = 1 if apart or d.overlaps_in_library else _chunks(d, spec)
     names = [name if chunks == 1 else f"{name}{c}" for c in range(chunks)]
     for c, handle in enumerate(names):
         items += _input_gradient(d, spec, ceil_div(spec.rows, chunks), "" if chunks == 1 else f"_chunk{c}")

@@ -12,7 +12,10 @@ QLoRA (Dettmers et al. 2023, arXiv 2305.14314): see `_in_four_bits`.
 With tensor parallelism adapters are split as NeMo's are (`ParallelLinearAdapter`): beside a column layer A's rank and
 B's outputs are split and A x is gathered; beside a row layer A's inputs and B's outputs are, A x is summed, and B's
 result is exchanged for the rank's own rows (gathered without sequence parallelism). With sequence parallelism A reads
-the input that the frozen layer gathered, in 16 bits, and keeps it whole.
+the input that the frozen layer gathered, in 16 bits, and keeps it whole. A frozen layer that gathers beside its matmul
+gives nothing gathered away, so the adapter gathers its input again, waits for it, and reduce-scatters its gradient
+(NeMo nlp/models/language_modeling/megatron/adapters/mcore_mixins.py: return_layernorm_output_gathered;
+nlp/modules/common/megatron/adapters/parallel_adapters.py: ParallelLinearAdapter).
 """
 
 from __future__ import annotations
@@ -107,9 +110,13 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
     out = ceil_div(rows, d.tp) * n if mode == "row" and d.sp else rows * n
     name, kernels = f"{spec.out_name(number)}_lora", 1 if d.framework.fuses_adapter_sum else 2  # scaling, sum
     inner, forth, back = _messages(d, name, mode, rows * r * e, rows * n * e)
+    apart = mode == "column" and d.overlaps_in_library
+    gathers = (collective(f"{name}_gather", "all_gather", rows * k * e, F),) if apart else ()
+    scatters = (collective(f"{name}_a_dgrad_reduce_scatter", "reduce_scatter", rows * k * e, I),) if apart else ()
     return _Adapter(
         rank_of_a * k + r * width,
         (
+            *gathers,
             gemm(f"{name}_a", F, rows, rank_of_a, k, d.act),
             *inner,
             gemm(f"{name}_b", F, rows, width, r, d.act),
@@ -125,7 +132,8 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
         ),
         (
             gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, d.act),
-            accumulate(d, f"{name}_dgrad_sum", rows * k),
+            *scatters,
+            accumulate(d, f"{name}_dgrad_sum", (ceil_div(rows, d.tp) if apart else rows) * k),
         ),
     )
 

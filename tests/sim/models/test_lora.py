@@ -127,6 +127,21 @@ def test_tensor_parallel_ranks_share_an_adapter() -> None:
     }
 
 
+@pytest.mark.parametrize(("overlap", "again"), [("wgrad", False), ("full", True)])
+def test_an_adapter_gathers_anew_what_is_gathered_beside_a_matmul(overlap: str, again: bool) -> None:
+    """NeMo's ParallelLinearAdapter: Transformer Engine returns a gathered norm's output only without overlap."""
+    layout = {"tp": 2, "sp": True, "tp_overlap": overlap}
+    training = {"seq_len": 128, "global_batch_size": 1, "lora": {"rank": RANK}, "framework": "megatron"}
+    data = {"model": SMALL, "cluster": "dgx-h100", "parallelism": layout, "training": training}
+    block = layer_block(parse_scenario(data), 1)
+    names = {
+        i.name: i for i in (*block.forward, *block.backward) if isinstance(i, Comm) and i.bytes == 128 * HIDDEN * 2
+    }
+    own = {"qkv_lora_gather", "qkv_lora_a_dgrad_reduce_scatter"}
+    assert own <= names.keys() if again else not own & names.keys()
+    assert all(names[x].blocking for x in own & names.keys())
+
+
 def test_frozen_weights_are_never_quantized_again() -> None:
     names = [i.name for i in layer_block(scenario({"rank": RANK}, precision="fp8"), 1).forward]
     assert "qkv_cast" in names
