@@ -24,10 +24,7 @@ from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
-CHUNKS = (
-    "loss: training.cross_entropy chunked has chunks as Liger chooses them; torchtitan's are num_chunks of a "
-    "sequence (8 by default)"
-)
+CHUNKS = 8  # default of `num_chunks`, components/loss.py
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -213,20 +210,17 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
         **(reduces if layout["zero"] == 3 else {}),
         "framework": "compiled" if "model" in parts else "eager",
-        **_cross_entropy(s, "loss" in parts, layout["tp"]),
+        **_cross_entropy(s, "loss" in parts),
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
         "recompute": _recompute(s),
     }
 
 
-def _cross_entropy(s: Settings, compiled: bool, tp: int) -> dict[str, str]:
+def _cross_entropy(s: Settings, compiled: bool) -> dict[str, Any]:
     """The loss: in chunks, of one kernel where it is compiled by itself, or of separate ones (components/loss.py)."""
-    chunked = s.flag("loss.chunked")
-    if chunked and tp == 1:
-        s.notes.append(CHUNKS)
-        return {"cross_entropy": "chunked"}
-    if chunked:
-        s.notes.append("loss: in chunks, but all logits at once are simulated with tp, so the peak memory is higher")
+    chunks = s.size("loss.num_chunks", CHUNKS)
+    if s.flag("loss.chunked"):
+        return {"cross_entropy": "chunked", "loss_chunks": chunks}
     return {"cross_entropy": "fused"} if compiled else {}
 
 

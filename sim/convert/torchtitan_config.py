@@ -131,6 +131,9 @@ def _part(file: Path, name: str, given: ast.expr, tables: dict[str, dict[str, An
         tables[name]["mode"] = policy
     if name == "loss" and made:
         tables[name]["chunked"] = _owner(made.func) in CHUNKED
+        for keyword in made.keywords:
+            if keyword.arg == "num_chunks":
+                _set(tables, name, keyword.arg, keyword.value)
     if name == "optimizer" and made and (word := _name(made.func)) != "Config" and "adam" not in word.lower():
         tables[name]["name"] = word
 

@@ -181,12 +181,10 @@ def _post_validation(sections: Sections, t: Training) -> Problems:
 
 
 def _four_bits(sections: Sections, t: Training) -> Problems:
-    """Frozen weights in 4 bits are whole on a rank, and multiplied in 16."""
+    """Frozen weights in 4 bits are multiplied in 16."""
     if t.lora is None or t.lora.weights is None:
         return
-    path, zero = ("training", "lora", "weights"), sections.parallelism.zero
-    if zero == 3:
-        yield path, f"found '{t.lora.weights}'; 4-bit weights are simulated whole: zero below 3"
+    path = ("training", "lora", "weights")
     if sections.model.moe is not None:
         yield path, f"found '{t.lora.weights}'; experts are simulated in 16 bits only"
     if sixteen_bit(t.precision) != t.precision:
@@ -271,6 +269,11 @@ def _loss(sections: Sections, t: Training) -> Problems:
     path, d = ("training", "cross_entropy"), sections.distillation
     if t.cross_entropy == "chunked" and d is not None and d.mode == "logits":
         yield path, "found 'chunked'; distillation.mode logits needs all logits (unfused or fused)"
+    if t.loss_chunks is not None and t.cross_entropy != "chunked":
+        yield (
+            ("training", "loss_chunks"),
+            f"found {t.loss_chunks}; needs cross_entropy chunked, found {t.cross_entropy}",
+        )
 
 
 def _batches(sections: Sections, t: Training) -> Problems:

@@ -197,19 +197,14 @@ def test_a_python_config_that_begins_with_another(tmp_path: Path) -> None:
 def test_a_python_config_whose_loss_is_computed_in_chunks(tmp_path: Path) -> None:
     """Release 0.3.0, components/loss.py; all of its shipped configs have it."""
     chunks = "loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()), training="
-    text = TITAN_PYTHON.replace("training=", chunks).replace("tensor_parallel_degree=8, ", "")
-    options = ("--cluster", "dgx-h100", "--config", "llama3_8b")
-    data, said = converted(tmp_path, "c.py", text, *options, "--model", "llama3-8b")
-    assert data["training"]["cross_entropy"] == "chunked"
-    assert "num_chunks" in said
-    with_tp, said = converted(
-        tmp_path, "c.py", TITAN_PYTHON.replace("training=", chunks), *options, "--model", "llama3-8b"
-    )
-    assert "cross_entropy" not in with_tp["training"]
-    assert "all logits at once are simulated with tp" in said
-    plain, _ = converted(
-        tmp_path, "c.py", text.replace("ChunkedLossWrapper", "Other"), *options, "--model", "llama3-8b"
-    )
+    text = TITAN_PYTHON.replace("training=", chunks)
+    options = ("--cluster", "dgx-h100", "--config", "llama3_8b", "--model", "llama3-8b")
+    data, _ = converted(tmp_path, "c.py", text, *options)
+    assert data["parallelism"]["tp"] == 8
+    assert (data["training"]["cross_entropy"], data["training"]["loss_chunks"]) == ("chunked", 8)
+    more, _ = converted(tmp_path, "c.py", text.replace("Config(loss_fn", "Config(num_chunks=32, loss_fn"), *options)
+    assert more["training"]["loss_chunks"] == 32
+    plain, _ = converted(tmp_path, "c.py", text.replace("ChunkedLossWrapper", "Other"), *options)
     assert "cross_entropy" not in plain["training"]
 
 
