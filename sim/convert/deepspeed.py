@@ -65,6 +65,7 @@ FSDP_IN_FP32 = (
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
 OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
+CHUNKED_NLL, CHUNK_TOKENS = "chunked_nll", 256  # TRL's
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -121,6 +122,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
     if tp > 1 and training.pop("cross_entropy", None):
         s.notes.append("the loss in chunks is not simulated with tensor parallelism: all logits are, at once")
+    training |= _trls_loss(s, training, length or 0, layout["zero"])
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
@@ -131,6 +133,21 @@ def _take_trls_precision(s: Settings, given: set[str]) -> None:
     if s.values.get("max_length") is not None and not {"bf16", "fp16"} & given:
         s.values = {**s.values, "bf16": True}
         s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
+
+
+def _trls_loss(s: Settings, training: dict[str, Any], length: int, zero: int) -> dict[str, Any]:
+    """TRL's loss in chunks of 256 tokens, its default without Liger's (trl/trainer/sft_config.py; sft_trainer.py:
+    `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
+    named = s.take("loss_type") if s.values.get("max_length") is not None else "nll"
+    if named not in (None, CHUNKED_NLL) or "cross_entropy" in training:
+        return {}
+    default = "" if named else ", as TRL has it by default since 2026"
+    if training.get("param_dtype") == "fp32" and zero < 3:
+        s.notes.append(f"loss_type: {CHUNKED_NLL}{default}, is simulated with all logits at once under autocast")
+        return {}
+    s.notes.append(f"loss_type: {CHUNKED_NLL}{default}; each chunk's logits, computed twice, are simulated once")
+    tokens = training["micro_batch_size"] * length
+    return {"cross_entropy": "chunked", "loss_chunks": -(-tokens // CHUNK_TOKENS)}
 
 
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) -> dict[str, Any]:

@@ -179,6 +179,25 @@ def test_adapters_of_trl_and_llama_factory(tmp_path: Path, keys: str, lora: dict
     assert data["training"].get("param_dtype") == (None if lora else "fp32")
 
 
+@pytest.mark.parametrize(
+    ("keys", "chunks", "said"),
+    [
+        ("use_peft: true", 8, "TRL has it by default"),
+        ("use_peft: true\nloss_type: chunked_nll", 8, "computed twice"),
+        ("use_peft: true\nloss_type: nll", None, "bf16"),
+        ("fsdp: full_shard", 8, "TRL has it by default"),
+        ("", None, "all logits at once under autocast"),
+    ],
+)
+def test_trl_s_loss_in_chunks_of_256_tokens(tmp_path: Path, keys: str, chunks: int | None, said: str) -> None:
+    """trl/trainer/sft_config.py: `loss_type` is chunked_nll where nothing else is said."""
+    text = "model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\nper_device_train_batch_size: 4\n"
+    data, notes = converted(tmp_path, "sft.yaml", f"{text}{keys}\n", "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"].get("loss_chunks") == chunks
+    assert data["training"].get("cross_entropy") == ("chunked" if chunks else None)
+    assert said in notes
+
+
 def test_axolotl_s_names(tmp_path: Path) -> None:
     text = """{base_model: meta-llama/Llama-3.1-8B, adapter: qlora, lora_r: 32, lora_target_linear: true,
       sequence_len: 4096, micro_batch_size: 2, gradient_accumulation_steps: 4, bf16: auto}"""
