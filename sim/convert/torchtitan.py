@@ -1,8 +1,8 @@
 """torchtitan's configuration as a scenario: the TOML of 2025, and the Python configs that followed it.
 
 Names and meaning: torchtitan/config/job_config.py of pytorch/torchtitan at 000204a (August 2025), and the release 0.3.0
-(September 2026). A Python config is parsed and never run: keyword arguments that are plain values count, by the name of
-the class that they are given to.
+(September 2026); since that summer batches are numbers of tokens. A Python config is parsed and never run: keyword
+arguments that are plain values count, by the name of the class that they are given to.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Any
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
 from sim.convert.torchtitan_older import as_of_2025
+from sim.convert.torchtitan_tokens import in_sequences
 from sim.core.errors import InputError
-from sim.inputs.input_source import show
-from sim.inputs.model_input import load_model
+from sim.inputs.input_source import Source, show
+from sim.inputs.model_input import resolve_model
 from sim.inputs.parallelism import split_layers
 from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_POLICIES, TITAN_SCHEDULES
 from sim.schedules import FORMS
@@ -39,14 +40,14 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
     else:
         values = as_of_2025(values)
-    s = Settings(file, values)
+    s = Settings(file, in_sequences(file, values))
     s.notes += [
         f"{key} = {show(value)}: is no plain value, so the default is taken; --set says another"
         for key, value in tables.get(UNREAD, {}).items()
     ]
     s.taken |= {"model.name", "model.flavor"}
     model = machine.model or _model(s)
-    layout = _layout(s, machine, str(model))
+    layout = _layout(s, machine, model)
     training = _training(s, layout)
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
@@ -76,7 +77,7 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
     return tables | {name: table for name, table in given if isinstance(table, dict)}
 
 
-def _model(s: Settings) -> str:
+def _model(s: Settings) -> str | dict[str, Any]:
     name, flavor = s.take("model.name", "llama3"), s.take("model.flavor")
     found = TITAN_MODELS.get(f"{name} {flavor}".lower())
     if found is None:
@@ -87,7 +88,7 @@ def _model(s: Settings) -> str:
     return found
 
 
-def _layout(s: Settings, machine: Machine, model: str) -> dict[str, Any]:
+def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[str, Any]:
     def degree(name: str) -> int:
         return s.size(f"parallelism.{name}", 1)
 
@@ -115,7 +116,7 @@ def _layout(s: Settings, machine: Machine, model: str) -> dict[str, Any]:
         "reshard_after_forward": None if not sharded else reshard == "always" or (reshard == "default" and pp == 1),
         "tp_overlap": "full" if tp > 1 and any(asynchronous) else None,
         "cp_method": None if cp == 1 else "ring" if rotate == "alltoall" else "all_gather",
-        **(_pipeline(s, pp, load_model(model).layers) if pp > 1 else {}),
+        **(_pipeline(s, pp, resolve_model(model, Source("model", {}), ()).layers) if pp > 1 else {}),
     }
 
 
