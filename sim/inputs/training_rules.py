@@ -192,10 +192,11 @@ def _four_bits(sections: Sections, t: Training) -> Problems:
 
 
 def _frozen_experts(sections: Sections, t: Training) -> Problems:
-    """Experts without gradients are whole on their rank."""
-    zero = sections.parallelism.zero
-    if t.lora is not None and sections.model.moe is not None and zero == 3:
-        yield ("parallelism", "zero"), f"found {zero}; frozen experts are simulated whole: zero below 3"
+    """Experts without gradients are cut over the ranks that all other parameters are cut over."""
+    p = sections.parallelism
+    if t.lora is not None and sections.model.moe is not None and p.zero == 3 and p.ep * p.expert_tp != p.tp:
+        why = "frozen experts are simulated sharded as other parameters: zero below 3, or ep·expert_tp = tp"
+        yield ("parallelism", "zero"), f"found {p.zero}; {why}"
 
 
 def _fused_experts(sections: Sections, t: Training) -> Problems:
