@@ -41,7 +41,8 @@ def head_block(scenario: Scenario) -> Block:
         parts = tuple(p if p.frozen else frozen(p) for p in parts)
     key = (
         f"head {shape_key(scenario.model, d)} vocab={scenario.model.padded_vocab(d.tp)} "
-        f"loss={scenario.for_training.cross_entropy} {scenario.for_training.loss_chunks or ''}"
+        f"loss={scenario.for_training.cross_entropy}"
+        + (f" in {chunks}" if (chunks := scenario.for_training.loss_chunks) is not None else "")
         + (" and the teacher's" if learns_logits(scenario) else "")
         + (" frozen" if d.lora else "")
     )
