@@ -40,8 +40,12 @@ def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
 def _megatron(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.megatron import convert_megatron
     from sim.convert.script import read_script
+    from sim.convert.swift_megatron import convert_swift, is_swift_megatron
 
-    return read_script(file, text, asked.given, lambda read: convert_megatron(file, read, asked.machine))
+    machine, length = asked.machine, asked.seq_len
+    if is_swift_megatron(text):
+        return read_script(file, text, asked.given, lambda read: convert_swift(file, read, machine, length))
+    return read_script(file, text, asked.given, lambda read: convert_megatron(file, read, machine))
 
 
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
@@ -113,6 +117,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 def _trainer_of(file: Path, text: str) -> str:
     from sim.convert.launched import is_launched
     from sim.convert.serving import is_serving
+    from sim.convert.swift_megatron import is_swift_megatron
 
     if file.suffix in (".toml", ".py"):
         return "torchtitan"
@@ -120,7 +125,7 @@ def _trainer_of(file: Path, text: str) -> str:
         return "deepspeed"
     if is_serving(text):
         return "serving"
-    if any(flag in text for flag in MEGATRON):
+    if is_swift_megatron(text) or any(flag in text for flag in MEGATRON):
         return "megatron"
     raise InputError(
         f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "
