@@ -81,10 +81,11 @@ def _launched(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
-    """A JSON or YAML: Megatron-Bridge's, Megatron-LM's arguments, torchtune's, DeepSpeed's or Transformers'."""
+    """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
     from sim.convert.bridge import convert_bridge, is_bridge
     from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
     from sim.convert.megatron import as_command, convert_megatron, is_arguments
+    from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.other_trainers import not_told, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.inputs.file_kinds import refuse_other_kind
@@ -98,6 +99,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         return convert_bridge(file, data, asked.machine)
     if is_arguments(data):
         return convert_megatron(file, as_command(data), asked.machine)
+    if is_nanotron(data):
+        return convert_nanotron(file, data, asked.machine)
     if is_torchtune(data):
         return convert_torchtune(file, data, asked.machine, asked.seq_len)
     refuse_other_trainer(file, data)
