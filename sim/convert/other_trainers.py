@@ -18,7 +18,10 @@ OTHERS = (
     ("Docker Compose", ("services",)),
     ("Kubernetes", ("apiVersion", "kind")),
 )
-READ = "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, nanotron"
+READ = (
+    "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
+    "nanotron"
+)
 
 
 def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.inputs.scenario import parse_scenario
 from tests.sim.convert.converting import converted, refused
 
 DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
@@ -298,3 +299,37 @@ def test_a_part_of_an_offloaded_optimizer_is_named(tmp_path: Path) -> None:
     text = DEEPSPEED.replace('"device": "cpu"', '"device": "cpu", "ratio": 0.3')
     assert "offload_optimizer: ratio 0.3 is not simulated" in converted(tmp_path, "ds.json", text, *options)[1]
     assert "ratio" not in converted(tmp_path, "ds.json", text.replace("0.3", "1.0"), *options)[1]
+
+
+EIGHT = FACTORY + "fp8: true\nfp8_backend: torchao\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("", ("fp8", "tensorwise", None)),
+        ("fsdp: full_shard", ("fp8", "tensorwise", "bf16")),
+        ("fsdp: full_shard\nfp8_enable_fsdp_float8_all_gather: true", ("fp8", "tensorwise", None)),
+    ],
+)
+def test_matmuls_in_8_bits_of_llama_factory(tmp_path: Path, more: str, expected: tuple[object, ...]) -> None:
+    data, notes = converted(tmp_path, "sft.yaml", f"{EIGHT}{more}\n", "--cluster", "dgx-h100", "--gpus", "8")
+    t, p = data["training"], data["parallelism"]
+    assert (t["precision"], t.get("fp8_recipe"), p.get("param_gather_dtype")) == expected
+    assert "not expressed" not in notes
+    assert parse_scenario(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "optimizer", "said"),
+    [
+        ("use_muon: true", "muon", ""),
+        ("optim: galore_adamw", "adamw", "of a low rank"),
+        ("optim: adamw_torch_4bit", "adamw", "4 bits"),
+        ("optim: schedule_free_adamw", "adamw", "one moment"),
+    ],
+)
+def test_optimizers_whose_states_are_others(tmp_path: Path, key: str, optimizer: str, said: str) -> None:
+    data, notes = converted(tmp_path, "sft.yaml", f"{FACTORY}{key}\n", "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["optimizer"] == optimizer
+    assert said in notes
