@@ -12,15 +12,13 @@ from sim.core.errors import InputError
 OTHERS = (
     ("GPT-NeoX", ("pipe_parallel_size",)),  # neox_arguments; its other keys are DeepSpeed's
     ("GPT-NeoX", ("model_parallel_size",)),
-    ("LLM Foundry", ("device_train_microbatch_size",)),  # scripts/train/yamls
-    ("LLM Foundry", ("global_train_batch_size",)),
     ("verl", ("actor_rollout_ref",)),
     ("Docker Compose", ("services",)),
     ("Kubernetes", ("apiVersion", "kind")),
 )
 READ = (
     "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
-    "nanotron"
+    "nanotron, LLM Foundry"
 )
 
 

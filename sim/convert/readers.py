@@ -84,6 +84,7 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
     from sim.convert.bridge import convert_bridge, is_bridge
     from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
+    from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
     from sim.convert.megatron import as_command, convert_megatron, is_arguments
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.other_trainers import not_told, refuse_other_trainer
@@ -99,6 +100,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         return convert_bridge(file, data, asked.machine)
     if is_arguments(data):
         return convert_megatron(file, as_command(data), asked.machine)
+    if is_llm_foundry(data):
+        return convert_llm_foundry(file, data, asked.machine)
     if is_nanotron(data):
         return convert_nanotron(file, data, asked.machine)
     if is_torchtune(data):

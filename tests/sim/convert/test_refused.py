@@ -49,7 +49,6 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             '{"pipe-parallel-size": 4, "zero_optimization": {"stage": 1}}',
             "is a file of GPT-NeoX, which is not",
         ),
-        ("a.yaml", "max_seq_len: 2048\nglobal_train_batch_size: 8", "is a file of LLM Foundry"),
         ("a.yaml", "services: {vllm: {image: a}}", "is a file of Docker Compose"),
         ("a.yaml", "batch: 3", "whose configuration it is cannot be told: it has no key of Megatron-Bridge"),
         ("a.yaml", "stage: dpo\nlearning_rate: 1", "stage dpo: trains on pairs of answers, which a reference model"),
