@@ -31,7 +31,9 @@ DEFAULTS: dict[str, str] = {
     "recompute-granularity": "selective",
     "attention-backend": "flash",
 }
-OF_EXPERTS = {"moe-grouped-gemm": "true", "moe-token-dispatcher-type": "alltoall"}
+OF_EXPERTS = {
+    **{"moe-grouped-gemm": "true", "moe-token-dispatcher-type": "alltoall", "expert-tensor-parallel-size": "1"},
+}
 SWITCHES = {"true": True, "false": False}
 LENGTH, NO_RECOMPUTE = "max-length", ("recompute-granularity", "none")
 TYPES, LORA = ("tuner-type", "train-type"), "lora"

@@ -68,6 +68,13 @@ def test_experts_with_adapters_on_attention(tmp_path: Path) -> None:
     assert parse_scenario(data)
 
 
+def test_experts_are_whole_by_default(tmp_path: Path) -> None:
+    """`expert_tensor_parallel_size` is 1 there; Megatron-LM's own default is the tensor parallelism."""
+    text = EXPERTS.replace("--pipeline_model_parallel_size", "--tensor_model_parallel_size")
+    p = converted(tmp_path, "sft.sh", text, *ON)[0]["parallelism"]
+    assert (p["tp"], p["dp"], p["ep"], p["expert_tp"]) == (2, 8, 8, 1)
+
+
 def test_selective_recomputation_is_the_default(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "sft.sh", EXPERTS.replace("    --recompute_granularity none \\\n", ""), *ON)
     assert parse_scenario(data).for_training.recompute.mode == "selective"
