@@ -32,7 +32,9 @@ DEFAULTS: dict[str, str] = {
     "attention-backend": "flash",
 }
 OF_EXPERTS = {
-    **{"moe-grouped-gemm": "true", "moe-token-dispatcher-type": "alltoall", "expert-tensor-parallel-size": "1"},
+    "moe-grouped-gemm": "true",
+    "moe-token-dispatcher-type": "alltoall",
+    "expert-tensor-parallel-size": "1",
 }
 SWITCHES = {"true": True, "false": False}
 LENGTH, NO_RECOMPUTE = "max-length", ("recompute-granularity", "none")
