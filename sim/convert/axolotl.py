@@ -21,6 +21,7 @@ NAMES = {
 # Switches that mean the same as their absence where they are off.
 SWITCHES = ("load_in_8bit", "load_in_4bit", "liger_fused_linear_cross_entropy", "cut_cross_entropy")
 CUT_LOSS = "CutCrossEntropyPlugin"  # which is on unless `cut_cross_entropy: false`
+PLUGINS = (CUT_LOSS, "LigerPlugin")  # of which other keys say what they do
 OF_LORA = "lora_"
 
 
@@ -31,7 +32,9 @@ def plain_names(data: dict[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in data.items() if value is not None}
     if CUT_LOSS in str(given.get("plugins")):
         given = {"cut_cross_entropy": True} | given
-    off = {key for key in SWITCHES if given.get(key) is False}
+    off = {key for key in SWITCHES if given.get(key) is False} | {"fsdp_version"}
+    if (plugins := given.get("plugins")) and all(str(name).rpartition(".")[2] in PLUGINS for name in plugins):
+        off.add("plugins")
     if not given.get("adapter"):
         off |= {key for key in given if key == "adapter" or key.startswith(OF_LORA)}
     found = {NAMES.get(key, key): value for key, value in given.items() if key not in off}

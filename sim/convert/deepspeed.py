@@ -46,6 +46,13 @@ FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attenti
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
 EIGHT_BITS = "8bit"
+OTHER_STATES = {  # of optimizers with Adam in their names
+    **dict.fromkeys(("galore", "apollo"), "of a low rank"),
+    "4bit": "4 bits",
+    "fp8": "8 bits",
+    "mini": "one second moment a block",
+    "schedule_free": "one moment, two weights",
+}
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
 FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
@@ -65,6 +72,7 @@ FSDP_IN_FP32 = (
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
 OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
+CHUNKED_NLL, CHUNK_TOKENS = "chunked_nll", 256  # TRL's
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -121,6 +129,9 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
     if tp > 1 and training.pop("cross_entropy", None):
         s.notes.append("the loss in chunks is not simulated with tensor parallelism: all logits are, at once")
+    if s.flag("fp8"):
+        _in_8_bits(s, training, layout)
+    training |= _trls_loss(s, training, length or 0, layout["zero"])
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
@@ -131,6 +142,33 @@ def _take_trls_precision(s: Settings, given: set[str]) -> None:
     if s.values.get("max_length") is not None and not {"bf16", "fp16"} & given:
         s.values = {**s.values, "bf16": True}
         s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
+
+
+def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) -> None:
+    """torchao's matmuls with a scale for each tensor, as Accelerate has them by default: LLaMA-Factory
+    (train/fp8_utils.py), Axolotl (monkeypatch/trainer_accelerator_args.py)."""
+    backend = str(s.take("fp8_backend", "auto"))
+    if backend not in ("auto", "torchao") or training["precision"] != "bf16" or "lora" in training:
+        s.notes.append(f"fp8 (backend {backend}): matmuls are simulated in {training['precision']}")
+        return
+    training |= {"precision": "fp8", "fp8_recipe": "tensorwise"}
+    if layout["zero"] == 3 and not s.flag("fp8_enable_fsdp_float8_all_gather"):
+        layout["param_gather_dtype"] = "bf16"
+
+
+def _trls_loss(s: Settings, training: dict[str, Any], length: int, zero: int) -> dict[str, Any]:
+    """TRL's loss in chunks of 256 tokens, its default without Liger's (trl/trainer/sft_config.py; sft_trainer.py:
+    `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
+    named = s.take("loss_type") if s.values.get("max_length") is not None else "nll"
+    if named not in (None, CHUNKED_NLL) or "cross_entropy" in training:
+        return {}
+    default = "" if named else ", as TRL has it by default since 2026"
+    if training.get("param_dtype") == "fp32" and zero < 3:
+        s.notes.append(f"loss_type: {CHUNKED_NLL}{default}, is simulated with all logits at once under autocast")
+        return {}
+    s.notes.append(f"loss_type: {CHUNKED_NLL}{default}; each chunk's logits, computed twice, are simulated once")
+    tokens = training["micro_batch_size"] * length
+    return {"cross_entropy": "chunked", "loss_chunks": -(-tokens // CHUNK_TOKENS)}
 
 
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) -> dict[str, Any]:
@@ -245,9 +283,12 @@ def _optimizer(s: Settings) -> dict[str, Any]:
     section, argument = s.take("optimizer", {}), s.take("optim", "")
     own = section.get("type") if isinstance(section, dict) else section
     name = str(own or argument).lower()  # DeepSpeed's own goes first (integrations/deepspeed.py)
+    name = "muon" if s.flag("use_muon") else name  # LLaMA-Factory's
     found = next((ours for word, ours in OPTIMIZERS.items() if word in name), None)
     if name and found is None:
         s.notes.append(f"optimizer {name}: is simulated as AdamW")
+    if special := next((word for word in OTHER_STATES if word in name), ""):
+        s.notes.append(f"optimizer {name}: its states ({OTHER_STATES[special]}) are simulated as AdamW's")
     return {"optimizer": found or "adamw", **({"optimizer_dtype": "int8"} if EIGHT_BITS in name else {})}
 
 

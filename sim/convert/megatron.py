@@ -32,6 +32,7 @@ CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
 MOMENTS = {"fp32": "fp32", "bf16": "bf16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
+DTYPES: dict[str, str | None] = {"bf16": "bf16", "fp32": "fp32"}
 OF_MOMENTS = ("exp-avg-dtype", "exp-avg-sq-dtype")
 REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
@@ -189,6 +190,9 @@ def _grad_dtype(s: Settings) -> str | None:
         s.taken |= {"accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16", "main-grads-dtype"}
         return "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else None
     in_fp32 = s.flag("accumulate-allreduce-grads-in-fp32")
+    if s.values.get("megatron-fsdp-main-grads-dtype") in DTYPES:
+        s.flag("grad-reduce-in-bf16")
+        return DTYPES[s.take("megatron-fsdp-main-grads-dtype")]
     if s.flag("bf16"):
         words = {"bf16": True, "torch.bfloat16": True, "fp32": False, "torch.float32": False}
         main = s.choice("main-grads-dtype", words, "fp32")
@@ -228,6 +232,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "precision": precision,
             "fp8_recipe": recipe if precision in ("fp8", "mxfp8") else None,
             "grad_dtype": _grad_dtype(s),
+            "grad_reduce_dtype": s.choice("megatron-fsdp-grad-comm-dtype", DTYPES | {"auto": None}, "auto"),
             "optimizer": optimizer,
             "optimizer_dtype": _moments(s),
             "optimizer_offload": _offload(s),

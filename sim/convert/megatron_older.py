@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 RENAMED = {
+    "use-megatron-fsdp-v2": "use-megatron-fsdp",  # which it switches on (docs of Megatron FSDP v2, 2026)
     "num-nodes": "nnodes",  # of DeepSpeed's launcher
     "num-gpus": "nproc-per-node",
     "batch-size": "micro-batch-size",

@@ -47,7 +47,7 @@ def _given_layout(s: Settings) -> tuple[int, list[int], int | None] | None:
         return None
     s.take("num-virtual-stages-per-pipeline-rank")
     s.take("num-layers-per-virtual-pipeline-stage")
-    parts = _unrolled(layout).split("|")
+    parts = _unrolled(layout.replace("\\", "")).split("|")  # which a script that is evaluated again escapes
     if not {*"".join(parts)} <= {*"EtmL,"}:
         raise InputError(
             f"{s.place(key)}: found {show(layout)}; a stage has letters of E, t, m, L, as in Ett|(tt|)*2mL"

@@ -12,15 +12,14 @@ from sim.core.errors import InputError
 OTHERS = (
     ("GPT-NeoX", ("pipe_parallel_size",)),  # neox_arguments; its other keys are DeepSpeed's
     ("GPT-NeoX", ("model_parallel_size",)),
-    ("nanotron", ("tokens", "parallelism")),  # nanotron/config/config.py
-    ("torchtune", ("model._component_",)),
-    ("LLM Foundry", ("device_train_microbatch_size",)),  # scripts/train/yamls
-    ("LLM Foundry", ("global_train_batch_size",)),
     ("verl", ("actor_rollout_ref",)),
     ("Docker Compose", ("services",)),
     ("Kubernetes", ("apiVersion", "kind")),
 )
-READ = "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl"
+READ = (
+    "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
+    "nanotron, LLM Foundry"
+)
 
 
 def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:

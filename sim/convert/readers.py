@@ -40,8 +40,12 @@ def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
 def _megatron(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.megatron import convert_megatron
     from sim.convert.script import read_script
+    from sim.convert.swift_megatron import convert_swift, is_swift_megatron
 
-    return read_script(file, text, asked.given, lambda read: convert_megatron(file, read, asked.machine))
+    machine, length = asked.machine, asked.seq_len
+    if is_swift_megatron(text):
+        return read_script(file, text, asked.given, lambda read: convert_swift(file, read, machine, length))
+    return read_script(file, text, asked.given, lambda read: convert_megatron(file, read, machine))
 
 
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
@@ -77,11 +81,14 @@ def _launched(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
-    """A JSON or YAML: Megatron-Bridge's, Megatron-LM's arguments, DeepSpeed's or Transformers'."""
+    """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
     from sim.convert.bridge import convert_bridge, is_bridge
     from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
+    from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
     from sim.convert.megatron import as_command, convert_megatron, is_arguments
+    from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.other_trainers import not_told, refuse_other_trainer
+    from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.inputs.file_kinds import refuse_other_kind
     from sim.inputs.yaml_input import parse_yaml
 
@@ -93,6 +100,12 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         return convert_bridge(file, data, asked.machine)
     if is_arguments(data):
         return convert_megatron(file, as_command(data), asked.machine)
+    if is_llm_foundry(data):
+        return convert_llm_foundry(file, data, asked.machine)
+    if is_nanotron(data):
+        return convert_nanotron(file, data, asked.machine)
+    if is_torchtune(data):
+        return convert_torchtune(file, data, asked.machine, asked.seq_len)
     refuse_other_trainer(file, data)
     if not (asked.told or is_training_arguments(data)):
         raise not_told(file)
@@ -110,6 +123,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 def _trainer_of(file: Path, text: str) -> str:
     from sim.convert.launched import is_launched
     from sim.convert.serving import is_serving
+    from sim.convert.swift_megatron import is_swift_megatron
 
     if file.suffix in (".toml", ".py"):
         return "torchtitan"
@@ -117,7 +131,7 @@ def _trainer_of(file: Path, text: str) -> str:
         return "deepspeed"
     if is_serving(text):
         return "serving"
-    if any(flag in text for flag in MEGATRON):
+    if is_swift_megatron(text) or any(flag in text for flag in MEGATRON):
         return "megatron"
     raise InputError(
         f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "

@@ -1,8 +1,8 @@
 """torchtitan's configuration as a scenario: the TOML of 2025, and the Python configs that followed it.
 
 Names and meaning: torchtitan/config/job_config.py of pytorch/torchtitan at 000204a (August 2025), and the release 0.3.0
-(September 2026). A Python config is parsed and never run: keyword arguments that are plain values count, by the name of
-the class that they are given to.
+(September 2026); since that summer batches are numbers of tokens. A Python config is parsed and never run: keyword
+arguments that are plain values count, by the name of the class that they are given to.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from typing import Any
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
 from sim.convert.torchtitan_older import as_of_2025
+from sim.convert.torchtitan_tokens import in_sequences
 from sim.core.errors import InputError
-from sim.inputs.input_source import show
-from sim.inputs.model_input import load_model
+from sim.inputs.input_source import Source, show
+from sim.inputs.model_input import resolve_model
 from sim.inputs.parallelism import split_layers
 from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_POLICIES, TITAN_SCHEDULES
 from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
-CHUNKS = (
-    "loss: training.cross_entropy chunked has chunks as Liger chooses them; torchtitan's are num_chunks of a "
-    "sequence (8 by default)"
-)
+CHUNKS = 8  # default of `num_chunks`, components/loss.py
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -42,14 +40,14 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
     else:
         values = as_of_2025(values)
-    s = Settings(file, values)
+    s = Settings(file, in_sequences(file, values))
     s.notes += [
         f"{key} = {show(value)}: is no plain value, so the default is taken; --set says another"
         for key, value in tables.get(UNREAD, {}).items()
     ]
     s.taken |= {"model.name", "model.flavor"}
     model = machine.model or _model(s)
-    layout = _layout(s, machine, str(model))
+    layout = _layout(s, machine, model)
     training = _training(s, layout)
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
@@ -79,7 +77,7 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
     return tables | {name: table for name, table in given if isinstance(table, dict)}
 
 
-def _model(s: Settings) -> str:
+def _model(s: Settings) -> str | dict[str, Any]:
     name, flavor = s.take("model.name", "llama3"), s.take("model.flavor")
     found = TITAN_MODELS.get(f"{name} {flavor}".lower())
     if found is None:
@@ -90,7 +88,7 @@ def _model(s: Settings) -> str:
     return found
 
 
-def _layout(s: Settings, machine: Machine, model: str) -> dict[str, Any]:
+def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[str, Any]:
     def degree(name: str) -> int:
         return s.size(f"parallelism.{name}", 1)
 
@@ -118,7 +116,7 @@ def _layout(s: Settings, machine: Machine, model: str) -> dict[str, Any]:
         "reshard_after_forward": None if not sharded else reshard == "always" or (reshard == "default" and pp == 1),
         "tp_overlap": "full" if tp > 1 and any(asynchronous) else None,
         "cp_method": None if cp == 1 else "ring" if rotate == "alltoall" else "all_gather",
-        **(_pipeline(s, pp, load_model(model).layers) if pp > 1 else {}),
+        **(_pipeline(s, pp, resolve_model(model, Source("model", {}), ()).layers) if pp > 1 else {}),
     }
 
 
@@ -213,20 +211,17 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
         **(reduces if layout["zero"] == 3 else {}),
         "framework": "compiled" if "model" in parts else "eager",
-        **_cross_entropy(s, "loss" in parts, layout["tp"]),
+        **_cross_entropy(s, "loss" in parts),
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
         "recompute": _recompute(s),
     }
 
 
-def _cross_entropy(s: Settings, compiled: bool, tp: int) -> dict[str, str]:
+def _cross_entropy(s: Settings, compiled: bool) -> dict[str, Any]:
     """The loss: in chunks, of one kernel where it is compiled by itself, or of separate ones (components/loss.py)."""
-    chunked = s.flag("loss.chunked")
-    if chunked and tp == 1:
-        s.notes.append(CHUNKS)
-        return {"cross_entropy": "chunked"}
-    if chunked:
-        s.notes.append("loss: in chunks, but all logits at once are simulated with tp, so the peak memory is higher")
+    chunks = s.size("loss.num_chunks", CHUNKS)
+    if s.flag("loss.chunked"):
+        return {"cross_entropy": "chunked", "loss_chunks": chunks}
     return {"cross_entropy": "fused"} if compiled else {}
 
 

@@ -7,8 +7,10 @@ to a config's parts, also to what another function of the file returns.
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,19 @@ CONVERTERS = {  # of a model's matmuls, classes of Python configs
     "MXFP8LinearConverter": "mx",
     "NVFP4LinearConverter": "nvfp4",
 }
+WHOLE_LAYERS = ["layers"]  # a converter's `fqns` for the matmuls of all layers
 FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
 TABLES = OWN | {"float8", "mx", "experimental", "loss"}
 CHUNKED = ("ChunkedLossWrapper", "ChunkedCELoss")  # of components/loss.py, the later name first
+ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Mult: operator.mul,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.FloorDiv: operator.floordiv,
+}
+LARGEST = 2**62
 UNREAD = "?"  # stands for a table: keys whose values are no plain ones
 
 
@@ -131,6 +141,9 @@ def _part(file: Path, name: str, given: ast.expr, tables: dict[str, dict[str, An
         tables[name]["mode"] = policy
     if name == "loss" and made:
         tables[name]["chunked"] = _owner(made.func) in CHUNKED
+        for keyword in made.keywords:
+            if keyword.arg == "num_chunks":
+                _set(tables, name, keyword.arg, keyword.value)
     if name == "optimizer" and made and (word := _name(made.func)) != "Config" and "adam" not in word.lower():
         tables[name]["name"] = word
 
@@ -141,6 +154,9 @@ def _converter(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
     if converter is None:
         return
     tables["model"].setdefault("converters", []).append(converter)
+    named = next((k.value for k in call.keywords if k.arg == "fqns"), None)
+    if named is not None and _plain(named) != WHOLE_LAYERS:
+        tables["model"]["converters.fqns"] = ast.unparse(named)  # which nothing reads
     given = {k.arg: _plain(k.value) for k in call.keywords if converter == "float8" and k.arg in FLOAT8}
     tables["float8"] |= {str(k): v for k, v in given.items() if v is not None}
 
@@ -174,6 +190,11 @@ def _name(function: ast.expr) -> str:
 
 
 def _plain(node: ast.expr) -> Any:
+    """A literal, or a product, sum or quotient of whole numbers; None for all else."""
+    if isinstance(node, ast.BinOp) and (compute := ARITHMETIC.get(type(node.op))):
+        left, right = _plain(node.left), _plain(node.right)
+        known = type(left) is type(right) is int and max(abs(left), abs(right)) < LARGEST
+        return compute(left, right) if known and (right or compute is not operator.floordiv) else None
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 CLASSES = {"training": "TrainingConfig", "parallelism": "ParallelismConfig", "compile": "CompileConfig"}
+CHUNKS = 8  # torchtitan's `num_chunks`
 POLICIES = {mode: name for name, mode in TITAN_POLICIES.items()}
 
 
@@ -43,14 +44,15 @@ class TitanPython(Titan):
         flavor, policy = tables.pop("model")["flavor"], POLICIES.get(tables.pop("activation_checkpoint")["mode"], "")
         nodes, each = self.nodes
         chunked = self.training.cross_entropy == "chunked"
-        if chunked:
-            self.notes.append("cross_entropy chunked is simulated in Liger's chunks; torchtitan's are num_chunks, 8")
+        if chunked and self.training.loss_chunks is None:
+            self.notes.append(f"loss_chunks is {CHUNKS}, torchtitan's default; Liger's chunks are simulated")
         return _template().render(
             nodes=nodes,
             each=each,
             notes=self.notes,
             classes=CLASSES,
             policy=policy,
+            chunks=self.training.loss_chunks or CHUNKS,
             losses=("ChunkedLossWrapper", "CrossEntropyLoss")[not chunked :],
             flavor=flavor,
             tables=tables,

@@ -266,13 +266,15 @@ def _gemma4_small(config: Config) -> Config:
 
 
 def _gemma4_full(config: Config, kinds: list[str]) -> Config:
-    """Sizes of Gemma 4's layers without a window; Transformers 5 writes them for each layer (`per_layer_config`)."""
+    """Sizes of Gemma 4's layers without a window; Transformers 5 writes them for each layer (`per_layer_config`), whose
+    numbers have leading zeros ("05") in its later releases."""
     equal = bool(config.get("attention_k_eq_v", False))
     kv_heads = config.get("num_global_key_value_heads") if equal else None
     sizes = {"head_dim": config.get("global_head_dim", 512), "num_key_value_heads": kv_heads}
-    if (each := config.get("per_layer_config")) is not None:
-        own = [each[str(i)] for i in range(config["num_hidden_layers"]) if kinds[i % len(kinds)] == "full"]
-        others = [key for key in each if kinds[int(key) % len(kinds)] != "full"]
+    if (written := config.get("per_layer_config")) is not None:
+        each = {int(number): sizes for number, sizes in written.items()}
+        own = [each.get(i, {}) for i in range(config["num_hidden_layers"]) if kinds[i % len(kinds)] == "full"]
+        others = [number for number in each if kinds[number % len(kinds)] != "full"]
         if others or any(one != own[0] for one in own):
             raise NotExpressibleError("per_layer_config: can be simulated: equal sizes of all full_attention layers")
         sizes |= own[0]
@@ -353,4 +355,5 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gemma2": Family(_gemma2, _WINDOW | _CAPS, pattern=("sliding", "full")),  # soft caps of configs that leave them out
     "gemma3_text": _gemma3,
     "gemma4_text": _gemma4,
+    "gemma4_unified_text": Family(_gemma4, {"hidden_size_per_layer_input": 0, "sliding_window": 1024}),
 }

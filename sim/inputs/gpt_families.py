@@ -262,5 +262,6 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "nemotron": _nemotron,
     "jais2": _jais2,
     "apertus": _apertus,
+    "apertus1p5_text": _apertus,
     "nanochat": _nanochat,
 }

@@ -230,10 +230,11 @@ def batch(s: Sizes) -> Problem | None:
 
 
 def loss(s: Sizes) -> Problem | None:
-    """A chunk of the loss needs the logits of all words."""
-    if s.tp == 1 or s.training is None or s.training.cross_entropy != "chunked":
+    """A chunk of Liger's loss needs the logits of all words."""
+    t = s.training
+    if s.tp == 1 or t is None or t.cross_entropy != "chunked" or t.loss_chunks is not None:
         return None
-    why = "found 'chunked' with parallelism.tp above 1; chunks need the whole vocabulary"
+    why = "found 'chunked' with parallelism.tp above 1; Liger's chunks need the whole vocabulary, loss_chunks do not"
     return ("training", "cross_entropy"), why
 
 

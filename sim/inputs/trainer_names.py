@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 # torchtitan's schedules, by the scenario's; the names are torch.distributed.pipelining's. Megatron-LM has two, and a
 # number of virtual stages.
 TITAN_SCHEDULES = {
@@ -12,11 +14,27 @@ TITAN_SCHEDULES = {
     "dualpipe_v": "DualPipeV",
 }
 MEGATRON_SCHEDULES = ("1f1b", "interleaved_1f1b")
-# Flavors of torchtitan/models/llama3, deepseek_v3 and qwen3, and the shipped models that they are.
+# Flavors of torchtitan/models, and the shipped models that they are, or the nearest of these with their own sizes.
 LLAMA3_FLAVORS = {"8B": "llama3.1-8b", "70B": "llama3.1-70b", "405B": "llama3.1-405b"}
-TITAN_MODELS = {f"llama3 {flavor}".lower(): name for flavor, name in LLAMA3_FLAVORS.items()} | {
+TITAN_MODELS: dict[str, str | dict[str, Any]] = {
+    **{f"llama3 {flavor}".lower(): name for flavor, name in LLAMA3_FLAVORS.items()},
+    "llama4 17bx16e": "llama4-scout",
+    "llama4 17bx128e": "llama4-maverick",
     "deepseek_v3 671b": "deepseek-v3",
     "deepseek_v3 236b": "deepseek-v2",
+    "deepseek_v3 16b": {
+        "preset": "deepseek-v2",
+        "layers": 27,
+        "hidden": 2048,
+        "heads": 16,
+        "ffn": 10944,
+        "mla": {"q_lora_rank": None},
+        "moe": {"experts": 64, "ffn": 1408, "max_nodes_per_token": None},
+    },
+    "gpt_oss 20b": "gpt-oss-20b",
+    "gpt_oss 120b": "gpt-oss-120b",
+    "qwen3 0.6b": {"preset": "qwen3-4b", "layers": 28, "hidden": 1024, "heads": 16, "ffn": 3072},
+    "qwen3 1.7b": {"preset": "qwen3-4b", "layers": 28, "hidden": 2048, "heads": 16, "ffn": 6144},
     **{f"qwen3 {size}": f"qwen3-{size}" for size in ("4b", "8b", "14b", "32b", "30b-a3b", "235b-a22b")},
 }
 # Classes of Python configs, and what activation_checkpoint.mode of TOML configs says for each.

@@ -170,6 +170,11 @@ class Training(UserInput):
         description="null: the framework's own",
         json_schema_extra={"default": FRAMEWORKS[USUAL_FRAMEWORK].cross_entropy},
     )
+    loss_chunks: int | None = Field(
+        default=None,
+        ge=1,
+        description="cross_entropy chunked: chunks of a micro-batch's tokens in a loop of plain torch; null: Liger's",
+    )
     fp8_output_proj: bool = Field(default=False, description="the output projection is multiplied in MXFP8, too")
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"

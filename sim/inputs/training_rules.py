@@ -181,12 +181,10 @@ def _post_validation(sections: Sections, t: Training) -> Problems:
 
 
 def _four_bits(sections: Sections, t: Training) -> Problems:
-    """Frozen weights in 4 bits are whole on a rank, and multiplied in 16."""
+    """Frozen weights in 4 bits are multiplied in 16."""
     if t.lora is None or t.lora.weights is None:
         return
-    path, zero = ("training", "lora", "weights"), sections.parallelism.zero
-    if zero == 3:
-        yield path, f"found '{t.lora.weights}'; 4-bit weights are simulated whole: zero below 3"
+    path = ("training", "lora", "weights")
     if sections.model.moe is not None:
         yield path, f"found '{t.lora.weights}'; experts are simulated in 16 bits only"
     if sixteen_bit(t.precision) != t.precision:
@@ -194,10 +192,11 @@ def _four_bits(sections: Sections, t: Training) -> Problems:
 
 
 def _frozen_experts(sections: Sections, t: Training) -> Problems:
-    """Experts without gradients are whole on their rank."""
-    zero = sections.parallelism.zero
-    if t.lora is not None and sections.model.moe is not None and zero == 3:
-        yield ("parallelism", "zero"), f"found {zero}; frozen experts are simulated whole: zero below 3"
+    """Experts without gradients are cut over the ranks that all other parameters are cut over."""
+    p = sections.parallelism
+    if t.lora is not None and sections.model.moe is not None and p.zero == 3 and p.ep * p.expert_tp != p.tp:
+        why = "frozen experts are simulated sharded as other parameters: zero below 3, or ep·expert_tp = tp"
+        yield ("parallelism", "zero"), f"found {p.zero}; {why}"
 
 
 def _fused_experts(sections: Sections, t: Training) -> Problems:
@@ -271,6 +270,11 @@ def _loss(sections: Sections, t: Training) -> Problems:
     path, d = ("training", "cross_entropy"), sections.distillation
     if t.cross_entropy == "chunked" and d is not None and d.mode == "logits":
         yield path, "found 'chunked'; distillation.mode logits needs all logits (unfused or fused)"
+    if t.loss_chunks is not None and t.cross_entropy != "chunked":
+        yield (
+            ("training", "loss_chunks"),
+            f"found {t.loss_chunks}; needs cross_entropy chunked, found {t.cross_entropy}",
+        )
 
 
 def _batches(sections: Sections, t: Training) -> Problems:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import ALIGNED, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
-from sim.models.chunked_loss import chunked_output
+from sim.models.chunked_loss import chunked_output, looped_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import table_elements
@@ -42,6 +42,7 @@ def head_block(scenario: Scenario) -> Block:
     key = (
         f"head {shape_key(scenario.model, d)} vocab={scenario.model.padded_vocab(d.tp)} "
         f"loss={scenario.for_training.cross_entropy}"
+        + (f" in {chunks}" if (chunks := scenario.for_training.loss_chunks) is not None else "")
         + (" and the teacher's" if learns_logits(scenario) else "")
         + (" frozen" if d.lora else "")
     )
@@ -99,8 +100,10 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
         plain,
         Linear(name, d.tokens, d.hidden, (vocab,), "column", m.head_bias),
     )
-    kernel = scenario.for_training.cross_entropy
-    if kernel == "chunked":
+    kernel, chunks = scenario.for_training.cross_entropy, scenario.for_training.loss_chunks
+    if kernel == "chunked" and chunks is not None:
+        output = looped_output(d, name, vocab, chunks, lambda sizes: cross_entropy(sizes, vocab))
+    elif kernel == "chunked":
         output = chunked_output(d, name, vocab)
     elif d.framework.accumulates_in_matmul:  # autograd is handed an empty gradient of the matrix's shape
         output = replace(output, backward_bytes=output.backward_bytes + d.act_bytes * vocab * d.hidden)

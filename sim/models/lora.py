@@ -44,7 +44,8 @@ from sim.models.operators import (
 
 # 4 bits, an 8-bit scale for 64 numbers, and for 256 such scales one of 32 bits (Dettmers et al. 2023, QLoRA, arXiv
 # 2305.14314, section 3, double quantization: 0.127 bits a parameter)
-NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+NF4_DATA_BYTES = 0.5
+NF4_BYTES = NF4_DATA_BYTES + 1 / 64 + 4 / (64 * 256)
 
 
 def frozen(part: Operator) -> Operator:

@@ -35,6 +35,7 @@ from sim.core.program import Block, Comm, Compute, Item, ModelPart, Phase, Progr
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.framework_facts import ZeroEngine
 from sim.models.frameworks import framework_of, frees_gradients
+from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.ranks.plan import Plan
@@ -122,10 +123,12 @@ class DataParallel(Struct, frozen=True):
         return self.zero == 3 and self.reshard and not self.engine.live_elements
 
     def gathered_params(self, b: Block) -> float:
-        """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes."""
+        """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes. Numbers of 4 bits
+        are gathered as they are kept, packed in the dtype of the others (bitsandbytes' `quant_storage`)."""
+        whole = b.held_params - b.four_bit_params * (1.0 - NF4_DATA_BYTES / self.gathered_bytes)
         if self.matrix_bytes is None:
-            return b.held_params
-        return b.held_params - sum(m.elements for m in b.matrices) * (1.0 - self.matrix_bytes / self.gathered_bytes)
+            return whole
+        return whole - sum(m.elements for m in b.matrices) * (1.0 - self.matrix_bytes / self.gathered_bytes)
 
     def reduce(self, name: str, params: float, experts: float, handle: str, last: bool = True) -> list[Comm]:
         """The reduction of a unit's gradients; asynchronous if `handle` is given. `last`: the step's last."""

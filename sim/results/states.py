@@ -19,7 +19,7 @@ from sim.core.program import Block, BlockKind
 from sim.inputs.training_config import Training
 from sim.models.dims import dims
 from sim.models.frameworks import framework_of, frees_gradients
-from sim.models.lora import NF4_BYTES
+from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
 from sim.models.optimizer import kept_bytes, matrix_kept_bytes
 from sim.models.source import captured_of, compute_bytes, source_of
 from sim.programs.data_parallel import DataParallel
@@ -81,10 +81,13 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
 
 
 def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements) -> float:
-    """Parameters as they are kept between uses."""
-    kept = dtype_bytes(t.param_dtype)
-    spared = sum(b.four_bit_params for b in blocks) * (kept - NF4_BYTES)
-    return (n.sharded + n.frozen / dp.shard if dp.zero == 3 else n.whole + n.frozen) * kept - spared
+    """Parameters as they are kept between uses. Of 4-bit ones ZeRO-3 cuts the numbers; their scales are no parameters
+    and stay whole (bitsandbytes, nn/modules.py: `fix_4bit_weight_quant_state_from_module`)."""
+    kept, four_bit = dtype_bytes(t.param_dtype), sum(b.four_bit_params for b in blocks)
+    if dp.zero < 3:
+        return (n.whole + n.frozen) * kept - four_bit * (kept - NF4_BYTES)
+    scales = four_bit * (NF4_BYTES - NF4_DATA_BYTES)
+    return (n.sharded + n.frozen / dp.shard) * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
 
 
 def _gradient_bytes(t: Training, stages: Sequence[Stage], n: _Elements) -> float:

@@ -57,4 +57,5 @@ def test_today_s_families_have_a_section() -> None:
     as_a_shown_one |= {"bamba", "gemma4_text", "kolibri1", "axk1", "mimo_v2_flash", "cohere2_moe"}
     as_a_shown_one |= {"sarvam_moe", "sarvam_mla"}  # GLM 4.5, DeepSeek V3
     other_names = {"minimax", "minimax_m1", "minimax_text_01"}  # three names of one family
+    other_names |= {"apertus1p5_text", "gemma4_unified_text"}  # decoders of models of several kinds of input
     assert set(FAMILIES) - shown - shipped <= as_gpt2 | as_llama | with_windows | as_a_shown_one | other_names

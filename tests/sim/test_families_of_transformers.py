@@ -262,6 +262,7 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
         ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128}),
+        ("gemma4_text", {"num_hidden_layers": 12}),  # whose sizes by layer are numbered "05", "11"
         ("gemma4_text", GEMMA_4_EXPERTS),
         ("gemma4_text", GEMMA_4_SMALL),
         ("gemma4_text", GEMMA_4_SMALL | {"use_double_wide_mlp": False, "vocab_size_per_layer_input": 500}),

@@ -20,12 +20,14 @@ ALWAYS = "version calibration calibrations engine warnings source software_date 
 LEFT_OUT = {
     "megatron": "inference rl indexer layers_per_stage "  # refused before; read as `stage_layers`
     # read by `dispatcher_of`; `shard_size` and fp32 parameters are refused before
-    "ep_dispatcher all_reduce_once autocast",
+    "ep_dispatcher all_reduce_once autocast "
+    "loss_chunks",  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules master_weights tokens virtual_stages bucket_bytes p2p_scatter "
+    "loss_chunks "  # a loss in chunks is refused
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap p2p_overlap "
     "mtp_stage",  # no model of it has prediction modules
-    "runnable": "autocast processes global_batch_size fp8_recipe indexer cuda_graphs "
+    "runnable": "loss_chunks autocast processes global_batch_size fp8_recipe indexer cuda_graphs "
     # run as they are; other dtypes of parameters than precision's are refused
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
     "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order "

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sim.inputs.scenario import parse_scenario
 from tests.sim.convert.converting import converted, refused
 
 DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
@@ -179,6 +180,25 @@ def test_adapters_of_trl_and_llama_factory(tmp_path: Path, keys: str, lora: dict
     assert data["training"].get("param_dtype") == (None if lora else "fp32")
 
 
+@pytest.mark.parametrize(
+    ("keys", "chunks", "said"),
+    [
+        ("use_peft: true", 8, "TRL has it by default"),
+        ("use_peft: true\nloss_type: chunked_nll", 8, "computed twice"),
+        ("use_peft: true\nloss_type: nll", None, "bf16"),
+        ("fsdp: full_shard", 8, "TRL has it by default"),
+        ("", None, "all logits at once under autocast"),
+    ],
+)
+def test_trl_s_loss_in_chunks_of_256_tokens(tmp_path: Path, keys: str, chunks: int | None, said: str) -> None:
+    """trl/trainer/sft_config.py: `loss_type` is chunked_nll where nothing else is said."""
+    text = "model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\nper_device_train_batch_size: 4\n"
+    data, notes = converted(tmp_path, "sft.yaml", f"{text}{keys}\n", "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"].get("loss_chunks") == chunks
+    assert data["training"].get("cross_entropy") == ("chunked" if chunks else None)
+    assert said in notes
+
+
 def test_axolotl_s_names(tmp_path: Path) -> None:
     text = """{base_model: meta-llama/Llama-3.1-8B, adapter: qlora, lora_r: 32, lora_target_linear: true,
       sequence_len: 4096, micro_batch_size: 2, gradient_accumulation_steps: 4, bf16: auto}"""
@@ -279,3 +299,37 @@ def test_a_part_of_an_offloaded_optimizer_is_named(tmp_path: Path) -> None:
     text = DEEPSPEED.replace('"device": "cpu"', '"device": "cpu", "ratio": 0.3')
     assert "offload_optimizer: ratio 0.3 is not simulated" in converted(tmp_path, "ds.json", text, *options)[1]
     assert "ratio" not in converted(tmp_path, "ds.json", text.replace("0.3", "1.0"), *options)[1]
+
+
+EIGHT = FACTORY + "fp8: true\nfp8_backend: torchao\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("", ("fp8", "tensorwise", None)),
+        ("fsdp: full_shard", ("fp8", "tensorwise", "bf16")),
+        ("fsdp: full_shard\nfp8_enable_fsdp_float8_all_gather: true", ("fp8", "tensorwise", None)),
+    ],
+)
+def test_matmuls_in_8_bits_of_llama_factory(tmp_path: Path, more: str, expected: tuple[object, ...]) -> None:
+    data, notes = converted(tmp_path, "sft.yaml", f"{EIGHT}{more}\n", "--cluster", "dgx-h100", "--gpus", "8")
+    t, p = data["training"], data["parallelism"]
+    assert (t["precision"], t.get("fp8_recipe"), p.get("param_gather_dtype")) == expected
+    assert "not expressed" not in notes
+    assert parse_scenario(data)
+
+
+@pytest.mark.parametrize(
+    ("key", "optimizer", "said"),
+    [
+        ("use_muon: true", "muon", ""),
+        ("optim: galore_adamw", "adamw", "of a low rank"),
+        ("optim: adamw_torch_4bit", "adamw", "4 bits"),
+        ("optim: schedule_free_adamw", "adamw", "one moment"),
+    ],
+)
+def test_optimizers_whose_states_are_others(tmp_path: Path, key: str, optimizer: str, said: str) -> None:
+    data, notes = converted(tmp_path, "sft.yaml", f"{FACTORY}{key}\n", "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["optimizer"] == optimizer
+    assert said in notes

@@ -131,8 +131,10 @@ def sizes(scenario: Scenario) -> dict[str, Any]:
 
 
 def trained(scenario: Scenario) -> dict[str, Any]:
-    """What flags express: a kernel's version they do not, and gradients between steps are the trainer's affair."""
-    return scenario.for_training.model_dump(exclude={"tokens", "batch_schedule", "attention_kernel", "zero_grad"})
+    """What flags express: a kernel's version they do not, gradients between steps are the trainer's affair, and so are
+    chunks that Liger chooses."""
+    left = {"tokens", "batch_schedule", "attention_kernel", "zero_grad", "loss_chunks"}
+    return scenario.for_training.model_dump(exclude=left)
 
 
 def decides(scenario: Scenario, key: str) -> bool:

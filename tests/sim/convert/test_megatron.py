@@ -98,6 +98,12 @@ EXPERTS = "--num-experts 64 --expert-model-parallel-size 4"
         ("--overlap-grad-reduce", "parallelism", {"bucket_bytes": 4 * 40_000_000}),
         ("--overlap-grad-reduce --ddp-bucket-size 10", "parallelism", {"bucket_bytes": 40}),
         ("--use-megatron-fsdp", "parallelism", {"zero": 0}),
+        ("--use-megatron-fsdp-v2 --data-parallel-sharding-strategy optim_grads_params", "parallelism", {"zero": 3}),
+        (
+            "--bf16 --megatron-fsdp-main-grads-dtype bf16 --megatron-fsdp-grad-comm-dtype bf16",
+            "training",
+            {"grad_dtype": "bf16", "grad_reduce_dtype": "bf16"},
+        ),
         ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "parallelism", {"zero": 3}),
         (
             "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
@@ -200,10 +206,10 @@ def test_layers_with_experts_that_are_no_list_are_refused(tmp_path: Path, freque
     assert "a list of 0 and 1 for 32 layers" in said
 
 
-def test_a_layout_of_stages_is_unrolled_as_megatron_does(tmp_path: Path) -> None:
-    text = MEGATRON.replace(
-        "--sequence-parallel", '--sequence-parallel --pipeline-model-parallel-layout "Ettt*2|(tt|)*6,(t|)*16L"'
-    )
+@pytest.mark.parametrize("layout", ["Ettt*2|(tt|)*6,(t|)*16L", r"Ettt*2\|\(tt\|\)*6,\(t\|\)*16L"])
+def test_a_layout_of_stages_is_unrolled_as_megatron_does(tmp_path: Path, layout: str) -> None:
+    """Also one that is escaped for a shell, as in tests/functional_tests."""
+    text = MEGATRON.replace("--sequence-parallel", f'--sequence-parallel --pipeline-model-parallel-layout "{layout}"')
     parallelism = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["parallelism"]
     assert parallelism["layers_per_stage"] == [4, *[2] * 6, *[1] * 16, 0]
     assert parallelism["virtual_stages"] == 12

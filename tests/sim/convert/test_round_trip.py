@@ -18,7 +18,12 @@ from tests.sim.convert.converting import converted
 from tests.sim.convert.test_emitted import WRITTEN, scenario_for
 
 FILES = {"megatron": "x.sh", "torchtitan": "x.toml", "torchtitan-python": "x.py"}
-TOLD = {"tp_overlap": "parallelism", "bucket_bytes": "parallelism", "zero_grad": "training"}  # keys, and their section
+TOLD = {  # keys, and their section
+    "tp_overlap": "parallelism",
+    "bucket_bytes": "parallelism",
+    "zero_grad": "training",
+    "loss_chunks": "training",
+}
 MOE = {"experts": 16, "top_k": 2, "ffn": 512}
 SMALL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "norm": "rmsnorm", "mlp": "swiglu"}
 
@@ -89,15 +94,16 @@ def test_layouts_that_come_back_take_the_same_time_and_memory(
 @pytest.mark.parametrize("pp", [1, 2])
 def test_a_loss_in_chunks_comes_back_from_torchtitan_s_python_config(tmp_path: Path, pp: int) -> None:
     """ChunkedLossWrapper of release 0.3.0; its TOML of 2025 has none."""
-    training = {"seq_len": 4096, "global_batch_size": 64, "param_dtype": "fp32", "cross_entropy": "chunked"}
+    training = {"seq_len": 4096, "global_batch_size": 64, "param_dtype": "fp32"}
+    training |= {"cross_entropy": "chunked", "loss_chunks": 16}
     layout = {"dp": 8, "zero": 3, "pp": pp, "accumulate_unsharded": pp > 1}
     before = parse_scenario(
         {"model": "llama3.1-8b", "training": training, "parallelism": layout, "cluster": "dgx-h100"}
     )
     text = emit(before, "torchtitan-python")
-    assert "num_chunks" in text
+    assert "num_chunks=16" in text
     after = came_back(tmp_path, before, "torchtitan-python", text)
-    assert after.for_training.cross_entropy == "chunked"
+    assert (after.for_training.cross_entropy, after.for_training.loss_chunks) == ("chunked", 16)
     assert simulated(after) == pytest.approx(simulated(before), rel=1e-12)
     with pytest.raises(InputError, match="torchtitan has no chunked cross-entropy"):
         emit(before, "torchtitan")

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from sim.emit import emit
+from sim.inputs.input_source import Source
+from sim.inputs.model_input import resolve_model
 from sim.inputs.scenario import parse_scenario
+from sim.inputs.trainer_names import TITAN_MODELS
+from sim.models.parameters import count_parameters
 from tests.sim.convert.converting import converted, refused
 from tests.sim.convert.launch_files import TITAN, TITAN_0_3, TITAN_PYTHON
 
@@ -197,19 +201,14 @@ def test_a_python_config_that_begins_with_another(tmp_path: Path) -> None:
 def test_a_python_config_whose_loss_is_computed_in_chunks(tmp_path: Path) -> None:
     """Release 0.3.0, components/loss.py; all of its shipped configs have it."""
     chunks = "loss=ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config()), training="
-    text = TITAN_PYTHON.replace("training=", chunks).replace("tensor_parallel_degree=8, ", "")
-    options = ("--cluster", "dgx-h100", "--config", "llama3_8b")
-    data, said = converted(tmp_path, "c.py", text, *options, "--model", "llama3-8b")
-    assert data["training"]["cross_entropy"] == "chunked"
-    assert "num_chunks" in said
-    with_tp, said = converted(
-        tmp_path, "c.py", TITAN_PYTHON.replace("training=", chunks), *options, "--model", "llama3-8b"
-    )
-    assert "cross_entropy" not in with_tp["training"]
-    assert "all logits at once are simulated with tp" in said
-    plain, _ = converted(
-        tmp_path, "c.py", text.replace("ChunkedLossWrapper", "Other"), *options, "--model", "llama3-8b"
-    )
+    text = TITAN_PYTHON.replace("training=", chunks)
+    options = ("--cluster", "dgx-h100", "--config", "llama3_8b", "--model", "llama3-8b")
+    data, _ = converted(tmp_path, "c.py", text, *options)
+    assert data["parallelism"]["tp"] == 8
+    assert (data["training"]["cross_entropy"], data["training"]["loss_chunks"]) == ("chunked", 8)
+    more, _ = converted(tmp_path, "c.py", text.replace("Config(loss_fn", "Config(num_chunks=32, loss_fn"), *options)
+    assert more["training"]["loss_chunks"] == 32
+    plain, _ = converted(tmp_path, "c.py", text.replace("ChunkedLossWrapper", "Other"), *options)
     assert "cross_entropy" not in plain["training"]
 
 
@@ -308,3 +307,46 @@ def test_stages_that_are_no_multiple_of_the_ranks_are_refused_in_torchtitans_wor
     said = refused(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
     assert "pipeline_parallel_layers_per_stage: found 4; 32 + 1 + 1 layers" in said
     assert "make 9 stages, no multiple of pp 2" in said
+
+
+TOKENS = """
+from torchtitan.models.qwen3 import model_registry
+
+def train() -> Trainer.Config:
+    return Trainer.Config(
+        model_spec=model_registry("1.7B", converters=[NVFP4LinearConverter.Config(fqns=FQNS)]),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=4 * 4096, max_context_length=4096),
+        parallelism=ParallelismConfig(pipeline_parallel_degree=PP, num_pp_microbatches=8),
+    )
+"""
+ON_8 = ("--cluster", "dgx-b200", "--gpus", "8")
+
+
+@pytest.mark.parametrize(("pp", "whole"), [(1, 4 * 8), (2, 4 * 8 * 4)])
+def test_batches_in_tokens(tmp_path: Path, pp: int, whole: int) -> None:
+    """config/configs.py since summer 2026: tokens of a micro-batch, and micro-batches of a pipeline."""
+    text = TOKENS.replace("PP", str(pp))
+    data, _ = converted(tmp_path, "c.py", text, *ON_8)
+    t = data["training"]
+    assert (t["seq_len"], t["micro_batch_size"], t["global_batch_size"]) == (4096, 4, whole)
+    more = text.replace("max_context", "num_tokens_per_train_step=1024 * 4096, max_context")
+    assert converted(tmp_path, "c.py", more, *ON_8)[0]["training"]["global_batch_size"] == 1024
+    odd = text.replace("=4096", "=3000")
+    assert "multiple of training.max_context_length, 3000" in refused(tmp_path, "c.py", odd, *ON_8)
+
+
+@pytest.mark.parametrize(("fqns", "said"), [('["layers"]', False), ('["layers.0."]', True), ("tail(28, 0.15)", True)])
+def test_layers_that_a_converter_leaves_out_are_named(tmp_path: Path, fqns: str, said: bool) -> None:
+    text = TOKENS.replace("PP", "1").replace("FQNS", fqns)
+    data, notes = converted(tmp_path, "c.py", text, *ON_8)
+    assert data["training"]["precision"] == "nvfp4"
+    assert ("model.converters.fqns" in notes) == said
+
+
+@pytest.mark.parametrize(
+    ("flavor", "parameters"), [("qwen3 0.6b", 596049920), ("qwen3 1.7b", 1720574976), ("deepseek_v3 16b", 15706484224)]
+)
+def test_flavors_beside_the_shipped_models(flavor: str, parameters: int) -> None:
+    """As many parameters as the checkpoints that they are named after (Qwen3-0.6B, Qwen3-1.7B, DeepSeek-V2-Lite)."""
+    model = resolve_model(TITAN_MODELS[flavor], Source("model", {}), ())
+    assert count_parameters(model).total == parameters

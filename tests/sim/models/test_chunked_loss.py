@@ -54,6 +54,34 @@ def test_frozen_weights_need_no_gradient() -> None:
     assert sum(s.bytes for s in block.saved if "gradient" in s.name) == 2 * TOKENS * HIDDEN
 
 
+@pytest.mark.parametrize("framework", ["eager", "compiled"])
+def test_a_loop_of_torch_has_as_many_chunks_as_are_asked_for(framework: str) -> None:
+    """torchtitan, components/loss.py: logits of one chunk at a time, all flops in the forward, each chunk's gradient of
+    the weight but the first added to the sum."""
+    whole, looped = (head_block(scenario("chunked", framework=framework, loss_chunks=chunks)) for chunks in (1, 8))
+    assert flops(looped.forward) == 6 * TOKENS * HIDDEN * VOCAB
+    names = [getattr(item, "name", "") for item in looped.forward]
+    assert len([name for name in names if name.startswith("output_wgrad_sum")]) == 7
+    logits = 10 if framework == "eager" else 4  # bytes: 16-bit logits and two of fp32; these and their gradient
+    fixed = 4 * TOKENS * HIDDEN
+    assert whole.forward_peak_bytes >= logits * TOKENS * VOCAB
+    assert looped.forward_peak_bytes < 1.5 * logits * TOKENS * VOCAB / 8 + fixed + 2 * VOCAB * HIDDEN
+
+
+def test_a_loop_s_loss_is_summed_over_a_split_vocabulary() -> None:
+    """Three all-reduces a chunk, and one reduction of the inputs' gradient."""
+    block = head_block(scenario("chunked", {"tp": 4}, loss_chunks=8))
+    kinds = [getattr(item, "kind", "") for item in (*block.forward, *block.backward)]
+    assert kinds.count("all_reduce") == 3 * 8 + 1
+    padded = 128512  # to a multiple of 4 · 128
+    assert flops(block.forward) == 6 * TOKENS * HIDDEN * padded / 4
+
+
+def test_chunks_need_the_loss_in_chunks() -> None:
+    with pytest.raises(InputError, match="needs cross_entropy chunked"):
+        scenario("fused", loss_chunks=8)
+
+
 def test_a_split_vocabulary_is_refused() -> None:
-    with pytest.raises(InputError, match="chunks need the whole vocabulary"):
+    with pytest.raises(InputError, match="Liger's chunks need the whole vocabulary"):
         scenario("chunked", {"tp": 2})

@@ -11,6 +11,8 @@ from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
+from sim.programs.data_parallel import make_data_parallel
+from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 
 MOE = LLAMA | {"moe": {"experts": 8, "top_k": 2, "ffn": 512}}
@@ -35,11 +37,23 @@ def test_experts_are_exchanged_and_their_gradients_never_reduced() -> None:
     assert result["memory"][0]["gradients"] == 4 * 4 * ADAPTERS
 
 
+def test_fsdp_shards_and_gathers_frozen_experts() -> None:
+    """As the same parameters without adapters: FSDP does not ask whether a parameter is trained."""
+    layout = {"dp": 4, "zero": 3}
+    plain, frozen = make(MOE, **layout), make(MOE, LORA, **layout)
+    held = [simulate(s).result["memory"][0]["parameters"] for s in (plain, frozen)]
+    adapters = ADAPTERS * plain.model.layers
+    assert held[1] - held[0] == pytest.approx(2 * adapters / 4)
+    dp = make_data_parallel(make_plan(frozen))
+    trained, kept = layer_block(plain, 1), layer_block(frozen, 1)
+    assert dp.gathered_params(kept) == trained.params + trained.expert_params + ADAPTERS
+
+
 @pytest.mark.parametrize(
     ("training", "parallelism", "message"),
     [
         ({"lora": {"rank": 8}}, {}, "experts' matrices.*leave experts frozen"),
-        (LORA, {"dp": 2, "zero": 3}, "frozen experts are simulated whole"),
+        (LORA, {"dp": 2, "ep": 2, "zero": 3}, "frozen experts are simulated sharded as other parameters"),
     ],
 )
 def test_what_is_not_simulated_is_named(training: Any, parallelism: Any, message: str) -> None:

@@ -10,7 +10,9 @@ from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
 from sim.models.layer import layer_block
-from sim.models.lora import NF4_BYTES
+from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
+from sim.programs.data_parallel import make_data_parallel
+from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 from tests.sim.cases import scenario_with
 from tests.sim.models.test_lora import MATRICES, SMALL
@@ -56,10 +58,22 @@ def test_tensor_and_pipeline_parallel_ranks_have_their_parts() -> None:
     assert simulate(scenario("nf4", {"pp": 3})).result["step_time_s"] > 0
 
 
+def test_fsdp_shards_and_gathers_four_bits() -> None:
+    """bitsandbytes' `quant_storage`: FSDP sees the packed numbers as a parameter of the others' dtype; the scales are
+    attributes of the module, whole on each rank."""
+    layout = {"dp": 4, "zero": 3}
+    cases = [scenario(w, layout, global_batch_size=4) for w in (None, "nf4")]
+    wide, packed = (simulate(case).result["memory"][0]["parameters"] for case in cases)
+    scales = NF4_BYTES - NF4_DATA_BYTES
+    assert wide - packed == pytest.approx(3 * ELEMENTS * ((2 - NF4_DATA_BYTES) / 4 - scales))
+    dp = make_data_parallel(make_plan(cases[1]))
+    gathered = [dp.gathered_params(layer_block(case, 0)) for case in cases]
+    assert 2 * (gathered[0] - gathered[1]) == pytest.approx(ELEMENTS * (2 - NF4_DATA_BYTES))
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"parallelism": {"dp": 2, "zero": 3}}, "zero below 3"),
         ({"precision": "fp8"}, "precision fp8"),
     ],
 )

@@ -1,0 +1,149 @@
+"""LLM Foundry's YAML as a scenario: MPT models and those of the Hub, trained by Composer with FSDP.
+
+Names and defaults: scripts/train/yamls and llmfoundry/models/mpt/configuration_mpt.py of mosaicml/llm-foundry;
+`sharding_strategy` and `mixed_precision` of mosaicml/composer (distributed/mosaic_fsdp_utils.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sim.convert.adapters import TARGETS
+from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.core.errors import InputError
+from sim.inputs.hub import as_model, config_of, is_id, what_to_write
+from sim.inputs.model_input import model_presets
+
+MARKS = ("global_train_batch_size", "device_train_microbatch_size")
+VARIABLES = "variables"  # a section that others refer to
+VARIABLE = re.compile(r"\$\{([\w.]+)\}")
+PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}
+SHARDING: dict[str, dict[str, Any]] = {
+    "FULL_SHARD": {"zero": 3},
+    "SHARD_GRAD_OP": {"zero": 3, "reshard_after_forward": False},
+    "NO_SHARD": {"zero": 0},
+}
+ATTENTION = {"torch": "unfused", "flash": "fused", "triton": "fused"}
+NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+KINDS = {"mptmlp": "gelu", "te_ln_mlp": "gelu", "mptglu": "geglu"}
+
+
+def is_llm_foundry(data: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping is a config of LLM Foundry."""
+    return isinstance(data.get("model"), dict) and any(mark in data for mark in MARKS)
+
+
+def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -> Converted:
+    """A scenario from a training config.
+
+    Raises:
+        InputError: for a model that has no key here, and a missing number of GPUs.
+    """
+    s = Settings(file, _flat({key: value for key, value in data.items() if key != VARIABLES}, data))
+    if s.take("model.name") == "mpt_causal_lm":
+        described: Any = _mpt(s)
+    else:
+        described = _of_the_hub(s, machine)
+    dp = s.ranks(None, machine, 1, "1")
+    micro, whole = s.values.get("device_train_microbatch_size"), s.size("global_train_batch_size")
+    s.take("device_train_microbatch_size")
+    if not isinstance(micro, int):
+        micro = max(1, whole // dp)
+        s.notes.append(f"device_train_microbatch_size: auto: taken for all {micro} sequences of a rank, as if they fit")
+    layout = {"dp": dp, **(_fsdp(s) if dp > 1 else {"zero": 0})}
+    precision = s.choice("precision", PRECISIONS, "amp_bf16") or "bf16"
+    pure = s.choice("fsdp_config.mixed_precision", {"PURE": True, "DEFAULT": False, "FULL": False}, "DEFAULT")
+    optimizer = str(s.take("optimizer.name", "decoupled_adamw"))
+    if "adam" not in optimizer:
+        s.notes.append(f"optimizer {optimizer}: is simulated as AdamW")
+    training = {
+        "seq_len": s.size("max_seq_len"),
+        "micro_batch_size": min(micro, max(1, whole // dp)),
+        "global_batch_size": whole,
+        "precision": precision,
+        "param_dtype": "fp32",
+        "grad_reduce_dtype": "bf16" if pure and layout["zero"] == 3 and precision != "fp32" else None,
+        "gradient_clipping": s.take("algorithms.gradient_clipping.clipping_threshold") is not None,
+        "framework": "composer",
+        "recompute": "full" if s.flag("fsdp_config.activation_checkpointing") else "none",
+        "activation_offload": s.flag("fsdp_config.activation_cpu_offload") or None,
+        "attention": s.choice("model.attn_config.attn_impl", ATTENTION, "flash"),
+        "lora": _lora(s),
+    }
+    sections = {"model": machine.model or described, "training": without_none(training), "parallelism": layout}
+    return s.converted("llm_foundry", machine, sections)
+
+
+def _flat(data: Mapping[str, Any], whole: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Values by the names of their sections and their own, `${name}` replaced by what the file has for the name."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            found |= _flat(value, whole, f"{before}{key}.")
+        elif value is not None:
+            found[f"{before}{key}"] = _value(value, whole)
+    return found
+
+
+def _value(value: Any, whole: Mapping[str, Any]) -> Any:
+    named = VARIABLE.fullmatch(value) if isinstance(value, str) else None
+    if named is None:
+        return value
+    found: Any = whole
+    for part in named[1].split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return value if found is None or isinstance(found, Mapping) else found
+
+
+def _of_the_hub(s: Settings, machine: Machine) -> str:
+    named = s.take("model.pretrained_model_name_or_path")
+    s.taken |= {"model.pretrained", "model.use_flash_attention_2"}
+    if machine.model is not None:
+        return machine.model
+    if not isinstance(named, str):
+        raise InputError(f"{s.file}: model.name: is neither mpt_causal_lm nor a model of the Hub: give --model")
+    if is_id(named) and config_of(named) is None:
+        raise InputError(f"{s.file}: model: found '{named}'; {what_to_write(named, model_presets())}; or give --model")
+    return as_model(named)
+
+
+def _mpt(s: Settings) -> dict[str, Any]:
+    hidden, heads = s.size("model.d_model"), s.size("model.n_heads")
+    kind = str(s.take("model.attn_config.attn_type", "multihead_attention"))
+    grouped = s.whole("model.attn_config.kv_n_heads")
+    alibi, rope = s.flag("model.attn_config.alibi"), s.flag("model.attn_config.rope")
+    learned = s.flag("model.learned_pos_emb", True) and not (alibi or rope)
+    ffn = s.whole("model.ffn_config.ffn_hidden_size") or int((s.number("model.expansion_ratio", 4) or 4) * hidden)
+    norm = str(s.take("model.norm_type", "low_precision_layernorm")).removeprefix("low_precision_")
+    s.take("model.max_seq_len")
+    return {
+        "layers": s.size("model.n_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "ffn": ffn,
+        "kv_heads": 1 if kind == "multiquery_attention" else grouped or heads,
+        "vocab": s.size("model.vocab_size", 50368),
+        "mlp": s.choice("model.ffn_config.ffn_type", KINDS, "mptmlp") or "gelu",
+        "norm": NORMS.get(norm, "layernorm"),
+        "bias": not s.flag("model.no_bias"),
+        "tied_embeddings": s.flag("model.tie_word_embeddings", True),
+        "positions": "learned" if learned else "rope" if rope else "none",
+        **({"max_positions": s.size("max_seq_len")} if learned else {}),
+    }
+
+
+def _fsdp(s: Settings) -> dict[str, Any]:
+    return dict(s.choice("fsdp_config.sharding_strategy", SHARDING, "FULL_SHARD") or SHARDING["FULL_SHARD"])
+
+
+def _lora(s: Settings) -> dict[str, Any] | None:
+    rank = s.whole("model.peft_config.r")
+    if rank is None:
+        return None
+    s.taken |= {f"model.peft_config.{key}" for key in ("peft_type", "task_type", "lora_alpha", "lora_dropout", "bias")}
+    named = s.take("model.peft_config.target_modules") or []
+    targets = [TARGETS[word] for word in named if word in TARGETS] if isinstance(named, list) else []
+    return {"rank": rank, **({"targets": list(dict.fromkeys(targets))} if targets else {})}

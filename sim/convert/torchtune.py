@@ -1,0 +1,165 @@
+"""torchtune's YAML as a scenario: full and LoRA fine-tuning on one GPU or with FSDP2.
+
+Names and meaning: recipes/full_finetune_distributed.py and lora_finetune_distributed.py of meta-pytorch/torchtune,
+release 0.6. Components are named by their Python path; keys of sections are written behind a dot.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.core.errors import InputError
+from sim.inputs.input_source import show
+from sim.inputs.model_input import model_presets
+
+COMPONENT = "_component_"
+LORA = re.compile(r"^(q?)lora_")
+# Builders of torchtune/models beside those whose name is a shipped model's with `_` for `-` and `.`.
+ENDINGS = re.compile(r"_(base|instruct)$")
+SAME_SIZES = {"llama3-3-70b": "llama3.1-70b"}
+DTYPES = {"bf16": "bf16", "fp32": "fp32"}
+ATTENTION = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"), "output_proj": "attention_out"}
+OBJECTIVES = ("DPO", "PPO", "GRPO", "KL", "JS", "RSO", "SimPO", "Reward")  # in a loss's name: no next tokens alone
+CHUNKED = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
+KEEPS_ALL = (
+    "loss in chunks: autograd keeps all chunks' logits for the backward, as is simulated; in the forward torchtune "
+    "holds fp32 copies of one chunk at a time"
+)
+IN_BACKWARD = "optimizer_in_bwd: each gradient is used and freed at once there; here all are kept up to the optimizer"
+
+
+def is_torchtune(data: Mapping[str, Any]) -> bool:
+    """Tell whether a mapping is a config of torchtune."""
+    model = data.get("model")
+    return isinstance(model, dict) and COMPONENT in model
+
+
+def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq_len: int | None) -> Converted:
+    """A scenario from a recipe's config.
+
+    Raises:
+        InputError: for a model that is not shipped, another objective than next tokens, and where the sequence length
+            or the number of GPUs is missing.
+    """
+    values = {key: value for key, value in data.items() if not isinstance(value, dict)}
+    for name, section in data.items():
+        if isinstance(section, dict):
+            values |= {f"{name}.{key}": value for key, value in section.items()}
+    s = Settings(file, {key: value for key, value in values.items() if value is not None})
+    builder = _component(s, "model")
+    model = machine.model or _model(s, LORA.sub("", builder))
+    length = seq_len or s.whole("tokenizer.max_seq_len")
+    if length is None:
+        raise InputError(f"{file}: tokenizer.max_seq_len: is required and missing: give --seq-len N")
+    layout = _layout(s, machine)
+    micro = s.size("batch_size")
+    training = {
+        "seq_len": length,
+        "micro_batch_size": micro,
+        "global_batch_size": micro * s.size("gradient_accumulation_steps", 1) * layout["dp"],
+        **_numbers(s),
+        "gradient_clipping": s.take("clip_grad_norm") is not None,
+        **_compiled(s),
+        "recompute": _recompute(s),
+        "activation_offload": s.flag("enable_activation_offloading") or None,
+        **_optimizer(s),
+        "lora": _lora(s, builder),
+    }
+    if s.flag("dataset.packed"):
+        s.notes.append("packed: a sequence is simulated as one text; training.packing describes several shorter ones")
+    sections = {"model": model, "training": without_none(training), "parallelism": without_none(layout)}
+    return s.converted("torchtune", machine, sections)
+
+
+def _component(s: Settings, section: str) -> str:
+    return str(s.take(f"{section}.{COMPONENT}", "")).rpartition(".")[2]
+
+
+def _model(s: Settings, name: str) -> str:
+    plain = ENDINGS.sub("", name).replace("_", "-")
+    shipped = {preset.replace(".", "-"): preset for preset in model_presets()} | SAME_SIZES
+    if plain not in shipped:
+        raise InputError(f"{s.file}: model.{COMPONENT}: found {show(name)}; is no shipped model: give --model")
+    return shipped[plain]
+
+
+def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
+    tp, replicas = s.size("tensor_parallel_dim", 1), s.size("data_parallel_replicate_dim", 1)
+    dp = s.ranks(None, machine, tp * replicas, "tensor_parallel_dim · data_parallel_replicate_dim") * replicas
+    s.take("data_parallel_shard_dim")
+    sharded = dp // replicas > 1
+    return {
+        "dp": dp,
+        "tp": tp,
+        "sp": False if tp > 1 else None,
+        "zero": 3 if sharded else 0,
+        "shard_size": dp // replicas if sharded and replicas > 1 else None,
+        "reshard_after_forward": False if sharded and not s.flag("fsdp_reshard_after_forward", True) else None,
+    }
+
+
+def _numbers(s: Settings) -> dict[str, Any]:
+    """All of a dtype: parameters, gradients and the optimizer's states (`training.set_default_dtype`)."""
+    dtype = s.choice("dtype", DTYPES, "bf16") or "bf16"
+    if s.flag("enable_fp8_training"):
+        recipe = s.take("fp8_recipe_name")
+        found = {"precision": "fp8", "fp8_recipe": recipe}
+    else:
+        found = {"precision": dtype}
+    if dtype == "fp32":
+        return found | {"param_dtype": "fp32"}
+    return found | {"param_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16", "grad_reduce_dtype": "bf16"}
+
+
+def _compiled(s: Settings) -> dict[str, Any]:
+    """What is compiled, and the loss, which is one kernel where it is."""
+    given = s.values.get("compile")
+    parts = [part for part in ("model", "loss") if s.flag(f"compile.{part}", True)]
+    if not any(key.startswith("compile.") for key in s.values):
+        s.take("compile")
+        parts = parts if given else []
+    loss = _component(s, "loss")
+    s.take("loss.num_output_chunks")
+    if any(word in loss for word in OBJECTIVES):
+        raise InputError(f"{s.file}: loss.{COMPONENT}: found {loss}; can be converted: training on next tokens")
+    if loss in CHUNKED:
+        s.notes.append(KEEPS_ALL)
+    framework = "compiled" if "model" in parts else "eager"
+    return {"framework": framework, "cross_entropy": "fused" if "loss" in parts else "unfused"}
+
+
+def _recompute(s: Settings) -> Any:
+    """`apply_selective_activation_checkpointing` of training/activations.py, else every layer."""
+    mode, option = s.take("ac_mode"), s.take("ac_option")
+    if mode == "selective":
+        return "selective_op" if option == "op" else {"mode": "full", "every": s.size("ac_option", 1)}
+    return "full" if s.flag("enable_activation_checkpointing") or mode == "full" else "none"
+
+
+def _optimizer(s: Settings) -> dict[str, Any]:
+    name = _component(s, "optimizer")
+    if s.flag("optimizer_in_bwd"):
+        s.notes.append(IN_BACKWARD)
+    known = "sgd" if "sgd" in name.lower() else "adamw"
+    if "adam" not in name.lower() and known != "sgd":
+        s.notes.append(f"optimizer {name}: is simulated as AdamW")
+    eight = "8bit" in name.lower()
+    dtype = "int8" if eight else "bf16" if s.values.get("dtype", "bf16") == "bf16" else "fp32"
+    return {"optimizer": known, "optimizer_dtype": dtype}
+
+
+def _lora(s: Settings, builder: str) -> dict[str, Any] | None:
+    """Adapters, where the model's builder has them; the base in 4 bits by its name or `quantize_base`."""
+    found = LORA.match(builder)
+    if found is None:
+        return None
+    targets = [ATTENTION.get(str(name), "") for name in s.listed("model.lora_attn_modules")]
+    targets += ["mlp_up", "mlp_down"] if s.flag("model.apply_lora_to_mlp") else []
+    if s.flag("model.apply_lora_to_output"):
+        s.notes.append("model.apply_lora_to_output: without adapters of the output matrix")
+    lora: dict[str, Any] = {"rank": s.size("model.lora_rank", 8), "targets": [t for t in dict.fromkeys(targets) if t]}
+    return lora | ({"weights": "nf4"} if found[1] or s.flag("model.quantize_base") else {})

@@ -1,0 +1,83 @@
+"""LLM Foundry's configs as scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from tests.sim.convert.converting import converted, refused
+
+TEXT = """
+variables: {max_seq_len: 2048, data_local: ./c4}
+max_seq_len: ${variables.max_seq_len}
+global_seed: 17
+model: {name: mpt_causal_lm, init_device: meta, d_model: 4096, n_heads: 32, n_layers: 32, expansion_ratio: 4,
+  max_seq_len: "${max_seq_len}", vocab_size: 50368, no_bias: true, attn_config: {attn_impl: flash}}
+optimizer: {name: decoupled_adamw, lr: 1.2e-4, betas: [0.9, 0.95]}
+algorithms: {gradient_clipping: {clipping_type: norm, clipping_threshold: 1.0}}
+global_train_batch_size: 1024
+device_train_microbatch_size: 8
+precision: amp_bf16
+fsdp_config: {sharding_strategy: FULL_SHARD, mixed_precision: PURE, activation_checkpointing: true,
+  limit_all_gathers: true}
+max_duration: 63900ba
+"""
+ON_8 = ("--cluster", "dgx-h100", "--gpus", "8")
+
+
+def test_an_mpt(tmp_path: Path) -> None:
+    data, notes = converted(tmp_path, "mpt.yaml", TEXT, *ON_8)
+    m, t, p = data["model"], data["training"], data["parallelism"]
+    assert (m["layers"], m["hidden"], m["ffn"], m["positions"], m["max_positions"]) == (
+        32,
+        4096,
+        16384,
+        "learned",
+        2048,
+    )
+    assert (m["bias"], m["tied_embeddings"], m["mlp"], m["norm"]) == (False, True, "gelu", "layernorm")
+    assert (t["seq_len"], t["micro_batch_size"], t["global_batch_size"]) == (2048, 8, 1024)
+    assert (t["precision"], t["param_dtype"], t["grad_reduce_dtype"]) == ("bf16", "fp32", "bf16")
+    assert (t["framework"], t["recompute"], t["gradient_clipping"]) == ("composer", "full", True)
+    assert p == {"dp": 8, "zero": 3}
+    assert "not expressed" not in notes
+    assert parse_scenario(data)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "section", "found"),
+    [
+        ("attn_impl: flash", "attn_impl: torch, alibi: true", "model", {"positions": "none"}),
+        ("attn_impl: flash", "attn_type: grouped_query_attention, kv_n_heads: 8", "model", {"kv_heads": 8}),
+        ("attn_impl: flash", "attn_impl: torch", "training", {"attention": "unfused"}),
+        ("FULL_SHARD", "SHARD_GRAD_OP", "parallelism", {"zero": 3, "reshard_after_forward": False}),
+        ("mixed_precision: PURE", "mixed_precision: DEFAULT", "training", {"micro_batch_size": 8}),
+        (
+            "device_train_microbatch_size: 8",
+            "device_train_microbatch_size: auto",
+            "training",
+            {"micro_batch_size": 128},
+        ),
+        ("no_bias: true, ", "", "model", {"bias": True}),
+    ],
+)
+def test_keys(tmp_path: Path, old: str, new: str, section: str, found: dict[str, object]) -> None:
+    data, _ = converted(tmp_path, "mpt.yaml", TEXT.replace(old, new), *ON_8)
+    assert found.items() <= data[section].items()
+    assert parse_scenario(data)
+
+
+def test_a_model_of_the_hub_with_adapters(tmp_path: Path) -> None:
+    first, last = TEXT.index("model:"), TEXT.index("optimizer:")
+    model = "model: {name: hf_causal_lm, pretrained: true, pretrained_model_name_or_path: meta-llama/Llama-3.1-8B,\n"
+    model += "  peft_config: {r: 16, peft_type: LORA, target_modules: [q_proj, k_proj, v_proj]}}\n"
+    data, _ = converted(tmp_path, "sft.yaml", TEXT[:first] + model + TEXT[last:], *ON_8)
+    assert data["model"] == "hf://meta-llama/Llama-3.1-8B"
+    assert data["training"]["lora"] == {"rank": 16, "targets": ["qkv"]}
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    said = refused(tmp_path, "t5.yaml", TEXT.replace("mpt_causal_lm", "hf_t5"), *ON_8)
+    assert "is neither mpt_causal_lm nor a model of the Hub: give --model" in said

@@ -1,0 +1,92 @@
+"""ms-swift's `megatron sft` as scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from tests.sim.convert.converting import converted, refused
+
+DENSE = r"""
+PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' \
+NPROC_PER_NODE=8 \
+megatron sft \
+    --model Qwen/Qwen3-32B \
+    --save_safetensors true \
+    --dataset 'a/b' \
+    --tensor_model_parallel_size 8 \
+    --global_batch_size 16 \
+    --packing true \
+    --recompute_granularity full \
+    --recompute_method uniform \
+    --recompute_num_layers 1 \
+    --finetune true \
+    --cross_entropy_loss_fusion true \
+    --lr 1e-5 \
+    --max_length 8192 \
+    --no_save_optim true \
+    --overlap_grad_reduce false \
+    --sequence_parallel true
+"""
+EXPERTS = r"""
+NNODES=2
+export NPROC_PER_NODE=8
+megatron sft \
+    --model Qwen/Qwen3-30B-A3B \
+    --train_type lora \
+    --lora_rank 16 \
+    --target_modules linear_qkv linear_proj \
+    --pipeline_model_parallel_size 2 \
+    --expert_model_parallel_size 8 \
+    --moe_permute_fusion true \
+    --recompute_granularity none \
+    --max_length 4096
+"""
+ON = ("--cluster", "dgx-h100")
+
+
+def test_switches_have_values_and_the_model_is_the_hub_s(tmp_path: Path) -> None:
+    data, notes = converted(tmp_path, "sft.sh", DENSE, *ON)
+    t, p = data["training"], data["parallelism"]
+    assert data["model"] == "hf://Qwen/Qwen3-32B"
+    assert (p["dp"], p["tp"], p["sp"], p["zero"], p["dp_sync"]) == (1, 8, True, 1, "after_backward")
+    assert (t["seq_len"], t["micro_batch_size"], t["global_batch_size"]) == (8192, 1, 16)
+    assert (t["precision"], t["grad_dtype"], t["recompute"], t["cross_entropy"]) == ("bf16", "fp32", "full", "fused")
+    assert "packing" in notes
+    assert "not expressed" not in notes
+    assert parse_scenario(data)
+
+
+def test_experts_with_adapters_on_attention(tmp_path: Path) -> None:
+    data, _ = converted(tmp_path, "sft.sh", EXPERTS, *ON)
+    t, p = data["training"], data["parallelism"]
+    assert (p["dp"], p["pp"], p["ep"], p["expert_tp"]) == (8, 2, 8, 1)
+    assert t["lora"] == {"rank": 16, "targets": ["qkv", "attention_out"]}
+    assert "recompute" not in t
+    assert parse_scenario(data)
+
+
+def test_experts_are_whole_by_default(tmp_path: Path) -> None:
+    """`expert_tensor_parallel_size` is 1 there; Megatron-LM's own default is the tensor parallelism."""
+    text = EXPERTS.replace("--pipeline_model_parallel_size", "--tensor_model_parallel_size")
+    p = converted(tmp_path, "sft.sh", text, *ON)[0]["parallelism"]
+    assert (p["tp"], p["dp"], p["ep"], p["expert_tp"]) == (2, 8, 8, 1)
+
+
+def test_selective_recomputation_is_the_default(tmp_path: Path) -> None:
+    data, _ = converted(tmp_path, "sft.sh", EXPERTS.replace("    --recompute_granularity none \\\n", ""), *ON)
+    assert parse_scenario(data).for_training.recompute.mode == "selective"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("megatron sft", "megatron rlhf", "can be converted: training on given texts"),
+        ("Qwen/Qwen3-32B", "nobody/no-model", "model: found 'nobody/no-model'"),
+        ("--max_length 8192", "--lr 1", "--max_length: is required and missing"),
+    ],
+)
+def test_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert said in refused(tmp_path, "sft.sh", DENSE.replace(old, new), *ON)

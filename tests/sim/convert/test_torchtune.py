@@ -1,0 +1,104 @@
+"""torchtune's configs as scenarios."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from tests.sim.convert.converting import converted, refused
+
+FULL = """
+output_dir: /tmp/full
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: /tmp/tokenizer.model, max_seq_len: 4096}
+dataset: {_component_: torchtune.datasets.alpaca_dataset, packed: True}
+model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
+checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, model_type: LLAMA3}
+batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: {_component_: torch.optim.AdamW, lr: 2e-5, fused: True}
+loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}
+clip_grad_norm: null
+compile: False
+enable_activation_checkpointing: True
+device: cuda
+dtype: bf16
+"""
+ON_8 = ("--cluster", "dgx-h100", "--gpus", "8")
+
+
+def test_a_full_fine_tuning_is_all_in_16_bits(tmp_path: Path) -> None:
+    """recipes/full_finetune_distributed.py: "all activations, gradients and optimizer states are in bfloat16"."""
+    data, notes = converted(tmp_path, "8B_full.yaml", FULL, *ON_8)
+    t, p = data["training"], data["parallelism"]
+    assert data["model"] == "llama3.1-8b"
+    assert (t["seq_len"], t["micro_batch_size"], t["global_batch_size"]) == (4096, 2, 64)
+    assert (t["param_dtype"], t["master_weights"], t["optimizer_dtype"], t["grad_dtype"]) == (
+        *("bf16", False, "bf16"),
+        "bf16",
+    )
+    assert (t["recompute"], t["framework"], t["gradient_clipping"]) == ("full", "eager", False)
+    assert (p["dp"], p["zero"]) == (8, 3)
+    assert "autograd keeps all chunks" in notes
+    assert "not expressed" not in notes
+    assert parse_scenario(data).for_training.cross_entropy == "unfused"
+
+
+def test_one_gpu_shards_nothing(tmp_path: Path) -> None:
+    data, _ = converted(tmp_path, "8B.yaml", FULL, "--cluster", "dgx-h100", "--gpus", "1")
+    assert (data["parallelism"]["dp"], data["parallelism"]["zero"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("builder", "weights", "model"),
+    [
+        ("llama3_1.lora_llama3_1_70b", None, "llama3.1-70b"),
+        ("llama3_3.qlora_llama3_3_70b", "nf4", "llama3.1-70b"),
+        ("qwen2_5.lora_qwen2_5_7b_instruct", None, "qwen2.5-7b"),
+    ],
+)
+def test_adapters(tmp_path: Path, builder: str, weights: str | None, model: str) -> None:
+    own = "lora_attn_modules: [q_proj, v_proj, output_proj], apply_lora_to_mlp: True, lora_rank: 16, lora_alpha: 32"
+    text = FULL.replace("llama3_1.llama3_1_8b}", f"{builder}, {own}}}")
+    data, _ = converted(tmp_path, "lora.yaml", text, *ON_8)
+    assert data["model"] == model
+    expected = {"rank": 16, "targets": ["qkv", "attention_out", "mlp_up", "mlp_down"]}
+    assert data["training"]["lora"] == expected | ({"weights": weights} if weights else {})
+    assert parse_scenario(data)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("compile: False", "compile: True", {"framework": "compiled", "cross_entropy": "fused"}),
+        ("compile: False", "compile: {model: False}", {"framework": "eager", "cross_entropy": "fused"}),
+        ("dtype: bf16", "dtype: fp32", {"precision": "fp32", "optimizer_dtype": "fp32"}),
+        ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit", {"optimizer_dtype": "int8"}),
+        ("device: cuda", "ac_mode: selective\nac_option: 2", {"recompute": {"mode": "full", "every": 2}}),
+        ("clip_grad_norm: null", "clip_grad_norm: 1.0", {"gradient_clipping": True}),
+        ("device: cuda", "enable_activation_offloading: True", {"activation_offload": True}),
+    ],
+)
+def test_switches(tmp_path: Path, old: str, new: str, found: dict[str, object]) -> None:
+    data, _ = converted(tmp_path, "x.yaml", FULL.replace(old, new), *ON_8)
+    assert found.items() <= data["training"].items()
+
+
+def test_what_is_not_simulated_is_said(tmp_path: Path) -> None:
+    text = FULL.replace("device: cuda", "optimizer_in_bwd: True\ncustom_sharded_layers: [output]")
+    _, notes = converted(tmp_path, "x.yaml", text, *ON_8)
+    assert "optimizer_in_bwd" in notes
+    assert "not expressed here: custom_sharded_layers" in notes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("loss.LinearCrossEntropyLoss", "loss.DPOLoss", "can be converted: training on next tokens"),
+        ("llama3_1.llama3_1_8b", "phi4.phi4_14b", "is no shipped model: give --model"),
+        ("max_seq_len: 4096", "max_seq_len: null", "give --seq-len N"),
+    ],
+)
+def test_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert said in refused(tmp_path, "x.yaml", FULL.replace(old, new), *ON_8)
