@@ -103,7 +103,10 @@ def load_model(path: str, scenario: Scenario, device: str) -> nn.Module:
 
         names = [n for target in t.lora.targets for n in TARGETS[target]]
         wanted = [n for n, m in model.named_modules() if isinstance(m, nn.Module) and n.endswith(tuple(names))]
-        model = get_peft_model(model, LoraConfig(r=t.lora.rank, lora_alpha=2 * t.lora.rank, target_modules=wanted))
+        model = get_peft_model(
+            model,
+            LoraConfig(r=t.lora.rank, lora_alpha=2 * t.lora.rank, target_modules=wanted, lora_dropout=t.lora.dropout),
+        )
     built: nn.Module = model.to(device).train()
     return built
 

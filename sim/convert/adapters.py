@@ -11,18 +11,20 @@ from sim.inputs.input_source import show
 
 
 class _Switch(NamedTuple):
-    """How a trainer says that there are adapters: the key, the words that do, the key of the rank and its default."""
+    """How a trainer says that there are adapters: the key, the words that do, the key of the rank and its default, and
+    the default of `lora_dropout`."""
 
     key: str
     words: tuple[str, ...]
     rank: str
     default: int
+    dropout: float = 0.0
 
 
 SWITCHES = (
-    _Switch("use_peft", ("true",), "lora_r", 16),  # trl/trainer/model_config.py
-    _Switch("lora_enable", ("true",), "lora_r", 64),  # LLaVA's llava/train/train.py
-    _Switch("use_lora", ("true",), "lora_r", 64),  # finetune.py of QwenLM/Qwen
+    _Switch("use_peft", ("true",), "lora_r", 16, 0.05),  # trl/trainer/model_config.py
+    _Switch("lora_enable", ("true",), "lora_r", 64, 0.05),  # LLaVA's llava/train/train.py
+    _Switch("use_lora", ("true",), "lora_r", 64, 0.05),  # finetune.py of QwenLM/Qwen
     _Switch("finetuning_type", ("lora",), "lora_rank", 8),  # llamafactory/hparams/finetuning_args.py
     _Switch("adapter", ("lora", "qlora"), "lora_r", 8),  # Axolotl, which always states the rank; peft's default
 )
@@ -34,7 +36,7 @@ TARGETS = {  # by the module's name in Llama and models like it
 }
 ALL = ("all", "all-linear")
 MODULES = ("lora_target_modules", "lora_target")
-WITHOUT_EFFECT = ("lora_alpha", "lora_dropout", "lora_target_linear", "rslora")
+WITHOUT_EFFECT = ("lora_alpha", "lora_target_linear", "rslora")
 
 
 def adapters(s: Settings) -> dict[str, Any] | None:
@@ -49,6 +51,8 @@ def adapters(s: Settings) -> dict[str, Any] | None:
         return None
     s.taken.update(WITHOUT_EFFECT)
     lora: dict[str, Any] = {"rank": s.size(found.rank, found.default)}
+    if dropout := s.number("lora_dropout", found.dropout):
+        lora["dropout"] = dropout
     if targets := _targets(s):
         lora["targets"] = targets
     if s.flag("load_in_8bit"):

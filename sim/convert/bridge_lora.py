@@ -39,7 +39,8 @@ def lora_of(file: Path, data: Mapping[str, Any]) -> dict[str, Any] | None:
     if isinstance(own, dict) and (scheme := own.get("peft_scheme")) not in NONE:
         _require(file, "model.peft.peft_scheme", scheme)
         tuning = own.get("lora_tuning") or {}
-        return _lora(file, tuning.get("adapter_dim", RANK), tuning.get("target_modules", ["attention_qkv"]), OF_NEMO)
+        found = _lora(file, tuning.get("adapter_dim", RANK), tuning.get("target_modules", ["attention_qkv"]), OF_NEMO)
+        return found | _dropout(tuning.get("adapter_dropout"))
     peft = data.get("peft")
     if peft in NONE or peft == {}:
         return None
@@ -47,7 +48,12 @@ def lora_of(file: Path, data: Mapping[str, Any]) -> dict[str, Any] | None:
         _require(file, "peft", peft)
         return _lora(file, RANK, [*OF_BRIDGE], OF_BRIDGE)
     _require(file, "peft._target_", str(peft.get("_target_", KINDS[1])).rpartition(".")[2])
-    return _lora(file, peft.get("dim", RANK), peft.get("target_modules") or [*OF_BRIDGE], OF_BRIDGE)
+    found = _lora(file, peft.get("dim", RANK), peft.get("target_modules") or [*OF_BRIDGE], OF_BRIDGE)
+    return found | _dropout(peft.get("dropout"))
+
+
+def _dropout(value: Any) -> dict[str, Any]:
+    return {"dropout": value} if value else {}
 
 
 def _require(file: Path, key: str, kind: object) -> None:

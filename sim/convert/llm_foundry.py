@@ -143,7 +143,9 @@ def _lora(s: Settings) -> dict[str, Any] | None:
     rank = s.whole("model.peft_config.r")
     if rank is None:
         return None
-    s.taken |= {f"model.peft_config.{key}" for key in ("peft_type", "task_type", "lora_alpha", "lora_dropout", "bias")}
+    s.taken |= {f"model.peft_config.{key}" for key in ("peft_type", "task_type", "lora_alpha", "bias")}
     named = s.take("model.peft_config.target_modules") or []
     targets = [TARGETS[word] for word in named if word in TARGETS] if isinstance(named, list) else []
-    return {"rank": rank, **({"targets": list(dict.fromkeys(targets))} if targets else {})}
+    dropout = s.number("model.peft_config.lora_dropout", 0.0)
+    own = {"rank": rank, **({"dropout": dropout} if dropout else {})}
+    return {**own, **({"targets": list(dict.fromkeys(targets))} if targets else {})}

@@ -52,7 +52,6 @@ OWN = (
         "moe-router-dtype",
         "system",
         "lora-alpha",
-        "lora-dropout",
         "lora-bias",
         "freeze-llm",
         "freeze-vit",
@@ -116,13 +115,15 @@ def _lora(flags: dict[str, Any]) -> dict[str, Any]:
         InputError: for modules that have no name here.
     """
     kind, rank = [flags.pop(name, None) for name in TYPES], flags.pop("lora-rank", 8)
+    dropout = float(flags.pop("lora-dropout", 0.05))
     words = str(flags.pop(MODULES, "all-linear")).replace(",", " ").split()
     if LORA not in kind:
         return {}
     targets = [(MCORE_TARGETS | TARGETS).get(word) for word in words if word not in ("all-linear", "all-router")]
     if None in targets:
         raise InputError(f"--{MODULES}: found {show(' '.join(words))}; not all are simulated with adapters")
-    return {"rank": int(str(rank)), **({"targets": list(dict.fromkeys(targets))} if targets else {})}
+    own = {"rank": int(str(rank)), **({"dropout": dropout} if dropout else {})}
+    return {**own, **({"targets": list(dict.fromkeys(targets))} if targets else {})}
 
 
 def _command(flags: dict[str, Any]) -> str:

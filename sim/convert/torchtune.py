@@ -162,4 +162,5 @@ def _lora(s: Settings, builder: str) -> dict[str, Any] | None:
     if s.flag("model.apply_lora_to_output"):
         s.notes.append("model.apply_lora_to_output: without adapters of the output matrix")
     lora: dict[str, Any] = {"rank": s.size("model.lora_rank", 8), "targets": [t for t in dict.fromkeys(targets) if t]}
+    lora |= {"dropout": dropout} if (dropout := s.number("model.lora_dropout", 0.0)) else {}
     return lora | ({"weights": "nf4"} if found[1] or s.flag("model.quantize_base") else {})

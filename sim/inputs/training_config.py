@@ -81,10 +81,12 @@ ALL_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
 
 class Lora(UserInput):
     """Low-rank adapters on frozen weights. `targets`: the linear layers that have one for each of their matrices.
-    `weights`: layers' frozen matrices are kept in NF4, 4 bits, and made 16-bit for every matmul (QLoRA)."""
+    `dropout`: of the adapters' inputs. `weights`: layers' frozen matrices are kept in NF4, 4 bits, and made 16-bit for
+    every matmul (QLoRA)."""
 
     rank: int = Field(default=16, ge=1, le=1_000_000)
     targets: LoraTargets = ALL_TARGETS
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     weights: Literal["nf4"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
 
 

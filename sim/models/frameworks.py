@@ -90,6 +90,7 @@ _TRANSFORMERS = Framework(
     turns_in_fp32=True,
     experts_in_param_dtype=True,
     cuts_expert_halves=True,
+    adapters_in_fp32=True,
     former=(
         Former(
             "2026-01",
@@ -146,6 +147,7 @@ _RECORDS = (
         masks_windows=True,
         masks_causal=True,
         returns_logits=True,
+        adapters_in_fp32=True,
         emitted_for=(),
         family="",
         former=TORCH_ATTENTION,

@@ -131,6 +131,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     )
     if d.lora is not None:
         text += f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if layer == 0 else ''}"
+        text += f",dropout={d.lora.dropout:g}" if d.lora.dropout else ""
         text += ",nf4" if d.four_bit else ""
     if m.mla is not None:
         text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())

@@ -6,7 +6,8 @@ A x. Matmuls of a token cost 4 flops a frozen weight and 6 an adapter's, in plac
 adapter of the model: what lies before it needs no gradient.
 
 As `peft` does it in eager mode: A and B are matmuls of their own, scaling and sum one kernel each; adapters are kept
-and multiplied in 16 bits where other matmuls have 8 or 4. Left out: dropout before A.
+and multiplied in 16 bits where other matmuls have 8 or 4, or in fp32 (`adapters_in_fp32`). With `dropout` each adapter
+drops numbers of its own input, and keeps what is left and the mask (peft/tuners/lora/layer.py: `lora_A(dropout(x))`).
 QLoRA (Dettmers et al. 2023, arXiv 2305.14314): see `_in_four_bits`.
 
 With tensor parallelism adapters are split as NeMo's are (`ParallelLinearAdapter`): beside a column layer A's rank and
@@ -26,8 +27,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from sim.core.dtypes import FP32_BYTES
 from sim.core.program import NeededBy, Program, Saved, TensorRole
+from sim.models.casts import cast, mixed
 from sim.models.dims import Dims, ceil_div
+from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import (
     F,
     I,
@@ -75,10 +79,13 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
         return replace(part, saved=(*part.saved, output)) if fused else part
     adapters = [_adapter(d, spec, i) for i in range(len(spec.outs))]
     r, rows, k, e = d.lora.rank, spec.rows, spec.k, d.act_bytes
-    wide = len(spec.outs) * rows * r * e
-    inputs = tuple(s._replace(bytes=k * rows * e) for s in base.saved if s.late)
+    own_e, drops = _own(d).act_bytes, bool(d.lora.dropout)
+    kept = len(spec.outs) if drops or own_e != e else 1  # each adapter's own, or what they share
+    e_kept = own_e + (MASK_BYTES if drops else 0)
+    wide = len(spec.outs) * rows * r * own_e
+    inputs = tuple(s._replace(bytes=kept * k * rows * e_kept) for s in base.saved if s.late)
     saved = (*part.saved, *inputs, Saved(f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
-    again = Saved(f"{spec.name} input", k * rows * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
+    again = Saved(f"{spec.name} input", kept * k * rows * e_kept, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     return replace(
         part,
         forward=(*part.forward, *chain.from_iterable(x.forward for x in adapters)),
@@ -101,42 +108,84 @@ class _Adapter(NamedTuple):
     of_input: Program
 
 
+def _own(d: Dims) -> Dims:
+    """The sizes of adapters: as of all else, or fp32 (`adapters_in_fp32`)."""
+    wide = d.framework.adapters_in_fp32 and d.act_bytes < FP32_BYTES
+    return replace(d, act="fp32", act_bytes=FP32_BYTES) if wide else d
+
+
+def _summed(d: Dims, own: Dims, name: str, elements: float) -> tuple[Program, Program]:
+    """Scaling and sum with the layer's result, and their backward; in fp32 the result is copied there and back."""
+    e = d.act_bytes
+    scale_back = memory_op(
+        f"{name}_scale_lora_dgrad", I, "elementwise", elements, 2 * own.act_bytes * elements, own.act
+    )
+    if own is d:
+        kernels = 1 if d.framework.fuses_adapter_sum else 2
+        added = memory_op(f"{name}_sum", F, "elementwise", elements, (2 * kernels + 1) * e * elements, d.act, kernels)
+        return (added,), (scale_back,)
+    scaled = memory_op(f"{name}_scale", F, "elementwise", elements, 2 * FP32_BYTES * elements, own.act)
+    added = memory_op(f"{name}_sum", F, "elementwise", elements, (e + 2 * FP32_BYTES) * elements, own.act)
+    back = (cast(d, f"{name}_grad_cast", I, elements, widens=True), cast(d, f"{name}_result_grad_cast", I, elements))
+    return (scaled, mixed(added, 3), cast(d, f"{name}_result_cast", F, elements)), (*back, scale_back)
+
+
 def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
     """The adapter of one of a layer's matrices."""
     assert d.lora is not None
-    r, rows, k, n, e = d.lora.rank, spec.rows, spec.k, spec.outs[number], d.act_bytes
+    own = _own(d)
+    r, rows, k, n, e = d.lora.rank, spec.rows, spec.k, spec.outs[number], own.act_bytes
     mode = spec.mode if d.tp > 1 else "plain"
     rank_of_a = ceil_div(r, d.tp) if mode == "column" else r
     width = ceil_div(n, d.tp) if mode == "row" else n
     out = ceil_div(rows, d.tp) * n if mode == "row" and d.sp else rows * n
-    name, kernels = f"{spec.out_name(number)}_lora", 1 if d.framework.fuses_adapter_sum else 2  # scaling, sum
+    name = f"{spec.out_name(number)}_lora"
+    summed, summed_back = _summed(d, own, name, out)
     inner, forth, back = _messages(d, name, mode, rows * r * e, rows * n * e)
     apart = mode == "column" and d.overlaps_in_library
     gathers = (collective(f"{name}_gather", "all_gather", rows * k * e, F),) if apart else ()
+    taken = (ceil_div(rows, d.tp) if apart else rows) * k
+    drop, undrop = _dropout(own, name, taken)
+    widened = () if own is d else (cast(d, f"{name}_cast", F, taken, widens=True),)
+    narrowed = () if own is d else (cast(d, f"{name}_dgrad_cast", I, taken),)
     scatters = (collective(f"{name}_a_dgrad_reduce_scatter", "reduce_scatter", rows * k * e, I),) if apart else ()
     return _Adapter(
         rank_of_a * k + r * width,
         (
+            *widened,
+            *drop,
             *gathers,
-            gemm(f"{name}_a", F, rows, rank_of_a, k, d.act),
+            gemm(f"{name}_a", F, rows, rank_of_a, k, own.act),
             *inner,
-            gemm(f"{name}_b", F, rows, width, r, d.act),
+            gemm(f"{name}_b", F, rows, width, r, own.act),
             *forth,
-            memory_op(f"{name}_sum", F, "elementwise", out, (2 * kernels + 1) * e * out, d.act, kernels),
+            *summed,
         ),
         (
-            memory_op(f"{name}_scale_lora_dgrad", I, "elementwise", out, 2 * e * out, d.act),
-            gemm(f"{name}_b_lora_dgrad", I, rows, r, width, d.act),
+            *summed_back,
+            gemm(f"{name}_b_lora_dgrad", I, rows, r, width, own.act),
             *back,
-            *weight_gradient(d, f"{name}_b_wgrad", rows, r, width, d.act),
-            *weight_gradient(d, f"{name}_a_wgrad", rows, k, rank_of_a, d.act),
+            *weight_gradient(own, f"{name}_b_wgrad", rows, r, width, own.act),
+            *weight_gradient(own, f"{name}_a_wgrad", rows, k, rank_of_a, own.act),
         ),
         (
-            gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, d.act),
+            gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, own.act),
             *scatters,
-            accumulate(d, f"{name}_dgrad_sum", (ceil_div(rows, d.tp) if apart else rows) * k),
+            *undrop,
+            *narrowed,
+            accumulate(d, f"{name}_dgrad_sum", taken),
         ),
     )
+
+
+def _dropout(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
+    """Dropout of an adapter's input, forward and backward: read, written, and the mask."""
+    if d.lora is None or not d.lora.dropout:
+        return (), ()
+    moved = (2 * d.act_bytes + MASK_BYTES) * elements
+    dropped = memory_op(f"{name}_dropout", F, "elementwise", elements, moved, d.act)
+    back = memory_op(f"{name}_dropout_backward", I, "elementwise", elements, moved, d.act)
+    return (replace(dropped, random_numbers=float(elements)),), (back,)
 
 
 def _in_four_bits(d: Dims, spec: Linear, part: Operator) -> Operator:
