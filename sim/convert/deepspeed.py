@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from sim.convert.adapters import adapters
 from sim.convert.axolotl import degrees, plain_names, shards
 from sim.convert.objectives import refuse_objective
-from sim.convert.settings import Converted, Machine, Settings
+from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings
+from sim.convert.trl import loss_in_chunks, take_precision
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.inputs.cluster_input import resolve_cluster
@@ -72,7 +73,6 @@ FSDP_IN_FP32 = (
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
 OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
-CHUNKED_NLL, CHUNK_TOKENS = "chunked_nll", 256  # TRL's
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -98,7 +98,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
-    _take_trls_precision(s, {*flat})
+    take_precision(s, {*flat})
     if s.flag("pure_bf16"):  # LLaMA-Factory's: loaded in bf16, and neither autocast nor copies in fp32
         s.values = {**s.values, "bf16": True, "torch_dtype": "bfloat16"}
     named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
@@ -129,19 +129,14 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
     if tp > 1 and training.pop("cross_entropy", None):
         s.notes.append("the loss in chunks is not simulated with tensor parallelism: all logits are, at once")
+    if layout.pop("offload", False):
+        training["optimizer_offload"] = "cpu"
     if s.flag("fp8"):
         _in_8_bits(s, training, layout)
-    training |= _trls_loss(s, training, length or 0, layout["zero"])
+    training |= loss_in_chunks(s, training, length or 0, layout["zero"])
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
-
-
-def _take_trls_precision(s: Settings, given: set[str]) -> None:
-    """TRL computes in bf16 unless told otherwise (trl/trainer/base_config.py)."""
-    if s.values.get("max_length") is not None and not {"bf16", "fp16"} & given:
-        s.values = {**s.values, "bf16": True}
-        s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
 
 
 def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) -> None:
@@ -154,21 +149,6 @@ def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) ->
     training |= {"precision": "fp8", "fp8_recipe": "tensorwise"}
     if layout["zero"] == 3 and not s.flag("fp8_enable_fsdp_float8_all_gather"):
         layout["param_gather_dtype"] = "bf16"
-
-
-def _trls_loss(s: Settings, training: dict[str, Any], length: int, zero: int) -> dict[str, Any]:
-    """TRL's loss in chunks of 256 tokens, its default without Liger's (trl/trainer/sft_config.py; sft_trainer.py:
-    `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
-    named = s.take("loss_type") if s.values.get("max_length") is not None else "nll"
-    if named not in (None, CHUNKED_NLL) or "cross_entropy" in training:
-        return {}
-    default = "" if named else ", as TRL has it by default since 2026"
-    if training.get("param_dtype") == "fp32" and zero < 3:
-        s.notes.append(f"loss_type: {CHUNKED_NLL}{default}, is simulated with all logits at once under autocast")
-        return {}
-    s.notes.append(f"loss_type: {CHUNKED_NLL}{default}; each chunk's logits, computed twice, are simulated once")
-    tokens = training["micro_batch_size"] * length
-    return {"cross_entropy": "chunked", "loss_chunks": -(-tokens // CHUNK_TOKENS)}
 
 
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) -> dict[str, Any]:
@@ -385,12 +365,13 @@ def _fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tupl
     if fsdp in OFF or not words:
         s.sections.remove(own)  # without `fsdp` nothing reads it
         return {"zero": 0}, False
-    offloads = [own.flag(name) for name in OFFLOADS]  # all are asked for, so that none is reported
-    if "offload" in words or True in offloads:
-        s.notes.append("fsdp: offload is not simulated")
     reshards = own.take("reshard_after_forward")  # of version 1 such a word, too
     word = next((word for word in (str(reshards), *words) if word in FSDP), "full_shard")
     layout = dict(FSDP[word])
+    offloads = [own.flag(name) for name in OFFLOADS]  # all are asked for, so that none is reported
+    if "offload" in words or True in offloads:
+        s.notes.append(FSDP_ON_HOST)
+        layout["offload"] = True
     if reshards is False:
         layout["reshard_after_forward"] = False
     if word.startswith("hybrid"):

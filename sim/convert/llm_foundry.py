@@ -43,10 +43,8 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
         InputError: for a model that has no key here, and a missing number of GPUs.
     """
     s = Settings(file, _flat({key: value for key, value in data.items() if key != VARIABLES}, data))
-    if s.take("model.name") == "mpt_causal_lm":
-        described: Any = _mpt(s)
-    else:
-        described = _of_the_hub(s, machine)
+    own = s.take("model.name") == "mpt_causal_lm" and machine.model is None
+    described = _mpt(s) if own else _of_the_hub(s, machine)
     dp = s.ranks(None, machine, 1, "1")
     micro, whole = s.values.get("device_train_microbatch_size"), s.size("global_train_batch_size")
     s.take("device_train_microbatch_size")
@@ -73,7 +71,7 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
         "attention": s.choice("model.attn_config.attn_impl", ATTENTION, "flash"),
         "lora": _lora(s),
     }
-    sections = {"model": machine.model or described, "training": without_none(training), "parallelism": layout}
+    sections = {"model": described, "training": without_none(training), "parallelism": layout}
     return s.converted("llm_foundry", machine, sections)
 
 

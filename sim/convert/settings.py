@@ -38,6 +38,11 @@ def lacking(file: Path, value: object) -> str:
     return f", in which a variable has no value: {way}"
 
 
+FSDP_ON_HOST = (
+    "FSDP's offload: the optimizer runs on the host; parameters and gradients, which go there too, stay on the GPU here"
+)
+
+
 class Machine(Struct, frozen=True):
     """Hold the settings that a trainer's file leaves to its launcher. `gpus`: None where the file's own launch command
     says it."""

@@ -84,7 +84,7 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     if model.moe is not None:
         added["num-experts"] = str(model.moe.experts)
         flags = OF_EXPERTS | flags
-    lora, packs = _lora(flags), flags.pop("packing", False)
+    lora, packs = _lora(file, flags), flags.pop("packing", False)
     read = {name: value for name, value in flags.items() if name not in OWN}
     result = convert_megatron(file, _command(read | added), machine)
     if lora:
@@ -108,7 +108,7 @@ def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any]) -> 
     return replace(machine, model=as_model(named))
 
 
-def _lora(flags: dict[str, Any]) -> dict[str, Any]:
+def _lora(file: Path, flags: dict[str, Any]) -> dict[str, Any]:
     """Adapters, and their flags taken from the others; empty where all parameters are trained.
 
     Raises:
@@ -121,7 +121,9 @@ def _lora(flags: dict[str, Any]) -> dict[str, Any]:
         return {}
     targets = [(MCORE_TARGETS | TARGETS).get(word) for word in words if word not in ("all-linear", "all-router")]
     if None in targets:
-        raise InputError(f"--{MODULES}: found {show(' '.join(words))}; not all are simulated with adapters")
+        raise InputError(f"{file}: --{MODULES}: found {show(' '.join(words))}; not all are simulated with adapters")
+    if not str(rank).isdecimal():
+        raise InputError(f"{file}: --lora-rank: found {show(rank)}; must be a whole number")
     own = {"rank": int(str(rank)), **({"dropout": dropout} if dropout else {})}
     return {**own, **({"targets": list(dict.fromkeys(targets))} if targets else {})}
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
 from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
 from sim.convert.torchtitan_older import as_of_2025
 from sim.convert.torchtitan_tokens import in_sequences
@@ -214,7 +214,15 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         **_cross_entropy(s, "loss" in parts),
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
         "recompute": _recompute(s),
+        **_offload(s, layout["zero"] == 3),
     }
+
+
+def _offload(s: Settings, sharded: bool) -> dict[str, str]:
+    if not (s.flag("training.enable_cpu_offload") and sharded):
+        return {}
+    s.notes.append(FSDP_ON_HOST)
+    return {"optimizer_offload": "cpu"}
 
 
 def _cross_entropy(s: Settings, compiled: bool) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
@@ -66,7 +66,7 @@ def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq
         **_compiled(s),
         "recompute": _recompute(s),
         "activation_offload": s.flag("enable_activation_offloading") or None,
-        **_optimizer(s),
+        **_optimizer(s, layout["zero"] == 3),
         "lora": _lora(s, builder),
     }
     if s.flag("dataset.packed"):
@@ -140,7 +140,7 @@ def _recompute(s: Settings) -> Any:
     return "full" if s.flag("enable_activation_checkpointing") or mode == "full" else "none"
 
 
-def _optimizer(s: Settings) -> dict[str, Any]:
+def _optimizer(s: Settings, sharded: bool) -> dict[str, Any]:
     name = _component(s, "optimizer")
     if s.flag("optimizer_in_bwd"):
         s.notes.append(IN_BACKWARD)
@@ -149,7 +149,11 @@ def _optimizer(s: Settings) -> dict[str, Any]:
         s.notes.append(f"optimizer {name}: is simulated as AdamW")
     eight = "8bit" in name.lower()
     dtype = "int8" if eight else "bf16" if s.values.get("dtype", "bf16") == "bf16" else "fp32"
-    return {"optimizer": known, "optimizer_dtype": dtype}
+    found = {"optimizer": known, "optimizer_dtype": dtype}
+    if not (s.flag("fsdp_cpu_offload") and sharded):
+        return found
+    s.notes.append(FSDP_ON_HOST)
+    return found | {"optimizer_offload": "cpu"}
 
 
 def _lora(s: Settings, builder: str) -> dict[str, Any] | None:

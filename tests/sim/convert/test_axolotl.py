@@ -79,4 +79,4 @@ def test_what_is_empty_or_off_is_not_listed(tmp_path: Path) -> None:
 
 def test_parameters_on_the_host_are_named(tmp_path: Path) -> None:
     _, said = read(tmp_path, "fsdp_config: {offload_params: true}\n")
-    assert "fsdp: offload is not simulated" in said
+    assert "FSDP's offload: the optimizer runs on the host" in said

@@ -86,6 +86,7 @@ def test_selective_recomputation_is_the_default(tmp_path: Path) -> None:
         ("megatron sft", "megatron rlhf", "can be converted: training on given texts"),
         ("Qwen/Qwen3-32B", "nobody/no-model", "model: found 'nobody/no-model'"),
         ("--max_length 8192", "--lr 1", "--max_length: is required and missing"),
+        ("--lr 1e-5", "--train_type lora --lora_rank q", "--lora-rank: found 'q'; must be a whole number"),
     ],
 )
 def test_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
