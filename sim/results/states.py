@@ -128,7 +128,7 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
         gathered = _cast_elements(plan, dp, blocks) * dp.parameter_bytes
     # Quantized copies are there as long as what they were made of: two blocks' where FSDP frees what it gathered.
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
-    gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)
+    gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard and dp.shard > 1 else quantized)
     experts = any(b.expert_params for b in blocks)
     workspaces = max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts)
     return gathered + workspaces + _bucket_buffers(dp, n)
