@@ -230,7 +230,8 @@ class GridSearch:
         for blocks in self.blocks(x):
             cut = self.cut(blocks.order, placement)
             t, end = self.stage_seconds(x, blocks, placement, cut), self._epilogue_s(x.zero, placement, cut)
-            pipeline_s = pipeline_bound_s(placement, t, m, not overlaps(self.space, x), end)
+            blocking = not overlaps(self.space, x) and not FORMS[x.schedule].exchanges_jointly
+            pipeline_s = pipeline_bound_s(placement, t, m, blocking, end)
             bound = max(bound, pipeline_s, self._stream_bound_s(x.zero, placement, cut, m))
         return bound * self.scale * ROUNDING
 
