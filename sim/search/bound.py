@@ -21,9 +21,9 @@ from typing import Literal
 import numpy as np
 
 from sim.core.actions import Kind
-from sim.core.program import Phase
+from sim.core.program import BlockKind, Phase
 from sim.inputs.scenario import Scenario
-from sim.programs.stages import Stage, epilogue
+from sim.programs.stages import Stage, epilogue, with_copy
 from sim.programs.updated_parameters import gather_units
 from sim.ranks.equal_ranks import embedding_ranks
 from sim.ranks.faults import has_jitter, link_scales
@@ -199,7 +199,9 @@ class GridSearch:
 
     def _stage(self, zero: int, order: Signature, sorts: Signature) -> Stage:
         sort_of, offload = self._of_order[order].sorts, self.space.training.activation_offload
-        return Stage(tuple([sort_of[s].block for s in sorts]), self.prices.dp(zero), self.prices.costs, offload, 0.0)
+        blocks, plan = tuple([sort_of[s].block for s in sorts]), self.prices.plan
+        held = with_copy(blocks, plan, any(b.kind is BlockKind.EMBEDDING for b in blocks))
+        return Stage(held, self.prices.dp(zero), self.prices.costs, offload, 0.0)
 
     @cached
     def _stage_bytes(self, blocks: Blocks, cut: Cut) -> tuple[Floats, Floats, Floats]:
