@@ -243,6 +243,23 @@ def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) 
 
 
 @pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpu": {"nvlink": False}}, ["cluster.gpu.nvlink: of no effect with intra_node.kind nvswitch"]),
+        ({"gpu": {"nvlink": False}, "intra_node": {"kind": "pcie"}}, []),
+        (
+            {"inter_node": {"kind": "torus", "oversubscription": 2}},
+            ["cluster.inter_node.oversubscription: of no effect with kind torus, which has no leaf switches"],
+        ),
+        ({"inter_node": {"oversubscription": 2}}, []),
+    ],
+)
+def test_keys_of_links_that_are_not_there_are_named(changes: dict[str, Any], said: list[str]) -> None:
+    data = {**small(parallelism={"dp": 16}), "cluster": {"preset": "dgx-h100", **changes}}
+    assert [text for text in parse_scenario(data).warnings if "of no effect" in text] == said
+
+
+@pytest.mark.parametrize(
     ("layout", "why"),
     [({"tp": 2, "pp": 2}, ""), ({"tp": 2, "pp": 2, "sp": True}, "sp, which has split"), ({"tp": 2}, "tp 2 and pp 1")],
 )
