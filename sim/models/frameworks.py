@@ -53,10 +53,15 @@ MEGATRON_ROUTER = RouterKernels(
 # its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
 FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6)
 
-# megatron/core/distributed: distributed_data_parallel.py, `bucket_size`; param_and_grad_buffer.py of Megatron-FSDP,
+# megatron/core/distributed: distributed_data_parallel.py, `bucket_size`, and no buckets where `pp_rank > 0` or
+# `disable_bucketing` (megatron/training/training.py: `model_chunk_idx > 0`); param_and_grad_buffer.py of Megatron-FSDP,
 # `fetch_bucket`: parameters are views of a bucket.
 MEGATRON_ZERO = ZeroEngine(
-    bucket_elements=(40_000_000, 1_000_000), copies_gathered=False, gathers_apart=False, shards_apart=False
+    bucket_elements=(40_000_000, 1_000_000),
+    first_stage_alone=True,
+    copies_gathered=False,
+    gathers_apart=False,
+    shards_apart=False,
 )
 _MEGATRON = Framework(
     "megatron",  # Megatron-Core with Transformer Engine's layers

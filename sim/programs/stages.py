@@ -331,7 +331,7 @@ def class_stages(
         (part.embedding, part.head, part.normed, part.predicts, size, tuple([sort(n) for n in part.layers]))
         for part, size in zip(plan.parts, gathered, strict=True)
     ]
-    stages: list[list[int]] = [[] for _ in schedule.ranks]
+    later, stages = dp.behind_first, list[list[int]]([] for _ in schedule.ranks)
     for i, r in enumerate(schedule.rank_of_stage):
         stages[r].append(i)
     out: list[dict[int, Stage]] = []
@@ -343,9 +343,10 @@ def class_stages(
             part = schedule.part_of_stage[i]
             # One matrix on a rank is enough for the embedding, prediction modules and the output.
             held = any(x.embedding or (x.predicts and not plan.parts[part].predicts) for x in parts)
-            key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name, held)
+            own = later if i > 0 else dp
+            key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name, held, own is dp)
             if key not in made:
                 blocks = with_copy(stage_blocks(plan, plan.parts[part], c.rank), plan, held)
-                made[key] = Stage(blocks, dp, costs, t.activation_offload, gathered[part], before)
+                made[key] = Stage(blocks, own, costs, t.activation_offload, gathered[part], before)
             out[-1][i] = made[key]
     return out

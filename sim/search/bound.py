@@ -296,7 +296,11 @@ class GridSearch:
         # Here the epilogue contains the reductions; they must not count twice.
         if dp.at_the_end and not dp.each_micro_batch and dp.zero < 3:
             return np.zeros(len(cut.stages)), np.zeros(len(cut.stages))
-        total, final = cut.each(lambda stage: self.prices.reductions_s([sort_of[s].gradients for s in stage], dp)).T
+
+        def seconds(stage: Signature, first: bool) -> tuple[float, float]:
+            return self.prices.reductions_s([sort_of[s].gradients for s in stage], dp if first else dp.behind_first)
+
+        total, final = cut.each_by_place(seconds).T
         return total, final
 
     @cached
@@ -304,11 +308,11 @@ class GridSearch:
         """Return the seconds of gathering each stage's parameters once."""
         dp, sort_of = self.prices.dp(zero), self._of_order[cut.order].sorts
 
-        def seconds(stage: Signature) -> list[float]:
-            units = gather_units([sort_of[s].block for s in stage], dp)
+        def seconds(stage: Signature, first: bool) -> list[float]:
+            units = gather_units([sort_of[s].block for s in stage], dp if first else dp.behind_first)
             return [sum(self.prices.comms_s(dp.gather("", a, b, Phase.FORWARD, "g")) for a, b, _ in units)]
 
-        return cut.each(seconds)[:, 0]
+        return cut.each_by_place(seconds)[:, 0]
 
     @cached
     def _epilogue_s(self, zero: int, placement: StagePlacement, cut: Cut) -> Floats:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Comm, Compute, Phase
 from sim.programs.data_parallel import make_data_parallel, weave_backward, weave_forward
@@ -135,6 +136,30 @@ def test_the_tied_outputs_copy_is_reduced_gathered_and_updated_as_a_matrix_of_it
         ]
         ends.append((sent, optimizer, sim.result["memory"][-1]["optimizer"]))
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero", "alone"), [("megatron", 0, True), ("megatron", 1, True), ("eager", 1, False)]
+)
+@pytest.mark.parametrize("layout", [{"schedule": "1f1b"}, {"schedule": "interleaved_1f1b"}])
+def test_megatron_has_buckets_on_the_first_ranks_first_stage_alone(
+    framework: str, zero: int, alone: bool, layout: dict[str, Any]
+) -> None:
+    """core/distributed/distributed_data_parallel.py: no buckets where `pp_rank > 0` or `disable_bucketing`, which
+    training/training.py says of model chunks after the first."""
+    parallelism = {"pp": 2, "dp": 2, "zero": zero, "bucket_bytes": 10_000, **layout}
+    sim = simulate(case(parallelism, {"framework": framework}))
+    for rank, stages in enumerate(sim.stages):
+        for stage, held in stages.items():
+            kinds = ("all_reduce", "reduce_scatter")
+            program = held.backward(Kind.B, True, False)
+            reduced = [i for i in program if isinstance(i, Comm) and i.group in ("dp_cp", "shard") and i.kind in kinds]
+            gathered = [i for i in held.prologue() if isinstance(i, Comm)]
+            first = (rank, stage) == (0, 0)
+            assert (len(reduced) > 1) == (first or not alone), (rank, stage)
+            assert (len(gathered) > 1) == ((first or not alone) and zero == 1), (rank, stage)
+            sent = sum(c.bytes for c in reduced) / held.dp.gradient_bytes
+            assert sent == pytest.approx(sum(b.params for b in held.blocks))
 
 
 def test_hybrid_sharding_adds_an_all_reduce_of_the_shard() -> None:
