@@ -215,11 +215,12 @@ class Pipeline:
         return self.records
 
     def _blocking(self, tokens: Tensor, targets: Tensor) -> None:
-        entries = self.schedule.ranks[self.rank]
-        self._exchange([], self._needs(entries[0]))
-        for i, entry in enumerate(entries):
-            results = self._act(parts(entry), tokens, targets)
-            self._exchange(results, self._needs(entries[i + 1]) if i + 1 < len(entries) else [])
+        runs = self.schedule.between_exchanges(self.rank)
+        needs = [[message for entry in run for message in self._needs(entry)] for run in runs]
+        self._exchange([], needs[0])
+        for run, needed in zip(runs, [*needs[1:], []], strict=True):
+            results = [result for entry in run for result in self._act(parts(entry), tokens, targets)]
+            self._exchange(results, needed)
 
     def _overlapped(self, tokens: Tensor, targets: Tensor) -> None:
         entries = self.schedule.ranks[self.rank]

@@ -12,8 +12,9 @@ from sim.inputs.input_source import show
 
 BLOCKING = "no-overlap-p2p-communication"
 WITH_OVERLAP = (
-    "interleaved stages are simulated with messages beside computations; without this overlap Megatron-LM's ranks wait "
-    "for each (core/pipeline_parallel/schedules.py), so its step is longer"
+    "interleaved stages in groups of more micro-batches than pp are simulated with messages beside computations; "
+    "without this overlap Megatron-LM's ranks wait for each (core/pipeline_parallel/schedules.py), so its step takes "
+    "longer"
 )
 
 
@@ -25,10 +26,13 @@ def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
     out: dict[str, Any] = {} if layers is None else {"layers_per_stage": layers}
     out |= {} if mtp_stage is None else {"mtp_stage": mtp_stage}
     if stages > pp:
-        if s.flag(BLOCKING):
+        group = s.whole("microbatch-group-size-per-virtual-pipeline-stage")
+        blocks = s.flag(BLOCKING)
+        if blocks and group not in (None, pp):
             s.notes.append(f"{s.written_as(BLOCKING)}: {WITH_OVERLAP}")
-        out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": True}
-        out["micro_batch_group"] = s.whole("microbatch-group-size-per-virtual-pipeline-stage")
+            blocks = False
+        out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocks}
+        out["micro_batch_group"] = group
         return out
     s.take(BLOCKING)  # 1F1B has nothing to overlap (core/pipeline_parallel/schedules.py)
     return {**out, **_zero_bubble(s, pp)}

@@ -74,7 +74,8 @@ class Schedule(Struct, frozen=True):
     `rank_of_stage[s]` is the pipeline rank that runs schedule stage s; `part_of_stage[s]` the slice of the
     model it holds (equal to s, except for DualPipe, which holds each of its p parts on two ranks: 2p schedule
     stages). `chains` are the paths a micro-batch's activations take, first stage to last; DualPipe has two,
-    one for each direction; every other schedule has one. `ranks[r]` is rank r's list.
+    one for each direction; every other schedule has one. `ranks[r]` is rank r's list. `joint[r]` has the places in
+    it of forwards whose blocking messages go in one exchange with those of the backward behind them.
     """
 
     name: str
@@ -83,6 +84,14 @@ class Schedule(Struct, frozen=True):
     part_of_stage: tuple[int, ...]
     chains: tuple[tuple[int, ...], ...]
     ranks: tuple[tuple[Entry, ...], ...]
+    joint: tuple[range, ...] = ()
+
+    def between_exchanges(self, rank: int) -> list[tuple[Entry, ...]]:
+        """Return the entries that a rank runs between two blocking exchanges: one, or two that are `joint`."""
+        entries = self.ranks[rank]
+        ends = {place + 1 for place in self.joint[rank]} if self.joint else set()
+        begins = [i for i in range(len(entries)) if i not in ends]
+        return [entries[i:j] for i, j in pairwise([*begins, len(entries)])]
 
 
 def parse_entry(text: str) -> Entry:
@@ -140,8 +149,9 @@ def validate(schedule: Schedule, *, p2p_overlap: bool = True) -> None:
 
     Each micro-batch runs along exactly one chain, forward once on each of its stages and backward once in
     reverse, B or else I and later W, each stage on its own rank. The lists are then run dry, with messages
-    that take no time: with `p2p_overlap` an entry waits only for what it needs; without, after each entry a
-    rank posts as one batch the sends of its results and the receives of its next entry, and waits for all.
+    that take no time: with `p2p_overlap` an entry waits only for what it needs; without, after each entry (or two that
+    are `joint`) a rank posts as one batch the sends of its results and the receives of what comes next, and waits for
+    all.
 
     Raises:
         ValueError: naming rank, entry and rule, with the grid around it.
@@ -301,19 +311,19 @@ def _run_blocking(schedule: Schedule, links: Links) -> None:
     posted: dict[int, int] = {}  # one end only: by whom
     open_messages: list[set[int]] = [set() for _ in schedule.ranks]
     position = [-1] * len(schedule.ranks)
+    runs = [schedule.between_exchanges(rank) for rank in range(len(schedule.ranks))]
     ready = list(range(len(schedule.ranks)))
     while ready:
         rank = ready.pop()
-        entries = schedule.ranks[rank]
-        while not open_messages[rank] and position[rank] < len(entries):
+        while not open_messages[rank] and position[rank] < len(runs[rank]):
             i = position[rank]
             batch = []
-            if i >= 0:
-                _check_local(schedule, links, done, rank, i)
-                done.update(message for message, _ in links.gives(entries[i]))
-                batch = [message for message, taker in links.gives(entries[i]) if taker != rank]
-            if i + 1 < len(entries):
-                batch += [message for message, giver in links.needs(entries[i + 1]) if giver != rank]
+            for entry in runs[rank][i] if i >= 0 else ():
+                _check_local(schedule, links, done, rank, entry)
+                done.update(message for message, _ in links.gives(entry))
+                batch += [message for message, taker in links.gives(entry) if taker != rank]
+            for entry in runs[rank][i + 1] if i + 1 < len(runs[rank]) else ():
+                batch += [message for message, giver in links.needs(entry) if giver != rank]
             for message in batch:
                 if message in posted:
                     other = posted.pop(message)
@@ -326,12 +336,17 @@ def _run_blocking(schedule: Schedule, links: Links) -> None:
     for rank, messages in enumerate(open_messages):
         if messages:
             names = " and the ".join(links.name(message) for message in sorted(messages))
-            at = max(position[rank] - 1, 0)
+            at = schedule.ranks[rank].index(runs[rank][max(position[rank] - 1, 0)][-1])
             _fail(schedule, rank, at, f"deadlock: the blocking messages after it never pass: the {names}")
 
 
-def _check_local(schedule: Schedule, links: Links, done: set[int], rank: int, position: int) -> None:
+def _check_local(schedule: Schedule, links: Links, done: set[int], rank: int, entry: Entry) -> None:
     """Raise unless a rank has made what it hands to itself earlier in its list."""
-    for message, giver in links.needs(schedule.ranks[rank][position]):
+    for message, giver in links.needs(entry):
         if giver == rank and message not in done:
-            _fail(schedule, rank, position, f"deadlock: waits forever for the {links.name(message)}")
+            _fail(
+                schedule,
+                rank,
+                schedule.ranks[rank].index(entry),
+                f"deadlock: waits forever for the {links.name(message)}",
+            )

@@ -271,17 +271,30 @@ class AssembledGraph:
         route = ints([r.number for r in routes])[sent.key // many]
         message = first_message + np.arange(len(sent.key))
         taken_message = self._matched(messages, sent.key, message, taken.key, len(routes) * many)
-        self._waits_for_result(waiter=message, placement=sent.placement)
+        first, last = self._between_exchanges(messages, blocking)
+        begin, end = first[taken.placement], last[sent.placement]
+        self._waits_for_result(waiter=message, placement=end)
         self._queue(messages, sent, route, message)
         if blocking:
             # A receive is posted when the action before it has ended, and the next action waits for the posted sends.
-            posted = self.follows[taken.placement]
-            self._waits_for_result(waiter=taken_message[posted], placement=taken.placement[posted] - 1)
-            goes_on = np.append(self.follows[1:], False)[sent.placement]
-            self._input_waits(placement=sent.placement[goes_on] + 1, until=message[goes_on])
-        self._input_waits(placement=taken.placement, until=taken_message)
+            posted = self.follows[begin]
+            self._waits_for_result(waiter=taken_message[posted], placement=begin[posted] - 1)
+            goes_on = np.append(self.follows[1:], False)[end]
+            self._input_waits(placement=end[goes_on] + 1, until=message[goes_on])
+        self._input_waits(placement=begin, until=taken_message)
         seconds = np.array([r.seconds for r in messages.routes], dtype=np.float64)
         return seconds[route], ints([r.task_kind for r in messages.routes])[route], self._steps_of(sent)
+
+    def _between_exchanges(self, messages: Messages, blocking: bool) -> tuple[Ints, Ints]:
+        """Return, for each placement, the first and the last of those that its rank runs between two exchanges of
+        messages: itself, or both of two that exchange theirs together (`Schedule.joint`)."""
+        first, last = (np.arange(len(self.pattern)) for _ in range(2))
+        joint = messages.schedule.joint if blocking else ()
+        for number, c in enumerate(messages.plan.classes if joint else ()):
+            at = np.flatnonzero(self.is_action & (self.class_of == number))
+            places = ints(list(joint[c.pipeline_rank]))
+            first[at[places + 1]], last[at[places]] = at[places], at[places + 1]
+        return first, last
 
     def _ends(self, messages: Messages, hops: Ints) -> _Ends:
         """Return one end of the messages over these hops, given by stage and direction; equal keys are one message."""

@@ -3,7 +3,8 @@
 A point-to-point message is one task on the streams of both ends. With `p2p_overlap: false` (Megatron's blocking
 send_forward_recv_backward) a rank posts, after each action, the send of its result and the receive of its next input as
 one batch, and goes on when both are done. A message then starts when its producer has ended and its receiver has
-posted. With overlap a message starts when its producer has ended, and only the action that needs it waits. Messages
+posted. Where a schedule says so (`Schedule.joint`), a forward and the backward after it have one such batch together.
+With overlap a message starts when its producer has ended, and only the action that needs it waits. Messages
 queue in the order in which a rank sends them.
 
 Each class of ranks places its programs: a prologue, its actions, an epilogue. A program is one task if that gives equal
@@ -204,6 +205,7 @@ class StepBuilder:
         # part of an early program just as an input does.
         sends = self.messages.gives[self.lists.stage[steps], self.lists.direction[steps]] != NO_HOP
         takes, posts = self._takes_input[steps].any(axis=1), self.blocking & sends.any(axis=1)
+        takes |= self.blocking and bool(self.schedule.joint)  # a batch has messages of other actions, too
         for i, step, takes_input, posts_send in zip(pick.tolist(), steps, takes.tolist(), posts.tolist(), strict=True):
             p, waits = placed[i], waits or takes_input
             alone = p.alone and not (p.early and waits) and running.isdisjoint(p.program.joined)

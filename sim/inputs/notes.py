@@ -29,6 +29,8 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     yield from _idle_nodes_note(sections, generates)
     yield from _domain_note(sections)
     yield from _spine_note(sections)
+    if not sections.cluster.gpu.nvlink and sections.cluster.intra_node.kind != "pcie":
+        yield f"cluster.gpu.nvlink: of no effect with intra_node.kind {sections.cluster.intra_node.kind}"
     yield from _expert_split_note(sections)
     yield from _packing_note(sections)
     if i is None or i.disaggregated is None:  # its pools have degrees of their own
@@ -94,9 +96,12 @@ def _domain_note(sections: Sections) -> Iterator[str]:
 
 
 def _spine_note(sections: Sections) -> Iterator[str]:
-    """Return that every message between nodes crosses the oversubscribed switches, where each node has its own leaf."""
+    """Return that every message between nodes crosses the oversubscribed switches, where each node has its own leaf, or
+    that there are no such switches."""
     cluster = sections.cluster
     links = cluster.inter_node
+    if links.is_torus and links.oversubscription > 1:
+        yield "cluster.inter_node.oversubscription: of no effect with kind torus, which has no leaf switches"
     alone = links.nodes_per_leaf == 1 and not links.is_torus and cluster.nodes > 1
     if alone and links.oversubscription > 1:
         slowed = f"{links.oversubscription:g} slows every message between nodes, as nodes_per_leaf is 1"

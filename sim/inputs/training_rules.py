@@ -23,6 +23,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
     """Return what is wrong with a training step."""
     for rule in (
         _dtypes,
+        _attention_kernel,
         _autocast,
         _indexer,
         _packing,
@@ -46,6 +47,14 @@ def _dtypes(_: Sections, t: Training) -> Problems:
     if t.param_dtype not in allowed:
         why = f"precision {t.precision} keeps parameters in {' or '.join(allowed)}"
         yield ("training", "param_dtype"), f"found '{t.param_dtype}'; {why}"
+
+
+def _attention_kernel(_: Sections, t: Training) -> Problems:
+    """No fused kernel by name for fp32: they take 16 bits (flash-attention: csrc/flash_attn/flash_api.cpp,
+    flash_attn_triton.py; cuDNN's in torch: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    if t.precision == "fp32" and t.attention == "fused" and t.attention_kernel is not None:
+        why = "it takes queries, keys and values in 16 bits, and precision is fp32"
+        yield ("training", "attention_kernel"), f"found '{t.attention_kernel}'; {why}"
 
 
 def _autocast(sections: Sections, t: Training) -> Problems:

@@ -67,7 +67,9 @@ def keys_without_effect(sections: Sections, written: Parallelism) -> Iterator[st
     if t is None:
         return
     for record in OF_TRAINING:
-        if getattr(t, record.key) != Training.model_fields[record.key].default and (why := record.why(sections)):
+        field = Training.model_fields[record.key]
+        left_out = field.get_default(call_default_factory=True, validated_data=dict(t))
+        if getattr(t, record.key) != left_out and (why := record.why(sections)):
             yield f"training.{record.key}: of no effect {why}"
 
 
@@ -83,6 +85,18 @@ def _with_one(degree: str) -> Callable[[Layout], str]:
 def _alone(s: Layout) -> str:
     """Of keys that say how ranks keep the same parameters equal."""
     return "" if s.parallelism.replicates(s.model.may_have_experts) else "with dp 1 and cp 1"
+
+
+def _zero(s: Layout) -> str:
+    """Of the ZeRO stage: one rank shards nothing, but DeepSpeed's engine has buffers, and FSDP casts and recomputes in
+    its own way, with one rank too."""
+    t, p = s.training, s.parallelism
+    if t is None or not (why := _alone(s)):
+        return ""
+    framework = framework_of(t)
+    casts = t.param_dtype == "fp32" and t.precision != "fp32"
+    stops = p.zero == 3 and t.recompute.mode == "full" and framework.checkpoint_stops_early
+    return "" if framework.zero.buffers or casts or stops else why
 
 
 def _only_with_zero(*stages: int) -> Callable[[Layout], str]:
@@ -101,14 +115,21 @@ def _by_layer(s: Layout) -> bool:
     return s.training is not None and s.parallelism.zero == 3 and not framework_of(s.training).zero.buckets_shards
 
 
+def _at_once(s: Layout) -> str:
+    """Of the sizes of messages of gradients, where a framework reduces all in one."""
+    z, t = s.parallelism.zero, s.training
+    whole = t is not None and z in framework_of(t).zero.at_once_at
+    return f"with framework {t.framework}, which reduces all gradients at once with zero {z}" if t and whole else ""
+
+
 def _dp_sync(s: Layout) -> str:
-    if _by_layer(s) and s.parallelism.dp_sync == "per_parameter":
-        return "with zero 3, which reduces layer by layer"
-    return _alone(s)
+    if (why := _alone(s)) or s.parallelism.dp_sync != "per_parameter":
+        return why
+    return "with zero 3, which reduces layer by layer" if _by_layer(s) else _at_once(s)
 
 
 def _bucket_bytes(s: Layout) -> str:
-    if why := _alone(s):
+    if why := _alone(s) or _at_once(s):
         return why
     if s.training is None or framework_of(s.training).zero.buffers:  # whose buckets take memory in any case
         return ""
@@ -124,10 +145,9 @@ def _attention_kernel(s: Layout) -> str:
 
 def _accumulate_in_a_row(s: Layout) -> str:
     p = s.parallelism
-    by_itself = s.training is not None and framework_of(s.training).accumulates_in_a_row
     if p.zero >= 2 and not p.accumulate_unsharded:
         return _alone(s)
-    return "" if by_itself else "but with zero 2 or 3, without accumulate_unsharded"
+    return "but with zero 2 or 3, without accumulate_unsharded"
 
 
 def _all_reduce_once(s: Layout) -> str:
@@ -172,7 +192,19 @@ def _gathers_nothing(s: Layout) -> str:
 
 def _no_moments(s: Layout) -> str:
     t = s.training
-    return f"with optimizer {t.optimizer}, which has no moments" if t and not OPTIMIZERS[t.optimizer].moments else ""
+    none = t is not None and not OPTIMIZERS[t.optimizer].moments
+    return f"with optimizer {t.optimizer}, which has no moments" if t and none else _on_host(s)
+
+
+def _on_host(s: Layout) -> str:
+    host = s.training is not None and s.training.optimizer_offload == "cpu"
+    return "with optimizer_offload cpu, where the host keeps all states in fp32" if host else ""
+
+
+def _reduces_nothing(s: Layout) -> str:
+    """Of the dtype of gradients that ranks sum: replicas', both copies' of DualPipe, both ends' of a pipeline."""
+    several = s.parallelism.pp > 1 and (s.model.tied_embeddings or FORMS[s.parallelism.schedule].model_copies > 1)
+    return "" if several else _alone(s)
 
 
 def _captured(s: Layout) -> str:
@@ -182,10 +214,11 @@ def _captured(s: Layout) -> str:
 
 def _no_copy(s: Layout) -> str:
     fp32 = s.training is not None and s.training.param_dtype == "fp32"
-    return "with param_dtype fp32, which has no master copy" if fp32 else ""
+    return "with param_dtype fp32, which has no master copy" if fp32 else _on_host(s)
 
 
 OF_PARALLELISM: tuple[Idle, ...] = (
+    Idle("zero", _zero),
     Idle("shard_size", _only_with_zero(1, 2, 3)),
     Idle("reshard_after_forward", _only_with_zero(3)),
     Idle("accumulate_unsharded", _only_with_zero(2, 3)),
@@ -213,6 +246,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
 )
 OF_TRAINING: tuple[Idle, ...] = (
     Idle("attention_kernel", _attention_kernel),
+    Idle("grad_reduce_dtype", _reduces_nothing),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),
     Idle("master_weights", _no_copy),

@@ -182,7 +182,7 @@ def dims(scenario: Scenario) -> Dims:
         raise ValueError("a layer's training program needs `training` in the scenario")
     act, framework, recipe = sixteen_bit(t.precision), framework_of(t), recipe_of(t)
     code = code_of(m.code, framework)
-    gathers_each = p.zero == 3 and p.reshard_after_forward
+    gathers_each = p.zero == 3 and p.reshard_after_forward and p.sharded_over[0] > 1
     seq = ceil_div(t.seq_len, p.cp)
     tokens = t.micro_batch_size * seq
     sp = p.sp and p.tp > 1

@@ -32,10 +32,15 @@ MEGATRON_ROUTER = RouterKernels(
 # its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
 FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6, torch_top_k=False)
 
-# megatron/core/distributed: distributed_data_parallel.py, `bucket_size`; param_and_grad_buffer.py of Megatron-FSDP,
+# megatron/core/distributed: distributed_data_parallel.py, `bucket_size`, and no buckets where `pp_rank > 0` or
+# `disable_bucketing` (megatron/training/training.py: `model_chunk_idx > 0`); param_and_grad_buffer.py of Megatron-FSDP,
 # `fetch_bucket`: parameters are views of a bucket.
 MEGATRON_ZERO = ZeroEngine(
-    bucket_elements=(40_000_000, 1_000_000), copies_gathered=False, gathers_apart=False, shards_apart=False
+    bucket_elements=(40_000_000, 1_000_000),
+    first_stage_alone=True,
+    copies_gathered=False,
+    gathers_apart=False,
+    shards_apart=False,
 )
 _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
 MEGATRON = Framework(
@@ -130,7 +135,8 @@ NEMO = replace(
     # No number of the loss is read: nlp/models/language_modeling/megatron_gpt_model.py,
     # get_forward_output_and_loss_func.
     kernels_after_loss_check=0,
-    zero=MEGATRON.zero._replace(bucket_elements=(125 * 2**18, 0)),  # conf/training: bucket_cap_mb 125, of fp32
+    # conf/training: bucket_cap_mb 125, of fp32, in Apex's optimizer on every stage.
+    zero=MEGATRON.zero._replace(bucket_elements=(125 * 2**18, 0), first_stage_alone=False),
     emitted_for=(),
     former=(
         # FlashAttention-2 in place of cuDNN's kernel. Transformer Engine gives it [sequences, tokens, ...] of

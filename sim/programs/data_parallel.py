@@ -44,7 +44,8 @@ DP, REPLICA = "dp", "replica"
 
 
 class DataParallel(Struct, frozen=True):
-    """The data parallelism of a layout, the same for every stage. Sizes are group sizes; bytes are per element."""
+    """The data parallelism of a stage: all but the first may have `behind_first`. Sizes are group sizes; bytes are per
+    element."""
 
     zero: int
     sync: str
@@ -69,6 +70,13 @@ class DataParallel(Struct, frozen=True):
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
     on_host: bool = False  # shards of gradients go to host memory, where the optimizer runs
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
+
+    @property
+    def behind_first(self) -> DataParallel:
+        """That of all stages but the first rank's first (`ZeroEngine.first_stage_alone`)."""
+        if self.zero > 1 or self.sync != "bucketed" or not self.engine.first_stage_alone:
+            return self
+        return replace(self, bucket_bytes=float("inf"))
 
     @property
     def _whole_reduction(self) -> tuple[str, ...]:

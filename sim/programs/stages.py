@@ -14,7 +14,19 @@ from msgspec.structs import replace
 
 from sim.core.actions import Kind, Schedule
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import BLOCK_END, PART_OF_BLOCK, Block, BlockRef, Comm, Compute, Item, Phase, Program, Wait
+from sim.core.program import (
+    BLOCK_END,
+    PART_OF_BLOCK,
+    Block,
+    BlockKind,
+    BlockRef,
+    Comm,
+    Compute,
+    Item,
+    Phase,
+    Program,
+    Wait,
+)
 from sim.inputs.training_config import Training
 from sim.models.dims import Shard
 from sim.models.muon import Dealt, dealt_out
@@ -68,6 +80,29 @@ def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
     blocks += [norm] if norm is not None and part.normed else []
     blocks += modules if part.predicts else []
     return (*blocks, *source.last(shard)) if part.head else tuple(blocks)
+
+
+def with_copy(blocks: tuple[Block, ...], plan: Plan, held: bool) -> tuple[Block, ...]:
+    """The blocks with the copy of the embedding matrix that they need: of an output that is tied to it, or of modules
+    for multi-token prediction; none where the rank has `held` the matrix already.
+
+    It is a parameter as all others: reduced and gathered over data-parallel ranks, and updated (Megatron-LM,
+    core/models/common/language_module/language_module.py: `setup_embeddings_and_output_layer`; a `shared` parameter is
+    left out of the norm alone). Beside adapters it is frozen.
+    """
+    source = source_of(plan.scenario)
+    elements = {BlockKind.MTP: source.copied_elements(), BlockKind.HEAD: source.tied_elements()}
+    kinds = [b.kind for b in blocks]
+    kind = next((kind for kind in elements if kind in kinds), None)
+    if held or kind is None or elements[kind] == 0:
+        return blocks
+    at, n = kinds.index(kind), elements[kind]
+    block = blocks[at]
+    if plan.scenario.for_training.lora is not None:
+        block = replace(block, frozen_params=block.frozen_params + n)
+    else:
+        block = replace(block, params=block.params + n, tensors=(*block.tensors, n))
+    return (*blocks[:at], block, *blocks[at + 1 :])
 
 
 class Stage(Struct, frozen=True, eq=False):
@@ -296,18 +331,22 @@ def class_stages(
         (part.embedding, part.head, part.normed, part.predicts, size, tuple([sort(n) for n in part.layers]))
         for part, size in zip(plan.parts, gathered, strict=True)
     ]
-    stages: list[list[int]] = [[] for _ in schedule.ranks]
+    later, stages = dp.behind_first, list[list[int]]([] for _ in schedule.ranks)
     for i, r in enumerate(schedule.rank_of_stage):
         stages[r].append(i)
     out: list[dict[int, Stage]] = []
     for c in plan.classes:
         out.append({})
         mine, costs = plan.work_of(c.rank), costs_of(c.rank)
+        parts = [plan.parts[schedule.part_of_stage[i]] for i in stages[c.pipeline_rank]]
         for i in stages[c.pipeline_rank]:
             part = schedule.part_of_stage[i]
-            key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name)
+            # One matrix on a rank is enough for the embedding, prediction modules and the output.
+            held = any(x.embedding or (x.predicts and not plan.parts[part].predicts) for x in parts)
+            own = later if i > 0 else dp
+            key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name, held, own is dp)
             if key not in made:
-                blocks = stage_blocks(plan, plan.parts[part], c.rank)
-                made[key] = Stage(blocks, dp, costs, t.activation_offload, gathered[part], before)
+                blocks = with_copy(stage_blocks(plan, plan.parts[part], c.rank), plan, held)
+                made[key] = Stage(blocks, own, costs, t.activation_offload, gathered[part], before)
             out[-1][i] = made[key]
     return out

@@ -62,9 +62,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     blocks = [b for s in stages for b in s.blocks]
     if any(b.own is not None for b in blocks):
         return _own_states(plan, stages)
-    copied = _tied_copy(plan, stages)  # trained as the embedding itself is: not at all beside adapters
-    dense = sum(b.params for b in blocks) + (copied if t.lora is None else 0)
-    frozen = float(sum(b.frozen_params for b in blocks) + (copied if t.lora is not None else 0))
+    dense, frozen = sum(b.params for b in blocks), float(sum(b.frozen_params for b in blocks))
     experts = sum(b.expert_params for b in blocks)
     # Experts have fewer replicas than dense layers have, so their states are cut into fewer shards.
     n = _Elements(dense, experts, frozen, dense / dp.shard + experts / dp.expert_shard)
@@ -131,7 +129,7 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
         gathered = _cast_elements(plan, dp, blocks) * dp.parameter_bytes
     # Quantized copies are there as long as what they were made of: two blocks' where FSDP frees what it gathered.
     quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
-    gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard else quantized)
+    gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard and dp.shard > 1 else quantized)
     experts = any(b.expert_params for b in blocks)
     workspaces = max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts)
     return gathered + workspaces + _bucket_buffers(dp, n)
@@ -151,7 +149,8 @@ def _cast_elements(plan: Plan, dp: DataParallel, blocks: Sequence[Block]) -> flo
     ]
     if dp.zero == 3:
         return max([n for n, _ in cast], default=0)
-    tied = source_of(plan.scenario).tied_elements() if any(b.kind is BlockKind.HEAD for b in blocks) else 0
+    ends = {BlockKind.EMBEDDING, BlockKind.HEAD} <= {b.kind for b in blocks}  # else the output has a matrix of its own
+    tied = source_of(plan.scenario).tied_elements() if ends else 0
     layers = [n for n, layer in cast if layer]
     # FSDP that does not reshard (zero 2) keeps its 16-bit copies for the backward all the same.
     every_layer_again = d.autocast and again.mode == "full" and again.every is None and again.layers is None
@@ -186,7 +185,8 @@ def _own_states(plan: Plan, stages: Sequence[Stage]) -> States:
         sum(x) for x in zip(*[(o.parameters, o.frozen, o.optimizer) for o in own], strict=True)
     )
     trained = sum(b.params for b in blocks)
-    copied = _tied_copy(plan, stages) / trained if trained else 0.0  # a copy has states as all others have
+    copy = _tied_copy(plan, stages)
+    copied = copy / (trained - copy) if trained > copy else 0.0  # it has states as all others have
     parameters, optimizer = parameters * (1 + copied), optimizer * (1 + copied)
     captured = captured_of(plan.scenario.model)
     at_end = 0.0 if captured is None else captured.optimizer_peak_bytes * trained / max(1, captured.trained)

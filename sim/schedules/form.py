@@ -130,6 +130,11 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
         return self.least_stages or len(self.example.rank_of_stage) // len(self.example.ranks)
 
     @cached_property
+    def exchanges_jointly(self) -> bool:
+        """Blocking messages of a forward and of the backward after it go at once, both ways."""
+        return bool(self.example.joint)
+
+    @cached_property
     def model_copies(self) -> int:
         """Ranks that hold the same part of the model: 2 for DualPipe."""
         parts_held = self.example.part_of_stage

@@ -14,6 +14,10 @@ before a backward that the forward's own input waits for. Here such lists are ru
 the first rank whose next forward has its input takes it before its backward. Some rank always can: forwards wait for
 forwards alone, in one order.
 
+Without overlap (`p2p_overlap: false`) a rank exchanges the messages of a forward and of the backward after it at once:
+with both neighbours, both ways, and waits for all (Megatron-LM, `schedules.py`,
+`send_forward_backward_recv_forward_backward`). With groups of p micro-batches every message then meets its receiver.
+
 In pairs each forward of the steady phase runs at once with the backward that would follow it, so that each hides the
 other's expert exchanges. A rank then leads by one forward more: else the last rank's backward would be that of the very
 forward beside it. Groups of p alone (Megatron-LM, `combined_1f1b.py` and `get_pp_rank_microbatches`,
@@ -40,7 +44,8 @@ def interleaved_1f1b(p: int, m: int, v: int, group: int | None = None) -> Schedu
     ranks = [_Rank(p, m, v, r, size, firsts) for r in range(p)]
     whole = size >= p and (m % size == 0 or m % size >= p)  # what Megatron-LM takes
     lists = [rank.alternating() for rank in ranks] if whole else _run_dry(ranks, p * v)
-    return looped("interleaved_1f1b", p, m, lists, v)
+    joint = tuple(rank.steady for rank in ranks) if size == p and m % p == 0 else ()
+    return looped("interleaved_1f1b", p, m, lists, v, joint)
 
 
 def interleaved_in_pairs(p: int, m: int, v: int) -> Schedule:
@@ -64,6 +69,11 @@ class _Rank:
         self.forwards = actions(forward[0], Kind.F, forward[1])
         self.backwards = actions(backward[0], Kind.B, backward[1])
         self.lead = min(m * v, (v - 1) * size + 2 * (p - 1 - r) + more)
+
+    @property
+    def steady(self) -> range:
+        """Places in `alternating`'s list of the forwards that a backward follows in turn."""
+        return range(self.lead, 2 * len(self.forwards) - self.lead, 2)
 
     def alternating(self) -> list[Action]:
         """The list: `lead` forwards, then a forward and a backward in turn, then backwards."""

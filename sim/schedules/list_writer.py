@@ -13,10 +13,12 @@ _ACTION = partial(tuple.__new__, Action)  # `Action._make` without Python's part
 _COUNTED = {Kind.F: Kind.F, Kind.B: Kind.I, Kind.I: Kind.I, Kind.W: Kind.W}  # B counts as I
 
 
-def looped(name: str, p: int, m: int, ranks: Iterable[Iterable[Entry]], v: int = 1) -> Schedule:
-    """One chain of v·p stages dealt to p ranks in turn: stage s on rank s mod p."""
+def looped(
+    name: str, p: int, m: int, ranks: Iterable[Iterable[Entry]], v: int = 1, joint: tuple[range, ...] = ()
+) -> Schedule:
+    """One chain of v·p stages dealt to p ranks in turn: stage s on rank s mod p. `joint`: see `Schedule`."""
     stages = tuple(range(p * v))
-    return Schedule(name, m, tuple(s % p for s in stages), stages, (stages,), tuple(map(tuple, ranks)))
+    return Schedule(name, m, tuple(s % p for s in stages), stages, (stages,), tuple(map(tuple, ranks)), joint)
 
 
 def v_shaped(name: str, p: int, m: int, ranks: Iterable[Iterable[Entry]]) -> Schedule:

@@ -109,6 +109,12 @@ class Cut(Struct, frozen=True, eq=False, dict=True):
         known = {stage: of_stage(stage) for stage in dict.fromkeys(self.stages)}
         return np.array([known[stage] for stage in self.stages])
 
+    def each_by_place(self, of_stage: Callable[[Signature, bool], Sequence[float]]) -> Floats:
+        """Return `of_stage` of each stage, as `each` does, with whether it is the first of all."""
+        places = [(stage, i == 0) for i, stage in enumerate(self.stages)]
+        known = {place: of_stage(*place) for place in dict.fromkeys(places)}
+        return np.array([known[place] for place in places])
+
     def by_rank(self, placement: StagePlacement) -> list[Signature]:
         """Return the sorts of the blocks on each pipeline rank."""
         held: list[Signature] = [()] * placement.ranks

@@ -21,9 +21,9 @@ from typing import Literal
 import numpy as np
 
 from sim.core.actions import Kind
-from sim.core.program import Phase
+from sim.core.program import BlockKind, Phase
 from sim.inputs.scenario import Scenario
-from sim.programs.stages import Stage, epilogue
+from sim.programs.stages import Stage, epilogue, with_copy
 from sim.programs.updated_parameters import gather_units
 from sim.ranks.equal_ranks import embedding_ranks
 from sim.ranks.faults import has_jitter, link_scales
@@ -199,7 +199,9 @@ class GridSearch:
 
     def _stage(self, zero: int, order: Signature, sorts: Signature) -> Stage:
         sort_of, offload = self._of_order[order].sorts, self.space.training.activation_offload
-        return Stage(tuple([sort_of[s].block for s in sorts]), self.prices.dp(zero), self.prices.costs, offload, 0.0)
+        blocks, plan = tuple([sort_of[s].block for s in sorts]), self.prices.plan
+        held = with_copy(blocks, plan, any(b.kind is BlockKind.EMBEDDING for b in blocks))
+        return Stage(held, self.prices.dp(zero), self.prices.costs, offload, 0.0)
 
     @cached
     def _stage_bytes(self, blocks: Blocks, cut: Cut) -> tuple[Floats, Floats, Floats]:
@@ -230,7 +232,8 @@ class GridSearch:
         for blocks in self.blocks(x):
             cut = self.cut(blocks.order, placement)
             t, end = self.stage_seconds(x, blocks, placement, cut), self._epilogue_s(x.zero, placement, cut)
-            pipeline_s = pipeline_bound_s(placement, t, m, not overlaps(self.space, x), end)
+            blocking = not overlaps(self.space, x) and not FORMS[x.schedule].exchanges_jointly
+            pipeline_s = pipeline_bound_s(placement, t, m, blocking, end)
             bound = max(bound, pipeline_s, self._stream_bound_s(x.zero, placement, cut, m))
         return bound * self.scale * ROUNDING
 
@@ -293,7 +296,11 @@ class GridSearch:
         # Here the epilogue contains the reductions; they must not count twice.
         if dp.at_the_end and not dp.each_micro_batch and dp.zero < 3:
             return np.zeros(len(cut.stages)), np.zeros(len(cut.stages))
-        total, final = cut.each(lambda stage: self.prices.reductions_s([sort_of[s].gradients for s in stage], dp)).T
+
+        def seconds(stage: Signature, first: bool) -> tuple[float, float]:
+            return self.prices.reductions_s([sort_of[s].gradients for s in stage], dp if first else dp.behind_first)
+
+        total, final = cut.each_by_place(seconds).T
         return total, final
 
     @cached
@@ -301,11 +308,11 @@ class GridSearch:
         """Return the seconds of gathering each stage's parameters once."""
         dp, sort_of = self.prices.dp(zero), self._of_order[cut.order].sorts
 
-        def seconds(stage: Signature) -> list[float]:
-            units = gather_units([sort_of[s].block for s in stage], dp)
+        def seconds(stage: Signature, first: bool) -> list[float]:
+            units = gather_units([sort_of[s].block for s in stage], dp if first else dp.behind_first)
             return [sum(self.prices.comms_s(dp.gather("", a, b, Phase.FORWARD, "g")) for a, b, _ in units)]
 
-        return cut.each(seconds)[:, 0]
+        return cut.each_by_place(seconds)[:, 0]
 
     @cached
     def _epilogue_s(self, zero: int, placement: StagePlacement, cut: Cut) -> Floats:

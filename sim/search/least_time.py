@@ -80,7 +80,8 @@ def _lane_s(step: Prepared, programs: ActionPrograms, messages: Messages, lane: 
     if not step.plan.scenario.parallelism.p2p_overlap:  # a rank goes on when its message is sent
         # True if the next step is on the same rank; the message of a rank's last step delays nothing.
         goes_on = np.append(~first[1:], False)[producer]
-        graph.wait(message[goes_on], producer[goes_on] + 1)
+        if not step.schedule.joint:  # else it may run a backward first
+            graph.wait(message[goes_on], producer[goes_on] + 1)
 
     # A first forward cannot end before its parameters are gathered. A task before it takes the missing time.
     forwards = _first_forwards(step)

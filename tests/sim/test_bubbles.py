@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.core.actions import Action, Kind
+from sim.core.engines import Engine
 from sim.core.errors import InputError
+from sim.prices.profile import CollectiveTable
+from sim.programs.stages import stage_input_bytes
+from sim.ranks.plan import make_plan
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
 
@@ -48,6 +53,31 @@ def test_bubble_of_interleaved(p: int, rounds: int, v: int) -> None:
     """(p−1)/(v·m) (Narayanan 2021, section 2.2.2)."""
     m = p * rounds
     assert run("interleaved_1f1b", p, m, v).result["bubble_ratio"] == pytest.approx((p - 1) / (v * m), abs=1e-8)
+
+
+@pytest.mark.parametrize("p", [2, 3, 4])
+@pytest.mark.parametrize("v", [2, 4])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_exposed_exchanges_of_interleaved_with_blocking_messages(p: int, v: int, rounds: int) -> None:
+    """Ranks go from one exchange to the next together, so each costs a message: rank 0 has one after every entry but
+    the last, and begins with (v−1)·p + 2(p−1) forwards (Megatron-LM, core/pipeline_parallel/schedules.py)."""
+    m = p * rounds
+
+    def step_s(message_s: float, overlap: bool, engine: Engine = "static") -> float:
+        layout = {"pp": p, "schedule": "interleaved_1f1b", "virtual_stages": v, "p2p_overlap": overlap}
+        training = {"global_batch_size": m, "seq_len": 128, "gradient_clipping": False}
+        sizes = {"layers": p * v, "hidden": 64, "heads": 1, "ffn": 64, "vocab": 128}
+        scenario = case(layout, training, sizes, FREE_LINKS)
+        size = np.array([stage_input_bytes(make_plan(scenario))])
+        message = CollectiveTable("send_recv", 2, size, np.array([message_s]), np.zeros(1))
+        profile = replace(even_profile(scenario), collectives=(message,))
+        return simulate(scenario, profile, engine=engine).step_time_s
+
+    free_s, message_s = step_s(0.0, False), 1e-4
+    assert free_s == pytest.approx(step_s(0.0, True), rel=1e-9)
+    exchanges = m * v + (v - 1) * p + 2 * (p - 1) - 1
+    assert step_s(message_s, False) == pytest.approx(free_s + exchanges * message_s, rel=1e-9)
+    assert step_s(message_s, False) == step_s(message_s, False, "simpy")
 
 
 @settings(deadline=None, max_examples=15)
@@ -118,6 +148,8 @@ def test_streams_run_one_task_at_a_time_and_messages_match(schedule: str, overla
 def test_blocking_messages_that_would_deadlock_are_refused() -> None:
     with pytest.raises(InputError, match="p2p_overlap"):
         run("dualpipe_v", 4, 8, p2p_overlap=False)
+    with pytest.raises(InputError, match="p2p_overlap"):
+        run("interleaved_1f1b", 4, 8, 2, p2p_overlap=False, micro_batch_group=8)
 
 
 def test_more_actions_than_can_be_held_are_refused_at_once() -> None:

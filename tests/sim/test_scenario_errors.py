@@ -202,6 +202,10 @@ LAYOUTS: list[tuple[list[str], str]] = [
     (["cluster=dgx-v100"], "training.precision: found 'bf16'; GPU v100 has no bf16 peak"),
     (["training.precision=fp8", "cluster=dgx-a100"], "GPU a100-sxm has no fp8 peak"),
     (["training.precision=nvfp4"], "GPU h100-sxm has no nvfp4 peak"),
+    (
+        ["training.precision=fp32", "training.attention_kernel=flash2"],
+        "attention_kernel: found 'flash2'; it takes queries, keys and values in 16 bits, and precision is fp32",
+    ),
     (["training.precision=mxfp8"], "GPU h100-sxm has no mxfp8 peak"),
     (
         ["training.param_dtype=fp16"],

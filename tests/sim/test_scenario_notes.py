@@ -53,6 +53,12 @@ def test_warnings_name_the_padded_vocabulary_and_keys_without_effect() -> None:
         ({}, {"optimizer_dtype": "bf16", "zero_grad": "keep"}, ""),
         ({}, {"attention_kernel": "flash2"}, ""),
         ({}, {"attention_kernel": "flash2", "attention": "unfused"}, "training.attention_kernel"),
+        ({}, {"grad_reduce_dtype": "bf16"}, ""),
+        ({}, {"optimizer_offload": "cpu", "optimizer_dtype": "bf16"}, "training.optimizer_dtype"),
+        ({}, {"optimizer_offload": "cpu", "master_weights": False}, "training.master_weights"),
+        ({"accumulate_in_a_row": False}, {"framework": "meta_llama3"}, "parallelism.accumulate_in_a_row"),
+        ({"dp_sync": "per_parameter", "zero": 1}, {"framework": "nanotron"}, "parallelism.dp_sync"),
+        ({"bucket_bytes": "1MiB", "zero": 1}, {"framework": "nanotron"}, "parallelism.bucket_bytes"),
         ({}, {"master_weights": False}, ""),
         ({}, {"master_weights": False, "param_dtype": "fp32"}, "training.master_weights"),
     ],
@@ -76,6 +82,7 @@ ALONE = "with dp 1 and cp 1"
         ("cp_split", "contiguous", {"cp": 2, "cp_method": "all_to_all"}, "with cp_method all_to_all", {"cp": 2}),
         ("schedule", "gpipe", {"dp": 2}, "with pp 1", {"pp": 2}),
         ("virtual_stages", 4, {"dp": 2}, "with pp 1", None),
+        ("zero", 1, {"tp": 2}, ALONE, {"dp": 2}),
         ("p2p_overlap", True, {"tp": 2}, "with pp 1", {"pp": 2}),
         ("dp_sync", "after_backward", {"tp": 2}, ALONE, {"dp": 2}),
         ("bucket_bytes", "100KiB", {"tp": 2}, ALONE, {"dp": 2}),
@@ -97,7 +104,7 @@ def test_what_a_degree_of_1_leaves_without_effect_is_named(
 ) -> None:
     """The note is true: the step is the same without the key. There is none where the key changes the step."""
     without, told = parse_scenario(small(parallelism=layout)), parse_scenario(small(parallelism={**layout, key: value}))
-    assert not [text for text in without.warnings if "of no effect" in text]
+    assert not [text for text in without.warnings if text.startswith(f"parallelism.{key}: of no effect")]
     found = [text for text in told.warnings if text not in without.warnings]
     assert len(found) == 1
     assert found[0].startswith(f"parallelism.{key}: of no effect {why}")
@@ -111,6 +118,26 @@ def test_what_a_degree_of_1_leaves_without_effect_is_named(
 def took(scenario: Scenario) -> tuple[float, float]:
     outcome = simulate(scenario).outcome
     return outcome.step_time_s, outcome.peak_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("layout", "training", "model", "said"),
+    [
+        ({"tp": 2}, {"grad_reduce_dtype": "bf16"}, {}, ["training.grad_reduce_dtype"]),
+        ({"pp": 2}, {"grad_reduce_dtype": "bf16"}, {}, ["training.grad_reduce_dtype"]),
+        ({"pp": 2}, {"grad_reduce_dtype": "bf16"}, {"tied_embeddings": True}, []),
+        ({"pp": 2, "schedule": "dualpipe"}, {"grad_reduce_dtype": "bf16"}, {}, []),
+        ({"zero": 3}, {}, {}, ["parallelism.zero"]),
+        ({"zero": 3}, {"recompute": "full"}, {}, []),  # torch's checkpoint around FSDP's units
+        ({"zero": 3}, {"param_dtype": "fp32"}, {}, []),  # FSDP casts, in the place of autocast
+        ({"zero": 1}, {"framework": "deepspeed"}, {}, []),  # whose engine has buffers
+    ],
+)
+def test_keys_of_replicas_are_named_where_there_is_one(
+    layout: dict[str, Any], training: dict[str, Any], model: dict[str, Any], said: list[str]
+) -> None:
+    warnings = parse_scenario(small(model=model, training=training, parallelism=layout)).warnings
+    assert [text.partition(":")[0] for text in warnings if "of no effect" in text] == said
 
 
 @pytest.mark.parametrize("own", [{"ep_overlap": True}, {"ep_dispatch_dtype": "fp8"}, {"ep_dispatcher": "deepep"}])
@@ -131,9 +158,9 @@ def test_experts_have_replicas_where_dense_layers_have_none() -> None:
     [
         ({}, {"tp_overlap": "none", "dp_sync": "bucketed", "schedule": "1f1b", "virtual_stages": None}),
         ({"framework": "deepspeed"}, {"zero": 3}),
-        ({"framework": "megatron", "software_date": "2022-01"}, {"zero": 1}),
-        ({"framework": "transformers"}, {"zero": 2}),
-        ({}, {"tp": 2, "sp": True, "zero": 3}),
+        ({"framework": "megatron", "software_date": "2022-01"}, {"dp": 2, "zero": 1}),
+        ({"framework": "transformers"}, {"dp": 2, "zero": 2}),
+        ({}, {"dp": 2, "tp": 2, "sp": True, "zero": 3}),
     ],
 )
 def test_defaults_are_no_keys_without_effect(training: dict[str, Any], layout: dict[str, Any]) -> None:
@@ -213,6 +240,23 @@ def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) 
     data = {**small(parallelism={"dp": 8}), "cluster": {"preset": "dgx-h100", "nvlink_domain": gpus}}
     warnings = parse_scenario(data).warnings
     assert any(text.startswith("cluster.nvlink_domain: of no effect with 2") for text in warnings) is said
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpu": {"nvlink": False}}, ["cluster.gpu.nvlink: of no effect with intra_node.kind nvswitch"]),
+        ({"gpu": {"nvlink": False}, "intra_node": {"kind": "pcie"}}, []),
+        (
+            {"inter_node": {"kind": "torus", "oversubscription": 2}},
+            ["cluster.inter_node.oversubscription: of no effect with kind torus, which has no leaf switches"],
+        ),
+        ({"inter_node": {"oversubscription": 2}}, []),
+    ],
+)
+def test_keys_of_links_that_are_not_there_are_named(changes: dict[str, Any], said: list[str]) -> None:
+    data = {**small(parallelism={"dp": 16}), "cluster": {"preset": "dgx-h100", **changes}}
+    assert [text for text in parse_scenario(data).warnings if "of no effect" in text] == said
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from sim.core.actions import Action, Kind, Overlap, Schedule, grid, parts, validate
 from sim.graph.schedule_columns import NUMBER, ScheduleColumns
@@ -111,7 +112,17 @@ def test_one_rank_in_pairs(m: int) -> None:
     assert ONE_RANK.build(1, m) == build("1f1b", 1, m)
 
 
-@pytest.mark.parametrize("name", ["interleaved_1f1b", "zb_h2", "zb_v", "dualpipe", "dualpipe_v"])
+@settings(deadline=None, max_examples=30)
+@given(p=st.integers(2, 8), rounds=st.integers(2, 4), v=st.integers(2, 4))
+def test_interleaved_messages_of_a_forward_and_a_backward_go_at_once(p: int, rounds: int, v: int) -> None:
+    """As in Megatron-LM without overlap; with a batch after each action ranks wait in a circle."""
+    schedule = build("interleaved_1f1b", p, p * rounds, v)
+    validate(schedule, p2p_overlap=False)
+    with pytest.raises(ValueError, match="blocking messages after it never pass"):
+        validate(replace(schedule, joint=()), p2p_overlap=False)
+
+
+@pytest.mark.parametrize("name", ["zb_h2", "zb_v", "dualpipe", "dualpipe_v"])
 def test_schedules_that_need_messages_posted_ahead(name: str) -> None:
     """Their ranks send where the taker is not yet receiving: batches of messages wait in a circle."""
     with pytest.raises(ValueError, match="blocking messages after it never pass"):

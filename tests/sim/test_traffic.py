@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Comm, Compute, Phase
 from sim.programs.data_parallel import make_data_parallel, weave_backward, weave_forward
-from sim.programs.stages import stage_blocks
+from sim.programs.stages import epilogue, stage_blocks
 from sim.programs.updated_parameters import gather_after_optimizer, gather_units, prologue, prologue_waits
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
@@ -114,6 +115,51 @@ def test_with_one_stage_a_rank_all_micro_batches_are_a_row(sync: str) -> None:
     layout, batch = {"dp": 4, "pp": 2, "zero": 2, "dp_sync": sync}, 4 * 6
     once = traffic(("shard",), {**layout, "accumulate_unsharded": True}, global_batch_size=batch)
     assert traffic(("shard",), {**layout, "accumulate_in_a_row": True}, global_batch_size=batch) == once
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+@pytest.mark.parametrize("framework", ["eager", "megatron"])
+def test_the_tied_outputs_copy_is_reduced_gathered_and_updated_as_a_matrix_of_its_own(
+    zero: int, framework: str
+) -> None:
+    """The last stage's copy of the embedding is a parameter of its own (Megatron-LM, core/models/common/
+    language_module/language_module.py: setup_embeddings_and_output_layer), with a gradient to sum with
+    the first."""
+
+    ends = []
+    for tied in (True, False):
+        sizes = {"layers": 4, "hidden": 64, "heads": 4, "vocab": 4096, "tied_embeddings": tied, "bias": False}
+        sim = simulate(case({"pp": 2, "dp": 2, "zero": zero}, {"framework": framework}, sizes))
+        sent = {key: n for key, n in sim.built.traffic[-1].items() if key[1] != "embedding"}
+        optimizer = [
+            i.bytes for i in epilogue(tuple(sim.stages[-1].values()), sim.plan, False) if isinstance(i, Compute)
+        ]
+        ends.append((sent, optimizer, sim.result["memory"][-1]["optimizer"]))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("framework", "zero", "alone"), [("megatron", 0, True), ("megatron", 1, True), ("eager", 1, False)]
+)
+@pytest.mark.parametrize("layout", [{"schedule": "1f1b"}, {"schedule": "interleaved_1f1b"}])
+def test_megatron_has_buckets_on_the_first_ranks_first_stage_alone(
+    framework: str, zero: int, alone: bool, layout: dict[str, Any]
+) -> None:
+    """core/distributed/distributed_data_parallel.py: no buckets where `pp_rank > 0` or `disable_bucketing`, which
+    training/training.py says of model chunks after the first."""
+    parallelism = {"pp": 2, "dp": 2, "zero": zero, "bucket_bytes": 10_000, **layout}
+    sim = simulate(case(parallelism, {"framework": framework}))
+    for rank, stages in enumerate(sim.stages):
+        for stage, held in stages.items():
+            kinds = ("all_reduce", "reduce_scatter")
+            program = held.backward(Kind.B, True, False)
+            reduced = [i for i in program if isinstance(i, Comm) and i.group in ("dp_cp", "shard") and i.kind in kinds]
+            gathered = [i for i in held.prologue() if isinstance(i, Comm)]
+            first = (rank, stage) == (0, 0)
+            assert (len(reduced) > 1) == (first or not alone), (rank, stage)
+            assert (len(gathered) > 1) == ((first or not alone) and zero == 1), (rank, stage)
+            sent = sum(c.bytes for c in reduced) / held.dp.gradient_bytes
+            assert sent == pytest.approx(sum(b.params for b in held.blocks))
 
 
 def test_hybrid_sharding_adds_an_all_reduce_of_the_shard() -> None:

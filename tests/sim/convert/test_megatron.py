@@ -126,14 +126,22 @@ def test_what_megatron_s_flags_and_those_left_out_say(
     assert {key: found[key] for key in expected} == expected
 
 
-@pytest.mark.parametrize("more", ["", " --no-overlap-p2p-communication"])
-def test_blocking_messages_of_interleaved_stages_are_named(tmp_path: Path, more: str) -> None:
-    """The simulation has them beside computations, else its ranks wait in a circle; the scenario has to run."""
+@pytest.mark.parametrize(
+    ("more", "overlaps", "named"),
+    [
+        ("", True, False),
+        (" --no-overlap-p2p-communication", False, False),
+        (" --no-overlap-p2p-communication --microbatch-group-size-per-virtual-pipeline-stage 4", False, False),
+        (" --no-overlap-p2p-communication --microbatch-group-size-per-virtual-pipeline-stage 8", True, True),
+    ],
+)
+def test_blocking_messages_of_interleaved_stages(tmp_path: Path, more: str, overlaps: bool, named: bool) -> None:
+    """In larger groups the simulation has them beside computations, else its ranks wait in a circle."""
     text = MEGATRON.replace("PP=2", "PP=4")
     text = text.replace("--sequence-parallel", f"--sequence-parallel --num-virtual-stages-per-pipeline-rank 2{more}")
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
-    assert data["parallelism"]["p2p_overlap"] is True
-    assert ("--no-overlap-p2p-communication: interleaved stages are simulated with" in said) == bool(more)
+    assert data["parallelism"]["p2p_overlap"] is overlaps
+    assert ("--no-overlap-p2p-communication: interleaved stages in groups" in said) is named
 
 
 @pytest.mark.parametrize("overlap", ["", "--overlap-grad-reduce"])
