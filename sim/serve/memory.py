@@ -212,14 +212,14 @@ def _held(
 
 def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _Held) -> int:
     """Blocks of a cache of f·(m·memory - weights - buffers) bytes on a GPU, of m `memory_fraction` and f
-    `free_fraction`.
+    `free_fraction`. The memory is what CUDA shows, which engines ask it for (vLLM, utils/mem_utils.py: mem_get_info).
 
     vLLM has m alone (gpu_memory_utilization), TensorRT-LLM f alone (free_gpu_memory_fraction). SGLang's m is of the
     model's weights and cache (mem_fraction_static); buffers and the draft, which is loaded later and has as many tokens
     in its own cache, have room in the rest (srt/managers/scheduler.py; srt/model_executor/model_runner.py,
     draft_runner_cache_size). Static batching allocates what it needs.
     """
-    cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.memory_bytes
+    cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.shown_bytes
     kept, f = memory * cache.memory_fraction - others_bytes, cache.free_fraction
     taken, token = held.weights + held.drafts[0] + held.buffers, held.token + held.drafts[1]
     if static:
