@@ -196,6 +196,11 @@ class Engine:
         "if only some layers have windows: the part of a sequence's tokens for which these layers reserve cache; "
         "0: only the tokens that the window sees",
     )
+    layer_groups: bool = fact(
+        False,
+        "blocks are as large for every kind of layers, which are divided into groups of equally many; layers with a "
+        "state take a block of each sequence",
+    )
     two_batches: TwoBatches | None = fact(  # noqa: RUF009  a tuple
         None, "how it overlaps two halves of a batch; None: it cannot"
     )
