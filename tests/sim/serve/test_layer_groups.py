@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from sim.inputs.scenario import parse_scenario
+from sim.models.layers import layer_specs
+from sim.serve.cache.layer_groups import has_state, state_block
 from sim.serve.memory import Capacity
+from sim.serve.prices.dims import serving_dims
+from sim.serve.prices.stages import attentions_of
 from sim.serve.simulation import simulate_serving
 
 
@@ -63,3 +70,40 @@ def test_drafted_tokens_take_a_state_each() -> None:
     state, token = 2 * (16 * 128 * 128 + 3 * 4096), 2 * 2 * 256
     added = 600 * (drafted.token_bytes[0] - plain.token_bytes[0])
     assert added == pytest.approx(3 * 36 * state + 600 * token, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("keys", "heads", "block", "padded"), [(2, 16, 544, 1.0264), (4, 48, 784, 1.0013)], ids=["0.8B", "27B"]
+)
+def test_blocks_of_qwen_35_are_those_that_vllm_logs(
+    keys: int, heads: int, block: int, padded: float, tmp_path: Path
+) -> None:
+    """Its config says that states are fp32: "Setting attention block size to 544 tokens", "Padding mamba page size by
+    2.64%" for 0.8B, 784 tokens for 27B."""
+    config = {
+        "model_type": "qwen3_5_text",
+        **{"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4, "num_attention_heads": 8},
+        **{"num_key_value_heads": keys, "head_dim": 256, "vocab_size": 248320, "max_position_embeddings": 262144},
+        **{"linear_num_value_heads": heads, "linear_num_key_heads": 16, "linear_conv_kernel_dim": 4},
+        **{"linear_value_head_dim": 128, "linear_key_head_dim": 128, "mamba_ssm_dtype": "float32"},
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    served = {"requests": {"prompt_len": 8, "output_len": 8}}
+    d = serving_dims(parse_scenario({"model": str(path), "cluster": "dgx-h200", "inference": served}))
+    attentions = attentions_of(layer_specs(d.model))
+    found = state_block(d, attentions)
+    assert found is not None
+    assert found.tokens == block
+    assert found.bytes / max(a.sequence_bytes(d, 1) for a in attentions) == pytest.approx(padded, abs=5e-5)
+
+
+def test_kda_keeps_its_state_in_fp32(tmp_path: Path) -> None:
+    families = yaml.safe_load((Path(__file__).parents[3] / "docs" / "families.yaml").read_text())
+    for title, heads in (("Kimi Linear 48B-A3B", 32), ("Ling 3 Flash", 32)):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(next(f["config"] for f in families if f["title"] == title)))
+        served = {"requests": {"prompt_len": 8, "output_len": 8}}
+        d = serving_dims(parse_scenario({"model": str(path), "cluster": "dgx-h200", "inference": served}))
+        (state,) = (a for a in attentions_of(layer_specs(d.model)) if has_state(a))
+        assert state.sequence_bytes(d, 1) == heads * 128 * 128 * 4 + 3 * 3 * heads * 128 * 2
