@@ -115,13 +115,12 @@ def _unserved_notes(p: Parallelism) -> Iterator[str]:
 
 def _dispatch_note(sections: Sections, written: Parallelism) -> Iterator[str]:
     """Return that nothing is sent to experts in the dtype that is written, unless the engine sets it by itself."""
-    from sim.inputs.rare_sections import with_engine_dispatch  # most scenarios are training steps
+    from sim.serve.prices.formats import dispatch_dtype  # most scenarios are training steps
 
-    p, i = sections.parallelism, sections.inference
-    if i is None or i.disaggregated is not None or p.ep > 1 or written.ep_dispatch_dtype is None:
+    i, given = sections.inference, written.ep_dispatch_dtype
+    if i is None or i.disaggregated is not None or sections.parallelism.ep > 1 or given is None:
         return
-    own = with_engine_dispatch(p.model_copy(update={"ep_dispatch_dtype": None}), i, sections.cluster.gpu)
-    if written.ep_dispatch_dtype != own.ep_dispatch_dtype:
+    if given != dispatch_dtype(i, sections.cluster.gpu.peak_flops_per_s):
         yield "parallelism.ep_dispatch_dtype: of no effect with ep 1"
 
 

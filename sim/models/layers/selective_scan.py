@@ -130,7 +130,9 @@ class SelectiveScan(Struct, frozen=True):
         return inner * (self.state * self._state_bytes(d) + (self.conv_kernel - 1) * d.act_bytes)
 
     def _state_bytes(self, d: ServingDims) -> float:
-        return d.act_bytes if self.state_dtype is None else dtype_bytes(self.state_dtype)
+        if self.state_dtype is not None:
+            return dtype_bytes(self.state_dtype)
+        return FP32_BYTES if d.fp32_states else d.act_bytes
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token between the projections, on one rank."""

@@ -223,7 +223,9 @@ class StateSpace(Struct, frozen=True):
         return numbers * self._state_bytes(d) + max(0, self.conv_kernel - 1) * self.convolved(d.tp) * d.act_bytes
 
     def _state_bytes(self, d: ServingDims) -> float:
-        return d.act_bytes if self.state_dtype is None else dtype_bytes(self.state_dtype)
+        if self.state_dtype is not None:
+            return dtype_bytes(self.state_dtype)
+        return FP32_BYTES if d.fp32_states else d.act_bytes
 
     def _projected(self, tp: int) -> int:
         """Numbers of a token that the projections make of the hidden state."""

@@ -82,10 +82,20 @@ def test_blocks_of_qwen_35_are_those_that_vllm_logs(
     2.64%" for 0.8B, 784 tokens for 27B."""
     config = {
         "model_type": "qwen3_5_text",
-        **{"hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 4, "num_attention_heads": 8},
-        **{"num_key_value_heads": keys, "head_dim": 256, "vocab_size": 248320, "max_position_embeddings": 262144},
-        **{"linear_num_value_heads": heads, "linear_num_key_heads": 16, "linear_conv_kernel_dim": 4},
-        **{"linear_value_head_dim": 128, "linear_key_head_dim": 128, "mamba_ssm_dtype": "float32"},
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": keys,
+        "head_dim": 256,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "linear_num_value_heads": heads,
+        "linear_num_key_heads": 16,
+        "linear_conv_kernel_dim": 4,
+        "linear_value_head_dim": 128,
+        "linear_key_head_dim": 128,
+        "mamba_ssm_dtype": "float32",
     }
     path = tmp_path / "config.json"
     path.write_text(json.dumps(config))
@@ -107,3 +117,11 @@ def test_kda_keeps_its_state_in_fp32(tmp_path: Path) -> None:
         d = serving_dims(parse_scenario({"model": str(path), "cluster": "dgx-h200", "inference": served}))
         (state,) = (a for a in attentions_of(layer_specs(d.model)) if has_state(a))
         assert state.sequence_bytes(d, 1) == heads * 128 * 128 * 4 + 3 * 3 * heads * 128 * 2
+
+
+def test_sglang_keeps_states_in_fp32() -> None:
+    """Qwen3-Next's on two ranks; its config says no dtype."""
+    token, length = 2 * 2 * 256, 600
+    found = capacity("qwen3-next-80b-a3b", "sglang-0.5", length).token_bytes[0] * length
+    state = 4 * 16 * 128 * 128 + 2 * 3 * 4096
+    assert found == pytest.approx(36 * state + 12 * length * token, rel=1e-12)
