@@ -60,6 +60,11 @@ class GpuSpec(_Spec):
     source: str = ""
 
     @property
+    def shown_bytes(self) -> float:
+        """Memory that CUDA reports as the GPU's total."""
+        return self.memory_bytes * self.memory_shown
+
+    @property
     def chip(self) -> Chip:
         """Return what all GPUs of its architecture have in common."""
         return ARCHITECTURES[self.architecture]

@@ -216,6 +216,7 @@ def _gated_delta(config: Config) -> Config:
         "chunk": 64,
         "conv_kernel": config.get("linear_conv_kernel_dim", 4),
         "conv_bias": False,
+        "state_dtype": config.get("mamba_ssm_dtype"),  # Qwen 3.5's is float32
     }
 
 
@@ -265,6 +266,10 @@ def _minimax(config: Config) -> Config:
     return found | {"state_space": states, "attention_pattern": _layer_types(config, names)}
 
 
+# Of the delta rule with a gate for every channel, whatever else is kept in (vLLM, mamba_utils.py: kda_state_dtype).
+KDA_STATE = "float32"
+
+
 def _kimi_linear(config: Config) -> Config:
     """Kimi Linear: the delta rule with a gate for every channel, in each fourth layer latent attention; experts."""
     own = config.get("linear_attn_config") or {}
@@ -284,6 +289,7 @@ def _kimi_linear(config: Config) -> Config:
         "chunk": 64,
         "conv_kernel": own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
         "conv_bias": False,
+        "state_dtype": KDA_STATE,
     }
     top_k = "num_experts_per_token" if "num_experts_per_token" in config else "num_experts_per_tok"
     moe = router(config, "num_experts", top_k=top_k) | {
@@ -320,6 +326,7 @@ def _bailing_hybrid(config: Config) -> Config:
         "chunk": 64,
         "conv_kernel": config.get("short_conv_kernel_size", 4),
         "conv_bias": False,
+        "state_dtype": KDA_STATE,
     }
     return llama(config) | {
         "kv_heads": None,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.core.dtypes import sixteen_bit
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.parallelism import Parallelism, split_layers
+from sim.inputs.parallelism import Parallelism, overlaps_messages, split_layers
 from sim.inputs.training_config import Training
 from sim.inputs.zero_keys import zero_keys
 from sim.models.frameworks import framework_of
@@ -14,10 +14,17 @@ from sim.models.frameworks import framework_of
 if TYPE_CHECKING:
     from sim.inputs.workloads import Inference
 
+IN_A_ROW = "1f1b"  # a schedule whose stages are one a rank, in the ranks' order
+
 
 def with_defaults(written: Parallelism, model: ModelConfig, workload: Training | Inference | None) -> Parallelism:
-    """Return the section with these keys filled in; a model that is not cut has one stage, whatever is written."""
-    one = {"virtual_stages": 1} if written.pp == 1 and written.virtual_stages != 1 else {}
+    """Return the section with these keys filled in; a model that is not cut has one stage, whatever is written, and
+    engines that serve give a rank layers in a row, whatever the schedule."""
+    serves = workload is not None and not isinstance(workload, Training)
+    one: dict[str, Any] = {"virtual_stages": 1} if serves or written.pp == 1 else {}
+    if serves:
+        one |= {"schedule": IN_A_ROW, "p2p_overlap": overlaps_messages(IN_A_ROW)}
+    one = {key: value for key, value in one.items() if getattr(written, key) != value}
     p = written.model_copy(update=one) if one else written
     changes: dict[str, Any] = {}
     if "layers_per_stage" not in p.model_fields_set:

@@ -36,7 +36,8 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     if i is None or i.disaggregated is None:  # its pools have degrees of their own
         yield from keys_without_effect(sections, written)
     if t is None:
-        yield from _unserved_notes(p)
+        yield from _unserved_notes(written)
+        yield from _dispatch_note(sections, written)
     else:
         yield from _autocast_note(t, p, model)
         yield from _attention_note(t, p, model)
@@ -109,12 +110,23 @@ def _spine_note(sections: Sections) -> Iterator[str]:
 
 
 def _unserved_notes(p: Parallelism) -> Iterator[str]:
-    """Keys that serving does not read, where they are not their defaults."""
-    usual = Parallelism(dp=p.dp, cp=p.cp, schedule=p.schedule, accumulate_in_a_row=False)
-    unread = (key for key in Parallelism.model_fields if key not in SERVED)
+    """Keys that serving does not read, where they are written and are not their defaults."""
+    usual = Parallelism(dp=p.dp, cp=p.cp, accumulate_in_a_row=False)
+    unread = (key for key in Parallelism.model_fields if key in p.model_fields_set - SERVED)
     yield from (
         f"parallelism.{key}: of no effect on serving" for key in unread if getattr(p, key) != getattr(usual, key)
     )
+
+
+def _dispatch_note(sections: Sections, written: Parallelism) -> Iterator[str]:
+    """Return that nothing is sent to experts in the dtype that is written, unless the engine sets it by itself."""
+    from sim.serve.prices.formats import dispatch_dtype  # most scenarios are training steps
+
+    i, given = sections.inference, written.ep_dispatch_dtype
+    if i is None or i.disaggregated is not None or sections.parallelism.ep > 1 or given is None:
+        return
+    if given != dispatch_dtype(i, sections.cluster.gpu.peak_flops_per_s):
+        yield "parallelism.ep_dispatch_dtype: of no effect with ep 1"
 
 
 def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sim.core.dtypes import dtype_bytes, sixteen_bit
+from sim.core.dtypes import dtype_bytes
 from sim.inputs.input_source import Source, found_file, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model, with_positions
@@ -77,14 +77,11 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
 
 def with_engine_dispatch(parallelism: Parallelism, inference: Inference, gpu: GpuSpec) -> Parallelism:
     """The layout with the dtype in which tokens go to experts, where it is left out."""
-    from sim.serve.engines.file import engine_of
-    from sim.serve.prices.formats import linear_format
+    from sim.serve.prices.formats import dispatch_dtype
 
     if parallelism.ep_dispatch_dtype is not None:
         return parallelism
-    linear, _ = linear_format(inference, gpu.peak_flops_per_s)
-    narrow = engine_of(inference.engine).deep_ep and linear == "fp8"
-    own = "fp8" if narrow else sixteen_bit(inference.precision)
+    own = dispatch_dtype(inference, gpu.peak_flops_per_s)
     return parallelism.model_copy(update={"ep_dispatch_dtype": own})
 
 

@@ -22,8 +22,8 @@ from sim.schedules import FORMS, ScheduleForm
 
 # Keys that decide how serving runs.
 _LAID_OUT = {"dp", "tp", "sp", "cp", "cp_method", "cp_split", "ep", "expert_tp", "rank_order"}
-SERVED = _LAID_OUT | {"pp", "schedule", "virtual_stages", "layers_per_stage", "ep_dispatch_dtype"}
-SET_BY_ENGINES = {"ep_dispatch_dtype"}  # where a serving workload leaves it out
+SERVED = _LAID_OUT | {"pp", "layers_per_stage", "ep_dispatch_dtype"}
+SET_BY_ENGINES = {"ep_dispatch_dtype"}  # where a serving workload leaves it out; see sim.inputs.notes
 
 
 class Layout(Protocol):

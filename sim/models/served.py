@@ -52,7 +52,8 @@ class ServingDims(Struct, frozen=True):
     are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
     them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
     `group_reads`: the part of these further reads that comes from memory; `fp32_logits`: tokens are chosen out of a
-    copy of the logits in fp32; `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them;
+    copy of the logits in fp32; `fp32_states`: so are states kept, unless the model says their dtype; `index_dtype`:
+    dtype of an indexer's scores, 8 bits where the GPU multiplies them;
     `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
     how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
     `eplb`: how experts are placed on ranks, None: in their order; `cp`: ranks over which prompts and caches are
@@ -78,6 +79,7 @@ class ServingDims(Struct, frozen=True):
     grouped_decode: bool = True
     group_reads: float = 1.0
     fp32_logits: bool = False
+    fp32_states: bool = False
     index_dtype: str = "bf16"
     once_to: int = 0
     expert_nodes: int = 1

@@ -81,4 +81,4 @@ def _counted(scenario: Scenario, gpu: GpuSpec) -> bool:
 
 
 def _without_context_bytes(gpu: GpuSpec) -> float:
-    return max(1.0, gpu.memory_bytes * gpu.memory_shown - CONTEXT_BYTES)
+    return max(1.0, gpu.shown_bytes - CONTEXT_BYTES)

@@ -126,7 +126,7 @@ def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
     gpu, out = sim.scenario.cluster.gpu, []
     for name, turns in found.items():
         # An engine's own GPUs have none of the trainer's communicators.
-        limit = gpu.memory_bytes if name == "generation" else allocator_bytes(sim.scenario, gpu)
+        limit = gpu.shown_bytes if name == "generation" else allocator_bytes(sim.scenario, gpu)
         peak = max(turns.values())
         fits = peak <= limit and (name == "training" or sim.served.outcome.fits_in_memory)
         idle = max(0.0, 1.0 - busy[name] / sim.step_time_s)  # additions round

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from sim.models.layers.latent import LatentAttention
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
 from sim.models.streams import streams_of
+from sim.serve.cache.layer_groups import has_state, parts, room_for, state_block
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.iteration_parts import StageLayers
@@ -74,12 +76,31 @@ def cached_bytes(
     return sum(n * a.sequence_bytes(d, length) / length for a, n in zip(attentions, counts, strict=True))
 
 
-def _token_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> float:
-    """Cache of a stage's layers for a token of sequences of `length`, and what these keep for embeddings of n-grams."""
+def _token_bytes(costs: IterationCosts, stage: StageLayers, length: float, states: int) -> float:
+    """Cache of a stage's layers for a token of sequences of `length`, and what these keep for embeddings of n-grams;
+    `states`: of a layer, for each sequence."""
     own = zip(costs.specs, stage.layers, strict=True)
     ngrams = sum([n * spec.ngrams.sequence_bytes(costs.dims) for spec, n in own if spec.ngrams is not None])
-    cached = cached_bytes(costs.dims, costs.attentions, stage.attentions, length)
+    cached = _grouped_bytes(costs, stage, length, states) / length
     return (cached + _unseen_bytes(costs, stage, length) + ngrams / length) / costs.dims.cp
+
+
+def _grouped_bytes(costs: IterationCosts, stage: StageLayers, length: float, states: int) -> float:
+    """Cache of a stage's layers for a sequence, with what `Engine.layer_groups` adds. A layer with a state has as many
+    as there are tokens in an iteration of which any may be the last that is right (vLLM, MambaSpec:
+    num_speculative_blocks)."""
+    d, found, of_model = costs.dims, 0.0, [sum(n) for n in zip(*(s.attentions for s in costs.stages), strict=True)]
+    grouped = costs.host.engine.layer_groups
+    room = room_for(d, costs.attentions, of_model) if grouped else {}
+    block = state_block(d, costs.attentions) if grouped else None
+    for attention, n in zip(costs.attentions, stage.attentions, strict=True):
+        for a in parts(attention):
+            if has_state(a):
+                size = states * (a.sequence_bytes(d, length) if block is None else block.bytes)
+            else:
+                size = a.sequence_bytes(d, length if block is None else math.ceil(length / block.tokens) * block.tokens)
+            found += n * room.get(a, 1.0) * size
+    return found
 
 
 def _unseen_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> float:
@@ -199,7 +220,8 @@ def _held(
     i: Inference, costs: IterationCosts, weights: tuple[float, ...], buffers: tuple[float, ...], length: float
 ) -> list[_Held]:
     """What the GPUs of each stage hold, a token's cache as in sequences of `length`; a draft is the last stage's."""
-    per_token = [_token_bytes(costs, s, length) for s in costs.stages]
+    states = 1 if i.speculative is None else 1 + i.speculative.tokens
+    per_token = [_token_bytes(costs, s, length, states) for s in costs.stages]
     held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
     if (draft := costs.draft) is not None:
         (own,) = draft.stages
@@ -212,14 +234,14 @@ def _held(
 
 def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _Held) -> int:
     """Blocks of a cache of f·(m·memory - weights - buffers) bytes on a GPU, of m `memory_fraction` and f
-    `free_fraction`.
+    `free_fraction`. The memory is what CUDA shows, which engines ask it for (vLLM, utils/mem_utils.py: mem_get_info).
 
     vLLM has m alone (gpu_memory_utilization), TensorRT-LLM f alone (free_gpu_memory_fraction). SGLang's m is of the
     model's weights and cache (mem_fraction_static); buffers and the draft, which is loaded later and has as many tokens
     in its own cache, have room in the rest (srt/managers/scheduler.py; srt/model_executor/model_runner.py,
     draft_runner_cache_size). Static batching allocates what it needs.
     """
-    cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.memory_bytes
+    cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.shown_bytes
     kept, f = memory * cache.memory_fraction - others_bytes, cache.free_fraction
     taken, token = held.weights + held.drafts[0] + held.buffers, held.token + held.drafts[1]
     if static:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
+from collections import deque
 
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.load import Load
@@ -29,8 +30,8 @@ class QuickPass:
         self.free_s = [0.0] * len(costs.stages)
         self.in_flight: list[tuple[float, int, Work]] = []
         self.left = len(replica.sequences)
-        self.places = concurrency or self.left  # requests that may be sent before another ends
-        self.place_since_s = 0.0
+        # When each request that may be sent before another ends reaches the engine at the earliest.
+        self.places = deque([0.0] * (concurrency or self.left))
 
     def run(self) -> None:
         """Until every request has its tokens."""
@@ -43,7 +44,7 @@ class QuickPass:
     def _arrive(self, now: float) -> None:
         while self.next is not None and self.next_arrival_s() <= now:
             self.next.arrival_s = self.next_arrival_s()
-            self.places -= 1
+            self.places.popleft()
             self.scheduler.waiting.append(self.next)
             self.next = next(self.pending, None)
 
@@ -51,14 +52,13 @@ class QuickPass:
         """When the next request is sent, as far as that is known; infinite where none is."""
         if self.next is None or not self.places:
             return math.inf
-        return max(self.next.request.arrival_s, self.place_since_s)
+        return max(self.next.request.arrival_s, self.places[0])
 
     def _leave(self, count: int, end_s: float) -> None:
-        """Let `count` requests leave, which have all their tokens: their clients may send others."""
+        """Let `count` requests leave, which have all their tokens: their clients may send others, which pass the HTTP
+        server first."""
         self._arrive(end_s)
-        if not self.places:
-            self.place_since_s = end_s
-        self.places += count
+        self.places.extend([end_s + self.costs.host.times.request_s] * count)
         self.left -= count
 
     def _several(self, now: float, steps: int) -> float:

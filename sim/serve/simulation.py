@@ -129,7 +129,8 @@ def _serve(
         scalers = [Autoscaler(clock, rule, own, router, begin_s, unserved, n) for n, (own, router) in each]
     for replica in pools[0].replicas:
         replica.sequences.clear()  # the router deals them out
-    serve_on_simpy(clock, processes, sequences, routers[0].choose, inference.requests.max_concurrency)
+    most, request_s = inference.requests.max_concurrency, pools[0].costs.host.times.request_s
+    serve_on_simpy(clock, processes, sequences, routers[0].choose, most, request_s)
     return tuple(handover.transfers) if handover else (), tuple([span for s in scalers for span in s.finished()])
 
 

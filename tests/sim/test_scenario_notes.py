@@ -277,7 +277,7 @@ def test_keys_of_training_alone_are_named_when_serving() -> None:
         "parallelism": {"dp": 2, "pp": 2, "schedule": "zb_v", "rank_order": "pp-tp-cp-dp"},
     }
     s = parse_scenario(data)
-    assert s.warnings == ()
+    assert s.warnings == ("parallelism.schedule: of no effect on serving",)
     assert parse_scenario(s.model_dump()).warnings == ()
     zero = parse_scenario({**data, "parallelism": {"dp": 2, "zero": 3, "tp_overlap": "full"}})
     assert zero.warnings == tuple(f"parallelism.{k}: of no effect on serving" for k in ("zero", "tp_overlap"))

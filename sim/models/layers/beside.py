@@ -76,6 +76,6 @@ class Beside(Struct, frozen=True):
         """Prompt chunks in both."""
         return tuple(item for branch in self._both for item in branch.prefill(d, batch, q_len, kv_len))
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """Single tokens in both."""
-        return tuple(item for branch in self._both for item in branch.decode(d, batch, kv_len))
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """Single tokens, or drafted ones, in both."""
+        return tuple(item for branch in self._both for item in branch.decode(d, batch, kv_len, queries))

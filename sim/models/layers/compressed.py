@@ -287,19 +287,22 @@ class CompressedAttention(Struct, frozen=True):
         kernel = Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE)
         return (*self._index(d, batch, q_len, kv_len), kernel)
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """One token of each of `batch` sequences: bound by reading what it sees, as latent attention's."""
-        heads, slots = ceil_div(self.heads, d.tp), self.slots(1, kv_len)
-        index = self._index(d, batch, 1, kv_len)
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """`queries` tokens of each of `batch` sequences: bound by reading what each sees, as latent attention's."""
+        heads, slots, tokens = ceil_div(self.heads, d.tp), self.slots(1, kv_len), batch * queries
+        index = self._index(d, batch, queries, kv_len, decodes=True)
         if not d.fused_attention:
-            return (*index, *unfused_attention(d, batch, Core(1, slots, heads, 1, *self.widths)))
-        moved = batch * (slots * self.entry_bytes(d) + 2 * heads * self.head_dim * d.act_bytes)
-        flops = 2.0 * batch * heads * slots * sum(self.widths)
-        shape = (batch, min(heads, LATENT_HEADS), 1, slots, self.head_dim)
+            return (*index, *unfused_attention(d, batch, Core(queries, slots, heads, 1, *self.widths)))
+        moved = tokens * (slots * self.entry_bytes(d) + 2 * heads * self.head_dim * d.act_bytes)
+        flops = 2.0 * tokens * heads * slots * sum(self.widths)
+        shape = (tokens, min(heads, LATENT_HEADS), 1, slots, self.head_dim)
         return (*index, Compute("attention", ATTENTION_DECODE, shape, d.act, flops, moved, F))
 
-    def _index(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
-        last = self.vectors(kv_len)
-        if self.indexer is None or not last:
+    def _index(self, d: ServingDims, batch: int, q_len: int, kv_len: int, decodes: bool = False) -> Program:
+        """The indexer over compressed vectors; the first of the queries sees fewer than the last."""
+        x, last = self.indexer, self.vectors(kv_len)
+        if x is None or not last:
             return ()
-        return scores(self.indexer, batch, q_len, last, d.index_dtype, striped=q_len > 1)
+        seen = max(1, ceil_div(self.vectors(kv_len - q_len + 1) + last, 2))
+        read = x.key_read_bytes(q_len) if decodes else x.key_cache_bytes
+        return scores(x, (batch, q_len, last), d.index_dtype, seen, read)

@@ -282,17 +282,18 @@ class GroupedQueryAttention(Struct, frozen=True):
         heads, kv_heads = self.heads_of(d.tp)
         return prefill_attention(d, batch, Core(q_len, kv_len, heads, kv_heads, *self.widths, window=self.window))
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """One new token of each of `batch` sequences against a cache of `kv_len`: bound by reading the cache."""
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """`queries` new tokens of each of `batch` sequences against a cache of `kv_len`: bound by reading it once for
+        all of them (as FlashInfer's and TensorRT-LLM's kernels for drafted tokens do)."""
         heads, kv_heads = self.heads_of(d.tp)
         kv_len = max(1, round(self.kept_tokens(kv_len)))
         if not d.fused_attention:
-            return unfused_attention(d, batch, Core(1, kv_len, heads, kv_heads, *self.widths))
+            return unfused_attention(d, batch, Core(queries, kv_len, heads, kv_heads, *self.widths))
         alone = kv_heads if d.grouped_decode else heads  # as if these were all different
         read = kv_heads + d.group_reads * (alone - kv_heads)
-        moved = float(batch) * sum(self.widths) * (heads * d.act_bytes + read * kv_len * d.kv_bytes)
+        moved = float(batch) * sum(self.widths) * (queries * heads * d.act_bytes + read * kv_len * d.kv_bytes)
         shape = (batch, heads, alone, kv_len, self.head_dim)
-        flops = shape_flops(ATTENTION_DECODE, shape)
+        flops = queries * shape_flops(ATTENTION_DECODE, shape)
         return (Compute("attention", ATTENTION_DECODE, shape, d.act, flops, moved, F),)
 
 

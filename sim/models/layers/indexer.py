@@ -25,7 +25,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from sim.core.attention_pairs import attended_pairs
-from sim.core.dtypes import FP32_BYTES
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Item, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims, ceil_div
 from sim.models.layers.matrix import Matrix
@@ -37,6 +37,8 @@ from sim.prices.roofline import shape_flops
 INDEX_BYTES = 4.0  # a selected key's place
 SELECT_READS = 3.0
 SCALED = 128  # numbers of an 8-bit key that share a 32-bit scale
+# New tokens of a sequence for which a decode's kernel reads the keys once (DeepGEMM, `fp8_paged_mqa_logits`: next_n).
+QUERIES_AT_ONCE = 2
 
 
 class Indexer(Struct, frozen=True):
@@ -64,6 +66,10 @@ class Indexer(Struct, frozen=True):
         """Bytes of a token's cached key: 8 bits a number and a 32-bit scale for 128, whatever the main cache is kept in
         (vLLM: `DeepseekV32IndexerCache`, 132 bytes)."""
         return self.head_dim + FP32_BYTES * -(-self.head_dim // SCALED)
+
+    def key_read_bytes(self, queries: int) -> float:
+        """Bytes that a decode of `queries` new tokens of a sequence reads for each cached key."""
+        return self.key_cache_bytes * ceil_div(queries, QUERIES_AT_ONCE)
 
     @property
     def kept_key_numbers(self) -> int:
@@ -143,16 +149,20 @@ def _pairs(q_len: int, kv_len: int, striped: bool) -> int:
     return attended_pairs(q_len, ceil_div(kv_len, 2) if striped else kv_len, not striped)
 
 
-def scores(x: Indexer, batch: int, q_len: int, kv_len: int, dtype: str, striped: bool = False) -> Program:
-    """Scores of causal pairs and the selection of `q_len` queries against `kv_len` keys, in `batch` sequences.
+def scores(
+    x: Indexer, rows: tuple[int, int, int], dtype: str, seen: int | None = None, key_bytes: float | None = None
+) -> Program:
+    """Scores of causal pairs and the selection; `rows`: sequences, queries and keys of each.
 
-    `striped` queries see half of the keys in the mean, so that their kernel is one of half the keys without a mask.
+    `seen`: keys that a query sees in the mean, where the queries do not lie beside the last keys: their kernel is one
+    of so many keys without a mask. `key_bytes`: read for each key; without them it is new and as wide as a query.
     """
-    seen, causal = (ceil_div(kv_len, 2), False) if striped else (kv_len, q_len > 1)
-    pairs = float(batch * _pairs(q_len, kv_len, striped))
-    operands = batch * x.head_dim * (q_len * x.heads + kv_len) * 2.0
-    written = pairs * FP32_BYTES
-    kernel = score_kernel((batch, q_len, seen), (x.heads, x.head_dim), causal, dtype, operands + written)
+    batch, q_len, kv_len = rows
+    pairs = float(batch * (attended_pairs(q_len, kv_len, True) if seen is None else q_len * seen))
+    width, sizes = x.head_dim * dtype_bytes(dtype), (x.heads, x.head_dim)
+    operands = batch * (q_len * x.heads * width + kv_len * (width if key_bytes is None else key_bytes))
+    written, keys, causal = pairs * FP32_BYTES, kv_len if seen is None else seen, seen is None and q_len > 1
+    kernel = score_kernel((batch, q_len, keys), sizes, causal, dtype, operands + written)
     if kv_len <= x.top_k:  # nothing to choose
         return (kernel,)
     chosen = batch * q_len * x.slots(kv_len) * INDEX_BYTES
@@ -196,7 +206,7 @@ def index_operator(
     if d.cp > 1:
         forward.append(collective("index_key_gather", "all_gather", tokens * d.cp * x.head_dim * e, F, group="cp"))
     for q, kv in keys.pieces:
-        forward += scores(x, keys.batch, q, kv, d.act, keys.striped)
+        forward += scores(x, (keys.batch, q, kv), d.act, ceil_div(kv, 2) if keys.striped else None)
     slots = keys.kv_len if dense else x.slots(keys.kv_len)
     params = sum(m.parameters for m in matrices) + x.norm_parameters
     saved = [] if dense else [Saved("selected keys", tokens * slots * INDEX_BYTES)]

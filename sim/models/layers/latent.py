@@ -203,7 +203,11 @@ class LatentAttention(Struct, frozen=True):
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """Cache of a sequence of `length` tokens on every rank: whole latents and shared rope keys."""
-        return (self.latent_rank + self.rope_width) * d.kv_bytes * length
+        return self.entry_bytes(d) * length
+
+    def entry_bytes(self, d: ServingDims) -> float:
+        """Bytes of a token in the cache."""
+        return self.shared_width * d.kv_bytes
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp; the latent is expanded
@@ -230,24 +234,24 @@ class LatentAttention(Struct, frozen=True):
         expand = served_linear(d, up, batch * kv_len)
         return (*expand, *prefill_attention(d, batch, Core(q_len, kv_len, heads, heads, *self.widths)))
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """One new token of each of `batch` sequences against a cache of `kv_len`: bound by reading the cache.
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """`queries` new tokens of each of `batch` sequences against a cache of `kv_len`: bound by reading it once.
 
         Kernels of grouped queries were measured to 32 query heads a KV head. Beyond, the measured library reads the
         cache once for each head, which kernels of latent attention do not. So `LATENT_HEADS` heads are asked for, and
         their efficiency is that of all.
         """
-        heads, rank = ceil_div(self.heads, d.tp), self.latent_rank
-        absorb = gemm("query_absorb", F, batch, rank, self.plain_width, d.act, heads)
-        expand = gemm("value_expand", F, batch, self.value_width, rank, d.act, heads)
+        heads, rank, tokens = ceil_div(self.heads, d.tp), self.latent_rank, batch * queries
+        absorb = gemm("query_absorb", F, tokens, rank, self.plain_width, d.act, heads)
+        expand = gemm("value_expand", F, tokens, self.value_width, rank, d.act, heads)
         if not d.fused_attention:
-            shared = Core(1, kv_len, heads, 1, rank + self.rope_width, rank)
+            shared = Core(queries, kv_len, heads, 1, self.shared_width, rank)
             return (absorb, *unfused_attention(d, batch, shared), expand)
-        latent = batch * kv_len * (rank + self.rope_width) * d.kv_bytes  # values are part of what was read as keys
-        queries = batch * heads * (2 * rank + self.rope_width) * d.act_bytes
-        flops = 2.0 * batch * heads * kv_len * (2 * rank + self.rope_width)
-        shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, rank + self.rope_width)
-        return (absorb, Compute("attention", ATTENTION_DECODE, shape, d.act, flops, latent + queries, F), expand)
+        latent = batch * kv_len * self.entry_bytes(d)  # values are part of what was read as keys
+        widths = float(tokens * heads * (self.shared_width + rank))
+        shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, self.shared_width)
+        moved = latent + widths * d.act_bytes
+        return (absorb, Compute("attention", ATTENTION_DECODE, shape, d.act, 2.0 * widths * kv_len, moved, F), expand)
 
 
 def latent_norm(d: Dims, name: str, rank: int) -> Operator:

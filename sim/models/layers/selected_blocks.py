@@ -109,8 +109,10 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
         flops = shape_flops("attention_forward", shape)
         return (*index, Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE))
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """One token of each of `batch` sequences: scores of all cached keys, then the chosen keys and values are
-        read."""
-        seen = self.indexer.slots(kv_len) if d.fused_attention else kv_len
-        return (*self.indexer.scores(batch, 1, kv_len, d.act), *super().decode(d, batch, seen))
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """`queries` tokens of each of `batch` sequences: scores of all cached keys, then the keys and values that each
+        token has chosen are read."""
+        index = self.indexer.scores(batch, queries, kv_len, d.act)
+        if self._sees_all(kv_len) or not d.fused_attention:
+            return (*index, *super().decode(d, batch, kv_len, queries))
+        return (*index, *super().decode(d, batch * queries, self.indexer.slots(kv_len)))

@@ -130,7 +130,9 @@ class SelectiveScan(Struct, frozen=True):
         return inner * (self.state * self._state_bytes(d) + (self.conv_kernel - 1) * d.act_bytes)
 
     def _state_bytes(self, d: ServingDims) -> float:
-        return d.act_bytes if self.state_dtype is None else dtype_bytes(self.state_dtype)
+        if self.state_dtype is not None:
+            return dtype_bytes(self.state_dtype)
+        return FP32_BYTES if d.fp32_states else d.act_bytes
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token between the projections, on one rank."""
@@ -146,10 +148,11 @@ class SelectiveScan(Struct, frozen=True):
         scan = self._kernel("selective_scan", F, batch * q_len, d.tp, 5, d.act_bytes, d.act)
         return (_over("convolution", F, n, 2, d.act_bytes, d.act), scan)
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """One new token of each of `batch` sequences: convolution and state are read, brought forward and written."""
-        inner = batch * self.channels(d.tp)
-        moved = 2 * inner * self.state * self._state_bytes(d) + 5 * inner * d.act_bytes
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """`queries` new tokens of each of `batch` sequences: convolution and state are read once, brought forward, and
+        written after each token, as any may be the last that is right."""
+        inner = batch * queries * self.channels(d.tp)
+        moved = (1 + 1 / queries) * inner * self.state * self._state_bytes(d) + 5 * inner * d.act_bytes
         return (
             _over("convolution_update", F, inner, 2 * self.conv_kernel, d.act_bytes, d.act),
             memory_op("state_update", F, "elementwise", inner * self.state, moved, d.act),

@@ -123,9 +123,10 @@ class ShortConvolution(Struct, frozen=True):
         """`batch` prompt chunks of `q_len` tokens, which begin from kept inputs: what came before costs nothing."""
         return (_over("convolution", F, batch * q_len * self.width(d.tp), 2, d.act_bytes, d.act),)
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """One new token of each of `batch` sequences: the kept inputs are read, moved by one and written."""
-        return (_over("convolution_update", F, batch * self.width(d.tp), 2 * self.conv_kernel, d.act_bytes, d.act),)
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """`queries` new tokens of each of `batch` sequences: the kept inputs are read, moved by one and written."""
+        n = batch * queries * self.width(d.tp)
+        return (_over("convolution_update", F, n, 2 * self.conv_kernel, d.act_bytes, d.act),)
 
 
 def _over(name: str, phase: Phase, elements: int, accesses: int, e: float, act: str) -> Compute:

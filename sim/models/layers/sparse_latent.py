@@ -125,15 +125,14 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         )
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
-        """Latents and rope keys as the cache keeps them, and the indexer's keys in 8 bits.
+        """Latents and rope keys as the cache keeps them, and the indexer's keys in 8 bits."""
+        return super().sequence_bytes(d, length) + (self.indexer.key_cache_bytes if self.selects else 0.0) * length
 
-        An 8-bit latent has a 32-bit scale for 128 numbers, its rope key 16 bits: 656 bytes (FlashMLA's README).
-        """
-        latent = (self.latent_rank + self.rope_width) * d.kv_bytes
-        if d.kv_bytes == 1.0:
-            scales = FP32_BYTES * -(-self.latent_rank // FP8_SCALED)
-            latent = self.latent_rank + scales + self.rope_width * d.act_bytes
-        return (latent + (self.indexer.key_cache_bytes if self.selects else 0.0)) * length
+    def entry_bytes(self, d: ServingDims) -> float:
+        """An 8-bit latent has a 32-bit scale for 128 numbers, its rope key 16 bits: 656 bytes (FlashMLA's README)."""
+        if d.kv_bytes != 1.0:
+            return super().entry_bytes(d)
+        return self.latent_rank + FP32_BYTES * ceil_div(self.latent_rank, FP8_SCALED) + self.rope_width * d.act_bytes
 
     def rotated_width(self, tp: int) -> int:
         """The indexer's queries and key too."""
@@ -147,24 +146,25 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
             return super().prefill(d, batch, q_len, kv_len)
         return self._served(d, batch, q_len, kv_len, "prefill")
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """One token of each of `batch` sequences: scores of all cached keys, then the selected latents."""
-        if kv_len <= self.indexer.top_k or not d.fused_attention:
-            return (*self._index(d, batch, 1, kv_len), *super().decode(d, batch, kv_len))
-        first, attention, last = super().decode(d, batch, self.indexer.top_k)
-        return (*self._index(d, batch, 1, kv_len), first, attention, last)
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """`queries` tokens of each of `batch` sequences: scores of all cached keys, then the latents that each token
+        selects, in a list of its own."""
+        index = self._index(d, (batch, queries, kv_len), self.indexer.key_read_bytes(queries))
+        if not d.fused_attention:
+            return (*index, *super().decode(d, batch, kv_len, queries))
+        return (*index, *super().decode(d, batch * queries, self.indexer.slots(kv_len)))
 
-    def _index(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
-        return scores(self.indexer, batch, q_len, kv_len, d.index_dtype) if self.selects else ()
+    def _index(self, d: ServingDims, rows: tuple[int, int, int], key_bytes: float) -> Program:
+        return scores(self.indexer, rows, d.index_dtype, key_bytes=key_bytes) if self.selects else ()
 
     def _served(self, d: ServingDims, batch: int, q_len: int, kv_len: int, name: str) -> Program:
         heads, rank, width = ceil_div(self.heads, d.tp), self.latent_rank, self.latent_rank + self.rope_width
         tokens, slots = batch * q_len, self.indexer.slots(kv_len)
         shape = (tokens, 1, 1, max(heads, LEAST_HEADS), slots, width, rank, 0)
-        moved = tokens * heads * (width + rank) * d.act_bytes + batch * kv_len * width * d.kv_bytes
+        moved = tokens * heads * (width + rank) * d.act_bytes + batch * kv_len * self.entry_bytes(d)
         flops = shape_flops("attention_forward", shape)
         return (
-            *self._index(d, batch, q_len, kv_len),
+            *self._index(d, (batch, q_len, kv_len), self.indexer.key_cache_bytes),
             gemm("query_absorb", F, tokens, rank, self.plain_width, d.act, heads),
             Compute(name, "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE),
             gemm("value_expand", F, tokens, self.value_width, rank, d.act, heads),

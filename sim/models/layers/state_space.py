@@ -223,7 +223,9 @@ class StateSpace(Struct, frozen=True):
         return numbers * self._state_bytes(d) + max(0, self.conv_kernel - 1) * self.convolved(d.tp) * d.act_bytes
 
     def _state_bytes(self, d: ServingDims) -> float:
-        return d.act_bytes if self.state_dtype is None else dtype_bytes(self.state_dtype)
+        if self.state_dtype is not None:
+            return dtype_bytes(self.state_dtype)
+        return FP32_BYTES if d.fp32_states else d.act_bytes
 
     def _projected(self, tp: int) -> int:
         """Numbers of a token that the projections make of the hidden state."""
@@ -244,13 +246,15 @@ class StateSpace(Struct, frozen=True):
         """`batch` prompt chunks of `q_len` tokens, which begin from a state: what came before costs nothing."""
         return self._mixed(_Run(batch, q_len, d.tp, d.act_bytes, d.act))
 
-    def decode(self, d: ServingDims, batch: int, kv_len: int) -> Program:
-        """One new token of each of `batch` sequences: convolution and state are read, brought forward and written."""
+    def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
+        """`queries` new tokens of each of `batch` sequences: convolution and state are read once, brought forward, and
+        written after each token, as any may be the last that is right (vLLM, `IS_SPEC_DECODING` in
+        fla/ops/fused_recurrent.py and mamba_ssm.py)."""
         numbers = batch * self.split(d.tp)[0] * self.head_dim * self.state
         width = batch * self.convolved(d.tp)
         window, step = 2 * max(1, self.conv_kernel) * width * d.act_bytes, 2 * width * d.act_bytes
-        moved = 2 * numbers * self._state_bytes(d) + step
+        moved = (1 + queries) * numbers * self._state_bytes(d) + queries * step
         return (
-            memory_op("convolution_update", F, "elementwise", width, window, d.act),
-            memory_op("state_update", F, "elementwise", numbers, moved, d.act),
+            memory_op("convolution_update", F, "elementwise", queries * width, queries * window, d.act),
+            memory_op("state_update", F, "elementwise", queries * numbers, moved, d.act),
         )

@@ -62,6 +62,7 @@ _SGLANG_04 = Engine(
     request_margin_tokens=1,  # srt/managers/tokenizer_manager.py: fewer than context_len
     activations_outside=True,
     unseen_share=1.0,  # hybrid_kvcache_ratio is off
+    fp32_states=True,  # srt/configs/mamba_utils.py, mamba2_state_dtype: SGLANG_MAMBA_SSM_DTYPE is float32
     overlaps_stages=False,
     overlaps_drafting=(False, False),
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused

@@ -117,6 +117,7 @@ _VLLM_09 = Engine(
     own_all_reduces=CUSTOM,
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     deep_ep=True,
+    layer_groups=True,  # v1/core/kv_cache_utils.py: _get_kv_cache_groups_uniform_page_size
     fp32_logits=True,
     reads_checkpoint=True,
     splits_experts=True,
@@ -203,6 +204,7 @@ RECORDS = (
         source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
         called="",
         unseen_share=1.0,
+        layer_groups=False,
         eplb=False,
         deep_ep=False,
         cases=(_LARGE._replace(but=()),),

@@ -23,7 +23,6 @@ from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.served import ServingDims, embedding_tokens, head_samples
 from sim.models.served_adapters import adapter_products
 from sim.models.served_context import split_decode, split_prefill
-from sim.models.served_queries import of_queries
 from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.profile import Profile
@@ -319,7 +318,7 @@ class IterationCosts(Struct):
         if key.work is Work.PREFILL:
             return self.attentions[key.spec].prefill(self.dims, key.c, key.a, key.a + key.b)
         if key.work is Work.DECODE:
-            return of_queries(self.attentions[key.spec], self.dims, key.a, key.b, key.c)
+            return self.attentions[key.spec].decode(self.dims, key.a, key.b, key.c)
         if key.work is Work.ADAPTERS:
             assert self.lora is not None
             sizes = self.lora.targets, self.lora.rank, key.a, key.b

@@ -49,6 +49,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         group_reads=engine.group_reads,
         fp32_logits=engine.fp32_logits,
+        fp32_states=engine.fp32_states,
         index_dtype="fp8" if "fp8" in peaks else act,
         once_to=(nodes if nodes > 1 else p.ep) if engine.deep_ep else 0,
         expert_nodes=nodes,

@@ -25,6 +25,13 @@ def linear_format(inference: Inference, peaks: Mapping[str, float]) -> tuple[str
     return form.matmul if form.matmul and form.matmul in peaks else act, form.weight_bytes
 
 
+def dispatch_dtype(inference: Inference, peaks: Mapping[str, float]) -> str:
+    """What an engine sends tokens to experts in, where the scenario does not say it."""
+    linear, _ = linear_format(inference, peaks)
+    narrow = engine_of(inference.engine).deep_ep and linear == "fp8"
+    return "fp8" if narrow else sixteen_bit(inference.precision)
+
+
 def cache_dtype(inference: Inference, peaks: Mapping[str, float], model: ModelConfig) -> str:
     """What keys and values are kept in where `kv_cache.dtype` is left out.
 

@@ -41,7 +41,7 @@ def memory_rows(pools: tuple[Pool, ...]) -> tuple[MemoryRow, ...]:
                     kv_cache=cache,
                     buffers=buffers,
                     peak=weights + cache + buffers,
-                    limit=pool.scenario.cluster.gpu.memory_bytes,
+                    limit=pool.scenario.cluster.gpu.shown_bytes,
                     reserved=weights + whole * block_bytes + buffers,
                 )
             )
@@ -57,7 +57,7 @@ def _expert_memory(pool: Pool) -> tuple[MemoryRow, ...]:
     tokens = max([afd.tokens_of(i.load) for r in pool.replicas for i in r.iterations])
     weights = routed_bytes(d, costs.specs, stage)
     buffers = buffer_bytes(d, costs.specs, replace(stage, embedding=False, head=False), tokens, 0)
-    first, limit = pool.scenario.parallelism.ranks, pool.scenario.cluster.gpu.memory_bytes
+    first, limit = pool.scenario.parallelism.ranks, pool.scenario.cluster.gpu.shown_bytes
     ranks, held = text_of(tuple(range(first, first + afd.gpus))), weights + buffers
     none = {"gradients": 0.0, "optimizer": 0.0, "activations": 0.0, "kv_cache": 0.0}
     of_all = {"parameters": weights, "buffers": buffers, "peak": held, "limit": limit, "reserved": held}

@@ -14,7 +14,7 @@ def why_no_room(pools: tuple[Pool, ...]) -> str | None:
     pool = next((p for p in pools if not p.capacity.starts), None)
     if pool is None:
         return None
-    c, memory = pool.capacity, pool.scenario.cluster.gpu.memory_bytes
+    c, memory = pool.capacity, pool.scenario.cluster.gpu.shown_bytes
     weights, buffers = max(zip(c.weight_bytes, c.buffer_bytes, strict=True), key=sum)
     where = "" if len(pools) == 1 else f"pool {pool.name}: "
     held = f"{where}weights {n_bytes(weights)}"

@@ -195,7 +195,8 @@ def test_a_decode_s_scores_are_bound_by_reading_the_keys() -> None:
     have fewer flops a byte than an H200 computes while it reads one."""
     s = parse_scenario({"model": "deepseek-v3.2", "cluster": "dgx-h200", "inference": serving().inference.model_dump()})
     costs = iteration_costs(s, load_profile(s.calibration))
-    kernel, _ = scores(attention_of(s).indexer, 64, 1, 32768, "fp8")
+    indexer = attention_of(s).indexer
+    kernel, _ = scores(indexer, (64, 1, 32768), "fp8", key_bytes=indexer.key_read_bytes(1))
     read_s = kernel.bytes / s.cluster.gpu.memory_bandwidth_bytes_per_s
     assert read_s < costs.prices.priced((kernel,)).seconds < 1.5 * read_s
 

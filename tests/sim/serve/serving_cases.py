@@ -36,11 +36,12 @@ def serving(
     parallelism: dict[str, Any] | None = None,
     calibration: str = "roofline",
 ) -> Scenario:
-    """A small Llama on an H100 whose memory a test may shrink."""
+    """A small Llama on an H100 whose memory a test may shrink; CUDA then shows all of it."""
+    own = {"memory_shown": 1.0, **gpu} if gpu else {}
     return scenario_with(
         parallelism=parallelism,
         model=model or SMALL,
-        cluster={"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **(gpu or {})}},
+        cluster={"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **own}},
         calibration=calibration,
         inference={"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
     )

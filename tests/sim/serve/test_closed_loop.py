@@ -93,3 +93,14 @@ def test_lengths_within_the_range() -> None:
     assert (min(prompts), max(prompts)) == (750, 1250)
     assert set(outputs) == set(range(30, 51))
     assert sum(prompts) / 3000 == pytest.approx(1000, rel=0.02)
+
+
+@pytest.mark.parametrize("engine", ["static", "simpy"])
+def test_a_client_s_next_request_passes_the_http_server_too(engine: Engine) -> None:
+    """One client: its latencies, which begin before the server, follow one another."""
+    sim = served(*AT_ONCE, "inference.requests.max_concurrency=1", "inference.engine=vllm-0.11", engine=engine)
+    request_s = sim.costs.host.times.request_s
+    assert request_s > 0
+    gaps = [b.arrival_s - a.finish_s for a, b in itertools.pairwise(sim.sequences)]
+    assert gaps == pytest.approx([request_s] * 119)
+    assert sim.times.latency_s.sum() == pytest.approx(sim.end_s + request_s)

@@ -156,7 +156,7 @@ def test_sglang_loads_a_draft_into_what_its_fraction_leaves(speculative: dict[st
         simulate_serving(parse_scenario({"model": model, "cluster": "dgx-h100", "inference": {**section, **own}}))
         for own in ({}, {"speculative": speculative})
     )
-    gpu_bytes = sim.scenario.cluster.gpu.memory_bytes
+    gpu_bytes = sim.scenario.cluster.gpu.shown_bytes
     before, after = (s.scenario.for_serving.kv_cache.memory_fraction for s in (plain, sim))
     assert before - after == pytest.approx(left_bytes / gpu_bytes, abs=1e-3)
     room = gpu_bytes * after - plain.capacity.weight_bytes[0]
@@ -201,7 +201,7 @@ def test_each_engine_gives_the_cache_room_by_its_own_rule(
     s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": section})
     c = simulate_serving(s).capacity
     block = s.for_serving.kv_cache.block_tokens * c.token_bytes[0]
-    fits = room(s.cluster.gpu.memory_bytes, c.weight_bytes[0], c.buffer_bytes[0]) / block
+    fits = room(s.cluster.gpu.shown_bytes, c.weight_bytes[0], c.buffer_bytes[0]) / block
     assert c.blocks_fit == int(fits)
     assert parse_scenario(s.model_dump(mode="json")).for_serving == s.for_serving
 
