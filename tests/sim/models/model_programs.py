@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from sim.core.program import Comm, Compute, Item, ModelPart, Phase, Saved
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import Shard, dims
@@ -24,6 +26,12 @@ def make(model: Any = GPT, training: dict[str, Any] | None = None, **parallelism
     t.setdefault("global_batch_size", t["micro_batch_size"] * p["dp"])
     data = {"version": 1, "name": "test", "cluster": "dgx-h100", "calibration": "roofline"}
     return parse_scenario({**data, "model": model, "training": t, "parallelism": p})
+
+
+def unmasked(scenario: Scenario) -> Scenario:
+    """The scenario with a kernel that repeats no keys and gets no mask, in fp32 too, where a user cannot name one."""
+    training = scenario.for_training.model_copy(update={"attention_kernel": "flash2"})
+    return replace(scenario, training=training)
 
 
 def flops(items: Iterable[Item], kinds: tuple[str, ...] = ("gemm",), phase: Phase | None = None) -> float:
