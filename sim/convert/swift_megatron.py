@@ -115,7 +115,7 @@ def _lora(file: Path, flags: dict[str, Any]) -> dict[str, Any]:
         InputError: for modules that have no name here.
     """
     kind, rank = [flags.pop(name, None) for name in TYPES], flags.pop("lora-rank", 8)
-    dropout = float(flags.pop("lora-dropout", 0.05))
+    dropout = flags.pop("lora-dropout", 0.05)
     words = str(flags.pop(MODULES, "all-linear")).replace(",", " ").split()
     if LORA not in kind:
         return {}
@@ -124,7 +124,9 @@ def _lora(file: Path, flags: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"{file}: --{MODULES}: found {show(' '.join(words))}; not all are simulated with adapters")
     if not str(rank).isdecimal():
         raise InputError(f"{file}: --lora-rank: found {show(rank)}; must be a whole number")
-    own = {"rank": int(str(rank)), **({"dropout": dropout} if dropout else {})}
+    if not re.fullmatch(r"0?\.\d+|0", str(dropout)):
+        raise InputError(f"{file}: --lora-dropout: found {show(dropout)}; must be a number from 0 to below 1")
+    own = {"rank": int(str(rank)), **({"dropout": float(dropout)} if float(dropout) else {})}
     return {**own, **({"targets": list(dict.fromkeys(targets))} if targets else {})}
 
 

@@ -134,7 +134,7 @@ deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static Dahoas/full-hh-rlhf 
 def test_adapters_of_llava_and_qwen(tmp_path: Path, switch: str) -> None:
     flags = f"--per_device_train_batch_size 16 --bf16 True {switch} True --lora_r 128 --lora_alpha 256"
     data, _ = converted(tmp_path, "train.sh", f"{TRAIN} {flags}", "--cluster", "dgx-h100")
-    assert data["training"]["lora"] == {"rank": 128}
+    assert data["training"]["lora"] == {"rank": 128, "dropout": 0.05}
 
 
 def launched(tmp_path: Path, launcher: str, more: str = "", config: str = "") -> tuple[dict[str, Any], str]:

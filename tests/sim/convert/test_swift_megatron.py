@@ -63,7 +63,7 @@ def test_experts_with_adapters_on_attention(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "sft.sh", EXPERTS, *ON)
     t, p = data["training"], data["parallelism"]
     assert (p["dp"], p["pp"], p["ep"], p["expert_tp"]) == (8, 2, 8, 1)
-    assert t["lora"] == {"rank": 16, "targets": ["qkv", "attention_out"]}
+    assert t["lora"] == {"rank": 16, "dropout": 0.05, "targets": ["qkv", "attention_out"]}
     assert "recompute" not in t
     assert parse_scenario(data)
 
