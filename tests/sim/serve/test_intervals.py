@@ -101,7 +101,7 @@ def test_first_tokens_are_most_uncertain_close_to_saturation() -> None:
     at_once = widths(predicted(count=8))
     key = "time_to_first_token_s"
     assert idle[key] < 1.3 * at_once[key]
-    assert busy[key] > 3 * at_once[key]
+    assert busy[key] > 2.5 * at_once[key]
 
 
 def test_throughput_is_that_of_the_arrivals_below_saturation_and_of_the_server_above() -> None:
