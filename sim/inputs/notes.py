@@ -9,7 +9,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.without_effect import SERVED, keys_without_effect
-from sim.models.autocast import autocasts, casts_on_use, fsdp_casts, not_under_autocast
+from sim.models.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.models.model_code import code_of
 
@@ -131,7 +131,7 @@ def _dispatch_note(sections: Sections, written: Parallelism) -> Iterator[str]:
 
 def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:
     """Return that whole fp32 parameters are cast without `torch.autocast`, unless the scenario says so."""
-    if t.autocast is False and not casts_on_use(t, p, model):
+    if t.autocast is False and not casts_on_use(t, p, model) and not adapter_casts(t, p):
         yield "training.autocast: of no effect, as no matmul casts whole fp32 parameters"
     alone = t.autocast is None and casts_on_use(t, p, model) and not fsdp_casts(t, p)
     if alone and not autocasts(t, p, model):

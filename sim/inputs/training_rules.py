@@ -10,7 +10,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Packing, Recompute, Training
 from sim.models.activation_facts import ACTIVATIONS
-from sim.models.autocast import casts_on_use, not_under_autocast
+from sim.models.autocast import adapter_casts, casts_on_use, not_under_autocast
 from sim.models.frameworks import framework_of
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.recipes import recipe_of
@@ -62,6 +62,8 @@ def _autocast(sections: Sections, t: Training) -> Problems:
     if not t.autocast:
         return
     path, p, model = ("training", "autocast"), sections.parallelism, sections.model
+    if adapter_casts(t, p):
+        return
     if not casts_on_use(t, p, model):
         given = "a captured program has its own" if model.program is not None else f"zero {p.zero}"
         why = "it casts whole fp32 parameters (training.param_dtype fp32, precision bf16 or fp16, zero below 3)"

@@ -10,7 +10,7 @@ is zero 3, and zero 2, which is FSDP that does not reshard after the forward (SH
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from sim.core.dtypes import sixteen_bit
 from sim.models.activation_facts import ACTIVATIONS
@@ -41,6 +41,18 @@ def autocasts(t: Training, p: Parallelism, model: ModelConfig) -> bool:
     """Tell whether the step's forwards run under autocast: as the scenario says, else as the framework does."""
     asked = framework_of(t).autocasts and not fsdp_casts(t, p) if t.autocast is None else t.autocast
     return asked and casts_on_use(t, p, model) and not not_under_autocast(t, p, model)
+
+
+def adapter_casts(t: Training, p: Parallelism) -> Literal["", "fp32", "autocast"]:
+    """Return how adapters that have fp32 beside 16-bit weights (`adapters_in_fp32`) multiply.
+
+    autocast, as Transformers' Trainer has it with `bf16`: a copy of their input in fp32, and that in 16 bits again.
+    fp32: without autocast. Empty: in 16 bits, as FSDP casts them, and where all parameters have fp32.
+    """
+    narrow = t.lora is not None and t.param_dtype != "fp32" and not fsdp_casts(t, p)
+    if not narrow or not framework_of(t).adapters_in_fp32:
+        return ""
+    return "fp32" if t.autocast is False else "autocast"
 
 
 def fsdp_casts(t: Training, p: Parallelism) -> bool:

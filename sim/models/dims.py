@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
-from sim.models.autocast import autocasts
+from sim.models.autocast import adapter_casts, autocasts
 from sim.models.framework_facts import Framework
 from sim.models.frameworks import framework_of
 from sim.models.model_code import LLAMA, ModelCode, code_of
@@ -69,6 +69,7 @@ class Dims(Struct, frozen=True):
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
+    adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.models.autocast.adapter_casts`
     autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.autocast`
     normed_bytes: float = 2.0  # of an element that a norm writes
     code: ModelCode = LLAMA  # of the model in Transformers, where the framework runs it
@@ -219,6 +220,7 @@ def dims(scenario: Scenario) -> Dims:
         experts_reduced_over=experts_reduced_over,
         shard_sum_bytes=dtype_bytes(t.grad_reduce_dtype if holds_back_sums(scenario) else t.grad_dtype),
         lora=t.lora,
+        adapters=adapter_casts(t, p),
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
         autocast=autocasts(t, p, m),

@@ -208,9 +208,9 @@ class Framework(Struct, frozen=True):
     fuses_adapter_sum: bool = False
     """scaling and sum of a LoRA adapter are one kernel [peft has two]"""
     adapters_in_fp32: bool = False
-    """LoRA adapters of a 16-bit model have fp32: each copies its input to fp32, multiplies in it, and its sum with the
-    layer's result is copied back [peft: tuners/tuners_utils.py: cast_adapter_dtype; tuners/lora/layer.py:
-    Linear.forward]"""
+    """LoRA adapters of a 16-bit model have fp32, and each copies its input to fp32; without autocast it multiplies in
+    it, and its sum with the layer's result is copied back [peft: tuners/tuners_utils.py: cast_adapter_dtype;
+    tuners/lora/layer.py: Linear.forward]"""
     fuses_chains: bool = False
     """a chain of operators without a matmul is one kernel [torch._inductor]"""
     norm_backward_accesses: int = 5

@@ -162,6 +162,7 @@ _RECORDS = (
         copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
         keeps_gradients_at=(3,),
         sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
+        adapters_in_fp32=False,  # the same function casts them with the model
     ),
     Framework(
         "meta_llama3",  # Meta's own trainer of Llama 3, of which its paper says this

@@ -22,6 +22,7 @@ nlp/modules/common/megatron/adapters/parallel_adapters.py: ParallelLinearAdapter
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -80,7 +81,7 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
     adapters = [_adapter(d, spec, i) for i in range(len(spec.outs))]
     r, rows, k, e = d.lora.rank, spec.rows, spec.k, d.act_bytes
     own_e, drops = _own(d).act_bytes, bool(d.lora.dropout)
-    kept = len(spec.outs) if drops or own_e != e else 1  # each adapter's own, or what they share
+    kept = len(spec.outs) if drops or _copies(d) else 1  # each adapter's own, or what they share
     e_kept = own_e + (MASK_BYTES if drops else 0)
     wide = len(spec.outs) * rows * r * own_e
     inputs = tuple(s._replace(bytes=kept * k * rows * e_kept) for s in base.saved if s.late)
@@ -109,9 +110,37 @@ class _Adapter(NamedTuple):
 
 
 def _own(d: Dims) -> Dims:
-    """The sizes of adapters: as of all else, or fp32 (`adapters_in_fp32`)."""
-    wide = d.framework.adapters_in_fp32 and d.act_bytes < FP32_BYTES
+    """The sizes of adapters: as of all else, or fp32 (`adapters_in_fp32`, without autocast)."""
+    wide = d.adapters == "fp32" and d.act_bytes < FP32_BYTES
     return replace(d, act="fp32", act_bytes=FP32_BYTES) if wide else d
+
+
+def _copies(d: Dims) -> bool:
+    """Whether each adapter copies its input."""
+    return d.adapters == "fp32" or (d.adapters == "autocast" and not d.framework.fuses_chains)
+
+
+def _inputs(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
+    """Casts and dropout of an adapter's input, and the backward of both. Of fp32 adapters autocast's copy in 16 bits
+    follows, which a compiler leaves out."""
+    again = d.adapters == "autocast"
+    wide_d = replace(d, act="fp32", act_bytes=FP32_BYTES)
+    drop, undrop = _dropout(wide_d if _copies(d) else d, name, elements)
+    if not _copies(d):
+        return drop, undrop
+    wide, narrow = (partial(cast, d, elements=elements, widens=w) for w in (True, False))
+    forward, backward = (wide(f"{name}_cast", F), *drop), (*undrop, narrow(f"{name}_dgrad_cast", I))
+    if not again:
+        return forward, backward
+    return (*forward, narrow(f"{name}_autocast", F)), (wide(f"{name}_autocast_backward", I), *backward)
+
+
+def _weight_casts(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
+    """Autocast's copies of A and B in 16 bits, and of their gradients in fp32."""
+    if d.adapters != "autocast" or d.framework.fuses_chains:
+        return (), ()
+    made = cast(d, f"{name}_weights_cast", F, elements, kernels=2)
+    return (made,), (cast(d, f"{name}_weights_cast_backward", W, elements, kernels=2, widens=True),)
 
 
 def _summed(d: Dims, own: Dims, name: str, elements: float) -> tuple[Program, Program]:
@@ -145,15 +174,14 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
     apart = mode == "column" and d.overlaps_in_library
     gathers = (collective(f"{name}_gather", "all_gather", rows * k * e, F),) if apart else ()
     taken = (ceil_div(rows, d.tp) if apart else rows) * k
-    drop, undrop = _dropout(own, name, taken)
-    widened = () if own is d else (cast(d, f"{name}_cast", F, taken, widens=True),)
-    narrowed = () if own is d else (cast(d, f"{name}_dgrad_cast", I, taken),)
+    given, given_back = _inputs(d, name, taken)
+    narrow, narrow_back = _weight_casts(d, name, rank_of_a * k + r * width)
     scatters = (collective(f"{name}_a_dgrad_reduce_scatter", "reduce_scatter", rows * k * e, I),) if apart else ()
     return _Adapter(
         rank_of_a * k + r * width,
         (
-            *widened,
-            *drop,
+            *given,
+            *narrow,
             *gathers,
             gemm(f"{name}_a", F, rows, rank_of_a, k, own.act),
             *inner,
@@ -167,12 +195,12 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
             *back,
             *weight_gradient(own, f"{name}_b_wgrad", rows, r, width, own.act),
             *weight_gradient(own, f"{name}_a_wgrad", rows, k, rank_of_a, own.act),
+            *narrow_back,
         ),
         (
             gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, own.act),
             *scatters,
-            *undrop,
-            *narrowed,
+            *given_back,
             accumulate(d, f"{name}_dgrad_sum", taken),
         ),
     )

@@ -37,7 +37,7 @@ def kept(block: Block) -> float:
 
 
 def test_adapters_have_fp32_beside_16_bits() -> None:
-    wide = layer_block(scenario({}), 1)
+    wide = layer_block(scenario({}, autocast=False), 1)
     plain = layer_block(scenario({}, framework="eager"), 1)
     matmuls = [i for i in (*wide.forward, *wide.backward) if isinstance(i, Compute) and i.kind == "gemm"]
     assert {i.dtype for i in matmuls if "lora" in i.name} == {"fp32"}
@@ -50,8 +50,22 @@ def test_adapters_have_fp32_beside_16_bits() -> None:
     assert not items(plain, "cast")
 
 
+def test_autocast_copies_to_fp32_and_back() -> None:
+    """As Transformers' Trainer runs 16-bit models: matmuls of each adapter's own 16-bit copy, and copies of weights."""
+    block = layer_block(scenario({}), 1)
+    assert all(i.dtype == "bf16" for i in (*block.forward, *block.backward) if getattr(i, "kind", "") == "gemm")
+    for words in ("_lora_cast", "_autocast", "_dgrad_cast", "_autocast_backward"):
+        assert sum(i.bytes for i in items(block, words)) == TOKENS * INPUTS * (2 + 4)
+    weights = 8 * (INPUTS + RESULTS)
+    assert [sum(i.bytes for i in items(block, f"_weights_cast{w}")) for w in ("", "_backward")] == [6 * weights] * 2
+    assert kept(layer_block(scenario({}, autocast=False), 1)) - kept(block) == TOKENS * (INPUTS * 2 + 7 * 8 * 2)
+    compiled = layer_block(scenario({}, framework="transformers_compiled"), 1)
+    assert not items(compiled, "cast")
+    assert not items(layer_block(scenario({}, framework="deepspeed"), 1), "cast")
+
+
 def test_each_adapter_keeps_what_dropout_left_and_its_mask() -> None:
-    dropped, whole = layer_block(scenario({"dropout": 0.1}), 1), layer_block(scenario({}), 1)
+    dropped, whole = (layer_block(scenario(lora, autocast=False), 1) for lora in ({"dropout": 0.1}, {}))
     assert kept(dropped) - kept(whole) == TOKENS * INPUTS  # the masks: fp32 inputs are each adapter's own anyway
     ops = items(dropped, "_dropout")
     assert sum(i.bytes for i in ops) == TOKENS * INPUTS * (4 + 4 + 1)
@@ -62,7 +76,7 @@ def test_a_measured_step_and_its_peak() -> None:
     """Llama 3.2 1B on an H200, adapters of rank 16, recomputed: with 16-bit adapters it was 28 % too short."""
     table = json.loads(H200.read_text(encoding="utf-8"))
     row = next(r for r in table["rows"] if r["id"] == "llama1b_lora_checkpoint")
-    own = {"lora": {"rank": row["program"]["lora_rank"]}, "recompute": "full", **NARROW}
+    own = {"lora": {"rank": row["program"]["lora_rank"]}, "recompute": "full", "autocast": False, **NARROW}
     data = merge(merge(table["scenario"], row["scenario"]), {"training": own})
     result = simulate(parse_scenario(with_what_ran(data, row, "row")))
     assert result.step_time_s == pytest.approx(row["measured"]["step_time_s"], rel=0.08)
