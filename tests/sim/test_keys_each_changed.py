@@ -63,6 +63,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "indexer": ("frozen",),
         "packing": ({"lengths": [28, 100]},),
         "cross_entropy": ("chunked",),
+        "loss_chunks": (4,),
         "fp8_output_proj": (True,),
         "fused_experts": (True,),
         "cuda_graphs": ("step",),
