@@ -39,9 +39,9 @@ def test_what_is_left_is_the_shown_memory_without_context_and_buffers() -> None:
     assert allocator_bytes(s, s.cluster.gpu) == pytest.approx((79.11 - 0.5 - 3 * 0.84375) * GIB)
 
 
-@pytest.mark.parametrize(("gpu", "shown"), [("a30", 23.53), ("rtx4090", 23.68), ("a100-sxm", 79.25), ("l40s", 48.0)])
+@pytest.mark.parametrize(("gpu", "shown"), [("a30", 23.53), ("rtx4090", 23.68), ("a100-sxm", 79.25), ("a40", 48.0)])
 def test_a_gpu_shows_what_was_printed_on_one(gpu: str, shown: float) -> None:
-    """All of it where nobody's figure is known (L40S)."""
+    """All of it where nobody's figure is known (A40)."""
     s = scenario(gpu={"preset": gpu})
     assert allocator_bytes(s, s.cluster.gpu) == pytest.approx((shown - 0.5) * GIB, rel=1e-4)
 
