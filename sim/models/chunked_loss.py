@@ -46,14 +46,20 @@ def chunked_output(d: Dims, name: str, vocab: int) -> Operator:
                 memory_op(f"{name}_wgrad_sum_{i}", F, "elementwise", size, 3 * e * size, d.act),
             ]
     backward: list[Item] = [memory_op(f"{name}_dgrad_scale", I, "elementwise", rows * h, 2 * e * rows * h, d.act)]
-    saved = [Saved("input's gradient", e * rows * h)]
     if trained:
-        backward += [
-            memory_op(f"{name}_wgrad_scale", W, "elementwise", size, 2 * e * size, d.act),
-            *accumulation(d, f"{name}_wgrad", size)[1],
-        ]
+        backward.append(memory_op(f"{name}_wgrad_scale", W, "elementwise", size, 2 * e * size, d.act))
+    return _output(d, name, vocab, forward, backward, e * (chunk * vocab + (size if trained else 0)))
+
+
+def _output(
+    d: Dims, name: str, vocab: int, forward: list[Item], backward: list[Item], temporary_bytes: float
+) -> Operator:
+    """The operator; its backward adds up the weight's gradient, which its forward made with that of its input."""
+    rows, h, e, size = d.tokens, d.hidden, d.act_bytes, vocab * d.hidden
+    saved = [Saved("input's gradient", e * rows * h)]
+    if d.lora is None:
+        backward = [*backward, *accumulation(d, f"{name}_wgrad", size)[1]]
         saved.append(Saved("weight's gradient", e * size, NeededBy.WEIGHT_GRAD))
-    temporary = e * (chunk * vocab + (size if trained else 0))
     return Operator(
         name,
         tuple(forward),
@@ -61,7 +67,7 @@ def chunked_output(d: Dims, name: str, vocab: int) -> Operator:
         tuple(saved),
         params=size,
         weights=((vocab, h),),
-        forward_bytes=temporary,
+        forward_bytes=temporary_bytes,
         backward_bytes=e * rows * h,
     )
 
@@ -97,24 +103,11 @@ def looped_output(d: Dims, name: str, vocab: int, chunks: int, loss: Callable[[D
     if d.tp > 1:
         kind = "reduce_scatter" if d.sp else "all_reduce"
         backward.append(collective(f"{name}_dgrad_{kind}", kind, rows * h * e, I))
-    saved = [Saved("input's gradient", e * rows * h)]
-    if trained:
-        backward += accumulation(d, f"{name}_wgrad", size)[1]
-        saved.append(Saved("weight's gradient", e * size, NeededBy.WEIGHT_GRAD))
     largest = loss(replace(d, tokens=min(chunk, rows)))
     logits = sum(kept.bytes for kept in largest.saved) + max(largest.forward_bytes, largest.backward_bytes)
     again = e * size if trained and chunk < rows else 0
     gathered = e * rows * h if d.tp > 1 and d.sp else 0
-    return Operator(
-        name,
-        tuple(forward),
-        tuple(backward),
-        tuple(saved),
-        params=size,
-        weights=((vocab, h),),
-        forward_bytes=logits + again + FP32_BYTES * rows * h + gathered,
-        backward_bytes=e * rows * h,
-    )
+    return _output(d, name, vocab, forward, backward, logits + again + FP32_BYTES * rows * h + gathered)
 
 
 def _in_phase(phase: Phase, item: Item) -> Item:

@@ -133,7 +133,10 @@ def _over_gathered(
     product: Callable[[Dims, Linear, int, str], Program],
 ) -> list[Item]:
     """Rows gathered under sequence parallelism, and the matmuls that read them: after the gather, chunk by chunk beside
-    it, or with the rank's own rows beside it. `casts`: of the rank's own rows before the gather, of all after it."""
+    it, or with the rank's own rows beside it. `casts`: of the rank's own rows before the gather, of all after it.
+
+    `overlaps_in_library`: the rank's own rows first, then those of each rank before it in a ring, which its neighbour
+    passes on meanwhile (Transformer Engine, comm_gemm_overlap.h: CommOverlapP2PBase, split_overlap_ag)."""
     own, whole = casts
     chunks = _gather_chunks(d, spec)
     if chunks == 1 and _starts_with_own_rows(d):
@@ -142,34 +145,16 @@ def _over_gathered(
         return [*own, gather, *mine, Wait(name, phase), *whole, *chain.from_iterable(others)]
     if chunks == 1:
         return [*own, collective(name, "all_gather", size, phase), *whole, *product(d, spec, spec.rows, "")]
-    if d.overlaps_in_library:
-        return _by_ring(d, spec, phase, name, casts, size, product)
-    names = [f"{name}{c}" for c in range(chunks)]
-    items: list[Item] = [*own, *(collective(x, "all_gather", size / chunks, phase, x) for x in names), *whole]
+    ring = d.overlaps_in_library
+    parts = d.tp if ring else chunks
+    kind = "send_recv" if ring else "all_gather"
+    names = [f"{name}{c}" for c in range(parts)]
+    sent = tuple(collective(x, kind, size / parts, phase, x) for x in names[ring:])
+    items: list[Item] = [*own, *_within_call(d, sent), *whole]
     for c, handle in enumerate(names):
-        items += (Wait(handle, phase), *product(d, spec, ceil_div(spec.rows, chunks), f"_chunk{c}"))
-    return items
-
-
-def _by_ring(
-    d: Dims,
-    spec: Linear,
-    phase: Phase,
-    name: str,
-    casts: tuple[Program, Program],
-    size: float,
-    product: Callable[[Dims, Linear, int, str], Program],
-) -> list[Item]:
-    """The matmuls of `_over_gathered` rank by rank: the rank's own rows, then those of each rank before it in a ring,
-    which its neighbour passes on meanwhile (Transformer Engine, comm_gemm_overlap.h: CommOverlapP2PBase,
-    split_overlap_ag)."""
-    own, whole = casts
-    shifts = [f"{name}{c}" for c in range(1, d.tp)]
-    sent = tuple(collective(x, "send_recv", size / d.tp, phase, x) for x in shifts)
-    rows = ceil_div(spec.rows, d.tp)
-    items: list[Item] = [*own, *_within_call(d, sent), *whole, *product(d, spec, rows, "_chunk0")]
-    for c, handle in enumerate(shifts, 1):
-        items += (Wait(handle, phase), *_within_call(d, product(d, spec, rows, f"_chunk{c}")))
+        made = product(d, spec, ceil_div(spec.rows, parts), f"_chunk{c}")
+        items += [] if ring and c == 0 else [Wait(handle, phase)]
+        items += _within_call(d, made) if c else made
     return items
 
 

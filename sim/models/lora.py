@@ -111,33 +111,33 @@ class _Adapter(NamedTuple):
 
 def _own(d: Dims) -> Dims:
     """The sizes of adapters: as of all else, or fp32 (`adapters_in_fp32`, without autocast)."""
-    wide = d.adapters == "fp32" and d.act_bytes < FP32_BYTES
-    return replace(d, act="fp32", act_bytes=FP32_BYTES) if wide else d
+    return _in_fp32(d) if d.adapters == "fp32" else d
+
+
+def _in_fp32(d: Dims) -> Dims:
+    return replace(d, act="fp32", act_bytes=FP32_BYTES)
 
 
 def _copies(d: Dims) -> bool:
-    """Whether each adapter copies its input."""
+    """Tell whether each adapter copies its input; a compiler leaves autocast's copies out."""
     return d.adapters == "fp32" or (d.adapters == "autocast" and not d.framework.fuses_chains)
 
 
 def _inputs(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
-    """Casts and dropout of an adapter's input, and the backward of both. Of fp32 adapters autocast's copy in 16 bits
-    follows, which a compiler leaves out."""
-    again = d.adapters == "autocast"
-    wide_d = replace(d, act="fp32", act_bytes=FP32_BYTES)
-    drop, undrop = _dropout(wide_d if _copies(d) else d, name, elements)
+    """Casts and dropout of an adapter's input, and the backward of both. Autocast's copy in 16 bits comes last."""
     if not _copies(d):
-        return drop, undrop
+        return _dropout(d, name, elements)
+    drop, undrop = _dropout(_in_fp32(d), name, elements)
     wide, narrow = (partial(cast, d, elements=elements, widens=w) for w in (True, False))
     forward, backward = (wide(f"{name}_cast", F), *drop), (*undrop, narrow(f"{name}_dgrad_cast", I))
-    if not again:
+    if d.adapters == "fp32":
         return forward, backward
     return (*forward, narrow(f"{name}_autocast", F)), (wide(f"{name}_autocast_backward", I), *backward)
 
 
 def _weight_casts(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
     """Autocast's copies of A and B in 16 bits, and of their gradients in fp32."""
-    if d.adapters != "autocast" or d.framework.fuses_chains:
+    if d.adapters != "autocast" or not _copies(d):
         return (), ()
     made = cast(d, f"{name}_weights_cast", F, elements, kernels=2)
     return (made,), (cast(d, f"{name}_weights_cast_backward", W, elements, kernels=2, widens=True),)

@@ -10,8 +10,8 @@ from sim.inputs.scenario import parse_scenario
 from tests.sim.convert.converting import converted, refused
 
 FULL = """
-output_dir: /tmp/full
-tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: /tmp/tokenizer.model, max_seq_len: 4096}
+output_dir: out/full
+tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: tokenizer.model, max_seq_len: 4096}
 dataset: {_component_: torchtune.datasets.alpaca_dataset, packed: True}
 model: {_component_: torchtune.models.llama3_1.llama3_1_8b}
 checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, model_type: LLAMA3}
