@@ -53,7 +53,7 @@ def test_the_loss_adds_to_zeros_of_the_logits_gradient() -> None:
     ],
 )
 def test_described_steps_are_near_the_measured_ones(table: str, row: str, off: float) -> None:
-    """As `compiled`, which has no mask, they were 17 to 28 % too short, and peaks 8 to 14 % too low."""
+    """Llama 3 8B cut to four layers on an H100, in 16 and 8 bits, and Llama 3.2 1B on an H200."""
     data: dict[str, Any] = json.loads((ROOT / "scenarios" / "measured" / table / "table.json").read_text("utf-8"))
     ran = next(r for r in data["rows"] if r["id"] == row)
     eight_bits = {"precision": "fp8"} if ran["program"].get("float8") else {}
