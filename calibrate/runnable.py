@@ -108,6 +108,9 @@ def _training(s: Scenario) -> Iterator[Problem]:
     yield from _attention(s, t)
     if not framework_of(t).measurable:
         yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
+    for key in ("fp8_dot_product_attention", "activation_func_fp8_input_store"):
+        if getattr(t, key):
+            yield f"training.{key}", "true", "false"
     if t.cross_entropy != "unfused":
         yield "training.cross_entropy", t.cross_entropy, "unfused"
 

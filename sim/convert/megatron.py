@@ -16,6 +16,7 @@ from typing import Any
 from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_deepspeed import of_deepspeed
+from sim.convert.megatron_fp8 import in_8_bits, precision_of
 from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
 from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of
@@ -38,7 +39,6 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
-IN_8_BITS = "--fp8-param-gather: parameters are gathered and kept in 16 bits here, where Megatron-LM does both in 8"
 HOST_OVERLAPS = "--overlap-cpu-optimizer-d2h-h2d: transfers to and from the host are simulated beside nothing"
 # By a training script.
 OTHER_MODELS = {
@@ -200,18 +200,9 @@ def _grad_dtype(s: Settings) -> str | None:
     return ("fp32" if in_fp32 else "fp16") if s.flag("fp16") else None
 
 
-def _precision(s: Settings, recipe: Any) -> str:
-    """The format of matmuls: that of 8 or 4 bits, where one is set, else the parameters'."""
-    precision = "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else "fp32"
-    if s.take("fp8-format") is not None:
-        precision = "mxfp8" if recipe == "mxfp8" else "fp8"
-        s.notes += [IN_8_BITS] if s.flag("fp8-param-gather") else []
-    return "nvfp4" if s.take("fp4-format") is not None else precision
-
-
 def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     recipe = s.take("fp8-recipe")
-    precision = _precision(s, recipe)
+    precision = precision_of(s, recipe)
     unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
     if fused := not unfused <= s.values.keys():
         unfused = set()  # some of them: no framework is so
@@ -242,8 +233,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "framework": framework,
             "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),
-            "fp8_output_proj": (precision == "mxfp8" and s.flag("fp8-output-proj")) or None,
-            "fused_experts": _fused_experts(s, precision),
+            **in_8_bits(s, precision),
             "cuda_graphs": _graphs(s),
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
@@ -285,19 +275,6 @@ def _offload(s: Settings) -> Any:
             return "cpu"
         s.notes.append(f"--optimizer-offload-fraction {share:g}: a part is not simulated, all states stay on the GPU")
     return True if s.flag("offload-optimizer-states") else None
-
-
-def _fused_experts(s: Settings, precision: str) -> bool | None:
-    """Whether Transformer Engine's kernels of experts also compute the activation: its fused operators, with gate and
-    up interleaved, in MXFP8 (core/transformer/moe/experts.py)."""
-    interleaved = "moe-mlp-glu-interleave-size"
-    if precision != "mxfp8" or not {"num-experts", interleaved} <= s.values.keys():
-        return None
-    if "moe_act" in str(s.values.get("recompute-modules")):
-        s.notes.append("fused kernels of experts: simulated apart, as moe_act is recomputed")
-        return None
-    s.take(interleaved)
-    return s.flag("use-transformer-engine-op-fuser") or None
 
 
 def _graphs(s: Settings) -> str | None:

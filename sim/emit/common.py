@@ -86,6 +86,8 @@ class Emission(Struct, dict=True):
         self.has_only("training.cross_entropy", self.LOSSES, "has no chunked cross-entropy")
         self.has_only("training.cuda_graphs", ("none",), "launches kernels one by one with the flags written here")
         self.has_only("training.fp8_output_proj", (False,), "multiplies the output projection in 16 bits")
+        for key in ("fp8_dot_product_attention", "activation_func_fp8_input_store"):
+            self.has_only(f"training.{key}", (False,), "works in 16 bits there with the flags written here")
         self.has_only("training.fused_experts", (False,), "runs experts' activation apart with the flags written here")
         self.has_only("parallelism.dp_sync", ("bucketed", "after_backward"), "reduces gradients in buckets")
         self.has_only("parallelism.gather_bucket_bytes", (None,), "gathers a layer in one message")

@@ -178,6 +178,12 @@ class Training(UserInput):
         description="cross_entropy chunked: chunks of a micro-batch's tokens in a loop of plain torch; null: Liger's",
     )
     fp8_output_proj: bool = Field(default=False, description="the output projection is multiplied in MXFP8, too")
+    fp8_dot_product_attention: bool = Field(
+        default=False, description="fused attention multiplies 8-bit numbers, and its inputs and result are cast"
+    )
+    activation_func_fp8_input_store: bool = Field(
+        default=False, description="the input of an MLP's activation is kept for the backward in 8 bits"
+    )
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"
     )

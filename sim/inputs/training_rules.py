@@ -34,6 +34,8 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _four_bits,
         _frozen_experts,
         _fused_experts,
+        _fp8_attention,
+        _fp8_activation_input,
         _output,
         _recompute,
         _loss,
@@ -228,6 +230,39 @@ def _fused_experts(sections: Sections, t: Training) -> Problems:
     ):
         if bad:
             yield ("training", "fused_experts"), f"found true; needs {what}"
+
+
+def _fp8_attention(sections: Sections, t: Training) -> Problems:
+    """cuDNN's kernels in 8 bits, which Transformer Engine alone runs, and of packed sequences not with its context
+    parallelism (pytorch/attention/dot_product_attention/utils.py: get_attention_backend)."""
+    if not t.fp8_dot_product_attention:
+        return
+    for bad, what in (
+        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
+        (recipe_of(t) is None, "training.precision fp8, mxfp8 or nvfp4"),
+        (t.attention == "unfused", "training.attention fused"),
+        (t.packing is not None and sections.parallelism.cp > 1, "sequences of one document, or cp 1"),
+        (sections.model.program is not None, "a described model; a captured program has its own attention"),
+    ):
+        if bad:
+            yield ("training", "fp8_dot_product_attention"), f"found true; needs {what}"
+
+
+def _fp8_activation_input(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core stores the input of fused SwiGLU alone (transformer_config.py: `activation_func_fp8_input_store`),
+    which fused experts' kernels do not keep."""
+    if not t.activation_func_fp8_input_store:
+        return
+    model = sections.model
+    used = {model.mlp, (model.moe and model.moe.activation) or model.mlp}
+    for bad, what in (
+        (used != {"swiglu"}, "model.mlp swiglu"),
+        (not framework_of(t).fuses_activation, "a framework with a fused activation"),
+        (t.fused_experts, "training.fused_experts false"),
+        (model.program is not None, "a described model; a captured program keeps what it keeps"),
+    ):
+        if bad:
+            yield ("training", "activation_func_fp8_input_store"), f"found true; needs {what}"
 
 
 def _output(sections: Sections, t: Training) -> Problems:

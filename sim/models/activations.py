@@ -16,6 +16,8 @@ from sim.models.dims import Dims
 from sim.models.elementwise import Traffic
 from sim.models.operators import F, I, Operator, memory_op
 
+FP8_BYTES = 1.0
+
 
 def is_gated(mlp: str) -> bool:
     """Tell whether a second projection of the input gates the first."""
@@ -84,12 +86,32 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Oper
     if cut:
         join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
         forwards, backwards = _one_by_one(forwards, elements), (*_one_by_one(backwards, elements), join)
-    return Operator(
+    made = Operator(
         name,
         forwards,
         backwards,
         activation_saved(d, mlp, elements),
         backward_bytes=(1 + inputs) * elements * d.act_bytes,
+    )
+    return _kept_in_8_bits(d, made) if d.fp8_activation_input else made
+
+
+def _kept_in_8_bits(d: Dims, made: Operator) -> Operator:
+    """The activation, with a copy of its input in E4M3 kept and cast back before the backward (Megatron-Core's
+    `activation_func_fp8_input_store`, fusions/fused_bias_swiglu.py). torch's kernel of the cast to 8 bits is
+    vectorized, that of the cast from them is not (aten/src/ATen/native/cuda/Copy.cu: `float8_copy_kernel_cuda`)."""
+    kept = sum(s.bytes for s in made.saved) / d.act_bytes  # in elements
+    moved = (d.act_bytes + FP8_BYTES) * kept
+    narrow, wide = (
+        memory_op(f"{made.name}_{name}", phase, "cast", kept, moved, d.act)
+        for name, phase in (("input_cast", F), ("input_cast_back", I))
+    )
+    return replace(
+        made,
+        forward=(replace(narrow, plain_host=True), *made.forward),
+        backward=(replace(mixed(wide, 2), plain_host=True), *made.backward),
+        saved=tuple(s._replace(bytes=s.bytes * FP8_BYTES / d.act_bytes) for s in made.saved),
+        backward_bytes=made.backward_bytes + kept * d.act_bytes,
     )
 
 

@@ -16,6 +16,7 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, Phase, Wait
 from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
+from sim.models.fp8_attention import in_its_format
 from sim.models.head_copies import repeated, with_repeats
 from sim.models.masked_windows import masked_window, with_mask
 from sim.models.operators import F, I, Operator, collective, memory_op
@@ -35,7 +36,8 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
     """
     batch = packed_batch(scenario)
     core = repeated(d, own if batch else masked_window(d, own))
-    return with_mask(d, core, with_repeats(d, core, _exchanged(scenario, d, shard, core, batch)))
+    part = in_its_format(d, core, lambda sizes: _exchanged(scenario, sizes, shard, core, batch))
+    return with_mask(d, core, with_repeats(d, core, part))
 
 
 def _exchanged(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch | None) -> Operator:

@@ -19,7 +19,7 @@ from sim.models.window import windows_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
-    from sim.inputs.training_config import Lora, Training
+    from sim.inputs.training_config import Lora
     from topology.spec import ClusterSpec
 
 
@@ -57,10 +57,13 @@ class Dims(Struct, frozen=True):
     framework: Framework
     fused_attention: bool
     attention_kernel: str  # training.attention_kernel, or "" for the profile's
+    fp8_attention: bool  # attention multiplies 8-bit numbers
+    fp8_activation_input: bool  # of an MLP's activation the input is kept in 8 bits
     tp_overlap: str
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     micro_batches: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
+    turns_frozen: bool  # of frozen weights there are rows alone, and each backward transposes them
     recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more
     reduced_over: int = 1
     experts_reduced_over: int = 1
@@ -123,8 +126,9 @@ class Dims(Struct, frozen=True):
 
     @property
     def recipe_key(self) -> str:
-        """The recipe in the key of a measured block."""
-        return "" if self.recipe is None else f"/{self.recipe.quantizer}.{self.recipe.name}"
+        """The recipe in the key of a measured block, and what else is in 8 bits."""
+        more = ("/attention" if self.fp8_attention else "") + ("/activation" if self.fp8_activation_input else "")
+        return more if self.recipe is None else f"/{self.recipe.quantizer}.{self.recipe.name}{more}"
 
     @property
     def quantized_weight_element_bytes(self) -> float:
@@ -142,12 +146,10 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _quantized_copies(cluster: ClusterSpec, t: Training, framework: Framework, recipe: Recipe | None) -> int:
-    """Return the copies of a quantized matrix: by rows for one matmul and by columns for another, unless frozen weights
-    or the hardware spare the latter."""
+def _orders_alike(cluster: ClusterSpec, framework: Framework, recipe: Recipe | None) -> bool:
+    """Tell whether a tensor of one scale serves matmuls that read it by rows and those that read it by columns."""
     reads_both = all(gpu.chip.reads_both_orders for gpu in cluster.gpus)
-    either = recipe is not None and recipe.one_scale and reads_both and framework.skips_transposes
-    return 1 if t.lora is not None or either else 2
+    return recipe is not None and recipe.one_scale and reads_both and framework.skips_transposes
 
 
 def packed_batch(scenario: Scenario) -> PackedBatch | None:
@@ -190,6 +192,7 @@ def dims(scenario: Scenario) -> Dims:
     whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
     reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
     micro_batches = max(1, scenario.micro_batches)
+    alike, frozen = _orders_alike(scenario.cluster, framework, recipe), t.lora is not None
     return Dims(
         batch=t.micro_batch_size,
         full_seq=t.seq_len,
@@ -210,8 +213,11 @@ def dims(scenario: Scenario) -> Dims:
         fused_attention=t.attention == "fused" and code.fused,
         code=code,
         attention_kernel=t.attention_kernel or "",
+        fp8_attention=t.fp8_dot_product_attention,
+        fp8_activation_input=t.activation_func_fp8_input_store,
         tp_overlap=p.tp_overlap,
-        quantized_copies=_quantized_copies(scenario.cluster, t, framework, recipe),
+        quantized_copies=1 if frozen or alike else 2,
+        turns_frozen=frozen and recipe is not None and recipe.one_scale and recipe.caches_weights and not alike,
         quantized_for=1 if gathers_each else micro_batches,
         recipe=recipe,
         weight_shards=p.shard_size if gathers_quantized_shards(scenario) else 1,

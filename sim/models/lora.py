@@ -75,7 +75,9 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
     part = replace(frozen(base), backward_bytes=base.backward_bytes - unneeded)
     part = _in_four_bits(d, spec, part) if d.four_bit else part
     if d.lora is None or spec.target not in d.lora.targets:
-        fused = d.fused_attention and spec.target == "attention_out"
+        # A recipe that quantizes the projection's input leaves this to the core, which keeps its output besides.
+        keeps = d.recipe is None or not d.recipe.keeps_quantized
+        fused = d.fused_attention and keeps and spec.target == "attention_out"
         output = Saved("output", spec.rows * spec.k * d.act_bytes)
         return replace(part, saved=(*part.saved, output)) if fused else part
     adapters = [_adapter(d, spec, i) for i in range(len(spec.outs))]

@@ -2,7 +2,8 @@
 
 `training.fp8_recipe` names one; which kernels a recipe is made of depends on who quantizes (`Framework.quantizer`):
 `te`, Transformer Engine, or `torchao` under torch.compile. Embedding, output layer, norms, attention and routers stay
-in 16 bits in all of them (the output layer unless `training.fp8_output_proj`), and so does a matmul's result.
+in 16 bits in all of them (the output layer unless `training.fp8_output_proj`, attention unless
+`training.fp8_dot_product_attention`), and so does a matmul's result.
 
 A matmul of 8-bit numbers reads both operands along the dimension that it sums over. The forward `X W'` wants rows of X
 and W; the gradients `dY W` and `dY' X` want columns of W, dY and X. So a tensor is quantized in two orders: where one

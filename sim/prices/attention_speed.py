@@ -37,12 +37,16 @@ fp32 has the efficiencies of 16 bits and, on NVIDIA's chips with tf32, a third o
 three products (mem_eff_attention/gemm_kernel_utils.h: OpMultiplyAddFastF32). So 32 heads of 128 and 2,048 tokens reach
 42 TFLOP/s forward and 36 backward on an H200, which measured 35 and 28 (scenarios/cuda/h200.json). On AMD's chips torch
 runs AOTriton's kernels, which multiply fp32 as fp32 (Triton's AMD compiler.py: `default_dot_input_precision`, "ieee").
+
+With 8 bits (Transformer Engine's fp8_dpa) the matmuls take half of their time at 16 bits' peak, and everything else as
+long as before: exponentials, sums and the memory between them. So a kernel of efficiency 0.75 gains a factor of 1.6.
 """
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import NamedTuple
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Compute
@@ -66,18 +70,31 @@ TF32_PRODUCTS = 3
 UNCERTAINTY = 0.08  # error on rows of the published charts that no fit used
 
 
-def attention_peak(device: Device, dtype: str, has_tf32: bool) -> float:
-    """Return the peak in FLOP/s of the kernel's matmuls; in fp32 each is `TF32_PRODUCTS` in tf32 where the GPU has it.
+class AttentionPeak(NamedTuple):
+    """The peaks of a GPU in FLOP/s: `stated` of the dtype that efficiencies are stated for, `own` of the kernel's."""
+
+    stated: float
+    own: float
+
+    def reached(self, efficiency: float) -> float:
+        """FLOP/s of a kernel that reaches `efficiency` in the stated dtype. What its matmuls do not take stays."""
+        return 1.0 / (1.0 / (self.stated * efficiency) - 1.0 / self.stated + 1.0 / self.own)
+
+
+def attention_peak(device: Device, dtype: str, has_tf32: bool) -> AttentionPeak:
+    """Return the peaks of the kernel's matmuls; in fp32 each is `TF32_PRODUCTS` in tf32 where the GPU has it.
 
     Raises:
         InputError: if the device has no peak for `dtype`.
     """
-    if dtype == "fp32" and has_tf32:
-        return device.peak("tf32") / TF32_PRODUCTS
-    return device.peak(dtype)
+    if dtype == "fp8":
+        return AttentionPeak(device.peak("bf16"), device.peak(dtype))
+    products = TF32_PRODUCTS if dtype == "fp32" and has_tf32 else 1
+    peak = device.peak("tf32" if products > 1 else dtype) / products
+    return AttentionPeak(peak, peak)
 
 
-def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coefficients) -> float | None:
+def flash_seconds(op: Compute, gpu: GpuSpec, peak: AttentionPeak, c: Coefficients) -> float | None:
     """Return the seconds of an attention_forward or attention_backward; None if the profile has no efficiency."""
     # A kernel without its own speed is closer to the default kernel than to the roofline.
     speed = c.attention.get(op.kernel) or c.attention.get(USUAL_KERNEL)
@@ -96,7 +113,7 @@ def flash_seconds(op: Compute, gpu: GpuSpec, peak_flops_per_s: float, c: Coeffic
     widths = of_keys * wide_d + of_values * wide_dv
     filled = widths / (of_keys * d + of_values * dv)
     rows = _of_pass(speed.tile_rows, speed.backward_tile_rows, backward)
-    flops_per_s = peak_flops_per_s * efficiency * (speed.backward_share if backward else 1.0)
+    flops_per_s = peak.reached(efficiency * (speed.backward_share if backward else 1.0))
     ramp = 1.0 + speed.ramp_tokens / kv_len
     # Causal FLOPs count half of the square. Each row of tiles also computes the masked half of its diagonal tile: TILE
     # / 2 more keys for a query that sees kv_len / 2 keys on average.

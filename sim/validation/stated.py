@@ -1,4 +1,4 @@
-"""What a table says beside its scenario, in a scenario's words: release dates, trainers, captured graphs, other jobs.
+"""What a table says beside its scenario, in a scenario's words: release dates, trainers, switches, dropout, other jobs.
 
 A scenario that was published years ago names no `training.framework` of ours, no `software_date` and no switches of the
 launch script; the table's `software` and a row's `run.settings` do. How fp8 is scaled a row's `id` alone tells. That
@@ -35,6 +35,12 @@ RELEASES = files("sim") / "presets" / "releases.yaml"
 # What NVIDIA's MLPerf submissions call their switches, the wider first.
 GRAPHS = {"FULL_CUDA_GRAPH": "step", "MCORE_CUDA_GRAPH": "layers", "LAYER_CUDA_GRAPH": "layers"}
 ON = ("1", "true")
+# Those that are keys of `training`, by the names of several rounds (llama2_70b_lora, conf/*.yaml).
+SWITCHES = {
+    "FP8_DPA": "fp8_dot_product_attention",
+    "FP8_ACTIVATION": "activation_func_fp8_input_store",
+    "FP8_ACT": "activation_func_fp8_input_store",
+}
 # Words of a row's id that say how fp8 is scaled, which a table states nowhere else: torchao's, and
 # NVIDIA's fp8-cs (current scaling) and fp8-sc (sub-channel scaling).
 RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwise", "fp8-sc": "blockwise"}
@@ -108,6 +114,7 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(settings, Mapping):
         on = [mode for name, mode in GRAPHS.items() if str(settings.get(name, "")).lower() in ON]
         out |= {"cuda_graphs": on[0]} if on else {}
+        out |= {key: True for name, key in SWITCHES.items() if str(settings.get(name, "")).lower() in ON}
     return out
 
 
@@ -128,6 +135,28 @@ def with_stated(training: dict[str, Any], software: object, row: Mapping[str, An
     return {**training, **{key: value for key, value in stated.items() if key not in training}}
 
 
+def with_adapter_dropout(training: dict[str, Any], assumptions: object) -> dict[str, Any]:
+    """A row's `training` with its adapters' dropout, if the table states one and the row says nothing of it.
+
+    >>> said = [{"fact": "LoRA of rank 16, adapter dropout 0.1", "basis": "stated"}]
+    >>> with_adapter_dropout({"lora": {"rank": 16}}, said)
+    {'lora': {'dropout': 0.1, 'rank': 16}}
+    >>> with_adapter_dropout({}, said)
+    {}
+    """
+    found = [re.search(r"\badapter dropout (0?\.\d+)", fact) for fact in _stated_facts(assumptions)]
+    stated = [float(match[1]) for match in found if match]
+    if not stated or not isinstance(training.get("lora"), Mapping):
+        return training
+    return training | {"lora": {"dropout": stated[0], **training["lora"]}}
+
+
+def _stated_facts(assumptions: object) -> list[str]:
+    """The facts of a table's `assumptions` that its source states."""
+    listed = assumptions if isinstance(assumptions, list) else []
+    return [str(x.get("fact")) for x in listed if isinstance(x, Mapping) and x.get("basis") == "stated"]
+
+
 def with_other_jobs(scenario: dict[str, Any], assumptions: object) -> dict[str, Any]:
     """A table's scenario with what other jobs take of its NICs, if the table states that it measured beside them.
 
@@ -136,10 +165,9 @@ def with_other_jobs(scenario: dict[str, Any], assumptions: object) -> dict[str, 
     >>> with_other_jobs({"cluster": {"inter_node": nics}}, said)["cluster"]["inter_node"]["spread"]
     0.8
     """
-    listed = [x for x in assumptions if isinstance(x, Mapping)] if isinstance(assumptions, list) else []
     cluster = scenario.get("cluster")
     stated = cluster.get("inter_node") if isinstance(cluster, Mapping) else None
     spread = same_nics(stated).get("spread", 0.0)
-    if not spread or not any(x.get("basis") == "stated" and SHARED in str(x.get("fact")) for x in listed):
+    if not spread or not any(SHARED in fact for fact in _stated_facts(assumptions)):
         return scenario
     return dict(merge({"cluster": {"inter_node": {"spread": spread}}}, scenario))

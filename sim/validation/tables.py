@@ -21,7 +21,7 @@ from sim.inputs.plain_data import listed, mapping
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
-from sim.validation.stated import with_other_jobs, with_stated
+from sim.validation.stated import with_adapter_dropout, with_other_jobs, with_stated
 from sim.validation.what_ran import with_what_ran
 
 FORMAT = "measurements/1"
@@ -46,13 +46,20 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     shared = with_other_jobs(_scenario(data.get("scenario"), f"{path}: scenario"), data.get("assumptions"))
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
     software = (str(data.get("software", "")), source.get("citation", ""))
-    made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software) for i, r in enumerate(rows)]
+    facts = data.get("assumptions")
+    made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software, facts) for i, r in enumerate(rows)]
     shown = without_false_limits(made)[:limit]
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
 
 def _row(
-    data: object, where: str, table: str, kind: str, shared: dict[str, Any], software: tuple[str, ...]
+    data: object,
+    where: str,
+    table: str,
+    kind: str,
+    shared: dict[str, Any],
+    software: tuple[str, ...],
+    assumptions: object,
 ) -> Measurement:
     """A row; one that cannot be read says why and leaves the rest of its table alone."""
     row = data if isinstance(data, dict) else {}
@@ -68,7 +75,8 @@ def _row(
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
         scenario = merge(shared, _scenario(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
-            scenario = scenario | {"training": with_stated(scenario["training"], software[0], row)}
+            training = with_adapter_dropout(scenario["training"], assumptions)
+            scenario = scenario | {"training": with_stated(training, software[0], row)}
             scenario = with_launch_script(with_what_ran(scenario, row, where))
     except InputError as error:
         return Measurement(table, kind, str(name), group, {}, {}, row, unreadable=str(error))

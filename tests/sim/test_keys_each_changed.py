@@ -66,6 +66,8 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "loss_chunks": (4,),
         "fp8_output_proj": (True,),
         "fused_experts": (True,),
+        "fp8_dot_product_attention": (True,),
+        "activation_func_fp8_input_store": (True,),
         "cuda_graphs": ("step",),
         "activation_offload": (True,),
         "optimizer_offload": (True, "cpu"),

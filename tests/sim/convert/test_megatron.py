@@ -370,3 +370,13 @@ def test_where_the_optimizer_s_states_are(tmp_path: Path, flags: str, offload: o
     assert data["training"].get("optimizer_offload") == offload
     assert note in said
     assert "not expressed here: --cuda-graph-scope\n" in said  # nothing else
+
+
+@pytest.mark.parametrize(("low", "attention"), [("--fp8-format hybrid", True), ("--bf16", None)])
+def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention: bool | None) -> None:
+    """Without 8-bit matmuls Megatron-Core's attention stays in 16 bits, and what is stored does not."""
+    flags = f"{low} --fp8-dot-product-attention --activation-func-fp8-input-store"
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert training.get("fp8_dot_product_attention") == attention
+    assert training["activation_func_fp8_input_store"] is True

@@ -1,0 +1,43 @@
+"""Megatron-LM's arguments of 8- and 4-bit training: the format of matmuls, and what else is in 8 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.convert.settings import Settings
+
+IN_8_BITS = "--fp8-param-gather: parameters are gathered and kept in 16 bits here, where Megatron-LM does both in 8"
+LOW = ("fp8", "mxfp8", "nvfp4")
+
+
+def precision_of(s: Settings, recipe: Any) -> str:
+    """The format of matmuls: that of 8 or 4 bits, where one is set, else the parameters'."""
+    precision = "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else "fp32"
+    if s.take("fp8-format") is not None:
+        precision = "mxfp8" if recipe == "mxfp8" else "fp8"
+        s.notes += [IN_8_BITS] if s.flag("fp8-param-gather") else []
+    return "nvfp4" if s.take("fp4-format") is not None else precision
+
+
+def in_8_bits(s: Settings, precision: str) -> dict[str, Any]:
+    """What besides layers' matmuls is multiplied or kept in 8 bits; without 8-bit matmuls only activations can be."""
+    attention, stored = s.flag("fp8-dot-product-attention"), s.flag("activation-func-fp8-input-store")
+    return {
+        "fp8_output_proj": (precision == "mxfp8" and s.flag("fp8-output-proj")) or None,
+        "fp8_dot_product_attention": (attention and precision in LOW) or None,
+        "activation_func_fp8_input_store": stored or None,
+        "fused_experts": _fused_experts(s, precision),
+    }
+
+
+def _fused_experts(s: Settings, precision: str) -> bool | None:
+    """Whether Transformer Engine's kernels of experts also compute the activation: its fused operators, with gate and
+    up interleaved, in MXFP8 (core/transformer/moe/experts.py)."""
+    interleaved = "moe-mlp-glu-interleave-size"
+    if precision != "mxfp8" or not {"num-experts", interleaved} <= s.values.keys():
+        return None
+    if "moe_act" in str(s.values.get("recompute-modules")):
+        s.notes.append("fused kernels of experts: simulated apart, as moe_act is recomputed")
+        return None
+    s.take(interleaved)
+    return s.flag("use-transformer-engine-op-fuser") or None
