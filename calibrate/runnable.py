@@ -111,6 +111,9 @@ def _training(s: Scenario) -> Iterator[Problem]:
     for key in ("fp8_dot_product_attention", "activation_func_fp8_input_store"):
         if getattr(t, key):
             yield f"training.{key}", "true", "false"
+    for key in ("gradient_accumulation_fusion", "cublas_workspace_config"):
+        if (found := getattr(t, key)) is not None:
+            yield f"training.{key}", found, "null"
     if t.cross_entropy != "unfused":
         yield "training.cross_entropy", t.cross_entropy, "unfused"
 

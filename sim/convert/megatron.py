@@ -229,7 +229,8 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "optimizer_offload": _offload(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
-            "cross_entropy": "fused" if s.flag("cross-entropy-loss-fusion") else "unfused",
+            "cross_entropy": _loss(s, framework),
+            "gradient_accumulation_fusion": _accumulation_fusion(s, framework),
             "framework": framework,
             "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),
@@ -238,6 +239,22 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
     )
+
+
+def _accumulation_fusion(s: Settings, framework: str) -> bool | None:
+    """Off where the script turns it off; None where the framework has none."""
+    off = s.flag("no-gradient-accumulation-fusion")
+    return False if off and framework_at(framework, None).accumulates_in_matmul else None
+
+
+def _loss(s: Settings, framework: str) -> str:
+    """The loss in separate operators, in compiled parts (native, the default), or as Transformer Engine's kernels."""
+    engine = s.choice("cross-entropy-fusion-impl", {"native": False, "te": True}, "native")
+    if not s.flag("cross-entropy-loss-fusion"):
+        return "unfused"
+    if engine:
+        return "fused"
+    return "unfused" if framework_at(framework, None).native_loss is None else "native"
 
 
 def _zero_grad(s: Settings, framework: str) -> str | None:

@@ -83,9 +83,11 @@ class Emission(Struct, dict=True):
         self.has_only("training.lora", (None,), "trains all parameters", "adapters")
         self.has_only("training.optimizer_offload", (False,), "keeps optimizer states on the GPU")
         self.has_only("training.optimizer_post_validation", (False,), "waits for all ranks in its optimizer")
-        self.has_only("training.cross_entropy", self.LOSSES, "has no chunked cross-entropy")
+        self.has_only("training.cross_entropy", self.LOSSES, f"has no {self.training.cross_entropy} cross-entropy")
         self.has_only("training.cuda_graphs", ("none",), "launches kernels one by one with the flags written here")
         self.has_only("training.fp8_output_proj", (False,), "multiplies the output projection in 16 bits")
+        environment = "takes it from the environment of a run (CUBLAS_WORKSPACE_CONFIG)"
+        self.has_only("training.cublas_workspace_config", (None,), environment)
         for key in ("fp8_dot_product_attention", "activation_func_fp8_input_store"):
             self.has_only(f"training.{key}", (False,), "works in 16 bits there with the flags written here")
         self.has_only("training.fused_experts", (False,), "runs experts' activation apart with the flags written here")

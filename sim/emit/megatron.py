@@ -32,6 +32,7 @@ class Megatron(Emission):
 
     TRAINER: ClassVar = "Megatron-LM"
     KERNELS: ClassVar = MEGATRON_BACKENDS
+    LOSSES: ClassVar = ("unfused", "native", "fused")
 
     def build(self) -> str:
         """Return the command, one flag on each line."""
@@ -335,7 +336,9 @@ class Megatron(Emission):
             "attention-backend": self._backend(),
             "optimizer": "adam" if t.optimizer == "adamw" else "sgd",
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,
-            "cross-entropy-loss-fusion": t.cross_entropy == "fused",
+            "cross-entropy-loss-fusion": t.cross_entropy in ("native", "fused"),
+            **({"no-gradient-accumulation-fusion": True} if t.gradient_accumulation_fusion is False else {}),
+            "cross-entropy-fusion-impl": "te" if t.cross_entropy == "fused" else None,
             **{f"no-{name}-fusion": not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()},
             **self._recompute(),
         }

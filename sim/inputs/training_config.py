@@ -167,7 +167,7 @@ class Training(UserInput):
         description="of model.indexer: trained beside the rest; warm_up: alone, under dense attention; frozen",
     )
     packing: Packing | None = Field(default=None, description="null: a sequence is one document")
-    cross_entropy: Literal["unfused", "fused", "chunked"] = Field(
+    cross_entropy: Literal["unfused", "native", "fused", "chunked"] = Field(
         default_factory=_of_framework("cross_entropy"),
         description="null: the framework's own",
         json_schema_extra={"default": FRAMEWORKS[USUAL_FRAMEWORK].cross_entropy},
@@ -178,6 +178,12 @@ class Training(UserInput):
         description="cross_entropy chunked: chunks of a micro-batch's tokens in a loop of plain torch; null: Liger's",
     )
     fp8_output_proj: bool = Field(default=False, description="the output projection is multiplied in MXFP8, too")
+    gradient_accumulation_fusion: bool | None = Field(
+        default=None, description="a weight gradient's matmul adds to the kept gradient; null: as the framework does"
+    )
+    cublas_workspace_config: Annotated[str, Field(pattern=r"^(:\d{1,9}:\d{1,9})+$")] | None = Field(
+        default=None, description="CUBLAS_WORKSPACE_CONFIG, pairs of KiB and numbers; null: torch's own workspace"
+    )
     fp8_dot_product_attention: bool = Field(
         default=False, description="fused attention multiplies 8-bit numbers, and its inputs and result are cast"
     )

@@ -34,6 +34,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _four_bits,
         _frozen_experts,
         _fused_experts,
+        _accumulation_fusion,
         _fp8_attention,
         _fp8_activation_input,
         _output,
@@ -232,6 +233,14 @@ def _fused_experts(sections: Sections, t: Training) -> Problems:
             yield ("training", "fused_experts"), f"found true; needs {what}"
 
 
+def _accumulation_fusion(_: Sections, t: Training) -> Problems:
+    """Only Megatron-Core's linear layers have this fusion (core/tensor_parallel/layers.py)."""
+    own = framework_of(t).accumulates_in_matmul
+    if t.gradient_accumulation_fusion is not None and not own:
+        found = f"found {show(t.gradient_accumulation_fusion)}; needs a framework of Megatron-Core"
+        yield ("training", "gradient_accumulation_fusion"), f"{found} (megatron, megatron_bridge or nemo)"
+
+
 def _fp8_attention(sections: Sections, t: Training) -> Problems:
     """cuDNN's kernels in 8 bits, which Transformer Engine alone runs, and of packed sequences not with its context
     parallelism (pytorch/attention/dot_product_attention/utils.py: get_attention_backend)."""
@@ -272,7 +281,7 @@ def _output(sections: Sections, t: Training) -> Problems:
     for bad, what in (
         (t.precision != "mxfp8", "training.precision mxfp8"),
         (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
-        (t.cross_entropy == "chunked", "training.cross_entropy fused or unfused"),
+        (t.cross_entropy == "chunked", "a training.cross_entropy other than chunked"),
         (t.lora is not None, "training without lora"),
         (sections.model.tied_embeddings, "a model whose output projection is not its embedding"),
     ):
@@ -314,6 +323,8 @@ def _modules(recompute: Recompute, model: ModelConfig) -> Problems:
 
 def _loss(sections: Sections, t: Training) -> Problems:
     path, d = ("training", "cross_entropy"), sections.distillation
+    if t.cross_entropy == "native" and framework_of(t).native_loss is None:
+        yield path, "found 'native'; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
     if t.cross_entropy == "chunked" and d is not None and d.mode == "logits":
         yield path, "found 'chunked'; distillation.mode logits needs all logits (unfused or fused)"
     if t.loss_chunks is not None and t.cross_entropy != "chunked":

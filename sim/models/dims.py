@@ -19,7 +19,7 @@ from sim.models.window import windows_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
-    from sim.inputs.training_config import Lora
+    from sim.inputs.training_config import Lora, Training
     from topology.spec import ClusterSpec
 
 
@@ -174,6 +174,12 @@ def holds_back_sums(scenario: Scenario) -> bool:
     return p.holds_back_replicas and p.sharded_over[0] < p.dp * p.cp and scenario.micro_batches > 1
 
 
+def _switched(framework: Framework, t: Training) -> Framework:
+    """The record with a fusion off that the step runs without."""
+    off = t.gradient_accumulation_fusion is False and framework.accumulates_in_matmul
+    return replace(framework, accumulates_in_matmul=False) if off else framework
+
+
 def dims(scenario: Scenario) -> Dims:
     """Sizes of one rank's shard of `scenario`.
 
@@ -183,7 +189,7 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    act, framework, recipe = sixteen_bit(t.precision), framework_of(t), recipe_of(t)
+    act, framework, recipe = sixteen_bit(t.precision), _switched(framework_of(t), t), recipe_of(t)
     code = code_of(m.code, framework)
     gathers_each = p.zero == 3 and p.reshard_after_forward and p.sharded_over[0] > 1
     seq = ceil_div(t.seq_len, p.cp)

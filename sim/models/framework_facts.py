@@ -20,7 +20,8 @@ class UnfusedLoss(NamedTuple):
     row's maximum and sum, and the gradient is a second tensor of theirs.
 
     `overwrites`: which fp32 tensor of all logits the gradient is written over. nothing: it is a tensor of its own;
-    softmax: over the softmax; logits: the softmax is written over the fp32 logits, and the gradient over that.
+    softmax: over the softmax; logits: the softmax is written over the fp32 logits, and the gradient over that; copy:
+    likewise, but the gradient is made in 16 bits from a copy of the softmax.
     `split_tensors`: where the vocabulary is split over ranks and nothing is overwritten, how many fp32 tensors of all
     logits the backward holds beside the log-softmax; the forward holds one less beside the 16-bit logits.
     """
@@ -33,10 +34,11 @@ class UnfusedLoss(NamedTuple):
     reads: int = 0
     backward_reads: int = 0
     keeps: Literal["softmax", "logits"] = "softmax"
-    overwrites: Literal["nothing", "softmax", "logits"] = "nothing"
+    overwrites: Literal["nothing", "softmax", "logits", "copy"] = "nothing"
     forward_token_kernels: int = 0  # beside those over all logits, on one number a token
     backward_token_kernels: int = 0
     split_tensors: int = 2
+    reductions: int = 3  # messages over tensor-parallel ranks: maximum, target's logit, sum of exponentials
 
 
 class RouterKernels(NamedTuple):
@@ -291,6 +293,8 @@ class Framework(Struct, frozen=True):
     [TE attention/dot_product_attention/context_parallel.py; torch/distributed/tensor/experimental/_attention.py]"""
     loss: UnfusedLoss = TORCH_LOSS
     """kernels of the unfused loss, forward and backward [core/tensor_parallel/cross_entropy.py]"""
+    native_loss: UnfusedLoss | None = None
+    """kernels of the loss in compiled parts (cross_entropy: native) [core/fusions/fused_cross_entropy.py]"""
     metric_losses: int = 0
     """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient
     [composer/trainer/trainer.py: _eval_train_metrics]"""

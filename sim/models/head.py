@@ -110,9 +110,9 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     if m.tied_embeddings:
         output = replace(output, params=0, frozen=0)
     output = output if aligned else _unaligned(output, alignment)
-    loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel == "fused")
+    loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel)
     loss = replace(loss, forward=(*loss.forward, *_metric_losses(d, vocab), *after_loss_check(d)))
-    if m.logit_softcap is not None and kernel == "unfused":
+    if m.logit_softcap is not None and kernel in ("unfused", "native"):
         output = _capped(d, output, vocab)
     return of_part(ModelPart.HEAD, [output, loss])
 
@@ -141,7 +141,7 @@ def _unaligned(part: Operator, alignment: int) -> Operator:
     return replace(part, forward=slow(part.forward), backward=slow(part.backward))
 
 
-def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
+def cross_entropy(d: Dims, vocab: int, kernel: str = "unfused") -> Operator:
     """Loss over `vocab` logits a token on this rank; its all-reduces over tp are of one fp32 number a token.
 
     Unfused: logits to fp32 (e+4), maximum (4), subtract (8), exponential (8), sum (4), divide (8), of which
@@ -150,23 +150,25 @@ def cross_entropy(d: Dims, vocab: int, fused: bool = False) -> Operator:
     back. Transient: that and the logits' own gradient, 2·tokens·vocab·4. Megatron's works in place, so that beside the
     fp32 logits, which become the softmax and then the gradient, there are only the 16-bit ones, or their gradient: 6
     bytes a logit at the most for torch's 12 (core/tensor_parallel/cross_entropy.py). nanotron's holds the fp32 logits
-    while it makes the softmax, 8 a logit, and only then works in place. Compiled by itself: logits read once (e), and
-    kept; backward reads them and writes their gradient (2e). Fused: logits read twice, gradient written over them (3e),
-    later scaled in place (2e).
+    while it makes the softmax, 8 a logit, and only then works in place. Megatron's in compiled parts (native) moves 16
+    bytes in place of 32, but makes the gradient from a copy of the softmax. Compiled by itself: logits read once (e),
+    and kept; backward reads them and writes their gradient (2e). Fused: logits read twice, gradient written over them
+    (3e), later scaled in place (2e).
     """
     n, e = float(d.tokens * vocab), d.act_bytes
     forward: list[Item] = []
-    if fused:
+    if kernel == "fused":
         forward.append(memory_op("cross_entropy", F, "cross_entropy", n, 3 * e * n, d.act, 2))
         forward += _reductions(d, 1)
         backward = memory_op("cross_entropy_backward", I, "cross_entropy", n, 2 * e * n, d.act, 1)
         saved = Saved("logits gradient", e * n)
         return Operator("cross_entropy", tuple(forward), (backward,), (saved,), forward_bytes=0.0, backward_bytes=0.0)
-    loss = d.framework.loss
+    native = d.framework.native_loss if kernel == "native" else None
+    loss = d.framework.loss if native is None else native
     copy = 0.0 if e == FP32_BYTES else e + FP32_BYTES
     moved = ((copy if loss.copies else 0.0) + loss.reads * e + loss.forward_bytes) * n
     forward.append(memory_op("cross_entropy", F, "cross_entropy", n, moved, d.act, loss.forward_kernels))
-    forward += [*_per_token(d, F, loss.forward_token_kernels), *_reductions(d, 3)]
+    forward += [*_per_token(d, F, loss.forward_token_kernels), *_reductions(d, loss.reductions)]
     zeros = 2 * e if d.framework.returns_logits else 0.0  # written, and read by the kernel that adds to them
     back = (loss.backward_bytes + loss.backward_reads * e + zeros + (copy if loss.copies else e)) * n
     backward = memory_op(
@@ -204,6 +206,8 @@ def _held_beside_softmax(loss: UnfusedLoss, d: Dims, e: float) -> tuple[float, f
     narrow = e if e < FP32_BYTES else 0.0  # the logits, or their gradient, in 16 bits
     if loss.overwrites == "logits":
         return narrow, narrow
+    if loss.overwrites == "copy":
+        return narrow, narrow + FP32_BYTES
     if loss.overwrites == "softmax":
         return float(FP32_BYTES), narrow
     tensors = loss.split_tensors if d.tp > 1 else 2
@@ -260,7 +264,8 @@ def soft_loss(scenario: Scenario, d: Dims) -> Operator:
 
 
 def _reductions(d: Dims, count: int) -> list[Item]:
-    """Maximum, target logit and sum of exponentials over the vocabulary's shards; one message when fused."""
+    """Maximum, target logit and sum of exponentials over the vocabulary's shards, in so many messages: of two the
+    second has both sums, and a fused loss gathers all three."""
     if d.tp == 1:
         return []
     size = d.tokens * FP32_BYTES
@@ -268,5 +273,8 @@ def _reductions(d: Dims, count: int) -> list[Item]:
     if count == 1:
         gather = collective("loss_statistics_all_gather", "all_gather", 3 * size * d.tp, F)
         return [replace(gather, of_loss=True)]
-    sums = [collective(f"loss_{name}_all_reduce", "all_reduce", size, F) for name in names[:count]]
+    sizes = [size, 2 * size] if count == 2 else [size] * count
+    sums = [
+        collective(f"loss_{name}_all_reduce", "all_reduce", each, F) for name, each in zip(names, sizes, strict=False)
+    ]
     return [replace(c, of_loss=True) for c in sums]

@@ -20,6 +20,20 @@ EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
 # shard (4), their logits (4), logarithm and difference (2), mean over the text's mask and over replicas (6); backward:
 # the target's one subtracted (6), the mean's gradient (3) (`loss_func` in pretrain_gpt.py).
 MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, overwrites="logits", forward_token_kernels=19, backward_token_kernels=9)
+# megatron/core/fusions/fused_cross_entropy.py: the same functions, each compiled by itself (`jit_fuser`). What torch's
+# compiler makes of them: logits to fp32 with their maximum; exponentials in place with their sum (8 bytes a logit); the
+# division in place (8); backward a copy of the softmax (8), and the gradient made of it (4), written in 16 bits and
+# into the softmax (4). On one number a token, forward: mask and target's logit (2), loss, mean (6); backward: the
+# target's one subtracted, the mean's gradient (3). Target's logit and sum are one message.
+NATIVE_LOSS = MEGATRON_LOSS._replace(
+    forward_kernels=3,
+    forward_bytes=16.0,
+    backward_bytes=12.0,
+    overwrites="copy",
+    forward_token_kernels=9,
+    backward_token_kernels=4,
+    reductions=2,
+)
 # megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
 # (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
 # of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of
@@ -61,6 +75,7 @@ MEGATRON = Framework(
     overlaps_in_library=True,
     context=ContextKernels(copies=True),
     loss=MEGATRON_LOSS,
+    native_loss=NATIVE_LOSS,
     merges_projections=True,
     accumulates_in_matmul=True,
     keeps_empty_gradients=True,

@@ -10,9 +10,11 @@ but the embedding's are there. Captured blocks know their states' own bytes, and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind
@@ -200,6 +202,11 @@ def _own_states(plan: Plan, stages: Sequence[Stage]) -> States:
     )
 
 
+# Transformer Engine's streams of matmuls beside messages, each with a workspace (common/include/transformer_engine/
+# comm_gemm_overlap.h: NVTE_COMM_OVERLAP_MAX_STREAMS; module/base.py: `initialize_ub`).
+OVERLAP_STREAMS = 3
+
+
 class Workspace(Struct, frozen=True):
     """Bytes of one cuBLAS workspace: torch's for a thread and stream, Transformer Engine's for a stream."""
 
@@ -223,14 +230,28 @@ def matmul_workspace(gpu: GpuSpec) -> Workspace:
 
 
 def _workspaces(plan: Plan, stages: Sequence[Stage], experts: bool) -> float:
-    """torch's for the threads of forward and backward; Megatron's layers use Transformer Engine's besides, and four
-    more on the streams of its grouped matmuls."""
+    """torch's for the threads of forward and backward; Megatron's layers use Transformer Engine's besides (three where
+    matmuls overlap with tensor-parallel messages), and four more on the streams of its grouped matmuls."""
     size, t = matmul_workspace(stages[0].costs.gpu), plan.scenario.training
     if t is None:
         return 2 * size.torch
     framework = framework_of(t)
-    own = framework.grouped_streams * experts + framework.engine_workspaces
+    if t.cublas_workspace_config is not None and size.torch:
+        size = replace(size, torch=chosen_workspace_bytes(t.cublas_workspace_config))
+    p = plan.scenario.parallelism
+    overlaps = p.tp_overlap == "full" and p.tp > 1 and p.sp and framework.overlaps_in_library
+    streams = OVERLAP_STREAMS if overlaps else 1
+    own = framework.grouped_streams * experts + framework.engine_workspaces * streams
     return 2 * size.torch + own * size.transformer_engine
+
+
+def chosen_workspace_bytes(config: str) -> float:
+    """torch's workspace by `CUBLAS_WORKSPACE_CONFIG` (ATen/cuda/CublasHandlePool.cpp: parseChosenWorkspaceSize).
+
+    >>> chosen_workspace_bytes(":4096:2:16:8") / 2**10
+    8320.0
+    """
+    return sum(int(size) * int(count) * 1024.0 for size, count in re.findall(r":(\d+):(\d+)", config))
 
 
 def _tied_copy(plan: Plan, stages: Sequence[Stage]) -> int:

@@ -144,7 +144,7 @@ def _below_peak(scenario: Scenario) -> Iterator[Changes]:
     fixed_shapes = moe is None or moe.pad_to_capacity  # else no graph holds a whole layer
     if framework_of(t).captures_layers and t.cuda_graphs == "none" and fixed_shapes:
         yield ("training.cuda_graphs=layers",)
-    if t.cross_entropy == "unfused":
+    if t.cross_entropy in ("unfused", "native"):
         yield ("training.cross_entropy=fused",)
     yield from _larger(scenario)
     yield ("training.attention=fused",)

@@ -45,6 +45,11 @@ SWITCHES = {
 # NVIDIA's fp8-cs (current scaling) and fp8-sc (sub-channel scaling).
 RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwise", "fp8-sc": "blockwise"}
 
+# Megatron-LM's tests set it in deterministic mode (tests/functional_tests, model_config.yaml: ENV_VARS).
+DETERMINISTIC_WORKSPACE = ":4096:8"
+# NVIDIA's MLPerf submissions without adapters, since this round (conf/custom.yaml: CROSS_ENTROPY_LOSS_FUSION).
+FUSES_LOSS_SINCE = "v4.1"
+NATIVE_LOSS = "native cross-entropy fusion"  # in a row's notes on what was read; the row itself calls it unfused
 # Words of an assumption that is stated: many jobs, whose messages delayed each other.
 SHARED = "shared cluster"
 
@@ -132,7 +137,37 @@ def with_stated(training: dict[str, Any], software: object, row: Mapping[str, An
         training.pop("framework", None)
     else:
         stated.pop("framework", None)
-    return {**training, **{key: value for key, value in stated.items() if key not in training}}
+    stated |= _stated_by_reading(row)
+    found = {**training, **{key: value for key, value in stated.items() if key not in training}}
+    return found | _stated_loss(found, row)
+
+
+def _stated_by_reading(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What was read of the row's own script, and no scenario had words for.
+
+    >>> _stated_by_reading({"reading": {"deterministic": True, "gradient_accumulation_fusion": True}})
+    {'cublas_workspace_config': ':4096:8'}
+    """
+    reading = row.get("reading")
+    if not isinstance(reading, Mapping):
+        return {}
+    out: dict[str, Any] = {}
+    out |= {"cublas_workspace_config": DETERMINISTIC_WORKSPACE} if reading.get("deterministic") is True else {}
+    unfused = reading.get("gradient_accumulation_fusion") is False
+    return out | ({"gradient_accumulation_fusion": False} if unfused else {})
+
+
+def _stated_loss(training: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The loss in compiled parts, where a row's notes or its MLPerf round say so.
+
+    >>> _stated_loss({}, {"run": {"round": "v5.0"}}), _stated_loss({"lora": {}}, {"run": {"round": "v5.0"}})
+    ({'cross_entropy': 'native'}, {})
+    """
+    run, reading = (x if isinstance(x := row.get(key), Mapping) else {} for key in ("run", "reading"))
+    noted = any(str(note).startswith(NATIVE_LOSS) for note in reading.get("notes") or ())
+    submitted = str(run.get("round", "")) >= FUSES_LOSS_SINCE and "lora" not in training
+    loss = training.get("cross_entropy", "unfused" if noted or submitted else None)
+    return {"cross_entropy": "native"} if (noted or submitted) and loss == "unfused" else {}
 
 
 def with_adapter_dropout(training: dict[str, Any], assumptions: object) -> dict[str, Any]:
