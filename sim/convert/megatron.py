@@ -17,6 +17,7 @@ from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, 
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_deepspeed import of_deepspeed
 from sim.convert.megatron_fp8 import in_8_bits, precision_of
+from sim.convert.megatron_fusions import fusions
 from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
 from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of
@@ -62,7 +63,7 @@ GRAPHS: dict[str, str | None] = {
     "full_iteration": "step",
 }
 # By framework; all are off by default.
-SIMULATED_OF_EXPERTS = {"eager": ("moe-grouped-gemm",), "megatron": ("moe-grouped-gemm", "moe-permute-fusion")}
+SIMULATED_OF_EXPERTS = {"eager": ("moe-grouped-gemm",), "megatron": ("moe-permute-fusion",)}
 
 
 def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
@@ -229,8 +230,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "optimizer_offload": _offload(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
-            "cross_entropy": _loss(s, framework),
-            "gradient_accumulation_fusion": _accumulation_fusion(s, framework),
+            **fusions(s, framework),
             "framework": framework,
             "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),
@@ -239,22 +239,6 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
     )
-
-
-def _accumulation_fusion(s: Settings, framework: str) -> bool | None:
-    """Off where the script turns it off; None where the framework has none."""
-    off = s.flag("no-gradient-accumulation-fusion")
-    return False if off and framework_at(framework, None).accumulates_in_matmul else None
-
-
-def _loss(s: Settings, framework: str) -> str:
-    """The loss in separate operators, in compiled parts (native, the default), or as Transformer Engine's kernels."""
-    engine = s.choice("cross-entropy-fusion-impl", {"native": False, "te": True}, "native")
-    if not s.flag("cross-entropy-loss-fusion"):
-        return "unfused"
-    if engine:
-        return "fused"
-    return "unfused" if framework_at(framework, None).native_loss is None else "native"
 
 
 def _zero_grad(s: Settings, framework: str) -> str | None:

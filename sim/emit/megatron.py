@@ -230,7 +230,7 @@ class Megatron(Emission):
             "num-experts": moe.experts,
             "moe-router-topk": moe.top_k,
             "moe-ffn-hidden-size": moe.ffn,
-            "moe-grouped-gemm": True,
+            "moe-grouped-gemm": self.training.moe_grouped_gemm is None,
             "moe-permute-fusion": framework_of(self.training).maps_copies,
             "moe-token-dispatcher-type": "flex" if flex else "alltoall",
             "moe-router-force-load-balancing": True,

@@ -115,6 +115,7 @@ class Titan(Emission):
         self.has_only("training.precision", ("bf16", "fp32", "fp8", "mxfp8"), "has bf16, fp32, fp8 and mxfp8")
         self.has_only("training.optimizer", ("adamw",), "has Adam and AdamW")
         self.has_only("training.optimizer_dtype", ("fp32",), "keeps fp32 moments")
+        self.has_only("training.moe_grouped_gemm", (None,), "groups experts' matmuls")
         self.has_only("training.gradient_accumulation_fusion", (None,), "adds gradients by kernels of their own")
         self.has_only("training.gradient_clipping", (True,), "always clips")
         self.has_only("training.attention", ("fused",), "uses fused attention")

@@ -1,10 +1,11 @@
 """The `training` section of a scenario."""
 
+import re
 from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
@@ -119,6 +120,12 @@ class BatchPhase(UserInput):
     global_batch_size: int = Field(ge=1, le=1_000_000_000)
 
 
+def _workspaces(value: str) -> str:
+    if not re.fullmatch(r"(:\d{1,9}:\d{1,9}){1,9}", value):
+        raise ValueError("must be pairs of a size in KiB and a number, such as :4096:8")
+    return value
+
+
 class Training(UserInput):
     """One training step. Sizes: tokens and sequences, global unless said otherwise."""
 
@@ -178,10 +185,10 @@ class Training(UserInput):
         description="cross_entropy chunked: chunks of a micro-batch's tokens in a loop of plain torch; null: Liger's",
     )
     fp8_output_proj: bool = Field(default=False, description="the output projection is multiplied in MXFP8, too")
-    gradient_accumulation_fusion: bool | None = Field(
-        default=None, description="a weight gradient's matmul adds to the kept gradient; null: as the framework does"
+    gradient_accumulation_fusion: Literal[False] | None = Field(
+        default=None, description="false: kernels of their own add weight gradients; null: as the framework does"
     )
-    cublas_workspace_config: Annotated[str, Field(pattern=r"^(:\d{1,9}:\d{1,9})+$")] | None = Field(
+    cublas_workspace_config: Annotated[str, AfterValidator(_workspaces)] | None = Field(
         default=None, description="CUBLAS_WORKSPACE_CONFIG, pairs of KiB and numbers; null: torch's own workspace"
     )
     fp8_dot_product_attention: bool = Field(
@@ -189,6 +196,9 @@ class Training(UserInput):
     )
     activation_func_fp8_input_store: bool = Field(
         default=False, description="the input of an MLP's activation is kept for the backward in 8 bits"
+    )
+    moe_grouped_gemm: Literal[False] | None = Field(
+        default=None, description="false: each expert's layers run by themselves; null: grouped, as the framework does"
     )
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"

@@ -35,6 +35,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _frozen_experts,
         _fused_experts,
         _accumulation_fusion,
+        _experts_apart,
         _fp8_attention,
         _fp8_activation_input,
         _output,
@@ -233,12 +234,25 @@ def _fused_experts(sections: Sections, t: Training) -> Problems:
             yield ("training", "fused_experts"), f"found true; needs {what}"
 
 
+def _experts_apart(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core's experts without --moe-grouped-gemm."""
+    if t.moe_grouped_gemm is None:
+        return
+    for bad, what in (
+        (sections.model.moe is None, "model.moe"),
+        (not framework_of(t).runs_experts_apart, "a framework of Megatron-Core (megatron, megatron_bridge or nemo)"),
+        (t.fused_experts, "training.fused_experts false"),
+    ):
+        if bad:
+            yield ("training", "moe_grouped_gemm"), f"found false; needs {what}"
+
+
 def _accumulation_fusion(_: Sections, t: Training) -> Problems:
     """Only Megatron-Core's linear layers have this fusion (core/tensor_parallel/layers.py)."""
     own = framework_of(t).accumulates_in_matmul
     if t.gradient_accumulation_fusion is not None and not own:
-        found = f"found {show(t.gradient_accumulation_fusion)}; needs a framework of Megatron-Core"
-        yield ("training", "gradient_accumulation_fusion"), f"{found} (megatron, megatron_bridge or nemo)"
+        needed = "found false; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
+        yield ("training", "gradient_accumulation_fusion"), needed
 
 
 def _fp8_attention(sections: Sections, t: Training) -> Problems:

@@ -57,6 +57,7 @@ class Dims(Struct, frozen=True):
     framework: Framework
     fused_attention: bool
     attention_kernel: str  # training.attention_kernel, or "" for the profile's
+    experts_apart: bool  # each expert's layers run by themselves, one after another
     fp8_attention: bool  # attention multiplies 8-bit numbers
     fp8_activation_input: bool  # of an MLP's activation the input is kept in 8 bits
     tp_overlap: str
@@ -219,6 +220,7 @@ def dims(scenario: Scenario) -> Dims:
         fused_attention=t.attention == "fused" and code.fused,
         code=code,
         attention_kernel=t.attention_kernel or "",
+        experts_apart=t.moe_grouped_gemm is False,
         fp8_attention=t.fp8_dot_product_attention,
         fp8_activation_input=t.activation_func_fp8_input_store,
         tp_overlap=p.tp_overlap,

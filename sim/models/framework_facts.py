@@ -374,6 +374,9 @@ class Framework(Struct, frozen=True):
     [core/transformer/moe/moe_utils.py: apply_random_logits]"""
     splits_experts_over_tp: bool = False
     """experts are split over tp unless `expert_tp` is given; a warning says so [training/arguments.py]"""
+    runs_experts_apart: bool = False
+    """experts can be modules of their own that run one after another (`training.moe_grouped_gemm` false)
+    [core/transformer/moe/experts.py: SequentialMLP]"""
     engine_workspaces: int = 0
     """cuBLAS workspaces beside torch's [TE module/base.py: get_cublas_workspace_size_bytes]"""
     grouped_streams: int = 0

@@ -241,7 +241,8 @@ def _workspaces(plan: Plan, stages: Sequence[Stage], experts: bool) -> float:
     p = plan.scenario.parallelism
     overlaps = p.tp_overlap == "full" and p.tp > 1 and p.sp and framework.overlaps_in_library
     streams = OVERLAP_STREAMS if overlaps else 1
-    own = framework.grouped_streams * experts + framework.engine_workspaces * streams
+    grouped = experts and t.moe_grouped_gemm is None
+    own = framework.grouped_streams * grouped + framework.engine_workspaces * streams
     return 2 * size.torch + own * size.transformer_engine
 
 

@@ -153,8 +153,8 @@ def _stated_by_reading(row: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     out: dict[str, Any] = {}
     out |= {"cublas_workspace_config": DETERMINISTIC_WORKSPACE} if reading.get("deterministic") is True else {}
-    unfused = reading.get("gradient_accumulation_fusion") is False
-    return out | ({"gradient_accumulation_fusion": False} if unfused else {})
+    out |= {"gradient_accumulation_fusion": False} if reading.get("gradient_accumulation_fusion") is False else {}
+    return out | ({"moe_grouped_gemm": False} if reading.get("grouped_gemm") is False else {})
 
 
 def _stated_loss(training: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,13 +40,15 @@ def grouped(
     """`[rows, k] x [k, n]`, every row with the weights of its group. `keep`: the input is kept for the backward.
 
     `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`) to several streams;
-    torch's fp32 matmuls run one after another. Weights of each group are quantized by a call of their own (Transformer
-    Engine's module/grouped_linear.py: `get_weight_workspace`). With `fused` one kernel takes all groups.
+    torch's fp32 matmuls run one after another, and so do experts with layers of their own (`Dims.experts_apart`).
+    Weights of each group are quantized by a call of their own (Transformer Engine's module/grouped_linear.py:
+    `get_weight_workspace`). With `fused` one kernel takes all groups.
     """
     d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
     # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback).
     alone = d.framework.experts_in_param_dtype and d.linear_bytes == FP32_BYTES
-    looped = d.framework.loops_over_experts and groups > 1 and fused is None
+    apart = d.experts_apart and groups > 1
+    looped = d.framework.loops_over_experts and groups > 1 and fused is None and not apart
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
     written, added = accumulation(d, f"{name}_wgrad", weights)
@@ -54,11 +56,12 @@ def grouped(
 
     def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
         shapes = (groups, *shape)
-        kernels = groups if looped or alone else 1
+        kernels = groups if looped or alone or apart else 1
         found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
         return replace(found, looped=looped)
 
-    calls, weight_calls = groups if looped else 1, groups if d.framework.loops_over_experts else 1
+    one_by_one = d.framework.loops_over_experts or apart
+    calls, weight_calls = groups if looped or apart else 1, groups if one_by_one else 1
     forward = (
         *(() if f.made_input else _quantized_in_loop(d, calls, casts(d, name, F, rows * k))),
         *_weights_one_by_one(weight_calls, weight_casts(d, name, weights)),
@@ -80,7 +83,10 @@ def grouped(
 
 def _quantized_in_loop(d: Dims, calls: int, quantized: Program) -> Program:
     """The quantization of activations, launched by `calls` of a library's loop, unless its recipe has a kernel for all
-    groups; a call launches the recipe's own kernels for the scale too."""
+    groups; a call launches the recipe's own kernels for the scale too. Experts with layers of their own each launch it.
+    """
+    if d.experts_apart:
+        return _weights_one_by_one(calls, quantized)
     if calls == 1 or d.recipe is None or d.recipe.quantizes_groups:
         return quantized
     found, more = [i for i in quantized if isinstance(i, Compute)], d.recipe.launches_for_scale

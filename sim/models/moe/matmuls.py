@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Saved
+from sim.core.program import Compute, Program, Saved
 from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, ceil_div
 from sim.models.moe.fused_mlp import fused_mlp
@@ -36,7 +36,28 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     made = () if fused else inside("moe_act", _activated(d, activation, rows * ffn))
     filled, cut = ((), ()) if fused else _padding(d, moe, rows, r.experts)
     parts = (*filled, up, *made, down, *cut)
+    if d.experts_apart and r.experts > 1:
+        parts = (*filled, up, *_each_by_itself(made, r.experts), down, *cut, _joined(d, rows))
     return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
+
+
+def _each_by_itself(parts: tuple[Operator, ...], experts: int) -> tuple[Operator, ...]:
+    """The parts, whose kernels each of `experts` launches for its own rows."""
+
+    def launched(program: Program) -> Program:
+        return tuple(replace(i, kernels=i.kernels * experts) if isinstance(i, Compute) else i for i in program)
+
+    return tuple(replace(p, forward=launched(p.forward), backward=launched(p.backward)) for p in parts)
+
+
+def _joined(d: Dims, rows: float) -> Operator:
+    """The experts' results in one tensor (torch.cat), and their inputs' gradients, as the backward of torch.split."""
+    n, moved = rows * d.hidden, 2 * rows * d.hidden * d.act_bytes
+    ahead, back = (
+        memory_op(f"experts_join{name}", phase, "copy", n, moved, d.act) for name, phase in (("", F), ("_backward", I))
+    )
+    out = n * d.act_bytes
+    return Operator("experts_join", (ahead,), (back,), forward_bytes=out, backward_bytes=out)
 
 
 def _projections(d: Dims, experts: int, rows: float, inner: int, ffn: int) -> tuple[Operator, Operator]:

@@ -160,15 +160,13 @@ def test_torch_s_fsdp2_overlaps_its_reductions_by_itself(tmp_path: Path, overlap
         ("--transformer-impl local", "not expressed here: --cuda-graph-scope, --transformer-impl\n"),
         ("--no-bias-swiglu-fusion", "--no-bias-swiglu-fusion\n"),
         ("--cp-comm-type a2a+p2p", "--cp-comm-type, --cuda-graph-scope\n"),
-        ("--no-gradient-accumulation-fusion", "--no-gradient-accumulation-fusion\n"),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
             "--recompute-num-layers\n",
         ),
         (EXPERTS, "--moe-token-dispatcher-type allgather, the default: an all-to-all is simulated"),
         (f"{EXPERTS} --moe-token-dispatcher-type allgather", "--cuda-graph-scope, --moe-token-dispatcher-type\n"),
-        (EXPERTS, "simulated as with --moe-grouped-gemm and --moe-permute-fusion\n"),
-        (f"{EXPERTS} --moe-grouped-gemm", "simulated as with --moe-permute-fusion\n"),
+        (EXPERTS, "simulated as with --moe-permute-fusion\n"),
     ],
 )
 def test_what_of_megatron_s_flags_is_not_simulated_is_said(tmp_path: Path, flags: str, note: str) -> None:
@@ -380,3 +378,22 @@ def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention
     training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
     assert training.get("fp8_dot_product_attention") == attention
     assert training["activation_func_fp8_input_store"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--cross-entropy-loss-fusion", {"cross_entropy": "native"}),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", {"cross_entropy": "fused"}),
+        ("--cross-entropy-fusion-impl te", {"cross_entropy": "unfused"}),
+        ("--no-gradient-accumulation-fusion", {"gradient_accumulation_fusion": False}),
+        (EXPERTS, {"moe_grouped_gemm": False}),
+        (f"{EXPERTS} --moe-grouped-gemm", {"moe_grouped_gemm": None}),
+    ],
+)
+def test_fusions_that_a_script_sets_or_leaves_at_their_defaults(
+    tmp_path: Path, flags: str, expected: dict[str, Any]
+) -> None:
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {flags}")
+    training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert {key: training.get(key) for key in expected} == expected

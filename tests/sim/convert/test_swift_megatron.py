@@ -53,7 +53,7 @@ def test_switches_have_values_and_the_model_is_the_hub_s(tmp_path: Path) -> None
     assert data["model"] == "hf://Qwen/Qwen3-32B"
     assert (p["dp"], p["tp"], p["sp"], p["zero"], p["dp_sync"]) == (1, 8, True, 1, "after_backward")
     assert (t["seq_len"], t["micro_batch_size"], t["global_batch_size"]) == (8192, 1, 16)
-    assert (t["precision"], t["grad_dtype"], t["recompute"], t["cross_entropy"]) == ("bf16", "fp32", "full", "fused")
+    assert (t["precision"], t["grad_dtype"], t["recompute"], t["cross_entropy"]) == ("bf16", "fp32", "full", "native")
     assert "packing" in notes
     assert "not expressed" not in notes
     assert parse_scenario(data)

@@ -1,0 +1,40 @@
+"""What Megatron-LM's arguments join in one kernel, and what they leave apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.convert.settings import Settings
+from sim.models.frameworks import framework_at
+
+
+def fusions(s: Settings, framework: str) -> dict[str, Any]:
+    """The loss, experts' matmuls, and sums of weight gradients; None where a key is to be left out."""
+    return {
+        "cross_entropy": _loss(s, framework),
+        "moe_grouped_gemm": _grouped_experts(s, framework),
+        "gradient_accumulation_fusion": _accumulation_fusion(s, framework),
+    }
+
+
+def _grouped_experts(s: Settings, framework: str) -> bool | None:
+    """Off by default, where the framework can run experts by themselves."""
+    fused = {"use-transformer-engine-op-fuser", "moe-mlp-glu-interleave-size"} <= s.values.keys()
+    grouped = s.flag("moe-grouped-gemm") or fused or "num-experts" not in s.values
+    return None if grouped or not framework_at(framework, None).runs_experts_apart else False
+
+
+def _accumulation_fusion(s: Settings, framework: str) -> bool | None:
+    """Off where the script turns it off; None where the framework has none."""
+    off = s.flag("no-gradient-accumulation-fusion")
+    return False if off and framework_at(framework, None).accumulates_in_matmul else None
+
+
+def _loss(s: Settings, framework: str) -> str:
+    """The loss in separate operators, in compiled parts (native, the default), or as Transformer Engine's kernels."""
+    engine = s.choice("cross-entropy-fusion-impl", {"native": False, "te": True}, "native")
+    if not s.flag("cross-entropy-loss-fusion"):
+        return "unfused"
+    if engine:
+        return "fused"
+    return "unfused" if framework_at(framework, None).native_loss is None else "native"
