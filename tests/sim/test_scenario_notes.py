@@ -188,7 +188,7 @@ def test_keys_without_effect_on_serving_are_named() -> None:
         ("gpt-oss-20b", {"quantization": "mxfp4_experts"}, []),
         ("deepseek-v3", {"decode_attention": "grouped"}, ["decode_attention:"]),
         ("llama3-8b", {"engine": "trtllm-1.0", "preemption": "swap"}, ["preemption:"]),
-        ("llama3-8b", {"engine": "vllm-v1", "preemption": "swap"}, []),
+        ("llama3-8b", {"engine": "vllm-0.6", "preemption": "swap"}, []),
         ("llama3-8b", {"batching": "static"}, []),
         (
             "llama3-8b",

@@ -177,6 +177,10 @@ class Engine:
     paddings: int | None = fact(
         None, "prompts computed first and alone are padded to the longest of them, with at most so many tokens"
     )
+    swaps: bool = fact(True, "told to, copies a preempted sequence's cache to host memory and back")
+    swaps_handed_over: bool = fact(
+        False, "a replica that takes computed prompts over does so by itself; these sequences go on before others enter"
+    )
     shares_at_once: bool = fact(
         False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
     )

@@ -104,11 +104,13 @@ def decode_pool(
     sized, requests = _sized(scenario, size), [s.request for s in sequences]
     given = sized.for_serving
     untiered = given.kv_cache.model_copy(update={"tiers": None})  # prefixes are the other pool's
-    own = given.model_copy(update={"prefix_cache": "none", "kv_cache": untiered})
+    engine = engine_of(given.engine)
+    changes: dict[str, object] = {"prefix_cache": "none", "kv_cache": untiered}
+    own = given.model_copy(update=changes | ({"preemption": "swap"} if engine.swaps_handed_over else {}))
     alone = sized.model_copy(update={"inference": own})
     pool = _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
     for replica in pool.replicas:  # the first tokens are the other pool's
-        replica.scheduler.undrafted = 0 if engine_of(given.engine).hands_drafts_over else 1
+        replica.scheduler.undrafted = 0 if engine.hands_drafts_over else 1
     return pool
 
 

@@ -12,7 +12,9 @@ mem_cache/radix_cache.py.
 - Preemption (`retract_decode`): before tokens are added, all running requests must find room for their next token
   (before 0.5.2: for 20). Else requests go back to the end of the queue until the others have room: those with the least
   output first, of these the longest prompt. The result of the last iteration is not known yet, so its token is lost.
-  A simplification: a request that has ended with that token does not come again.
+  A simplification: a request that has ended with that token does not come again. A server that takes computed prompts
+  over (disaggregation/decode.py) copies them to the host and lets them go on before others enter; the 512 tokens that
+  it keeps free for each (num_reserved_decode_tokens) are left out.
 
 With mixed chunks every running request gets a token in an iteration of prompts. These leave it room in the cache and in
 the budget, as they do for who is known to have ended but had no iteration since. The batch of such an iteration, whose
@@ -209,7 +211,10 @@ class SglangScheduler(Scheduler):
             self.cache.tokens -= unknown
         super()._preempt(victim, now_s)
         self.waiting.popleft()
-        self.waiting.insert(self.known - 1 if self.one_behind else len(self.waiting), victim)
+        behind = self.known - 1 if self.one_behind else len(self.waiting)
+        if self.swap_tokens or victim.swapped:  # of a server that takes prompts over
+            behind = next((i for i, x in enumerate(self.waiting) if not x.preemptions), behind)
+        self.waiting.insert(behind, victim)
 
     def held_for_others(self, sequence: Sequence) -> Sequence:
         """As `Scheduler.held_for_others`. A prefill server forgets in each round that the batch was full
