@@ -199,7 +199,7 @@ def test_more_bandwidth_makes_no_iteration_slower(profile: str, model: str, form
         cluster = {"preset": f"dgx-{profile.removesuffix('-sxm')}", "gpu": gpu}
         costs = costs_of({"model": model, "inference": {"quantization": form}}, profile, cluster)
         sizes = (64, 256, 1024, 4096)
-        prompts = [costs.device_seconds(Load(n, 0, 0, ((n, 0, 1),), 1))[0] for n in sizes]
+        prompts = [costs.device_seconds(Load(n, 0, 0, ((n, n, 1),), 1))[0] for n in sizes]
         found.append(prompts + [costs.device_seconds(Load(n, n, 500 * n, (), n))[0] for n in sizes])
     for slower, faster in pairwise(found):
         assert all(b <= a * (1 + 1e-9) for a, b in zip(slower, faster, strict=True))
