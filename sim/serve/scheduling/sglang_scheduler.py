@@ -90,6 +90,13 @@ class SglangScheduler(Scheduler):
         self.stuck = not pieces and len(self.running) == len(chunks)
         return pieces
 
+    @property
+    def token_budget(self) -> int:
+        """As `Scheduler.token_budget`: every sequence that runs gets its tokens (managers/scheduler.py,
+        update_running_batch), for chunked_prefill_size is of prompts alone."""
+        tokens = self.limits.batch_tokens
+        return tokens if self.stuck else max(tokens, len(self.running) * (1 + self.drafted))
+
     def prompt_tokens(self, beside: int) -> int:
         """As `Scheduler.prompt_tokens`."""
         return self.limits.batch_tokens - self.beside_tokens

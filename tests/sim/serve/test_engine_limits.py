@@ -14,7 +14,7 @@ from sim.serve.engines.names import engine_named
 from sim.serve.engines.sglang_memory import GIB
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.simulation import simulate_serving
-from tests.sim.serve.serving_cases import ONE, SMALL, engine_scenario
+from tests.sim.serve.serving_cases import ONE, SMALL, engine_scenario, serving
 
 
 @pytest.mark.parametrize(
@@ -243,3 +243,11 @@ def test_graphs_came_with_vllm_0_2_7() -> None:
         assert found.name == name
         s = engine_scenario(name, batching="continuous")
         assert iteration_costs(s, load_profile(s.calibration)).host.padded(33) == padded
+
+
+@pytest.mark.parametrize("engine", ["simpy", "static"])
+def test_chunks_of_sglang_are_of_prompts_alone(engine: Any) -> None:
+    """More sequences run than a chunk has tokens: each gets a token in every iteration after those of prompts."""
+    requests = {"prompt_len": 4, "output_len": 100, "count": 40}
+    scenario = serving({"engine": "sglang-0.5", "max_batch_tokens": 16, "requests": requests})
+    assert simulate_serving(scenario, engine=engine).result["iterations"] == 40 * 4 // 16 + 99
