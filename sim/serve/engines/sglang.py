@@ -95,6 +95,7 @@ _SGLANG_046 = replace(
     "get_device_memory_capacity; model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture: without dp); "
     "DeepEP: enable_deepep_moe",
     deep_ep=True,
+    dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
     drafting_sizes=sglang_046_drafting_sizes,
     fraction=sglang_046_fraction,
     cases=(*_SGLANG_04.cases, _OVER_80),
