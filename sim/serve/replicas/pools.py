@@ -110,6 +110,8 @@ def decode_pool(
     alone = sized.model_copy(update={"inference": own})
     pool = _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
     for replica in pool.replicas:  # the first tokens are the other pool's
+        if isinstance(replica.scheduler, SglangScheduler):
+            replica.scheduler.takes_over = True
         replica.scheduler.undrafted = 0 if engine.hands_drafts_over else 1
     return pool
 

@@ -109,7 +109,7 @@ def test_only_engines_that_swap_preempted_requests_are_told_to(engine: str) -> N
 @pytest.mark.parametrize(("engine", "swaps"), [("sglang-0.4.7", False), ("sglang-0.5", True), ("vllm-v1", False)])
 def test_a_decode_server_of_sglang_swaps_by_itself(engine: str, swaps: bool) -> None:
     sizes = {name: {"replicas": 1, "tp": 1} for name in ("prefill", "decode")}
-    requests = {"prompt_len": 100, "output_len": 300, "count": 12}
+    requests = {"prompt_len": 100, "output_len": 1500, "count": 12}
     inference = {"engine": engine, "requests": requests, "disaggregated": sizes, "kv_cache": {"memory_fraction": 0.9}}
     small = {"memory_bytes": 1.3 * WEIGHTS_AND_BUFFERS}
     sim = simulate_serving(serving(inference, gpu=small))
