@@ -119,11 +119,12 @@ class Compute(Struct, frozen=True):
     `role`: of a matmul. `kernel`: the library's kernel, where a profile may know more than one for the kind
     (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving
     libraries do: a matmul takes a 16-bit input and quantizes it, an attention is one of the measured points.
-    `alignment`: the largest power of two up to 8 that divides the elements between rows of a matmul's matrices; below
-    8 rows of 16-bit elements do not start at multiples of 16 bytes, which the fast kernels need. `plain_host`: torch's
-    own functions issue its kernels, whatever the framework. `looped`: one call of a library does, in a loop over
-    groups. `within_call`: the call that issues the matmul beside it issues it, too. `strided`: bound by memory, over
-    strided tensors or unlike dtypes, for which torch has no vectorized kernel.
+    `own_bytes`: `bytes` are less than those of its shape in its dtype (weights in 8 or 4 bits, experts that nobody
+    chose), and so much less is read. `alignment`: the largest power of two up to 8 that divides the elements between
+    rows of a matmul's matrices; below 8 rows of 16-bit elements do not start at multiples of 16 bytes, which the fast
+    kernels need. `plain_host`: torch's own functions issue its kernels, whatever the framework. `looped`: one call of a
+    library does, in a loop over groups. `within_call`: the call that issues the matmul beside it issues it, too.
+    `strided`: bound by memory, over strided tensors or unlike dtypes, for which torch has no vectorized kernel.
     `single_elements`: where it is known how many elements such a kernel handles one at a time, their number (`strided`
     is false then);
     `casts`: for how many operands, with the result, it chooses a cast for each element. `share`: the part of a
@@ -148,6 +149,7 @@ class Compute(Struct, frozen=True):
     role: Role = Role.OUTPUT
     kernel: str = ""
     served: bool = False
+    own_bytes: bool = False
     alignment: int = ALIGNED
     plain_host: bool = False
     looped: bool = False

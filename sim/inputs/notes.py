@@ -189,12 +189,16 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
 
     p, gpu = sections.parallelism, sections.cluster.gpu
     sizes = gpu.memory_bytes, p.tp, p.pp, i.longest(sections.model), i.drafts
-    own = engine_of(i.engine).defaults_on(gpu.architecture, *sizes, whole=not i.chunked_prefill)
+    own = engine_of(i.engine).defaults_on(gpu.architecture, *sizes, not i.chunked_prefill, p.sharing_replicas)
     usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
     usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
     for key, values in usual.items():
         if getattr(i, key) not in values:
             yield f"inference.{key}: of no effect with batching static"
+    shares = {"memory_fraction": {own.memory_fraction}, "free_fraction": {own.free_fraction, 1.0}}
+    for key, alike in shares.items():
+        if getattr(i.kv_cache, key) not in alike:
+            yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:

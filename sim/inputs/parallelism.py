@@ -156,6 +156,11 @@ class Parallelism(UserInput):
         return self.tp * self.cp * self.dp * self.pp
 
     @property
+    def sharing_replicas(self) -> int:
+        """Replicas of a served model that share experts."""
+        return max(1, self.ep * self.expert_tp // self.tp)
+
+    @property
     def reduces_rows(self) -> bool:
         """Gradients are reduced once for the micro-batches that a stage takes in a row."""
         return self.zero >= 2 and bool(self.accumulate_in_a_row) and not self.accumulate_unsharded

@@ -20,7 +20,8 @@ from topology.spec import GpuSpec
 if TYPE_CHECKING:
     from sim.inputs.processes_input import Processes
     from sim.inputs.rl_config import Rl
-    from sim.inputs.workloads import Distillation, Faults, Inference
+    from sim.inputs.workloads import Distillation, Faults, Inference, PoolSize
+    from sim.serve.engines.record import Defaults
 
 
 def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
@@ -60,17 +61,24 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     from sim.serve.prices.formats import cache_dtype
 
     pools = inference.disaggregated
-    tp = parallelism.tp if pools is None else pools.decode.tp
+    size: Parallelism | PoolSize = parallelism if pools is None else pools.decode
     engine, architecture = engine_of(inference.engine), gpu.architecture
     said = "quantization" in inference.model_fields_set or dtype_bytes(inference.precision) < 2
     if engine.reads_checkpoint and not said:
         inference = inference.model_copy(update={"quantization": model.checkpoint_quantization})
     longest, whole = inference.longest(model), _asks_for_whole_prompts(inference)
-    own = engine.defaults_on(architecture, gpu.memory_bytes, tp, parallelism.pp, longest, inference.drafts, whole)
-    if pools is not None and pools.prefill.memory_fraction is None and not _says_memory(inference):
-        prefill = engine.defaults_on(architecture, gpu.memory_bytes, pools.prefill.tp, parallelism.pp, longest)
-        size = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})
-        inference = inference.model_copy(update={"disaggregated": pools.model_copy(update={"prefill": size})})
+
+    def defaults_of(size: Parallelism | PoolSize) -> Defaults:
+        ranks, replicas = (gpu.memory_bytes, size.tp, parallelism.pp), size.sharing_replicas
+        return engine.defaults_on(architecture, *ranks, longest, inference.drafts, whole, replicas)
+
+    own = defaults_of(size)
+    if pools is not None:
+        prefill = defaults_of(pools.prefill)
+        own = own._replace(max_batch_tokens=prefill.max_batch_tokens)  # which the other pool does not fill
+        if pools.prefill.memory_fraction is None and not _says_memory(inference):
+            sized = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})
+            inference = inference.model_copy(update={"disaggregated": pools.model_copy(update={"prefill": sized})})
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and inference.fills_hashes
     return inference.with_defaults(own, prefixes, cache_dtype(inference, gpu.peak_flops_per_s, model))
 

@@ -105,7 +105,8 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
         given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
     engine = engine_of(generation.engine)
     g = generation
-    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, g.pp, model.longest)
+    sharing = max(1, g.ep * g.expert_tp // g.tp)
+    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, g.pp, model.longest, replicas=sharing)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
     return inference.with_defaults(own, False, cache_dtype(inference, gpu.peak_flops_per_s, model))
 

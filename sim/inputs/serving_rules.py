@@ -15,7 +15,7 @@ from sim.serve.engines.file import engine_of
 
 def serving_problems(sections: Sections, inference: Inference) -> Problems:
     """Return what is wrong with a serving workload."""
-    for rule in (_inference, _pools, _two_batches, _eplb, _speculative, _autoscaling, _lora, _afd):
+    for rule in (_inference, _preemption, _pools, _two_batches, _eplb, _speculative, _autoscaling, _lora, _afd):
         yield from rule(sections, inference)
     if sections.parallelism.cp > 1 and inference.attention == "unfused":
         yield ("inference", "attention"), "found 'unfused'; prompts split over cp ranks need fused attention"
@@ -48,6 +48,15 @@ def _inference(sections: Sections, inference: Inference) -> Problems:
         yield (*path, "kv_cache", "tiers"), f"{found}; {why}"
     if cached and inference.kv_cache.layout != "paged":
         yield (*path, "prefix_cache"), f"found '{inference.prefix_cache}'; shared prefixes need kv_cache.layout paged"
+
+
+def _preemption(sections: Sections, inference: Inference) -> Problems:
+    """An engine that preempts sequences of a continuous batch can swap them where it is told to."""
+    engine = engine_of(inference.engine)
+    if inference.preemption == "recompute" or inference.batching == "static" or engine.never_preempts or engine.swaps:
+        return
+    able = ", ".join([name for name, other in ENGINES.items() if other.swaps and not other.never_preempts])
+    yield ("inference", "preemption"), f"found 'swap'; engine {inference.engine} swaps no requests; allowed with {able}"
 
 
 def _pools(sections: Sections, inference: Inference) -> Problems:

@@ -107,6 +107,11 @@ class PoolSize(UserInput):
         """GPUs of all replicas."""
         return self.replicas * self.tp
 
+    @property
+    def sharing_replicas(self) -> int:
+        """As `Parallelism.sharing_replicas`."""
+        return max(1, self.ep // self.tp)
+
     def degrees(self, model: ModelConfig) -> dict[str, Any]:
         """The pool's layout by the keys of `parallelism`. Engines split experts over tp unless told otherwise."""
         expert_tp = self.tp if model.moe is not None and self.ep == 1 else 1

@@ -14,6 +14,7 @@ from typing import get_args
 
 from msgspec.structs import replace
 
+from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
 from sim.core.program import (
@@ -255,6 +256,9 @@ class Costs:
         rows, n, k = (k, m, n) if op.phase is Phase.WEIGHT_GRAD else (m, n, k)
         shape = (1, groups * rows, n, k)
         once = measured_bytes(shape, op.dtype)
+        if op.own_bytes:  # the one group's weights, which the matmul hides, are as small as the others'
+            weights = op.bytes - (once - dtype_bytes(op.dtype) * n * k)
+            once = op.bytes - max(0.0, weights) * (groups - 1) / groups
         # FORWARD, because the shape now has the order of a forward's product.
         one = replace(op, kind="gemm", shape=shape, bytes=once, phase=Phase.FORWARD, kernels=1)
         whole = self._alone(one, pace)

@@ -109,7 +109,8 @@ class TablePrices:
         if table is None or not shape or shape[0] <= 0:
             return None
         # Roofline plus floor on this device: the table's efficiency is relative to this sum.
-        here = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
+        usual = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
+        here = self._device.seconds(kind, op.flops, op.bytes, dtype) + table.floor_s if op.own_bytes else usual
         # Tables exclude the input's quantization. Training has an operator for it; for served layers it is added here.
         before_s = table.quantizing_s(shape) if op.served and any(table.input_s) else 0.0
         other = dtype == "tf32" != table.dtype
@@ -120,7 +121,7 @@ class TablePrices:
             there = self._reference.shape_seconds(kind, shape, dtype if known else table.dtype) + table.floor_s
             cost = measured(exact[0] * (here / there) + before_s, exact[1])
             # Equal rooflines: the measured machine itself. `Costs` adds the uncertainty of the ratio.
-            return cost if here == there else cost._replace(source="interpolated")
+            return cost if usual == there else cost._replace(source="interpolated")
         like: tuple[float, ...] = shape
         doubt = max(via.uncertainty, TF32_UNCERTAINTY) if other else via.uncertainty
         if kind in MATMULS and table.single and shape[0] > 1:

@@ -61,7 +61,7 @@ class Lockstep(Struct):
         n = len(self.members)
         wanted = [(x, 1) for x in s.leaving] if s.token_more else []
         newest = max([self.newest, *[x.order for x, _ in wanted]])
-        budget = s.limits.batch_tokens - n - len(wanted)
+        budget = s.token_budget - n - len(wanted)
         if budget < 0:
             return None
         blocks = own + self.spare + sum([s.lacks(x, 1) for x, _ in wanted])
@@ -143,7 +143,7 @@ class Lockstep(Struct):
         """
         self._join(now_s)
         s, n = self.scheduler, len(self.members)
-        if not n or self.others or s.to_catch_up or n > s.limits.batch_tokens:
+        if not n or self.others or s.to_catch_up or n > s.token_budget:
             return 0
         if s.waiting and n < s.limits.running and s.fits(s.waiting[0]):
             return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Items
 from typing import NamedTuple
 
@@ -20,7 +19,7 @@ from sim.models.layers.latent import LatentAttention
 from sim.models.served import ServingDims
 from sim.models.served_adapters import adapter_elements
 from sim.models.streams import streams_of
-from sim.serve.cache.layer_groups import has_state, parts, room_for, state_block
+from sim.serve.cache.layer_groups import CacheGroups, Layers, room_for, state_block
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.iteration_parts import StageLayers
@@ -56,51 +55,27 @@ class Capacity(NamedTuple):
         return max(self.token_bytes)
 
 
-def cached_bytes(
-    d: ServingDims, attentions: tuple[Attention, ...], counts: tuple[int, ...], length: float = 1.0
-) -> float:
-    """Cache of one token on one rank that holds `counts` layers of each of these attentions.
-
-    Layers with a window drop what lies before it, state-space layers keep one state: of a sequence of `length` a
-    token's average share.
-
-    >>> from sim.inputs.model_input import load_model
-    >>> from sim.inputs.scenario import parse_scenario
-    >>> from sim.models.layers import attention_spec
-    >>> from sim.serve.prices.dims import serving_dims
-    >>> s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100",
-    ...     "inference": {"requests": {"prompt_len": 8, "output_len": 8}}})
-    >>> cached_bytes(serving_dims(s), (attention_spec(s.model),), (32,))
-    131072.0
-    """
-    return sum(n * a.sequence_bytes(d, length) / length for a, n in zip(attentions, counts, strict=True))
-
-
-def _token_bytes(costs: IterationCosts, stage: StageLayers, length: float, states: int) -> float:
+def _token_bytes(costs: IterationCosts, groups: CacheGroups, stage: StageLayers, length: float, states: int) -> float:
     """Cache of a stage's layers for a token of sequences of `length`, and what these keep for embeddings of n-grams;
     `states`: of a layer, for each sequence."""
     own = zip(costs.specs, stage.layers, strict=True)
     ngrams = sum([n * spec.ngrams.sequence_bytes(costs.dims) for spec, n in own if spec.ngrams is not None])
-    cached = _grouped_bytes(costs, stage, length, states) / length
+    cached = groups.sequence_bytes(costs.dims, costs.attentions, stage.attentions, length, states) / length
     return (cached + _unseen_bytes(costs, stage, length) + ngrams / length) / costs.dims.cp
 
 
-def _grouped_bytes(costs: IterationCosts, stage: StageLayers, length: float, states: int) -> float:
-    """Cache of a stage's layers for a sequence, with what `Engine.layer_groups` adds. A layer with a state has as many
-    as there are tokens in an iteration of which any may be the last that is right (vLLM, MambaSpec:
-    num_speculative_blocks)."""
-    d, found, of_model = costs.dims, 0.0, [sum(n) for n in zip(*(s.attentions for s in costs.stages), strict=True)]
-    grouped = costs.host.engine.layer_groups
-    room = room_for(d, costs.attentions, of_model) if grouped else {}
-    block = state_block(d, costs.attentions) if grouped else None
-    for attention, n in zip(costs.attentions, stage.attentions, strict=True):
-        for a in parts(attention):
-            if has_state(a):
-                size = states * (a.sequence_bytes(d, length) if block is None else block.bytes)
-            else:
-                size = a.sequence_bytes(d, length if block is None else math.ceil(length / block.tokens) * block.tokens)
-            found += n * room.get(a, 1.0) * size
-    return found
+def _groups(costs: IterationCosts) -> CacheGroups:
+    """The groups of a model's layers, and of its draft's."""
+    if not costs.host.engine.layer_groups:
+        return CacheGroups()
+    layers = [
+        Layers(own.dims, attention, n)
+        for own in (costs, costs.draft)
+        if own is not None
+        for stage in own.stages
+        for attention, n in zip(own.attentions, stage.attentions, strict=True)
+    ]
+    return CacheGroups(room_for(layers), state_block(costs.dims, costs.attentions))
 
 
 def _unseen_bytes(costs: IterationCosts, stage: StageLayers, length: float) -> float:
@@ -221,13 +196,14 @@ def _held(
 ) -> list[_Held]:
     """What the GPUs of each stage hold, a token's cache as in sequences of `length`; a draft is the last stage's."""
     states = 1 if i.speculative is None else 1 + i.speculative.tokens
-    per_token = [_token_bytes(costs, s, length, states) for s in costs.stages]
+    groups = _groups(costs)
+    per_token = [_token_bytes(costs, groups, s, length, states) for s in costs.stages]
     held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
     if (draft := costs.draft) is not None:
         (own,) = draft.stages
         if i.speculative is not None and i.speculative.draft is None:  # the tables are the last stage's
             own = replace(own, embedding=len(costs.stages) > 1, head=False)
-        token = cached_bytes(draft.dims, draft.attentions, own.attentions, length)
+        token = groups.sequence_bytes(draft.dims, draft.attentions, own.attentions, length) / length
         held[-1] = held[-1]._replace(drafts=(weight_bytes(draft.dims, draft.specs, own), token))
     return held
 

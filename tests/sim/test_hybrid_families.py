@@ -15,7 +15,7 @@ from sim.models.flops import matmul_params_per_token, model_flops_per_token
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.parameters import count_parameters
-from sim.serve.memory import cached_bytes
+from sim.serve.cache.layer_groups import CacheGroups
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from tests.sim.test_model_families import GEMMA3_1B, written
@@ -94,7 +94,7 @@ def test_a_state_is_as_large_however_long_the_sequence(tmp_path: Path) -> None:
     dims, attentions = sim.costs.dims, sim.costs.attentions
     expected = 4 * (16 * 64 * 32 + 3 * (16 * 64 + 2 * 32)) * 2
     for length in (100.0, 10_000.0):
-        assert cached_bytes(dims, attentions, (4,), length) * length == pytest.approx(expected)
+        assert CacheGroups().sequence_bytes(dims, attentions, (4,), length) == pytest.approx(expected)
 
 
 def test_two_norms_of_one_input_keep_it_once() -> None:

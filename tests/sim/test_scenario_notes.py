@@ -188,13 +188,19 @@ def test_keys_without_effect_on_serving_are_named() -> None:
         ("gpt-oss-20b", {"quantization": "mxfp4_experts"}, []),
         ("deepseek-v3", {"decode_attention": "grouped"}, ["decode_attention:"]),
         ("llama3-8b", {"engine": "trtllm-1.0", "preemption": "swap"}, ["preemption:"]),
-        ("llama3-8b", {"engine": "vllm-v1", "preemption": "swap"}, []),
+        ("llama3-8b", {"engine": "vllm-0.6", "preemption": "swap"}, []),
         ("llama3-8b", {"batching": "static"}, []),
         (
             "llama3-8b",
             {"engine": "vllm-v1", "batching": "static", "max_batch_tokens": 64, "preemption": "swap"},
             ["max_batch_tokens:", "preemption:"],
         ),
+        (
+            "llama3-8b",
+            {"batching": "static", "kv_cache": {"memory_fraction": 0.5, "free_fraction": 0.5}},
+            ["kv_cache.memory_fraction:", "kv_cache.free_fraction:"],
+        ),
+        ("llama3-8b", {"engine": "trtllm-1.0", "batching": "static", "kv_cache": {"memory_fraction": 1.0}}, []),
     ],
 )
 def test_keys_without_effect_on_a_served_model_are_named(

@@ -64,9 +64,8 @@ class FoundPrefixes(Struct):
         return 0, 0
 
     def own_tokens(self, sequence: Sequence, hit: int) -> int:
-        """Tokens behind the `hit` ones of a prefix that a preempted sequence finds in blocks that it had. One whose
-        whole cache comes back from the host's memory looks for none."""
-        if not sequence.preemptions or not self.keeps_own or sequence.swapped:
+        """Tokens behind the `hit` ones of a prefix that a preempted sequence finds in blocks that it had."""
+        if not sequence.preemptions or not self.keeps_own:
             return 0
         block, kept = self.cache.block_tokens, self.cache.own_blocks(sequence.index)
         if not kept or hit // block != sequence.own_from:  # what was before them is gone, or more of it is shared now

@@ -177,6 +177,10 @@ class Engine:
     paddings: int | None = fact(
         None, "prompts computed first and alone are padded to the longest of them, with at most so many tokens"
     )
+    swaps: bool = fact(True, "told to, copies a preempted sequence's cache to host memory and back")
+    swaps_handed_over: bool = fact(
+        False, "a replica that takes computed prompts over does so by itself; these sequences go on before others enter"
+    )
     shares_at_once: bool = fact(
         False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
     )
@@ -222,8 +226,15 @@ class Engine:
     )
     experts_speed: float = fact(1.0, "speed of fp8 experts' matmuls by that of the profile's points")
     called: str = fact("", "what tables call it where they name no version")
-    fraction: Callable[[float, int, Defaults, Drafts], float] | None = fact(  # noqa: RUF009
-        None, "memory_fraction on GPUs of so many bytes, for a replica of so many ranks, the other defaults and drafts"
+    dp_attention: bool = fact(
+        False,
+        "replicas that share experts are one server, whose tp counts the ranks of all: they share its chunks' tokens, "
+        "and keep 0.3 of the share of output free",
+    )
+    fraction: Callable[[float, int, Defaults, Drafts, int], float] | None = fact(  # noqa: RUF009
+        None,
+        "memory_fraction on GPUs of so many bytes, for a server of so many ranks, the other defaults, drafts, and so "
+        "many replicas that share experts",
     )
     activations_outside: bool = fact(
         False, "memory_fraction is of weights and cache alone; an iteration's tensors are in the rest of the memory"
@@ -276,16 +287,19 @@ class Engine:
         positions: int,
         drafts: Drafts = "none",
         whole: bool = False,
+        replicas: int = 1,
     ) -> Defaults:
         """What the engine sets by itself on such GPUs for requests of up to so many positions (0: unknown), split over
-        `tp`·`pp` ranks; `drafts`: who drafts tokens for it; `whole`: it is told to compute prompts whole."""
-        d = self.defaults
+        `tp`·`pp` ranks; `drafts`: who drafts tokens for it; `whole`: it is told to compute prompts whole; `replicas`:
+        how many share experts."""
+        d, replicas = self.defaults, replicas if self.dp_attention else 1
+        tp *= replicas
         for case in self.cases:
             fits = memory_bytes >= case.memory_bytes and architecture not in case.but
             if fits and tp >= case.tp and positions >= case.positions and (drafts != "none") >= case.drafting:
                 d = d._replace(**case.changes)
         if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
-        return (
-            d if self.fraction is None else d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d, drafts))
-        )
+        if self.fraction is not None:
+            d = d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d, drafts, replicas))
+        return d._replace(max_batch_tokens=max(1, d.max_batch_tokens // replicas))

@@ -57,6 +57,7 @@ _SGLANG_04 = Engine(
     reserved_at_first=0.7,
     token_more=True,
     prompts_lead=True,
+    swaps=False,  # srt/managers/schedule_batch.py, release_req
     retract_room_tokens=20,  # retract_decode_steps, as `sim.serve.scheduling.reserved_output`
     merges_prefixes=True,
     request_margin_tokens=1,  # srt/managers/tokenizer_manager.py: fewer than context_len
@@ -94,6 +95,7 @@ _SGLANG_046 = replace(
     "get_device_memory_capacity; model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture: without dp); "
     "DeepEP: enable_deepep_moe",
     deep_ep=True,
+    dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
     drafting_sizes=sglang_046_drafting_sizes,
     fraction=sglang_046_fraction,
     cases=(*_SGLANG_04.cases, _OVER_80),
@@ -121,7 +123,9 @@ _SGLANG_048 = replace(
     since=(0, 4, 8),
     date="2025-06",
     source="as sglang-0.4.7; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
-    "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2)",
+    "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2); decode servers copy what they retract to the host "
+    "(sgl-project/sglang pull request 7196; srt/disaggregation/decode.py, resume_retracted_reqs)",
+    swaps_handed_over=True,
     fraction=sglang_048_fraction,
     cases=(
         Case({"graphs_to": 80}, tp=4),

@@ -10,29 +10,37 @@ from sim.serve.engines.record import Defaults, Drafts
 GIB = 2.0**30
 
 
-def sglang_05_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+def sglang_05_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
     """Return what a reserve leaves of the memory (SGLang 0.5.3, srt/server_args.py, _handle_gpu_memory_settings).
 
     The reserve in MiB: 512 + 1.5 · tokens of a chunk + 2 · largest graph's sequences + 128 · tp · pp; above 60 GiB of
-    memory at least 10 GiB. Drafts by the model's own layer (EAGLE) add 2 GiB, by a model of their own (STANDALONE) 6.
+    memory at least 10 GiB. Replicas that share experts (enable_dp_attention) add 3 for each of them and of the graph's
+    sequences, above 300 sequences 4.5. Drafts by the model's own layer (EAGLE) add 2 GiB, by a model of their own
+    (STANDALONE) 6.
 
     >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
     >>> sglang_05_fraction(80 * GIB, 1, d, "none"), sglang_05_fraction(80 * GIB, 1, d, "layer")
     (0.836, 0.811)
+    >>> sglang_05_fraction(80 * GIB, 8, d, "none", 8)
+    0.75
     """
-    return _fraction_left(memory_bytes, ranks, d, drafts, 0)
+    return _fraction_left(memory_bytes, ranks, d, drafts, replicas, 0)
 
 
-def _fraction_left(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, graphs_mib: int) -> float:
+def _fraction_left(
+    memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int, graphs_mib: int
+) -> float:
     mib = memory_bytes / 2**20
     reserved = graphs_mib + 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * ranks
+    if replicas > 1:
+        reserved += (4.5 if d.graphs_to > 300 else 3) * d.graphs_to * replicas
     if mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     reserved += {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}[drafts]
     return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
 
 
-def sglang_0510_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+def sglang_0510_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
     """As `sglang_05_fraction`, with 8 MiB more for each size of prompts' graphs (SGLang 0.5.10, srt/server_args.py, the
     same lines; without drafts, beside which it keeps none).
 
@@ -40,10 +48,10 @@ def sglang_0510_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: D
     0.83
     """
     graphs = 0 if drafts != "none" else 8 * len(sglang_0510_prompt_sizes(d.max_batch_tokens, False))
-    return _fraction_left(memory_bytes, ranks, d, drafts, graphs)
+    return _fraction_left(memory_bytes, ranks, d, drafts, replicas, graphs)
 
 
-def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
     """Return the ranks' default up to 80 GiB; above, all but 13 GiB (SGLang 0.4.6, srt/server_args.py).
 
     >>> d = Defaults(memory_fraction=0.81)
@@ -54,7 +62,7 @@ def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Dr
     return d.memory_fraction if gib <= 80 else (gib - 13) / gib
 
 
-def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
     """Return the part s that the number of ranks decides up to 80 GiB, and s = 0.88 above (SGLang 0.4.7,
     srt/server_args.py).
 
@@ -76,7 +84,7 @@ def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Dr
     return share * (0.95 if drafted else 1)
 
 
-def sglang_048_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts) -> float:
+def sglang_048_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
     """Return what a reserve leaves of the memory (SGLang 0.5.2, srt/server_args.py).
 
     The reserve in GiB, by the GPU's memory, with n = tp·pp ranks: 2.8 + n/10 below 35, 9.5 + n/2 below 90, 12 + n/2

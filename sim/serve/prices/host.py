@@ -99,7 +99,7 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
     sizes = gpu.memory_bytes, p.tp, p.pp, served.longest(scenario.model), served.drafts
-    own = engine.defaults_on(gpu.architecture, *sizes)
+    own = engine.defaults_on(gpu.architecture, *sizes, replicas=p.sharing_replicas)
     most = own.graphs_to, served.max_running_requests
     graphs, overlaps = engine.graph_sizes(*most), engine.overlaps and (p.pp == 1 or engine.overlaps_stages)
     if drafts is not None:

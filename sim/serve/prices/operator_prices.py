@@ -93,12 +93,10 @@ class OperatorPrices(Struct, frozen=True):
         here = self.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
         price = self._converted(op)
         if price is None:
-            known = _as_known(op)
-            price = self.pricing.compute(known)
-            if op.bytes < known.bytes:
-                there = self.device.shape_seconds(known.kind, known.shape, known.dtype)
-                floor_s = self.pricing.costs_of(self.rank).floor_s(known)
-                price = price._replace(seconds=price.seconds * (here + floor_s) / (there + floor_s))
+            dense = _as_dense(op)
+            price = self.pricing.compute(
+                replace(dense, own_bytes=op.bytes < shape_bytes(dense.kind, dense.shape, dense.dtype))
+            )
             if op.sent_tokens:
                 price = price._replace(seconds=price.seconds - self._of_others(op))
             if op.kind == MOE_LAYER and op.dtype == "fp8":
@@ -139,13 +137,6 @@ class OperatorPrices(Struct, frozen=True):
         fewer = op.dtype == "int8" or op.bytes < shape_bytes(op.kind, op.shape, op.dtype)
         found = self.formats.at(m, n, k) if fewer else None
         return None if found is None else Priced(found[0], "interpolated", found[1])
-
-
-def _as_known(op: Compute) -> Compute:
-    """The operator whose price is asked for: of the same shape, with all that it moves in its own dtype."""
-    dense = _as_dense(op)
-    usual = shape_bytes(dense.kind, dense.shape, dense.dtype)
-    return dense if dense.bytes >= usual else replace(dense, bytes=usual, flops=shape_flops(dense.kind, dense.shape))
 
 
 def _as_dense(op: Compute) -> Compute:

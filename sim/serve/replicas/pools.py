@@ -24,7 +24,7 @@ from sim.serve.prices.operator_prices import PricedProgram
 from sim.serve.replicas.replica import Replica
 from sim.serve.requests import Request
 from sim.serve.scheduling.adapters import AdapterSlots
-from sim.serve.scheduling.reserved_output import ReservedOutput
+from sim.serve.scheduling.reserved_output import LESS_CONSERVATIVE, ReservedOutput
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Limits, Sequence
 from sim.serve.scheduling.sglang_scheduler import SglangScheduler
@@ -71,7 +71,7 @@ def experts_span(scenario: Scenario) -> int:
     p = scenario.parallelism
     if scenario.for_serving.afd is not None:
         return p.dp
-    return max(1, p.ep * p.expert_tp // p.tp) if p.pp == 1 else 1
+    return p.sharing_replicas if p.pp == 1 else 1
 
 
 def whole_pool(
@@ -104,11 +104,15 @@ def decode_pool(
     sized, requests = _sized(scenario, size), [s.request for s in sequences]
     given = sized.for_serving
     untiered = given.kv_cache.model_copy(update={"tiers": None})  # prefixes are the other pool's
-    own = given.model_copy(update={"prefix_cache": "none", "kv_cache": untiered})
+    engine = engine_of(given.engine)
+    changes: dict[str, object] = {"prefix_cache": "none", "kv_cache": untiered}
+    own = given.model_copy(update=changes | ({"preemption": "swap"} if engine.swaps_handed_over else {}))
     alone = sized.model_copy(update={"inference": own})
     pool = _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
     for replica in pool.replicas:  # the first tokens are the other pool's
-        replica.scheduler.undrafted = 0 if engine_of(given.engine).hands_drafts_over else 1
+        if isinstance(replica.scheduler, SglangScheduler):
+            replica.scheduler.takes_over = True
+        replica.scheduler.undrafted = 0 if engine.hands_drafts_over else 1
     return pool
 
 
@@ -169,6 +173,8 @@ def _scheduler(
     class_of_engine = SglangScheduler if engine.prompts_lead else Scheduler
     scheduler = class_of_engine(cache, limits, i.prefix_cache == "gpu", host, bus, swap_room)
     _follow_rules(scheduler, engine, i, pp, costs.host.overlaps)
+    if engine.dp_attention and scenario.parallelism.sharing_replicas > 1:
+        scheduler.output = scheduler.output.of(LESS_CONSERVATIVE)
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
     if i.lora is not None:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from sim.serve.scheduling.sequences import Sequence
 
 FALLING_STEPS = 600  # SGLang, global_config.py: default_new_token_ratio_decay_steps
+LESS_CONSERVATIVE = 0.3  # SGLang, server_args.py: schedule_conservativeness with enable_dp_attention
 RETRACT_STEPS = 20  # of tokens for each sequence that SGLang adds to what was decoded; retract_decode_steps
 
 
@@ -27,6 +28,10 @@ class ReservedOutput(Struct):
     def share(self) -> float:
         """The share now."""
         return max(self.least, self.begin - self.steps * (self.first - self.least) / FALLING_STEPS)
+
+    def of(self, part: float) -> ReservedOutput:
+        """A part of the share, as it begins."""
+        return ReservedOutput(part * self.first, part * self.least, part * self.first)
 
     def restart(self) -> None:
         """Begin again with the share `first`."""

@@ -82,7 +82,7 @@ class Scheduler(RunningSequences):
             The pieces, what is left of the token budget, and whether a sequence lacked a block.
         """
         pieces: list[Piece] = []
-        budget, preempted, cache, plain = self.limits.batch_tokens, False, self.cache, self.plain_tokens
+        budget, preempted, cache, plain = self.token_budget, False, self.cache, self.plain_tokens
         for sequence in list(self.running):
             if budget <= 0 or len(pieces) >= self.limits.batch_sequences:
                 break
@@ -113,6 +113,11 @@ class Scheduler(RunningSequences):
                 continue
             break
         return pieces, budget, preempted
+
+    @property
+    def token_budget(self) -> int:
+        """The most tokens of an iteration that begins with the sequences that run."""
+        return self.limits.batch_tokens
 
     @property
     def plain_tokens(self) -> bool:

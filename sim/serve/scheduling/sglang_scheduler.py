@@ -12,7 +12,11 @@ mem_cache/radix_cache.py.
 - Preemption (`retract_decode`): before tokens are added, all running requests must find room for their next token
   (before 0.5.2: for 20). Else requests go back to the end of the queue until the others have room: those with the least
   output first, of these the longest prompt. The result of the last iteration is not known yet, so its token is lost.
-  A simplification: a request that has ended with that token does not come again.
+  A simplification: a request that has ended with that token does not come again. A server that takes computed prompts
+  over copies them to the host and lets them go on before others enter.
+- A server that takes computed prompts over (`takes_over`; disaggregation/decode.py, DecodePreallocQueue) has a rule of
+  its own: a request enters with room for its prompt and `RESERVED_DECODE_TOKENS`, beside as many for each that has
+  entered, and if each could end alone. It looks in every iteration.
 
 With mixed chunks every running request gets a token in an iteration of prompts. These leave it room in the cache and in
 the budget, as they do for who is known to have ended but had no iteration since. The batch of such an iteration, whose
@@ -26,13 +30,17 @@ A simplification: of those that run the whole remaining output counts.
 
 from __future__ import annotations
 
+import math
+
 from msgspec import field
 
+from sim.serve.requests import Request
 from sim.serve.scheduling.reserved_output import RETRACT_STEPS
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Batch, Piece, Sequence
 
 CLIP = 4096  # CLIP_MAX_NEW_TOKENS
+RESERVED_DECODE_TOKENS = 512  # scheduler.py, num_reserved_decode_tokens
 MAX_PREFILL_TOKENS = 16384  # server_args.py, max_prefill_tokens
 
 
@@ -40,6 +48,7 @@ class SglangScheduler(Scheduler):
     """`entered`: who computes prompts in the iteration that is put together; `promised`: their output; `beside_tokens`
     and `beside_blocks`: what those take that will add tokens beside them."""
 
+    takes_over: bool = False  # prompts that other servers have computed
     room_tokens: int = 1  # as `Engine.retract_room_tokens`
     beside_tokens: int = 0
     beside_blocks: int = 0
@@ -88,6 +97,13 @@ class SglangScheduler(Scheduler):
         self.stuck = not pieces and len(self.running) == len(chunks)
         return pieces
 
+    @property
+    def token_budget(self) -> int:
+        """As `Scheduler.token_budget`: every sequence that runs gets its tokens (managers/scheduler.py,
+        update_running_batch), for chunked_prefill_size is of prompts alone."""
+        tokens = self.limits.batch_tokens
+        return tokens if self.stuck else max(tokens, len(self.running) * (1 + self.drafted))
+
     def prompt_tokens(self, beside: int) -> int:
         """As `Scheduler.prompt_tokens`."""
         return self.limits.batch_tokens - self.beside_tokens
@@ -110,7 +126,7 @@ class SglangScheduler(Scheduler):
         """As `Scheduler.admit`."""
         super().admit(pieces, budget, places, now_s, ahead)
         waiting = self.known if self.one_behind else len(self.waiting)
-        if waiting and len(self.running) + self.ended >= self.limits.running:
+        if waiting and len(self.running) + self.ended >= self.limits.running and not self.takes_over:
             self.full = True
 
     def part(self, tokens: int, budget: int) -> int:
@@ -126,6 +142,8 @@ class SglangScheduler(Scheduler):
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the scheduler has to look at who waits."""
+        if self.takes_over:
+            return self._may_be_taken_over(sequence)
         return bool(self.ended) or not self.full or self._new_batch
 
     def piece(self, sequence: Sequence, tokens: int) -> Piece:
@@ -137,6 +155,8 @@ class SglangScheduler(Scheduler):
         return super().piece(sequence, tokens)
 
     def _may_enter(self, sequence: Sequence, shared_blocks: int) -> bool:
+        if self.takes_over:
+            return self._may_be_taken_over(sequence)
         block = self.cache.block_tokens
         whole = (self.cache.blocks_of(sequence.remaining) - shared_blocks) * block
         wanted = whole + min(sequence.request.output_tokens, CLIP)
@@ -144,6 +164,19 @@ class SglangScheduler(Scheduler):
             return True
         self.full = True
         return False
+
+    def _may_be_taken_over(self, sequence: Sequence) -> bool:
+        """Whether a request whose prompt others have computed enters, or one that was put out goes on."""
+        if not self.running:
+            return True
+        wanted = sequence.remaining - 1 + RESERVED_DECODE_TOKENS
+        kept = RESERVED_DECODE_TOKENS * len(self.running)
+        adding = [x for x in self.running if x.ready_s < math.inf]
+        if adding and not sequence.preemptions:
+            others = sum([x.request.prompt_tokens + x.generated for x in adding])
+            kept = max(kept, max([_longest(x.request) for x in adding]) - others)
+            wanted = max(wanted, _longest(sequence.request) - others)
+        return wanted <= self.cache.available * self.cache.block_tokens - kept
 
     def _free_tokens(self) -> float:
         """Tokens that are free beside what requests will still write whose prompts are computed, and who entered."""
@@ -209,7 +242,10 @@ class SglangScheduler(Scheduler):
             self.cache.tokens -= unknown
         super()._preempt(victim, now_s)
         self.waiting.popleft()
-        self.waiting.insert(self.known - 1 if self.one_behind else len(self.waiting), victim)
+        behind = self.known - 1 if self.one_behind else len(self.waiting)
+        if self.takes_over:
+            behind = next((i for i, x in enumerate(self.waiting) if not x.preemptions), behind)
+        self.waiting.insert(behind, victim)
 
     def held_for_others(self, sequence: Sequence) -> Sequence:
         """As `Scheduler.held_for_others`. A prefill server forgets in each round that the batch was full
@@ -267,3 +303,8 @@ class SglangScheduler(Scheduler):
             self.leaving.sort(key=lambda x: places[x])
         self.ended += len(self.leaving)
         return super().catch_up()
+
+
+def _longest(request: Request) -> int:
+    """Tokens of a request at its end, as far as they are looked at."""
+    return request.prompt_tokens + min(request.output_tokens, CLIP)

@@ -12,7 +12,7 @@ from sim.models.flops import matmul_params_per_token, model_flops_per_token
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.parameters import count_parameters
-from sim.serve.memory import cached_bytes
+from sim.serve.cache.layer_groups import CacheGroups
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
@@ -66,7 +66,7 @@ def test_serving_keeps_the_last_inputs_however_long_the_sequence() -> None:
     inference = {"requests": {"count": 2, "prompt_len": 100, "output_len": 20}}
     sim = simulate_serving(scenario(inference=inference))
     for length in (100.0, 10_000.0):
-        kept = cached_bytes(sim.costs.dims, sim.costs.attentions, (4,), length) * length
+        kept = CacheGroups().sequence_bytes(sim.costs.dims, sim.costs.attentions, (4,), length)
         assert kept == pytest.approx(4 * (TAPS - 1) * HIDDEN * 2)
     assert sim.end_s > 0
 

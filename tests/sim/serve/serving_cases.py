@@ -105,10 +105,12 @@ requests_of = st.lists(
 
 
 def beside(engine: tuple[str, bool], **settings: Any) -> dict[str, Any]:
-    """The settings of an engine; SGLang's chunks beside tokens have room for these."""
+    """The settings of an engine, which swaps if it can; SGLang's chunks beside tokens have room for these."""
     name, chunked = engine
     if ENGINES[name].prompts_lead and chunked:
         settings["max_batch_tokens"] += 2 * settings["max_running_requests"]
+    if not ENGINES[name].swaps:
+        settings["preemption"] = "recompute"
     return {"engine": name, "chunked_prefill": chunked, **settings}
 
 

@@ -14,7 +14,7 @@ from sim.serve.engines.names import engine_named
 from sim.serve.engines.sglang_memory import GIB
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.simulation import simulate_serving
-from tests.sim.serve.serving_cases import ONE, SMALL, engine_scenario
+from tests.sim.serve.serving_cases import ONE, SMALL, engine_scenario, serving
 
 
 @pytest.mark.parametrize(
@@ -243,3 +243,39 @@ def test_graphs_came_with_vllm_0_2_7() -> None:
         assert found.name == name
         s = engine_scenario(name, batching="continuous")
         assert iteration_costs(s, load_profile(s.calibration)).host.padded(33) == padded
+
+
+@pytest.mark.parametrize("engine", ["simpy", "static"])
+def test_chunks_of_sglang_are_of_prompts_alone(engine: Any) -> None:
+    """More sequences run than a chunk has tokens: each gets a token in every iteration after those of prompts."""
+    requests = {"prompt_len": 4, "output_len": 100, "count": 40}
+    scenario = serving({"engine": "sglang-0.5", "max_batch_tokens": 16, "requests": requests})
+    assert simulate_serving(scenario, engine=engine).result["iterations"] == 40 * 4 // 16 + 99
+
+
+def test_replicas_of_sglang_that_share_experts_share_a_chunk() -> None:
+    """enable_dp_attention: tp counts all ranks, the chunk is divided, and the share of output is 0.3 of it."""
+    requests = {"prompt_len": 64, "output_len": 64, "count": 8}
+    scenario = parse_scenario(
+        {
+            "model": "qwen3-30b-a3b",
+            "cluster": "dgx-h100",
+            "parallelism": {"dp": 8, "ep": 8},
+            "inference": {"engine": "sglang-0.5", "requests": requests},
+        }
+    )
+    inference = scenario.for_serving
+    assert inference.max_batch_tokens == 8192 // 8
+    reserved_mib = 512 + 1.5 * 8192 + 2 * 512 + 128 * 8 + 4.5 * 512 * 8
+    assert inference.kv_cache.memory_fraction == round(1 - reserved_mib / (80 * 1024), 3)
+    sim = simulate_serving(scenario)
+    shares = [(s.output.first, s.output.least) for s in (r.scheduler for r in sim.replicas)]
+    assert shares == [(0.3 * 0.7, 0.3 * 0.098)] * 8
+
+
+def test_replicas_that_share_no_experts_or_are_no_sglang_keep_the_chunk() -> None:
+    requests = {"prompt_len": 64, "output_len": 64, "count": 8}
+    for engine, layout in (("sglang-0.5", {"dp": 4, "tp": 2, "ep": 2}), ("vllm-0.19", {"dp": 8, "ep": 8})):
+        inference = {"engine": engine, "requests": requests}
+        given = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "parallelism": layout, "inference": inference}
+        assert parse_scenario(given).for_serving.max_batch_tokens == 8192

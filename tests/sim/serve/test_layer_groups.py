@@ -72,6 +72,22 @@ def test_drafted_tokens_take_a_state_each() -> None:
     assert added == pytest.approx(3 * 36 * state + 600 * token, rel=1e-9)
 
 
+def test_a_drafts_layers_are_divided_with_the_models() -> None:
+    """One of attention makes 13 of 12, so that 36 layers with a state are 3 groups of 13, not of 12."""
+    model = {"preset": "qwen3-next-80b-a3b", "mtp_layers": 1}
+    found = capacity(model, "vllm-0.19", 544, speculative={"tokens": 1, "acceptance": 0.5})
+    token, block = 2 * 2 * 256, 544
+    assert found.token_bytes[0] * 544 == pytest.approx((2 * 39 + 13) * block * token, rel=1e-12)
+
+
+def test_a_draft_of_a_kind_of_its_own_has_groups_of_its_own() -> None:
+    """gpt-oss-20b: 12 layers that see all, 12 with windows; 5 of a draft with half the keys make groups of 5."""
+    draft = {"preset": "llama3.2-1b", "layers": 5, "kv_heads": 4, "vocab": 201088}
+    found = capacity("gpt-oss-20b", "vllm-0.19", 128, speculative={"draft": draft, "tokens": 1, "acceptance": 0.5})
+    each = 2 * 4 * 64 * 2
+    assert found.token_bytes == ((15 + 15) * each + 5 * each // 2,)
+
+
 @pytest.mark.parametrize(
     ("keys", "heads", "block", "padded"), [(2, 16, 544, 1.0264), (4, 48, 784, 1.0013)], ids=["0.8B", "27B"]
 )

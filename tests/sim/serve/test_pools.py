@@ -199,3 +199,18 @@ def test_the_summary_names_pools_and_transfers() -> None:
     lines = dict(cache_lines(simulate_serving(pools({"replicas": 2}, {})).outcome))
     assert lines["prefill"].startswith("2 × tp 1, which compute")
     assert lines["transfers"].startswith("8 computed prompts")
+
+
+def test_a_decode_server_of_sglang_keeps_512_tokens_free_for_each_request() -> None:
+    """DecodePreallocQueue: requests of 100 tokens enter while 612 are free for each, though they write 40."""
+    inference = {
+        "engine": "sglang-0.5",
+        "max_batch_tokens": 256,
+        "requests": {"prompt_len": 100, "output_len": 40, "count": 30},
+        "disaggregated": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}},
+        "kv_cache": {"memory_fraction": 0.9},
+    }
+    sim = simulate_serving(serving(inference, gpu={"memory_bytes": 0.875 * WEIGHTS_AND_BUFFERS}))
+    all_left(sim)
+    assert sim.result["kv_cache"]["running_max"] == sim.capacity.blocks // 612 == 4
+    assert sim.result["kv_cache"]["preemptions"] == 0

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from sim.core.errors import InputError
+from sim.serve.engines import ENGINES
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
@@ -92,23 +94,32 @@ def test_a_swapped_sequence_leaves_before_its_blocks_are_used_again() -> None:
     assert back.start_s >= sim.replicas[0].sequences[0].finish_s
 
 
-@pytest.mark.parametrize("engine", ["vllm-0.8", "vllm-0.28"])
-def test_a_swapped_sequence_looks_for_none_of_the_blocks_that_it_left(engine: str) -> None:
-    """Its whole cache comes back, so that what the engine's cache still has of it counts no second time."""
-    sims = []
-    for cache in ("gpu", "none"):
-        inference = {
-            "engine": engine,
-            "prefix_cache": cache,
-            "requests": {"prompt_len": 100, "output_len": 200, "count": 10},
-            "preemption": "swap",
-        }
-        sims.append(simulate_serving(serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 4.5e6})))
-    kept, dropped = (sim.result["kv_cache"] for sim in sims)
-    assert kept["swapped_bytes"] == dropped["swapped_bytes"] > 0
-    assert kept["recomputed_tokens"] == 0
-    for sim in sims:
-        finished(sim)
+@pytest.mark.parametrize("engine", list(ENGINES))
+def test_only_engines_that_swap_preempted_requests_are_told_to(engine: str) -> None:
+    """vLLM before V1 has --preemption-mode since 0.5; TensorRT-LLM preempts nobody, which a warning says."""
+    able = engine in ("bundled", "vllm-0.5", "vllm-0.6", "vllm-0.6.5") or engine.startswith("trtllm")
+    inference = {"engine": engine, "preemption": "swap"}
+    if able:
+        serving(inference)
+        return
+    with pytest.raises(InputError, match=f"preemption: found 'swap'; engine {engine} swaps no requests; .* vllm-0.6.5"):
+        serving(inference)
+
+
+@pytest.mark.parametrize(("engine", "swaps"), [("sglang-0.4.7", False), ("sglang-0.5", True), ("vllm-v1", False)])
+def test_a_decode_server_of_sglang_swaps_by_itself(engine: str, swaps: bool) -> None:
+    sizes = {name: {"replicas": 1, "tp": 1} for name in ("prefill", "decode")}
+    requests = {"prompt_len": 100, "output_len": 1500, "count": 12}
+    inference = {"engine": engine, "requests": requests, "disaggregated": sizes, "kv_cache": {"memory_fraction": 0.9}}
+    small = {"memory_bytes": 1.3 * WEIGHTS_AND_BUFFERS}
+    sim = simulate_serving(serving(inference, gpu=small))
+    cache = sim.result["kv_cache"]
+    assert cache["preemptions"] > 0
+    assert (cache["swapped_bytes"] > 0) == swaps
+    assert (cache["recomputed_tokens"] > 0) != swaps
+    assert all(s.generated == s.request.output_tokens for s in sim.replicas[-1].sequences)
+    if swaps:
+        assert sim.replicas[-1].scheduler.swap_tokens == sim.capacity.host_tokens
 
 
 @pytest.mark.parametrize("settings", [{"preemption": "swap"}, {"chunked_prefill": True, "max_batch_tokens": 12}])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute
@@ -28,7 +30,7 @@ from tests.sim.cases import scenario_with
 from topology.presets import GPUS
 
 
-def costs_of(changes: dict[str, Any], profile: str | Profile = "h200-sxm", cluster: str = "dgx-h200") -> IterationCosts:
+def costs_of(changes: dict[str, Any], profile: str | Profile = "h200-sxm", cluster: Any = "dgx-h200") -> IterationCosts:
     inference = {"requests": {"prompt_len": 8, "output_len": 8}, **changes.pop("inference", {})}
     scenario = parse_scenario({"model": "deepseek-v3", "cluster": cluster, "inference": inference, **changes})
     return iteration_costs(scenario, load_profile(profile) if isinstance(profile, str) else profile)
@@ -44,15 +46,17 @@ def operator(costs: IterationCosts, program: Any, name: str) -> tuple[Compute, f
 @pytest.mark.parametrize("profile", ["h100-sxm", "h200-sxm", "b200-sxm"])
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])
 def test_however_many_heads_read_a_latent_it_is_read_once(profile: str, kv: str) -> None:
-    """128 heads over one latent (tp 1) are as far from their roofline as 16 (tp 8), not a read of the cache each."""
-    found = []
+    """128 heads over one latent (tp 1) are as far from their roofline as 16 (tp 8), not a read of the cache each; where
+    no power limit slows those that compute more."""
+    known, found = load_profile(profile), []
+    unlimited = replace(known, coefficients=dataclasses.replace(known.coefficients, power_at_peak=0.0))
     for tp in (1, 8):
         changes = {
             "parallelism": {"tp": tp},
             "inference": {"kv_cache": {"dtype": kv}},
             "model": {"preset": "deepseek-v3", "layers": 4},
         }
-        costs = costs_of(changes, profile, f"dgx-{profile.removesuffix('-sxm')}")
+        costs = costs_of(changes, unlimited, f"dgx-{profile.removesuffix('-sxm')}")
         op, seconds = operator(costs, costs.attentions[0].decode(costs.dims, 128, 2048), "attention")
         assert op.flops == 2 * 128 * (128 // tp) * 2048 * (512 + 512 + 64)
         roofline_s = costs.prices.device.seconds(op.kind, op.flops, op.bytes, op.dtype)
@@ -174,6 +178,31 @@ def test_experts_that_nobody_chose_are_not_read() -> None:
     floor_s, bytes_per_s = costs.prices.pricing.costs.floor_s(usual), costs.prices.device.bandwidth_bytes_per_s
     read_s, known_s = op.bytes / bytes_per_s, known / bytes_per_s
     assert seconds == pytest.approx(whole.seconds * (read_s + floor_s) / (known_s + floor_s), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("profile", "model", "form"),
+    [
+        ("h100-sxm", "mixtral-8x7b", "mxfp4_experts"),
+        ("h100-sxm", "gpt-oss-120b", "fp8_mxfp4_experts"),
+        ("a100-sxm", "qwen3-30b-a3b", "mxfp4_experts"),
+        ("b200-sxm", "llama3-8b", "int4_weight_only"),
+        ("b200-sxm", "gemma3-27b", "llm_int8"),
+    ],
+)
+def test_more_bandwidth_makes_no_iteration_slower(profile: str, model: str, form: str) -> None:
+    """Nor do weights in fewer bits, whatever of an operator's time is bound by memory: a part, all, or nothing."""
+    found = []
+    for scale in (0.7, 1.0, 1.1, 1.5, 2.5):
+        bytes_per_s = scale * GPUS[profile].memory_bandwidth_bytes_per_s
+        gpu = {"preset": profile, "memory_bandwidth_bytes_per_s": bytes_per_s}
+        cluster = {"preset": f"dgx-{profile.removesuffix('-sxm')}", "gpu": gpu}
+        costs = costs_of({"model": model, "inference": {"quantization": form}}, profile, cluster)
+        sizes = (64, 256, 1024, 4096)
+        prompts = [costs.device_seconds(Load(n, 0, 0, ((n, n, 1),), 1))[0] for n in sizes]
+        found.append(prompts + [costs.device_seconds(Load(n, n, 500 * n, (), n))[0] for n in sizes])
+    for slower, faster in pairwise(found):
+        assert all(b <= a * (1 + 1e-9) for a, b in zip(slower, faster, strict=True))
 
 
 @pytest.mark.parametrize("profile", ["h100-sxm", "b200-sxm"])

@@ -8,7 +8,8 @@ from sim.inputs.scenario import Scenario
 from sim.models.layers import attention_spec
 from sim.models.parameters import count_parameters
 from sim.prices.profiles import load_profile
-from sim.serve.memory import cached_bytes, weight_bytes
+from sim.serve.cache.layer_groups import CacheGroups
+from sim.serve.memory import weight_bytes
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
@@ -71,7 +72,7 @@ def test_cache_of_a_token() -> None:
     """DeepSeek-V3 keeps 512 + 64 numbers a layer (arXiv 2412.19437), Llama 3 8B 2·8·128."""
 
     def of_a_layer(scenario: Scenario) -> float:
-        return cached_bytes(serving_dims(scenario), (attention_spec(scenario.model),), (1,))
+        return CacheGroups().sequence_bytes(serving_dims(scenario), (attention_spec(scenario.model),), (1,), 1.0)
 
     assert of_a_layer(serving(model="deepseek-v3")) == 2 * 576
     assert of_a_layer(serving(model="llama3-8b")) == 2 * 2 * 8 * 128

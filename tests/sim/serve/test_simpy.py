@@ -67,15 +67,6 @@ def test_the_last_iteration_of_all_others_is_followed_by_their_token_too_many(en
         assert sim.replicas[0].counts.late_tokens == 1
 
 
-def test_a_request_that_sglang_swapped_out_without_its_last_token_comes_back() -> None:
-    requests = (Request(0.0, 1, 1),) * 4 + (Request(0.0, 241, 13), Request(0.03125, 19, 31), Request(0.03125, 173, 32))
-    inference = {"engine": "sglang-0.5", "max_running_requests": 2, "max_batch_tokens": 2, "chunked_prefill": False}
-    cache = {"prefix_cache": "none", "preemption": "swap", "kv_cache": {"block_tokens": 7}}
-    scenario = serving({**inference, **cache}, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + 1e5})
-    quick, *_ = every_way(scenario, requests)
-    assert quick.replicas[0].counts.swapped_tokens > 200
-
-
 def test_all_who_come_while_others_run_are_known_when_these_end() -> None:
     """In a run of alike iterations, too, with places for two."""
     scenario = serving({"engine": "sglang-0.5", "max_running_requests": 2, "prefix_cache": "none"})
