@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sim.convert.adapters import adapters
 from sim.convert.axolotl import degrees, plain_names, shards
 from sim.convert.objectives import refuse_objective
-from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings
+from sim.convert.settings import ALL_IN_BF16, FSDP_ON_HOST, Converted, Machine, Settings
 from sim.convert.trl import loss_in_chunks, take_precision
 from sim.core.errors import InputError
 from sim.core.files import read_text
@@ -67,7 +67,8 @@ FSDP: dict[str, dict[str, Any]] = {
 }
 FSDP_IN_FP32 = (
     "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
-    "for releases that leave FSDP2's in 16 bits set training.param_dtype=bf16 and training.master_weights=false"
+    "for releases that leave FSDP2's in 16 bits set training.param_dtype, grad_dtype and optimizer_dtype to bf16, and "
+    "training.master_weights=false"
 )
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
@@ -302,13 +303,15 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
     if loaded == precision and sharded and not frozen:
         s.notes.append(FSDP_IN_FP32)
         return {"precision": precision, "param_dtype": "fp32"}
+    if loaded == precision == "bf16" and not frozen:
+        return {"precision": precision, **ALL_IN_BF16}
     if loaded == precision:
         return {"precision": precision, "param_dtype": loaded, "master_weights": False}
     if frozen:
         return {"precision": precision}
     s.notes.append(
-        "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set "
-        f"training.param_dtype={precision} and training.master_weights=false"
+        "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set training.param_dtype, "
+        f"grad_dtype and optimizer_dtype to {precision}, and training.master_weights=false"
     )
     return {"precision": precision, "param_dtype": "fp32"}
 

@@ -42,6 +42,15 @@ FSDP_ON_HOST = (
     "FSDP's offload: the optimizer runs on the host; parameters and gradients, which go there too, stay on the GPU here"
 )
 
+# Keys of parameters that are kept and updated in bf16: torch's optimizers make their moments, and autograd its
+# gradients, like the parameters (torch/optim/adam.py: `zeros_like`).
+ALL_IN_BF16: dict[str, Any] = {
+    "param_dtype": "bf16",
+    "master_weights": False,
+    "grad_dtype": "bf16",
+    "optimizer_dtype": "bf16",
+}
+
 
 class Machine(Struct, frozen=True):
     """Hold the settings that a trainer's file leaves to its launcher. `gpus`: None where the file's own launch command

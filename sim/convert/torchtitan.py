@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
+from sim.convert.settings import ALL_IN_BF16, FSDP_ON_HOST, Converted, Machine, Settings, without_none
 from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
 from sim.convert.torchtitan_older import as_of_2025
 from sim.convert.torchtitan_tokens import in_sequences
@@ -200,16 +200,18 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         sections = " and ".join(sorted({f"[{name.partition('.')[0]}]" for name in off}))
         s.notes.append(f"{sections} without effect, precision {precision}: model.converters does not name it")
     s.take("training.steps")
-    reduced = {"bfloat16": {"grad_reduce_dtype": "bf16"}, "float32": {}}  # FSDP's `reduce_dtype`; a DDP has none
-    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32") or {}
+    low_parameters = dtype == "bfloat16"
+    # FSDP's `reduce_dtype`; a DDP has none, and reduces gradients as they are
+    reduced = {"bfloat16": "bf16", "float32": "fp32" if low_parameters else None}
+    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32")
     return {
         "seq_len": s.integer("training.seq_len", 2048),
         "micro_batch_size": micro,
         "global_batch_size": whole if whole > 0 else local * layout["dp"],
         "precision": precision,
         **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
-        "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
-        **(reduces if layout["zero"] == 3 else {}),
+        **(ALL_IN_BF16 if low_parameters else {"param_dtype": "fp32"}),
+        **({"grad_reduce_dtype": reduces} if layout["zero"] == 3 and reduces else {}),
         "framework": "compiled" if "model" in parts else "eager",
         **_cross_entropy(s, "loss" in parts),
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,

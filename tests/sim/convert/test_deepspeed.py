@@ -99,6 +99,8 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("activation_checkpointing: true", {"recompute": "full"}),
         ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
         ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
+        ("torch_dtype: bfloat16", {"grad_dtype": "bf16", "optimizer_dtype": "bf16"}),
+        ("torch_dtype: bfloat16\noptim: adamw_bnb_8bit", {"grad_dtype": "bf16", "optimizer_dtype": "int8"}),
         ("fsdp: true\nfsdp_config: {activation_checkpointing: true}", {"recompute": "full"}),
         ("torch_dtype: bfloat16\nfsdp: full_shard auto_wrap", {"param_dtype": "fp32"}),
         ("torch_dtype: bfloat16\nfsdp: no_shard", {"param_dtype": "bf16", "master_weights": False}),

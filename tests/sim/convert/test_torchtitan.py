@@ -300,6 +300,19 @@ def test_fsdp_reduces_gradients_in_the_dtype_that_the_file_names(
     assert "grad_reduce_dtype" not in data["training"]  # DDP has no such dtype
 
 
+@pytest.mark.parametrize(("reduces", "dtype"), [("bfloat16", "bf16"), ("float32", "fp32")])
+def test_parameters_in_bf16_have_no_copy_and_moments_and_gradients_like_them(
+    tmp_path: Path, reduces: str, dtype: str
+) -> None:
+    """torch/optim/adam.py: `exp_avg = zeros_like(p)`; FSDP2's `foreach_reduce` casts a shard's gradient back."""
+    text = TITAN.replace("[training]\n", f'[training]\ndtype = "bfloat16"\nmixed_precision_reduce = "{reduces}"\n')
+    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    found = data["training"]
+    assert found["grad_reduce_dtype"] == dtype
+    assert {found[key] for key in ("param_dtype", "grad_dtype", "optimizer_dtype")} == {"bf16"}
+    assert found["master_weights"] is False
+
+
 def test_stages_that_are_no_multiple_of_the_ranks_are_refused_in_torchtitans_words(tmp_path: Path) -> None:
     """distributed/pipeline_parallel.py: 32 layers, embedding and output as one each, by 4 make 9 stages."""
     own = "pipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 4"
