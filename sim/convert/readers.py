@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from sim.convert.environment import environment_note
 from sim.core.errors import InputError
 from sim.core.files import read_text
 
@@ -34,7 +35,8 @@ class Asked(NamedTuple):
 def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
     """A trainer's file as a scenario's data; `trainer`: one of `READERS`, or None to tell it by the file."""
     text = read_text(file, MAX_BYTES)
-    return READERS[trainer or _trainer_of(file, text)](file, text, asked._replace(told=trainer is not None))
+    found = READERS[trainer or _trainer_of(file, text)](file, text, asked._replace(told=trainer is not None))
+    return replace(found, notes=(*found.notes, *environment_note(text)))
 
 
 def _megatron(file: Path, text: str, asked: Asked) -> Converted:
@@ -85,7 +87,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.bridge import convert_bridge, is_bridge
     from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
     from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
-    from sim.convert.megatron import as_command, convert_megatron, is_arguments
+    from sim.convert.megatron import convert_megatron
+    from sim.convert.megatron_tests import as_command, is_arguments
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.other_trainers import not_told, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
