@@ -14,20 +14,19 @@ from msgspec.structs import replace
 
 from sim.convert.adapters import adapters
 from sim.convert.axolotl import degrees, plain_names, shards
+from sim.convert.fsdp_arguments import OFF, of_fsdp
 from sim.convert.objectives import refuse_objective
-from sim.convert.settings import ALL_IN_BF16, FSDP_ON_HOST, Converted, Machine, Settings
+from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings
 from sim.convert.trl import loss_in_chunks, take_precision
 from sim.core.errors import InputError
 from sim.core.files import read_text
-from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
-from sim.inputs.input_source import Source, show
+from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 from sim.models.frameworks import DEEPSPEED_ZERO
 
 AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
-OFF = ("no", "", False, None)
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
 PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
@@ -43,6 +42,12 @@ MARKS = (
 )
 # Of TrainingArguments, of LLaMA-Factory, of Axolotl's two plugins.
 LIGER = ("use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy", "cut_cross_entropy")
+CCE = "cut_cross_entropy"
+OF_LIGER = "its loss is simulated, its other kernels are those of separate operators"
+OF_CCE = (
+    "simulated as a loss in chunks, whose forward keeps the gradient; Cut Cross-Entropy computes the logits once more "
+    "in the backward, so its step takes longer by one output matmul"
+)
 FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
@@ -57,14 +62,6 @@ OTHER_STATES = {  # of optimizers with Adam in their names
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
 FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
-# Words of TrainingArguments' `fsdp` (training_args.py, _apply_legacy_fsdp_to_config); the hybrid ones shard in a node.
-FSDP: dict[str, dict[str, Any]] = {
-    "full_shard": {"zero": 3},
-    "shard_grad_op": {"zero": 3, "reshard_after_forward": False},
-    "hybrid_shard": {"zero": 3},
-    "hybrid_shard_zero2": {"zero": 3, "reshard_after_forward": False},
-    "no_shard": {"zero": 0},
-}
 FSDP_IN_FP32 = (
     "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
     "for releases that leave FSDP2's in 16 bits set training.param_dtype, grad_dtype and optimizer_dtype to bf16, and "
@@ -72,7 +69,6 @@ FSDP_IN_FP32 = (
 )
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
-OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
@@ -118,7 +114,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     tp, cp = split.get("tp", 1), split.get("cp", 1)
     dp = s.ranks(None, machine, tp * cp, "tensor_parallel_size · context_parallel_size")
     sizes = _batch(s, dp)
-    layout, recomputes = (_zero(s, machine), False) if by_deepspeed else _fsdp(s, machine, sizes, dp)
+    layout, recomputes = (_zero(s, machine), False) if by_deepspeed else of_fsdp(s, machine, sizes, dp)
     if left_open := [key for key, value in flat.items() if _is_auto(value)]:
         s.notes.append(
             f"{AUTO}: {', '.join(left_open)}: here Transformers' defaults; convert the TrainingArguments whose "
@@ -172,7 +168,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
     }
     if liger := [name for name in LIGER if s.flag(name)]:
         training["cross_entropy"] = "chunked"
-        s.notes.append(f"{liger[0]}: its loss is simulated, its other kernels are those of separate operators")
+        s.notes.append(f"{liger[0]}: {OF_CCE if liger == [CCE] else OF_LIGER}")
     return training
 
 
@@ -358,28 +354,3 @@ def _hidden(machine: Machine) -> int:
     from sim.inputs.model_input import load_model
 
     return load_model(str(machine.model)).hidden
-
-
-def _fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tuple[dict[str, Any], bool]:
-    """The layout of `fsdp`, and whether `fsdp_config` recomputes activations."""
-    fsdp, own = s.take("fsdp"), s.section("fsdp_config")
-    own.values = {name.removeprefix("fsdp_"): value for name, value in own.values.items()}
-    words = fsdp.split() if isinstance(fsdp, str) else [*map(str, fsdp)] if isinstance(fsdp, list) else ["full_shard"]
-    if fsdp in OFF or not words:
-        s.sections.remove(own)  # without `fsdp` nothing reads it
-        return {"zero": 0}, False
-    reshards = own.take("reshard_after_forward")  # of version 1 such a word, too
-    word = next((word for word in (str(reshards), *words) if word in FSDP), "full_shard")
-    layout = dict(FSDP[word])
-    offloads = [own.flag(name) for name in OFFLOADS]  # all are asked for, so that none is reported
-    if "offload" in words or True in offloads:
-        s.notes.append(FSDP_ON_HOST)
-        layout["offload"] = True
-    if reshards is False:
-        layout["reshard_after_forward"] = False
-    if word.startswith("hybrid"):
-        each = resolve_cluster(machine.cluster, dp, Source(str(s.file), {})).gpus_per_node
-        layout["shard_size"] = min(dp, each)
-    if layout["zero"] and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
-        layout["accumulate_unsharded"] = True  # transformers/trainer.py: `no_sync` up to the last micro-batch
-    return layout, own.flag("activation_checkpointing")

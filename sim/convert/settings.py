@@ -27,6 +27,8 @@ def lacking(file: Path, value: object) -> str:
     """What to say behind a script's value that lacks something, and how its user gives that; empty for all others."""
     if UNSET_ARGUMENT.search(str(value)):
         return ", an argument of the script: --args 'FIRST SECOND …' gives it"
+    if str(value).strip() == "$" or "`" in str(value):
+        return ", the output of a command, which is not run: write its value into the file"
     if "$" not in str(value):
         return ""
     name = next(iter(re.findall(r"[A-Za-z_]\w*", str(value))), "NAME")

@@ -335,3 +335,19 @@ def test_optimizers_whose_states_are_others(tmp_path: Path, key: str, optimizer:
     data, notes = converted(tmp_path, "sft.yaml", f"{FACTORY}{key}\n", "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"]["optimizer"] == optimizer
     assert said in notes
+
+
+@pytest.mark.parametrize(
+    ("config", "late"),
+    [
+        ("{version: 1}", True),
+        ("{version: 1, backward_prefetch: backward_pre}", False),
+        ("{fsdp_backward_prefetch: NO_PREFETCH}", True),
+        ("{version: 2, backward_prefetch: no_prefetch}", False),
+        ("{}", False),
+    ],
+)
+def test_an_fsdp_that_gathers_late_is_named(tmp_path: Path, config: str, late: bool) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    text = f"bf16: true\nfsdp: full_shard auto_wrap\nfsdp_config: {config}\n"
+    assert ("backward_prefetch no_prefetch: " in converted(tmp_path, "args.yaml", text, *options)[1]) == late
