@@ -33,7 +33,8 @@ KINDS = {"mptmlp": "gelu", "te_ln_mlp": "gelu", "mptglu": "geglu"}
 
 def is_llm_foundry(data: Mapping[str, Any]) -> bool:
     """Tell whether a mapping is a config of LLM Foundry."""
-    return isinstance(data.get("model"), dict) and any(mark in data for mark in MARKS)
+    model = data.get("model")
+    return isinstance(model, dict) and "name" in model and any(mark in data for mark in MARKS)
 
 
 def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -> Converted:

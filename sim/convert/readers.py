@@ -125,6 +125,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 
 def _trainer_of(file: Path, text: str) -> str:
     from sim.convert.launched import is_launched
+    from sim.convert.other_trainers import not_read
     from sim.convert.serving import is_serving
     from sim.convert.swift_megatron import is_swift_megatron
 
@@ -136,8 +137,9 @@ def _trainer_of(file: Path, text: str) -> str:
         return "serving"
     if is_swift_megatron(text) or any(flag in text for flag in MEGATRON):
         return "megatron"
-    raise InputError(
+    problem = (
         f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "
         "--per_device_train_batch_size (Transformers), nor the command of a server or benchmark that is known; "
         f"--from {'|'.join(READERS)} says it"
     )
+    raise not_read(file, text, problem)
