@@ -61,6 +61,8 @@ def degrees(s: Settings) -> dict[str, Any]:
     """
     tp, cp = (s.size(f"{what}_parallel_size", 1) for what in ("tensor", "context"))
     found: dict[str, Any] = {"tp": tp, "sp": False} if tp > 1 else {}
+    if ulysses := s.whole("sequence_parallel_size"):  # ms-swift's
+        return found | ({"cp": ulysses, "cp_method": "all_to_all"} if ulysses > 1 else {})
     if cp == 1:
         return found
     if (words := s.take("cp_comm_strategy")) is not None:  # Accelerate's, of torch's context parallelism

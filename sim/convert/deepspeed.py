@@ -292,6 +292,7 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
         s.notes += [WITHOUT_TF32] if s.flag("tf32") else []
         return {"precision": precision}
     if by_deepspeed:
+        s.taken |= {"torch_dtype", "dtype"}  # whatever it is loaded in, DeepSpeed's engine casts it
         types = s.take("data_types")
         sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
         return {"precision": precision, **({"grad_dtype": sums} if sums else {})}

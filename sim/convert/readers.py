@@ -59,7 +59,10 @@ def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
 def _deepspeed(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.launched import is_launched
     from sim.convert.script import read_script
+    from sim.convert.swift import is_swift
 
+    if file.suffix not in DATA and is_swift(text):
+        return read_script(file, text, asked.given, lambda read: _swift(file, read, asked))
     if file.suffix in DATA or not is_launched(text):
         return _of_data(file, text, asked)
     return read_script(file, text, asked.given, lambda read: _launched(file, read, asked))
@@ -80,6 +83,14 @@ def _launched(file: Path, text: str, asked: Asked) -> Converted:
     arguments, processes = launched_arguments(file, text)
     machine = asked.machine if asked.machine.gpus else replace(asked.machine, gpus=processes)
     return convert_deepspeed(file, arguments, machine, asked.seq_len)
+
+
+def _swift(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.deepspeed import convert_deepspeed
+    from sim.convert.swift import swift_arguments
+
+    arguments, processes = swift_arguments(file, text, asked.machine)
+    return convert_deepspeed(file, arguments, replace(asked.machine, gpus=processes), asked.seq_len)
 
 
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
@@ -127,11 +138,12 @@ def _trainer_of(file: Path, text: str) -> str:
     from sim.convert.launched import is_launched
     from sim.convert.other_trainers import not_read
     from sim.convert.serving import is_serving
+    from sim.convert.swift import is_swift
     from sim.convert.swift_megatron import is_swift_megatron
 
     if file.suffix in (".toml", ".py"):
         return "torchtitan"
-    if file.suffix in DATA or is_launched(text):
+    if file.suffix in DATA or is_launched(text) or (is_swift(text) and not is_swift_megatron(text)):
         return "deepspeed"
     if is_serving(text):
         return "serving"
