@@ -83,11 +83,9 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
         data["deepspeed"] = {**_AUTO, "zero_optimization": preset}
     data |= FSDP2 if data.get("fsdp") == "fsdp2" else {}
     processes = machine.gpus or processes_of(text)
-    if "gradient_accumulation_steps" not in data and processes:
-        replicas = max(1, processes // _whole(data.get("sequence_parallel_size")))
-        data["gradient_accumulation_steps"] = math.ceil(
-            LEAST_BATCH / _whole(data["per_device_train_batch_size"]) / replicas
-        )
+    if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
+        each = _whole(data["per_device_train_batch_size"])
+        data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
     return data, processes
 
 
