@@ -25,6 +25,11 @@ from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
+GROUPED = "grouped_mm"  # in the name of a converter of experts
+IN_16_BITS = (
+    "experts: torchtitan leaves them in 16 bits without a grouped_mm converter, as they are no nn.Linear; they are "
+    "simulated in {} like the other matmuls"  # components/quantization/float8.py: Float8LinearConverter
+)
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
 
 
@@ -55,6 +60,9 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     if file.suffix == ".py" and in_graph:
         training["cuda_graphs"] = "step"
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
+    if training["precision"] in PRECISIONS.values() and GROUPED not in str(s.values.get("model.converters")):
+        experts = resolve_model(model, Source("model", {}), ()).moe is not None
+        s.notes += [IN_16_BITS.format(training["precision"])] if experts else []
     gathers_8_bits = s.flag(f"float8.{TITAN_GATHERS_8_BITS}")
     tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
     if layout["zero"] == 3 and tensorwise and not gathers_8_bits:

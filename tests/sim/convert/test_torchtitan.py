@@ -372,3 +372,35 @@ def test_fsdp_s_offload_runs_the_optimizer_on_the_host(tmp_path: Path) -> None:
     assert data["training"]["optimizer_offload"] == "cpu"
     assert "the optimizer runs on the host" in notes
     assert parse_scenario(data)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "converters", "noted"),
+    [
+        ("30B-A3B", '["float8"]', True),
+        ("30B-A3B", '["quantize.linear.float8", "quantize.grouped_mm.float8"]', False),
+        ("8B", '["float8"]', False),
+    ],
+)
+def test_experts_that_no_converter_of_linear_layers_reaches(
+    tmp_path: Path, flavor: str, converters: str, noted: bool
+) -> None:
+    """components/quantization/float8.py: the modules of `Float8LinearConverter` are `nn.Linear`."""
+    text = f'[model]\nname = "qwen3"\nflavor = "{flavor}"\nconverters = {converters}\n'
+    _, said = converted(tmp_path, "q.toml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert ("experts: torchtitan leaves them in 16 bits" in said) == noted
+
+
+def test_a_converter_of_experts_in_a_python_config(tmp_path: Path) -> None:
+    given = "converters=[MXFP8LinearConverter.Config(model_compile_enabled=True)]"
+    moe = (
+        TITAN_0_3.replace("models.llama3", "models.qwen3")
+        .replace('"70B"', '"30B-A3B"')
+        .replace("POLICY_ASYNC", "False")
+    )
+    moe = moe.replace("activation_checkpoint=POLICY", "activation_checkpoint=FullAC.Config()")
+    options = ("--cluster", "dgx-b200", "--gpus", "8")
+    for more, noted in (("", True), (", MXFP8GroupedMMConverter.Config()", False)):
+        text = moe.replace(given, given.replace("]", f"{more}]"))
+        _, said = converted(tmp_path, "q.py", text, *options)
+        assert ("experts: torchtitan leaves them in 16 bits" in said) == noted
