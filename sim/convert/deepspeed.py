@@ -16,7 +16,7 @@ from sim.convert.adapters import adapters
 from sim.convert.axolotl import degrees, plain_names, shards
 from sim.convert.fsdp_arguments import OFF, of_fsdp
 from sim.convert.objectives import refuse_objective
-from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings
+from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
 from sim.convert.trl import loss_in_chunks, take_precision
 from sim.core.errors import InputError
 from sim.core.files import read_text
@@ -34,6 +34,12 @@ WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packin
 MICRO_BATCH = 8  # TrainingArguments' default
 # Sections and keys that DeepSpeed's JSON alone has.
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
+# Of these, those that arguments have, too, and the arguments' names where they differ.
+BATCH_KEYS = ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "gradient_clipping")
+SAME = {"train_micro_batch_size_per_gpu": "per_device_train_batch_size", "gradient_clipping": "max_grad_norm"}
+# In `bf16` and `fp16`, and in `offload_optimizer`: what changes a step and is not simulated.
+UNREAD_OF_DTYPES = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
+UNREAD_OF_OFFLOAD = ("super_offload",)
 # Keys of which a file of these trainers has at least one.
 MARKS = (
     *(*OWN, "deepspeed", "fsdp", "fsdp_config", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -70,6 +76,8 @@ FSDP_IN_FP32 = (
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
+# By DeepSpeed's words (runtime/config.py: `get_communication_data_type`).
+COMMUNICATED: dict[str, str | None] = {"none": None, "None": None, "fp32": "fp32", "fp16": "fp16", "bfp16": "bf16"}
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -95,6 +103,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
+    s.notes += _differing(data, said)
     take_precision(s, {*flat})
     if s.flag("pure_bf16"):  # LLaMA-Factory's: loaded in bf16, and neither autocast nor copies in fp32
         s.values = {**s.values, "bf16": True, "torch_dtype": "bfloat16"}
@@ -134,6 +143,18 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
+
+
+def _differing(arguments: dict[str, Any], said: dict[str, Any]) -> list[str]:
+    """Notes on what DeepSpeed's file and the arguments say differently (transformers/integrations/deepspeed.py:
+    `fill_match`)."""
+    pairs = ((key, SAME.get(key, key)) for key in BATCH_KEYS)
+    return [
+        f"{key}: DeepSpeed's {show(said[key])} is simulated, not {show(arguments[name])} of the arguments' {name}; "
+        "Transformers' Trainer refuses two that differ"
+        for key, name in pairs
+        if key in said and arguments.get(name) not in (None, said[key])
+    ]
 
 
 def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) -> None:
@@ -287,6 +308,8 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
         else value
         for name in ("bf16", "fp16")
     }
+    for name in on:
+        _note_inner(s, name, s.values.get(name), UNREAD_OF_DTYPES)
     precision = "bf16" if on["bf16"] else "fp16" if on["fp16"] else "fp32"
     if precision == "fp32":
         s.notes += [WITHOUT_TF32] if s.flag("tf32") else []
@@ -295,7 +318,8 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
         s.taken |= {"torch_dtype", "dtype"}  # whatever it is loaded in, DeepSpeed's engine casts it
         types = s.take("data_types")
         sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
-        return {"precision": precision, **({"grad_dtype": sums} if sums else {})}
+        sent = s.choice("communication_data_type", COMMUNICATED, "none")
+        return {"precision": precision, **without_none({"grad_dtype": sums, "grad_reduce_dtype": sent})}
     loaded = DTYPES.get(str(s.take("torch_dtype", s.take("dtype"))).removeprefix("torch."))
     if loaded == precision and sharded and not frozen:
         s.notes.append(FSDP_IN_FP32)
@@ -324,6 +348,7 @@ def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
             s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
         if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
             s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
+        _note_inner(s, f"zero_optimization.{key}", value, UNREAD_OF_OFFLOAD)
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
     overlaps = own.take("overlap_comm")
@@ -349,6 +374,12 @@ def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
         if own.number(name) not in (None, DEEPSPEED_ZERO.live_elements)
     ]
     return found
+
+
+def _note_inner(s: Settings, name: str, section: Any, unread: tuple[str, ...]) -> None:
+    """Name keys of a section that are on and that nothing reads."""
+    on = [f"{name}.{key}" for key in unread if isinstance(section, dict) and section.get(key)]
+    s.notes += [f"not expressed here: {', '.join(on)}"] if on else []
 
 
 def _hidden(machine: Machine) -> int:
