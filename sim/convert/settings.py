@@ -19,6 +19,7 @@ from sim.inputs.input_source import show
 T = TypeVar("T")
 DIGITS = re.compile(r"\d")
 UNSET_ARGUMENT = re.compile(r"\$\{?\d")
+ELEMENT = re.compile(r"\$\{\w+\[[^@*\]]")  # ${SIZES[1]}
 ALIKE = 0.9  # difflib's ratio of two names of which one may be the other, mistyped
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 
@@ -29,6 +30,8 @@ def lacking(file: Path, value: object) -> str:
         return ", an argument of the script: --args 'FIRST SECOND …' gives it"
     if str(value).strip() == "$" or "`" in str(value):
         return ", the output of a command, which is not run: write its value into the file"
+    if ELEMENT.search(str(value)):
+        return ", an element of an array, which is not looked up: write its value into the file"
     if "$" not in str(value):
         return ""
     name = next(iter(re.findall(r"[A-Za-z_]\w*", str(value))), "NAME")
