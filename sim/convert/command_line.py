@@ -69,8 +69,8 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     `ends`: the end of a line is the word `;`.
     """
     preset = slurm_values(text)
+    text = re.sub(r"(?m)(^|[^\S\n])#.*$", r"\1", text)  # a comment ends with its line, also behind a backslash
     text = text.replace("\\\n", " ")
-    text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
     text = kept_arithmetic(text)
     text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text).replace("[@]", "")
     for _ in range(4):  # a variable may be made of others

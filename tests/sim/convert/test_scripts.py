@@ -186,3 +186,17 @@ def test_a_vocabulary_is_padded_as_the_flag_says(tmp_path: Path, multiple: int, 
     128 is the simulator's own."""
     text = MEGATRON.replace("--vocab-size 128256", f"--vocab-size 100000 --make-vocab-size-divisible-by {multiple}")
     assert converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["vocab"] == vocab
+
+
+@pytest.mark.parametrize("comment", ["# --log-interval 1 \\", "#--load $CHECKPOINT \\", "  # a word", "#"])
+@pytest.mark.parametrize("before", ["", " \\"])
+def test_a_comment_in_an_array_ends_with_its_line(tmp_path: Path, comment: str, before: str) -> None:
+    """Bash's manual, 3.1.3 "Comments": a backslash at a comment's end continues nothing."""
+    text = MEGATRON.replace("    --bf16\n", f"    --bf16{before}\n    {comment}\n    --grad-reduce-in-bf16\n")
+    found = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert (found["precision"], found["grad_dtype"]) == ("bf16", "bf16")
+
+
+def test_a_branch_behind_such_a_comment_is_still_one(tmp_path: Path) -> None:
+    text = "X=1\n# echo a \\\nif [ $X = 2 ]; then\n  MORE=--swiglu\nfi\n" + MEGATRON.rstrip() + " $MORE\n"
+    assert converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["layers"] == 32
