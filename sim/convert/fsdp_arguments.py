@@ -29,9 +29,15 @@ def _note_prefetch(s: Settings, own: Settings) -> None:
     """Say where torch's first FSDP gathers a layer later than is simulated (transformers/training_args.py:
     `_process_fsdp_args`, whose default for it is NO_PREFETCH)."""
     version = own.take("version")
-    word = str(own.take("backward_prefetch", "no_prefetch" if version == 1 else "")).lower()
-    if word in LATE_GATHERS and version != 2:
-        s.notes.append(f"{own.written_as('backward_prefetch')} {word}: {GATHERS_AHEAD}")
+    word = str(own.take("backward_prefetch", "no_prefetch" if version == 1 else ""))
+    if version != 2:
+        note_prefetch(s, own.written_as("backward_prefetch"), word)
+
+
+def note_prefetch(s: Settings, name: str, word: str) -> None:
+    """Say that gathers are simulated ahead, where this word of torch's `BackwardPrefetch` says otherwise."""
+    if word.lower() in LATE_GATHERS:
+        s.notes.append(f"{name} {word.lower()}: {GATHERS_AHEAD}")
 
 
 def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tuple[dict[str, Any], bool]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.adapters import TARGETS
+from sim.convert.fsdp_arguments import note_prefetch
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
@@ -28,6 +29,7 @@ SHARDING: dict[str, dict[str, Any]] = {
 }
 ATTENTION = {"torch": "unfused", "flash": "fused", "triton": "fused"}
 NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+BACKWARD_POST = "BACKWARD_POST"  # Composer's default, which framework composer is for
 KINDS = {"mptmlp": "gelu", "te_ln_mlp": "gelu", "mptglu": "geglu"}
 
 
@@ -135,6 +137,8 @@ def _mpt(s: Settings) -> dict[str, Any]:
 
 
 def _fsdp(s: Settings) -> dict[str, Any]:
+    if (word := str(s.take("fsdp_config.backward_prefetch", BACKWARD_POST))) != BACKWARD_POST:
+        note_prefetch(s, "fsdp_config.backward_prefetch", word)
     return dict(s.choice("fsdp_config.sharding_strategy", SHARDING, "FULL_SHARD") or SHARDING["FULL_SHARD"])
 
 
