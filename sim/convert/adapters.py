@@ -26,6 +26,7 @@ SWITCHES = (
     _Switch("lora_enable", ("true",), "lora_r", 64, 0.05),  # LLaVA's llava/train/train.py
     _Switch("use_lora", ("true",), "lora_r", 64, 0.05),  # finetune.py of QwenLM/Qwen
     _Switch("finetuning_type", ("lora",), "lora_rank", 8),  # llamafactory/hparams/finetuning_args.py
+    _Switch("tuner_type", ("lora",), "lora_rank", 8, 0.05),  # swift/arguments/tuner_args.py
     _Switch("adapter", ("lora", "qlora"), "lora_r", 8),  # Axolotl, which always states the rank; peft's default
 )
 TARGETS = {  # by the module's name in Llama and models like it
@@ -34,8 +35,8 @@ TARGETS = {  # by the module's name in Llama and models like it
     **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), "mlp_up"),
     "down_proj": "mlp_down",
 }
-ALL = ("all", "all-linear")
-MODULES = ("lora_target_modules", "lora_target")
+ALL = ("all", "ALL", "all-linear")
+MODULES = ("lora_target_modules", "lora_target", "target_modules")
 WITHOUT_EFFECT = ("lora_alpha", "lora_target_linear", "rslora")
 
 
@@ -66,7 +67,7 @@ def adapters(s: Settings) -> dict[str, Any] | None:
 def _refuse_parts(s: Settings) -> None:
     """Refuse training of parts of a model that are no LoRA: LLaMA-Factory's `freeze` and `oft`, Axolotl's other
     adapters."""
-    for key in ("finetuning_type", "adapter"):
+    for key in ("finetuning_type", "adapter", "tuner_type"):
         word = s.values.get(key)
         if word not in (None, "", "full", False):
             raise InputError(f"{s.file}: {key}: found {show(word)}; can be converted: full training, and LoRA")

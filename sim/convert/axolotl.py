@@ -60,7 +60,13 @@ def degrees(s: Settings) -> dict[str, Any]:
     Llama 3 does, keys and values gathered, others in a ring (utils/schemas/validation.py: `validate_ring_attn_func`).
     """
     tp, cp = (s.size(f"{what}_parallel_size", 1) for what in ("tensor", "context"))
+    auto = s.values.get("tensor_parallel")
+    if isinstance(auto, dict) and type(size := auto.get("autotp_size")) is int:  # DeepSpeed's (runtime/tensor_parallel)
+        s.take("tensor_parallel")
+        tp = max(tp, size)
     found: dict[str, Any] = {"tp": tp, "sp": False} if tp > 1 else {}
+    if ulysses := s.whole("sequence_parallel_size"):  # ms-swift's
+        return found | ({"cp": ulysses, "cp_method": "all_to_all"} if ulysses > 1 else {})
     if cp == 1:
         return found
     if (words := s.take("cp_comm_strategy")) is not None:  # Accelerate's, of torch's context parallelism

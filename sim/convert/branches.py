@@ -112,8 +112,7 @@ class _Reader:
 
     def __init__(self, text: str, given: Mapping[str, str], choices: Mapping[int, int]) -> None:
         self.text, self.given, self.choices = text, given, choices
-        joined = text.replace("\\\n", "  ")
-        self.plain = COMMENT.sub(lambda found: " " * len(found[0]), joined)
+        self.plain = COMMENT.sub(lambda found: " " * len(found[0]), text).replace("\\\n", "  ")
         self.variables = {**slurm_values(text), **given}
         self.blocks: list[_Block] = []
         self.blank: list[tuple[int, int]] = []

@@ -15,12 +15,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.bridge_lora import lora_of
+from sim.convert.bridge_saved import model_with_own_layers, plain, runs_as_recipes, with_activation
 from sim.convert.megatron import described
 from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of
 from sim.inputs.model_input import load_model
+from sim.models.megatron_frameworks import MEGATRON, MEGATRON_BRIDGE
 
 # Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).
 SECTIONS = ("optimizer", "model", "dataset", "train", "tokenizer", "dist", "ddp", "comm_overlap", "mixed_precision")
@@ -130,8 +132,9 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     if is_nemo(data):
         data = {**data, "model": with_values(data["model"])}
     merged, written = _merged(data)
-    machine = _machine(data, machine)
-    overrides = not is_nemo(data) and not str(data.get("_target_", "")).endswith("ConfigContainer")
+    asked, machine = machine, _machine(data, machine)
+    whole = str(data.get("_target_", "")).endswith("ConfigContainer")
+    overrides = not is_nemo(data) and not whole
     if overrides:
         merged = RECIPES | ({"bf16": False} if merged.get("fp16") else {}) | merged
     flags, names = _flags(merged, written)
@@ -146,6 +149,10 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     found = described(s, machine, _gpus(data))
     if (lora := lora_of(file, data)) is not None:
         found["training"]["lora"] = lora
+    if asked.model is None and machine.model is not None:
+        found["model"] = model_with_own_layers(machine.model, data["model"], whole)
+    if whole and found["training"]["framework"] == MEGATRON.name and runs_as_recipes(data, merged):
+        found["training"]["framework"] = MEGATRON_BRIDGE.name
     if is_nemo(data):
         adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
     noted = [written[key] for key in NOTED if merged.get(key) not in OFF]
@@ -168,9 +175,9 @@ def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
                 merged[section], written[section] = values, section
             values = MIXED.get(known, {})
         for key, value in values.items() if isinstance(values, dict) else ():
-            if value is not None and not isinstance(value, dict):
-                merged[key], written[key] = value, f"{section}.{key}"
-    return merged | (of_nemo(data, merged) if is_nemo(data) else {}), written
+            if (known := plain(value)) is not None:
+                merged[key], written[key] = known, f"{section}.{key}"
+    return merged | (of_nemo(data, merged) if is_nemo(data) else with_activation(merged)), written
 
 
 def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

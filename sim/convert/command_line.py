@@ -27,6 +27,7 @@ VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*)|:?\?[^{}]*)?\}|(\w+))")
 # `$((NODES * (8 / TP)))`, kept as `$[NODES*‹8/TP›]`: brackets of arrays are dropped before variables are put in.
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 KEPT = re.compile(r"\$\[([^\[\]]*)\]")
+EXPR = re.compile(r"\$\(\s*expr\s+([^()$`]*(?:\$\{?\w+\}?[^()$`]*)*)\)|`\s*expr\s+([^`]*)`")  # $(expr 16 / $NPROC)
 INNER, OUTER = str.maketrans("()", "‹›"), str.maketrans("‹›", "()")  # of brackets
 NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
 SUM = re.compile(r"[0-9+*/%()<>=!-]{1,200}")
@@ -68,8 +69,8 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     `ends`: the end of a line is the word `;`.
     """
     preset = slurm_values(text)
+    text = re.sub(r"(?m)(^|[^\S\n])#.*$", r"\1", text)  # a comment ends with its line, also behind a backslash
     text = text.replace("\\\n", " ")
-    text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text)
     text = kept_arithmetic(text)
     text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text).replace("[@]", "")
     for _ in range(4):  # a variable may be made of others
@@ -83,7 +84,8 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
 
 
 def kept_arithmetic(text: str) -> str:
-    """The text with `$((…))` as `with_values` reads it."""
+    """The text with `$((…))` as `with_values` reads it, and `$(expr …)` in the same form."""
+    text = EXPR.sub(lambda found: f"$(({(found[1] or found[2]).replace(chr(92), '')}))", text)
     return ARITHMETIC.sub(lambda found: f"$[{''.join(found[1].split()).translate(INNER)}]", text)
 
 

@@ -14,20 +14,19 @@ from msgspec.structs import replace
 
 from sim.convert.adapters import adapters
 from sim.convert.axolotl import degrees, plain_names, shards
+from sim.convert.fsdp_arguments import OFF, of_fsdp
 from sim.convert.objectives import refuse_objective
-from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings
+from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
 from sim.convert.trl import loss_in_chunks, take_precision
 from sim.core.errors import InputError
 from sim.core.files import read_text
-from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
-from sim.inputs.input_source import Source, show
+from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
 from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 from sim.models.frameworks import DEEPSPEED_ZERO
 
 AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
-OFF = ("no", "", False, None)
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
 PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
@@ -35,6 +34,12 @@ WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packin
 MICRO_BATCH = 8  # TrainingArguments' default
 # Sections and keys that DeepSpeed's JSON alone has.
 OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
+# Of these, those that arguments have, too, and the arguments' names where they differ.
+BATCH_KEYS = ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "gradient_clipping")
+SAME = {"train_micro_batch_size_per_gpu": "per_device_train_batch_size", "gradient_clipping": "max_grad_norm"}
+# In `bf16` and `fp16`, and in `offload_optimizer`: what changes a step and is not simulated.
+UNREAD_OF_DTYPES = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
+UNREAD_OF_OFFLOAD = ("super_offload",)
 # Keys of which a file of these trainers has at least one.
 MARKS = (
     *(*OWN, "deepspeed", "fsdp", "fsdp_config", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -43,6 +48,12 @@ MARKS = (
 )
 # Of TrainingArguments, of LLaMA-Factory, of Axolotl's two plugins.
 LIGER = ("use_liger_kernel", "enable_liger_kernel", "liger_fused_linear_cross_entropy", "cut_cross_entropy")
+CCE = "cut_cross_entropy"
+OF_LIGER = "its loss is simulated, its other kernels are those of separate operators"
+OF_CCE = (
+    "simulated as a loss in chunks, whose forward keeps the gradient; Cut Cross-Entropy computes the logits once more "
+    "in the backward, so its step takes longer by one output matmul"
+)
 FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
@@ -57,22 +68,16 @@ OTHER_STATES = {  # of optimizers with Adam in their names
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
 FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
-# Words of TrainingArguments' `fsdp` (training_args.py, _apply_legacy_fsdp_to_config); the hybrid ones shard in a node.
-FSDP: dict[str, dict[str, Any]] = {
-    "full_shard": {"zero": 3},
-    "shard_grad_op": {"zero": 3, "reshard_after_forward": False},
-    "hybrid_shard": {"zero": 3},
-    "hybrid_shard_zero2": {"zero": 3, "reshard_after_forward": False},
-    "no_shard": {"zero": 0},
-}
 FSDP_IN_FP32 = (
     "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
-    "for releases that leave FSDP2's in 16 bits set training.param_dtype=bf16 and training.master_weights=false"
+    "for releases that leave FSDP2's in 16 bits set training.param_dtype, grad_dtype and optimizer_dtype to bf16, and "
+    "training.master_weights=false"
 )
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
-OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
+# By DeepSpeed's words (runtime/config.py: `get_communication_data_type`).
+COMMUNICATED: dict[str, str | None] = {"none": None, "None": None, "fp32": "fp32", "fp16": "fp16", "bfp16": "bf16"}
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 
 
@@ -98,6 +103,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
     by_deepspeed = any(key in flat for key in OWN)
     s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
+    s.notes += _differing(data, said)
     take_precision(s, {*flat})
     if s.flag("pure_bf16"):  # LLaMA-Factory's: loaded in bf16, and neither autocast nor copies in fp32
         s.values = {**s.values, "bf16": True, "torch_dtype": "bfloat16"}
@@ -117,7 +123,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     tp, cp = split.get("tp", 1), split.get("cp", 1)
     dp = s.ranks(None, machine, tp * cp, "tensor_parallel_size · context_parallel_size")
     sizes = _batch(s, dp)
-    layout, recomputes = (_zero(s, machine), False) if by_deepspeed else _fsdp(s, machine, sizes, dp)
+    layout, recomputes = (_zero(s, machine), False) if by_deepspeed else of_fsdp(s, machine, sizes, dp)
     if left_open := [key for key, value in flat.items() if _is_auto(value)]:
         s.notes.append(
             f"{AUTO}: {', '.join(left_open)}: here Transformers' defaults; convert the TrainingArguments whose "
@@ -137,6 +143,18 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
+
+
+def _differing(arguments: dict[str, Any], said: dict[str, Any]) -> list[str]:
+    """Notes on what DeepSpeed's file and the arguments say differently (transformers/integrations/deepspeed.py:
+    `fill_match`)."""
+    pairs = ((key, SAME.get(key, key)) for key in BATCH_KEYS)
+    return [
+        f"{key}: DeepSpeed's {show(said[key])} is simulated, not {show(arguments[name])} of the arguments' {name}; "
+        "Transformers' Trainer refuses two that differ"
+        for key, name in pairs
+        if key in said and arguments.get(name) not in (None, said[key])
+    ]
 
 
 def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) -> None:
@@ -171,7 +189,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
     }
     if liger := [name for name in LIGER if s.flag(name)]:
         training["cross_entropy"] = "chunked"
-        s.notes.append(f"{liger[0]}: its loss is simulated, its other kernels are those of separate operators")
+        s.notes.append(f"{liger[0]}: {OF_CCE if liger == [CCE] else OF_LIGER}")
     return training
 
 
@@ -290,25 +308,31 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
         else value
         for name in ("bf16", "fp16")
     }
+    for name in on:
+        _note_inner(s, name, s.values.get(name), UNREAD_OF_DTYPES)
     precision = "bf16" if on["bf16"] else "fp16" if on["fp16"] else "fp32"
     if precision == "fp32":
         s.notes += [WITHOUT_TF32] if s.flag("tf32") else []
         return {"precision": precision}
     if by_deepspeed:
+        s.taken |= {"torch_dtype", "dtype"}  # whatever it is loaded in, DeepSpeed's engine casts it
         types = s.take("data_types")
         sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
-        return {"precision": precision, **({"grad_dtype": sums} if sums else {})}
+        sent = s.choice("communication_data_type", COMMUNICATED, "none")
+        return {"precision": precision, **without_none({"grad_dtype": sums, "grad_reduce_dtype": sent})}
     loaded = DTYPES.get(str(s.take("torch_dtype", s.take("dtype"))).removeprefix("torch."))
     if loaded == precision and sharded and not frozen:
         s.notes.append(FSDP_IN_FP32)
         return {"precision": precision, "param_dtype": "fp32"}
+    if loaded == precision == "bf16" and not frozen:
+        return {"precision": precision, **ALL_IN_BF16}
     if loaded == precision:
         return {"precision": precision, "param_dtype": loaded, "master_weights": False}
     if frozen:
         return {"precision": precision}
     s.notes.append(
-        "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set "
-        f"training.param_dtype={precision} and training.master_weights=false"
+        "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set training.param_dtype, "
+        f"grad_dtype and optimizer_dtype to {precision}, and training.master_weights=false"
     )
     return {"precision": precision, "param_dtype": "fp32"}
 
@@ -324,6 +348,7 @@ def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
             s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
         if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
             s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
+        _note_inner(s, f"zero_optimization.{key}", value, UNREAD_OF_OFFLOAD)
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
     overlaps = own.take("overlap_comm")
@@ -351,32 +376,13 @@ def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
     return found
 
 
+def _note_inner(s: Settings, name: str, section: Any, unread: tuple[str, ...]) -> None:
+    """Name keys of a section that are on and that nothing reads."""
+    on = [f"{name}.{key}" for key in unread if isinstance(section, dict) and section.get(key)]
+    s.notes += [f"not expressed here: {', '.join(on)}"] if on else []
+
+
 def _hidden(machine: Machine) -> int:
     from sim.inputs.model_input import load_model
 
     return load_model(str(machine.model)).hidden
-
-
-def _fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tuple[dict[str, Any], bool]:
-    """The layout of `fsdp`, and whether `fsdp_config` recomputes activations."""
-    fsdp, own = s.take("fsdp"), s.section("fsdp_config")
-    own.values = {name.removeprefix("fsdp_"): value for name, value in own.values.items()}
-    words = fsdp.split() if isinstance(fsdp, str) else [*map(str, fsdp)] if isinstance(fsdp, list) else ["full_shard"]
-    if fsdp in OFF or not words:
-        s.sections.remove(own)  # without `fsdp` nothing reads it
-        return {"zero": 0}, False
-    reshards = own.take("reshard_after_forward")  # of version 1 such a word, too
-    word = next((word for word in (str(reshards), *words) if word in FSDP), "full_shard")
-    layout = dict(FSDP[word])
-    offloads = [own.flag(name) for name in OFFLOADS]  # all are asked for, so that none is reported
-    if "offload" in words or True in offloads:
-        s.notes.append(FSDP_ON_HOST)
-        layout["offload"] = True
-    if reshards is False:
-        layout["reshard_after_forward"] = False
-    if word.startswith("hybrid"):
-        each = resolve_cluster(machine.cluster, dp, Source(str(s.file), {})).gpus_per_node
-        layout["shard_size"] = min(dp, each)
-    if layout["zero"] and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
-        layout["accumulate_unsharded"] = True  # transformers/trainer.py: `no_sync` up to the last micro-batch
-    return layout, own.flag("activation_checkpointing")

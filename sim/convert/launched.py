@@ -42,7 +42,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     words = words_of(file, text, ends=True)
     refuse_script(file, words)
     require_one(file, words, MARK.replace("_", "-"))
-    flags = {name.replace("-", "_"): _typed(value) for name, value in flags_of(words).items()}
+    flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
     config = _accelerate(file, text, flags.get("config_file"))
@@ -71,7 +71,8 @@ def _deepspeed_chat(flags: dict[str, Any]) -> dict[str, Any]:
     return {"deepspeed": {"zero_optimization": zero}, precision: True}
 
 
-def _typed(value: Any) -> Any:
+def typed(value: Any) -> Any:
+    """A command's word as a YAML would have it: a whole number, a switch, or text."""
     if not isinstance(value, str):
         return value
     return int(value) if value.isdecimal() else SWITCHES.get(value.lower(), value)

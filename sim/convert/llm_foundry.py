@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.adapters import TARGETS
+from sim.convert.fsdp_arguments import note_prefetch
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
@@ -28,12 +29,14 @@ SHARDING: dict[str, dict[str, Any]] = {
 }
 ATTENTION = {"torch": "unfused", "flash": "fused", "triton": "fused"}
 NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+BACKWARD_POST = "BACKWARD_POST"  # Composer's default, which framework composer is for
 KINDS = {"mptmlp": "gelu", "te_ln_mlp": "gelu", "mptglu": "geglu"}
 
 
 def is_llm_foundry(data: Mapping[str, Any]) -> bool:
     """Tell whether a mapping is a config of LLM Foundry."""
-    return isinstance(data.get("model"), dict) and any(mark in data for mark in MARKS)
+    model = data.get("model")
+    return isinstance(model, dict) and "name" in model and any(mark in data for mark in MARKS)
 
 
 def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -> Converted:
@@ -134,6 +137,8 @@ def _mpt(s: Settings) -> dict[str, Any]:
 
 
 def _fsdp(s: Settings) -> dict[str, Any]:
+    if (word := str(s.take("fsdp_config.backward_prefetch", BACKWARD_POST))) != BACKWARD_POST:
+        note_prefetch(s, "fsdp_config.backward_prefetch", word)
     return dict(s.choice("fsdp_config.sharding_strategy", SHARDING, "FULL_SHARD") or SHARDING["FULL_SHARD"])
 
 

@@ -6,14 +6,13 @@ Names and defaults: megatron/training/arguments.py of NVIDIA/Megatron-LM at 000c
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
+from sim.convert.environment import backend_of
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_deepspeed import of_deepspeed
 from sim.convert.megatron_fp8 import in_8_bits, precision_of
@@ -52,7 +51,6 @@ OTHER_MODELS = {
 MPI = ("mpirun", "mpiexec")
 SRUN = {"N": "nodes", "n": "np"}
 MOST_OF_SRUN = 40  # words of its own
-SEVERAL = re.compile(r"\[([^\[\]]+)\]")
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
@@ -84,6 +82,9 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     if "deepspeed" in given:
         given = of_deepspeed(file, text, given, notes)
     flags, written = as_of_today(given, notes)
+    if (kernel := backend_of(text)) is not None and "attention-backend" not in flags:
+        flags["attention-backend"] = kernel
+        written["attention-backend"] = "NVTE_FLASH_ATTN and NVTE_FUSED_ATTN, read as --attention-backend"
     s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
 
@@ -113,24 +114,6 @@ def _require_decoder(file: Path, words: list[str]) -> None:
 def _plain_name(word: str) -> str:
     """A script's name without folder and ending, with `-` for `_`."""
     return word.rpartition("/")[2].replace("_", "-").removesuffix(".py")
-
-
-def is_arguments(data: Mapping[str, Any]) -> bool:
-    """Tell whether a mapping holds Megatron-LM's arguments as its tests have them (tests/functional_tests)."""
-    return isinstance(data.get("MODEL_ARGS"), dict)
-
-
-def as_command(data: Mapping[str, Any]) -> str:
-    """The arguments of such a mapping as a command line; a switch that is off is left out.
-
-    A text in brackets is several values, as the script that runs the tests has it (shell_test_utils/_run_training.sh).
-    """
-    words: list[str] = []
-    for flag, value in data["MODEL_ARGS"].items():
-        listed = SEVERAL.fullmatch(value) if isinstance(value, str) else None
-        values = listed[1].split() if listed else [] if value is True else value if isinstance(value, list) else [value]
-        words += [] if value is False else [str(flag), *(shlex.quote(str(one)) for one in values)]
-    return " ".join(words)
 
 
 def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:

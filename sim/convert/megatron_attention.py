@@ -19,7 +19,7 @@ KERNELS = {"flash": "flash2", "fused": "cudnn", "auto": None}
 
 def attention_of(s: Settings, machine: Machine) -> dict[str, Any]:
     """The two keys; `attention_kernel` only where the GPU's profile has the kernel's speed, else a note."""
-    backend = f"{s.prefix}attention-backend {s.values.get('attention-backend')}"
+    backend = f"{s.written_as('attention-backend')} {s.values.get('attention-backend')}"
     if s.choice("attention-backend", dict.fromkeys(UNFUSED, True), "auto"):
         return {"attention": "unfused"}
     kernel = s.choice("attention-backend", KERNELS, "auto")

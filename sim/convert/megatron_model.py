@@ -20,6 +20,7 @@ from sim.inputs.model_input import load_model
 
 DISPATCHER = "allgather"  # where no flag names one
 DELTA_NET = "gated_delta_net"
+USUAL_MULTIPLE = 128  # of --make-vocab-size-divisible-by
 
 
 def model_of(s: Settings) -> dict[str, Any]:
@@ -67,7 +68,17 @@ def _vocab(s: Settings) -> int | None:
     if vocab is None:
         s.missing["model.vocab"] = f"{s.prefix}vocab-size, which the tokenizer would say"
         return None
-    return int(vocab) + int(tokenizer == "NullTokenizer")  # which adds one for the end of a document
+    return _padded(s, int(vocab) + int(tokenizer == "NullTokenizer"))  # which adds one for the end of a document
+
+
+def _padded(s: Settings, entries: int) -> int:
+    """The vocabulary as Megatron-LM pads it (training/tokenizer/tokenizer.py: `_vocab_size_with_padding`), where it is
+    told another multiple than the usual one, which the simulator pads to by itself."""
+    each = s.size("make-vocab-size-divisible-by", USUAL_MULTIPLE)
+    if each == USUAL_MULTIPLE or s.take("should-pad-vocab") is False:  # the latter of Megatron-Bridge
+        return entries
+    multiple = each * s.size("tensor-model-parallel-size", 1)
+    return -(-entries // multiple) * multiple
 
 
 def _norms_and_biases(s: Settings) -> dict[str, Any]:

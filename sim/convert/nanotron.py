@@ -48,6 +48,7 @@ def convert_nanotron(file: Path, data: Mapping[str, Any], machine: Machine) -> C
         "precision": dtype,
         "grad_dtype": None if dtype == "fp32" else sums,
         "master_weights": None if sums == "fp32" or dtype == "fp32" else False,
+        "optimizer_dtype": "bf16" if sums == "bf16" else None,
         "optimizer": s.choice("optimizer.optimizer_factory.name", OPTIMIZERS, "adamW") or "adamw",
         "gradient_clipping": (s.number("optimizer.clip_grad") or 0.0) > 0,
         "recompute": "full" if s.flag("parallelism.recompute_layer") else "none",

@@ -12,6 +12,7 @@ from typing import Any
 
 from sim.core.dtypes import dtype_bytes
 from sim.inputs.hub import config_of
+from sim.models.megatron_frameworks import MEGATRON, NEMO
 
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}  # `trainer.precision`
 MCORE, APEX = "mcore_distributed_optim", "distributed_fused_adam"  # optimizers that shard their states
@@ -19,6 +20,10 @@ BUCKET_MIB = 100.0  # Apex's default
 REMAINDERS = (
     "model.optim: Apex's optimizer, simulated as Megatron-LM's: master weights take 4 bytes; beside bf16 parameters "
     "Apex keeps the other 2 alone (store_param_remainders)"
+)
+DATE = (
+    "framework nemo: as NeMo's launcher ran it in its last releases; training.software_date of an older one, such as "
+    "2024-05, brings back its kernel of attention"  # `NEMO.former`
 )
 FP32 = "model.megatron_amp_O2: false: parameters and their gradients are simulated in fp32, and matmuls under autocast"
 # OmegaConf's `${.hidden_size}`, `${model.seq_length}` and NeMo's `${multiply:4, ${.hidden_size}}`.
@@ -100,3 +105,6 @@ def adjust(training: dict[str, Any], merged: Mapping[str, Any], notes: list[str]
         notes += [] if fsdp else [FP32]
     elif name == APEX and sixteen:
         notes.append(REMAINDERS)
+    if training["framework"] == MEGATRON.name and name != MCORE:  # which comes with Megatron-Core's own buckets
+        training["framework"] = NEMO.name
+        notes.append(DATE)

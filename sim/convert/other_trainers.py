@@ -1,7 +1,8 @@
-"""YAML and JSON of programs that are not converted, told by keys that they alone have."""
+"""Files and commands of programs that are not converted, told by keys and words that they alone have."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ OTHERS = (
     ("GPT-NeoX", ("pipe_parallel_size",)),  # neox_arguments; its other keys are DeepSpeed's
     ("GPT-NeoX", ("model_parallel_size",)),
     ("verl", ("actor_rollout_ref",)),
+    ("OLMo", ("model.d_model", "model.n_layers", "device_train_microbatch_size")),
     ("Docker Compose", ("services",)),
     ("Kubernetes", ("apiVersion", "kind")),
 )
@@ -33,6 +35,26 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
     program = next((name for name, own in OTHERS if keys.issuperset(own)), None)
     if program is not None:
         raise InputError(f"{file}: is a file of {program}, which is not read; can be converted: {READ}")
+
+
+# By program: words of which its commands have one, and where a page says more.
+COMMANDS = (
+    ("verl", ("verl.trainer.main_ppo", "actor_rollout_ref."), " (a scenario with `rl` describes its step: docs/rl.md)"),
+    ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), ""),
+    ("GPT-NeoX", ("deepy.py",), ""),
+    ("OLMo", ("olmo_core", "OLMo"), ""),
+)
+NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")
+
+
+def not_read(file: Path, text: str, else_said: str) -> InputError:
+    """The error of a script that has no command which is known: its program, or the file that it names."""
+    for program, marks, more in COMMANDS:
+        if any(mark in text for mark in marks):
+            return InputError(f"{file}: has a command of {program}, which is not read{more}")
+    if named := NAMED.search(re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text)):
+        return InputError(f"{file}: has no command that is read, but names {named[0]}: convert that file")
+    return InputError(else_said)
 
 
 def not_told(file: Path) -> InputError:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from sim.convert.environment import environment_note
 from sim.core.errors import InputError
 from sim.core.files import read_text
 
@@ -34,7 +35,8 @@ class Asked(NamedTuple):
 def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
     """A trainer's file as a scenario's data; `trainer`: one of `READERS`, or None to tell it by the file."""
     text = read_text(file, MAX_BYTES)
-    return READERS[trainer or _trainer_of(file, text)](file, text, asked._replace(told=trainer is not None))
+    found = READERS[trainer or _trainer_of(file, text)](file, text, asked._replace(told=trainer is not None))
+    return replace(found, notes=(*found.notes, *environment_note(text)))
 
 
 def _megatron(file: Path, text: str, asked: Asked) -> Converted:
@@ -57,7 +59,10 @@ def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
 def _deepspeed(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.launched import is_launched
     from sim.convert.script import read_script
+    from sim.convert.swift import is_swift
 
+    if file.suffix not in DATA and is_swift(text):
+        return read_script(file, text, asked.given, lambda read: _swift(file, read, asked))
     if file.suffix in DATA or not is_launched(text):
         return _of_data(file, text, asked)
     return read_script(file, text, asked.given, lambda read: _launched(file, read, asked))
@@ -80,12 +85,21 @@ def _launched(file: Path, text: str, asked: Asked) -> Converted:
     return convert_deepspeed(file, arguments, machine, asked.seq_len)
 
 
+def _swift(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.deepspeed import convert_deepspeed
+    from sim.convert.swift import swift_arguments
+
+    arguments, processes = swift_arguments(file, text, asked.machine)
+    return convert_deepspeed(file, arguments, replace(asked.machine, gpus=processes), asked.seq_len)
+
+
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
     from sim.convert.bridge import convert_bridge, is_bridge
     from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
     from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
-    from sim.convert.megatron import as_command, convert_megatron, is_arguments
+    from sim.convert.megatron import convert_megatron
+    from sim.convert.megatron_tests import as_command, is_arguments
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.other_trainers import not_told, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
@@ -122,19 +136,22 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 
 def _trainer_of(file: Path, text: str) -> str:
     from sim.convert.launched import is_launched
+    from sim.convert.other_trainers import not_read
     from sim.convert.serving import is_serving
+    from sim.convert.swift import is_swift
     from sim.convert.swift_megatron import is_swift_megatron
 
     if file.suffix in (".toml", ".py"):
         return "torchtitan"
-    if file.suffix in DATA or is_launched(text):
+    if file.suffix in DATA or is_launched(text) or (is_swift(text) and not is_swift_megatron(text)):
         return "deepspeed"
     if is_serving(text):
         return "serving"
     if is_swift_megatron(text) or any(flag in text for flag in MEGATRON):
         return "megatron"
-    raise InputError(
+    problem = (
         f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "
         "--per_device_train_batch_size (Transformers), nor the command of a server or benchmark that is known; "
         f"--from {'|'.join(READERS)} says it"
     )
+    raise not_read(file, text, problem)

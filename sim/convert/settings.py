@@ -19,6 +19,7 @@ from sim.inputs.input_source import show
 T = TypeVar("T")
 DIGITS = re.compile(r"\d")
 UNSET_ARGUMENT = re.compile(r"\$\{?\d")
+ELEMENT = re.compile(r"\$\{\w+\[[^@*\]]")  # ${SIZES[1]}
 ALIKE = 0.9  # difflib's ratio of two names of which one may be the other, mistyped
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 
@@ -27,6 +28,10 @@ def lacking(file: Path, value: object) -> str:
     """What to say behind a script's value that lacks something, and how its user gives that; empty for all others."""
     if UNSET_ARGUMENT.search(str(value)):
         return ", an argument of the script: --args 'FIRST SECOND …' gives it"
+    if str(value).strip() == "$" or "`" in str(value):
+        return ", the output of a command, which is not run: write its value into the file"
+    if ELEMENT.search(str(value)):
+        return ", an element of an array, which is not looked up: write its value into the file"
     if "$" not in str(value):
         return ""
     name = next(iter(re.findall(r"[A-Za-z_]\w*", str(value))), "NAME")
@@ -41,6 +46,15 @@ def lacking(file: Path, value: object) -> str:
 FSDP_ON_HOST = (
     "FSDP's offload: the optimizer runs on the host; parameters and gradients, which go there too, stay on the GPU here"
 )
+
+# Keys of parameters that are kept and updated in bf16: torch's optimizers make their moments, and autograd its
+# gradients, like the parameters (torch/optim/adam.py: `zeros_like`).
+ALL_IN_BF16: dict[str, Any] = {
+    "param_dtype": "bf16",
+    "master_weights": False,
+    "grad_dtype": "bf16",
+    "optimizer_dtype": "bf16",
+}
 
 
 class Machine(Struct, frozen=True):

@@ -95,9 +95,8 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
 
 def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any]) -> Machine:
     """The machine with the number of processes of the command's variables and the model that it names."""
-    counts = {name.upper(): int(number) for name, number in PROCESSES.findall(text)}
-    if machine.gpus is None and "NPROC_PER_NODE" in counts:
-        machine = replace(machine, gpus=counts["NPROC_PER_NODE"] * counts.get("NNODES", 1))
+    if machine.gpus is None:
+        machine = replace(machine, gpus=processes_of(text))
     named = flags.get("model")
     if machine.model is not None:
         return machine
@@ -106,6 +105,12 @@ def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any]) -> 
     if is_id(named) and config_of(named) is None:
         raise InputError(f"{file}: model: found '{named}'; {what_to_write(named, model_presets())}; or give --model")
     return replace(machine, model=as_model(named))
+
+
+def processes_of(text: str) -> int | None:
+    """The processes that ms-swift's launcher starts, by its variables; None without them."""
+    counts = {name.upper(): int(number) for name, number in PROCESSES.findall(text)}
+    return counts["NPROC_PER_NODE"] * counts.get("NNODES", 1) if "NPROC_PER_NODE" in counts else None
 
 
 def _lora(file: Path, flags: dict[str, Any]) -> dict[str, Any]:

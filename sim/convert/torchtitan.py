@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
+from sim.convert.settings import ALL_IN_BF16, FSDP_ON_HOST, Converted, Machine, Settings, without_none
 from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
 from sim.convert.torchtitan_older import as_of_2025
 from sim.convert.torchtitan_tokens import in_sequences
@@ -25,6 +25,11 @@ from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
+GROUPED = "grouped_mm"  # in the name of a converter of experts
+IN_16_BITS = (
+    "experts: torchtitan leaves them in 16 bits without a grouped_mm converter, as they are no nn.Linear; they are "
+    "simulated in {} like the other matmuls"  # components/quantization/float8.py: Float8LinearConverter
+)
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
 
 
@@ -55,6 +60,9 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     if file.suffix == ".py" and in_graph:
         training["cuda_graphs"] = "step"
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
+    if training["precision"] in PRECISIONS.values() and GROUPED not in str(s.values.get("model.converters")):
+        experts = resolve_model(model, Source("model", {}), ()).moe is not None
+        s.notes += [IN_16_BITS.format(training["precision"])] if experts else []
     gathers_8_bits = s.flag(f"float8.{TITAN_GATHERS_8_BITS}")
     tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
     if layout["zero"] == 3 and tensorwise and not gathers_8_bits:
@@ -200,16 +208,18 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         sections = " and ".join(sorted({f"[{name.partition('.')[0]}]" for name in off}))
         s.notes.append(f"{sections} without effect, precision {precision}: model.converters does not name it")
     s.take("training.steps")
-    reduced = {"bfloat16": {"grad_reduce_dtype": "bf16"}, "float32": {}}  # FSDP's `reduce_dtype`; a DDP has none
-    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32") or {}
+    low_parameters = dtype == "bfloat16"
+    # FSDP's `reduce_dtype`; a DDP has none, and reduces gradients as they are
+    reduced = {"bfloat16": "bf16", "float32": "fp32" if low_parameters else None}
+    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32")
     return {
         "seq_len": s.integer("training.seq_len", 2048),
         "micro_batch_size": micro,
         "global_batch_size": whole if whole > 0 else local * layout["dp"],
         "precision": precision,
         **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
-        "param_dtype": "bf16" if dtype == "bfloat16" else "fp32",
-        **(reduces if layout["zero"] == 3 else {}),
+        **(ALL_IN_BF16 if low_parameters else {"param_dtype": "fp32"}),
+        **({"grad_reduce_dtype": reduces} if layout["zero"] == 3 and reduces else {}),
         "framework": "compiled" if "model" in parts else "eager",
         **_cross_entropy(s, "loss" in parts),
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,

@@ -22,6 +22,7 @@ CONVERTERS = {  # of a model's matmuls, classes of Python configs
     "MXFP8LinearConverter": "mx",
     "NVFP4LinearConverter": "nvfp4",
 }
+GROUPED = re.compile(r"\w+Grouped\w*Converter")  # of experts, such as Float8GroupedMMConverter
 WHOLE_LAYERS = ["layers"]  # a converter's `fqns` for the matmuls of all layers
 FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
@@ -150,8 +151,11 @@ def _part(file: Path, name: str, given: ast.expr, tables: dict[str, dict[str, An
 
 def _converter(call: ast.Call, tables: dict[str, dict[str, Any]]) -> None:
     """Add the model converter that a call configures, and the keys of 8-bit matmuls that it is given."""
-    converter = CONVERTERS.get(_owner(call.func))
+    owner = _owner(call.func)
+    converter = CONVERTERS.get(owner)
     if converter is None:
+        if GROUPED.match(owner):
+            tables["model"].setdefault("converters", []).append(f"grouped_mm.{owner.lower()}")
         return
     tables["model"].setdefault("converters", []).append(converter)
     named = next((k.value for k in call.keywords if k.arg == "fqns"), None)

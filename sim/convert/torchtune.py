@@ -17,10 +17,11 @@ from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
 
 COMPONENT = "_component_"
+TEACHER = "teacher_model"  # of recipes/knowledge_distillation_*.py
 LORA = re.compile(r"^(q?)lora_")
 # Builders of torchtune/models beside those whose name is a shipped model's with `_` for `-` and `.`.
 ENDINGS = re.compile(r"_(base|instruct)$")
-SAME_SIZES = {"llama3-3-70b": "llama3.1-70b"}
+SAME_SIZES = {"llama3-3-70b": "llama3.1-70b", "qwen3-moe-30b-a3b": "qwen3-30b-a3b"}
 DTYPES = {"bf16": "bf16", "fp32": "fp32"}
 ATTENTION = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"), "output_proj": "attention_out"}
 OBJECTIVES = ("DPO", "PPO", "GRPO", "KL", "JS", "RSO", "SimPO", "Reward")  # in a loss's name: no next tokens alone
@@ -45,6 +46,9 @@ def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq
         InputError: for a model that is not shipped, another objective than next tokens, and where the sequence length
             or the number of GPUs is missing.
     """
+    if TEACHER in data:
+        what = "has a teacher read each answer, too, which a scenario with `distillation` describes"
+        raise InputError(f"{file}: {TEACHER}: {what} (docs/distillation.md); can be converted: training on next tokens")
     values = {key: value for key, value in data.items() if not isinstance(value, dict)}
     for name, section in data.items():
         if isinstance(section, dict):

@@ -20,6 +20,7 @@ from sim.inputs import (
     gpt_families,
     hub_families,
     hybrid_families,
+    picture_families,
     selected_families,
 )
 from sim.inputs.families import Config, NotExpressibleError
@@ -36,6 +37,7 @@ FAMILIES = (
     | convolution_families.FAMILIES
     | selected_families.FAMILIES
     | hub_families.FAMILIES
+    | picture_families.FAMILIES
 )
 _FILE = Path(__file__).parents[1] / "presets" / "huggingface.yaml"
 

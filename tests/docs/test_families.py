@@ -21,6 +21,7 @@ def test_the_page_and_its_pictures_are_as_written() -> None:
 def test_today_s_families_have_a_section() -> None:
     """Each family beside those of one model's many names, and those that have a shipped model."""
     from sim.inputs.huggingface import FAMILIES
+    from sim.inputs.picture_families import FAMILIES as PICTURES
 
     shown = {row["config"]["model_type"] for row in yaml.safe_load(DATA.read_text("utf-8")) if "config" in row}
     shipped = {
@@ -58,4 +59,5 @@ def test_today_s_families_have_a_section() -> None:
     as_a_shown_one |= {"sarvam_moe", "sarvam_mla"}  # GLM 4.5, DeepSeek V3
     other_names = {"minimax", "minimax_m1", "minimax_text_01"}  # three names of one family
     other_names |= {"apertus1p5_text", "gemma4_unified_text"}  # decoders of models of several kinds of input
+    other_names |= {*PICTURES}  # whose decoders are those of other families
     assert set(FAMILIES) - shown - shipped <= as_gpt2 | as_llama | with_windows | as_a_shown_one | other_names

@@ -66,8 +66,9 @@ def test_tensor_and_context_parallelism_divide_the_gpus_and_the_batch(tmp_path: 
     ],
 )
 def test_plugins_whose_loss_never_has_all_logits(tmp_path: Path, more: str, chunked: bool) -> None:
-    data, _ = read(tmp_path, more)
+    data, said = read(tmp_path, more)
     assert ("cross_entropy" in data["training"]) == chunked
+    assert not chunked or ("Cut Cross-Entropy computes the logits once more" in said) == ("CutCross" in more)
 
 
 def test_what_is_empty_or_off_is_not_listed(tmp_path: Path) -> None:

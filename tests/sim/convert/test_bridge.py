@@ -278,6 +278,14 @@ def test_apexs_optimizer_shards_its_states_as_megatrons_does(tmp_path: Path) -> 
     assert (data["training"]["grad_dtype"], data["parallelism"]["bucket_bytes"]) == ("bf16", 100 * 2**20)
 
 
+def test_nemos_framework_is_its_own_but_for_megatron_cores_buckets(tmp_path: Path) -> None:
+    """megatron_gpt_model.py: `setup_mcore_distributed_parallel` wraps the model in Megatron-Core's, for that name."""
+    for text, framework in ((with_optimizer(APEX), "nemo"), (NEMO, "megatron")):
+        data, said = converted(tmp_path, "n.yaml", text, *OF_NEMO)
+        assert data["training"]["framework"] == framework
+        assert ("training.software_date" in said) == (framework == "nemo")
+
+
 def test_the_models_name_is_not_its_optimizers(tmp_path: Path) -> None:
     text = NEMO.replace("model:\n", "model:\n  name: megatron_gpt_full_te_layer_autocast\n")
     data, _ = converted(tmp_path, "n.yaml", text, *OF_NEMO)

@@ -99,6 +99,8 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("activation_checkpointing: true", {"recompute": "full"}),
         ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
         ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
+        ("torch_dtype: bfloat16", {"grad_dtype": "bf16", "optimizer_dtype": "bf16"}),
+        ("torch_dtype: bfloat16\noptim: adamw_bnb_8bit", {"grad_dtype": "bf16", "optimizer_dtype": "int8"}),
         ("fsdp: true\nfsdp_config: {activation_checkpointing: true}", {"recompute": "full"}),
         ("torch_dtype: bfloat16\nfsdp: full_shard auto_wrap", {"param_dtype": "fp32"}),
         ("torch_dtype: bfloat16\nfsdp: no_shard", {"param_dtype": "bf16", "master_weights": False}),
@@ -333,3 +335,48 @@ def test_optimizers_whose_states_are_others(tmp_path: Path, key: str, optimizer:
     data, notes = converted(tmp_path, "sft.yaml", f"{FACTORY}{key}\n", "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"]["optimizer"] == optimizer
     assert said in notes
+
+
+@pytest.mark.parametrize(
+    ("config", "late"),
+    [
+        ("{version: 1}", True),
+        ("{version: 1, backward_prefetch: backward_pre}", False),
+        ("{fsdp_backward_prefetch: NO_PREFETCH}", True),
+        ("{version: 2, backward_prefetch: no_prefetch}", False),
+        ("{}", False),
+    ],
+)
+def test_an_fsdp_that_gathers_late_is_named(tmp_path: Path, config: str, late: bool) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    text = f"bf16: true\nfsdp: full_shard auto_wrap\nfsdp_config: {config}\n"
+    assert ("backward_prefetch no_prefetch: " in converted(tmp_path, "args.yaml", text, *options)[1]) == late
+
+
+def test_what_two_files_say_differently_is_named(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    own = "deepspeed: {zero_optimization: {stage: 2}, gradient_accumulation_steps: 16}\nbf16: true\n"
+    data, said = converted(tmp_path, "args.yaml", f"{own}gradient_accumulation_steps: 4\n", *options)
+    assert "gradient_accumulation_steps: DeepSpeed's 16 is simulated, not 4 of the arguments'" in said
+    assert data["training"]["global_batch_size"] == 8 * 8 * 16
+    for same in ("gradient_accumulation_steps: 16\n", ""):
+        assert "DeepSpeed's 16" not in converted(tmp_path, "args.yaml", own + same, *options)[1]
+
+
+def test_inner_keys_that_nothing_reads_are_named(tmp_path: Path) -> None:
+    """deepspeed/runtime/precision_config.py; runtime/zero/offload_config.py."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    inner = "{enabled: true, bf16_optimizer_states: true, bf16_master_weights_and_grads: false}"
+    text = f"bf16: {inner}\nzero_optimization: {{stage: 3, offload_optimizer: {{device: cpu, super_offload: true}}}}\n"
+    said = converted(tmp_path, "ds.json", text, *options)[1]
+    assert "not expressed here: bf16.bf16_optimizer_states\n" in said
+    assert "not expressed here: zero_optimization.offload_optimizer.super_offload\n" in said
+
+
+def test_deepspeeds_own_tensor_parallelism_and_dtype_of_messages(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
+    text = "bf16: {enabled: true}\ncommunication_data_type: fp32\ntensor_parallel: {autotp_size: 4}\n"
+    data, said = converted(tmp_path, "ds.json", f"{text}zero_optimization: {{stage: 1}}\n", *options)
+    assert (data["parallelism"]["tp"], data["parallelism"]["dp"]) == (4, 2)
+    assert data["training"]["grad_reduce_dtype"] == "fp32"
+    assert "not expressed" not in said

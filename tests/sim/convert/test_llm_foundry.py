@@ -81,3 +81,11 @@ def test_a_model_of_the_hub_with_adapters(tmp_path: Path) -> None:
 def test_other_models_are_refused(tmp_path: Path) -> None:
     said = refused(tmp_path, "t5.yaml", TEXT.replace("mpt_causal_lm", "hf_t5"), *ON_8)
     assert "is neither mpt_causal_lm nor a model of the Hub: give --model" in said
+
+
+def test_gathers_that_nothing_prefetches_are_named(tmp_path: Path) -> None:
+    """composer/utils/parallelism.py, FSDPConfig: BACKWARD_POST is the default."""
+    for word, late in (("BACKWARD_POST", False), ("NO_PREFETCH", True)):
+        text = TEXT.replace("fsdp_config: {", f"fsdp_config: {{backward_prefetch: {word}, ", 1)
+        assert word in text
+        assert ("backward_prefetch no_prefetch" in converted(tmp_path, "mpt.yaml", text, *ON_8)[1]) == late

@@ -76,3 +76,11 @@ def test_a_number_of_gpus_that_the_degrees_do_not_have(tmp_path: Path) -> None:
     assert "must be dp · tp · pp · context_parallel_size = 16" in refused(
         tmp_path, "llama.yaml", TEXT, *ON, "--gpus", "8"
     )
+
+
+def test_without_sums_in_fp32_the_optimizer_updates_bf16_parameters_with_moments_like_them(tmp_path: Path) -> None:
+    """helpers.py: `init_optimizer_and_grad_accumulator`; torch/optim/adam.py: `exp_avg = zeros_like(p)`."""
+    data, _ = converted(tmp_path, "llama.yaml", TEXT.replace("fp32: true", "fp32: false"), *ON)
+    found = data["training"]
+    assert (found["master_weights"], found["grad_dtype"], found["optimizer_dtype"]) == (False, "bf16", "bf16")
+    assert "optimizer_dtype" not in converted(tmp_path, "llama.yaml", TEXT, *ON)[0]["training"]

@@ -50,6 +50,18 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "is a file of GPT-NeoX, which is not",
         ),
         ("a.yaml", "services: {vllm: {image: a}}", "is a file of Docker Compose"),
+        (
+            "olmo.yaml",
+            "model: {d_model: 64, n_layers: 2}\ndevice_train_microbatch_size: 2\nglobal_train_batch_size: 8",
+            "is a file of OLMo, which is not read",
+        ),
+        ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8", "a command of verl, which is not read (a"),
+        (
+            "a.sh",
+            "deepspeed --module openrlhf.cli.train_sft --zero_stage 2",
+            "a command of OpenRLHF, which is not",
+        ),
+        ("a.sh", "llamafactory-cli train full/llama3.yaml  # x.yaml", "names full/llama3.yaml: convert that file"),
         ("a.yaml", "batch: 3", "whose configuration it is cannot be told: it has no key of Megatron-Bridge"),
         ("a.yaml", "stage: dpo\nlearning_rate: 1", "stage dpo: trains on pairs of answers, which a reference model"),
         ("a.yaml", "base_model: llama3-8b\nrl: orpo", "rl orpo: trains on pairs of answers; can be converted"),

@@ -158,3 +158,45 @@ def test_a_list_that_a_variable_leaves_open_names_it(tmp_path: Path) -> None:
     flags = '--sequence-parallel --num-experts 8 --moe-layer-freq "$FREQ"'
     said = refused(tmp_path, "train.sh", MEGATRON.replace("--sequence-parallel", flags), "--cluster", "dgx-h100")
     assert "--moe-layer-freq: found '$FREQ', in which a variable has no value: --var FREQ=VALUE gives one" in said
+
+
+@pytest.mark.parametrize("value", ["$(expr 32 \\* $TP)", "`expr 256 / 2`", "$((32 * TP))"])
+def test_a_sum_that_expr_computes(tmp_path: Path, value: str) -> None:
+    text = MEGATRON.replace("--global-batch-size 128", f"--global-batch-size {value}")
+    assert converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]["global_batch_size"] == 128
+
+
+@pytest.mark.parametrize("value", ["${SIZES[1]}", "${SIZES[$MODEL]}"])
+def test_an_element_of_an_array_is_told_from_a_variable(tmp_path: Path, value: str) -> None:
+    text = "SIZES=(64 128)\n" + MEGATRON.replace("--global-batch-size 128", f"--global-batch-size {value}")
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "an element of an array, which is not looked up: write its value into the file" in said
+
+
+@pytest.mark.parametrize("value", ["$(cat gbs.txt)", "`nproc`"])
+def test_the_output_of_a_command_is_told_from_a_variable(tmp_path: Path, value: str) -> None:
+    text = MEGATRON.replace("--global-batch-size 128", f"--global-batch-size {value}")
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "the output of a command, which is not run: write its value into the file" in said
+
+
+@pytest.mark.parametrize(("multiple", "vocab"), [(128, 100000), (3232, 103424), (1, 100000)])
+def test_a_vocabulary_is_padded_as_the_flag_says(tmp_path: Path, multiple: int, vocab: int) -> None:
+    """training/tokenizer/tokenizer.py, `_vocab_size_with_padding`: to a multiple of this times tp (4), 12,928; that of
+    128 is the simulator's own."""
+    text = MEGATRON.replace("--vocab-size 128256", f"--vocab-size 100000 --make-vocab-size-divisible-by {multiple}")
+    assert converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["vocab"] == vocab
+
+
+@pytest.mark.parametrize("comment", ["# --log-interval 1 \\", "#--load $CHECKPOINT \\", "  # a word", "#"])
+@pytest.mark.parametrize("before", ["", " \\"])
+def test_a_comment_in_an_array_ends_with_its_line(tmp_path: Path, comment: str, before: str) -> None:
+    """Bash's manual, 3.1.3 "Comments": a backslash at a comment's end continues nothing."""
+    text = MEGATRON.replace("    --bf16\n", f"    --bf16{before}\n    {comment}\n    --grad-reduce-in-bf16\n")
+    found = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert (found["precision"], found["grad_dtype"]) == ("bf16", "bf16")
+
+
+def test_a_branch_behind_such_a_comment_is_still_one(tmp_path: Path) -> None:
+    text = "X=1\n# echo a \\\nif [ $X = 2 ]; then\n  MORE=--swiglu\nfi\n" + MEGATRON.rstrip() + " $MORE\n"
+    assert converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["layers"] == 32

@@ -300,6 +300,19 @@ def test_fsdp_reduces_gradients_in_the_dtype_that_the_file_names(
     assert "grad_reduce_dtype" not in data["training"]  # DDP has no such dtype
 
 
+@pytest.mark.parametrize(("reduces", "dtype"), [("bfloat16", "bf16"), ("float32", "fp32")])
+def test_parameters_in_bf16_have_no_copy_and_moments_and_gradients_like_them(
+    tmp_path: Path, reduces: str, dtype: str
+) -> None:
+    """torch/optim/adam.py: `exp_avg = zeros_like(p)`; FSDP2's `foreach_reduce` casts a shard's gradient back."""
+    text = TITAN.replace("[training]\n", f'[training]\ndtype = "bfloat16"\nmixed_precision_reduce = "{reduces}"\n')
+    data, _ = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    found = data["training"]
+    assert found["grad_reduce_dtype"] == dtype
+    assert {found[key] for key in ("param_dtype", "grad_dtype", "optimizer_dtype")} == {"bf16"}
+    assert found["master_weights"] is False
+
+
 def test_stages_that_are_no_multiple_of_the_ranks_are_refused_in_torchtitans_words(tmp_path: Path) -> None:
     """distributed/pipeline_parallel.py: 32 layers, embedding and output as one each, by 4 make 9 stages."""
     own = "pipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 4"
@@ -359,3 +372,35 @@ def test_fsdp_s_offload_runs_the_optimizer_on_the_host(tmp_path: Path) -> None:
     assert data["training"]["optimizer_offload"] == "cpu"
     assert "the optimizer runs on the host" in notes
     assert parse_scenario(data)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "converters", "noted"),
+    [
+        ("30B-A3B", '["float8"]', True),
+        ("30B-A3B", '["quantize.linear.float8", "quantize.grouped_mm.float8"]', False),
+        ("8B", '["float8"]', False),
+    ],
+)
+def test_experts_that_no_converter_of_linear_layers_reaches(
+    tmp_path: Path, flavor: str, converters: str, noted: bool
+) -> None:
+    """components/quantization/float8.py: the modules of `Float8LinearConverter` are `nn.Linear`."""
+    text = f'[model]\nname = "qwen3"\nflavor = "{flavor}"\nconverters = {converters}\n'
+    _, said = converted(tmp_path, "q.toml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert ("experts: torchtitan leaves them in 16 bits" in said) == noted
+
+
+def test_a_converter_of_experts_in_a_python_config(tmp_path: Path) -> None:
+    given = "converters=[MXFP8LinearConverter.Config(model_compile_enabled=True)]"
+    moe = (
+        TITAN_0_3.replace("models.llama3", "models.qwen3")
+        .replace('"70B"', '"30B-A3B"')
+        .replace("POLICY_ASYNC", "False")
+    )
+    moe = moe.replace("activation_checkpoint=POLICY", "activation_checkpoint=FullAC.Config()")
+    options = ("--cluster", "dgx-b200", "--gpus", "8")
+    for more, noted in (("", True), (", MXFP8GroupedMMConverter.Config()", False)):
+        text = moe.replace(given, given.replace("]", f"{more}]"))
+        _, said = converted(tmp_path, "q.py", text, *options)
+        assert ("experts: torchtitan leaves them in 16 bits" in said) == noted

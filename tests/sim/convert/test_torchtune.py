@@ -96,6 +96,11 @@ def test_what_is_not_simulated_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
+        (
+            "batch_size: 2",
+            "batch_size: 2\nteacher_model: {_component_: torchtune.models.x}",
+            "teacher_model: has a teacher",
+        ),
         ("loss.LinearCrossEntropyLoss", "loss.DPOLoss", "can be converted: training on next tokens"),
         ("llama3_1.llama3_1_8b", "phi4.phi4_14b", "is no shipped model: give --model"),
         ("max_seq_len: 4096", "max_seq_len: null", "give --seq-len N"),
@@ -103,3 +108,8 @@ def test_what_is_not_simulated_is_said(tmp_path: Path) -> None:
 )
 def test_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert said in refused(tmp_path, "x.yaml", FULL.replace(old, new), *ON_8)
+
+
+def test_a_model_with_experts_by_its_builders_name(tmp_path: Path) -> None:
+    text = FULL.replace("llama3_1.llama3_1_8b", "qwen3.qwen3_moe_30b_a3b_instruct")
+    assert converted(tmp_path, "moe.yaml", text, *ON_8)[0]["model"] == "qwen3-30b-a3b"

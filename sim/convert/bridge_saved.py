@@ -1,0 +1,62 @@
+"""What Megatron-Bridge writes into a saved run's YAML beside plain values, and what such a whole config says.
+
+Objects stand there as `{_target_: torch.bfloat16, _call_: false}`, and enumerations as `{_target_: …AttnBackend,
+_args_: [1]}` (src/megatron/bridge/utils/yaml_utils.py; core/transformer/enums.py of Megatron-LM).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sim.inputs.model_input import load_model
+
+ENUM = "AttnBackend"
+BACKENDS = {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"}
+DTYPES = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.float16": "fp16"}
+
+
+def plain(value: Any) -> Any:
+    """A value that a flag can have, of one or of an object; None for all else.
+
+    >>> plain({"_target_": "torch.bfloat16", "_call_": False}), plain("AttnBackend.flash"), plain({"a": 1})
+    ('bf16', 'flash', None)
+    """
+    if isinstance(value, str):
+        return value.removeprefix(f"{ENUM}.")
+    if not isinstance(value, dict):
+        return value
+    target, arguments = str(value.get("_target_", "")), value.get("_args_")
+    if target.endswith(ENUM) and isinstance(arguments, list) and arguments:
+        return BACKENDS.get(arguments[0])
+    return DTYPES.get(target, target) if target and not arguments and value.get("_call_") is False else None
+
+
+def with_activation(merged: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags that the function `activation_func` stands for; SwiGLU's, which a gate alone means, needs none."""
+    name = str(merged.get("activation_func", "")).rpartition(".")[2]
+    if "gelu" in name and merged.get("gated_linear_unit"):
+        return {"quick_geglu": True}
+    return {"squared_relu": True} if "squared_relu" in name else {}
+
+
+def model_with_own_layers(name: str, section: Mapping[str, Any], whole: bool) -> str | dict[str, Any]:
+    """The model that `hf_model_id` names, with the numbers of layers that the file has in place of its own; `whole`:
+    what the file leaves out, there is none of."""
+    named, own = load_model(name), {}
+    if type(layers := section.get("num_layers")) is int and layers != named.layers:
+        own["layers"] = layers
+    if (whole or "mtp_num_layers" in section) and (predicted := section.get("mtp_num_layers") or 0) != named.mtp_layers:
+        own["mtp_layers"] = predicted
+    return {"preset": name, **own} if own else name
+
+
+def runs_as_recipes(data: Mapping[str, Any], merged: Mapping[str, Any]) -> bool:
+    """Whether a whole config has what the record of framework megatron_bridge says: NVIDIA's scripts set it
+    (scripts/performance), and recipes alone do not."""
+    checks = data.get("rerun_state_machine")
+    in_loss = checks.get("check_for_nan_in_loss", True) if isinstance(checks, dict) else True
+    unchecked = not in_loss and merged.get("check_for_nan_in_grad") is False
+    fused_router = bool(merged.get("moe_router_fusion")) or not merged.get("num_moe_experts")
+    fused_rope = bool(merged.get("apply_rope_fusion")) or not merged.get("multi_latent_attention")
+    return unchecked and bool(merged.get("average_in_collective")) and fused_router and fused_rope

@@ -1,0 +1,60 @@
+"""Variables of a launch script's environment that change a step, and that no key says: a note names them.
+
+NCCL's user guide, "Environment Variables"; docs/envvars.rst of NVIDIA/TransformerEngine; vllm/envs.py; torch's notes on
+CUDA. Those that choose Transformer Engine's attention are read (`backend_of`).
+"""
+
+from __future__ import annotations
+
+import re
+
+ASSIGNED = re.compile(r"(?<![\w$#{])([A-Z][A-Z0-9_]*)[\"']?(?:=|:[ \t]*)[\"']?([\w.:,^=-]*)")  # `:` of a YAML
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+OFF = ("0", "false")
+# Off by default, on by default, and those that choose.
+SWITCHES = (
+    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_COLLNET_ENABLE", "CUDA_LAUNCH_BLOCKING"),
+    *("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN", "NVTE_NORM_FWD_USE_CUDNN"),
+    *("NVTE_NORM_BWD_USE_CUDNN", "NVTE_BATCH_MHA_P2P_COMM", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"),
+    *("PYTORCH_NO_CUDA_MEMORY_CACHING",),
+)
+ON = (
+    *("NCCL_NVLS_ENABLE", "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_BIAS_GELU_NVFUSION", "NVTE_BIAS_DROPOUT_FUSION"),
+    *("VLLM_USE_DEEP_GEMM",),
+)
+CHOICES = (
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
+    *("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_CGA_CLUSTER_SIZE", "NCCL_BUFFSIZE", "NCCL_NTHREADS"),
+    *("NCCL_P2P_NET_CHUNKSIZE", "NCCL_SOCKET_NTHREADS", "VLLM_ATTENTION_BACKEND", "VLLM_ALL2ALL_BACKEND"),
+)
+# By whether Transformer Engine may take FlashAttention and cuDNN's kernel: the word of --attention-backend.
+BACKENDS = {("0", "0"): "unfused", ("0", "1"): "fused", ("1", "0"): "flash"}
+
+
+def environment_note(text: str) -> list[str]:
+    """The note on what a script sets and nothing here reads; nothing where there is none.
+
+    >>> environment_note("export NCCL_P2P_DISABLE=1  # consumer GPUs\\nNCCL_IB_DISABLE=0 NCCL_ALGO=Ring torchrun")
+    ['environment, not expressed here: NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring']
+    """
+    found = {name: value for name, value in _assigned(text).items() if _matters(name, value.lower())}
+    named = ", ".join(f"{name}={value}" for name, value in found.items())
+    return [f"environment, not expressed here: {named}"] if named else []
+
+
+def backend_of(text: str) -> str | None:
+    """The word of Megatron-LM's --attention-backend for the kernels that a script's variables allow; None for all.
+
+    >>> backend_of("export NVTE_FLASH_ATTN=0"), backend_of("NVTE_FUSED_ATTN=0 python x.py"), backend_of("")
+    ('fused', 'flash', None)
+    """
+    given = _assigned(text)
+    return BACKENDS.get((given.get("NVTE_FLASH_ATTN", "1"), given.get("NVTE_FUSED_ATTN", "1")))
+
+
+def _assigned(text: str) -> dict[str, str]:
+    return {name: value for name, value in ASSIGNED.findall(COMMENT.sub("", text)) if value}
+
+
+def _matters(name: str, value: str) -> bool:
+    return value in OFF if name in ON else name in CHOICES or (name in SWITCHES and value not in OFF)

@@ -1,0 +1,93 @@
+"""ms-swift's `swift sft` and `swift pt`: Transformers' Trainer with arguments of its own, as `TrainingArguments`.
+
+Names, defaults and presets: swift/arguments (sft_args.py, tuner_args.py, base_args) and swift/config of
+modelscope/ms-swift, November 2026; `sft_type` and `train_type` are older names of `tuner_type`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from sim.convert.command_line import flags_of, words_of
+from sim.convert.launched import typed
+from sim.convert.settings import Machine
+from sim.convert.swift_megatron import processes_of
+from sim.core.errors import InputError
+
+COMMAND = re.compile(r"(?m)(?:^|[\s/])swift(?:/cli)?[ \t/]+(sft|pt|rlhf|grpo|gkd)(?:\.py)?(?=[\s\\])")
+TYPES = ("tuner_type", "train_type", "sft_type")
+MODULES = "target_modules"
+LEAST_BATCH = 16  # sequences, to which gradient_accumulation_steps is chosen where it is not given
+RENAMED = {
+    "model": "model_name_or_path",
+    "max_length": "cutoff_len",
+    "batch_size": "per_device_train_batch_size",
+    "lora_dropout_p": "lora_dropout",
+    "lora_target_modules": MODULES,
+    "dtype": "torch_dtype",
+}
+DEFAULTS = {"per_device_train_batch_size": 1, "gradient_checkpointing": True}
+ATTENTION = {"flash_attn": "flash_attention_2"}
+HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp16", "fp32": "fp16"}
+_AUTO = {name: {"enabled": "auto"} for name in ("fp16", "bf16")}
+_LOW = {"overlap_comm": False, "reduce_scatter": True, "reduce_bucket_size": 2e8}
+_THREE = {
+    "stage": 3,
+    "overlap_comm": False,
+    **dict.fromkeys(("reduce_bucket_size", "stage3_prefetch_bucket_size"), "auto"),
+}
+_ON_HOST = {"device": "cpu"}
+# By the words of --deepspeed and --fsdp.
+ZERO: dict[str, dict[str, Any]] = {
+    "zero0": {"stage": 0, **_LOW},
+    "zero1": {"stage": 1, **_LOW},
+    "zero2": {"stage": 2, **_LOW},
+    "zero2_offload": {"stage": 2, "offload_optimizer": _ON_HOST, **_LOW},
+    "zero3": _THREE,
+    "zero3_offload": {"offload_optimizer": _ON_HOST, "offload_param": _ON_HOST, **_THREE},
+}
+FSDP2 = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
+}
+
+
+def is_swift(text: str) -> bool:
+    """Tell whether a script runs ms-swift's trainer of Transformers."""
+    return COMMAND.search(text) is not None
+
+
+def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, Any], int | None]:
+    """The arguments by the names of `TrainingArguments` and LLaMA-Factory, and the number of processes if known.
+
+    Raises:
+        InputError: for other objectives than next tokens.
+    """
+    found = COMMAND.search(text)
+    if found is not None and found[1] not in ("sft", "pt"):
+        raise InputError(f"{file}: swift {found[1]}: can be converted: training on given texts (sft, pt)")
+    flags = flags_of(words_of(file, text, ends=True), listed=("target-modules", "lora-target-modules", "dataset"))
+    data = {name.replace("-", "_"): typed(value) for name, value in flags.items()}
+    data = DEFAULTS | {RENAMED.get(name, name): value for name, value in data.items()}
+    kinds = [data.pop(name) for name in TYPES if name in data]
+    data["tuner_type"] = kinds[0] if kinds else "lora"
+    data[HALF.get(str(data.get("torch_dtype", "bf16")).lower(), "bf16")] = True
+    if (attention := data.pop("attn_impl", None)) is not None:
+        data["attn_implementation"] = ATTENTION.get(str(attention), attention)
+    if str(data.pop("quant_bits", "")) == "4":
+        data["load_in_4bit"] = True
+    if (preset := ZERO.get(str(data.get("deepspeed")))) is not None:
+        data["deepspeed"] = {**_AUTO, "zero_optimization": preset}
+    data |= FSDP2 if data.get("fsdp") == "fsdp2" else {}
+    processes = machine.gpus or processes_of(text)
+    if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
+        each = _whole(data["per_device_train_batch_size"])
+        data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
+    return data, processes
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 1

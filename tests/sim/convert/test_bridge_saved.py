@@ -1,0 +1,102 @@
+"""A whole config that Megatron-Bridge saves with a run, as a scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.convert.converting import converted
+
+SAVED = """
+_target_: megatron.bridge.training.config.ConfigContainer
+ddp:
+  average_in_collective: true
+  check_for_nan_in_grad: false
+  overlap_grad_reduce: true
+  overlap_param_gather: true
+  use_distributed_optimizer: true
+mixed_precision: {bf16: true, grad_reduce_in_fp32: false}
+model:
+  hf_model_id: Qwen/Qwen3-8B
+  num_layers: 36
+  mtp_num_layers: null
+  apply_rope_fusion: true
+  tensor_model_parallel_size: 2
+  seq_length: 4096
+optimizer:
+  optimizer: adam
+  use_precision_aware_optimizer: true
+  exp_avg_dtype: {_target_: torch.bfloat16, _call_: false}
+  exp_avg_sq_dtype: {_target_: torch.bfloat16, _call_: false}
+rerun_state_machine: {check_for_nan_in_loss: false}
+train: {global_batch_size: 64, micro_batch_size: 1}
+"""
+ON = ("--cluster", "dgx-h100", "--gpus", "16")
+
+
+def of(tmp_path: Path, *changes: tuple[str, str]) -> dict[str, Any]:
+    text = SAVED
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return converted(tmp_path, "run.yaml", text, *ON)[0]
+
+
+def test_a_dtype_stands_there_as_an_object(tmp_path: Path) -> None:
+    assert of(tmp_path)["training"]["optimizer_dtype"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("written", "kernel"),
+    [
+        ("{_args_: [1], _call_: true, _target_: megatron.core.transformer.enums.AttnBackend}", "flash2"),
+        ("{_args_: [2], _call_: true, _target_: megatron.core.transformer.enums.AttnBackend}", "cudnn"),
+        ("{_args_: [5], _call_: true, _target_: megatron.core.transformer.enums.AttnBackend}", None),
+        ("AttnBackend.flash", "flash2"),
+    ],
+)
+def test_an_enumeration_stands_there_as_a_call(tmp_path: Path, written: str, kernel: str | None) -> None:
+    found = of(tmp_path, ("  seq_length", f"  attention_backend: {written}\n  seq_length"))
+    assert found["training"].get("attention_kernel") == kernel
+
+
+def test_the_files_number_of_layers_goes_before_that_of_the_model_which_it_names(tmp_path: Path) -> None:
+    assert of(tmp_path)["model"] == "hf://Qwen/Qwen3-8B"
+    fewer = of(tmp_path, ("num_layers: 36", "num_layers: 8"))
+    assert fewer["model"] == {"preset": "hf://Qwen/Qwen3-8B", "layers": 8}
+    without = of(tmp_path, ("Qwen/Qwen3-8B", "deepseek-ai/DeepSeek-V3"), ("num_layers: 36", "num_layers: 61"))
+    assert without["model"] == {"preset": "hf://deepseek-ai/DeepSeek-V3", "mtp_layers": 0}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "framework"),
+    [
+        ("train:", "train:", "megatron_bridge"),
+        ("check_for_nan_in_grad: false", "check_for_nan_in_grad: true", "megatron"),
+        ("average_in_collective: true", "average_in_collective: false", "megatron"),
+        ("check_for_nan_in_loss: false", "check_for_nan_in_loss: true", "megatron"),
+    ],
+)
+def test_the_framework_is_that_of_nvidias_recipes_where_the_file_has_what_they_set(
+    tmp_path: Path, old: str, new: str, framework: str
+) -> None:
+    """`MEGATRON_BRIDGE` in sim/models/megatron_frameworks.py."""
+    assert of(tmp_path, (old, new))["training"]["framework"] == framework
+
+
+@pytest.mark.parametrize(
+    ("function", "gated", "mlp"),
+    [
+        ("torch.nn.functional.silu", True, "swiglu"),
+        ("torch.nn.functional.gelu", True, "geglu"),
+        ("torch.nn.functional.gelu", False, "gelu"),
+        ("megatron.core.activations.squared_relu", False, "relu2"),
+    ],
+)
+def test_an_activation_is_named_by_its_function(tmp_path: Path, function: str, gated: bool, mlp: str) -> None:
+    own = f"activation_func: {{_target_: {function}, _call_: false}}\n  gated_linear_unit: {str(gated).lower()}\n"
+    sizes = "  hidden_size: 1024\n  num_attention_heads: 16\n  vocab_size: 32000\n"
+    found = of(tmp_path, ("hf_model_id: Qwen/Qwen3-8B\n", own + sizes))
+    assert found["model"]["mlp"] == mlp

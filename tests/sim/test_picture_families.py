@@ -1,0 +1,91 @@
+"""Decoders beside a tower of pictures have the parameters that Transformers builds from the same config."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.inputs.huggingface import FAMILIES
+from sim.inputs.model_input import load_model
+from sim.inputs.picture_families import FAMILIES as PICTURES
+from sim.models.parameters import count_parameters
+from tests.sim.test_families_of_transformers import LATENT, ROUTED, SIZES
+
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2_vl_text": ("qwen2_vl.Qwen2VLTextModel", {}),
+    "qwen2_5_vl_text": ("qwen2_5_vl.Qwen2_5_VLTextModel", {}),
+    "qwen3_vl_text": ("qwen3_vl.Qwen3VLTextModel", {}),
+    "qwen3_vl_moe_text": ("qwen3_vl_moe.Qwen3VLMoeTextModel", {"num_experts": 16, "moe_intermediate_size": 128}),
+    "glm4v_text": ("glm4v.Glm4vTextModel", {}),
+    "glm4v_moe_text": ("glm4v_moe.Glm4vMoeTextModel", ROUTED),
+    "glm_ocr_text": ("glm_ocr.GlmOcrTextModel", {}),
+    "mistral4": ("mistral4.Mistral4Model", LATENT | ROUTED),
+    "hunyuan_vl_text": ("hunyuan_vl.HunYuanVLTextModel", {"head_dim": 64}),
+    "paddleocr_vl_text": ("paddleocr_vl.PaddleOCRTextModel", {}),
+}
+QWEN_2_5_VL_7B = {
+    "model_type": "qwen2_5_vl",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_window_layers": 28,
+    "use_sliding_window": False,
+    "sliding_window": 32768,
+    "tie_word_embeddings": False,
+    "vision_config": {"depth": 32, "hidden_size": 1280},
+}
+
+
+def of(tmp_path: Path, config: dict[str, Any]) -> Any:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return load_model(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_a_decoder_has_the_parameters_of_transformers(tmp_path: Path, family: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    where, own = CLASSES[family]
+    package, _, name = where.partition(".")
+    built_by = getattr(importlib.import_module(f"transformers.models.{package}.modeling_{package}"), name)
+    config = built_by.config_class(**SIZES | own)
+    with torch.device("meta"):
+        built = built_by._from_config(config)
+    model = of(tmp_path, json.loads(config.to_json_string(use_diff=False)))
+    output = 0 if model.tied_embeddings else model.vocab * model.hidden  # which these classes leave to another
+    counted = sum(p.numel() for p in built.parameters())
+    assert count_parameters(model).total == counted + output
+
+
+def test_all_but_names_of_flat_configs_are_compared() -> None:
+    assert {*PICTURES} == {*CLASSES, "qwen2_vl", "qwen2_5_vl"}
+    assert {*PICTURES} <= {*FAMILIES}
+
+
+def test_a_flat_config_of_the_hub_is_the_decoder_of_a_newer_nested_one(tmp_path: Path) -> None:
+    """Transformers' Qwen2_5_VLConfig makes a `text_config` of a flat one's keys."""
+    text = {k: v for k, v in QWEN_2_5_VL_7B.items() if k != "vision_config"} | {"model_type": "qwen2_5_vl_text"}
+    nested = {"model_type": "qwen2_5_vl", "text_config": text, "vision_config": {}}
+    flat = of(tmp_path, QWEN_2_5_VL_7B)
+    assert flat == of(tmp_path, nested)
+    assert flat.left_out == ("vision_config",)
+    assert count_parameters(flat).total == pytest.approx(7.62e9, rel=0.001)  # Qwen 2.5 7B
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [("glm4v_moe_text", "use_qk_norm", True), ("mistral4", "attention_bias", True), ("mistral4", "n_group", 4)],
+)
+def test_what_is_not_simulated_is_refused(tmp_path: Path, family: str, key: str, value: object) -> None:
+    config = SIZES | LATENT | ROUTED | {"v_head_dim": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32}
+    whole = {**config, "model_type": family, key: value}
+    with pytest.raises(InputError, match=f"{key}: found"):
+        of(tmp_path, whole)
