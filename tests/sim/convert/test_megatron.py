@@ -380,3 +380,16 @@ def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention
     training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
     assert training.get("fp8_dot_product_attention") == attention
     assert training["activation_func_fp8_input_store"] is True
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_norms_of_queries_with_latent_attention_are_those_of_latents(tmp_path: Path, asked: bool) -> None:
+    """A model with mla has them; without --qk-layernorm Megatron-LM has none."""
+    norms = " --qk-layernorm" if asked else ""
+    latents = f"    --multi-latent-attention --q-lora-rank 64 --kv-lora-rank 64{norms} --sequence-parallel"
+    text = MEGATRON.replace("    --sequence-parallel", latents)
+    text = text.replace("    --group-query-attention\n", "").replace("    --num-query-groups 8\n", "")
+    data, told = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "mla" in data["model"]
+    assert not data["model"].get("qk_norm")
+    assert ("Megatron-LM needs --qk-layernorm for them" in told) != asked
