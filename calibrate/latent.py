@@ -49,6 +49,7 @@ class LatentHeads(nn.Module):
         super().__init__()
         assert m.mla is not None
         self.sizes, self.heads, rank = m.mla, m.heads, m.mla.q_lora_rank
+        self.rope = m.positions == "rope"
         self.query_down = None if rank is None else WholeLinear(m.hidden, rank, store)
         self.query_norm = None if rank is None else LatentNorm(rank)
         self.query = Linear(rank or m.hidden, m.heads * m.head_dim, False, store)
@@ -62,13 +63,16 @@ class LatentHeads(nn.Module):
         q = self.query(self._query_latent(x))
         latent, key = self.kv_down(x).split((m.kv_lora_rank, m.qk_rope_head_dim), -1)
         kv = self.kv_up(self.kv_norm(latent.contiguous()))  # else the norm would keep the key's part for backward too
-        key = rotate(self.shared_key(key)[:, :, None], c)
+        key = self._turned(self.shared_key(key)[:, :, None], c)
         own = (*kv.shape[:2], self.heads, -1)
         plain, turned = q.view(own).split((m.qk_nope_head_dim, m.qk_rope_head_dim), -1)
         k, v = kv.view(own).split((m.qk_nope_head_dim, m.v_head_dim), -1)
-        q = torch.cat((plain, rotate(turned, c)), -1)
+        q = torch.cat((plain, self._turned(turned, c)), -1)
         k = torch.cat((k, key.expand(-1, -1, self.heads, -1)), -1)
         return q, k, v.contiguous()
+
+    def _turned(self, x: Tensor, c: Constants) -> Tensor:
+        return rotate(x, c) if self.rope else x
 
     def _query_latent(self, x: Tensor) -> Tensor:
         if self.query_down is None or self.query_norm is None:

@@ -98,8 +98,15 @@ def _norms_and_biases(s: Settings) -> dict[str, Any]:
 
 
 def _head_norm(s: Settings, norm: str) -> Any:
-    """The norm of queries and keys: of the model's kind, or Llama 4's."""
+    """The norm of queries and keys: of the model's kind, or Llama 4's. With latent attention the flag stands for norms
+    of both latents (gpt_layer_specs.py: `MLASelfAttentionSubmodules`), which are simulated in any case."""
     plain = s.flag("qk-layernorm")
+    if s.values.get("multi-latent-attention"):
+        if not plain:
+            s.notes.append(
+                "norms of queries' and keys' latents are simulated; Megatron-LM needs --qk-layernorm for them"
+            )
+        return False
     return "l2" if s.flag("qk-l2-norm") else "layernorm" if plain and norm == "layernorm" else plain
 
 

@@ -209,7 +209,7 @@ class Megatron(Emission):
             "squared-relu": m.mlp == "relu2",
             "disable-bias-linear": not m.bias,
             "add-qkv-bias": m.qkv_bias,
-            "qk-layernorm": m.qk_norm in (True, "layernorm"),
+            "qk-layernorm": m.mla is not None or m.qk_norm in (True, "layernorm"),  # of latents too
             "untie-embeddings-and-output-weights": not m.tied_embeddings,
             "mtp-num-layers": m.mtp_layers or None,
             **{name: value for flags in self._variations().values() for name, value in flags.items()},

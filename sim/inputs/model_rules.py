@@ -15,6 +15,18 @@ _NOT_BESIDE_COMPRESSED = (
     *("mla", "full_attention", "v_head_dim", "attention_gate", "qkv_bias", "qk_norm", "value_norm"),
     *("attention_softcap", "rope_share", "scaled_rope", "no_rope_every", "state_space"),
 )
+# What latent attention does not have, or has without being told.
+_NOT_OF_LATENTS = {
+    "qk_norm": "has norms of both latents, and no others",
+    "value_norm": "has norms of both latents, and no others",
+    "qkv_bias": "has no biases",
+    "separate_qkv": "has matrices of its own",
+    "rope_share": "turns mla.qk_rope_head_dim of a head",
+}
+_OF_ATTENTION = (
+    *("v_head_dim", "attention_gate", "attention_softcap", "qkv_bias", "qk_norm", "value_norm", "sinks"),
+    *("separate_qkv", "rope_share", "scaled_rope", "no_rope_every"),
+)
 
 
 def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
@@ -22,6 +34,7 @@ def check_model(model: ModelConfig, source: Source, path: KeyPath) -> None:
     for rule in (
         _heads,
         _latent_attention,
+        _positions,
         _compressed_attention,
         _block_indexer,
         _streams,
@@ -74,10 +87,26 @@ def _latent_attention(m: ModelConfig) -> Problems:
         yield ("sinks",), "found true; latent attention (mla) has them with model.indexer alone"
     if m.scaled_rope:
         yield ("scaled_rope",), "found true; latent attention (mla) scales its scores instead: leave it out"
+    for key, why in _NOT_OF_LATENTS.items():
+        if (given := getattr(m, key)) != ModelConfig.model_fields[key].get_default():
+            yield (key,), f"found {show(given)}; latent attention (mla) {why}: leave it out"
     if "beside" in m.attention_pattern:
         yield ("attention_pattern",), "found 'beside'; mla is not simulated beside a state space"
     if m.window is not None:
         yield ("window",), f"found {m.window}; latent attention (mla) sees all keys: null"
+
+
+def _positions(m: ModelConfig) -> Problems:
+    """Return what is said of rope where nothing turns, or of attention where no layer has any."""
+    if m.program is None and {*m.attention_pattern} <= {"state_space", "none"}:
+        for key in _OF_ATTENTION:
+            if (given := getattr(m, key)) != ModelConfig.model_fields[key].get_default():
+                yield (key,), f"found {show(given)}; no layer has attention (model.attention_pattern): leave it out"
+    for key in ("rope_share", "scaled_rope", "no_rope_every"):
+        if (given := getattr(m, key)) and m.positions != "rope":
+            yield (key,), f"found {show(given)}; needs positions: rope, found {m.positions}"
+    if m.qk_norm == "l2" and m.positions != "rope":
+        yield ("qk_norm",), f"found 'l2', a norm of what rope turns; needs positions: rope, found {m.positions}"
 
 
 def _reused(m: ModelConfig) -> Problems:
@@ -236,6 +265,8 @@ def _state_space(m: ModelConfig) -> Problems:
         yield ("state_space", "kind"), f"found {states.kind}; {why}"
     if (states.rank is not None or states.kind == "short_conv") and "beside" in m.attention_pattern:
         yield ("attention_pattern",), f"found 'beside'; {states.kind} is not simulated beside attention"
+    if states.inner_norms and states.kind != "mamba1":
+        yield ("state_space", "inner_norms"), f"found true; is for mamba1 only, found {states.kind}"
     if states.kind == "short_conv":
         yield from _short_convolution(states)
 
@@ -294,8 +325,10 @@ def _layers(m: ModelConfig) -> Problems:
     if m.qk_norm == "layernorm" and (m.norm != "layernorm" or m.qk_norm_over != "head"):
         why = f"needs norm: layernorm and qk_norm_over: head, found {m.norm} and {m.qk_norm_over}"
         yield ("qk_norm",), f"found 'layernorm'; {why}"
-    if m.scaled_rope and m.positions != "rope":
-        yield ("scaled_rope",), f"found true; needs positions: rope, found {m.positions}"
+    if m.norm_bias and m.norm == "rmsnorm":
+        yield ("norm_bias",), "found true; an RMS norm has no bias: leave it out, or set norm to layernorm"
+    if m.separate_qkv and m.merged_projections:
+        yield ("separate_qkv",), "found true beside merged_projections, one matrix for all three; give one of them"
 
 
 def _experts(m: ModelConfig) -> Problems:

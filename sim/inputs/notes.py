@@ -31,7 +31,9 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     yield from _spine_note(sections)
     if not sections.cluster.gpu.nvlink and sections.cluster.intra_node.kind != "pcie":
         yield f"cluster.gpu.nvlink: of no effect with intra_node.kind {sections.cluster.intra_node.kind}"
+    yield from _switch_note(sections)
     yield from _expert_split_note(sections)
+    yield from _popularity_note(sections)
     yield from _packing_note(sections)
     if i is None or i.disaggregated is None:  # its pools have degrees of their own
         yield from keys_without_effect(sections, written)
@@ -107,6 +109,24 @@ def _spine_note(sections: Sections) -> Iterator[str]:
     if alone and links.oversubscription > 1:
         slowed = f"{links.oversubscription:g} slows every message between nodes, as nodes_per_leaf is 1"
         yield f"cluster.inter_node.oversubscription: {slowed}; set it to the nodes whose NICs share a leaf switch"
+
+
+def _switch_note(sections: Sections) -> Iterator[str]:
+    """Return that what joins the GPUs of a node cannot reduce."""
+    links = sections.cluster.intra_node
+    if links.nvls_efficiency > 0 and not links.switched:
+        yield f"cluster.intra_node.nvls_efficiency: of no effect with kind {links.kind}, only with nvswitch"
+
+
+def _popularity_note(sections: Sections) -> Iterator[str]:
+    """Return that it does not matter which experts are popular, where one rank holds all of them and drops nothing:
+    a grouped matmul takes its tiles expert by expert, so its time goes by all rows together."""
+    moe, i = sections.model.moe, sections.inference
+    pools = i is not None and i.disaggregated is not None
+    if moe is None or moe.imbalance == "balanced" or sections.parallelism.ep > 1 or pools:
+        return
+    if moe.capacity_factor is None:
+        yield "model.moe.imbalance: of no effect with ep 1, where every rank computes the copies of all experts"
 
 
 def _unserved_notes(p: Parallelism) -> Iterator[str]:

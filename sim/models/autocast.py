@@ -44,7 +44,8 @@ def autocasts(t: Training, p: Parallelism, model: ModelConfig) -> bool:
 
 
 def adapter_casts(t: Training, p: Parallelism) -> Literal["", "fp32", "autocast"]:
-    """Return how adapters that have fp32 beside 16-bit weights (`adapters_in_fp32`) multiply.
+    """Return how adapters that have fp32 beside 16-bit weights (`adapters_in_fp32`) multiply. Beside fp32 weights they
+    are cast as all else is (`autocasts`).
 
     autocast, as Transformers' Trainer has it with `bf16`: a copy of their input in fp32, and that in 16 bits again.
     fp32: without autocast. Empty: in 16 bits, as FSDP casts them, and where all parameters have fp32.
@@ -72,7 +73,7 @@ def not_under_autocast(t: Training, p: Parallelism, model: ModelConfig) -> str:
     found = (
         ("training.precision", t.precision, sixteen_bit(t.precision) != t.precision),
         ("training.framework", t.framework, framework.accumulates_in_matmul),
-        ("training.lora", "adapters", t.lora is not None),
+        ("training.lora.weights", "nf4", t.lora is not None and t.lora.weights == "nf4"),
         ("training.cross_entropy", t.cross_entropy, t.cross_entropy == "chunked"),
         ("parallelism.tp", p.tp, p.tp > 1),
         ("parallelism.ep", p.ep, p.ep > 1),

@@ -234,7 +234,7 @@ def dims(scenario: Scenario) -> Dims:
         experts_reduced_over=experts_reduced_over,
         shard_sum_bytes=dtype_bytes(t.grad_reduce_dtype if holds_back_sums(scenario) else t.grad_dtype),
         lora=t.lora,
-        adapters=adapter_casts(t, p),
+        adapters="autocast" if t.lora is not None and autocasts(t, p, m) else adapter_casts(t, p),
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
         autocast=autocasts(t, p, m),

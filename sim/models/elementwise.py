@@ -168,8 +168,9 @@ def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int, wei
     """An fp32 copy of the input (the input itself where that is fp32), the root mean square's reciprocal of each row,
     the normalized value for the weight's gradient: in fp32 where the weight multiplies in fp32 (`norm_in_fp32`: Gemma,
     OLMo 2, gpt-oss, Command R), else cast back before (Llama). A layer norm so written has two differences from the
-    mean in place of the copy (transformers/models/cohere/modeling_cohere.py: CohereLayerNorm). Without weights the
-    copy and the statistics are all (nanochat's RMS norm, OLMo's layer norm, torch's own kernel in fp32).
+    mean in place of the copy (transformers/models/cohere/modeling_cohere.py: CohereLayerNorm). Without weights, or with
+    those that adapters leave frozen, the copy and the statistics are all (nanochat's RMS norm, OLMo's layer norm,
+    torch's own kernel in fp32).
     """
     n = rows * width
     copies = 2 if kind == "layernorm" and weighted else 1
@@ -178,7 +179,8 @@ def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int, wei
         Saved(f"{name} input in fp32", copies * n * FP32_BYTES, role=TensorRole.INPUT),
         Saved(f"{name} statistics", rows * FP32_BYTES, role=TensorRole.STATISTICS),
     )
-    return (*kept, Saved(f"{name} normalized", n * normalized)) if weighted else kept
+    trained = weighted and d.lora is None
+    return (*kept, Saved(f"{name} normalized", n * normalized)) if trained else kept
 
 
 def rope(d: Dims, elements: float) -> Operator:

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import NeededBy, Program, Saved, TensorRole
-from sim.models.casts import cast, mixed
+from sim.models.casts import cast, mixed, reads_wide
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import (
@@ -69,25 +69,27 @@ def frozen(part: Operator) -> Operator:
 def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
     """A linear layer frozen, with an adapter for each of its matrices where it is among the targets.
 
-    Without one the output projection still keeps its input: fused attention's backward reads its own output.
+    The output projection keeps its input without an adapter too, and beside an adapter's own copy: fused attention's
+    backward reads its own output.
     """
     unneeded = weight_gradient_bytes(d, spec.k * max(spec.outs))
     part = replace(frozen(base), backward_bytes=base.backward_bytes - unneeded)
     part = _in_four_bits(d, spec, part) if d.four_bit else part
+    # A recipe that quantizes the projection's input leaves this to the core, which keeps its output besides.
+    keeps = d.recipe is None or not d.recipe.keeps_quantized
+    fused = d.fused_attention and keeps and spec.target == "attention_out"
+    output = (Saved("output", spec.rows * spec.k * d.act_bytes),) if fused else ()
     if d.lora is None or spec.target not in d.lora.targets:
-        # A recipe that quantizes the projection's input leaves this to the core, which keeps its output besides.
-        keeps = d.recipe is None or not d.recipe.keeps_quantized
-        fused = d.fused_attention and keeps and spec.target == "attention_out"
-        output = Saved("output", spec.rows * spec.k * d.act_bytes)
-        return replace(part, saved=(*part.saved, output)) if fused else part
+        return replace(part, saved=(*part.saved, *output))
     adapters = [_adapter(d, spec, i) for i in range(len(spec.outs))]
     r, rows, k, e = d.lora.rank, spec.rows, spec.k, d.act_bytes
     own_e, drops = _own(d).act_bytes, bool(d.lora.dropout)
-    kept = len(spec.outs) if drops or _copies(d) else 1  # each adapter's own, or what they share
+    apart = drops or _copies(d)
+    kept = len(spec.outs) if apart else 1  # each adapter's own, or what they share
     e_kept = own_e + (MASK_BYTES if drops else 0)
     wide = len(spec.outs) * rows * r * own_e
     inputs = tuple(s._replace(bytes=kept * k * rows * e_kept) for s in base.saved if s.late)
-    saved = (*part.saved, *inputs, Saved(f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
+    saved = (*part.saved, *inputs, *(output if apart else ()), Saved(f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
     again = Saved(f"{spec.name} input", kept * k * rows * e_kept, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     return replace(
         part,
@@ -125,23 +127,29 @@ def _copies(d: Dims) -> bool:
     return d.adapters == "fp32" or (d.adapters == "autocast" and not d.framework.fuses_chains)
 
 
-def _inputs(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
-    """Casts and dropout of an adapter's input, and the backward of both. Autocast's copy in 16 bits comes last."""
+def _inputs(d: Dims, name: str, elements: float, in_fp32: bool) -> tuple[Program, Program]:
+    """Casts and dropout of an adapter's input, which may be `in_fp32` already (a norm's under autocast), and the
+    backward of both. Autocast's copy in 16 bits comes last."""
     if not _copies(d):
         return _dropout(d, name, elements)
     drop, undrop = _dropout(_in_fp32(d), name, elements)
     wide, narrow = (partial(cast, d, elements=elements, widens=w) for w in (True, False))
-    forward, backward = (wide(f"{name}_cast", F), *drop), (*undrop, narrow(f"{name}_dgrad_cast", I))
+    forward, backward = drop, undrop
+    if not in_fp32:
+        forward, backward = (wide(f"{name}_cast", F), *drop), (*undrop, narrow(f"{name}_dgrad_cast", I))
     if d.adapters == "fp32":
         return forward, backward
     return (*forward, narrow(f"{name}_autocast", F)), (wide(f"{name}_autocast_backward", I), *backward)
 
 
 def _weight_casts(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
-    """Autocast's copies of A and B in 16 bits, and of their gradients in fp32."""
+    """Autocast's copies of A and B in 16 bits, and of their gradients in fp32 (with autocast over all parameters
+    `weight_gradient` has these)."""
     if d.adapters != "autocast" or not _copies(d):
         return (), ()
     made = cast(d, f"{name}_weights_cast", F, elements, kernels=2)
+    if d.autocast:
+        return (made,), ()
     return (made,), (cast(d, f"{name}_weights_cast_backward", W, elements, kernels=2, widens=True),)
 
 
@@ -176,7 +184,8 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
     apart = mode == "column" and d.overlaps_in_library
     gathers = (collective(f"{name}_gather", "all_gather", rows * k * e, F),) if apart else ()
     taken = (ceil_div(rows, d.tp) if apart else rows) * k
-    given, given_back = _inputs(d, name, taken)
+    wide = reads_wide(d, spec)
+    given, given_back = _inputs(d, name, taken, wide)
     narrow, narrow_back = _weight_casts(d, name, rank_of_a * k + r * width)
     scatters = (collective(f"{name}_a_dgrad_reduce_scatter", "reduce_scatter", rows * k * e, I),) if apart else ()
     return _Adapter(
@@ -203,7 +212,7 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
             gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, own.act),
             *scatters,
             *given_back,
-            accumulate(d, f"{name}_dgrad_sum", taken),
+            accumulate(d.of_stream if wide else d, f"{name}_dgrad_sum", taken),
         ),
     )
 

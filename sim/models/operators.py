@@ -38,6 +38,7 @@ class Operator(Struct, frozen=True):
     frozen: int = 0  # parameters that are never updated
     four_bit: int = 0  # of these, what is kept in 4 bits
     weights: tuple[tuple[int, int], ...] = ()  # shapes of its weight matrices
+    products: tuple[tuple[int, int], ...] = ()  # of the products in them that Muon takes apart; none: as `weights`
     tensors: tuple[int, ...] = ()  # elements of each tensor that `params` counts, where it is more than one
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0

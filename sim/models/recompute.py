@@ -82,7 +82,7 @@ def _matrices(parts: Sequence[Operator], experts: bool) -> tuple[WeightShape, ..
     for p in parts:
         elements = sum(n * k for n, k in p.weights)
         if not p.frozen and elements and bool(p.expert_params) is experts:
-            for shape in p.weights:
+            for shape in p.products or p.weights:
                 found[shape] += p.expert_params // elements if experts else 1
     return tuple(WeightShape(number, *shape) for shape, number in found.items())
 

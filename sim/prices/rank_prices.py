@@ -345,6 +345,16 @@ def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
     return None if ours == theirs else Network(preset)
 
 
+def efficiencies_not_read(profile: Profile, cluster: ClusterSpec) -> list[str]:
+    """Return the written efficiencies of a node's links that change no measured collective, as `_measured_on` says."""
+    preset = next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
+    if preset is None or _measured_on(profile, cluster) is not None:
+        return []
+    ours, theirs = cluster.intra_node, preset.intra_node
+    written = [key for key in ("efficiency", "nvls_efficiency") if key in ours.model_fields_set]
+    return [key for key in written if getattr(ours, key) != getattr(theirs, key)]
+
+
 def _slowed(measured: Cost, faulty_s: float, healthy_s: float) -> Cost:
     """Scale a measured cost to other links, by the ratio of the closed forms."""
     return measured if faulty_s == healthy_s else measured._replace(seconds=measured.seconds * faulty_s / healthy_s)

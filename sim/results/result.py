@@ -14,6 +14,7 @@ from sim.core.gc_paused import no_collection
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
+from sim.prices.rank_prices import efficiencies_not_read
 from sim.prices.roofline import MODEL_FLOPS_KINDS, Device
 from sim.programs.compile import compile_program
 from sim.ranks.equal_ranks import APART_RANKS
@@ -176,6 +177,11 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
     )
 
 
+_MEASURED_LINKS = (
+    "of no effect on collectives that were measured within a node; another bandwidth_bytes_per_s scales their times"
+)
+
+
 def _rank_seconds(sim: FinishedStep) -> list[RankSeconds]:
     """Where the time of each class of ranks goes; in the steady state a rank has no idle time but for want of input."""
     found = rank_seconds(sim.built, sim.times)
@@ -323,4 +329,8 @@ def _warnings(sim: FinishedStep, memory: Sequence[MemoryRow]) -> list[str]:
         out.append(f"faults.jitter: above {APART_RANKS:,} ranks equal ones share their draws; waiting is understated")
     for name, launches in (source_of(sim.scenario).unknown() or {}).items():
         out.append(f"model.program: {name} ({launches} launches a micro-batch) is not known; priced by its bytes")
+    tables = {table.op for table in sim.profile.collectives if table.ranks > 1}
+    measured = any(kind in tables and source != "topology" for kind, source, _ in sim.built.shares)
+    unread = efficiencies_not_read(sim.profile, cluster) if measured else []
+    out += [f"cluster.intra_node.{key}: {_MEASURED_LINKS}" for key in unread]
     return out + roofline_warnings(sim.built.shares)

@@ -386,3 +386,12 @@ def test_a_reason_holds_for_every_layout_if_no_layout_changes_its_key() -> None:
     for group, expected in ((keys, True), (of_layouts, False)):
         found = {key: Reason(tuple(key.split(".")), "").of_every_layout for key in group}
         assert found == dict.fromkeys(group, expected)
+
+
+def test_norms_of_latents_are_asked_for() -> None:
+    """Megatron-LM has them with --qk-layernorm alone (gpt_layer_specs.py: `MLASelfAttentionSubmodules`)."""
+    mla = {"kv_lora_rank": 64, "q_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
+    model = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1000, "norm": "rmsnorm", "bias": False, "mlp": "swiglu"}
+    sizes = {"model": model | {"mla": mla, "positions": "rope"}, "training": LLAMA["training"] | {"param_dtype": None}}
+    latent = parse_scenario(LLAMA | sizes | {"parallelism": {"zero": 1}})
+    assert "qk-layernorm" in flags(emit(latent, "megatron"))

@@ -13,6 +13,8 @@ from tests.sim.cases import GOOD
 
 MOE = "model.moe={experts: 8, top_k: 2, ffn: 64}"
 SERVE = ["training=null", "inference={requests: {prompt_len: 8, output_len: 8}}"]
+LATENTS = ["model.kv_heads=null", "model.head_dim=null"]  # beside MLA
+STATES = "model.state_space={heads: 8, head_dim: 64, state: 16}"
 MLA = "model.mla={kv_lora_rank: 8, qk_nope_head_dim: 8, qk_rope_head_dim: 4, v_head_dim: 8}"
 
 
@@ -232,6 +234,33 @@ LAYOUTS: list[tuple[list[str], str]] = [
         "model.scaled_rope: found true; latent attention (mla) scales its scores instead: leave it out",
     ),
     (["model.scaled_rope=true"], "model.scaled_rope: found true; needs positions: rope, found none"),
+    (
+        [MLA, *LATENTS, "model.qk_norm=true"],
+        "model.qk_norm: found true; latent attention (mla) has norms of both latents, and no others",
+    ),
+    (
+        [MLA, *LATENTS, "model.value_norm=true"],
+        "model.value_norm: found true; latent attention (mla) has norms of both latents",
+    ),
+    ([MLA, *LATENTS, "model.qkv_bias=true"], "model.qkv_bias: found true; latent attention (mla) has no biases"),
+    (
+        [MLA, *LATENTS, "model.separate_qkv=true"],
+        "model.separate_qkv: found true; latent attention (mla) has matrices of its own",
+    ),
+    (
+        [MLA, *LATENTS, "model.rope_share=0.5"],
+        "model.rope_share: found 0.5; latent attention (mla) turns mla.qk_rope_head_dim of a head",
+    ),
+    (["model.rope_share=0.5"], "model.rope_share: found 0.5; needs positions: rope, found none"),
+    (["model.no_rope_every=2"], "model.no_rope_every: found 2; needs positions: rope, found none"),
+    (["model.qk_norm=l2"], "model.qk_norm: found 'l2', a norm of what rope turns; needs positions: rope"),
+    (["model.norm=rmsnorm", "model.norm_bias=true"], "model.norm_bias: found true; an RMS norm has no bias"),
+    (
+        ["model.separate_qkv=true", "model.merged_projections=true"],
+        "separate_qkv: found true beside merged_projections",
+    ),
+    ([STATES, "model.sinks=true"], "model.sinks: found true; no layer has attention (model.attention_pattern)"),
+    ([STATES, "model.state_space.inner_norms=true"], "inner_norms: found true; is for mamba1 only, found mamba2"),
     (["faults.stragglers=[{rank: 2}]"], "faults.stragglers[0].rank: found 2; must be below the number of ranks (2)"),
     (
         ["faults.links=[{between: [node0, node7]}]"],

@@ -301,3 +301,53 @@ def test_transformers_computes_what_a_window_hides_but_with_flash_attn() -> None
     for quiet in ({"attention_kernel": "flash2"}, {"framework": "eager"}, {"seq_len": 1024}):
         assert not [text for text in scenario(**quiet).warnings if text.startswith("training.attention_kernel:")]
     assert simulate(scenario(attention_kernel="flash2")).step_time_s < 0.9 * simulate(scenario()).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("layout", "experts", "said"),
+    [
+        ({}, {"imbalance": {"zipf": 1.0}}, True),
+        ({"dp": 2, "ep": 2}, {"imbalance": {"zipf": 1.0}}, False),
+        ({}, {"imbalance": {"zipf": 1.0}, "capacity_factor": 1.0}, False),  # which drops copies of popular experts
+    ],
+)
+def test_popular_experts_that_all_lie_on_one_rank_change_nothing(
+    layout: dict[str, Any], experts: dict[str, Any], said: bool
+) -> None:
+    even = {"experts": 8, "top_k": 2, "ffn": 512}
+    plain, uneven = (
+        parse_scenario(
+            small(model={"moe": even | own, "layers": 2}, parallelism=layout, training={"micro_batch_size": 2})
+        )
+        for own in ({k: v for k, v in experts.items() if k != "imbalance"}, experts)
+    )
+    assert any(w.startswith("model.moe.imbalance: of no effect") for w in uneven.warnings) == said
+    assert (simulate(plain).outcome.step_time_s == simulate(uneven).outcome.step_time_s) == said
+
+
+@pytest.mark.parametrize(
+    ("links", "said"),
+    [
+        ({"efficiency": 0.5}, ["efficiency"]),
+        ({"efficiency": 0.5, "nvls_efficiency": 0.0}, ["efficiency", "nvls_efficiency"]),
+        ({"efficiency": 0.5, "bandwidth_bytes_per_s": 300e9}, []),
+        ({"kind": "nvswitch", "bandwidth_bytes_per_s": 450e9}, []),  # not written: a cautious default
+    ],
+)
+def test_efficiencies_that_measured_collectives_do_not_read_are_named(links: dict[str, Any], said: list[str]) -> None:
+    """Between nodes the closed forms read them."""
+    base = {"gpu": "h100-sxm", "gpus_per_node": 8, "nodes": 2, "intra_node": {"kind": "nvswitch"} | links}
+    changed = base if "kind" in links else {"preset": "dgx-h100", "nodes": 2, "intra_node": links}
+    outcome = simulate(parse_scenario(small(cluster=changed, parallelism={"tp": 4}))).outcome
+    start = "cluster.intra_node."
+    assert [w.split(":")[0].removeprefix(start) for w in outcome.warnings if w.startswith(start)] == said
+    if said:
+        plain = simulate(
+            parse_scenario(small(cluster={"preset": "dgx-h100", "nodes": 2}, parallelism={"tp": 4}))
+        ).outcome
+        assert outcome.step_time_s == plain.step_time_s
+
+
+def test_switches_that_are_not_there_reduce_nothing() -> None:
+    warnings = parse_scenario(small(cluster={"preset": "cpu-host", "intra_node": {"nvls_efficiency": 0.5}})).warnings
+    assert any(w.startswith("cluster.intra_node.nvls_efficiency: of no effect with kind pcie") for w in warnings)

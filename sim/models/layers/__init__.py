@@ -224,11 +224,16 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
         return _grouped(model, layer)
     ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
     x = model.indexer
-    sizes = (model.hidden, model.heads, *ranks, *widths, model.attention_gate, model.sinks)
+    sizes = (model.hidden, model.heads, *ranks, *widths, model.attention_gate, model.sinks, _turned(model, layer))
     if x is None:
         return LatentAttention(*sizes)
     selects = model.attention_kind(layer) != "reused"
     return SparseLatentAttention(*sizes, indexer=Indexer(x.heads, x.head_dim, x.top_k), selects=selects)
+
+
+def _turned(model: ModelConfig, layer: int) -> bool:
+    """Tell whether rope turns the queries and keys of a layer."""
+    return model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0)
 
 
 def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
@@ -236,7 +241,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
     merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
     own, gate = model.full_attention if model.attention_kind(layer) == "full" else None, model.attention_gate
     assert gate != "latent", "refused by sim.inputs.model_rules"
-    turned = model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0)
+    turned = _turned(model, layer)
     found = GroupedQueryAttention(
         model.hidden,
         model.heads if own is None or own.heads is None else own.heads,

@@ -139,9 +139,11 @@ class GroupedQueryAttention(Struct, frozen=True):
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
         if qkv.bias and d.framework.adds_projection_bias_apart:
             turn = (_bias(d, d.tokens * sum(qkv.outputs)), *turn)
-        before = qkv.linear(d.tokens, merged=merged)
+        before = linear(d, qkv.linear(d.tokens, merged=merged))
+        if d.framework.merges_projections:  # queries, keys and values apart (Megatron-Core's muon.py: `muon_split_qkv`)
+            before = replace(before, products=tuple((n, qkv.inputs) for n in qkv.outputs))
         return (
-            linear(d, before),
+            before,
             *turn,
             core,
             *self._gates(d, d.tokens * out.inputs),

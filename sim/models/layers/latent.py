@@ -37,7 +37,8 @@ class LatentAttention(Struct, frozen=True):
     """Sizes of the whole model. `query_rank` None: queries are not compressed. A query or key head has a part without
     rope and a part with it; the keys' part with rope is shared by all heads. `gate`: a sigmoid of every number
     multiplies the result (Hunyuan 4), one of each head and token (`per_head`: Ling 3), or one that is projected with
-    the query from its latent, normed and not, joined (`latent`: A.X K2). `sinks`: a learned score of each head."""
+    the query from its latent, normed and not, joined (`latent`: A.X K2). `sinks`: a learned score of each head. `rope`
+    false: nothing turns the second part (Kimi Linear)."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -50,6 +51,7 @@ class LatentAttention(Struct, frozen=True):
     value_width: int
     gate: Literal[False, True, "per_head", "latent"] = False
     sinks: bool = False
+    rope: bool = True
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -125,7 +127,7 @@ class LatentAttention(Struct, frozen=True):
         core = output_copied(d, core, d.tokens * out.inputs)
         raised = (
             linear(d, layer(kv_up)),
-            latent_rope(d, d.tokens * (heads + 1) * self.rope_width),
+            *self.turned(d, heads),
             self._assembled(d, heads),
         )
         return (
@@ -139,6 +141,10 @@ class LatentAttention(Struct, frozen=True):
             *self.gating(d),
             linear(d, out.linear(d.tokens)),
         )
+
+    def turned(self, d: Dims, heads: int) -> tuple[Operator, ...]:
+        """The rope of every head's query and of the shared key; nothing without positions."""
+        return (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),) if self.rope else ()
 
     def _normed(self, d: Dims, rank: int) -> tuple[Operator, ...]:
         """The norm of the query's latent, and both joined where gates come from them."""

@@ -21,7 +21,6 @@ from sim.core.program import Compute, Program
 from sim.models.attention import Core
 from sim.models.context_parallel import gathered_blocks
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import latent_rope
 from sim.models.layers.indexer import IndexedKeys, Indexer, index_operator, scores
 from sim.models.layers.latent import LatentAttention, latent_norm
 from sim.models.layers.matrix import Matrix
@@ -114,7 +113,7 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
             *inside("mla_up_proj", (up,)),
             linear(d, kv_down.linear(d.rows, False)),
             latent_norm(d, "kv", self.latent_rank),
-            *inside("mla_up_proj", (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),)),
+            *inside("mla_up_proj", self.turned(d, heads)),
             *shared,
             *inside("mla_up_proj", (per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
             *(linear(d, gate.linear(d.tokens, False)) for gate in self._gate(d.tp)),

@@ -397,3 +397,16 @@ def test_fusions_that_a_script_sets_or_leaves_at_their_defaults(
     text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {flags}")
     training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
     assert {key: training.get(key) for key in expected} == expected
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_norms_of_queries_with_latent_attention_are_those_of_latents(tmp_path: Path, asked: bool) -> None:
+    """A model with mla has them; without --qk-layernorm Megatron-LM has none."""
+    norms = " --qk-layernorm" if asked else ""
+    latents = f"    --multi-latent-attention --q-lora-rank 64 --kv-lora-rank 64{norms} --sequence-parallel"
+    text = MEGATRON.replace("    --sequence-parallel", latents)
+    text = text.replace("    --group-query-attention\n", "").replace("    --num-query-groups 8\n", "")
+    data, told = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "mla" in data["model"]
+    assert not data["model"].get("qk_norm")
+    assert ("Megatron-LM needs --qk-layernorm for them" in told) != asked

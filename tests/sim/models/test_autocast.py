@@ -293,7 +293,7 @@ def test_where_a_step_runs_under_autocast(
         (LLAMA, {}, {}, "training.autocast: found true with param_dtype bf16, precision bf16, zero 0; it casts whole"),
         (LLAMA, FP32, {"dp": 2, "zero": 3}, "zero 3; it casts whole fp32 parameters"),
         (LLAMA, FP32, {"tp": 2}, "training.autocast: found true; not simulated with parallelism.tp 2"),
-        (LLAMA, {**FP32, "lora": {"rank": 4}}, {}, "not simulated with training.lora adapters"),
+        (LLAMA, {**FP32, "lora": {"rank": 4, "weights": "nf4"}}, {}, "training.autocast: found true"),
         (LLAMA, {**FP32, "precision": "fp8"}, {}, "not simulated with training.precision fp8"),
     ],
 )

@@ -23,6 +23,7 @@ def turned(t: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 def scenario(framework: str) -> Scenario:
     mla = {"kv_lora_rank": 512, "qk_nope_head_dim": PLAIN, "qk_rope_head_dim": ROPE, "v_head_dim": VALUE}
     model = {"layers": 1, "hidden": 1024, "heads": HEADS, "ffn": 2048, "vocab": 1024, "mla": mla, "norm": "rmsnorm"}
+    model["positions"] = "rope"
     training = {"seq_len": TOKENS, "global_batch_size": 1, "framework": framework}
     return parse_scenario({"model": model, "training": training, "cluster": "dgx-h100"})
 
@@ -74,3 +75,28 @@ def test_queries_keys_and_values_are_put_together() -> None:
     assert said("megatron", "assemble_qk_backward").bytes == 2 * (backward.elements - shared.numel())
     values = 2 * 2 * TOKENS * HEADS * VALUE
     assert said("transformers", "assemble_qk").bytes == 2 * forward.elements - values  # a view of what is kept anyway
+
+
+def test_without_positions_nothing_turns_the_latents() -> None:
+    """Kimi Linear's latent attention has no rope (`mla_use_nope`); each second layer may go without."""
+    mla = {
+        "kv_lora_rank": 512,
+        "q_lora_rank": 64,
+        "qk_nope_head_dim": PLAIN,
+        "qk_rope_head_dim": ROPE,
+        "v_head_dim": VALUE,
+    }
+    model = {"layers": 2, "hidden": 1024, "heads": HEADS, "vocab": 1024, "mla": mla, "norm": "rmsnorm", "bias": False}
+
+    def turns(**own: object) -> list[bool]:
+        training = {"seq_len": TOKENS, "global_batch_size": 1}
+        parsed = parse_scenario({"model": model | own, "training": training, "cluster": "dgx-h100"})
+        blocks = (layer_block(parsed, layer) for layer in range(2))
+        return [any(item.name == "rope" for item in block.forward if isinstance(item, Compute)) for block in blocks]
+
+    assert turns(positions="rope") == [True, True]
+    assert turns(positions="rope", no_rope_every=2) == [True, False]
+    assert turns() == [False, False]
+    selecting = {"heads": 4, "head_dim": 32, "top_k": 8}  # of fewer keys than there are: one latent for all heads
+    assert turns(positions="rope", indexer=selecting) == [True, True]
+    assert turns(indexer=selecting) == [False, False]

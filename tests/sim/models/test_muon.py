@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -106,3 +107,13 @@ def test_muon_takes_longer_than_adam_and_needs_whole_gradients() -> None:
         InputError, match=r"training\.optimizer: found 'muon', which multiplies in bf16; GPU v100 has no"
     ):
         parse_scenario(merge(scenario, {"training": {"precision": "fp32", "optimizer": "muon"}}))
+
+
+@pytest.mark.parametrize(("framework", "up"), [("eager", 2), ("megatron", 1)])
+def test_merged_queries_keys_and_values_are_taken_apart(framework: str, up: int) -> None:
+    """Megatron-Core's `muon_split_qkv` is true by default; gate and up stay one matrix, as they are there."""
+    block = layer_block(make(LLAMA | {"kv_heads": 4}, {"optimizer": "muon", "framework": framework}), 0)
+    model = make(LLAMA | {"kv_heads": 4}).model
+    h, kv, ffn = model.hidden, model.kv_heads * model.head_dim, model.ffn
+    expected = Counter({(h, h): 2, (kv, h): 2, (2 * ffn // up, h): up, (h, ffn): 1})
+    assert Counter({(rows, columns): number for number, rows, columns in block.matrices}) == expected
