@@ -57,6 +57,7 @@ from topology.spec import GpuSpec
 
 # Kernels that only some layers have: DeepSeek's sparse attention, and the scores of its indexer.
 SPARSE, SCORES = "sparse_mla", "mqa_logits"
+MEASURED_IN_8_BITS = (SCORES,)  # DeepGEMM, fp8_mqa_logits
 # A tile of these has the heads of a few tokens as its rows (DeepGEMM, fp8_mqa_logits: 128 / heads queries). A layer's
 # shape has as many heads as its kernel computes (`LEAST_HEADS` of `sim.models.layers.sparse_latent`).
 ROWS_ARE_HEADS = (SPARSE, SCORES)
@@ -81,13 +82,15 @@ class AttentionPeak(NamedTuple):
         return 1.0 / (1.0 / (self.stated * efficiency) - 1.0 / self.stated + 1.0 / self.own)
 
 
-def attention_peak(device: Device, dtype: str, has_tf32: bool) -> AttentionPeak:
+def attention_peak(device: Device, dtype: str, has_tf32: bool, kernel: str = "") -> AttentionPeak:
     """Return the peaks of the kernel's matmuls; in fp32 each is `TF32_PRODUCTS` in tf32 where the GPU has it.
+
+    Efficiencies of `MEASURED_IN_8_BITS` are of the peak of 8 bits.
 
     Raises:
         InputError: if the device has no peak for `dtype`.
     """
-    if dtype == "fp8":
+    if dtype == "fp8" and kernel not in MEASURED_IN_8_BITS:
         return AttentionPeak(device.peak("bf16"), device.peak(dtype))
     products = TF32_PRODUCTS if dtype == "fp32" and has_tf32 else 1
     peak = device.peak("tf32" if products > 1 else dtype) / products

@@ -280,7 +280,7 @@ class Costs:
         # The measured points are of serving kernels (FlashInfer, TensorRT-LLM).
         if op.kind not in ATTENTION or op.served:
             return None
-        peak = attention_peak(self._device, op.dtype, self._has_tf32)
+        peak = attention_peak(self._device, op.dtype, self._has_tf32, op.kernel)
         seconds = flash_seconds(op, self.gpu, peak, self.coefficients)
         if seconds is None:
             return None

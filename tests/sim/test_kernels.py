@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
-from sim.prices.attention_speed import attention_peak, flash_seconds
+from sim.prices.attention_speed import AttentionPeak, attention_peak, flash_seconds
 from sim.prices.coefficients import AttentionSpeed, Coefficients
 from sim.prices.kernel_file import kernel_file
 from sim.prices.kernel_shapes import Shapes
@@ -19,6 +22,8 @@ from sim.prices.roofline import Device, shape_bytes, shape_flops
 from sim.simulation import simulate
 from tests.sim.cases import scenario_with
 from topology.presets import GPUS
+
+PEAK = AttentionPeak(1e15, 1e15)
 
 HOME = {"a100": "a100-sxm", "h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "gb200": "gb200"}
 HOME |= {"b300": "b300-sxm", "gb300": "gb300", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000-server"}
@@ -158,7 +163,7 @@ def test_fused_attention_waves_and_length() -> None:
     def seconds(heads: int, length: int, kind: str = "attention_forward") -> float:
         shape = (1, heads, heads, length, length, 128, 128, 1)
         op = Compute("attention", kind, shape, "bf16", shape_flops(kind, shape), 0.0, Phase.FORWARD)
-        found = flash_seconds(op, GPUS["h100-sxm"], 1e15, Coefficients(attention={"attention": usual}))
+        found = flash_seconds(op, GPUS["h100-sxm"], PEAK, Coefficients(attention={"attention": usual}))
         assert found is not None
         return found
 
@@ -168,7 +173,7 @@ def test_fused_attention_waves_and_length() -> None:
     assert seconds(64, 8192, "attention_backward") / seconds(64, 8192) == pytest.approx(2.5 / 0.8, rel=0.01)
     shape = (1, 8, 8, 128, 128, 128, 128, 1)
     op = Compute("attention", "attention_forward", shape, "bf16", 1.0, 0.0, Phase.FORWARD)
-    assert flash_seconds(op, GPUS["h100-sxm"], 1e15, Coefficients()) is None
+    assert flash_seconds(op, GPUS["h100-sxm"], PEAK, Coefficients()) is None
 
 
 def test_grouped_queries_sums_are_a_pass_over_gradients_of_all_query_heads() -> None:
@@ -177,7 +182,7 @@ def test_grouped_queries_sums_are_a_pass_over_gradients_of_all_query_heads() -> 
         coefficients = Coefficients(memory_efficiency=0.8, attention={"attention": usual})
         shape = (2, 16, kv_heads, 1024, 65536, 128, 128, 1)
         op = Compute("attention", kind, shape, "bf16", shape_flops(kind, shape), 0.0, Phase.FORWARD)
-        found = flash_seconds(op, GPUS["h100-sxm"], 1e15, coefficients)
+        found = flash_seconds(op, GPUS["h100-sxm"], PEAK, coefficients)
         assert found is not None
         return found
 
@@ -206,7 +211,7 @@ def test_attention_of_few_heads_loses_as_much_as_it_does_where_it_was_measured(g
         op = Compute(
             "attention", "attention_forward", shape, "bf16", shape_flops("attention_forward", shape), 0.0, Phase.FORWARD
         )
-        found = flash_seconds(op, GPUS[home], 1e15, profile.coefficients)
+        found = flash_seconds(op, GPUS[home], PEAK, profile.coefficients)
         assert found is not None
         return float(np.median(measured[heads])) / found
 
@@ -344,9 +349,22 @@ def test_attention_in_fp32_multiplies_in_tf32_as_measured(kind: str, measured_fl
     assert 1.0 < flops / seconds / measured_flops_per_s < 1.3
 
 
+@pytest.mark.parametrize("gpu", ["h100-sxm", "b200-sxm"])
+def test_an_indexers_scores_in_8_bits_reach_their_part_of_the_peak_of_8_bits(gpu: str) -> None:
+    """deep_gemm.fp8_mqa_logits was measured in 8 bits; long rows, so that neither start nor end counts."""
+    shape, profile = (1, 32, 1, 65536, 65536, 128, 128, 1), load_profile(gpu)
+    flops = shape_flops("attention_forward", shape)
+    moved = shape_bytes("attention_forward", shape, "fp8")
+    op = Compute("s", "attention_forward", shape, "fp8", flops, moved, Phase.FORWARD, kernel="mqa_logits")
+    reached = profile.coefficients.attention["mqa_logits"].efficiency_128
+    bare = replace(profile, coefficients=dataclasses.replace(profile.coefficients, power_at_peak=0.0))
+    found = flops / Costs(bare, GPUS[gpu]).compute(op).seconds / GPUS[gpu].peak_flops_per_s["fp8"]
+    assert found == pytest.approx(reached, rel=0.05)
+
+
 @pytest.mark.parametrize(("gpu", "share"), [("h200-sxm", 494.7 / 67 / 3), ("mi300x", 1.0), ("v100", 1.0)])
 def test_attention_in_fp32_has_the_peak_of_fp32_where_its_kernel_has_no_tf32(gpu: str, share: float) -> None:
     """MI300X has tf32, but AOTriton's kernels multiply fp32 as fp32."""
     spec = GPUS[gpu]
     peak = attention_peak(Device.of(spec), "fp32", "tf32" in spec.peak_flops_per_s and spec.chip.rounds_fp32)
-    assert peak == pytest.approx(spec.peak_flops_per_s["fp32"] * share)
+    assert peak == pytest.approx((spec.peak_flops_per_s["fp32"] * share,) * 2)
