@@ -205,8 +205,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
     framework = "eager" if not fused else MEGATRON_BRIDGE.name if _as_recipes_run(s) else MEGATRON.name
-    if precision == "fp8" and framework == MEGATRON_BRIDGE.name:
-        recipe = recipe or FP8_RECIPE
+    recipe = recipe or (FP8_RECIPE if framework == MEGATRON_BRIDGE.name else None)
     micro_batch = s.integer("micro-batch-size")
     optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
     if optimizer is None:
