@@ -27,7 +27,7 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 from sim.models.frameworks import framework_at
-from sim.models.megatron_frameworks import MEGATRON_ZERO
+from sim.models.megatron_frameworks import MEGATRON, MEGATRON_BRIDGE, MEGATRON_ZERO
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
@@ -61,7 +61,13 @@ GRAPHS: dict[str, str | None] = {
     "full_iteration": "step",
 }
 # By framework; all are off by default.
-SIMULATED_OF_EXPERTS = {"eager": ("moe-grouped-gemm",), "megatron": ("moe-permute-fusion",)}
+FUSED_EXPERTS = ("moe-permute-fusion",)
+SIMULATED_OF_EXPERTS = {
+    "eager": ("moe-grouped-gemm",),
+    MEGATRON.name: FUSED_EXPERTS,
+    MEGATRON_BRIDGE.name: FUSED_EXPERTS,
+}
+FP8_RECIPE = "delayed"  # --fp8-recipe's default
 
 
 def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
@@ -194,7 +200,8 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     attention = attention_of(s, machine)
     if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
-    framework = "megatron" if fused else "eager"
+    framework = "eager" if not fused else MEGATRON_BRIDGE.name if _as_recipes_run(s) else MEGATRON.name
+    recipe = recipe or (FP8_RECIPE if framework == MEGATRON_BRIDGE.name else None)
     micro_batch = s.integer("micro-batch-size")
     optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
     if optimizer is None:
@@ -222,6 +229,16 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
     )
+
+
+def _as_recipes_run(s: Settings) -> bool:
+    """Whether the flags are what NVIDIA's recipes set, which is a framework of its own; they are taken then."""
+    wanted = {"no-check-for-nan-in-loss-and-grad", "ddp-average-in-collective"}
+    wanted |= {"moe-router-fusion"} if "num-experts" in s.values else set()
+    wanted |= {"enable-experimental"} if s.values.get("multi-latent-attention") else set()
+    found = all(s.values.get(name) is True for name in wanted) and "no-rope-fusion" not in s.values
+    s.taken |= wanted if found else set()
+    return found
 
 
 def _zero_grad(s: Settings, framework: str) -> str | None:

@@ -187,7 +187,6 @@ def _usual_stages(s: Settings, pp: int, stages_per_rank: int, layers: int) -> li
 def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     local = _local_batch(s)
     split = s.size("parallelism.pipeline_parallel_microbatch_size", 1)
-    micro = split if layout["pp"] > 1 else local
     whole = s.integer("training.global_batch_size", -1)
     compiles = s.flag("training.compile") or s.flag("compile.enable")
     components = s.listed("compile.components") or ["model", "loss"]
@@ -209,12 +208,11 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         s.notes.append(f"{sections} without effect, precision {precision}: model.converters does not name it")
     s.take("training.steps")
     low_parameters = dtype == "bfloat16"
-    # FSDP's `reduce_dtype`; a DDP has none, and reduces gradients as they are
     reduced = {"bfloat16": "bf16", "float32": "fp32" if low_parameters else None}
-    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32")
+    reduces = s.choice("training.mixed_precision_reduce", reduced, "float32")  # FSDP's; a DDP has none
     return {
         "seq_len": s.integer("training.seq_len", 2048),
-        "micro_batch_size": micro,
+        "micro_batch_size": split if layout["pp"] > 1 else local,
         "global_batch_size": whole if whole > 0 else local * layout["dp"],
         "precision": precision,
         **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),

@@ -17,8 +17,9 @@ from sim.inputs.trainer_names import (
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
 )
+from sim.models.framework_facts import Framework
 from sim.models.frameworks import framework_of, frees_gradients
-from sim.models.megatron_frameworks import MEGATRON_ZERO
+from sim.models.megatron_frameworks import FUSED_ROUTER, MEGATRON_ZERO
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
 
@@ -341,6 +342,19 @@ class Megatron(Emission):
             "cross-entropy-fusion-impl": "te" if t.cross_entropy == "fused" else None,
             **{f"no-{name}-fusion": not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()},
             **self._recompute(),
+            **self._recipes(framework),
+        }
+
+    def _recipes(self, framework: Framework) -> Flags:
+        """What NVIDIA's recipes set beside Megatron-LM's defaults, for a framework that has it so."""
+        if not framework.accumulates_in_matmul:  # no record of Megatron-Core
+            return {}
+        m = self.scenario.model
+        return {
+            "no-check-for-nan-in-loss-and-grad": not framework.checks_gradients,
+            "ddp-average-in-collective": not framework.averages_gradients,
+            "moe-router-fusion": m.moe is not None and framework.router == FUSED_ROUTER,
+            "enable-experimental": m.mla is not None and framework.fuses_latent_rope,
         }
 
     def _backend(self) -> str:

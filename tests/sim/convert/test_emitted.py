@@ -13,6 +13,7 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
 from sim.models.balance import with_balanced_stages
 from sim.models.frameworks import frees_gradients
+from sim.models.recipes import recipe_of
 from sim.simulation import simulate
 from tests.sim.convert.converting import converted
 from topology.presets import CLUSTERS
@@ -245,3 +246,33 @@ def test_flash_attention_3_is_named_beside_its_flag() -> None:
     text = emit(parse_scenario({"model": "llama3-8b", "training": training, "cluster": "dgx-h100"}), "megatron")
     assert "--attention-backend flash " in text
     assert "only where flash-attn-3 is installed" in text
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen3-30b-a3b", "deepseek-v2"])
+def test_what_recipes_set_is_written_for_their_framework_and_read_back(tmp_path: Path, model: str) -> None:
+    """scripts/performance of Megatron-Bridge: no check of losses and gradients, averages in the messages."""
+    layout = {"dp": 8, "zero": 1} | ({} if model == "llama3-8b" else {"ep": 8})
+    for framework in ("megatron", "megatron_bridge"):
+        before = parse_scenario(
+            {
+                "version": 1,
+                "model": {"preset": model, "layers": 4, **({"indexer": None} if model == "deepseek-v2" else {})},
+                "training": {
+                    "seq_len": 4096,
+                    "micro_batch_size": 1,
+                    "global_batch_size": 16,
+                    "framework": framework,
+                    "precision": "fp8",
+                },
+                "parallelism": layout,
+                "cluster": "dgx-h100",
+            }
+        )
+        text = emit(before, "megatron")
+        assert ("--no-check-for-nan-in-loss-and-grad" in text) == (framework == "megatron_bridge")
+        data, said = converted(tmp_path, "x.sh", text, "--cluster", "dgx-h100", "--gpus", "8")
+        assert data["training"]["framework"] == framework
+        after = parse_scenario(data)
+        assert recipe_of(after.training) == recipe_of(before.training)
+        assert simulate(after).outcome.step_time_s == simulate(before).outcome.step_time_s
+        assert "not expressed" not in said
