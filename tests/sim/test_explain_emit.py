@@ -38,7 +38,8 @@ LLAMA: dict[str, Any] = {
 # Of `add_argument` in megatron/training/arguments.py, NVIDIA/Megatron-LM at 000c4ac: those that can be written.
 MEGATRON_TEXT = """
 accumulate-allreduce-grads-in-fp32 add-qkv-bias attention-backend attention-dropout bf16 ckpt-format clip-grad
-context-parallel-size cp-comm-type cross-entropy-loss-fusion cross-entropy-fusion-impl data-parallel-sharding-strategy ddp-bucket-size
+context-parallel-size cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion data-parallel-sharding-strategy
+ddp-bucket-size
 disable-bias-linear eval-iters expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp16 fp4-format
 fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attention hidden-dropout hidden-size
 kv-channels kv-lora-rank log-interval lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
