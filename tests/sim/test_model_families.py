@@ -271,7 +271,11 @@ def test_experts_in_every_second_layer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "rwkv", "wkv_heads": 3}, r"wkv_heads; any other model can be captured .*calibrate\.capture"),
+        (
+            {"model_type": "brand_new", "wkv_heads": 3},
+            r"wkv_heads; any other model can be captured .*calibrate\.capture",
+        ),
+        ({"model_type": "rwkv"}, r"found .rwkv., a model whose layers are recurrences of a kind of their own"),
         (
             {"model_type": "new_vl", "hidden_size": 3584, "vision_config": {"depth": 32}},
             r"found 'new_vl', a model of several kinds of input \(vision_config\).*; found 'new_vl'",
