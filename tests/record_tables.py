@@ -8,7 +8,13 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from sim.models.framework_facts import ContextKernels, Framework, RouterKernels, UnfusedLoss, ZeroEngine
+from sim.models.framework_facts import Framework
+from sim.models.framework_parts import (
+    ContextKernels,
+    RouterKernels,
+    UnfusedLoss,
+    ZeroEngine,
+)
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.recipes import RECIPES, Pass
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from sim.inputs.training_config import WORKSPACES
+
 ASSIGNED = re.compile(r"(?<![\w$#{])([A-Z][A-Z0-9_]*)[\"']?(?:=|:[ \t]*)[\"']?([\w.:,^=-]*)")  # `:` of a YAML
 COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 OFF = ("0", "false")
@@ -50,6 +52,16 @@ def backend_of(text: str) -> str | None:
     """
     given = _assigned(text)
     return BACKENDS.get((given.get("NVTE_FLASH_ATTN", "1"), given.get("NVTE_FUSED_ATTN", "1")))
+
+
+def workspaces_of(text: str) -> str | None:
+    """The sizes of cuBLAS's workspaces that a script's variables set, as `training.cublas_workspace_config` has them.
+
+    >>> workspaces_of("export CUBLAS_WORKSPACE_CONFIG=:4096:8"), workspaces_of("CUBLAS_WORKSPACE_CONFIG=$SIZES")
+    (':4096:8', None)
+    """
+    value = _assigned(text).get("CUBLAS_WORKSPACE_CONFIG", "")
+    return value if WORKSPACES.fullmatch(value) else None
 
 
 def _assigned(text: str) -> dict[str, str]:

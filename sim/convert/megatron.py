@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
-from sim.convert.environment import backend_of
+from sim.convert.environment import backend_of, workspaces_of
 from sim.convert.megatron_attention import attention_of
 from sim.convert.megatron_deepspeed import of_deepspeed
 from sim.convert.megatron_fp8 import in_8_bits, precision_of
@@ -221,6 +221,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             **fusions(s, framework),
+            "cublas_workspace_config": workspaces_of(s.text),
             "framework": framework,
             "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),

@@ -18,7 +18,7 @@ def fusions(s: Settings, framework: str) -> dict[str, Any]:
 
 
 def _grouped_experts(s: Settings, framework: str) -> bool | None:
-    """Off by default, where the framework can run experts by themselves."""
+    """Off by default, where the framework can run experts by themselves; fused operators need them grouped."""
     fused = {"use-transformer-engine-op-fuser", "moe-mlp-glu-interleave-size"} <= s.values.keys()
     grouped = s.flag("moe-grouped-gemm") or fused or "num-experts" not in s.values
     return None if grouped or not framework_at(framework, None).runs_experts_apart else False

@@ -11,7 +11,7 @@ from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import MAX_LAYERS
 from sim.inputs.units import TOKENS
-from sim.models.framework_facts import AttentionKernel
+from sim.models.framework_parts import AttentionKernel
 from sim.models.frameworks import FRAMEWORKS, framework_at
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.recipes import RecipeName
@@ -120,8 +120,11 @@ class BatchPhase(UserInput):
     global_batch_size: int = Field(ge=1, le=1_000_000_000)
 
 
+WORKSPACES = re.compile(r"(:\d{1,9}:\d{1,9}){1,9}")  # of CUBLAS_WORKSPACE_CONFIG
+
+
 def _workspaces(value: str) -> str:
-    if not re.fullmatch(r"(:\d{1,9}:\d{1,9}){1,9}", value):
+    if not WORKSPACES.fullmatch(value):
         raise ValueError("must be pairs of a size in KiB and a number, such as :4096:8")
     return value
 

@@ -8,7 +8,7 @@ from typing import Any
 from sim.core.dtypes import dtype_bytes
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
-from sim.models.framework_facts import ZeroEngine
+from sim.models.framework_parts import ZeroEngine
 from sim.models.frameworks import framework_of
 
 

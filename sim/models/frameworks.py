@@ -13,13 +13,13 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from sim.models.framework_facts import (
+from sim.models.framework_facts import Framework
+from sim.models.framework_parts import (
     COMPILED_ROUTER,
     TORCH_LOSS,
     TRANSFORMERS_ROUTER,
     ContextKernels,
     Former,
-    Framework,
     UnfusedLoss,
     ZeroEngine,
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.models.framework_facts import (
+from sim.models.framework_facts import Framework
+from sim.models.framework_parts import (
     GROUP_BYTES,
     GROUP_KERNELS,
     ContextKernels,
     Former,
-    Framework,
     RouterKernels,
     UnfusedLoss,
     ZeroEngine,

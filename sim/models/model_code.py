@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from sim.models.framework_facts import GROUPED_SIGMOID_ROUTER, SIGMOID_ROUTER, RouterKernels
+from sim.models.framework_parts import (
+    GROUPED_SIGMOID_ROUTER,
+    SIGMOID_ROUTER,
+    RouterKernels,
+)
 
 if TYPE_CHECKING:
     from sim.models.framework_facts import Framework

@@ -25,7 +25,7 @@ from sim.core.program import (
     Phase,
     Role,
 )
-from sim.models.framework_facts import AttentionKernel
+from sim.models.framework_parts import AttentionKernel
 from sim.models.frameworks import attention_picks
 from sim.prices.attention_speed import SCORES, SPARSE, attention_peak, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY

@@ -34,10 +34,10 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
         add = _biased_one_by_one if d.framework.biases_experts_one_by_one and not fused else _biased
         down = add(d, down, rows, r.experts, d.hidden)
     made = () if fused else inside("moe_act", _activated(d, activation, rows * ffn))
+    apart = d.experts_apart and r.experts > 1
+    made, joined = (_each_by_itself(made, r.experts), (_joined(d, rows),)) if apart else (made, ())
     filled, cut = ((), ()) if fused else _padding(d, moe, rows, r.experts)
-    parts = (*filled, up, *made, down, *cut)
-    if d.experts_apart and r.experts > 1:
-        parts = (*filled, up, *_each_by_itself(made, r.experts), down, *cut, _joined(d, rows))
+    parts = (*filled, up, *made, down, *cut, *joined)
     return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
 
 

@@ -410,3 +410,10 @@ def test_norms_of_queries_with_latent_attention_are_those_of_latents(tmp_path: P
     assert "mla" in data["model"]
     assert not data["model"].get("qk_norm")
     assert ("Megatron-LM needs --qk-layernorm for them" in told) != asked
+
+
+def test_workspaces_that_the_environment_sets(tmp_path: Path) -> None:
+    text = MEGATRON.replace("torchrun", "export CUBLAS_WORKSPACE_CONFIG=:4096:8\ntorchrun", 1)
+    assert text != MEGATRON
+    training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert training["cublas_workspace_config"] == ":4096:8"

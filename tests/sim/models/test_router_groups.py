@@ -7,7 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sim.models.framework_facts import COMPILED_ROUTER, PLAIN_ROUTER, RouterKernels
+from sim.models.framework_parts import (
+    COMPILED_ROUTER,
+    PLAIN_ROUTER,
+    RouterKernels,
+)
 from sim.models.frameworks import FRAMEWORKS
 from sim.models.megatron_frameworks import MEGATRON_ROUTER
 

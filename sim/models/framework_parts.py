@@ -1,0 +1,170 @@
+"""Define the parts of a framework's record: what its loss, router, context parallelism and ZeRO launch and move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+
+class UnfusedLoss(NamedTuple):
+    """Hold the kernels of a loss written in separate operators (`cross_entropy: unfused`), and the bytes they move.
+
+    All bytes are for one logit; e are those of a logit as the output matrix writes it (2 in 16 bits). The forward moves
+    e + 4 to copy 16-bit logits to fp32 (where `copies`), e for each of `reads`, and `forward_bytes`. The backward moves
+    `backward_bytes`, e for each of `backward_reads`, and 4 + e to copy the gradient back to 16 bits, or e where its
+    last kernel casts by itself (not `copies`).
+
+    `keeps`: what of all logits the backward reads. softmax: their log-softmax in fp32; logits: themselves, with each
+    row's maximum and sum, and the gradient is a second tensor of theirs.
+
+    `overwrites`: which fp32 tensor of all logits the gradient is written over. nothing: it is a tensor of its own;
+    softmax: over the softmax; logits: the softmax is written over the fp32 logits, and the gradient over that; copy:
+    likewise, but the gradient is made in 16 bits from a copy of the softmax.
+    `split_tensors`: where the vocabulary is split over ranks and nothing is overwritten, how many fp32 tensors of all
+    logits the backward holds beside the log-softmax; the forward holds one less beside the 16-bit logits.
+    """
+
+    forward_kernels: int
+    backward_kernels: int
+    forward_bytes: float
+    backward_bytes: float
+    copies: bool = True
+    reads: int = 0
+    backward_reads: int = 0
+    keeps: Literal["softmax", "logits"] = "softmax"
+    overwrites: Literal["nothing", "softmax", "logits", "copy"] = "nothing"
+    forward_token_kernels: int = 0  # beside those over all logits, on one number a token
+    backward_token_kernels: int = 0
+    split_tensors: int = 2
+    reductions: int = 3  # messages over tensor-parallel ranks: maximum, target's logit, sum of exponentials
+
+
+class RouterKernels(NamedTuple):
+    """Hold the kernels of an expert layer's router besides its matmul: scores, choice, auxiliary loss, records of it.
+
+    By token and expert: accesses of the layer's own dtype, and bytes of fp32 and less. `capacity_kernels`, forward:
+    more where experts have a capacity. `group_kernels` and `group_bytes`, forward and backward: more where groups are
+    chosen first. `torch_top_k`: torch's own kernels choose (`sim.models.top_k`)."""
+
+    forward_kernels: int
+    backward_kernels: int
+    forward_accesses: int
+    forward_bytes: float
+    backward_accesses: int
+    backward_bytes: float
+    capacity_kernels: int = 0
+    group_kernels: tuple[int, int] = (0, 0)
+    group_bytes: tuple[float, float] = (0.0, 0.0)
+    torch_top_k: bool = True
+
+
+TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
+# The choice of groups, of fp32 scores: each group's best two (4 bytes), sorted, and their sum; top-k of groups; zeros
+# and ones of them; ones copied to experts (4), as booleans (5), inverted (2); scores copied (8) and masked (9). Where
+# the masked scores themselves go on, backward copies (8) and masks (9) their gradient. The code is the same in
+# transformers/models/deepseek_v3/modeling_deepseek_v3.py (DeepseekV3TopkRouter) and in Megatron-Core's
+# transformer/moe/moe_utils.py (group_limited_topk).
+GROUP_KERNELS, GROUP_BYTES = (11, 2), (32.0, 17.0)
+# 16-bit logits, scores in fp32: softmax forward (3), backward (2). Of the masked scores only indices go on, so that
+# nothing goes backward.
+PLAIN_ROUTER = RouterKernels(
+    3, 2, 1, 8.0, 1, 8.0, group_kernels=(GROUP_KERNELS[0], 0), group_bytes=(GROUP_BYTES[0], 0.0)
+)
+# A compiler copies, converts, inverts and masks in one kernel (8 bytes).
+COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0, 0.0))
+# transformers/models/mixtral/modeling_mixtral.py (MixtralTopKRouter), as torch dispatches it. Forward: logits to fp32
+# (e + 4), softmax (8), top-k (4), the chosen weights' sum, copy and quotient. Backward: seven kernels on the chosen
+# weights, zeros of all (4) that they are put into, the softmax's (12), to 16 bits (4 + e).
+TRANSFORMERS_ROUTER = PLAIN_ROUTER._replace(
+    forward_kernels=6, backward_kernels=11, forward_bytes=16.0, backward_bytes=20.0
+)
+# Routers with sigmoids, as torch dispatches them (transformers/models/hy_v3/modeling_hy_v3.py: HYV3TopKRouter.forward).
+# Forward: sigmoid (8), the experts' biases added (8), top-k in two kernels (4), the chosen experts' scores looked up;
+# then on those scores the sum, a small number added to it, the quotient and the scale. Backward: eight kernels on the
+# chosen scores, zeros for all experts (4) with the chosen ones' gradients added in, the sigmoid's (12).
+SIGMOID_ROUTER = PLAIN_ROUTER._replace(forward_kernels=9, backward_kernels=11, forward_bytes=20.0, backward_bytes=16.0)
+# DeepSeek V3's also chooses groups, even if there is one (deepseek_v3/modeling_deepseek_v3.py:
+# DeepseekV3TopkRouter.forward), and copies the scores before it divides them. With several groups one kernel more
+# copies the groups' mask to all experts.
+GROUPED_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
+    forward_kernels=20, forward_bytes=48.0, group_kernels=(1, 0), group_bytes=(4.0, 0.0)
+)
+AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
+
+
+class ContextKernels(NamedTuple):
+    """Hold what a framework's context parallelism does around its attention kernels and messages.
+
+    `copies`: tensors are copied before and after messages, sums have 16 bits, and with cp_method all_to_all the
+    backward exchanges the output, too. `blocks`: gathered keys and values are used one rank's block after the other,
+    as in a ring, and their gradients go round. `fp32_sums`: outputs and gradients of blocks are added up in fp32, each
+    time over all of a rank's tokens, and gradients are sent so. `waits`: attention waits for each message.
+    """
+
+    copies: bool = False
+    blocks: bool = False
+    fp32_sums: bool = False
+    waits: bool = False
+
+
+class ZeroEngine(NamedTuple):
+    """Hold how a framework reduces gradients and gathers parameters. Tuples list ZeRO stages.
+
+    `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `at_once_at`: in one
+    message after the last backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`:
+    `alone_at`: `dp_sync` is after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`;
+    `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a bucket: at least so many, and
+    so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first rank's first stage alone fills
+    buckets, every other stage has one. `buckets_shards`: with ZeRO-3 a layer's gradients are reduced in such buckets,
+    too. `closes_before`: a bucket is sent before a tensor would make it larger than `bucket_bytes`, not after.
+
+    `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
+    dtype of the reduction; `views_accesses`: in the layers' dtype, where gradients of views are joined to one of the
+    flat parameter. `joining_kernels`: of these, for each tensor and for each message.
+    `buffers`: tensors of a bucket's size that stay; there is one more where reductions overlap with ZeRO-1 or -2, and
+    one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
+    the optimizer reads an fp32 copy of it. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
+    gradients lies in host memory. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the last of
+    the forward stay for the backward.
+
+    `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
+    allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
+    allocated on a stream of their own, `shards_apart` that a gradient's shards are (torch/distributed/fsdp/
+    _fully_shard/_fsdp_collectives.py: `foreach_all_gather`, `foreach_all_gather_copy_out`, `foreach_reduce`).
+    """
+
+    all_reduced_at: tuple[int, ...] = ()
+    at_once_at: tuple[int, ...] = ()
+    alone_at: tuple[int, ...] = ()
+    gathers_ahead: bool = True
+    bucket_bytes: int = 25 * 2**20
+    gather_bucket_bytes: int | None = None
+    bucket_elements: tuple[int, int] | None = None
+    first_stage_alone: bool = False
+    buckets_shards: bool = False
+    closes_before: bool = False
+    joining_accesses: int = 0
+    views_accesses: int = 0
+    joining_kernels: tuple[int, int] = (0, 0)
+    buffers: int = 0
+    shard_bytes: float = 0.0
+    on_host_at: tuple[int, ...] = ()
+    live_elements: int = 0
+    copies_gathered: bool = True
+    gathers_apart: bool = True
+    shards_apart: bool = True
+
+    def bucket_bytes_of(self, dp: int, element_bytes: float) -> int:
+        """Return the size of a bucket of gradients of `element_bytes` each, among `dp` ranks."""
+        if self.bucket_elements is None:
+            return self.bucket_bytes
+        least, each = self.bucket_elements
+        return round(max(least, each * dp) * element_bytes)
+
+
+class Former(NamedTuple):
+    """Hold facts of releases before the month `until` ("2025-02"), by name, and their source."""
+
+    until: str
+    facts: Mapping[str, object]
+    source: str
