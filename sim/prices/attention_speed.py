@@ -38,8 +38,8 @@ three products (mem_eff_attention/gemm_kernel_utils.h: OpMultiplyAddFastF32). So
 42 TFLOP/s forward and 36 backward on an H200, which measured 35 and 28 (scenarios/cuda/h200.json). On AMD's chips torch
 runs AOTriton's kernels, which multiply fp32 as fp32 (Triton's AMD compiler.py: `default_dot_input_precision`, "ieee").
 
-With 8 bits (Transformer Engine's fp8_dpa) the matmuls take half of their time at 16 bits' peak, and everything else as
-long as before: exponentials, sums and the memory between them. So a kernel of efficiency 0.75 gains a factor of 1.6.
+With 8 bits (Transformer Engine's fp8_dpa) the matmuls at full speed take half as long as in 16 bits. Everything else
+takes as long as in 16 bits: exponentials, sums, and memory. So a kernel of efficiency 0.75 is 1.6 times as fast.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class AttentionPeak(NamedTuple):
     own: float
 
     def reached(self, efficiency: float) -> float:
-        """FLOP/s of a kernel that reaches `efficiency` in the stated dtype. What its matmuls do not take stays."""
+        """FLOP/s of a kernel that reaches `efficiency` in the stated dtype. In its own dtype the matmuls at full speed
+        take less time, and the kernel takes as much less."""
         return 1.0 / (1.0 / (self.stated * efficiency) - 1.0 / self.stated + 1.0 / self.own)
 
 
