@@ -163,6 +163,8 @@ def _recomputation(s: Scenario, t: Training) -> Iterator[Problem]:
             found,
             "selective_op with model.merged_projections: true, as in the bundled layer",
         )
+    if t.recompute.early_stop is False:
+        yield "training.recompute.early_stop", "false", "true (what torch's checkpoint does)"
     if t.recompute.mode == "selective" and t.recompute.modules != ("core_attn",):
         yield "training.recompute.modules", list(t.recompute.modules), "core_attn"
 

@@ -21,6 +21,7 @@ from sim.inputs.input_source import Source, show
 from sim.inputs.model_input import resolve_model
 from sim.inputs.parallelism import split_layers
 from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_POLICIES, TITAN_SCHEDULES
+from sim.models.frameworks import FRAMEWORKS
 from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
@@ -189,8 +190,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
     split = s.size("parallelism.pipeline_parallel_microbatch_size", 1)
     whole = s.integer("training.global_batch_size", -1)
     compiles = s.flag("training.compile") or s.flag("compile.enable")
-    components = s.listed("compile.components") or ["model", "loss"]
-    parts = components if compiles else []
+    parts = (s.listed("compile.components") or ["model", "loss"]) if compiles else []
     given = s.take("model.converters")
     converters = given if isinstance(given, str) else " ".join(s.listed("model.converters"))  # a text in older files
     dtype = str(s.take("training.dtype", "float32"))
@@ -207,6 +207,7 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         sections = " and ".join(sorted({f"[{name.partition('.')[0]}]" for name in off}))
         s.notes.append(f"{sections} without effect, precision {precision}: model.converters does not name it")
     s.take("training.steps")
+    framework = "compiled" if "model" in parts else "eager"
     low_parameters = dtype == "bfloat16"
     reduced = {"bfloat16": "bf16", "float32": "fp32" if low_parameters else None}
     reduces = s.choice("training.mixed_precision_reduce", reduced, "float32")  # FSDP's; a DDP has none
@@ -218,10 +219,10 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
         **({"fp8_recipe": str(recipe)} if precision == "fp8" and recipe else {}),
         **(ALL_IN_BF16 if low_parameters else {"param_dtype": "fp32"}),
         **({"grad_reduce_dtype": reduces} if layout["zero"] == 3 and reduces else {}),
-        "framework": "compiled" if "model" in parts else "eager",
+        "framework": framework,
         **_cross_entropy(s, "loss" in parts),
         "gradient_clipping": (s.number("training.max_norm", 1.0) or 0.0) > 0,
-        "recompute": _recompute(s),
+        "recompute": _recompute(s, framework),
         **_offload(s, layout["zero"] == 3),
     }
 
@@ -241,13 +242,16 @@ def _cross_entropy(s: Settings, compiled: bool) -> dict[str, Any]:
     return {"cross_entropy": "fused"} if compiled else {}
 
 
-def _recompute(s: Settings) -> Any:
-    s.take("activation_checkpoint.early_stop")  # what a layout's framework does, no key says
+def _recompute(s: Settings, framework: str) -> Any:
+    early = s.flag("activation_checkpoint.early_stop")
+    stops = {} if early == FRAMEWORKS[framework].checkpoint_stops_early else {"early_stop": early}
     mode = str(s.take("activation_checkpoint.mode", "selective"))
     option = str(s.take("activation_checkpoint.selective_ac_option", "2"))
     if mode not in ("none", *TITAN_POLICIES.values()):
         allowed = ", ".join(("none", *TITAN_POLICIES.values()))
         raise InputError(f"{s.file}: activation_checkpoint.mode: found {show(mode)}; can be simulated: {allowed}")
     if mode != "selective":
-        return mode
-    return "selective_op" if option == "op" else {"mode": "full", "every": int(option)} if option.isdigit() else "none"
+        return {"mode": mode, **stops} if mode == "full" and stops else mode
+    if option.isdigit():
+        return {"mode": "full", "every": int(option), **stops}
+    return "selective_op" if option == "op" else "none"

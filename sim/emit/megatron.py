@@ -22,6 +22,7 @@ from sim.models.frameworks import framework_of, frees_gradients
 from sim.models.megatron_frameworks import FUSED_ROUTER, MEGATRON_ZERO
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
+from sim.models.recompute import stops_early
 
 INTERLEAVED = "interleaved_1f1b"
 VERSION = "# Megatron-LM as of November 2025 (000c4ac) to megatron-core 0.19.2 (September 2026)"
@@ -140,6 +141,8 @@ class Megatron(Emission):
             self.refuse("training.recompute", "has no such policy of recomputation", r.mode)
         does = "recomputes the first layers of each stage (recompute.layers)"
         self.has_only("training.recompute.every", (None,), does)
+        if r.mode == "full" and stops_early(self.scenario):
+            self.notes.append("recompute full: Megatron-LM runs a layer again to its end, also what no gradient needs")
 
     def _variations(self) -> dict[str, Flags]:
         """Flags by the key of a model that needs them; none where Megatron-LM is so by itself."""

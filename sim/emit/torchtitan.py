@@ -192,7 +192,9 @@ class Titan(Emission):
             self.refuse("training.recompute", "recomputes by operator (selective_op) or by layer", r.mode)
         self.has_only("training.recompute.layers", (None,), "recomputes every n-th layer (recompute.every)")
         if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
-            return {"mode": "selective", "selective_ac_option": "op" if r.mode == "selective_op" else str(r.every)}
+            option = "op" if r.mode == "selective_op" else str(r.every)
+            stops = {} if r.mode == "selective_op" else {"early_stop": stops_early(self.scenario)}
+            return {"mode": "selective", "selective_ac_option": option, **stops}
         if r.mode == "full":
             return {"mode": "full", "early_stop": stops_early(self.scenario)}
         return {"mode": "none"}

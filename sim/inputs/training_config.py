@@ -25,11 +25,13 @@ LOSES_OUTPUT: tuple[RecomputeModule, ...] = ("moe_act", "layernorm", "mla_up_pro
 
 class Recompute(UserInput):
     """Activations that are computed again before the backward. With mode full, `layers`: so many; `every`: each n-th
-    one. With mode selective, `modules`: the parts of a layer, under Megatron-Core's names."""
+    one; `early_stop`: up to the last tensor that the backward needs (None: as the framework does). With mode selective,
+    `modules`: the parts of a layer, under Megatron-Core's names."""
 
     mode: RecomputeMode
     layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)
     every: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
+    early_stop: bool | None = None
     modules: Annotated[tuple[RecomputeModule, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=7)] = (
         "core_attn",
     )
@@ -47,6 +49,7 @@ def _recompute_schema() -> WithJsonSchema:
         "mode": modes,
         "layers": {"type": ["integer", "null"]},
         "every": {"type": ["integer", "null"]},
+        "early_stop": {"type": ["boolean", "null"]},
         "modules": {"type": "array", "items": {"enum": list(get_args(RecomputeModule))}},
     }
     mapping = {"type": "object", "properties": fields, "required": ["mode"], "additionalProperties": False}

@@ -307,9 +307,11 @@ def _recompute(sections: Sections, t: Training) -> Problems:
     path, recompute, model = ("training", "recompute"), t.recompute, sections.model
     if recompute.layers is not None and recompute.every is not None:
         yield path, "found both layers and every; give one of the two"
-    for key in ("layers", "every"):
+    for key in ("layers", "every", "early_stop"):
         if getattr(recompute, key) is not None and recompute.mode != "full":
             yield (*path, key), f"cannot be given with mode {recompute.mode}; only mode full takes it"
+    if recompute.early_stop and framework_of(t).checkpoint_stops_early is None:
+        yield (*path, "early_stop"), f"found true; framework {t.framework} runs whole layers again"
     yield from _modules(recompute, model)
     if recompute.layers is not None and recompute.layers > model.layers:
         yield (*path, "layers"), f"found {recompute.layers}; must be at most model.layers ({model.layers})"

@@ -88,15 +88,14 @@ def _alone(s: Layout) -> str:
 
 
 def _zero(s: Layout) -> str:
-    """Of the ZeRO stage: one rank shards nothing, but DeepSpeed's engine has buffers, and FSDP casts and recomputes in
-    its own way, with one rank too."""
-    t, p = s.training, s.parallelism
+    """Of the ZeRO stage: one rank shards nothing, but DeepSpeed's engine has buffers, and FSDP casts, with one rank
+    too."""
+    t = s.training
     if t is None or not (why := _alone(s)):
         return ""
     framework = framework_of(t)
     casts = t.param_dtype == "fp32" and t.precision != "fp32"
-    stops = p.zero == 3 and t.recompute.mode == "full" and framework.checkpoint_stops_early
-    return "" if framework.zero.buffers or casts or stops else why
+    return "" if framework.zero.buffers or casts else why
 
 
 def _only_with_zero(*stages: int) -> Callable[[Layout], str]:

@@ -238,9 +238,10 @@ class Framework(Struct, frozen=True):
     copied back by a kernel of its own [nanotron: distributed.py, all_gather_coalesced]"""
     accumulates_in_a_row: bool = False
     """default of `parallelism.accumulate_in_a_row` [Llama Team 2024, section 3.3.2]"""
-    checkpoint_stops_early: bool = True
-    """with ZeRO-3, recomputation ends at the last tensor that the backward needs [torch.utils.checkpoint:
-    early_stop]"""
+    checkpoint_stops_early: bool | None = True
+    """default of `recompute.early_stop`: full recomputation ends at the last tensor that the backward needs; None: the
+    framework has a checkpoint of its own, which never does [torch.utils.checkpoint: early_stop, unless `use_reentrant`]
+    """
     kernels_after_loss_check: int = 0
     """kernels that the host issues once it has read whether a micro-batch's loss is a number; the device waits
     [pretrain_gpt.py: loss_func; core/pipeline_parallel/schedules.py: forward_step_calc_loss]"""

@@ -36,9 +36,11 @@ LOSS_PARALLEL = TORCH_LOSS._replace(split_tensors=3)
 COMPILED_LOSS = UnfusedLoss(3, 1, 0.0, 0.0, copies=False, reads=1, backward_reads=1, keeps="logits")
 # torch has FlashAttention-2 from 2.2 on, and had the first before. It prefers cuDNN's kernel on Hopper and Blackwell
 # where cuDNN is above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
-TORCH_ATTENTION = (
+TORCH_CHECKPOINT = Former("2023-10", {"checkpoint_stops_early": False}, "torch 2.1: set_checkpoint_early_stop")
+TORCH_RELEASES = (
     Former("2026-03", {"attention_kernel": "torch_2024"}, "torch 2.11: check_prefer_cudnn_attention"),
     Former("2024-02", {"attention_kernel": "flash1"}, "torch 2.2: FlashAttention-2 in place of the first"),
+    TORCH_CHECKPOINT,
 )
 _COMPILED = Framework(
     "compiled",  # plain torch code under torch.compile
@@ -59,13 +61,16 @@ _COMPILED = Framework(
     loss=COMPILED_LOSS,
     router=COMPILED_ROUTER,
     uses_torch_compile=True,
+    checkpoint_stops_early=False,  # torchtitan, config/job_config.py: ActivationCheckpoint.early_stop
     emitted_for=("torchtitan",),
     family="torch",
     former=(
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
         # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
         Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
+        Former("2025-09", {"checkpoint_stops_early": True}, "torchtitan pull request 1580: early_stop in its config"),
         Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
+        TORCH_CHECKPOINT,
     ),
 )
 _TRANSFORMERS = Framework(
@@ -97,7 +102,8 @@ _TRANSFORMERS = Framework(
             {"experts_in_param_dtype": False, "cuts_expert_halves": False},
             "Transformers before 5.0: each expert has linear layers",
         ),
-        *TORCH_ATTENTION,
+        Former("2026-01", {"checkpoint_stops_early": False}, "modeling_utils.py before 5.0: use_reentrant is true"),
+        *TORCH_RELEASES,
     ),
 )
 # deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
@@ -134,7 +140,7 @@ _RECORDS = (
         emitted_for=("torchtitan", "megatron"),
         measurable=True,
         family="torch",
-        former=TORCH_ATTENTION,
+        former=TORCH_RELEASES,
     ),
     MEGATRON,
     MEGATRON_BRIDGE,
@@ -150,7 +156,7 @@ _RECORDS = (
         adapters_in_fp32=True,
         emitted_for=(),
         family="",
-        former=TORCH_ATTENTION,
+        former=TORCH_RELEASES,
     ),
     _TRANSFORMERS,
     replace(
@@ -201,10 +207,13 @@ _RECORDS = (
                 {"attention_kernel": "triton_2022", "attention_copies": 0},
                 "llm-foundry: `attn_impl: triton`, llmfoundry/models/layers/flash_attn_triton.py",
             ),
+            TORCH_CHECKPOINT,
+            Former("2023-05", {"cross_entropy": "unfused"}, "mosaicml/examples, mosaic_gpt.py: ComposerMosaicGPT.loss"),
         ),
     ),
     Framework(
         "nanotron",
+        checkpoint_stops_early=False,  # utils.py: checkpoint_method calls torch's reentrant checkpoint
         fuses_rmsnorm=True,  # nn/layer_norm.py: flash-attn's Triton kernels; one pass backward makes both gradients
         norm_backward_accesses=3,
         # flash_attn/ops/triton/layer_norm.py: `_dw.sum(0).to(weight.dtype)` behind it, and the sum in fp32

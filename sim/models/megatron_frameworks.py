@@ -95,7 +95,7 @@ MEGATRON = Framework(
     runs_experts_apart=True,
     engine_workspaces=1,
     grouped_streams=4,
-    checkpoint_stops_early=False,
+    checkpoint_stops_early=None,
     autocasts=False,  # core/transformer/module.py: Float16Module
     # The mask's sum, copied and cast (3); loss and sum as one record (2); the loss by tokens and micro-batches (3).
     kernels_after_loss_check=8,

@@ -6,9 +6,9 @@
 - selective_op: of the layer's matmuls every second runs again, and everything that is no matmul, and grouped matmuls;
   outputs of the other matmuls, of fused attention, of reduce-scatters and of all-to-alls are kept (torchtitan,
   distributed/activation_checkpoint.py: `default_activation_checkpoint_policy`);
-- full: the layer's forward runs again, communication included; only its input is kept. Under FSDP (`zero: 3`) by
-  torch's checkpoint, which stops at the last tensor that the backward needs. `layers: n`: the first n layers of
-  each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the model.
+- full: the layer's forward runs again, communication included; only its input is kept. torch's checkpoint stops at the
+  last tensor that the backward needs (`early_stop`). `layers: n`: the first n layers of each stage (Megatron's block
+  method, per virtual stage); `every: k`: each k-th layer of the model.
 """
 
 from __future__ import annotations
@@ -113,9 +113,12 @@ def _place_in_stage(stage_layers: Sequence[int], layer: int) -> int:
 
 
 def stops_early(scenario: Scenario) -> bool:
-    """Tell whether full recomputation is torch's checkpoint around FSDP's units; Megatron's own reruns whole layers."""
+    """Tell whether full recomputation ends at the last tensor that the backward needs: as the scenario says, else as
+    the framework's checkpoint does."""
     t = scenario.training
-    return scenario.parallelism.zero == 3 and t is not None and framework_of(t).checkpoint_stops_early
+    if t is None or t.recompute.early_stop is not None:
+        return t is not None and bool(t.recompute.early_stop)
+    return bool(framework_of(t).checkpoint_stops_early)
 
 
 def modules_of(scenario: Scenario) -> tuple[RecomputeModule, ...]:
@@ -151,18 +154,16 @@ def keep(
 
 
 def _until_last_saved(parts: Sequence[Operator]) -> Program:
-    """A forward up to the last tensor kept: all of it but, without dropout, the last matmul and its residual sum.
+    """A forward up to the last tensor kept: all of it but, without dropout, the last matmul, the sum of its result over
+    tensor-parallel ranks, and the residual sum.
 
-    torch.utils.checkpoint (not reentrant, from 2.1): what comes after the last tensor saved is not run. Where that
-    would leave out a message, which other ranks count on, everything is.
+    torch.utils.checkpoint (not reentrant, from 2.1): what comes after the last tensor saved is not run, messages
+    included, on all ranks alike.
     """
     last = max((i for i, p in enumerate(parts) if saved_of([p])), default=-1)
     kept_inputs = last >= 0 and all(s.role is TensorRole.INPUT for s in saved_of([parts[last]]))
     casts = [i for i in parts[last].forward if isinstance(i, Compute) and i.kind == "cast"] if kept_inputs else []
-    again = forward_of(parts[: last + (not kept_inputs)]) + tuple(casts)
-    whole = forward_of(parts)
-    sent = [sum(isinstance(i, Comm) for i in program) for program in (again, whole)]
-    return again if sent[0] == sent[1] else whole
+    return forward_of(parts[: last + (not kept_inputs)]) + tuple(casts)
 
 
 def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Saved]]:

@@ -50,6 +50,11 @@ DETERMINISTIC_WORKSPACE = ":4096:8"
 # NVIDIA's MLPerf submissions without adapters, since this round (conf/custom.yaml: CROSS_ENTROPY_LOSS_FUSION).
 FUSES_LOSS_SINCE = "v4.1"
 NATIVE_LOSS = "native cross-entropy fusion"  # in a row's notes on what was read; the row itself calls it unfused
+# Part of a row's id in tables of llm-foundry's benchmark: `precision` and `fsdp_config.mixed_precision`. The month is that
+# of the software that has such values. Composer called it amp_bf16 from December 2022 on (pull request 1761), and
+# mosaicml/examples' submit_benchmarks.py has bf16, PURE and an image of torch 1.13.1. llm-foundry's one writes `amp_` and
+# leaves DEFAULT; its sweep.sh names images of torch 2.0.1 and 2.1.
+COMPOSER_DATES = {"_amp_": "2023-10", "_bf16_pure_": "2023-02"}
 # Words of an assumption that is stated: many jobs, whose messages delayed each other.
 SHARED = "shared cluster"
 
@@ -107,11 +112,14 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of `training` that the table's `software`, the row's `run.settings` and its `id` say."""
     text = software if isinstance(software, str) else ""
     out: dict[str, Any] = {}
-    date = _row_date(text, row) or software_date(text) or software_date(str(row.get("group", "")))
-    if date is not None:
-        out["software_date"] = date
     named = [name for words, name in TRAINERS.items() if re.match(rf"\W*{words}\b", text, re.IGNORECASE)]
     out |= {"framework": named[0]} if named else {}
+    of_composer = COMPOSER_DATES if named[:1] == ["composer"] else {}
+    by_precision = [month for words, month in of_composer.items() if words in str(row.get("id", ""))]
+    date = next(iter(by_precision), None) or _row_date(text, row) or software_date(text)
+    date = date or software_date(str(row.get("group", "")))
+    if date is not None:
+        out["software_date"] = date
     said = [RECIPES[word] for word in re.findall(r"[a-z0-9-]+", str(row.get("id", ""))) if word in RECIPES]
     out |= {"fp8_recipe": said[0]} if said else {}
     run = row.get("run")

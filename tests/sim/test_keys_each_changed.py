@@ -57,7 +57,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "optimizer_dtype": ("int8",),
         "master_weights": (False,),
         "gradient_clipping": (False,),
-        "recompute": ("full", {"mode": "selective", "modules": ["mlp"]}),
+        "recompute": ("full", {"mode": "full", "early_stop": False}, {"mode": "selective", "modules": ["mlp"]}),
         "attention": ("unfused",),
         "attention_kernel": ("flash3",),
         "indexer": ("frozen",),

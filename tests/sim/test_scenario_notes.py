@@ -128,7 +128,6 @@ def took(scenario: Scenario) -> tuple[float, float]:
         ({"pp": 2}, {"grad_reduce_dtype": "bf16"}, {"tied_embeddings": True}, []),
         ({"pp": 2, "schedule": "dualpipe"}, {"grad_reduce_dtype": "bf16"}, {}, []),
         ({"zero": 3}, {}, {}, ["parallelism.zero"]),
-        ({"zero": 3}, {"recompute": "full"}, {}, []),  # torch's checkpoint around FSDP's units
         ({"zero": 3}, {"param_dtype": "fp32"}, {}, []),  # FSDP casts, in the place of autocast
         ({"zero": 1}, {"framework": "deepspeed"}, {}, []),  # whose engine has buffers
     ],

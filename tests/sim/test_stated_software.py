@@ -213,3 +213,10 @@ def test_a_row_s_program_names_the_model_and_whose_modules_ran() -> None:
 def test_a_family_without_words_keeps_its_nearest_description() -> None:
     found = _ran({"model_type": "nobody's"})
     assert found == {"model": {"layers": 2}, "training": {"seq_len": 8, "framework": "transformers"}}
+
+
+def test_a_precisions_name_dates_a_row_of_llm_foundrys_benchmark(tmp_path: Path) -> None:
+    """Composer's `bf16` and `PURE` are older than `amp_bf16` and `DEFAULT`; torch's checkpoint changed between them."""
+    table = "Composer + PyTorch FSDP (PyTorch 1.13 era)"
+    ids = ("mpt_13b_n8_bf16_pure_z3_ck1", "mpt_13b_n8_amp_bf16_default_z3_ck1", "mpt_13b")
+    assert [training(tmp_path, table, {"id": i})["software_date"] for i in ids] == ["2023-02", "2023-10", "2022-10"]

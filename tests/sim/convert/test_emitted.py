@@ -14,6 +14,7 @@ from sim.inputs.shipped import shipped_scenarios
 from sim.models.balance import with_balanced_stages
 from sim.models.frameworks import frees_gradients
 from sim.models.recipes import recipe_of
+from sim.models.recompute import stops_early
 from sim.simulation import simulate
 from tests.sim.convert.converting import converted
 from topology.presets import CLUSTERS
@@ -33,8 +34,13 @@ def emitted() -> list[tuple[str, str, str]]:
 
 
 def scenario_for(path: Path, trainer: str) -> Scenario:
-    """The scenario; for torchtitan with parameters in fp32, which it keeps."""
-    return load_scenario(path, ["training.param_dtype=fp32"] if trainer.startswith("torchtitan") else [])
+    """The scenario; for torchtitan with parameters in fp32, which it keeps, and for its Python with whole reruns."""
+    kept = ["training.param_dtype=fp32"] if trainer.startswith("torchtitan") else []
+    scenario = load_scenario(path, kept)
+    again = scenario.training is not None and scenario.training.recompute.mode == "full"
+    if trainer == "torchtitan-python" and again and stops_early(scenario):
+        return load_scenario(path, [*kept, "training.recompute.early_stop=false"])
+    return scenario
 
 
 WRITTEN = emitted()

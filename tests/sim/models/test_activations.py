@@ -153,18 +153,48 @@ def test_full_recompute_holds_one_layer_again():
 
 
 def test_a_full_rerun_stops_at_the_last_tensor_needed():
-    """Torch's checkpoint, as under FSDP, leaves the last matmul out; with dropout its mask is needed."""
+    """Torch's checkpoint leaves the last matmul out, and the message behind it; with dropout its mask is needed."""
 
-    def rerun(model, style="eager", zero=3, **parallelism):
-        training = {"recompute": "full", "framework": style, "global_batch_size": 4}
-        block = layer_block(make(model, training, dp=2, zero=zero, **parallelism), 0)
+    def rerun(model, style="eager", date=None, stops=None, **parallelism):
+        again = {"mode": "full", "early_stop": stops}
+        training = {"recompute": again, "framework": style, "software_date": date, "global_batch_size": 4}
+        block = layer_block(make(model, training, dp=2, **parallelism), 0)
         again, whole = ([getattr(i, "name", "") for i in p] for p in (block.recompute, block.forward))
         assert again == whole[: len(again)]
         return whole[len(again) :]
 
-    assert rerun(GPT) == rerun(LLAMA) == ["mlp_down", "mlp_residual"]
-    assert rerun(GPT, tp=2)[:1] != ["mlp_down"]  # its result is summed over ranks, who all take part
-    assert rerun(DROPOUT) == rerun(GPT, "megatron") == rerun(GPT, zero=0) == []
+    assert rerun(GPT) == rerun(LLAMA) == rerun(GPT, zero=3) == ["mlp_down", "mlp_residual"]
+    summed = rerun(GPT, tp=2)  # the sum over ranks, too
+    assert [summed[0], summed[-1]] == ["mlp_down", "mlp_residual"]
+    assert len(summed) > 2
+    assert rerun(DROPOUT) == rerun(GPT, "megatron") == rerun(GPT, stops=False) == []
+    # torch 2.1; torchtitan's switch, since September 2025; Transformers 5
+    assert rerun(GPT, date="2023-09") == rerun(LLAMA, "compiled") == rerun(LLAMA, "transformers", "2025-06") == []
+    assert rerun(LLAMA, "compiled", "2025-06") == rerun(LLAMA, "transformers") == ["mlp_down", "mlp_residual"]
+
+
+def test_torch_skips_the_message_behind_the_last_saved_tensor():
+    """torch.utils.checkpoint: what follows the last tensor that a backward needs does not run again, on any rank."""
+    torch = pytest.importorskip("torch", reason="it runs torch's checkpoint")
+    from torch.utils.checkpoint import checkpoint
+
+    sent = []
+
+    class Summed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            sent.append("all_reduce")
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    first, last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8, bias=False)
+    x = torch.randn(4, 8, requires_grad=True)
+    y = checkpoint(lambda x: x + Summed.apply(last(torch.relu(first(x)))), x, use_reentrant=False)
+    y.sum().backward()
+    assert sent == ["all_reduce"]
 
 
 def test_empty_weight_gradients_of_transformer_engine():
