@@ -237,7 +237,7 @@ _flash1_heads = partial(_heads, "FlashAttention-1 (fmha_api.cpp)", 64.0)
 _triton_heads = partial(_heads, "flash_attn_triton.py (BLOCK_HEADDIM)", 64.0)
 
 A100_FLASH = (
-    _flash("attention", (0.481, 0.483, 0), 241, 0.568, _TRITON)
+    _flash("attention", (0.483, 0.484, 0), 210, 0.575, _TRITON)
     | _flash("flash1", (0.364, 0.304, 0), 81, 0.85, _FLASH)
     | _flash("flash2", (0.651, 0.735, 0), 284, 0.85, _FLASH)
     | _triton_heads("attention")
@@ -259,7 +259,7 @@ H100_FLASH = (
     | _flash("torch", (0.47, 0.621, 0.621), 140, 0.85, _TORCH_ON_HOPPER)
     | {f"{name}_group_sums": (1.0, _SUMS) for name in ("attention", "flash2", "torch_2024")}
     | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
-    | _flash("triton_2022", (0.245, 0.254, 0), 241, 0.568, _TRITON_H100)
+    | _flash("triton_2022", (0.246, 0.255, 0), 210, 0.575, _TRITON_H100)
     | _flash("flash3", (0.51, 0.698, 0.791), 283, 0.85, _FLASH)
     | _flash("cudnn", (0.417, 0.621, 0.621), 140, 0.85, _FLASH)
     | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))

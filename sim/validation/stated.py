@@ -2,7 +2,8 @@
 
 A scenario that was published years ago names no `training.framework` of ours, no `software_date` and no switches of the
 launch script; the table's `software` and a row's `run.settings` do. How fp8 is scaled a row's `id` alone tells. That
-other jobs used the network while collectives were measured, its `assumptions` say. Keys that a row states itself stand.
+other jobs used the network while collectives were measured, its `assumptions` say. Keys that a row states itself stand,
+unless the table's maker concluded them and the trainer's source says otherwise.
 """
 
 from __future__ import annotations
@@ -50,11 +51,14 @@ DETERMINISTIC_WORKSPACE = ":4096:8"
 # NVIDIA's MLPerf submissions without adapters, since this round (conf/custom.yaml: CROSS_ENTROPY_LOSS_FUSION).
 FUSES_LOSS_SINCE = "v4.1"
 NATIVE_LOSS = "native cross-entropy fusion"  # in a row's notes on what was read; the row itself calls it unfused
-# Part of a row's id in tables of llm-foundry's benchmark: `precision` and `fsdp_config.mixed_precision`. The month is that
-# of the software that has such values. Composer called it amp_bf16 from December 2022 on (pull request 1761), and
-# mosaicml/examples' submit_benchmarks.py has bf16, PURE and an image of torch 1.13.1. llm-foundry's one writes `amp_` and
-# leaves DEFAULT; its sweep.sh names images of torch 2.0.1 and 2.1.
+# Part of a row's id in tables of llm-foundry's benchmark: `precision` and `fsdp_config.mixed_precision`. The month is
+# that of the software that has such values. Composer called it amp_bf16 from December 2022 on (pull request 1761), and
+# submit_benchmarks.py of mosaicml/examples has bf16, PURE and an image of torch 1.13.1. That of llm-foundry writes
+# `amp_` and leaves DEFAULT; its sweep.sh names images of torch 2.0.1 and 2.1.
 COMPOSER_DATES = {"_amp_": "2023-10", "_bf16_pure_": "2023-02"}
+# What a table's maker concluded of a trainer's models, in words, and the key of `model` that the trainer's source sets
+# otherwise. llm-foundry, models/mpt/configuration_mpt.py: `no_bias` is false; no file of scripts/train/yamls sets it.
+CONCLUDED = {"composer": ("no biases", "bias")}
 # Words of an assumption that is stated: many jobs, whose messages delayed each other.
 SHARED = "shared cluster"
 
@@ -187,17 +191,33 @@ def with_adapter_dropout(training: dict[str, Any], assumptions: object) -> dict[
     >>> with_adapter_dropout({}, said)
     {}
     """
-    found = [re.search(r"\badapter dropout (0?\.\d+)", fact) for fact in _stated_facts(assumptions)]
+    found = [re.search(r"\badapter dropout (0?\.\d+)", fact) for fact in _facts(assumptions, stated=True)]
     stated = [float(match[1]) for match in found if match]
     if not stated or not isinstance(training.get("lora"), Mapping):
         return training
     return training | {"lora": {"dropout": stated[0], **training["lora"]}}
 
 
-def _stated_facts(assumptions: object) -> list[str]:
-    """The facts of a table's `assumptions` that its source states."""
+def without_concluded(scenario: dict[str, Any], assumptions: object) -> dict[str, Any]:
+    """A row's scenario without keys that its table's maker concluded and the trainer's source sets otherwise.
+
+    >>> said = [{"fact": "GPT with learned positions, no biases", "basis": "definition"}]
+    >>> without_concluded({"model": {"bias": False}, "training": {"framework": "composer"}}, said)["model"]
+    {}
+    """
+    training, model = scenario.get("training"), scenario.get("model")
+    framework = training.get("framework") if isinstance(training, Mapping) else None
+    words, key = CONCLUDED.get(str(framework), ("", ""))
+    said = _facts(assumptions, stated=False)
+    if not words or not isinstance(model, Mapping) or not any(words in fact for fact in said):
+        return scenario
+    return scenario | {"model": {name: value for name, value in model.items() if name != key}}
+
+
+def _facts(assumptions: object, stated: bool) -> list[str]:
+    """The facts of a table's `assumptions` that its source states, or the others."""
     listed = assumptions if isinstance(assumptions, list) else []
-    return [str(x.get("fact")) for x in listed if isinstance(x, Mapping) and x.get("basis") == "stated"]
+    return [str(x.get("fact")) for x in listed if isinstance(x, Mapping) and (x.get("basis") == "stated") is stated]
 
 
 def with_other_jobs(scenario: dict[str, Any], assumptions: object) -> dict[str, Any]:
@@ -211,6 +231,6 @@ def with_other_jobs(scenario: dict[str, Any], assumptions: object) -> dict[str, 
     cluster = scenario.get("cluster")
     stated = cluster.get("inter_node") if isinstance(cluster, Mapping) else None
     spread = same_nics(stated).get("spread", 0.0)
-    if not spread or not any(SHARED in fact for fact in _stated_facts(assumptions)):
+    if not spread or not any(SHARED in fact for fact in _facts(assumptions, stated=True)):
         return scenario
     return dict(merge({"cluster": {"inter_node": {"spread": spread}}}, scenario))

@@ -21,7 +21,7 @@ from sim.inputs.plain_data import listed, mapping
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
-from sim.validation.stated import with_adapter_dropout, with_other_jobs, with_stated
+from sim.validation.stated import with_adapter_dropout, with_other_jobs, with_stated, without_concluded
 from sim.validation.what_ran import with_what_ran
 
 FORMAT = "measurements/1"
@@ -77,6 +77,7 @@ def _row(
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
             training = with_adapter_dropout(scenario["training"], assumptions)
             scenario = scenario | {"training": with_stated(training, software[0], row)}
+            scenario = without_concluded(scenario, assumptions)
             scenario = with_launch_script(with_what_ran(scenario, row, where))
     except InputError as error:
         return Measurement(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
