@@ -117,13 +117,13 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     text = software if isinstance(software, str) else ""
     out: dict[str, Any] = {}
     named = [name for words, name in TRAINERS.items() if re.match(rf"\W*{words}\b", text, re.IGNORECASE)]
-    out |= {"framework": named[0]} if named else {}
     of_composer = COMPOSER_DATES if named[:1] == ["composer"] else {}
     by_precision = [month for words, month in of_composer.items() if words in str(row.get("id", ""))]
     date = next(iter(by_precision), None) or _row_date(text, row) or software_date(text)
     date = date or software_date(str(row.get("group", "")))
     if date is not None:
         out["software_date"] = date
+    out |= {"framework": named[0]} if named else {}
     said = [RECIPES[word] for word in re.findall(r"[a-z0-9-]+", str(row.get("id", ""))) if word in RECIPES]
     out |= {"fp8_recipe": said[0]} if said else {}
     run = row.get("run")
