@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sim.inputs.nearest_gpu import MEDIAN_FACTOR, NINTH_FACTOR, USUAL, measured_gpus
-from sim.prices.operator_prices import OTHER_CHIP_UNCERTAINTY
+from sim.prices.reference_gpu import OTHER_CHIP_UNCERTAINTY
 
 TOOLS = Path(__file__).parents[1] / "tools"
 
