@@ -25,8 +25,8 @@ from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node
 from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
-from sim.search.bound import ROUNDING, GridSearch
-from sim.search.bounded import Bounds
+from sim.search.bound import GridSearch
+from sim.search.bounded import ROUNDING, Bounds
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import GridPrices
 from sim.search.space import Grid, Layout, PartialLayout, Space, scenario_of
