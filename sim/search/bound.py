@@ -19,15 +19,15 @@ from sim.search.time_bound import TimeBound
 
 
 class GridSearch:
-    """Bound the ways and layouts of one mesh; results that layouts share are computed once."""
+    """Bound the partial layouts and layouts of one mesh; results that layouts share are computed once."""
 
     def __init__(self, space: Space, grid: Grid, prices: GridPrices, limit_bytes: float) -> None:
         self.space, self.grid, self.prices, self.limit_bytes = space, grid, prices, limit_bytes
         self.grid_blocks = GridBlocks(space, prices)
         self.memory, self.time = MemoryBound(grid, self.grid_blocks), TimeBound(self.grid_blocks)
 
-    def ways(self) -> Bounds:
-        """Return the ways to run layers on the mesh, which is legal, each with the least work of its layouts.
+    def partial_layouts(self) -> Bounds:
+        """Return the partial layouts of the mesh, which is legal, each with the least work of its layouts.
 
         Layouts whose states alone do not fit in memory are ruled out here, before anything is priced.
         """
@@ -71,7 +71,7 @@ class GridSearch:
         return self.memory.states_bytes(x) <= self.limit_bytes
 
     def _unlike(self, layouts: list[Layout]) -> list[Layout]:
-        """Return one of the layouts of each sort: a partial layout's with one work bound (see `GridBlocks.blocks`)."""
+        """Return one layout of each kind: those of a kind have one work bound (see `GridBlocks.blocks`)."""
         by_stage = self.space.recomputes[layouts[0].recompute].layers is not None
         pairs = {x.schedule: schedule_form(self.space, x).pairs for x in layouts}
         sorts = {
