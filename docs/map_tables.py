@@ -34,7 +34,7 @@ def _table(rows: list[list[str]]) -> str:
 
 def main() -> None:
     """Print both tables."""
-    read = json_file("docs.map_tables", __doc__, "MAP.json")
+    read = json_file("docs.map_tables", __doc__, "MAP.json", "sim-map/1")
     print(f"{cell_table(read)}\n\n{run_table(read)}")
 
 
