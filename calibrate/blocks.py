@@ -26,6 +26,7 @@ from calibrate.parallel.comm import Clock, Entry, Tape
 from calibrate.parallel.recompute import keeping
 from calibrate.parallel.runner import Runner
 from sim.core.actions import Action, Kind, parts
+from sim.core.timeline import MESSAGES, RECEIVES
 
 RECOMPUTING = "recomputing"  # a backward (or input gradient) with what it recomputes
 Sample = tuple[str, str, int]  # block key, phase, run
@@ -233,9 +234,9 @@ def time_messages(runner: Runner) -> list[tuple[tuple[object, ...], int, int]]:
         pipeline.stages = own
     lane = runner.place.data_rank
     return [
-        ((r.kind[-1], r.stage, r.micro_batch, lane), r.start_ns, r.end_ns if r.kind.startswith("RECV") else 0)
+        ((r.kind[-1], r.stage, r.micro_batch, lane), r.start_ns, r.end_ns if r.kind in RECEIVES else 0)
         for r in records
-        if r.kind in ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+        if r.kind in MESSAGES
     ]
 
 

@@ -33,7 +33,8 @@ def check_runnable(scenario: Scenario, where: str) -> None:
         *_training(scenario),
         *_layout(scenario),
         *_within_layers(scenario),
-        *_experts(scenario),
+        *_routing(scenario),
+        *_expert_parallelism(scenario),
         *_distillation(scenario),
     ):
         raise InputError(f"{where}: {key}: found {found}; calibrate.measure can run: {allowed}")
@@ -243,7 +244,7 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
         yield "training.seq_len", f"{counted(tokens, 'token')} on a rank", f"at least {CHUNKS} with tp_overlap full"
 
 
-def _experts(s: Scenario) -> Iterator[Problem]:
+def _routing(s: Scenario) -> Iterator[Problem]:
     p, t, moe = s.parallelism, s.training, s.model.moe
     if moe is None or t is None:
         return
@@ -261,6 +262,12 @@ def _experts(s: Scenario) -> Iterator[Problem]:
     if moe.capacity_factor is not None and (p.tp * p.cp > 1 or moe.capacity_factor * copies % moe.experts):
         found = f"{moe.capacity_factor:g} with {copies} token copies for {moe.experts} experts, tp {p.tp}, cp {p.cp}"
         yield "model.moe.capacity_factor", found, "null; without tp and cp also a whole number of an expert's copies"
+
+
+def _expert_parallelism(s: Scenario) -> Iterator[Problem]:
+    p, t, moe = s.parallelism, s.training, s.model.moe
+    if moe is None or t is None:
+        return
     inside = next((k for k in ("tp", "cp", "expert_tp") if getattr(p, k) > 1), None)
     if p.ep > 1 and p.ep_overlap and inside:
         found = f"true with {inside} {getattr(p, inside)}"

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from docs.command_line import parser
+
 ROOT = Path(__file__).parents[1]
 DATA, PAGE = ROOT / "docs" / "courses.yaml", ROOT / "docs" / "courses.md"
 SECONDS = 300
@@ -153,5 +155,11 @@ def page(results: Mapping[str, Any]) -> str:
     return "\n".join(out).rstrip() + "\n"
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the page."""
+    parser("docs.courses", __doc__).parse_args()
     PAGE.write_text(page({command: run(command) for command in sorted(with_figures())}), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

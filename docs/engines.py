@@ -7,6 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs.command_line import parser
 from sim.serve.engines import ENGINES
 
 
@@ -38,5 +39,11 @@ def engine_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Print the table."""
+    parser("docs.engines", __doc__).parse_args()
     print(engine_table())
+
+
+if __name__ == "__main__":
+    main()

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from docs.command_line import parser
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import load_model
 from sim.inputs.scenario import parse_scenario
@@ -218,6 +219,12 @@ def written() -> dict[Path, str]:
     return {PAGE: "\n".join(parts), **out}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the page and its pictures."""
+    parser("docs.families", __doc__).parse_args()
     for path, text in written().items():
         path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

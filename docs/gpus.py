@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from docs.command_line import parser  # noqa: E402
 from sim.inputs.calibration_input import profile_of  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402
 from topology.presets import GPU_SOURCES, GPUS  # noqa: E402
@@ -58,6 +59,8 @@ def _measured(gpu: GpuSpec) -> tuple[str, str]:
 
 
 def main() -> None:
+    """Write the table into the page."""
+    parser("docs.gpus", __doc__).parse_args()
     before, rest = PAGE.read_text("utf-8").split(BEGIN)
     PAGE.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.split(END)[1], "utf-8")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from docs.command_line import json_file
 from sim.views.map_page import cell_words, run_cells
 
 
@@ -32,6 +32,11 @@ def _table(rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-if __name__ == "__main__":
-    read = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+def main() -> None:
+    """Print both tables."""
+    read = json_file("docs.map_tables", __doc__, "MAP.json", "sim-map/1")
     print(f"{cell_table(read)}\n\n{run_table(read)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""The scripts that made what is shipped still find what they use of the project."""
+"""The scripts that made what is shipped, pages included, still find what they use of the project."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from sim.inputs.nearest_gpu import MEDIAN_FACTOR, NINTH_FACTOR, USUAL, measured_gpus
-from sim.prices.operator_prices import OTHER_CHIP_UNCERTAINTY
+from sim.prices.reference_gpu import OTHER_CHIP_UNCERTAINTY
 
-TOOLS = Path(__file__).parents[1] / "tools"
+TOOLS, DOCS = (Path(__file__).parents[1] / name for name in ("tools", "docs"))
+SCRIPTS = sorted([*TOOLS.glob("*.py"), *DOCS.glob("*.py"), *DOCS.glob("*/__main__.py")])
 
 
-@pytest.mark.parametrize("path", sorted(TOOLS.glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda p: str(p.relative_to(TOOLS.parent)))
 def test_a_tool_loads_explains_itself_and_refuses_wrong_arguments(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

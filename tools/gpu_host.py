@@ -33,7 +33,7 @@ WARM_UP, STEPS = 3, 12
 def measure(table: Path, out: Path, only: list[str]) -> int:
     """Measure rows; write after each."""
     import torch
-    from gpu_programs import Training
+    from gpu_training import Training
 
     from calibrate.capture.run_step import autocast_of, gradients_of
 

@@ -25,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
-from recorded_requests import drawn, sharing, write
+from recorded_requests import common, drawn, sharing, write
 
 Row = dict[str, Any]
 LONGEST = 4096
@@ -80,13 +80,11 @@ def import_sglang() -> None:
 
 def cases() -> list[Row]:
     """Settings and requests of every run."""
-    mixed, long = drawn(1, 24, (20, 300), (2, 40)), drawn(2, 16, (500, 1500), (2, 24))
-    late, few = drawn(3, 30, (10, 200), (2, 30), last=60), drawn(6, 8, (100, 110), (30, 60))
+    mixed, long, late, alike, shared, shared_at_once = common()
     many, first = drawn(8, 40, (20, 300), (40, 90), last=20), [[30, 800, 0, "", 0]]
     some, other = (
         [[a, b, at + 640, "", 0] for a, b, at, _, _ in drawn(i, 20, (30, 60), (60, 120), 20)] for i in (10, 12)
     )
-    shared, together = sharing(4, 20, 3, 160, (5, 60), last=30), sharing(5, 20, 2, 165, (5, 60))
     seldom = sharing(8, 24, 5, 160, (40, 120), last=60)
     kinds = [
         ("all at once", mixed, {"running": 8, "batch_tokens": 256, "blocks": 6400}),
@@ -95,10 +93,10 @@ def cases() -> list[Row]:
         ("few blocks", mixed, {"running": 16, "batch_tokens": 512, "blocks": 1100}),
         ("long prompts, few blocks", long, {"running": 16, "batch_tokens": 512, "blocks": 3100}),
         ("many requests, few blocks", many, {"running": 64, "batch_tokens": 512, "blocks": 3000}),
-        ("alike requests, few blocks", few, {"running": 8, "batch_tokens": 1024, "blocks": 1000}),
+        ("alike requests, few blocks", alike, {"running": 8, "batch_tokens": 1024, "blocks": 1000}),
         ("retracted", first + some, {"running": 20, "batch_tokens": 1024, "blocks": 2200}),
         ("shared prefixes", shared, {"running": 8, "batch_tokens": 256, "blocks": 6400}),
-        ("shared prefixes, all at once", together, {"running": 8, "batch_tokens": 1024, "blocks": 6400}),
+        ("shared prefixes, all at once", shared_at_once, {"running": 8, "batch_tokens": 1024, "blocks": 6400}),
         ("shared prefixes, few blocks", seldom, {"running": 3, "batch_tokens": 256, "blocks": 1000}),
     ]
     chunked = [*(kinds[i] for i in (0, 2, 3, 4, 10)), ("retracted", first + other, kinds[7][2])]

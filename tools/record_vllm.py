@@ -20,7 +20,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from recorded_requests import drawn, sharing, write
+from recorded_requests import common, sharing, write
 
 try:  # the project's own environment has no vLLM
     import vllm
@@ -42,9 +42,7 @@ LONGEST = 4096
 
 def cases() -> list[dict[str, Any]]:
     """Settings and requests of every run."""
-    mixed, long = drawn(1, 24, (20, 300), (2, 40)), drawn(2, 16, (500, 1500), (2, 24))
-    late, few = drawn(3, 30, (10, 200), (2, 30), last=60), drawn(6, 8, (100, 110), (30, 60))
-    shared, together = sharing(4, 20, 3, 160, (5, 60), last=30), sharing(5, 20, 2, 165, (5, 60))
+    mixed, long, late, alike, shared, shared_at_once = common()
     seldom = sharing(7, 30, 6, 160, (60, 200), last=80)
     kinds = [
         ("all at once", mixed, {"running": 8, "batch_tokens": 256, "blocks": 400}),
@@ -52,11 +50,11 @@ def cases() -> list[dict[str, Any]]:
         ("arrivals over time", late, {"running": 6, "batch_tokens": 128, "blocks": 400}),
         ("few blocks", mixed, {"running": 16, "batch_tokens": 256, "blocks": 60}),
         ("long prompts, few blocks", long, {"running": 16, "batch_tokens": 256, "blocks": 190}),
-        ("preempted", few, {"running": 8, "batch_tokens": 1024, "blocks": 62}),
+        ("preempted", alike, {"running": 8, "batch_tokens": 1024, "blocks": 62}),
         ("shared prefixes", shared, {"running": 8, "batch_tokens": 256, "blocks": 400, "prefix_cache": True}),
         (
             "shared prefixes, all at once",
-            together,
+            shared_at_once,
             {"running": 8, "batch_tokens": 1024, "blocks": 400, "prefix_cache": True},
         ),
         (
@@ -64,7 +62,7 @@ def cases() -> list[dict[str, Any]]:
             seldom,
             {"running": 4, "batch_tokens": 512, "blocks": 80, "prefix_cache": True},
         ),
-        ("preempted, prefix cache", few, {"running": 8, "batch_tokens": 1024, "blocks": 62, "prefix_cache": True}),
+        ("preempted, prefix cache", alike, {"running": 8, "batch_tokens": 1024, "blocks": 62, "prefix_cache": True}),
         ("drafted tokens", mixed, {"running": 8, "batch_tokens": 256, "blocks": 400, "drafted": 3}),
     ]
     return [

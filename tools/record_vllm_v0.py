@@ -17,11 +17,12 @@ import os
 import re
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-from recorded_requests import drawn, write
+from recorded_requests import common, drawn, write
 
 BLOCK = 16
 Row = dict[str, Any]
@@ -29,17 +30,16 @@ Row = dict[str, Any]
 
 def cases(padded: bool) -> list[Row]:
     """Settings and requests of every run; `padded`: of a release that cannot compute prompts in chunks."""
-    mixed, long = drawn(1, 24, (20, 300), (2, 40)), drawn(2, 16, (500, 1500), (2, 24))
-    late, few = drawn(3, 30, (10, 200), (2, 30), last=60), drawn(6, 8, (100, 110), (30, 60))
-    many, alike = drawn(8, 60, (20, 300), (2, 60), last=20), drawn(9, 40, (200, 230), (1, 12), last=30)
+    mixed, long, late, alike = common()[:4]
+    many, alike_prompts = drawn(8, 60, (20, 300), (2, 60), last=20), drawn(9, 40, (200, 230), (1, 12), last=30)
     kinds = [
         ("all at once", mixed, {"running": 8, "batch_tokens": 512, "blocks": 400}, 256),
         ("long prompts", long, {"running": 16, "batch_tokens": 2048, "blocks": 2000}, 512),
         ("arrivals over time", late, {"running": 6, "batch_tokens": 512, "blocks": 400}, 128),
         ("few blocks", mixed, {"running": 16, "batch_tokens": 512, "blocks": 110}, 256),
         ("many requests, few blocks", many, {"running": 64, "batch_tokens": 1024, "blocks": 420}, 512),
-        ("preempted", few, {"running": 8, "batch_tokens": 1024, "blocks": 62}, 1024),
-        ("alike prompts", alike, {"running": 12, "batch_tokens": 1024, "blocks": 130}, 512),
+        ("preempted", alike, {"running": 8, "batch_tokens": 1024, "blocks": 62}, 1024),
+        ("alike prompts", alike_prompts, {"running": 12, "batch_tokens": 1024, "blocks": 130}, 512),
     ]
     return [
         {"name": name, "chunked": chunked, **settings, "batch_tokens": n, "requests": requests}
@@ -74,6 +74,19 @@ class Run:
         self.rows.append({key: value for key, value in row.items() if value})
 
 
+def watched(scheduler: Any) -> list[int]:
+    """The list to which the scheduler now adds each request that it preempts."""
+    preempted: list[int] = []
+    put_out = scheduler._preempt
+
+    def preempt(group: Any, *rest: Any) -> Any:
+        preempted.append(int(group.request_id))
+        return put_out(group, *rest)
+
+    scheduler._preempt = preempt
+    return preempted
+
+
 def run_02(case: Row, model: str) -> list[Row]:
     """The scheduler of 0.2.7, as its engine calls it: each iteration's tokens are known before the next."""
     package = types.ModuleType("vllm")  # whose own module would import compiled parts
@@ -89,14 +102,7 @@ def run_02(case: Row, model: str) -> list[Row]:
     cache.num_gpu_blocks, cache.num_cpu_blocks = case["blocks"], 0
     limit = case["batch_tokens"]
     scheduler = Scheduler(SchedulerConfig(limit, case["running"], limit, 256), cache)
-    preempted: list[int] = []
-    put_out = scheduler._preempt
-
-    def preempt(group: Any, *rest: Any) -> None:
-        preempted.append(int(group.request_id))
-        put_out(group, *rest)
-
-    scheduler._preempt = preempt
+    preempted = watched(scheduler)
     run, asked, ended = Run(case), case["requests"], 0
     while True:
         for i in run.arrived(ended):
@@ -122,19 +128,11 @@ def run_02(case: Row, model: str) -> list[Row]:
         ended += 1
 
 
-def run_06(case: Row, model: str) -> list[Row]:
-    """The engine of 0.6 with an executor that returns a token for every sequence."""
-    import vllm.platforms
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.engine.llm_engine import LLMEngine
+def executor_06(blocks: int, begin: Callable[[list[Any]], None]) -> type:
+    """An executor of 0.6 that returns a token for every sequence, and first calls `begin` with the iteration's."""
     from vllm.executor.executor_base import ExecutorBase
-    from vllm.inputs import TokensPrompt
     from vllm.model_executor.layers.sampler import SamplerOutput
     from vllm.sequence import CompletionSequenceGroupOutput, Logprob, SequenceOutput
-
-    type(vllm.platforms.current_platform).is_async_output_supported = lambda self, eager: True  # as on CUDA
-    run, preempted, held = Run(case), [], {}
 
     class Executor(ExecutorBase):
         uses_ray = False
@@ -143,22 +141,29 @@ def run_06(case: Row, model: str) -> list[Row]:
             pass
 
         def determine_num_available_blocks(self) -> tuple[int, int]:
-            return case["blocks"], 0
+            return blocks, 0
 
         def execute_model(self, execute_model_req: Any) -> list[Any]:
             if execute_model_req.async_callback:
                 execute_model_req.async_callback()
-            found, scheduler = execute_model_req.seq_group_metadata_list, held["scheduler"]
-            tokens = {int(m.request_id): m.token_chunk_size for m in found}
-            if scheduler.waiting or {m.request_id for m in found} & {g.request_id for g in scheduler.running}:
-                run.row(tokens, scheduler.block_manager.get_num_free_gpu_blocks(), preempted)
-                preempted.clear()
+            found = execute_model_req.seq_group_metadata_list
+            begin(found)
             made = [SequenceOutput(next(iter(m.seq_data)), 7, {7: Logprob(0.0)}) for m in found]
             return [SamplerOutput([CompletionSequenceGroupOutput([one], None) for one in made])]
 
     for name in ExecutorBase.__abstractmethods__ - vars(Executor).keys():
         setattr(Executor, name, lambda self, *args, **kwargs: None)
     Executor.__abstractmethods__ = frozenset()
+    return Executor
+
+
+def engine_06(case: Row, model: str, begin: Callable[[list[Any]], None]) -> Any:
+    """An engine of 0.6 with the case's settings, which takes prompts as they are."""
+    import vllm.platforms
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.engine.llm_engine import LLMEngine
+
+    type(vllm.platforms.current_platform).is_async_output_supported = lambda self, eager: True  # as on CUDA
     config = EngineArgs(
         model=model,
         device="cpu",
@@ -169,18 +174,26 @@ def run_06(case: Row, model: str) -> list[Row]:
         enable_chunked_prefill=case["chunked"],
         block_size=BLOCK,
     ).create_engine_config()
-    engine = LLMEngine(config, Executor, False)
+    engine = LLMEngine(config, executor_06(case["blocks"], begin), False)
     assert config.model_config.use_async_output_proc
     engine.input_processor = lambda inputs: inputs
-    scheduler = held["scheduler"] = engine.scheduler[0]
-    put_out = scheduler._preempt
+    return engine
 
-    def preempt(group: Any, *rest: Any) -> Any:
-        preempted.append(int(group.request_id))
-        return put_out(group, *rest)
 
-    scheduler._preempt = preempt
-    ended, asked = 0, case["requests"]
+def run_06(case: Row, model: str) -> list[Row]:
+    """The engine of 0.6, without a model."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    def begin(found: list[Any]) -> None:
+        tokens = {int(m.request_id): m.token_chunk_size for m in found}
+        if scheduler.waiting or {m.request_id for m in found} & {g.request_id for g in scheduler.running}:
+            run.row(tokens, scheduler.block_manager.get_num_free_gpu_blocks(), preempted)
+            preempted.clear()
+
+    engine = engine_06(case, model, begin)
+    scheduler = engine.scheduler[0]
+    run, preempted, asked, ended = Run(case), watched(scheduler), case["requests"], 0
     while True:
         for i in run.arrived(ended):
             params = SamplingParams(max_tokens=asked[i][1], ignore_eos=True, detokenize=False)

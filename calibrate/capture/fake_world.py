@@ -45,6 +45,9 @@ def set_environment(rank: int, world_size: int, ranks_per_node: int) -> None:
     )
 
 
+Change = tuple[Any, str, Any]  # a module or class, a name of it, and what the name stands for meanwhile
+
+
 @contextmanager
 def fake_world(
     recorder: ScriptRecorder, rank: int, world_size: int, uses_cuda: Callable[[], None], objects: ObjectMessages
@@ -62,6 +65,36 @@ def fake_world(
             uses_cuda()
         start("fake", store=FakeStore(), rank=rank, world_size=world_size)
 
+    changes = [
+        *_of_groups(init, lambda *_, **__: asked["backend"], objects),
+        *_of_works(recorder),
+        *_of_wrappers(),
+        *_of_functional_collectives(),
+    ]
+    with ExitStack() as stack:
+        for target, name, value in changes:
+            if hasattr(target, name):
+                stack.enter_context(patch.object(target, name, value))
+        yield
+
+
+def _of_groups(init: Callable[..., None], backend: Callable[..., str], objects: ObjectMessages) -> Iterator[Change]:
+    """Groups of ranks, and messages of objects."""
+    for module in (dist, dist.distributed_c10d):
+        yield module, "init_process_group", init
+        yield module, "get_backend", backend
+        yield module, "all_gather_object", _all_gather_object
+        yield module, "gather_object", _gather_object
+        yield module, "broadcast_object_list", lambda *_, **__: None
+        yield module, "send_object_list", objects.send
+        yield module, "recv_object_list", objects.receive
+        yield module, "monitored_barrier", lambda *_, **__: None
+        yield module, "new_group", _with_backend(module.new_group)
+
+
+def _of_works(recorder: ScriptRecorder) -> Iterator[Change]:
+    """Collectives' works, which are complete at once; waits for them are recorded."""
+
     def wait(self: Any, *_: object) -> bool:
         recorder.waited(self)
         return True
@@ -75,40 +108,31 @@ def fake_world(
 
         return WorkFuture(result)
 
-    with ExitStack() as stack:
+    for kind in (Work, FakeWork):
+        yield kind, "wait", wait
+        yield kind, "synchronize", wait
+        yield kind, "is_completed", lambda _: True
+        yield kind, "get_future", future
 
-        def change(target: Any, name: str, value: Any) -> None:
-            if hasattr(target, name):
-                stack.enter_context(patch.object(target, name, value))
 
-        for module in (dist, dist.distributed_c10d):
-            change(module, "init_process_group", init)
-            change(module, "get_backend", lambda *_, **__: asked["backend"])
-            change(module, "all_gather_object", _all_gather_object)
-            change(module, "gather_object", _gather_object)
-            change(module, "broadcast_object_list", lambda *_, **__: None)
-            change(module, "send_object_list", objects.send)
-            change(module, "recv_object_list", objects.receive)
-            change(module, "monitored_barrier", lambda *_, **__: None)
-            change(module, "new_group", _with_backend(module.new_group))
-        for kind in (Work, FakeWork):
-            change(kind, "wait", wait)
-            change(kind, "synchronize", wait)
-            change(kind, "is_completed", lambda _: True)
-            change(kind, "get_future", future)
-        change(_fsdp_param, "_chunk_with_empty", _Chunks)
-        change(dist, "Reducer", Reducer)
-        change(dist, "Logger", Logger)
-        change(dist, "_register_comm_hook", register_comm_hook)
-        # Hooks in bf16 ask for NCCL, which a torch that was built without CUDA lacks.
-        change(DistributedDataParallel, "_check_comm_hook", lambda *_: None)
-        change(dist, "_register_builtin_comm_hook", register_builtin_comm_hook)
-        change(dist, "_broadcast_coalesced", broadcast_coalesced)
-        change(torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None)
-        for name, module in list(sys.modules.items()):  # else their collectives would wait at once
-            if name.startswith("torch.distributed") and hasattr(module, "_are_we_tracing"):
-                change(module, "_are_we_tracing", lambda: False)
-        yield
+def _of_wrappers() -> Iterator[Change]:
+    """What DistributedDataParallel and FSDP call."""
+    yield _fsdp_param, "_chunk_with_empty", _Chunks
+    yield dist, "Reducer", Reducer
+    yield dist, "Logger", Logger
+    yield dist, "_register_comm_hook", register_comm_hook
+    # Hooks in bf16 ask for NCCL, which a torch that was built without CUDA lacks.
+    yield DistributedDataParallel, "_check_comm_hook", lambda *_: None
+    yield dist, "_register_builtin_comm_hook", register_builtin_comm_hook
+    yield dist, "_broadcast_coalesced", broadcast_coalesced
+    yield torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None
+
+
+def _of_functional_collectives() -> Iterator[Change]:
+    """Functional collectives, which would wait at once otherwise."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed") and hasattr(module, "_are_we_tracing"):
+            yield module, "_are_we_tracing", lambda: False
 
 
 class WorkFuture:

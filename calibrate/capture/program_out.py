@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from calibrate.capture.recorder import Recorder
+from calibrate.capture.recorder import Life, RecordedOperator, Recorder
 from calibrate.capture.step import Step
 from sim.inputs.program_file import FORMAT, PHASES, TO_DEVICE, TO_HOST
 
@@ -31,29 +32,8 @@ class _Table:
 def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
     """Return the file's content."""
     names, modules, tensors, kinds, copies = _Table(), _Table(), _Table(), _Table(), _Table()
-    rows = recorder.rows
-    operators = {
-        "name": [names(r.name) for r in rows],
-        "phase": [PHASES.index(r.phase) for r in rows],
-        "module": [modules(r.module) for r in rows],
-        "inputs": [[tensors(t) for t, _ in r.inputs] for r in rows],
-        "input_storages": [[s for _, s in r.inputs] for r in rows],
-        "outputs": [[tensors(t) for t, _ in r.outputs] for r in rows],
-        "output_storages": [[s for _, s in r.outputs] for r in rows],
-        "launches": [r.launches for r in rows],
-        "causal": [int(r.causal) for r in rows],
-        "tf32": [int(r.tf32) for r in rows],
-        "host_copy": [-1 if r.host_copy is None else copies(r.host_copy) for r in rows],
-        "drops": [int(r.drops) for r in rows],
-    }
-    lives = recorder.lives
-    storages = {
-        "bytes": [x.bytes for x in lives],
-        "kind": [kinds(x.kind) for x in lives],
-        "born": [x.born for x in lives],
-        "died": [x.died for x in lives],
-        "module": [modules(x.module) for x in lives],
-    }
+    operators = _operators(recorder.rows, names, modules, tensors, copies)
+    storages = _storages(recorder.lives, kinds, modules)
     trained = step.optimizer is not None
     parameters = [
         [modules(name), p.numel(), str(p.dtype).removeprefix("torch."), int(p.requires_grad and trained)]
@@ -81,6 +61,37 @@ def program_data(step: Step, recorder: Recorder) -> dict[str, Any]:
                 [TO_DEVICE if c.to_device else TO_HOST, int(c.pinned), int(c.non_blocking)] for c in copies.values()
             ],
         },
+    }
+
+
+def _operators(
+    rows: Sequence[RecordedOperator], names: _Table, modules: _Table, tensors: _Table, copies: _Table
+) -> dict[str, list[Any]]:
+    """Return the operators' columns; the tables get what the columns number."""
+    return {
+        "name": [names(r.name) for r in rows],
+        "phase": [PHASES.index(r.phase) for r in rows],
+        "module": [modules(r.module) for r in rows],
+        "inputs": [[tensors(t) for t, _ in r.inputs] for r in rows],
+        "input_storages": [[s for _, s in r.inputs] for r in rows],
+        "outputs": [[tensors(t) for t, _ in r.outputs] for r in rows],
+        "output_storages": [[s for _, s in r.outputs] for r in rows],
+        "launches": [r.launches for r in rows],
+        "causal": [int(r.causal) for r in rows],
+        "tf32": [int(r.tf32) for r in rows],
+        "host_copy": [-1 if r.host_copy is None else copies(r.host_copy) for r in rows],
+        "drops": [int(r.drops) for r in rows],
+    }
+
+
+def _storages(lives: Sequence[Life], kinds: _Table, modules: _Table) -> dict[str, list[int]]:
+    """Return the storages' columns; the tables get what the columns number."""
+    return {
+        "bytes": [x.bytes for x in lives],
+        "kind": [kinds(x.kind) for x in lives],
+        "born": [x.born for x in lives],
+        "died": [x.died for x in lives],
+        "module": [modules(x.module) for x in lives],
     }
 
 

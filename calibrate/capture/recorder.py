@@ -218,18 +218,9 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # a subclass, which calls again with the tensors that it holds
         if self.phase == "backward":
             func = self.in_place.form(func, args)
-        if calls := calls_of(func, self.device):
+        if (steps := self._steps_of(func, args, kwargs)) is not None:
             with self:
-                return calls(*args, **kwargs)
-        if func is ROLL and len(args) > 2 and len(args[2]) > 1:
-            with self:  # one dimension after the other (TensorTransformations.h, roll_common)
-                out = args[0]
-                for shift, dim in zip(args[1], args[2], strict=True):
-                    out = func(out, [shift], [dim])
-                return out
-        if self.device != "cpu" and is_of_several_steps(func, args):
-            with self:
-                return step_by_step(func, *args)
+                return steps()
         before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         inputs = [(describe(x), self.storage(x)) for x in _read_once(func, before)] if self.phase else []
         out = self._read(args[0]) if func is SCALAR else func(*args, **kwargs)
@@ -237,17 +228,33 @@ class Recorder(TorchDispatchMode):
             out = _laid_out(func, args, out)
         self.in_place.ran(func, out)
         self.answers.see(func, args, out)
-        if not self.phase:
-            return out
+        if self.phase:
+            self._record(func, args, kwargs, inputs, out, bool(before) and all(map(self.places.on_host, before)))
+        return out
+
+    def _steps_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+        """Return the calls of other operators that an operator consists of; None if it is one of its own."""
+        if calls := calls_of(func, self.device):
+            return lambda: calls(*args, **kwargs)
+        if func is ROLL and len(args) > 2 and len(args[2]) > 1:
+            return lambda: _rolled_in_turn(*args)
+        if self.device != "cpu" and is_of_several_steps(func, args):
+            return lambda: step_by_step(func, *args)
+        return None
+
+    def _record(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Described], out: Any, on_host: bool
+    ) -> None:
+        """Add an operator's row, unless it is none; `on_host`: all that it reads is in the host's memory."""
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
         name = STANDS_FOR.get(name, name) if self.device == "cpu" else name  # a GPU's is priced by another rule
         if name.startswith(NO_OPERATOR):
-            return out
+            return
         written = tree_leaves(out) if func._schema.returns else _changed(func, args)
         outputs = [(describe(x), self.storage(x)) for x in written if isinstance(x, torch.Tensor)]
         if self.device != "cpu" and func._schema.name in HOLDS_BESIDE:
             self._hold(args[HOLDS_BESIDE[func._schema.name]])
-        by_host = self.device != "cpu" and bool(before) and all(self.places.on_host(x) for x in before)
+        by_host = self.device != "cpu" and on_host
         self.rows.append(
             RecordedOperator(
                 name,
@@ -260,7 +267,6 @@ class Recorder(TorchDispatchMode):
                 drops=bool(_argument(func, args, kwargs, DROPOUT)) and "attention" in name,
             )
         )
-        return out
 
     def _hold(self, like: torch.Tensor) -> None:
         """Record a storage of a tensor's size that lives while the next operator runs."""
@@ -304,6 +310,13 @@ def launches(func: Any, name: str, inputs: list[Described], outputs: list[Descri
         return 1
     read = {number for _, number in inputs}
     return int(not outputs or any(number not in read for _, number in outputs))
+
+
+def _rolled_in_turn(x: torch.Tensor, shifts: list[int], dims: list[int]) -> torch.Tensor:
+    """Roll one dimension after the other (TensorTransformations.h, roll_common)."""
+    for shift, dim in zip(shifts, dims, strict=True):
+        x = ROLL(x, [shift], [dim])
+    return x
 
 
 def _recomputes() -> bool:

@@ -59,26 +59,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         recorder = Recorder(step.model, operators, device)
         with known:
             _give_states(step, on_gpu, recorder.places)
-        switched = user_autocast(operators) if on_gpu else nullcontext()
-        shapes = nullcontext() if step.compiled else known  # a graph that is traced has no real tensors
-        masks = masks_kept() if step.compiled else masks_read(known)
-        offload = saved_tensors_copied(HostCopies(recorder, Places(), lambda: on_gpu))
-        with (
-            switched,
-            many_at_once(),
-            lists_read_at_once(recorder),
-            numbers_shown(),
-            counts_read(lambda x: recorder.add(READ, [x], [])),
-            nullcontext() if step.compiled else offload,
-            shapes,
-            masks,
-            matched_in_turn(),
-            flex_attention_fused(known),
-            recorder,
-            operators,
-            kept_in_backward(operators),
-            watched(recorder),
-        ):
+        with user_autocast(operators) if on_gpu else nullcontext(), _recorded(step, recorder, operators, known, on_gpu):
             run = _first_run(step, recorder, device)
             without_gradients(step)
             _mark_lasting(recorder, step)
@@ -88,12 +69,42 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             if step.optimizer is not None:
                 _train(result, step, step.optimizer, recorder)
             recorder.phase = ""
-    for life in recorder.lives if step.optimizer is not None else ():
-        if life.kind == "temporary" and life.born < kept and (life.died > kept or life.died < 0):
-            life.kind = "activation"
+    if step.optimizer is not None:
+        _name_activations(recorder, kept)
     if step.compiled:
         never_collected()
     return step, recorder
+
+
+@contextmanager
+def _recorded(
+    step: Step, recorder: Recorder, operators: CudaOperators, known: KnownValues, on_gpu: bool
+) -> Iterator[None]:
+    """Let the recorder see every operator, and answer what the step asks of fake tensors' values."""
+    offload = saved_tensors_copied(HostCopies(recorder, Places(), lambda: on_gpu))
+    with (
+        many_at_once(),
+        lists_read_at_once(recorder),
+        numbers_shown(),
+        counts_read(lambda x: recorder.add(READ, [x], [])),
+        nullcontext() if step.compiled else offload,
+        nullcontext() if step.compiled else known,  # a graph that is traced has no real tensors
+        masks_kept() if step.compiled else masks_read(known),
+        matched_in_turn(),
+        flex_attention_fused(known),
+        recorder,
+        operators,
+        kept_in_backward(operators),
+        watched(recorder),
+    ):
+        yield
+
+
+def _name_activations(recorder: Recorder, forward_rows: int) -> None:
+    """Call what the forward, the first rows, makes and the backward still has activations."""
+    for life in recorder.lives:
+        if life.kind == "temporary" and life.born < forward_rows and (life.died > forward_rows or life.died < 0):
+            life.kind = "activation"
 
 
 def _train(loss: Any, step: Step, optimizer: torch.optim.Optimizer, recorder: Recorder) -> None:

@@ -176,6 +176,14 @@ class _Blocks:
         return share
 
 
+def _kept(ctx: Any, q: Tensor, k: Tensor, v: Tensor, total: _Sum, blocks: _Blocks) -> Tensor:
+    """Keep what the backward needs; return the attention of queries `q`."""
+    out, lse = total.total(q)
+    ctx.save_for_backward(q, k, v, out, lse)
+    ctx.blocks = blocks
+    return out
+
+
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: _Blocks) -> Tensor:
@@ -184,10 +192,7 @@ class _Ring(torch.autograd.Function):
             coming = group.start_shift(kv, KV) if step < group.size - 1 else None
             blocks.forward(total, q, kv, (group.index - step) % group.size)
             kv = coming.wait() if coming is not None else kv
-        out, lse = total.total(q)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.blocks = blocks
-        return out
+        return _kept(ctx, q, k, v, total, blocks)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -216,10 +221,7 @@ class _Gathered(torch.autograd.Function):
         for step in range(group.size):
             source = (group.index - step) % group.size
             blocks.forward(total, q, everyones[source], source)
-        out, lse = total.total(q)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.blocks = blocks
-        return out
+        return _kept(ctx, q, k, v, total, blocks)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:

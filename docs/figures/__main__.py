@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from docs.command_line import folder
 from docs.figures import PICTURES
 from sim.core.files import write_text
 
-folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-for name, picture in PICTURES.items():
-    write_text(folder / f"{name}.svg", picture())
+
+def main() -> None:
+    """Draw all pictures."""
+    to = folder("docs.figures", __doc__, Path(__file__).parent)
+    for name, picture in PICTURES.items():
+        write_text(to / f"{name}.svg", picture())
+
+
+if __name__ == "__main__":
+    main()

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from docs.command_line import folder
 from docs.notebooks.running import NOTEBOOKS, as_page, executed, saved
 from sim.core.files import write_text
 
-folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
-for path in NOTEBOOKS:
-    notebook = executed(path)
-    write_text(folder / path.name, saved(notebook))
-    write_text(folder / f"{path.stem}.md", as_page(notebook))
+
+def main() -> None:
+    """Run and write all notebooks."""
+    to = folder("docs.notebooks", __doc__, Path(__file__).parent)
+    for path in NOTEBOOKS:
+        notebook = executed(path)
+        write_text(to / path.name, saved(notebook))
+        write_text(to / f"{path.stem}.md", as_page(notebook))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Files that options name: those to read, those to write, and that no two to write are one file."""
+"""Check the files that options name: inputs and outputs, of which no two may be one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Garbage collection, which large steps and short commands do without."""
+"""Pause Python's garbage collector, whose searches slow large steps and short commands."""
 
 from __future__ import annotations
 

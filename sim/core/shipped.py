@@ -1,4 +1,4 @@
-"""Which profiles are shipped, found without reading one: a scenario's default asks, before anything is priced."""
+"""Names of the shipped profiles, without reading one: a scenario's default is chosen before anything is priced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's keys of DeepSeek's models and of those drawn like them. Only numbers are read."""
+"""Hugging Face's keys of DeepSeek's models and of those with its architecture. Only numbers are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's keys of families of GPT's make: layer norms and an MLP without a gate. Only numbers are read."""
+"""Hugging Face's keys of families built like GPT-2: layer norms and an MLP without a gate. Only numbers are read."""
 
 from __future__ import annotations
 

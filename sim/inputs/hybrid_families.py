@@ -1,4 +1,4 @@
-"""Hugging Face's keys of families whose layers carry a state, beside attention or without it."""
+"""Hugging Face's keys of families with state-space or linear-attention layers, beside attention or without it."""
 
 from __future__ import annotations
 

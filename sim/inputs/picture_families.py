@@ -1,4 +1,4 @@
-"""Hugging Face's keys of decoders that stand beside a tower of pictures or sound. Only numbers are read.
+"""Hugging Face's keys of the decoders in models that also have an encoder of images or sound. Only numbers are read.
 
 Their layers are those of a family of text. What differs is where a token's position comes from: three numbers, for
 time, height and width, whose frequencies are joined once a step. Configs of Qwen 2-VL and 2.5-VL on the Hub are flat:

@@ -130,9 +130,7 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
     @property
     def ranks(self) -> int:
         """GPUs of the workload: those of `parallelism`, or all of a served one."""
-        if self.rl is not None and not self.rl.colocated:
-            return self.parallelism.ranks + self.rl.generation.ranks
-        return self.parallelism.ranks if self.inference is None else self.inference.ranks(self.parallelism)
+        return _ranks(self.parallelism, self.inference, self.rl)
 
     @property
     def micro_batches(self) -> int:
@@ -208,26 +206,23 @@ def resolve(source: Source, name: str) -> Scenario:
     source = _plain_numbers(with_present_names(source))
     data = {key: value for key, value in source.data.items() if value is not None}
     _check_sections(source, data)
-    model = resolve_model(data["model"], source, ("model",))
-    training = _training(data, model, source)
+    whole = resolve_model(data["model"], source, ("model",))
+    training = _training(data, whole, source)
     inference = read_inference(data, source)
     given = set() if inference is None else set(inference.model_fields_set)
     seq_len = sequence_length(training, inference)
-    whole, model = model, with_positions(as_trained(model, training), seq_len)
+    model = with_positions(as_trained(whole, training), seq_len)
     written = _parallelism(data.get("parallelism", {}), source)
     parallelism = with_defaults(written, model, training or inference)
     if inference is not None:
         parallelism = with_engine_split(parallelism, inference, model)
-    ranks = parallelism.ranks if inference is None else inference.ranks(parallelism)
     rl = read_rl(data, model, training, parallelism, source)
-    if rl is not None and not rl.colocated:
-        ranks += rl.generation.ranks
+    ranks = _ranks(parallelism, inference, rl)
     cluster = resolve_cluster(data["cluster"], ranks, source)
     if inference is not None:
         inference = with_engine_defaults(inference, model, parallelism, cluster.gpu)
         parallelism = with_engine_dispatch(parallelism, inference, cluster.gpu)
-    faults = read_faults(data, source)
-    distillation = read_distillation(data, source, seq_len)
+    faults, distillation = read_faults(data, source), read_distillation(data, source, seq_len)
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
     check_rules(sections, source)
     rl_notes: tuple[str, ...] = ()
@@ -323,6 +318,13 @@ def _engine(data: dict[str, Any], source: Source) -> EngineOptions:
     if engine.collectives == "messages" and "inference" in data:
         raise source.error(("engine", "collectives"), "found messages; must be closed_form where requests are served")
     return engine
+
+
+def _ranks(parallelism: Parallelism, inference: Inference | None, rl: Rl | None) -> int:
+    """GPUs of a workload; generation that is not colocated has GPUs of its own."""
+    if rl is not None and not rl.colocated:
+        return parallelism.ranks + rl.generation.ranks
+    return parallelism.ranks if inference is None else inference.ranks(parallelism)
 
 
 def _parallelism(value: Any, source: Source) -> Parallelism:

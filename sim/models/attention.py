@@ -26,6 +26,9 @@ from sim.models.score_kernels import (
 from sim.models.window import Window
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
+# Kernels of fused attention. FlashAttention's backward sums output times its gradient by row first, and converts the
+# queries' gradient, which blocks of keys add up in fp32, last (flash_bwd_launch_template.h).
+LAUNCHES = {"attention_forward": 1, "attention_backward": 3}
 
 
 class Core(Struct, frozen=True):
@@ -130,10 +133,19 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     phase = F if kind == "attention_forward" else I
     # Those that frameworks choose multiply 16 bits or fewer.
     kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
-    launches = 1 if kind == "attention_forward" else 3
     name = f"{name}:{kernel}" if kernel else name
     return Compute(
-        name, kind, shape, d.act, flops, moved, phase, launches, kernel=kernel, drops=bool(d.dropout), masked=c.masked
+        name,
+        kind,
+        shape,
+        d.act,
+        flops,
+        moved,
+        phase,
+        LAUNCHES[kind],
+        kernel=kernel,
+        drops=bool(d.dropout),
+        masked=c.masked,
     )
 
 

@@ -18,12 +18,10 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
 from sim.core.program import (
-    ALIGNED,
     TORCH_SOFTMAX_BACKWARD,
     TORCH_SOFTMAX_SHORT_BACKWARD,
     Compute,
     Phase,
-    Role,
 )
 from sim.models.framework_parts import AttentionKernel
 from sim.models.frameworks import attention_picks
@@ -34,9 +32,16 @@ from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
 from sim.prices.fp32_matmuls import fp32_seconds
 from sim.prices.kernel_tables import least_waves, measured_bytes
+from sim.prices.point_corrections import MEMORY_UNCERTAINTY, PointCorrections
 from sim.prices.power_limit import PowerLimit
 from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.prices.random_numbers import DRAWN, with_draws
+from sim.prices.reference_gpu import (
+    OTHER_CHIP_UNCERTAINTY,
+    borrowed_uncertainty,
+    measured_device,
+    reference_gpu,
+)
 from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
 from sim.prices.table_prices import TablePrices
 from sim.prices.unvectorized import (
@@ -51,21 +56,9 @@ from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
-MEMORY_UNCERTAINTY = 0.15  # spread of published efficiencies of one GPU's streaming kernels
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
-STRIDED_UNCERTAINTY = 0.3  # a cast took 1.28 times as long before it was vectorized (pytorch pull request 137053)
-# As in all shipped profiles (vtrain_single_node, A100). Hopper runs Ampere's kernels for such sizes: at one size they
-# take 3.5 times as long (m87-labs/kestrel pull request 143), at another as long (meta-pytorch/float8_experimental 145).
-UNALIGNED_SLOWDOWN = 2.0
-PARTLY_ALIGNED = 0.58  # power of the slowdown of odd widths that even ones have
-USUALLY_REACHED = 0.6  # part of the peak that large matmuls reach in a step
-UNALIGNED_UNCERTAINTY = 0.25  # fits to parts of vtrain_single_node find a slowdown of 1.5 to 2.6
 # Kernels after another one that moves as much and is not counted in their bytes.
 OF_TWO_KERNELS = (TORCH_SOFTMAX_SHORT_BACKWARD, TORCH_SOFTMAX_BACKWARD)
-# Of efficiencies measured on another GPU: 1.48 times the median error of a kernel where its own are left out (`python
-# tools/borrowed_kernels.py`), by a GPU of the same multiprocessors or by another chip.
-SAME_MULTIPROCESSORS_UNCERTAINTY = 0.08
-OTHER_CHIP_UNCERTAINTY = 0.22
 
 
 class Costs:
@@ -79,12 +72,13 @@ class Costs:
         self.profile, self.gpu = profile, gpu
         self.coefficients = options.applied(profile.coefficients)
         # With a reference, the coefficients' bandwidth and peaks are the reference's, not those of `gpu`.
-        self._device = _own_device(profile, gpu) if not profile.reference else Device.of(gpu)
-        home = _gpu_named(profile) if profile.reference else gpu
-        reference = Device.of(home) if profile.reference else self._device
-        self.power = PowerLimit.of(self.coefficients.power_at_peak, gpu, home)
-        self._borrowed = _borrowed_uncertainty(gpu, home)
-        self._points = TablePrices(profile, self._device, reference, self.coefficients, self.launch_overhead_s)
+        self._device = measured_device(profile, gpu) if not profile.reference else Device.of(gpu)
+        reference = reference_gpu(profile, gpu)
+        measured_on = Device.of(reference) if profile.reference else self._device
+        self.power = PowerLimit.of(self.coefficients.power_at_peak, gpu, reference)
+        self._borrowed = borrowed_uncertainty(gpu, reference)
+        self._points = TablePrices(profile, self._device, measured_on, self.coefficients, self.launch_overhead_s)
+        self._corrections = PointCorrections(self.coefficients, gpu, self._device)
         self._sm_clocks_per_s = sm_clocks_per_s(gpu)
         self._has_tf32 = "tf32" in gpu.peak_flops_per_s and gpu.chip.rounds_fp32
         self._blocks: dict[tuple[str, str, int], BlockPoint] = {(b.key, b.phase, b.run): b for b in profile.blocks}
@@ -292,16 +286,16 @@ class Costs:
         # Tables have single kernels, but an optimizer is one sweep over all its bytes.
         repeats = max(op.kernels, 1) if op.kind in MEMORY_BOUND and op.kind != "optimizer" else 1
         shape = (round(op.bytes / repeats),) if op.kind in MEMORY_BOUND else op.shape
-        found = [
-            self._at_speed(op, self._strided(op, self._unaligned(op, cost))) for cost in self._points.costs(op, shape)
-        ]
+        found = [self._corrections.corrected(op, cost) for cost in self._points.costs(op, shape)]
         if not found:
             return None
         # A measured point precedes any interpolation, even with a larger spread, because it is exactly this kernel.
         best = min(found, key=lambda cost: (cost.source != "measured", cost.uncertainty))
         # The power limit slows the matmul, but not the memory that takes the result.
         cost = self.power.throttled(op, best._replace(seconds=best.seconds * repeats), pace, self._device)
-        return cost._replace(seconds=cost.seconds + self._result_seconds(op))
+        # Points of the user's own machine were timed with the operator's own result.
+        result_s = self._corrections.result_s(op) if self.profile.kernels else 0.0
+        return cost._replace(seconds=cost.seconds + result_s)
 
     def floor_s(self, op: Compute) -> float:
         """Return the seconds that no call of the operator's kind goes below, by its table; 0 where it has none."""
@@ -328,55 +322,6 @@ class Costs:
             raise InputError(f"training.attention_kernel: found '{wanted}'; profile {self.profile.name} has: {found}")
         self._accepted.add(wanted)
 
-    def _unaligned(self, op: Compute, cost: Cost) -> Cost:
-        """Slow a matmul whose sizes do not allow the fast kernels; a point of exactly these sizes had the slow ones."""
-        if op.alignment == ALIGNED or cost.source == "measured":
-            return cost
-        # cuBLAS has fast kernels only for leading dimensions of multiples of 16 bytes, as all points have.
-        stated = self.coefficients.unaligned_matmul_slowdown
-        odd = stated or (1.0 if self.gpu.chip.is_host else UNALIGNED_SLOWDOWN)
-        # On an H100 a vocabulary of 30,522 words (alignment 2) takes 2.9 times as long as a padded one, one of 128,100
-        # (alignment 4) 2.9 times on an H200, an odd one 6.1 times (scenarios/measured/gpu_programs, gpu_programs_h200).
-        # Elsewhere each load has half the elements with half the alignment.
-        even = PARTLY_ALIGNED if stated else 1.0 - math.log2(op.alignment) / math.log2(ALIGNED)
-        slower = odd if op.alignment == 1 else odd**even
-        # A product that does not fill the fast kernels loses less: gpt-oss's of 64 wide heads take 1.5 times as long.
-        filled_s = op.flops / (USUALLY_REACHED * self._device.peak(op.dtype))
-        seconds = min(cost.seconds * slower, max(cost.seconds, filled_s * slower))
-        return Cost(seconds, cost.source, math.hypot(cost.uncertainty, UNALIGNED_UNCERTAINTY))
-
-    def _strided(self, op: Compute, cost: Cost) -> Cost:
-        """Lengthen a streaming kernel that torch does not vectorize; the points are of vectorized kernels."""
-        if not op.strided:
-            return cost
-        c = self.coefficients
-        usual, own = c.memory_efficiency_of.get(op.kind, c.memory_efficiency), c.memory_efficiency_of.get(STRIDED)
-        if usual is None or own is None:
-            # How much slower was not measured here: the time stays, with the slowdown of one GPU as its uncertainty.
-            return Cost(cost.seconds, "interpolated", math.hypot(cost.uncertainty, STRIDED_UNCERTAINTY))
-        return Cost(cost.seconds * usual / own, "interpolated", math.hypot(cost.uncertainty, MEMORY_UNCERTAINTY))
-
-    def _at_speed(self, op: Compute, cost: Cost) -> Cost:
-        """Scale a matmul from the points' speed to this machine's; gradients in fp8 are slower."""
-        if op.kind not in MATMULS:
-            return cost
-        c = self.coefficients
-        # Points are forward products of the default kernel. Transformer Engine accumulates gradients in two stages
-        # (`_2X_ACC_DGRAD`, `_2X_ACC_WGRAD`), torchao without fast accumulation: on Hopper the sums leave the tensor
-        # cores every 128 steps. Other kernels have their own slowdown.
-        slower = c.matmul_slowdown_of.get(op.kernel, 1.0)
-        if not op.kernel and op.dtype == "fp8" and op.role is not Role.OUTPUT:
-            slower = c.fp8_gradient_slowdown
-        return cost._replace(seconds=cost.seconds * slower / c.matmul_speed)
-
-    def _result_seconds(self, op: Compute) -> float:
-        """Return the exposed seconds of a matmul's bytes beyond those of its points (accumulation in fp32)."""
-        # Points of the user's own machine were timed with the operator's own result.
-        if op.kind not in MATMULS or not self.profile.kernels:
-            return 0.0
-        more = op.bytes - measured_bytes(op.shape, op.dtype)
-        return max(0.0, self.coefficients.result_exposed * more / self._device.bandwidth_bytes_per_s)
-
     def _roofline(self, op: Compute) -> Cost:
         seconds = self._device.seconds(op.kind, op.flops, op.bytes, op.dtype)
         c = self.coefficients
@@ -393,27 +338,3 @@ class Costs:
         floor = op.kernels * self.launch_overhead_s
         gaps = op.kernels * c.kernel_gap_s
         return Cost(max(seconds, floor) + gaps, "roofline", ROOFLINE_UNCERTAINTY)
-
-
-def _own_device(profile: Profile, gpu: GpuSpec) -> Device:
-    """Return the data sheet with the values that were measured on this machine."""
-    c = profile.coefficients
-    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
-    return Device(gpu.name, {**gpu.peak_flops_per_s, **c.peak_flops_per_s}, bandwidth)
-
-
-def _borrowed_uncertainty(gpu: GpuSpec, home: GpuSpec) -> float:
-    """Return the uncertainty of `home`'s efficiencies for kernels of `gpu`; 0 if their figures are equal."""
-    own, other = Device.of(gpu), Device.of(home)
-    if replace(own, name=other.name) == other:
-        return 0.0
-    return SAME_MULTIPROCESSORS_UNCERTAINTY if gpu.same_multiprocessors(home) else OTHER_CHIP_UNCERTAINTY
-
-
-def _gpu_named(profile: Profile) -> GpuSpec:
-    from topology.presets import GPUS
-
-    if profile.reference not in GPUS:
-        found, names = profile.reference, ", ".join(sorted(GPUS))
-        raise InputError(f"profile {profile.name!r}: reference: found {found!r}; allowed: {names}")
-    return GPUS[profile.reference]

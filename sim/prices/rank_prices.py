@@ -332,13 +332,18 @@ def _waiting_ranks(scenario: Scenario) -> int:
     return p.pp * max(p.tp * p.cp, p.ep * p.expert_tp)
 
 
+def _machine_of(profile: Profile) -> ClusterSpec | None:
+    """Return the preset machine whose collectives a profile has: the first one with its GPU."""
+    return next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
+
+
 def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
     """Return the network of the preset machine on which a profile's collectives were measured, if its links inside
     nodes differ from the scenario's; else None, and measured times are used unchanged.
 
     Efficiencies are not compared, because a cluster described by hand has cautious defaults for them.
     """
-    preset = next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
+    preset = _machine_of(profile)
     if preset is None:
         return None
     ours, theirs = ((c.kind, c.bandwidth_bytes_per_s, c.latency_s) for c in (cluster.intra_node, preset.intra_node))
@@ -347,7 +352,7 @@ def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
 
 def efficiencies_not_read(profile: Profile, cluster: ClusterSpec) -> list[str]:
     """Return the written efficiencies of a node's links that change no measured collective, as `_measured_on` says."""
-    preset = next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
+    preset = _machine_of(profile)
     if preset is None or _measured_on(profile, cluster) is not None:
         return []
     ours, theirs = cluster.intra_node, preset.intra_node

@@ -103,43 +103,50 @@ class TablePrices:
 
     def _through(self, via: _Candidate, op: Compute, shape: tuple[int, ...]) -> Cost | None:
         """Return the measured or interpolated cost of one kernel; None if the table has no point near it."""
-        kind, dtype = op.kind, op.dtype
-        table = self._table(via.op, dtype, kind)
+        table = self._table(via.op, op.dtype, op.kind)
         # A shape with 0 rows (an expert without tokens) has no logarithm.
         if table is None or not shape or shape[0] <= 0:
             return None
         # Roofline plus floor on this device: the table's efficiency is relative to this sum.
-        usual = self._device.shape_seconds(kind, shape, dtype) + table.floor_s
-        here = self._device.seconds(kind, op.flops, op.bytes, dtype) + table.floor_s if op.own_bytes else usual
+        usual = self._device.shape_seconds(op.kind, shape, op.dtype) + table.floor_s
+        here = self._device.seconds(op.kind, op.flops, op.bytes, op.dtype) + table.floor_s if op.own_bytes else usual
         # Tables exclude the input's quantization. Training has an operator for it; for served layers it is added here.
         before_s = table.quantizing_s(shape) if op.served and any(table.input_s) else 0.0
-        other = dtype == "tf32" != table.dtype
-        exact = table.exact(shape) if via.exact and not other else None
-        if exact is not None:
-            # A chip that was measured in fp8 may not multiply in mxfp8 (Hopper).
-            known = peak_flops_per_s(self._reference.peak_flops_per_s, dtype) is not None
-            there = self._reference.shape_seconds(kind, shape, dtype if known else table.dtype) + table.floor_s
-            cost = measured(exact[0] * (here / there) + before_s, exact[1])
-            # Equal rooflines: the measured machine itself. `Costs` adds the uncertainty of the ratio.
-            return cost if usual == there else cost._replace(source="interpolated")
+        point = table.exact(shape) if via.exact and not _of_other_format(table, op) else None
+        if point is None:
+            return self._interpolated(via, op, table, shape, here, before_s)
+        # A chip that was measured in fp8 may not multiply in mxfp8 (Hopper).
+        known = peak_flops_per_s(self._reference.peak_flops_per_s, op.dtype) is not None
+        there = self._reference.shape_seconds(op.kind, shape, op.dtype if known else table.dtype) + table.floor_s
+        cost = measured(point[0] * (here / there) + before_s, point[1])
+        # Equal rooflines: the measured machine itself. `Costs` adds the uncertainty of the ratio.
+        return cost if usual == there else cost._replace(source="interpolated")
+
+    def _interpolated(
+        self, via: _Candidate, op: Compute, table: Table, shape: tuple[int, ...], roofline_s: float, before_s: float
+    ) -> Cost | None:
+        """Return the cost by the efficiency of the table's points near a shape; None if there are none.
+
+        `roofline_s`: of the shape on this device, with the table's floor; `before_s`: of what runs before the kernel.
+        """
         like: tuple[float, ...] = shape
-        doubt = max(via.uncertainty, TF32_UNCERTAINTY) if other else via.uncertainty
-        if kind in MATMULS and table.single and shape[0] > 1:
+        doubt = max(via.uncertainty, TF32_UNCERTAINTY) if _of_other_format(table, op) else via.uncertainty
+        if op.kind in MATMULS and table.single and shape[0] > 1:
             like, doubt = (1, shape[0] * shape[1], *shape[2:]), max(doubt, 0.15)  # as many tiles, one product
-        if kind in ATTENTION and not op.served:
+        if op.kind in ATTENTION and not op.served:
             like = _as_more_heads(shape, float(table.shapes.sizes[0].max()))
         # A GPU described by hand may not state its multiprocessors (1); then those of the reference are taken.
         sm_count = self._device.sm_count if self._device.sm_count > 1 else self._reference.sm_count
-        found = lookup(table, kind, like, sm_count)
+        found = lookup(table, op.kind, like, sm_count)
         if found is None:
             return None
         efficiency, outside, between = found
-        if via.op == "attention_forward" and kind == "attention_backward":
+        if via.op == "attention_forward" and op.kind == "attention_backward":
             efficiency *= self._backward_share
         # Independent errors: interpolation, points of another operator, distance from the measured range.
         error = math.hypot(between, doubt, OUTSIDE_PER_OCTAVE * outside)
         # Outside the range a tiny kernel's efficiency would give almost 0 s, but no kernel is faster than its launch.
-        seconds = max(here / efficiency, self._launch_s if outside and not table.floor_s else 0.0) + before_s
+        seconds = max(roofline_s / efficiency, self._launch_s if outside and not table.floor_s else 0.0) + before_s
         # Beyond one octave the efficiency is a guess, so the source is not a measurement.
         source = "interpolated" if outside <= 1.0 else "roofline"
         return Cost(seconds, source, min(max(error, REPEAT_UNCERTAINTY), 1.0))
@@ -202,6 +209,11 @@ def _candidates(op: Compute, known: Container[str]) -> list[_Candidate]:
     if op.kind == "attention_backward":
         found.append(("attention_forward", False, 0.25))
     return [_Candidate(*table) for table in found if table[0] in known]
+
+
+def _of_other_format(table: Table, op: Compute) -> bool:
+    """Tell whether an operator in tf32 is priced by a table of another dtype."""
+    return op.dtype == "tf32" != table.dtype
 
 
 def _as_more_heads(shape: tuple[int, ...], most: float) -> tuple[float, ...]:

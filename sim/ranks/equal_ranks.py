@@ -1,4 +1,6 @@
-"""Which ranks are equal: the ranks of a pipeline stage fold into lanes that are simulated once each.
+"""Which ranks are equal. Those of a pipeline stage form classes, of which each is simulated once.
+
+A lane is one such class on every pipeline rank.
 
 Two ranks are equal if they compute the same at the same speed on equal GPUs, if their groups and messages cost the
 same, if their own links carry the same, and if the groups of both reach into the same lanes. The last is found by

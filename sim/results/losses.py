@@ -191,7 +191,7 @@ def _uneven(result: StepResult) -> str:
     if more_s < 0.5 * waiting_s(result):
         return ""
     who = ranks_text(slowest.ranks)
-    compute = "compute" if who.startswith("ranks") else "computes"
+    compute = "compute" if slowest.count > 1 else "computes"
     if result.scenario.parallelism.pp == 1:
         return f"{who.capitalize()} {compute} {seconds(more_s)} longer than the mean; the others wait at collectives."
     same_stage = [row.compute_s for row in result.ranks if row.pipeline_rank == slowest.pipeline_rank]

@@ -1,4 +1,4 @@
-"""The step as a timeline: a row for each sort of phase of each pool, and one for each replica of the engine."""
+"""The step as a timeline: a row for each kind of phase of each pool, and one for each replica of the engine."""
 
 from __future__ import annotations
 

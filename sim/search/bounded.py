@@ -10,6 +10,8 @@ from msgspec import Struct
 
 from sim.search.space import Grid, Layout, PartialLayout
 
+ROUNDING = 1 - 1e-9  # keeps a bound below the simulated figure though the engine adds in another order
+
 
 class Bounded(NamedTuple):
     """Hold a part of the space with its bounds in seconds and bytes. Parts sort by bounds, then by `depth` and part.

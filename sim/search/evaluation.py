@@ -25,8 +25,8 @@ from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node
 from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
-from sim.search.bound import ROUNDING, GridSearch
-from sim.search.bounded import Bounds
+from sim.search.bound import GridSearch
+from sim.search.bounded import ROUNDING, Bounds
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import GridPrices
 from sim.search.space import Grid, Layout, PartialLayout, Space, scenario_of
@@ -36,7 +36,7 @@ from topology.network import Network
 Fate = Literal["too_large", "beaten", "refused", "simulated"]
 FATES: tuple[Fate, ...] = get_args(Fate)
 KEPT_PROGRAMS = 32  # layouts that differ in more than the schedule, whose compiled programs a worker keeps
-KEPT_MESHES = 256  # meshes whose blocks and prices a worker keeps for all ways to run layers on them
+KEPT_MESHES = 256  # meshes whose blocks and prices a worker keeps for all their layouts
 
 
 class Outcome(NamedTuple):
@@ -80,8 +80,8 @@ def _tools(packed: bytes) -> _Tools:
 
 
 def bound_grid(packed: bytes, grid: Grid, limit_bytes: float | None) -> Bounds:
-    """Bound the ways to run layers on a mesh; see `GridSearch.ways`."""
-    return _timed(lambda: _grid_search(packed, grid, limit_bytes).ways())
+    """Bound the partial layouts of a mesh; see `GridSearch.partial_layouts`."""
+    return _timed(lambda: _grid_search(packed, grid, limit_bytes).partial_layouts())
 
 
 def bound_partial_layout(
@@ -100,7 +100,7 @@ def _timed(bound: Callable[[], Bounds]) -> Bounds:
     return replace(found, cpu_s=time.thread_time() - begin)
 
 
-# The ways of a mesh come one by one, between those of other meshes, so a worker keeps several meshes.
+# The partial layouts of a mesh come one by one, between those of other meshes, so a worker keeps several meshes.
 @lru_cache(maxsize=KEPT_MESHES)
 def _grid_search(packed: bytes, grid: Grid, limit_bytes: float | None) -> GridSearch:
     tools = _tools(packed)

@@ -192,7 +192,7 @@ def grids(space: Space) -> Iterator[Grid]:
 
 
 def partial_layouts_of(space: Space, grid: Grid) -> Iterator[PartialLayout]:
-    """Yield all ways to run layers on one legal mesh; some have no legal layout."""
+    """Yield all partial layouts of one legal mesh; some have no legal layout."""
     sizes = [b for b in divisors(space.training.global_batch_size // grid.dp) if space.allows("micro_batch_size", b)]
     modes = [r for r in space.recomputes if space.allows("recompute", r)]
     for sp in (False, True) if grid.tp > 1 else (False,):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
+from sim.models.attention import LAUNCHES
 from sim.prices.cost import Cost
 from sim.prices.roofline import ATTENTION_DECODE, shape_bytes, shape_flops
 from sim.validation.fused_prices import fused_costs
@@ -176,7 +177,6 @@ UNFUSED = ("PyTorch", "standard")
 
 def _fused(kernel: str, kind: str, shape: tuple[int, ...], dtype: str, served: bool) -> Compute:
     phase = Phase.FORWARD if kind == "attention_forward" else Phase.INPUT_GRAD
-    kernels = 1 if kind == "attention_forward" else 3
     return Compute(
         kernel or kind,
         kind,
@@ -185,7 +185,7 @@ def _fused(kernel: str, kind: str, shape: tuple[int, ...], dtype: str, served: b
         shape_flops(kind, shape),
         shape_bytes(kind, shape, dtype),
         phase,
-        kernels,
+        LAUNCHES[kind],
         kernel=kernel,
         served=served,
     )

@@ -1,4 +1,4 @@
-"""Level of detail: of many spans a picture in the wide view, made in the browser by assets/far.js, bars in a near one.
+"""Level of detail of a timeline with many spans: an image that assets/far.js draws zoomed out, bars zoomed in.
 
 Bars are drawn of spans in view only, of few spans too: Bokeh draws an edge of those outside at the edge of the plot.
 

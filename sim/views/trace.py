@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sim.core.timeline import Span, Timeline
+from sim.core.timeline import RECEIVES, SENDS, Span, Timeline
 from sim.core.units import finite, ranks_text
 from sim.views.palette import MEMORY, style_of
 from sim.views.rows import lanes_of, stream_place
@@ -108,8 +108,8 @@ def _flows(timeline: Timeline, spans: Sequence[Span], tids: Sequence[int]) -> It
         if flow >= 0:
             ends.setdefault(flow, []).append(i)
     for flow, pair in ends.items():
-        sends = [i for i in pair if spans[i].kind.startswith("SEND")]
-        receives = [i for i in pair if spans[i].kind.startswith("RECV")]
+        sends = [i for i in pair if spans[i].kind in SENDS]
+        receives = [i for i in pair if spans[i].kind in RECEIVES]
         if len(sends) != 1 or len(receives) != 1:
             continue
         send, receive = spans[sends[0]], spans[receives[0]]

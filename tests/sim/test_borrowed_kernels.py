@@ -10,8 +10,9 @@ from sim.inputs.nearest_gpu import measured_gpus, nearest_measured
 from sim.inputs.scenario import parse_scenario
 from sim.prices.coefficients import PriceOptions
 from sim.prices.kernel_file import kernel_file
-from sim.prices.operator_prices import OTHER_CHIP_UNCERTAINTY, SAME_MULTIPROCESSORS_UNCERTAINTY, Costs
+from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
+from sim.prices.reference_gpu import OTHER_CHIP_UNCERTAINTY, SAME_MULTIPROCESSORS_UNCERTAINTY
 from sim.simulation import simulate
 from topology.presets import GPUS
 from topology.spec import GpuSpec

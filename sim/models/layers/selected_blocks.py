@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase, Program
-from sim.models.attention import core_part
+from sim.models.attention import LAUNCHES, core_part
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard
 from sim.models.layers.block_indexer import BlockIndexer
@@ -80,11 +80,11 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
     def _kernel(self, d: Dims, name: str, phase: Phase) -> Compute:
         heads, kv_heads = self.heads_of(d.tp)
         width, value = self.widths
-        kind, passes, launches = ("attention_forward", 1, 1) if phase is F else ("attention_backward", 2, 3)
+        kind, passes = ("attention_forward", 1) if phase is F else ("attention_backward", 2)
         slots = self.indexer.slots(d.full_seq)
         shape = (d.tokens * kv_heads, 1, 1, heads // kv_heads, slots, width, value, 0)
         moved = passes * d.tokens * (heads + kv_heads) * (width + value) * d.act_bytes
-        return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, launches, kernel=SPARSE)
+        return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, LAUNCHES[kind], kernel=SPARSE)
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """Keys and values of all tokens, and the indexer's keys in the activations' format."""

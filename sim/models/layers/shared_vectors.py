@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, NeededBy, Saved, TensorRole
-from sim.models.attention import LSE_BYTES
+from sim.models.attention import LAUNCHES, LSE_BYTES
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulation, collective, gemm
 from sim.prices.attention_speed import SPARSE
@@ -56,8 +56,8 @@ def sparse_core(
 
 def _sparse(name: str, kind: str, d: Dims, heads: int, slots: int, width: int, value: int, moved: float) -> Compute:
     shape = (d.tokens, 1, 1, heads, slots, width, value, 0)
-    phase, launches = (F, 1) if kind == "attention_forward" else (I, 3)
-    return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, launches, kernel=SPARSE)
+    phase = F if kind == "attention_forward" else I
+    return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, LAUNCHES[kind], kernel=SPARSE)
 
 
 def per_head(d: Dims, name: str, heads: int, inputs: int, outputs: int, keeps: bool) -> Operator:

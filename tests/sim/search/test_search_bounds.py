@@ -18,7 +18,8 @@ from sim.core.program import Compute, Phase, Program
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.schedules.zb_search import first_forwards
-from sim.search.bound import ROUNDING, GridSearch
+from sim.search.bound import GridSearch
+from sim.search.bounded import ROUNDING
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import GridPrices
 from sim.search.pipeline_bound import placement_of
@@ -41,9 +42,9 @@ def check_bounds(variant: int, x: Layout) -> None:
     simulation = step.run()
     assert least_time_s(step) * ROUNDING <= step.run(share_links=False).step_time_s
     peak = max(float(c.total.max()) for c in simulation.memory)
-    assert search.least_work_s(x) <= search.work_bound_s(x) <= simulation.step_time_s
-    assert search.bound_s(x) <= simulation.step_time_s
-    assert search.memory_bytes(x) <= search.memory_bytes(x, True) <= peak
+    assert search.time.least_work_s(x) <= search.time.work_bound_s(x) <= simulation.step_time_s
+    assert search.time.bound_s(x) <= simulation.step_time_s
+    assert search.memory.least_bytes(x) <= search.memory.least_bytes(x, True) <= peak
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -71,8 +72,8 @@ def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
         if mesh not in of_mesh:
             of_mesh[mesh] = grid_search(space, x)
         found = of_mesh[mesh]
-        assert max(found.least_work_s(x), found.work_bound_s(x), found.bound_s(x)) <= o.step_time_s, x
-        assert found.memory_bytes(x, True) <= o.peak_memory_bytes, x
+        assert max(found.time.least_work_s(x), found.time.work_bound_s(x), found.time.bound_s(x)) <= o.step_time_s, x
+        assert found.memory.least_bytes(x, True) <= o.peak_memory_bytes, x
 
 
 def test_of_equal_work_the_first_rank_s_shapes_are_bounded_as_they_are_simulated() -> None:
@@ -85,7 +86,7 @@ def test_of_equal_work_the_first_rank_s_shapes_are_bounded_as_they_are_simulated
         x = Layout(tp, False, 2, 1, dp, 1, 0, "1f1b", 1, 1, "none", "none")
         step = simulate(scenario_of(space, x))
         assert len(step.plan.classes) > 1
-        assert grid_search(space, x).bound_s(x) <= step.step_time_s
+        assert grid_search(space, x).time.bound_s(x) <= step.step_time_s
 
 
 @pytest.mark.parametrize(
@@ -113,9 +114,10 @@ def test_stages_that_lie_unlike_are_bounded_by_what_is_least(
     changes = {"model": model, "training": training, "cluster": cluster, "parallelism": parallelism}
     space = varied({**changes, "calibration": calibration}, x.tp * x.pp)
     step, search = simulate(scenario_of(space, x)), grid_search(space, x)
-    assert search.bound_s(x) <= step.step_time_s
-    blocks, placement = search.blocks(x)[0], placement_of(x.schedule, x.pp, x.virtual_stages)
-    bounded_s = search.stage_seconds(x, blocks, placement, search.cut(blocks.order, placement)).alone.forward.tolist()
+    assert search.time.bound_s(x) <= step.step_time_s
+    blocks, placement = search.grid_blocks.blocks(x)[0], placement_of(x.schedule, x.pp, x.virtual_stages)
+    cut = search.grid_blocks.cut(blocks.order, placement)
+    bounded_s = search.time.stage_seconds(x, blocks, placement, cut).alone.forward.tolist()
     for c, spans in zip(step.plan.classes, step.spans, strict=True):
         start, end = next(span for action, span in spans.items() if action.kind is Kind.F)
         assert bounded_s[c.pipeline_rank] <= end - start
@@ -128,7 +130,7 @@ def test_bound_is_exact_for_even_1f1b() -> None:
     space = varied({"model": model, "training": {"seq_len": 2048, "gradient_clipping": False}}, 4)
     search = grid_search(space, x)
     simulated = simulate(scenario_of(space, x)).step_time_s
-    assert 0.97 * simulated < search.bound_s(x) <= simulated
+    assert 0.97 * simulated < search.time.bound_s(x) <= simulated
 
 
 def test_searched_schedule_fills_its_first_rank() -> None:

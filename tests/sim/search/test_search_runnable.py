@@ -134,7 +134,7 @@ def test_bounds_know_how_torchtitan_reduces_gradients_in_pipelines() -> None:
     costs = Costs(load_profile(space.base.calibration), space.base.cluster.gpu)
     for grid in (Grid(1, 1, 2, 4, 1), Grid(1, 1, 1, 8, 1)):
         search = GridSearch(space, grid, GridPrices(space, grid, costs, Network(space.base.cluster)), 1e18)
-        (way,) = search.ways().bounded
+        (way,) = search.partial_layouts().bounded
         (bounded,) = search.layouts(way.part, math.inf, math.inf).bounded
         scenario = scenario_of(space, bounded.part)
         assert scenario.parallelism.accumulate_unsharded is (grid.pp > 1)

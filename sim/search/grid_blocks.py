@@ -1,0 +1,92 @@
+"""Build the blocks of every layout of one mesh, and cut them into stages; layouts that have them in common share them.
+
+A layer is built and priced once for each (sp, micro-batch size, recomputation).
+"""
+
+from __future__ import annotations
+
+from sim.core.program import BlockKind
+from sim.programs.stages import Stage, with_copy
+from sim.ranks.plan import cut_model
+from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MODULE, MTP, NORM, Blocks, Cut, Signature
+from sim.search.cached import cached
+from sim.search.mesh_prices import BlockSort, GridPrices
+from sim.search.pipeline_bound import Actions, StagePlacement
+from sim.search.space import Layout, Space, scenario_of, schedule_form, stage_layers
+
+
+class GridBlocks:
+    """Hold the blocks of the layouts of one mesh."""
+
+    def __init__(self, space: Space, prices: GridPrices) -> None:
+        self.space, self.prices = space, prices
+        self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
+        self._of_order: dict[Signature, Blocks] = {}  # one example each: blocks of one order have equal parameters
+
+    def blocks(self, x: Layout) -> list[Blocks]:
+        """Return the blocks of a layout, for each rank that is bounded."""
+        s = self.space
+        # The key must hold everything that changes a block or its price.
+        paired = s.fixed["ep_overlap"] and schedule_form(s, x).pairs
+        # Blocks depend on the cut into stages only if the first n layers of each stage are recomputed.
+        by_stage = s.recomputes[x.recompute].layers is not None
+        # Additions of unsharded gradients (`accumulated` of `sim.models.dims`) change the weight-gradient half.
+        whole = x.zero < 2 or s.accumulates(x.pp, x.zero) or bool(s.base.parallelism.accumulate_in_a_row)
+        cut_of = (x.schedule, x.virtual_stages) if by_stage else None
+        casts = x.zero if s.base.for_training.param_dtype == "fp32" else 0  # see `models.autocast`
+        key = (x.sp, x.tp_overlap, x.micro_batch_size, x.recompute, whole, paired, cut_of, casts)
+        if key not in self._blocks:
+            scenario = scenario_of(s, x)
+            self._blocks[key] = [Blocks(scenario, self.prices, rank) for rank in self.prices.bounded_ranks]
+            for blocks in self._blocks[key]:
+                self._of_order.setdefault(blocks.order, blocks)
+        return self._blocks[key]
+
+    def cut(self, order: Signature, placement: StagePlacement) -> Cut:
+        """Return the model's cut into the stages of a schedule."""
+        whole = self._cut(order, len(placement.chains[0]))
+        return whole if placement.copies == 1 else self._copied(whole, placement)
+
+    @cached
+    def _cut(self, order: Signature, count: int) -> Cut:
+        """Cut the model into `count` stages; schedules with equally many stages share the cut and its results."""
+        n, out = self.space.base.model.mtp_layers, []
+        for part in cut_model(stage_layers(self.space, count), self.space.fixed["mtp_stage"]):
+            ends = (NORM,) * part.normed + (MODULE,) * n * part.predicts + (HEAD, *[MTP] * n) * part.head
+            out.append((EMBEDDING,) * part.embedding + order[part.layers.start : part.layers.stop] + ends)
+        return Cut(order, tuple(out))
+
+    @cached
+    def _copied(self, cut: Cut, placement: StagePlacement) -> Cut:
+        """Repeat the stages for a schedule whose ranks hold the model several times."""
+        return Cut(cut.order, tuple([cut.stages[i] for i in placement.part_of_stage.tolist()]))
+
+    def sorts(self, cut: Cut) -> dict[int, BlockSort]:
+        """Return the blocks of a cut model by sort."""
+        return self._of_order[cut.order].sorts
+
+    def stage(self, zero: int, cut: Cut, held: Signature) -> Stage:
+        """Return the stage of the blocks of these sorts."""
+        sort_of, offload = self.sorts(cut), self.space.training.activation_offload
+        blocks, plan = tuple([sort_of[s].block for s in held]), self.prices.plan
+        copied = with_copy(blocks, plan, any(b.kind is BlockKind.EMBEDDING for b in blocks))
+        return Stage(copied, self.prices.dp(zero), self.prices.costs, offload, 0.0)
+
+    @cached
+    def alone(self, blocks: Blocks, cut: Cut, gathered: bool) -> Actions:
+        """Return the seconds of all stages' actions, block after block."""
+        return Actions(*cut.each(lambda stage: [blocks.action_s(kind, stage, gathered) for kind in KINDS]).T)
+
+    def micro_batches(self, x: Layout) -> int:
+        """Return the number of micro-batches in a step."""
+        return self.space.training.global_batch_size // (x.micro_batch_size * x.dp)
+
+    def gathered(self, x: Layout) -> bool:
+        """Tell whether every action gathers its parameters."""
+        return x.zero == 3 and self.prices.dp(3).gathers_twice
+
+
+def least_zeros(x: Layout) -> tuple[Layout, ...]:
+    """Return the layout with the ZeRO stages that may have the least work: none, which adds up whole gradients, and 2,
+    which adds up shards, but of gradients converted in every micro-batch."""
+    return tuple([x._replace(zero=zero) for zero in ((0, 2) if x.dp * x.cp > 1 else (0,))])
