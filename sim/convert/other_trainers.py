@@ -45,6 +45,7 @@ COMMANDS = (
     ("OLMo", ("olmo_core", "OLMo"), ""),
 )
 NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")
+RUNS = re.compile(r"(?:^|[\s;\"'(])(?:bash|sh|source|\.)[ \t]+([\w./${}-]+\.sh)\b")
 
 
 def not_read(file: Path, text: str, else_said: str) -> InputError:
@@ -52,7 +53,11 @@ def not_read(file: Path, text: str, else_said: str) -> InputError:
     for program, marks, more in COMMANDS:
         if any(mark in text for mark in marks):
             return InputError(f"{file}: has a command of {program}, which is not read{more}")
-    if named := NAMED.search(re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text)):
+    text = re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text)
+    if runs := RUNS.search(text):
+        problem = f"has no command that is read, but runs {runs[1]}: convert that file"
+        return InputError(f"{file}: {problem}, with the variables that this one sets as --var NAME=VALUE")
+    if named := NAMED.search(text):
         return InputError(f"{file}: has no command that is read, but names {named[0]}: convert that file")
     return InputError(else_said)
 

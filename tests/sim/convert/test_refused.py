@@ -83,3 +83,12 @@ def test_what_would_become_another_training_is_refused(tmp_path: Path, name: str
 def test_variables_that_grow_without_end_are_refused(tmp_path: Path) -> None:
     bomb = "\n".join(f"A{i}={'$A' + str(i + 1):s}{('$A' + str(i + 1)) * 60}" for i in range(6)) + "\nA6=" + "x" * 1000
     assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--num-layers $A0 $A0 $A0", "--cluster", "dgx-h100")
+
+
+def test_a_script_that_runs_another(tmp_path: Path) -> None:
+    """As examples/deepseek_v3 of ROCm/Megatron-LM starts its training: on each node of a job, in a container."""
+    text = (
+        "#SBATCH --nodes=8\nsrun bash -c 'docker run image /bin/bash -c \"TP=2 PP=16 bash examples/train_dsv3.sh\"'\n"
+    )
+    said = refused(tmp_path, "slurm.sh", text, "--cluster", "dgx-h100")
+    assert "runs examples/train_dsv3.sh: convert that file, with the variables that this one sets as --var" in said
