@@ -44,11 +44,14 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("a.yml", '{"pipe-parallel-size": 1, "num-experts": 4}', "experts and soft prompts of GPT-NeoX are not"),
         (
             "a.yml",
             '{"pipe-parallel-size": 4, "zero_optimization": {"stage": 1}}',
-            "is a file of GPT-NeoX, which is not",
+            "hidden_size: is required and missing",
         ),
+        ("config.json", '{"model": {}, "train_module": {}, "data_loader": {}}', "is a file of OLMo-core, which is not"),
+        ("train.py", "from olmo_core.train import TrainerConfig", "has a command of OLMo, which is not read"),
         ("a.yaml", "services: {vllm: {image: a}}", "is a file of Docker Compose"),
         (
             "olmo.yaml",
