@@ -45,7 +45,7 @@ COMMANDS = (
     ("OLMo", (OLMO_CORE, "OLMo"), ""),
 )
 NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")
-RUNS = re.compile(r"(?:^|[\s;\"'(])(?:bash|sh|source|\.)[ \t]+([\w./${}-]+\.sh)\b")
+RUNS = re.compile(r"(?:^|[\s;\"'(])(?:bash|sh|source|\.)[ \t]+\"?([\w./${}-]+\.sh)\b")
 
 
 def not_read(file: Path, text: str, else_said: str) -> InputError:

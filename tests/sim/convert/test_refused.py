@@ -95,3 +95,5 @@ def test_a_script_that_runs_another(tmp_path: Path) -> None:
     )
     said = refused(tmp_path, "slurm.sh", text, "--cluster", "dgx-h100")
     assert "runs examples/train_dsv3.sh: convert that file, with the variables that this one sets as --var" in said
+    said = refused(tmp_path, "a.sh", 'exec bash "${HERE}/run_moe.sh" --num-experts 8\n', "--cluster", "dgx-h100")
+    assert "runs ${HERE}/run_moe.sh: convert that file" in said
