@@ -105,7 +105,8 @@ def _model(own: Settings) -> dict[str, Any]:
     """Flags of the model beside those that have the same value."""
     norm = own.choice("norm", NORMS, "layernorm") or "LayerNorm"
     positions = own.choice("pos_emb", POSITIONS, "learned")
-    biases = [own.flag(f"use_bias_in_{part}", True) for part in ("attn_linear", "mlp")]
+    biases = [own.flag("use_bias_in_attn_linear", True), own.flag("use_bias_in_mlp", not _is_llamas(own))]
+    own.taken.update(("use_bias_in_norms",) if norm == "RMSNorm" else ())
     if len({*biases}) > 1:
         own.notes.append(MIXED_BIASES.format("all" if biases[0] else "none"))
     return {
@@ -123,10 +124,14 @@ def _width(own: Settings) -> int:
     hidden = own.size("hidden_size")
     given = own.whole("intermediate_size") or int((own.number("expansion_factor") or 4) * hidden)
     multiple = own.size("mlp_multiple_of", 1)
-    if own.take("mlp_type") == LLAMA_MLP:
+    if _is_llamas(own):
         return own.whole("intermediate_size") or -(-int(2 * hidden * 4 / 3) // LLAMA_MULTIPLE) * LLAMA_MULTIPLE
     width = int(given * 2 / 3) // 2 if _is_gated(own) else given
     return -(-width // multiple) * multiple
+
+
+def _is_llamas(own: Settings) -> bool:
+    return bool(own.take("mlp_type") == LLAMA_MLP)
 
 
 def _is_gated(own: Settings) -> bool:
@@ -136,7 +141,7 @@ def _is_gated(own: Settings) -> bool:
 def _block(own: Settings) -> dict[str, Any]:
     """What Megatron-LM has no flag for: attention and MLP beside each other, and the activation."""
     beside, tied = own.flag("gpt_j_residual"), own.flag("gpt_j_tied")
-    if own.values.get("mlp_type") == LLAMA_MLP:
+    if _is_llamas(own):
         own.take("activation")
         activation = "swiglu"
     else:

@@ -40,6 +40,7 @@ OLMO_CORE = "olmo_core"
 # By program: words of which its commands have one, and where a page says more.
 COMMANDS = (
     ("verl", ("verl.trainer.main_ppo", "actor_rollout_ref."), " (a scenario with `rl` describes its step: docs/rl.md)"),
+    ("verl", ("verl.trainer.",), ""),  # its fine-tuning
     ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), ""),
     ("GPT-NeoX", ("deepy.py",), ""),
     ("OLMo", (OLMO_CORE, "OLMo"), ""),

@@ -77,6 +77,19 @@ def test_widths_of_the_mlp(tmp_path: Path, more: str, mlp: str, ffn: int) -> Non
     assert "activation" not in said
 
 
+def test_llama_has_no_biases(tmp_path: Path) -> None:
+    """As configs/llama/7B.yml; `LLaMAParallelMLP` has none in any case."""
+    more = '"norm": "rmsnorm", "use_bias_in_norms": false, "use_bias_in_attn_linear": false, "mlp_type": "llama",'
+    found, said = of(tmp_path, '"norm": "layernorm",', f'{more} "activation": "silu",')
+    assert (found["model"]["norm"], found["model"]["bias"]) == ("rmsnorm", False)
+    assert "bias_in" not in said
+    assert "biases" not in said
+    found, said = of(tmp_path, '"norm": "layernorm",', '"use_bias_in_norms": false, "use_bias_in_mlp": false,')
+    assert found["model"]["bias"] is True
+    assert "biases are simulated in all layers or in none: here in all" in said
+    assert "use_bias_in_norms" in said
+
+
 def test_precision_attention_and_batch(tmp_path: Path) -> None:
     """arguments.py fills in DeepSpeed's section of a `precision`, and the batch."""
     bf16 = '"precision": "bfloat16", "attention_config": [[["flash"], 44]], "num_kv_heads": 8,'

@@ -59,6 +59,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "is a file of OLMo, which is not read",
         ),
         ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8", "a command of verl, which is not read (a"),
+        ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
         (
             "a.sh",
             "deepspeed --module openrlhf.cli.train_sft --zero_stage 2",
