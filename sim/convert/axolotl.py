@@ -38,8 +38,8 @@ def plain_names(data: dict[str, Any]) -> dict[str, Any]:
     if not given.get("adapter"):
         off |= {key for key in given if key == "adapter" or key.startswith(OF_LORA)}
     found = {NAMES.get(key, key): value for key, value in given.items() if key not in off}
-    if found.get("bf16") == "auto":  # on where the GPU has it
-        found["bf16"] = True
+    if found.get("bf16", "" if "bf16" in data or found.get("fp16") else "auto") == "auto":  # the default
+        found["bf16"] = True  # on where the GPU has it
     if found.get("fsdp_config") and not found.get("fsdp"):
         found["fsdp"] = True
     return found | _loaded(found)

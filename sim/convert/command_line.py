@@ -1,8 +1,8 @@
 """Flags of a launch script, read as text and never run.
 
-Assignments of plain values (`TP=8`, `ARGS+=" --bf16"`), `$TP`, `${TP:-8}` and `$((TP * 2))` are put in, arrays and
-continued lines are joined, and so is a command in quotes (`bash -c "…"`). Slurm's directives say nodes
-and GPUs. Branches that are not taken are blank already (`sim.convert.branches`).
+Assignments of plain values (`TP=8`, `ARGS+=" --bf16"`), `$TP`, `${TP:-8}`, `$((TP * 2))` and arrays
+(`sim.convert.arrays`) are put in. Continued lines are joined, and so is a command in quotes (`bash -c "…"`). Slurm's
+directives say nodes and GPUs. Branches that are not taken are blank already (`sim.convert.branches`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from sim.convert.arrays import taken_arrays, with_arrays
 from sim.core.errors import InputError
 
 ASSIGNMENT = re.compile(
@@ -30,6 +31,7 @@ KEPT = re.compile(r"\$\[([^\[\]]*)\]")
 EXPR = re.compile(r"\$\(\s*expr\s+([^()$`]*(?:\$\{?\w+\}?[^()$`]*)*)\)|`\s*expr\s+([^`]*)`")  # $(expr 16 / $NPROC)
 INNER, OUTER = str.maketrans("()", "‹›"), str.maketrans("‹›", "()")  # of brackets
 NAME = re.compile(r"\$?\{?([A-Za-z_]\w*)\}?")
+OF_NO_ARRAY = re.compile(r"\$\{(\w+)\[@\]")  # `${ARGS[@]}` of a plain variable
 SUM = re.compile(r"[0-9+*/%()<>=!-]{1,200}")
 TERNARY = re.compile(r"([^?:]+)\?([^?:]+):([^?:]+)")
 OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
@@ -64,7 +66,7 @@ LONGEST_VALUE = 100_000  # characters of a variable that is made of itself
 
 
 def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
-    """The words of a script, without comments and arrays' brackets, and with values for variables.
+    """The words of a script, without comments and brackets, and with values for variables and arrays.
 
     `ends`: the end of a line is the word `;`.
     """
@@ -72,8 +74,11 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     text = re.sub(r"(?m)(^|[^\S\n])#.*$", r"\1", text)  # a comment ends with its line, also behind a backslash
     text = text.replace("\\\n", " ")
     text = kept_arithmetic(text)
-    text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text).replace("[@]", "")
-    for _ in range(4):  # a variable may be made of others
+    text, arrays = taken_arrays(text)
+    text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text)
+    for _ in range(4):  # a variable or an array may be made of others
+        text = with_arrays(text, arrays)
+        text = OF_NO_ARRAY.sub(lambda found: found[0] if found[1] in arrays else f"${{{found[1]}", text)
         text = _with_variables(_with_earlier_values(text, preset), preset)
         if len(text) > MAX_CHARACTERS:
             raise InputError(f"{file}: variables make it longer than {MAX_CHARACTERS:,} characters")

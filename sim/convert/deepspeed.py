@@ -14,29 +14,21 @@ from msgspec.structs import replace
 
 from sim.convert.adapters import adapters
 from sim.convert.axolotl import degrees, plain_names, shards
-from sim.convert.fsdp_arguments import OFF, of_fsdp
+from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
+from sim.convert.fsdp_arguments import of_fsdp
 from sim.convert.objectives import refuse_objective
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
-from sim.convert.trl import loss_in_chunks, take_precision
+from sim.convert.trl import loss_in_chunks
 from sim.core.errors import InputError
-from sim.core.files import read_text
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
-from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
-from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 from sim.models.frameworks import DEEPSPEED_ZERO
 
-AUTO = "auto"  # DeepSpeed's word for what Transformers fills in
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
 PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
 WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packing_strategy")
 MICRO_BATCH = 8  # TrainingArguments' default
-# Sections and keys that DeepSpeed's JSON alone has.
-OWN = ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
-# Of these, those that arguments have, too, and the arguments' names where they differ.
-BATCH_KEYS = ("gradient_accumulation_steps", "train_micro_batch_size_per_gpu", "gradient_clipping")
-SAME = {"train_micro_batch_size_per_gpu": "per_device_train_batch_size", "gradient_clipping": "max_grad_norm"}
 # In `bf16` and `fp16`, and in `offload_optimizer`: what changes a step and is not simulated.
 UNREAD_OF_DTYPES = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
 UNREAD_OF_OFFLOAD = ("super_offload",)
@@ -94,43 +86,14 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
             for a step that trains for something else than next tokens.
     """
     refuse_objective(file, data)
-    data = plain_names(data)
-    own = _mapping(file, "deepspeed", data.get("deepspeed"))
-    if isinstance(data.get("fsdp_config"), str):
-        data = {**data, "fsdp_config": _mapping(file, "fsdp_config", data["fsdp_config"])}
-    # What DeepSpeed leaves to Transformers is in TrainingArguments.
-    said = {k: v for k, v in own.items() if not _is_auto(v)}
-    flat = {k: v for k, v in {**data, **said}.items() if k != "deepspeed"}
-    by_deepspeed = any(key in flat for key in OWN)
-    s = Settings(file, {k: v for k, v in flat.items() if v != AUTO})
-    s.notes += _differing(data, said)
-    take_precision(s, {*flat})
-    if s.flag("pure_bf16"):  # LLaMA-Factory's: loaded in bf16, and neither autocast nor copies in fp32
-        s.values = {**s.values, "bf16": True, "torch_dtype": "bfloat16"}
-    named = s.take("model_name_or_path")  # TRL's and LLaMA-Factory's
-    if machine.model is None and isinstance(named, str):
-        machine = replace(machine, model=as_model(named))
-        if is_id(named) and config_of(named) is None:
-            raise InputError(
-                f"{file}: model: found '{named}'; {what_to_write(named, model_presets())}; or give --model"
-            )
-    lengths = [s.whole(name) for name in LENGTHS]
-    length = seq_len or next((x for x in lengths if x), None)
-    for what, option, found in (("model", "--model NAME", machine.model), ("sequence length", "--seq-len N", length)):
-        if found is None:
-            raise InputError(f"{file}: does not name the {what}: give {option}")
+    s, by_deepspeed = settings_of(file, plain_names(data))
+    machine = _named_model(s, machine)
+    length = _length(s, machine, seq_len)
     split = degrees(s)
     tp, cp = split.get("tp", 1), split.get("cp", 1)
     dp = s.ranks(None, machine, tp * cp, "tensor_parallel_size · context_parallel_size")
     sizes = _batch(s, dp)
     layout, recomputes = (_zero(s, machine), False) if by_deepspeed else of_fsdp(s, machine, sizes, dp)
-    if left_open := [key for key, value in flat.items() if _is_auto(value)]:
-        s.notes.append(
-            f"{AUTO}: {', '.join(left_open)}: here Transformers' defaults; convert the TrainingArguments whose "
-            f"`deepspeed` names this file, which have the values"
-        )
-    if any(lengths):
-        _note_lengths(s)
     sharded = not by_deepspeed and layout["zero"] > 0
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
     if tp > 1 and training.pop("cross_entropy", None):
@@ -139,22 +102,40 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         training["optimizer_offload"] = "cpu"
     if s.flag("fp8"):
         _in_8_bits(s, training, layout)
-    training |= loss_in_chunks(s, training, length or 0, layout["zero"])
+    training |= loss_in_chunks(s, training, length, layout["zero"])
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
 
 
-def _differing(arguments: dict[str, Any], said: dict[str, Any]) -> list[str]:
-    """Notes on what DeepSpeed's file and the arguments say differently (transformers/integrations/deepspeed.py:
-    `fill_match`)."""
-    pairs = ((key, SAME.get(key, key)) for key in BATCH_KEYS)
-    return [
-        f"{key}: DeepSpeed's {show(said[key])} is simulated, not {show(arguments[name])} of the arguments' {name}; "
-        "Transformers' Trainer refuses two that differ"
-        for key, name in pairs
-        if key in said and arguments.get(name) not in (None, said[key])
-    ]
+def _named_model(s: Settings, machine: Machine) -> Machine:
+    """The machine with the model that TRL's, LLaMA-Factory's or Axolotl's file names, where the user names none.
+
+    Raises:
+        InputError: for a model of the Hub whose config is not here.
+    """
+    named = s.take("model_name_or_path")
+    if machine.model is not None or not isinstance(named, str):
+        return machine
+    if is_id(named) and config_of(named) is None:
+        raise InputError(f"{s.file}: model: found '{named}'; {what_to_write(named, model_presets())}; or give --model")
+    return replace(machine, model=as_model(named))
+
+
+def _length(s: Settings, machine: Machine, seq_len: int | None) -> int:
+    """The sequence length: the user's, or the file's.
+
+    Raises:
+        InputError: where nobody names it, or the model.
+    """
+    lengths = [s.whole(name) for name in LENGTHS]
+    length = seq_len or next((x for x in lengths if x), None)
+    if machine.model is None or length is None:
+        what = "model: give --model NAME" if machine.model is None else "sequence length: give --seq-len N"
+        raise InputError(f"{s.file}: does not name the {what}")
+    if any(lengths):
+        _note_lengths(s)
+    return length
 
 
 def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) -> None:
@@ -241,32 +222,6 @@ def _batch(s: Settings, dp: int) -> dict[str, int]:
         micro = MICRO_BATCH
         s.notes.append(f"the file gives no micro-batch: {MICRO_BATCH}, Transformers' default")
     return {"micro_batch_size": micro, "global_batch_size": whole or micro * accumulated * dp}
-
-
-def _is_auto(value: object) -> bool:
-    """Tell whether a value, or whether a section is used, is left to Transformers."""
-    return AUTO in (value, value.get("enabled") if isinstance(value, dict) else None)
-
-
-def _mapping(file: Path, key: str, value: object) -> dict[str, Any]:
-    """The mapping that `deepspeed` or `fsdp_config` of TrainingArguments is, as such, as JSON in a text
-    (transformers/training_args.py: _VALID_DICT_FIELDS), or in the file that it names, beside this one or here."""
-    if value in OFF:
-        return {}
-    if isinstance(value, dict):
-        return value
-    if not isinstance(value, str):
-        raise InputError(f"{file}: {key}: found {show(value)}; must be a mapping or the name of a JSON file")
-    if value.lstrip().startswith("{"):
-        found, where = parse_yaml(value, f"{file}: {key}")[0], f"{file}: {key}"
-    else:
-        named = next((path for path in (file.parent / value, Path(value)) if path.is_file()), None)
-        if named is None:
-            raise InputError(f"{file}: {key}: found {show(value)}; there is no such file, here or beside {file.name}")
-        found, where = parse_yaml(read_text(named, MAX_BYTES), str(named))[0], str(named)
-    if not isinstance(found, dict):
-        raise InputError(f"{where}: holds no mapping; {key} is one")
-    return found
 
 
 def _framework(s: Settings, by_deepspeed: bool) -> str:

@@ -63,12 +63,19 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
 
 
 def _deepspeed_chat(flags: dict[str, Any]) -> dict[str, Any]:
-    """What DeepSpeed's examples say by flags of their own (DeepSpeedExamples, applications/DeepSpeed-Chat)."""
+    """What DeepSpeed's examples say by flags of their own (DeepSpeedExamples, applications/DeepSpeed-Chat: `main.py`,
+    and in dschat/utils ds_utils.py `get_train_ds_config`, module/lora.py `LinearLayer_LoRA`)."""
     zero: dict[str, Any] = {"stage": flags.pop("zero_stage", 0)}
-    if flags.pop("offload", False):
-        zero["offload_optimizer"] = {"device": "cpu"}
+    on_host = {"device": "cpu"} if flags.pop("offload", False) else None
+    if on_host:
+        zero["offload_optimizer"] = on_host
+    if zero["stage"] == 3:
+        zero |= {"stage3_max_live_parameters": 3e7, "stage3_prefetch_bucket_size": 3e7}
+        zero |= {"offload_param": on_host} if on_host else {}
     precision = str(flags.pop("dtype", "fp16"))
-    return {"deepspeed": {"zero_optimization": zero}, precision: True}
+    rank, _ = flags.pop("lora_dim", 0), flags.pop("only_optimize_lora", None)
+    lora = {"use_peft": True, "lora_r": rank, "lora_dropout": 0} if type(rank) is int and rank > 0 else {}
+    return {"deepspeed": {"zero_optimization": zero}, precision: True, **lora}
 
 
 def typed(value: Any) -> Any:

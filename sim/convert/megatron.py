@@ -21,6 +21,7 @@ from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
 from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.megatron_older import as_of_today
+from sim.convert.megatron_refused import plain_name, require_described
 from sim.convert.megatron_stages import pipeline_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
@@ -40,19 +41,12 @@ REMAINDERS = (
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
 HOST_OVERLAPS = "--overlap-cpu-optimizer-d2h-h2d: transfers to and from the host are simulated beside nothing"
-# By a training script.
-OTHER_MODELS = {
-    "pretrain-bert": "an encoder",
-    "pretrain-t5": "an encoder and a decoder",
-    "pretrain-ict": "two encoders",
-    "pretrain-vlm": "a model with a vision encoder",
-    "pretrain-vision-classify": "a vision encoder",
-}
 MPI = ("mpirun", "mpiexec")
 SRUN = {"N": "nodes", "n": "np"}
 MOST_OF_SRUN = 40  # words of its own
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
-LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts")  # flags with several values
+# Flags with several values.
+LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts", "cp-comm-type")
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
 GRAPHS: dict[str, str | None] = {
     "none": None,
@@ -77,12 +71,11 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
         InputError: for a flag without its value, or sizes that are missing.
     """
     words = words_of(file, text, ends=True)
-    if machine.model is None:
-        _require_decoder(file, words)
+    require_described(file, words, machine)
     for mark in MARKS:
         require_one(file, words, mark)
     given = {**_of_mpi(words), **_of_srun(words), **flags_of(words, listed=LISTED)}
-    if any(_plain_name(word) in HYBRID_SCRIPTS for word in words):
+    if any(plain_name(word) in HYBRID_SCRIPTS for word in words):
         given["is-hybrid-model"] = True
     notes: list[str] = []
     if "deepspeed" in given:
@@ -109,19 +102,6 @@ def _of_srun(words: list[str]) -> dict[str, str]:
     return {SRUN[letter]: number for letter, number in re.findall(r"(?:^| )-([Nn])[ =]?(\d+)(?= |$)", behind)}
 
 
-def _require_decoder(file: Path, words: list[str]) -> None:
-    """Refuse models that the flags of a GPT do not describe."""
-    for word in words:
-        if (what := OTHER_MODELS.get(_plain_name(word))) is not None:
-            name = word.rpartition("/")[2]
-            raise InputError(f"{file}: {name} means {what}, which flags do not describe here: give --model config.json")
-
-
-def _plain_name(word: str) -> str:
-    """A script's name without folder and ending, with `-` for `_`."""
-    return word.rpartition("/")[2].replace("_", "-").removesuffix(".py")
-
-
 def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     """The sections model, training and parallelism; `gpus`: how many the file says.
 
@@ -138,6 +118,7 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
     if s.take("num-experts") is not None:
         _note_experts(s, p, training["framework"])
     s.choice("transformer-impl", {"transformer_engine": True}, "transformer_engine")
+    s.choice("timing-log-level", {"0": True}, "0")  # above it, timers wait for the GPU and for other ranks
     return {"model": machine.model or model, "training": training, "parallelism": p}
 
 
@@ -294,14 +275,14 @@ def _graphs(s: Settings) -> str | None:
 
 def _recompute(s: Settings) -> Any:
     granularity = s.take("recompute-granularity")
-    granularity = "selective" if s.flag("recompute-activations") else granularity
+    granularity = "selective" if s.flag("recompute-activations") or s.flag("moe-layer-recompute") else granularity
     if granularity == "full" and s.take("recompute-method") == "block":
         return {"mode": "full", "layers": s.integer("recompute-num-layers", 1)}
     s.choice("recompute-num-layers", {"1": True}, "1")  # units of several layers are not simulated
-    named = s.take("recompute-modules")
-    if granularity == "selective" and named:
-        return {"mode": "selective", "modules": str(named).replace(",", " ").split()}
-    return granularity
+    named = str(s.take("recompute-modules") or "").replace(",", " ").split()
+    if s.flag("moe-layer-recompute"):  # added to what is named or to the default (core/transformer_config.py)
+        named = list(dict.fromkeys([*(named or ["core_attn"]), "moe"]))
+    return {"mode": "selective", "modules": named} if granularity == "selective" and named else granularity
 
 
 def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
@@ -320,7 +301,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "expert_tp": expert_tp,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
         "ep_dispatcher": "deepep" if experts and s.values.get("moe-token-dispatcher-type") == "flex" else None,
-        "cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p"),
+        "cp_method": _cp_method(s),
         "tp_overlap": _tp_overlap(s, tp),
         "dp_sync": None if fsdp2 else "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
@@ -332,6 +313,13 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         elements = s.integer("ddp-bucket-size", MEGATRON_ZERO.bucket_bytes_of(dp, 1))
         p["bucket_bytes"] = int(elements * element_bytes)
     return without_none(p)
+
+
+def _cp_method(s: Settings) -> str | None:
+    """The way of context parallelism that all layers have; None, and reported, where layers have several."""
+    words = {*str(s.values.get("cp-comm-type", "p2p")).split()}
+    s.values = {**s.values, "cp-comm-type": words.pop()} if len(words) == 1 else s.values
+    return s.choice("cp-comm-type", CP_METHODS, "p2p")
 
 
 def _tp_overlap(s: Settings, tp: int) -> str | None:

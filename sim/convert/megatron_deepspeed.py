@@ -49,8 +49,12 @@ def of_deepspeed(file: Path, script: str, flags: dict[str, Any], notes: list[str
         found["pp-partition-method"] = None
     if flags.get("cpu-optimizer"):
         found |= {"cpu-optimizer": None, "optimizer-cpu-offload": True}
-    config = _config(file, script, flags, notes)
-    found |= _engine(config, flags)
+    return by_engine(_config(file, script, flags, notes), found, notes)
+
+
+def by_engine(config: Settings | None, flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """The flags with what DeepSpeed's engine does by its configuration in place of what they say of it."""
+    found = flags | _engine(config, flags)
     if found["zero-stage"] == "0" and found.get("bf16"):
         found["zero-stage"] = "1"
         notes.append(BF16_SHARDS)

@@ -62,6 +62,9 @@ def _sizes(s: Settings) -> dict[str, Any]:
 def _vocab(s: Settings) -> int | None:
     """The vocabulary: a flag's, or that of the model whose tokenizer is named; else None, and noted as missing."""
     vocab, tokenizer = s.whole("vocab-size"), s.take("tokenizer-type")
+    if (padded := s.whole("padded-vocab-size")) is not None:
+        s.taken.add("make-vocab-size-divisible-by")
+        return padded
     if vocab is None and (preset := config_of(str(s.take("tokenizer-model")))):
         vocab = load_model(str(preset)).vocab
         s.notes.append(f"model.vocab: that of the model whose tokenizer --tokenizer-model names, {vocab:,}")

@@ -14,6 +14,8 @@ from typing import Any
 
 RENAMED = {
     "use-megatron-fsdp-v2": "use-megatron-fsdp",  # which it switches on (docs of Megatron FSDP v2, 2026)
+    "encoder-num-layers": "num-layers",  # as good as these (training/arguments.py: `validate_args`)
+    "encoder-seq-length": "seq-length",
     "num-nodes": "nnodes",  # of DeepSpeed's launcher
     "num-gpus": "nproc-per-node",
     "batch-size": "micro-batch-size",

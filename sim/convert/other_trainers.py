@@ -11,16 +11,15 @@ from sim.core.errors import InputError
 
 # By program: keys of which its files have all, `-` written as `_`, and those of sections behind a dot.
 OTHERS = (
-    ("GPT-NeoX", ("pipe_parallel_size",)),  # neox_arguments; its other keys are DeepSpeed's
-    ("GPT-NeoX", ("model_parallel_size",)),
     ("verl", ("actor_rollout_ref",)),
     ("OLMo", ("model.d_model", "model.n_layers", "device_train_microbatch_size")),
+    ("OLMo-core", ("train_module", "data_loader")),  # the config.json that a run saves
     ("Docker Compose", ("services",)),
     ("Kubernetes", ("apiVersion", "kind")),
 )
 READ = (
     "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
-    "nanotron, LLM Foundry"
+    "nanotron, LLM Foundry, GPT-NeoX"
 )
 
 
@@ -37,14 +36,17 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
         raise InputError(f"{file}: is a file of {program}, which is not read; can be converted: {READ}")
 
 
+OLMO_CORE = "olmo_core"
 # By program: words of which its commands have one, and where a page says more.
 COMMANDS = (
     ("verl", ("verl.trainer.main_ppo", "actor_rollout_ref."), " (a scenario with `rl` describes its step: docs/rl.md)"),
+    ("verl", ("verl.trainer.",), ""),  # its fine-tuning
     ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), ""),
     ("GPT-NeoX", ("deepy.py",), ""),
-    ("OLMo", ("olmo_core", "OLMo"), ""),
+    ("OLMo", (OLMO_CORE, "OLMo"), ""),
 )
 NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")
+RUNS = re.compile(r"(?:^|[\s;\"'(])(?:bash|sh|source|\.)[ \t]+\"?([\w./${}-]+\.sh)\b")
 
 
 def not_read(file: Path, text: str, else_said: str) -> InputError:
@@ -52,7 +54,11 @@ def not_read(file: Path, text: str, else_said: str) -> InputError:
     for program, marks, more in COMMANDS:
         if any(mark in text for mark in marks):
             return InputError(f"{file}: has a command of {program}, which is not read{more}")
-    if named := NAMED.search(re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text)):
+    text = re.sub(r"(?m)(?:^|(?<=\s))#.*$", "", text)
+    if runs := RUNS.search(text):
+        problem = f"has no command that is read, but runs {runs[1]}: convert that file"
+        return InputError(f"{file}: {problem}, with the variables that this one sets as --var NAME=VALUE")
+    if named := NAMED.search(text):
         return InputError(f"{file}: has no command that is read, but names {named[0]}: convert that file")
     return InputError(else_said)
 
@@ -60,4 +66,4 @@ def not_read(file: Path, text: str, else_said: str) -> InputError:
 def not_told(file: Path) -> InputError:
     """The error of a mapping that has no key of a trainer that is known."""
     problem = "whose configuration it is cannot be told: it has no key of"
-    return InputError(f"{file}: {problem} {READ}; --from deepspeed reads it as one of the last five")
+    return InputError(f"{file}: {problem} {READ}; --from deepspeed reads it as DeepSpeed's, or as TrainingArguments")

@@ -97,6 +97,7 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
     from sim.convert.bridge import convert_bridge, is_bridge
     from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
+    from sim.convert.gpt_neox import convert_gpt_neox, is_gpt_neox
     from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
     from sim.convert.megatron import convert_megatron
     from sim.convert.megatron_tests import as_command, is_arguments
@@ -120,6 +121,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         return convert_nanotron(file, data, asked.machine)
     if is_torchtune(data):
         return convert_torchtune(file, data, asked.machine, asked.seq_len)
+    if is_gpt_neox(data):
+        return convert_gpt_neox(file, data, asked.machine)
     refuse_other_trainer(file, data)
     if not (asked.told or is_training_arguments(data)):
         raise not_told(file)
@@ -136,11 +139,13 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 
 def _trainer_of(file: Path, text: str) -> str:
     from sim.convert.launched import is_launched
-    from sim.convert.other_trainers import not_read
+    from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving import is_serving
     from sim.convert.swift import is_swift
     from sim.convert.swift_megatron import is_swift_megatron
 
+    if file.suffix == ".py" and OLMO_CORE in text:
+        raise not_read(file, text, "")
     if file.suffix in (".toml", ".py"):
         return "torchtitan"
     if file.suffix in DATA or is_launched(text) or (is_swift(text) and not is_swift_megatron(text)):

@@ -31,7 +31,7 @@ def lacking(file: Path, value: object) -> str:
     if str(value).strip() == "$" or "`" in str(value):
         return ", the output of a command, which is not run: write its value into the file"
     if ELEMENT.search(str(value)):
-        return ", an element of an array, which is not looked up: write its value into the file"
+        return ", an element of an array that the file does not give: write its value into the file"
     if "$" not in str(value):
         return ""
     name = next(iter(re.findall(r"[A-Za-z_]\w*", str(value))), "NAME")

@@ -57,6 +57,7 @@ class Titan(Emission):
                 "steps": 20,
                 "mixed_precision_param": "bfloat16" if t.precision != "fp32" else "float32",
                 "mixed_precision_reduce": "float32",
+                **({"dtype": "bfloat16"} if self._all_in_bf16() else {}),
             },
             "parallelism": {
                 "data_parallel_replicate_degree": replicate,
@@ -108,17 +109,25 @@ class Titan(Emission):
 
     def _check_training(self) -> None:
         self.has_only("model.dropout", (0,), "has no dropout")
-        self.has_only("training.param_dtype", ("fp32",), "keeps parameters in fp32 (param_dtype: fp32)")
+        if not self._all_in_bf16():
+            also = "or all in bf16 without copies (param_dtype, grad_dtype, optimizer_dtype, master_weights: false)"
+            self.has_only("training.param_dtype", ("fp32",), f"keeps parameters in fp32 (param_dtype: fp32), {also}")
+            self.has_only("training.grad_dtype", ("fp32",), "keeps gradients in fp32")
+            self.has_only("training.optimizer_dtype", ("fp32",), "keeps fp32 moments")
         self.has_only("training.zero_grad", ("set_to_none", None), "sets gradients to none")
-        self.has_only("training.grad_dtype", ("fp32",), "keeps gradients in fp32")
         self.has_only("training.grad_reduce_dtype", ("fp32",), "reduces gradients in fp32")
         self.has_only("training.precision", ("bf16", "fp32", "fp8", "mxfp8"), "has bf16, fp32, fp8 and mxfp8")
         self.has_only("training.optimizer", ("adamw",), "has Adam and AdamW")
-        self.has_only("training.optimizer_dtype", ("fp32",), "keeps fp32 moments")
         self.has_only("training.moe_grouped_gemm", (None,), "groups experts' matmuls")
         self.has_only("training.gradient_accumulation_fusion", (None,), "adds gradients by kernels of their own")
         self.has_only("training.gradient_clipping", (True,), "always clips")
         self.has_only("training.attention", ("fused",), "uses fused attention")
+
+    def _all_in_bf16(self) -> bool:
+        """Whether parameters, gradients and moments are in bf16, as `training.dtype` has them
+        (torchtitan/config/job_config.py)."""
+        t = self.training
+        return {t.param_dtype, t.grad_dtype, t.optimizer_dtype} == {"bf16"} and t.master_weights is False
 
     def _data_parallel(self) -> tuple[int, int]:
         """Return the numbers of replicas and of shards; torchtitan's FSDP shards over dp_shard · cp ranks."""

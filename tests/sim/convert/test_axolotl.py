@@ -29,6 +29,18 @@ def test_fsdp_is_on_where_it_has_a_section(tmp_path: Path, more: str, zero: int)
     assert data["parallelism"]["zero"] == zero
 
 
+@pytest.mark.parametrize(
+    ("written", "precision"), [("", "bf16"), ("bf16: auto\n", "bf16"), ("bf16:\n", "fp32"), ("fp16: true\n", "fp16")]
+)
+def test_bf16_is_the_default(tmp_path: Path, written: str, precision: str) -> None:
+    """utils/schemas/config.py: `bf16` is `auto` where a file does not have it; an empty one is off."""
+    text = TEXT.replace("bf16: true\n", written)
+    data, _ = converted(tmp_path, "axolotl.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["precision"] == precision
+    data, _ = converted(tmp_path, "axolotl.yaml", f"{text}fp8: true\n", "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["precision"] == ("fp8" if precision == "bf16" else precision)
+
+
 def test_parameters_are_loaded_in_16_bits(tmp_path: Path) -> None:
     """utils/config (`resolve_dtype`); adapters are PEFT's, and FSDP casts to fp32."""
     data, _ = read(tmp_path, "")

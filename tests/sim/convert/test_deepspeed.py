@@ -380,3 +380,14 @@ def test_deepspeeds_own_tensor_parallelism_and_dtype_of_messages(tmp_path: Path)
     assert (data["parallelism"]["tp"], data["parallelism"]["dp"]) == (4, 2)
     assert data["training"]["grad_reduce_dtype"] == "fp32"
     assert "not expressed" not in said
+
+
+def test_an_auto_of_the_arguments_is_a_word_of_theirs(tmp_path: Path) -> None:
+    """LLaMA-Factory's `flash_attn: auto` (hparams/model_args.py) is nothing that Transformers fills in."""
+    (tmp_path / "ds.json").write_text(LLAMA_FACTORY_ZERO_3)
+    text = f"{FACTORY}deepspeed: ds.json\nflash_attn: auto\n"
+    here = ("--cluster", "dgx-h100", "--gpus", "8")
+    _, said = converted(tmp_path, "sft.yaml", text, *here)
+    assert "flash_attn" not in said
+    _, said = converted(tmp_path, "ds.json", LLAMA_FACTORY_ZERO_3, *here, "--model", "llama3-8b", "--seq-len", "4096")
+    assert "auto: train_batch_size, train_micro_batch_size_per_gpu" in said

@@ -128,6 +128,13 @@ deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static Dahoas/full-hh-rlhf 
     assert (training["precision"], training["recompute"], training["optimizer_offload"]) == ("bf16", "full", "cpu")
     assert training["seq_len"] == 512
     assert "not expressed" not in said
+    assert data["parallelism"]["gather_bucket_bytes"] == 2 * 30_000_000
+    assert "offload_param: offloading to cpu is not simulated" in said
+    assert "lora" not in training
+    text = script.replace("--offload ", "--lora_dim 128 --only_optimize_lora ")
+    data, said = converted(tmp_path, "lora.sh", text, "--cluster", "dgx-h100")
+    assert data["training"]["lora"] == {"rank": 128}
+    assert "not expressed" not in said
 
 
 @pytest.mark.parametrize("switch", ["--lora_enable", "--use_lora"])

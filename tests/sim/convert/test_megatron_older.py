@@ -137,11 +137,13 @@ MODEL_ARGS:
 
 
 def test_two_models_of_one_script_are_not_mixed(tmp_path: Path) -> None:
+    """The command's own array is read, whatever other arrays the script has; two commands are refused."""
     arrays = f"SMALL=(--num-layers 24 --hidden-size 2048)\nLARGE=(--num-layers 40 --hidden-size 5120)\n{SIZES}"
-    said = refused(
-        tmp_path, "train.sh", arrays.replace("--num-layers 24 --hidden-size 2048 \\", "${LARGE[@]} \\"), *HERE
-    )
-    assert "commands have --num-layers (24, 40" in said
+    text = arrays.replace("--num-layers 24 --hidden-size 2048 \\", "${LARGE[@]} \\")
+    data, _ = converted(tmp_path, "train.sh", text, *HERE)
+    assert (data["model"]["layers"], data["model"]["hidden"]) == (40, 5120)
+    said = refused(tmp_path, "both.sh", f"{text}\npython pretrain_gpt.py ${{SMALL[@]}}\n", *HERE)
+    assert "commands have --num-layers (40, 24" in said
 
 
 def test_several_values_of_a_flag_in_a_file_of_its_tests(tmp_path: Path) -> None:

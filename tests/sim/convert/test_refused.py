@@ -44,11 +44,14 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
+        ("a.yml", '{"pipe-parallel-size": 1, "num-experts": 4}', "experts and soft prompts of GPT-NeoX are not"),
         (
             "a.yml",
             '{"pipe-parallel-size": 4, "zero_optimization": {"stage": 1}}',
-            "is a file of GPT-NeoX, which is not",
+            "hidden_size: is required and missing",
         ),
+        ("config.json", '{"model": {}, "train_module": {}, "data_loader": {}}', "is a file of OLMo-core, which is not"),
+        ("train.py", "from olmo_core.train import TrainerConfig", "has a command of OLMo, which is not read"),
         ("a.yaml", "services: {vllm: {image: a}}", "is a file of Docker Compose"),
         (
             "olmo.yaml",
@@ -56,6 +59,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "is a file of OLMo, which is not read",
         ),
         ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8", "a command of verl, which is not read (a"),
+        ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
         (
             "a.sh",
             "deepspeed --module openrlhf.cli.train_sft --zero_stage 2",
@@ -83,3 +87,14 @@ def test_what_would_become_another_training_is_refused(tmp_path: Path, name: str
 def test_variables_that_grow_without_end_are_refused(tmp_path: Path) -> None:
     bomb = "\n".join(f"A{i}={'$A' + str(i + 1):s}{('$A' + str(i + 1)) * 60}" for i in range(6)) + "\nA6=" + "x" * 1000
     assert "characters" in refused(tmp_path, "a.sh", bomb + "\n--num-layers $A0 $A0 $A0", "--cluster", "dgx-h100")
+
+
+def test_a_script_that_runs_another(tmp_path: Path) -> None:
+    """As examples/deepseek_v3 of ROCm/Megatron-LM starts its training: on each node of a job, in a container."""
+    text = (
+        "#SBATCH --nodes=8\nsrun bash -c 'docker run image /bin/bash -c \"TP=2 PP=16 bash examples/train_dsv3.sh\"'\n"
+    )
+    said = refused(tmp_path, "slurm.sh", text, "--cluster", "dgx-h100")
+    assert "runs examples/train_dsv3.sh: convert that file, with the variables that this one sets as --var" in said
+    said = refused(tmp_path, "a.sh", 'exec bash "${HERE}/run_moe.sh" --num-experts 8\n', "--cluster", "dgx-h100")
+    assert "runs ${HERE}/run_moe.sh: convert that file" in said

@@ -171,3 +171,26 @@ def test_torchtitan_without_fsdp_is_read_as_fp32(tmp_path: Path, lines: str, pre
     data, said = converted(tmp_path, "x.toml", text, "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"]["precision"] == precision
     assert ("torchtitan casts to 16 bits under FSDP only" in said) == (precision == "fp32")
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-python"])
+def test_all_in_bf16_comes_back_as_torchtitans_dtype(tmp_path: Path, trainer: str) -> None:
+    """torchtitan/config/job_config.py, `Training.dtype`: parameters, gradients and moments without fp32 copies."""
+    low = {"param_dtype": "bf16", "grad_dtype": "bf16", "optimizer_dtype": "bf16", "master_weights": False}
+    sizes = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 8, "recompute": "full"}
+    data: dict[str, Any] = {
+        "version": 1,
+        "name": "low",
+        "model": "llama3-8b",
+        "cluster": "dgx-h100",
+        "training": {**low, **sizes, "grad_reduce_dtype": "fp32"},
+        "parallelism": {"dp": 8, "zero": 3},
+    }
+    before = parse_scenario(data)
+    text = emit(before, trainer)
+    after = came_back(tmp_path, before, trainer, text)
+    assert after.training.master_weights is False
+    assert simulated(after) == simulated(as_told(before, after, text))
+    del data["training"]["grad_dtype"], data["training"]["master_weights"], data["training"]["optimizer_dtype"]
+    with pytest.raises(InputError, match="or all in bf16 without copies"):
+        emit(parse_scenario(data), trainer)

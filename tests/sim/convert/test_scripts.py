@@ -166,11 +166,11 @@ def test_a_sum_that_expr_computes(tmp_path: Path, value: str) -> None:
     assert converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]["global_batch_size"] == 128
 
 
-@pytest.mark.parametrize("value", ["${SIZES[1]}", "${SIZES[$MODEL]}"])
+@pytest.mark.parametrize("value", ["${OTHERS[1]}", "${SIZES[$MODEL]}"])
 def test_an_element_of_an_array_is_told_from_a_variable(tmp_path: Path, value: str) -> None:
     text = "SIZES=(64 128)\n" + MEGATRON.replace("--global-batch-size 128", f"--global-batch-size {value}")
     said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
-    assert "an element of an array, which is not looked up: write its value into the file" in said
+    assert "an element of an array that the file does not give: write its value into the file" in said
 
 
 @pytest.mark.parametrize("value", ["$(cat gbs.txt)", "`nproc`"])

@@ -1,0 +1,46 @@
+"""Megatron-LM's commands whose flags do not say what is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sim.convert.command_line import flags_of
+from sim.convert.settings import Machine
+from sim.core.errors import InputError
+
+# By a training script.
+OTHER_MODELS = {
+    "pretrain-bert": "an encoder",
+    "pretrain-t5": "an encoder and a decoder",
+    "pretrain-ict": "two encoders",
+    "pretrain-vlm": "a model with a vision encoder",
+    "pretrain-vision-classify": "a vision encoder",
+}
+# By a flag: what it means, what to do, and whether --model replaces it (training/arguments.py).
+ELSEWHERE = {
+    "yaml-cfg": ("Megatron-LM takes all arguments from this file", "write them as flags", False),
+    "perform-rl-step": ("a step of reinforcement learning", "a scenario with `rl` describes it (docs/rl.md)", False),
+    "heterogeneous-layers-config-path": ("each layer has sizes of its own, by this file", "give --model", True),
+}
+
+
+def require_described(file: Path, words: list[str], machine: Machine) -> None:
+    """Refuse models that the flags of a GPT do not describe, and flags that put a file, or another kind of step, in
+    the place of what the other flags say.
+
+    Raises:
+        InputError: naming what is trained instead.
+    """
+    for word in words if machine.model is None else []:
+        if (what := OTHER_MODELS.get(plain_name(word))) is not None:
+            name = word.rpartition("/")[2]
+            raise InputError(f"{file}: {name} means {what}, which flags do not describe here: give --model config.json")
+    given = flags_of(words)
+    for name, (what, way, of_model) in ELSEWHERE.items():
+        if name in given and not (of_model and machine.model):
+            raise InputError(f"{file}: --{name}: {what}: {way}")
+
+
+def plain_name(word: str) -> str:
+    """A script's name without folder and ending, with `-` for `_`."""
+    return word.rpartition("/")[2].replace("_", "-").removesuffix(".py")

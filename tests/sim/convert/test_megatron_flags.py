@@ -1,0 +1,59 @@
+"""Flags of Megatron-LM that stand for others, or for what no key of a scenario says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sim.convert.converting import converted, refused
+from tests.sim.convert.launch_files import MEGATRON
+
+CLUSTER = ("--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("words", "method", "left"),
+    [("a2a", "all_to_all", False), ("a2a a2a", "all_to_all", False), ("p2p a2a p2p a2a", None, True)],
+)
+def test_a_way_of_context_parallelism_for_each_layer(
+    tmp_path: Path, words: str, method: str | None, left: bool
+) -> None:
+    """Several words are one for each layer (`TransformerConfig.cp_comm_type`), which no key says."""
+    data, said = converted(
+        tmp_path, "train.sh", MEGATRON.rstrip() + f" --context-parallel-size 2 --cp-comm-type {words}\n", *CLUSTER
+    )
+    assert data["parallelism"].get("cp_method") == method
+    assert ("--cp-comm-type" in said) is left
+
+
+def test_other_names_of_sizes(tmp_path: Path) -> None:
+    """training/arguments.py, `validate_args`: the encoder's sizes are the model's; a padded vocabulary is final."""
+    text = MEGATRON.replace("--num-layers", "--encoder-num-layers").replace("--seq-length", "--encoder-seq-length")
+    data, said = converted(tmp_path, "train.sh", text.rstrip() + " --padded-vocab-size 131072\n", *CLUSTER)
+    assert (data["model"]["layers"], data["model"]["vocab"], data["training"]["seq_len"]) == (32, 131072, 8192)
+    assert "encoder" not in said
+    assert "padded" not in said
+
+
+def test_recomputed_experts_by_the_former_flag(tmp_path: Path) -> None:
+    """core/transformer/transformer_config.py: it adds the experts to the modules, which are attention's alone."""
+    text = MEGATRON.rstrip() + " --num-experts 8 --moe-ffn-hidden-size 1024 --moe-layer-recompute\n"
+    data, _ = converted(tmp_path, "train.sh", text, *CLUSTER)
+    assert data["training"]["recompute"] == {"mode": "selective", "modules": ["core_attn", "moe"]}
+
+
+def test_timers_that_wait_are_named(tmp_path: Path) -> None:
+    """training/arguments.py: level 0 has no overhead; above it timers synchronize with the GPU and have barriers."""
+    _, said = converted(tmp_path, "train.sh", MEGATRON.rstrip() + " --timing-log-level 2\n", *CLUSTER)
+    assert ", --timing-log-level" in said
+    _, said = converted(tmp_path, "train.sh", MEGATRON.rstrip() + " --timing-log-level 0\n", *CLUSTER)
+    assert "timing-log-level" not in said
+
+
+@pytest.mark.parametrize(
+    "flag", ["--yaml-cfg x.yaml", "--perform-rl-step", "--heterogeneous-layers-config-path x.json"]
+)
+def test_what_is_trained_is_said_elsewhere(tmp_path: Path, flag: str) -> None:
+    said = refused(tmp_path, "train.sh", MEGATRON.rstrip() + f" {flag}\n", *CLUSTER)
+    assert f"{flag.split()[0]}: " in said
