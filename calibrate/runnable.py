@@ -111,6 +111,9 @@ def _training(s: Scenario) -> Iterator[Problem]:
     for key in ("fp8_dot_product_attention", "activation_func_fp8_input_store"):
         if getattr(t, key):
             yield f"training.{key}", "true", "false"
+    for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+        if getattr(t, key):
+            yield f"training.{key}", getattr(t, key), "0"
     for key in ("gradient_accumulation_fusion", "cublas_workspace_config", "moe_grouped_gemm"):
         if (found := getattr(t, key)) is not None:
             yield f"training.{key}", found, "null"

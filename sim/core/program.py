@@ -307,6 +307,7 @@ class Block(Struct, frozen=True):
     own: OwnBytes | None = None  # of a captured program
     matrices: tuple[WeightShape, ...] = ()  # of `params` what are a layer's matrices, and
     expert_matrices: tuple[WeightShape, ...] = ()  # of `expert_params`
+    in_sixteen_bits: bool = False  # its matrices are multiplied and gathered in 16 bits, whatever the others' are
 
     @property
     def held_params(self) -> int:

@@ -197,6 +197,12 @@ class Training(UserInput):
     fp8_dot_product_attention: bool = Field(
         default=False, description="fused attention multiplies 8-bit numbers, and its inputs and result are cast"
     )
+    num_layers_at_start_in_bf16: int = Field(
+        default=0, ge=0, le=MAX_LAYERS, description="so many first layers stay in 16 bits; 8- and 4-bit precision"
+    )
+    num_layers_at_end_in_bf16: int = Field(
+        default=0, ge=0, le=MAX_LAYERS, description="so many last layers stay in 16 bits; 8- and 4-bit precision"
+    )
     activation_func_fp8_input_store: bool = Field(
         default=False, description="the input of an MLP's activation is kept for the backward in 8 bits"
     )

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, TensorRole
 from sim.models.casts import casts_apart
-from sim.models.dims import Dims, Shard, dims
+from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import LayerSpec, layer_specs
@@ -31,7 +31,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     and sequence-parallel forms (Korthikanti 2022, equations 1 to 4).
     """
     shard = shard or Shard()
-    d = dims(scenario)
+    d = layer_dims(scenario, layer)
     parts = layer_parts(scenario, d, layer, shard)
     if d.lora is not None:
         parts = tuple(p if p.frozen or not p.params + p.expert_params else frozen(p) for p in parts)
@@ -41,7 +41,8 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario), modules_of(scenario))
     block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)
     passing = workspace(d, parts) + passing_weight_bytes(d, parts)
-    return replace(block, workspace_bytes=passing, quantized_bytes=quantized_weight_bytes(d, parts))
+    quantized = quantized_weight_bytes(d, parts)
+    return replace(block, workspace_bytes=passing, quantized_bytes=quantized, in_sixteen_bits=d.in_sixteen_bits)
 
 
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:

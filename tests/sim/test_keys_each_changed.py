@@ -71,6 +71,8 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "cublas_workspace_config": (":16:8",),
         "fp8_dot_product_attention": (True,),
         "activation_func_fp8_input_store": (True,),
+        "num_layers_at_start_in_bf16": (1,),
+        "num_layers_at_end_in_bf16": (1,),
         "cuda_graphs": ("step",),
         "activation_offload": (True,),
         "optimizer_offload": (True, "cpu"),

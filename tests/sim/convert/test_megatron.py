@@ -381,6 +381,23 @@ def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention
 
 
 @pytest.mark.parametrize(
+    ("flags", "ends"),
+    [
+        ("--fp8-format e4m3 --fp8-recipe blockwise --first-last-layers-bf16", (1, 1)),
+        ("--fp4-format e2m1 --first-last-layers-bf16 --num-layers-at-start-in-bf16 0", (0, 1)),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --num-layers-at-end-in-bf16 4", (None, None)),  # without the switch
+        ("--first-last-layers-bf16", (None, None)),  # 16 bits everywhere
+    ],
+)
+def test_layers_in_sixteen_bits(tmp_path: Path, flags: str, ends: tuple[int | None, int | None]) -> None:
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-b200")
+    t = data["training"]
+    assert (t.get("num_layers_at_start_in_bf16"), t.get("num_layers_at_end_in_bf16")) == ends
+    assert "in-bf16" not in said
+
+
+@pytest.mark.parametrize(
     ("flags", "expected"),
     [
         ("--cross-entropy-loss-fusion", {"cross_entropy": "native"}),
