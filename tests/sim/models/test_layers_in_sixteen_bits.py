@@ -20,7 +20,7 @@ from sim.simulation import simulate
 from tests.sim.cases import scenario_with
 
 SEQ, HIDDEN, FFN, LAYERS = 2048, 4096, 14336, 32  # of Llama 3 8B
-ENDS = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2}
+ENDS: dict[str, Any] = {"num_layers_at_start_in_bf16": 1, "num_layers_at_end_in_bf16": 2}
 
 
 def scenario(model: Any = "llama3-8b", cluster: str = "dgx-b200", layout: Any = None, **training: Any) -> Scenario:
@@ -47,7 +47,7 @@ def work(block: Block) -> tuple[object, ...]:
 def test_each_layer_is_of_a_run_in_its_format(model: str, layout: dict[str, Any], training: dict[str, Any]) -> None:
     some = scenario(model, layout=layout, **training, **ENDS)
     low = scenario(model, layout=layout, **training)
-    in_8_bits = {"fp8_dot_product_attention": False, "fused_experts": False}
+    in_8_bits: dict[str, Any] = {"fp8_dot_product_attention": False, "fused_experts": False}
     wide = scenario(model, layout=layout, **(training | in_8_bits | {"precision": "bf16"}))
     last = some.model.layers - 1
     for layer, of in ((0, wide), (1, low), (last - 2, low), (last - 1, wide), (last, wide)):
@@ -90,7 +90,7 @@ def test_prediction_modules_stay_in_8_bits() -> None:
 
 def test_fsdp_gathers_their_matrices_in_16_bits() -> None:
     """torchao's tensorwise recipe casts the shards of the layers that it converts."""
-    training = {"precision": "fp8", "framework": "compiled"}
+    training: dict[str, Any] = {"precision": "fp8", "framework": "compiled"}
     s = scenario(cluster="dgx-h100", layout={"dp": 8, "zero": 3}, **training, **ENDS)
     dp = make_data_parallel(make_plan(s))
 
@@ -138,7 +138,7 @@ def test_sizes_that_a_16_bit_layer_does_not_change() -> None:
 
 def test_flags_of_trainers() -> None:
     """Megatron-LM counts layers at both ends, 1 by default; torchtitan's filter has names that are parts of names."""
-    megatron = {"precision": "fp8", "fp8_recipe": "blockwise", "num_layers_at_end_in_bf16": 2}
+    megatron: dict[str, Any] = {"precision": "fp8", "fp8_recipe": "blockwise", "num_layers_at_end_in_bf16": 2}
     text = emit(scenario(cluster="dgx-h100", **megatron), "megatron")
     said = "--first-last-layers-bf16 --num-layers-at-start-in-bf16 0 --num-layers-at-end-in-bf16 2"
     assert said in " ".join(text.replace("\\", "").split())
@@ -147,7 +147,7 @@ def test_flags_of_trainers() -> None:
     ):
         emit(scenario(layout={"pp": 2}, **megatron | {"num_layers_at_end_in_bf16": 17}), "megatron")
     layout = {"dp": 8, "zero": 3, "param_gather_dtype": "bf16"}
-    titan = {"framework": "compiled", "param_dtype": "fp32", "cross_entropy": "fused", "grad_reduce_dtype": "fp32"}
+    titan: dict[str, Any] = {"framework": "compiled", "param_dtype": "fp32", "cross_entropy": "fused", "grad_reduce_dtype": "fp32"}
     for precision, table in (("fp8", "float8"), ("mxfp8", "mx")):
         some = scenario(layout=layout, model="llama3.1-8b", precision=precision, **titan, **ENDS)
         linear = tomllib.loads(emit(some, "torchtitan"))["quantize"]["linear"]
