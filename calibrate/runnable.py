@@ -105,6 +105,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
     if t.activation_offload and (t.recompute.mode == "selective_op" or s.distillation is not None):
         found = "true with " + ("a teacher" if s.distillation is not None else "selective_op")
         yield "training.activation_offload", found, "false; true without a teacher and with any other recomputation"
+    if not isinstance(t.activation_offload, bool):
+        yield "training.activation_offload", "layers or modules", "false, true"
     yield from _attention(s, t)
     if not framework_of(t).measurable:
         yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)

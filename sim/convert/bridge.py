@@ -111,10 +111,9 @@ OF_RECIPE = (
 # name files, logs, schedules and defaults.
 NOTED = (
     "activations_checkpoint_layers_per_pipeline",
-    "cpu_offloading",
+    "cpu_offloading_weights",
     "defer_embedding_wgrad_compute",
     "delay_wgrad_compute",
-    "fine_grained_activation_offloading",
     "fp32_residual_connection",
     "fp8_param_gather",
     "fp8_params",

@@ -226,13 +226,14 @@ class TensorRole(StrEnum):
 
 class Saved(NamedTuple):
     """Bytes that a forward keeps for its backward. `name` is a label for people. `keys`: an attention core's keys or
-    values, which other layers may read."""
+    values, which other layers may read. `module`: the part of a layer that keeps it, where such parts are offloaded."""
 
     name: str
     bytes: float
     needed_by: NeededBy = NeededBy.INPUT_GRAD
     role: TensorRole = TensorRole.INNER
     keys: bool = False
+    module: str = ""
 
     @property
     def late(self) -> bool:

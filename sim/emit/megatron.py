@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
+from sim.emit.megatron_layers import in_sixteen_bits, offloaded
 from sim.inputs.trainer_names import (
     MEGATRON_BACKENDS,
     MEGATRON_CP,
@@ -34,6 +35,7 @@ class Megatron(Emission):
     TRAINER: ClassVar = "Megatron-LM"
     KERNELS: ClassVar = MEGATRON_BACKENDS
     LOSSES: ClassVar = ("unfused", "native", "fused")
+    OFFLOADS_PARTS: ClassVar = True
 
     def build(self) -> str:
         """Return the command, one flag on each line."""
@@ -332,7 +334,8 @@ class Megatron(Emission):
             "fp8-format": "hybrid" if t.precision in ("fp8", "mxfp8") else None,
             "fp4-format": "e2m1" if t.precision == "nvfp4" else None,
             "fp8-recipe": recipe.name if recipe is not None and recipe.name != "delayed" else None,
-            **self._in_sixteen_bits(),
+            **in_sixteen_bits(self),
+            **offloaded(self),
             "grad-reduce-in-bf16": pair[0] == "bf16",
             "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
             "attention-backend": self._backend(),
@@ -345,18 +348,6 @@ class Megatron(Emission):
             **self._recompute(),
             **self._recipes(framework),
         }
-
-    def _in_sixteen_bits(self) -> Flags:
-        """Layers that stay in 16 bits, in fp8 no more at either end than a stage has (`TransformerConfig`)."""
-        s, t = self.scenario, self.training
-        counts = {key: getattr(t, key) for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")}
-        if not any(counts.values()):
-            return {}
-        most = s.model.layers // s.parallelism.pp
-        for key, number in counts.items():
-            if t.precision != "nvfp4" and number > most:
-                self.refuse(f"training.{key}", f"keeps at most layers / pp = {most} layers in 16 bits at either end")
-        return {"first-last-layers-bf16": True} | {key.replace("_", "-"): number for key, number in counts.items()}
 
     def _recipes(self, framework: Framework) -> Flags:
         """What NVIDIA's recipes set beside Megatron-LM's defaults, for a framework that has it so."""

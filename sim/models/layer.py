@@ -13,6 +13,7 @@ from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.lora import frozen, only_behind_adapters
+from sim.models.offload_modules import by_module
 from sim.models.operators import Operator, of_part, workspace
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, stops_early
@@ -32,7 +33,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     """
     shard = shard or Shard()
     d = layer_dims(scenario, layer)
-    parts = layer_parts(scenario, d, layer, shard)
+    parts = by_module(scenario, layer_parts(scenario, d, layer, shard))
     if d.lora is not None:
         parts = tuple(p if p.frozen or not p.params + p.expert_params else frozen(p) for p in parts)
         parts = only_behind_adapters(parts) if layer == 0 else parts

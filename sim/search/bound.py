@@ -198,10 +198,10 @@ class GridSearch:
         return first_forwards(p.schedule_memory, self._micro_batches(x), t.forward, t.input_grad, waits_s)
 
     def _stage(self, zero: int, order: Signature, sorts: Signature) -> Stage:
-        sort_of, offload = self._of_order[order].sorts, self.space.training.activation_offload
+        sort_of = self._of_order[order].sorts
         blocks, plan = tuple([sort_of[s].block for s in sorts]), self.prices.plan
         held = with_copy(blocks, plan, any(b.kind is BlockKind.EMBEDDING for b in blocks))
-        return Stage(held, self.prices.dp(zero), self.prices.costs, offload, 0.0)
+        return Stage(held, self.prices.dp(zero), self.prices.costs, (), 0.0)
 
     @cached
     def _stage_bytes(self, blocks: Blocks, cut: Cut) -> tuple[Floats, Floats, Floats]:

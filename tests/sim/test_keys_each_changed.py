@@ -74,7 +74,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "num_layers_at_start_in_bf16": (1,),
         "num_layers_at_end_in_bf16": (1,),
         "cuda_graphs": ("step",),
-        "activation_offload": (True,),
+        "activation_offload": (True, {"layers": 1}, {"modules": ["mlp_norm"]}),
         "optimizer_offload": (True, "cpu"),
         "optimizer_post_validation": (True,),
         "tokens": ("1B",),

@@ -36,7 +36,7 @@ LEFT_OUT = {
     "mtp_stage",  # prediction modules are refused
 }
 FILES = {
-    "megatron": ("sim/emit/common.py", "sim/emit/megatron.py"),
+    "megatron": ("sim/emit/common.py", "sim/emit/megatron.py", "sim/emit/megatron_layers.py"),
     "torchtitan": ("sim/emit/common.py", "sim/emit/torchtitan.py"),
     "runnable": ("calibrate/runnable.py",),
 }

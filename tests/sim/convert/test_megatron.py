@@ -370,6 +370,27 @@ def test_where_the_optimizer_s_states_are(tmp_path: Path, flags: str, offload: o
     assert "not expressed here: --cuda-graph-scope\n" in said  # nothing else
 
 
+@pytest.mark.parametrize(
+    ("flags", "offload"),
+    [
+        ("--cpu-offloading-num-layers 12", {"layers": 12}),
+        ("--cpu-offloading-num-layers 0", None),
+        (
+            "--fine-grained-activation-offloading --offload-modules core_attn attn_proj",
+            {"modules": ["core_attn", "attn_proj"]},
+        ),
+        ("--offload-modules core_attn", None),  # without the switch
+        ("--fine-grained-activation-offloading --offload-modules gdp_qkv mlp_norm", {"modules": ["mlp_norm"]}),
+    ],
+)
+def test_which_activations_go_to_the_host(tmp_path: Path, flags: str, offload: object) -> None:
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["training"].get("activation_offload") == offload
+    assert ("--offload-modules: not simulated: gdp_qkv" in said) == ("gdp_qkv" in flags)
+    assert "not expressed here: --cuda-graph-scope\n" in said  # nothing else
+
+
 @pytest.mark.parametrize(("low", "attention"), [("--fp8-format hybrid", True), ("--bf16", None)])
 def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention: bool | None) -> None:
     """Without 8-bit matmuls Megatron-Core's attention stays in 16 bits, and what is stored does not."""

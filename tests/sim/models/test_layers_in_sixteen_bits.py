@@ -147,7 +147,12 @@ def test_flags_of_trainers() -> None:
     ):
         emit(scenario(layout={"pp": 2}, **megatron | {"num_layers_at_end_in_bf16": 17}), "megatron")
     layout = {"dp": 8, "zero": 3, "param_gather_dtype": "bf16"}
-    titan: dict[str, Any] = {"framework": "compiled", "param_dtype": "fp32", "cross_entropy": "fused", "grad_reduce_dtype": "fp32"}
+    titan: dict[str, Any] = {
+        "framework": "compiled",
+        "param_dtype": "fp32",
+        "cross_entropy": "fused",
+        "grad_reduce_dtype": "fp32",
+    }
     for precision, table in (("fp8", "float8"), ("mxfp8", "mx")):
         some = scenario(layout=layout, model="llama3.1-8b", precision=precision, **titan, **ENDS)
         linear = tomllib.loads(emit(some, "torchtitan"))["quantize"]["linear"]
