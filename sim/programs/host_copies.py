@@ -25,7 +25,7 @@ def host_copies(blocks: Sequence[Block], offload: ActivationOffload | bool) -> t
     last = len(blocks) - 1
     if offload is True or offload.modules:
         chosen = [_bytes_of(b, () if offload is True else offload.modules) for b in blocks]
-        if offload is not True and blocks[-1].kind is BlockKind.HEAD:
+        if offload is not True and any(b.kind is BlockKind.HEAD for b in blocks):
             chosen[_last_layer(blocks)] = 0.0  # its backward comes at once
         copies = enumerate(chosen)
         return tuple(HostCopy(i, size, min(i + 1, last)) for i, size in copies if size or offload is True)

@@ -133,6 +133,13 @@ def test_the_last_layer_s_parts_stay_where_its_backward_follows() -> None:
     assert len([c for c in last.offload if c.bytes]) == LAYERS // 2 - 1
 
 
+def test_prediction_modules_come_last() -> None:
+    s = scenario({"modules": ["mlp_norm"]}, model={**LLAMA, "mtp_layers": 1})
+    stage = stage_of(s)
+    kinds = [stage.blocks[c.block].kind for c in stage.offload if c.bytes]
+    assert kinds == [BlockKind.LAYER] * LAYERS  # the module's own stays
+
+
 def test_less_on_the_device_and_no_quicker() -> None:
     steps = [simulate(scenario(offload)) for offload in (False, {"layers": 2}, {"layers": 4}, {"layers": 6}, True)]
     peaks = [step.result["peak_memory_bytes"] for step in steps]

@@ -351,3 +351,31 @@ def test_nemos_parameters_without_half_precision_copies(tmp_path: Path) -> None:
     data, said = converted(tmp_path, "n.yaml", text, *OF_NEMO)
     assert data["training"]["param_dtype"] == "fp32"
     assert "megatron_amp_O2: false" in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "offload", "noted"),
+    [
+        (
+            "cpu_offloading: true\n  cpu_offloading_num_layers: 16\n  cpu_offloading_weights: false",
+            {"layers": 16},
+            False,
+        ),
+        ("cpu_offloading_num_layers: 16\n  cpu_offloading_weights: true", {"layers": 16}, True),
+        ("cpu_offloading: false\n  cpu_offloading_num_layers: 0", None, False),
+        (
+            "fine_grained_activation_offloading: true\n  offload_modules: [core_attn, attn_proj]",
+            {"modules": ["core_attn", "attn_proj"]},
+            False,
+        ),
+    ],
+)
+def test_activations_in_host_memory(tmp_path: Path, keys: str, offload: object, noted: bool) -> None:
+    """Weights stay on the GPU: Transformer Engine ignores their switch since it began anew (cpu_offload.py)."""
+    options = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-8b")
+    text = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
+    text = text.replace("  seq_length: 4096\n", f"  seq_length: 4096\n  {keys}\n")
+    data, said = converted(tmp_path, "o.yaml", text, *options)
+    assert data["training"].get("activation_offload") == offload
+    assert ("cpu_offloading_weights" in said) == noted
+    assert "offload_modules" not in said
