@@ -15,9 +15,8 @@ def in_sixteen_bits(e: Emission) -> dict[str, Any]:
     if not any(counts.values()):
         return {}
     most = s.model.layers // s.parallelism.pp
-    for key, number in counts.items():
-        if t.precision != "nvfp4" and number > most:
-            e.refuse(f"training.{key}", f"keeps at most layers / pp = {most} layers in 16 bits at either end")
+    if t.precision != "nvfp4" and max(counts.values()) > most:
+        e.refuse("parallelism.pp", f"keeps at most layers / pp = {most} layers in 16 bits at either end")
     return {"first-last-layers-bf16": True} | {key.replace("_", "-"): number for key, number in counts.items()}
 
 
@@ -29,9 +28,8 @@ def offloaded(e: Emission) -> dict[str, Any]:
         return {}
     if offload.modules:
         return {"fine-grained-activation-offloading": True, "offload-modules": " ".join(offload.modules)}
-    shown = f"layers: {offload.layers}"
-    if e.scenario.parallelism.pp > 1:
-        e.refuse("training.activation_offload", "offloads whole layers without pipeline stages only", shown)
-    if e.training.recompute.mode != "none":
-        e.refuse("training.activation_offload", "offloads whole layers without recomputation only", shown)
+    e.has_only("parallelism.pp", (1,), "offloads activations of whole layers without a pipeline only")
+    mode = e.training.recompute.mode
+    if mode != "none":
+        e.refuse("training.recompute", "offloads activations of whole layers without recomputation only", mode)
     return {"cpu-offloading-num-layers": offload.layers}

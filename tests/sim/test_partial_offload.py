@@ -193,9 +193,14 @@ def test_flags_of_megatron() -> None:
             {"layers": 2},
             {"pp": 2},
             {},
-            "found layers: 2; Megatron-LM offloads whole layers without pipeline stages only",
+            r"parallelism\.pp: found 2; Megatron-LM offloads activations of whole layers without",
         ),
-        ({"layers": 2}, {"dp": 8}, {"recompute": "selective"}, "offloads whole layers without recomputation only"),
+        (
+            {"layers": 2},
+            {"dp": 8},
+            {"recompute": "selective"},
+            r"training\.recompute: found selective; .* without recomputation only",
+        ),
         (True, {"dp": 8}, {}, "found true; Megatron-LM offloads activations of layers, all but the last"),
     ):
         with pytest.raises(InputError, match=words):
