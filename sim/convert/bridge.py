@@ -123,6 +123,7 @@ NOTED = (
     "num_micro_batches_with_partial_activation_checkpoints",
     "rampup_batch_size",
 )
+OF_OFFLOADED_LAYERS = ("cpu_offloading_num_layers", "cpu_offloading_weights")
 # Entries of a layout that lists its stages (Megatron-LM, core/transformer/enums.py: `LayerType`), in its text.
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 OFF = (None, False, "", "none")
@@ -190,6 +191,8 @@ def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         for key, value in values.items() if isinstance(values, dict) else ():
             if (known := plain(value)) is not None:
                 merged[key], written[key] = known, f"{section}.{key}"
+    if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number
+        merged = {key: value for key, value in merged.items() if key not in OF_OFFLOADED_LAYERS}
     return merged | (of_nemo(data, merged) if is_nemo(data) else with_activation(merged)), written
 
 

@@ -361,7 +361,9 @@ def test_nemos_parameters_without_half_precision_copies(tmp_path: Path) -> None:
             {"layers": 16},
             False,
         ),
-        ("cpu_offloading_num_layers: 16\n  cpu_offloading_weights: true", {"layers": 16}, True),
+        ("cpu_offloading: true\n  cpu_offloading_num_layers: 16\n  cpu_offloading_weights: true", {"layers": 16}, True),
+        ("cpu_offloading: false\n  cpu_offloading_num_layers: 31", None, False),  # as NeMo's files have it
+        ("cpu_offloading_num_layers: 16", None, False),
         ("cpu_offloading: false\n  cpu_offloading_num_layers: 0", None, False),
         (
             "fine_grained_activation_offloading: true\n  offload_modules: [core_attn, attn_proj]",
