@@ -106,12 +106,17 @@ def _training(s: Scenario) -> Iterator[Problem]:
     if t.activation_offload and (t.recompute.mode == "selective_op" or s.distillation is not None):
         found = "true with " + ("a teacher" if s.distillation is not None else "selective_op")
         yield "training.activation_offload", found, "false; true without a teacher and with any other recomputation"
+    if not isinstance(t.activation_offload, bool):
+        yield "training.activation_offload", "layers or modules", "false, true"
     yield from _attention(s, t)
     if not framework_of(t).measurable:
         yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
     for key in ("fp8_dot_product_attention", "activation_func_fp8_input_store"):
         if getattr(t, key):
             yield f"training.{key}", "true", "false"
+    for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+        if getattr(t, key):
+            yield f"training.{key}", getattr(t, key), "0"
     for key in ("gradient_accumulation_fusion", "cublas_workspace_config", "moe_grouped_gemm"):
         if (found := getattr(t, key)) is not None:
             yield f"training.{key}", found, "null"

@@ -144,7 +144,7 @@ def _with_processes(
         )
     alone = prepare(scenario, costs, schedule, expand).run("simpy")
     known = None if apart is None else frozenset(apart)
-    whole = expand or known is not None or scenario.for_training.activation_offload
+    whole = expand or known is not None or bool(scenario.for_training.activation_offload)
     step = prepare(scenario, costs, alone.schedule, whole, known is not None, apart=known or frozenset())
     return step.run_with(processes, alone)
 

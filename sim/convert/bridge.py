@@ -21,6 +21,7 @@ from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of
+from sim.inputs.layers_apart_rules import IN_SIXTEEN_BITS
 from sim.inputs.model_input import load_model
 from sim.models.megatron_frameworks import MEGATRON, MEGATRON_BRIDGE
 
@@ -54,6 +55,14 @@ INVERTED = {
     "grad_reduce_in_fp32": "grad-reduce-in-bf16",
     "overlap_p2p_comm": "no-overlap-p2p-communication",
 }
+
+
+def _ends_in_16_bits(layers: int) -> dict[str, Any]:
+    """The keys of so many first and last layers in 16 bits."""
+    counts = dict.fromkeys(IN_SIXTEEN_BITS, layers)
+    return {"first_last_layers_bf16": True, **counts}
+
+
 # `mixed_precision` by a recipe's name (src/megatron/bridge/training/mixed_precision.py).
 FP8: dict[str, dict[str, Any]] = {
     "fp8_delayed_scaling": {"fp8": "hybrid", "fp8_recipe": "delayed", "fp8_param_gather": True},
@@ -61,7 +70,7 @@ FP8: dict[str, dict[str, Any]] = {
         "fp8": "hybrid",
         "fp8_recipe": "tensorwise",
         "fp8_param_gather": True,
-        "first_last_layers_bf16": True,
+        **_ends_in_16_bits(1),
     },
     "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
     "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
@@ -70,13 +79,17 @@ MIXED: dict[str, dict[str, Any]] = {
     **{f"{bits}_mixed": {bits: True} for bits in ("bf16", "fp16")},
     **{f"{bits}_with_{name}_mixed": {bits: True, **own} for bits in ("bf16", "fp16") for name, own in FP8.items()},
     "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
-    "nemotron_h_bf16_with_fp8_current_scaling_mixed": {"bf16": True, **FP8["fp8_current_scaling"]},
+    "nemotron_h_bf16_with_fp8_current_scaling_mixed": {
+        "bf16": True,
+        **FP8["fp8_current_scaling"],
+        **_ends_in_16_bits(2),
+    },
     "nanov2_bf16_with_fp8_current_scaling_mixed": {
         "bf16": True,
         "fp8": "hybrid",
         "fp8_recipe": "blockwise",
         "fp8_param_gather": True,
-        "first_last_layers_bf16": True,
+        **_ends_in_16_bits(2),
     },
 }
 # What pretraining recipes set (`ddp` and `mixed_precision` in src/megatron/bridge/recipes), and providers of models
@@ -98,11 +111,9 @@ OF_RECIPE = (
 # name files, logs, schedules and defaults.
 NOTED = (
     "activations_checkpoint_layers_per_pipeline",
-    "cpu_offloading",
+    "cpu_offloading_weights",
     "defer_embedding_wgrad_compute",
     "delay_wgrad_compute",
-    "first_last_layers_bf16",
-    "fine_grained_activation_offloading",
     "fp32_residual_connection",
     "fp8_param_gather",
     "fp8_params",
@@ -112,6 +123,7 @@ NOTED = (
     "num_micro_batches_with_partial_activation_checkpoints",
     "rampup_batch_size",
 )
+OF_OFFLOADED_LAYERS = ("cpu_offloading_num_layers", "cpu_offloading_weights")
 # Entries of a layout that lists its stages (Megatron-LM, core/transformer/enums.py: `LayerType`), in its text.
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 OFF = (None, False, "", "none")
@@ -174,9 +186,13 @@ def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             if (known := values.replace("-", "_")) not in MIXED:
                 merged[section], written[section] = values, section
             values = MIXED.get(known, {})
+        elif isinstance(values, dict) and section == "mixed_precision" and "_target_" in values:
+            values = dict.fromkeys(IN_SIXTEEN_BITS, 0) | values  # the defaults of `MixedPrecisionConfig`
         for key, value in values.items() if isinstance(values, dict) else ():
             if (known := plain(value)) is not None:
                 merged[key], written[key] = known, f"{section}.{key}"
+    if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number
+        merged = {key: value for key, value in merged.items() if key not in OF_OFFLOADED_LAYERS}
     return merged | (of_nemo(data, merged) if is_nemo(data) else with_activation(merged)), written
 
 

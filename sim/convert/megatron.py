@@ -20,6 +20,7 @@ from sim.convert.megatron_fusions import fusions
 from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
 from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of
+from sim.convert.megatron_offload import activation_offload, optimizer_offload
 from sim.convert.megatron_older import as_of_today
 from sim.convert.megatron_refused import plain_name, require_described
 from sim.convert.megatron_stages import pipeline_of
@@ -40,13 +41,13 @@ REMAINDERS = (
     "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
     "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
 )
-HOST_OVERLAPS = "--overlap-cpu-optimizer-d2h-h2d: transfers to and from the host are simulated beside nothing"
 MPI = ("mpirun", "mpiexec")
 SRUN = {"N": "nodes", "n": "np"}
 MOST_OF_SRUN = 40  # words of its own
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
-# Flags with several values.
-LISTED = ("recompute-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts", "cp-comm-type")
+LISTED = (  # flags with several values
+    *("recompute-modules", "offload-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts", "cp-comm-type"),
+)
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
 GRAPHS: dict[str, str | None] = {
     "none": None,
@@ -198,7 +199,8 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "grad_reduce_dtype": s.choice("megatron-fsdp-grad-comm-dtype", DTYPES | {"auto": None}, "auto"),
             "optimizer": optimizer,
             "optimizer_dtype": _moments(s),
-            "optimizer_offload": _offload(s),
+            "optimizer_offload": optimizer_offload(s),
+            "activation_offload": activation_offload(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             **fusions(s, framework),
@@ -245,19 +247,6 @@ def _moments(s: Settings) -> str | None:
         return None
     first, _ = (s.choice(name, MOMENTS, "fp32") for name in OF_MOMENTS)
     return first
-
-
-def _offload(s: Settings) -> Any:
-    """Where the optimizer's states are: None for the GPU, cpu where the host's CPUs update all parameters, True where
-    the states come to the GPU for that."""
-    if s.flag("optimizer-cpu-offload"):
-        share = s.number("optimizer-offload-fraction", 1.0)
-        overlaps = s.flag("overlap-cpu-optimizer-d2h-h2d")
-        if share == 1.0:
-            s.notes += [HOST_OVERLAPS] if overlaps else []
-            return "cpu"
-        s.notes.append(f"--optimizer-offload-fraction {share:g}: a part is not simulated, all states stay on the GPU")
-    return True if s.flag("offload-optimizer-states") else None
 
 
 def _graphs(s: Settings) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.convert.settings import Settings
+from sim.inputs.layers_apart_rules import IN_SIXTEEN_BITS
 
 IN_8_BITS = "--fp8-param-gather: parameters are gathered and kept in 16 bits here, where Megatron-LM does both in 8"
 LOW = ("fp8", "mxfp8", "nvfp4")
@@ -27,7 +28,17 @@ def in_8_bits(s: Settings, precision: str) -> dict[str, Any]:
         "fp8_dot_product_attention": (attention and precision in LOW) or None,
         "activation_func_fp8_input_store": stored or None,
         "fused_experts": _fused_experts(s, precision),
+        **_in_sixteen_bits(s, precision),
     }
+
+
+def _in_sixteen_bits(s: Settings, precision: str) -> dict[str, int]:
+    """Layers at either end that stay in 16 bits, one by default (training/arguments.py)."""
+    keys = {key: key.replace("_", "-") for key in IN_SIXTEEN_BITS}
+    if not s.flag("first-last-layers-bf16") or precision not in LOW:
+        s.taken |= {*keys.values()}
+        return {}
+    return {key: s.integer(name, 1) for key, name in keys.items()}
 
 
 def _fused_experts(s: Settings, precision: str) -> bool | None:

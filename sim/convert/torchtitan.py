@@ -14,6 +14,7 @@ from typing import Any
 
 from sim.convert.settings import ALL_IN_BF16, FSDP_ON_HOST, Converted, Machine, Settings, without_none
 from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
+from sim.convert.torchtitan_filters import filtered_layers
 from sim.convert.torchtitan_older import as_of_2025
 from sim.convert.torchtitan_tokens import in_sequences
 from sim.core.errors import InputError
@@ -61,9 +62,11 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     if file.suffix == ".py" and in_graph:
         training["cuda_graphs"] = "step"
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
-    if training["precision"] in PRECISIONS.values() and GROUPED not in str(s.values.get("model.converters")):
-        experts = resolve_model(model, Source("model", {}), ()).moe is not None
-        s.notes += [IN_16_BITS.format(training["precision"])] if experts else []
+    if training["precision"] in PRECISIONS.values():
+        described = resolve_model(model, Source("model", {}), ())
+        apart = described.moe is not None and GROUPED not in str(s.values.get("model.converters"))
+        s.notes += [IN_16_BITS.format(training["precision"])] if apart else []
+        training |= filtered_layers(s, training["precision"], described.layers)
     gathers_8_bits = s.flag(f"float8.{TITAN_GATHERS_8_BITS}")
     tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
     if layout["zero"] == 3 and tensorwise and not gathers_8_bits:

@@ -24,7 +24,7 @@ CONVERTERS = {  # of a model's matmuls, classes of Python configs
 }
 GROUPED = re.compile(r"\w+Grouped\w*Converter")  # of experts, such as Float8GroupedMMConverter
 WHOLE_LAYERS = ["layers"]  # a converter's `fqns` for the matmuls of all layers
-FLOAT8 = {"recipe_name", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
+FLOAT8 = {"recipe_name", "filter_fqns", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
 TABLES = OWN | {"float8", "mx", "experimental", "loss"}

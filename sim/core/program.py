@@ -226,13 +226,14 @@ class TensorRole(StrEnum):
 
 class Saved(NamedTuple):
     """Bytes that a forward keeps for its backward. `name` is a label for people. `keys`: an attention core's keys or
-    values, which other layers may read."""
+    values, which other layers may read. `module`: the part of a layer that keeps it, where such parts are offloaded."""
 
     name: str
     bytes: float
     needed_by: NeededBy = NeededBy.INPUT_GRAD
     role: TensorRole = TensorRole.INNER
     keys: bool = False
+    module: str = ""
 
     @property
     def late(self) -> bool:
@@ -307,6 +308,7 @@ class Block(Struct, frozen=True):
     own: OwnBytes | None = None  # of a captured program
     matrices: tuple[WeightShape, ...] = ()  # of `params` what are a layer's matrices, and
     expert_matrices: tuple[WeightShape, ...] = ()  # of `expert_params`
+    in_sixteen_bits: bool = False  # its matrices are multiplied and gathered in 16 bits, whatever the others' are
 
     @property
     def held_params(self) -> int:

@@ -30,11 +30,13 @@ class Reason(NamedTuple):
 
 class Emission(Struct, dict=True):
     """Write a scenario's flags, and collect reasons and notes. `TRAINER`: the trainer's name, used in every reason.
-    `KERNELS`, `LOSSES`: values of `attention_kernel` and of `cross_entropy` that its flags can say."""
+    `KERNELS`, `LOSSES`: values of `attention_kernel` and of `cross_entropy` that its flags can say. `OFFLOADS_PARTS`:
+    they can say of which layers or parts of layers activations go to the host."""
 
     TRAINER: ClassVar[str]
     KERNELS: ClassVar[Collection[str]] = ()
     LOSSES: ClassVar[tuple[str, ...]] = ("unfused", "fused")
+    OFFLOADS_PARTS: ClassVar[bool] = False
 
     scenario: Scenario
     training: Training
@@ -78,7 +80,7 @@ class Emission(Struct, dict=True):
         """Add reasons against features that no trainer has."""
         p = self.scenario.parallelism
         self.has_only("distillation", (None,), "trains one model", "a teacher")
-        self.has_only("training.activation_offload", (False,), "does not offload activations")
+        self._activations()
         self.has_only("training.packing", (None,), "takes documents from its data", "a distribution of documents")
         self.has_only("training.lora", (None,), "trains all parameters", "adapters")
         self.has_only("training.optimizer_offload", (False,), "keeps optimizer states on the GPU")
@@ -108,6 +110,13 @@ class Emission(Struct, dict=True):
             self.notes.append("attention_kernel is left out: the trainer chooses its kernel")
         if left_out := self.scenario.model.left_out:
             self.notes.append(f"the decoder alone is trained, without the config's {', '.join(left_out)}")
+
+    def _activations(self) -> None:
+        offload = self.training.activation_offload
+        if offload is True or (offload and not self.OFFLOADS_PARTS):
+            some = "offloads activations of layers, all but the last, or of parts of layers"
+            does = some if self.OFFLOADS_PARTS else "does not offload activations"
+            self.refuse("training.activation_offload", does, "true" if offload is True else "a mapping")
 
     @property
     def nodes(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
+from sim.emit.megatron_layers import in_sixteen_bits, offloaded
 from sim.inputs.trainer_names import (
     MEGATRON_BACKENDS,
     MEGATRON_CP,
@@ -35,6 +36,7 @@ class Megatron(Emission):
     TRAINER: ClassVar = "Megatron-LM"
     KERNELS: ClassVar = MEGATRON_BACKENDS
     LOSSES: ClassVar = ("unfused", "native", "fused")
+    OFFLOADS_PARTS: ClassVar = True
 
     def build(self) -> str:
         """Return the command, one flag on each line."""
@@ -335,6 +337,8 @@ class Megatron(Emission):
             "fp8-format": "hybrid" if t.precision in ("fp8", "mxfp8") else None,
             "fp4-format": "e2m1" if t.precision == "nvfp4" else None,
             "fp8-recipe": recipe.name if recipe is not None and recipe.name != "delayed" else None,
+            **in_sixteen_bits(self),
+            **offloaded(self),
             "grad-reduce-in-bf16": pair[0] == "bf16",
             "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
             "attention-backend": self._backend(),

@@ -12,7 +12,7 @@ from sim.core.units import counted
 from sim.emit.common import Emission
 from sim.inputs.model_input import load_model
 from sim.inputs.trainer_names import LLAMA3_FLAVORS, TITAN_GATHERS_8_BITS, TITAN_SCHEDULES
-from sim.models.dims import gathers_quantized_shards, holds_back_sums
+from sim.models.dims import gathers_quantized_shards, holds_back_sums, in_sixteen_bits
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
 
@@ -72,7 +72,7 @@ class Titan(Emission):
             },
             "activation_checkpoint": self._recompute(),
             "compile": {"enable": bool(compiled)} | ({"components": compiled} if len(compiled) == 1 else {}),
-            **self._float8(),
+            **self._quantized(),
         }
 
     def _flavor(self) -> str:
@@ -160,16 +160,24 @@ class Titan(Emission):
             self.refuse("parallelism.shard_size", "shards over a multiple of cp ranks")
         return max(1, p.dp // shards), shards
 
-    def _float8(self) -> dict[str, dict[str, Any]]:
-        """Return the fp8 recipe, if it is not torchao's default, or the flag that makes FSDP gather 8 bits."""
-        recipe = recipe_of(self.training)
-        if gathers_quantized_shards(self.scenario):
-            return {"quantize": {"linear": {"float8": {TITAN_GATHERS_8_BITS: True}}}}
-        if self.training.precision != "fp8" or recipe is None or recipe.name == "tensorwise":
+    def _quantized(self) -> dict[str, dict[str, Any]]:
+        """Return the table of the 8-bit matmuls: the fp8 recipe, if it is not torchao's default, or the flag that makes
+        FSDP gather 8 bits, and what stays in 16 bits: the output matrix, and layers at the ends."""
+        t, layers = self.training, self.scenario.model.layers
+        if t.precision not in CONVERTERS:
             return {}
-        if ("torchao", recipe.name) not in RECIPES:
-            self.refuse("training.fp8_recipe", "has the recipes tensorwise and rowwise", recipe.name)
-        return {"quantize": {"linear": {"float8": {"recipe_name": recipe.name}}}}
+        wide = [n for n in range(layers) if in_sixteen_bits(self.scenario, n)]
+        left_out = {"filter_fqns": [self.HEAD, *(f"layers.{n}." for n in wide)]}
+        if t.precision == "mxfp8":
+            return {"quantize": {"linear": {"mx": left_out}}} if wide else {}  # which leave the output out by default
+        recipe, own = recipe_of(t), dict[str, Any]()
+        if gathers_quantized_shards(self.scenario):
+            own = {TITAN_GATHERS_8_BITS: True}
+        elif recipe is not None and recipe.name != "tensorwise":
+            if ("torchao", recipe.name) not in RECIPES:
+                self.refuse("training.fp8_recipe", "has the recipes tensorwise and rowwise", recipe.name)
+            own = {"recipe_name": recipe.name}
+        return {"quantize": {"linear": {"float8": own | left_out}}}
 
     def _pipeline(self) -> dict[str, Any]:
         p, t = self.scenario.parallelism, self.training

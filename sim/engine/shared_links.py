@@ -145,7 +145,7 @@ def _over_seconds(link: Ints, begin_s: Floats, until_s: Floats, load: Floats, bl
 def shared_links(pricing: Pricing, schedule: Schedule) -> frozenset[str]:
     """Return the links of `topology.shares.LINKS` that several streams of some rank use in one direction."""
     plan, training = pricing.plan, pricing.plan.scenario.training
-    offload = training is not None and training.activation_offload
+    offload = training is not None and bool(training.activation_offload)
     alike: dict[tuple[object, ...], set[Use]] = {}
     for c in plan.classes:
         context = pricing.context(c.rank)

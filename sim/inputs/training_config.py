@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import date
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
@@ -92,6 +92,28 @@ class Lora(UserInput):
     targets: LoraTargets = ALL_TARGETS
     dropout: float = Field(default=0.0, ge=0, lt=1)
     weights: Literal["nf4"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
+
+
+OffloadModule = Literal[
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "layer_input"
+]
+
+
+class ActivationOffload(UserInput):
+    """Which saved activations go to host memory: those of so many first `layers` of each stage (Transformer Engine), or
+    of parts of all layers, `modules`, under Megatron-Core's names."""
+
+    layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
+    modules: Annotated[tuple[OffloadModule, ...], BeforeValidator(as_tuple), Field(max_length=8)] = ()
+
+
+def _offload_form(value: object) -> str:
+    return "<mapping>" if isinstance(value, (dict, ActivationOffload)) else "<name>"
+
+
+OffloadChoice = Annotated[
+    Annotated[bool, Tag("<name>")] | Annotated[ActivationOffload, Tag("<mapping>")], Discriminator(_offload_form)
+]
 
 
 class Packing(UserInput):
@@ -200,6 +222,12 @@ class Training(UserInput):
     fp8_dot_product_attention: bool = Field(
         default=False, description="fused attention multiplies 8-bit numbers, and its inputs and result are cast"
     )
+    num_layers_at_start_in_bf16: int = Field(
+        default=0, ge=0, le=MAX_LAYERS, description="so many first layers stay in 16 bits; 8- and 4-bit precision"
+    )
+    num_layers_at_end_in_bf16: int = Field(
+        default=0, ge=0, le=MAX_LAYERS, description="so many last layers stay in 16 bits; 8- and 4-bit precision"
+    )
     activation_func_fp8_input_store: bool = Field(
         default=False, description="the input of an MLP's activation is kept for the backward in 8 bits"
     )
@@ -212,7 +240,9 @@ class Training(UserInput):
     cuda_graphs: Literal["none", "layers", "step"] = Field(
         default="none", description="what is captured: its kernels cost the host nothing"
     )
-    activation_offload: bool = False
+    activation_offload: OffloadChoice = Field(
+        default=False, description="saved activations go to host memory: all, those of layers, or of parts of layers"
+    )
     optimizer_offload: Literal[False, True, "cpu"] = Field(
         default=False,
         description="optimizer states in host memory: true: the GPU updates parameters, cpu: the host's CPUs do",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim.core.dtypes import MUON_DTYPE, sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.input_source import Problems, show
+from sim.inputs.layers_apart_rules import layers_in_sixteen_bits, offloaded_parts
 from sim.inputs.layout_rules import batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.sections import Sections, sizes_of
@@ -38,6 +39,8 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _experts_apart,
         _fp8_attention,
         _fp8_activation_input,
+        layers_in_sixteen_bits,
+        offloaded_parts,
         _output,
         _recompute,
         _loss,

@@ -216,6 +216,13 @@ def _no_copy(s: Layout) -> str:
     return "with param_dtype fp32, which has no master copy" if fp32 else _on_host(s)
 
 
+def _one_layer(s: Layout) -> str:
+    offload = s.training.activation_offload if s.training is not None else False
+    by_layer = not isinstance(offload, bool) and offload.layers is not None
+    alone = by_layer and max(s.parallelism.stage_layers, default=0) < 2
+    return "where no stage has two layers, as the last one of each stays" if alone else ""
+
+
 OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("zero", _zero),
     Idle("shard_size", _only_with_zero(1, 2, 3)),
@@ -249,4 +256,5 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),
     Idle("master_weights", _no_copy),
+    Idle("activation_offload", _one_layer),
 )

@@ -78,6 +78,7 @@ class Dims(Struct, frozen=True):
     normed_bytes: float = 2.0  # of an element that a norm writes
     code: ModelCode = LLAMA  # of the model in Transformers, where the framework runs it
     streams: Streams = Streams()  # of the residual stream, see `sim.models.hyper_connections`
+    in_sixteen_bits: bool = False  # of a layer that keeps 16 bits where the others have fewer, see `layer_dims`
 
     @property
     def accumulated(self) -> int:
@@ -179,6 +180,25 @@ def _switched(framework: Framework, t: Training) -> Framework:
     """The record with a fusion off that the step runs without."""
     off = t.gradient_accumulation_fusion is False and framework.accumulates_in_matmul
     return replace(framework, accumulates_in_matmul=False) if off else framework
+
+
+def in_sixteen_bits(scenario: Scenario, layer: int) -> bool:
+    """Tell whether a layer (from 0, over the whole model) multiplies 16-bit numbers although `precision` has fewer: one
+    of the first or last (Megatron-Core, core/fp8_utils.py: `is_first_last_bf16_layer`). Prediction modules are none of
+    these layers (core/transformer/multi_token_prediction.py asks without a number)."""
+    t = scenario.for_training
+    last = scenario.model.layers - t.num_layers_at_end_in_bf16
+    return recipe_of(t) is not None and not t.num_layers_at_start_in_bf16 <= layer < last
+
+
+def layer_dims(scenario: Scenario, layer: int) -> Dims:
+    """The sizes of one layer. One in 16 bits is built and run without Transformer Engine's context of 8 bits
+    (core/fp8_utils.py: `get_fp8_context`), so that nothing of it is quantized, attention included."""
+    d = dims(scenario)
+    if not in_sixteen_bits(scenario, layer):
+        return d
+    usual = {"recipe": None, "linear": d.act, "linear_bytes": d.act_bytes, "weight_shards": 1}
+    return replace(d, fp8_attention=False, turns_frozen=False, in_sixteen_bits=True, **usual)
 
 
 def dims(scenario: Scenario) -> Dims:

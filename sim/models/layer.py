@@ -8,11 +8,12 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, TensorRole
 from sim.models.casts import casts_apart
-from sim.models.dims import Dims, Shard, dims
+from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.lora import frozen, only_behind_adapters
+from sim.models.offload_modules import by_module
 from sim.models.operators import Operator, of_part, workspace
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, stops_early
@@ -31,8 +32,8 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     and sequence-parallel forms (Korthikanti 2022, equations 1 to 4).
     """
     shard = shard or Shard()
-    d = dims(scenario)
-    parts = layer_parts(scenario, d, layer, shard)
+    d = layer_dims(scenario, layer)
+    parts = by_module(scenario, layer_parts(scenario, d, layer, shard))
     if d.lora is not None:
         parts = tuple(p if p.frozen or not p.params + p.expert_params else frozen(p) for p in parts)
         parts = only_behind_adapters(parts) if layer == 0 else parts
@@ -41,7 +42,8 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario), modules_of(scenario))
     block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)
     passing = workspace(d, parts) + passing_weight_bytes(d, parts)
-    return replace(block, workspace_bytes=passing, quantized_bytes=quantized_weight_bytes(d, parts))
+    quantized = quantized_weight_bytes(d, parts)
+    return replace(block, workspace_bytes=passing, quantized_bytes=quantized, in_sixteen_bits=d.in_sixteen_bits)
 
 
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:

@@ -16,6 +16,7 @@ from sim.models.head import final_norm_parts, output_parts
 from sim.models.hyper_connections import copied_to_streams
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
+from sim.models.offload_modules import by_module
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part, workspace
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.recompute import as_block, keep, keep_all, mode_of_layer, modules_of
@@ -43,7 +44,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         ),
         *of_part(ModelPart.LAYER, [project, *_whole_width(d), *copied_to_streams(d)]),
     )
-    layer = layer_parts(scenario, d, last, shard)
+    layer = by_module(scenario, layer_parts(scenario, d, last, shard))
     predicted = _shared_output(scenario) if scenario.parallelism.mtp_apart is None else ()
     after = (*final_norm_parts(scenario, d), *predicted)
     kept = keep(d, layer, mode_of_layer(scenario, last), modules=modules_of(scenario))

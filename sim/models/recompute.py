@@ -139,7 +139,7 @@ def keep(
     peak = backward_peak(parts, stream)
     if mode == "none":
         return RecomputePlan((), saved, peak)
-    layer_input = Saved("input", stream, role=TensorRole.INPUT)
+    layer_input = Saved("input", stream, role=TensorRole.INPUT, module="layer_input" if mode == "full" else "")
     rebuilt = sum(s.bytes for s in saved if s.late)
     if mode == "full":
         again = _until_last_saved(parts) if early_stop else forward_of(parts)

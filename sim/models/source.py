@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, Program
 from sim.models.autocast import autocasts
-from sim.models.dims import Shard, dims, packed_batch
+from sim.models.dims import Shard, dims, in_sixteen_bits, packed_batch
 from sim.models.embedding import embedding_block
 from sim.models.flops import indexer_gradient_flops_per_token, model_flops_per_token, packed_flops_per_token
 from sim.models.head import copied_table_params, final_norm_block, head_block, stranded_logits_bytes, tied_params
@@ -81,7 +81,8 @@ class Described:
         moe = s.model.moe
         uneven = moe is not None and moe.imbalance != "balanced" and s.model.is_moe_layer(number)
         first = number == 0 and s.training is not None and s.training.lora is not None
-        return layer_kinds(s.model)[number], mode_of_layer(s, number), number if uneven else 0, first
+        wide = s.training is not None and in_sixteen_bits(s, number)
+        return layer_kinds(s.model)[number], mode_of_layer(s, number), number if uneven else 0, first, wide
 
     def input_bytes(self, layer: int | None) -> float:
         """Bytes of a micro-batch on one rank that enter a layer (`layers`: the output); None: the least of any.

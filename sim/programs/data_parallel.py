@@ -134,7 +134,7 @@ class DataParallel(Struct, frozen=True):
         """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes. Numbers of 4 bits
         are gathered as they are kept, packed in the dtype of the others (bitsandbytes' `quant_storage`)."""
         whole = b.held_params - b.four_bit_params * (1.0 - NF4_DATA_BYTES / self.gathered_bytes)
-        if self.matrix_bytes is None:
+        if self.matrix_bytes is None or b.in_sixteen_bits:
             return whole
         return whole - sum(m.elements for m in b.matrices) * (1.0 - self.matrix_bytes / self.gathered_bytes)
 

@@ -42,6 +42,7 @@ from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel, after_backward, weave_backward, weave_forward
+from sim.programs.host_copies import HostCopy, host_copies
 from sim.programs.updated_parameters import gather_after_optimizer, prologue, prologue_waits
 from sim.ranks.equal_ranks import expert_rank, position_of
 from sim.ranks.plan import ModelSlice, Plan
@@ -111,7 +112,7 @@ class Stage(Struct, frozen=True, eq=False):
     blocks: tuple[Block, ...]
     dp: DataParallel
     costs: Costs
-    offload: bool
+    offload: tuple[HostCopy, ...]
     gather_input: float  # bytes of a stage's input gathered over tp on arrival; 0 = arrives whole
     before_forward: Program = ()
 
@@ -122,24 +123,22 @@ class Stage(Struct, frozen=True, eq=False):
         parameter_waits = prologue_waits(self.blocks, self.dp) if first else [[] for _ in blocks]
         for i, items in enumerate(weave_forward(blocks, self.dp, first)):
             out += parameter_waits[i]
-            out += [Wait(f"o{i - 2}", Phase.FORWARD)] if self.offload and i >= 2 else []
+            out += self._copied_by(i - 1)
             out += (*items, BLOCK_END)
-            out += self._copy("offload", i, f"o{i}", Phase.FORWARD)
-        if self.offload:
-            out += [Wait(f"o{i}", Phase.FORWARD) for i in range(max(0, len(blocks) - 2), len(blocks))]
+            out += [self._copy("offload", c, f"o{i}", Phase.FORWARD) for c in self.offload if c.block == i]
+        out += self._copied_by(len(blocks) - 1)
         return tuple(out)
 
     def backward(self, kind: Kind, last: bool, gathers_input: bool) -> Program:
         """Backward of one micro-batch, whole or split; `last`: after it gradients are reduced."""
         phases = PHASES[kind]
         out: list[Item] = self._gather(gathers_input and kind is not Kind.W, Phase.INPUT_GRAD)
-        n = len(self.blocks)
-        reload = self.offload and kind is not Kind.W
-        out += self._copy("reload", n - 1, "r0", Phase.INPUT_GRAD) if reload else []
+        copies = self.offload[::-1] if kind is not Kind.W else ()
+        last_block = len(self.blocks) - 1
         for i, items in enumerate(weave_backward(self.measured(kind), self.dp, phases, last)):
-            if reload:
-                out += self._copy("reload", n - 2 - i, f"r{i + 1}", Phase.INPUT_GRAD) if i + 1 < n else []
-                out.append(Wait(f"r{i}", Phase.INPUT_GRAD))
+            block = last_block - i
+            out += [self._copy("reload", c, f"r{c.block}", Phase.INPUT_GRAD) for c in copies if c.until == block]
+            out += [Wait(f"r{block}", Phase.INPUT_GRAD) for c in copies if c.block == block]
             out += (*items, BLOCK_END)
         return tuple(out)
 
@@ -165,12 +164,13 @@ class Stage(Struct, frozen=True, eq=False):
             return []
         return [Comm("stage input", "all_gather", "tp", self.gather_input, phase)]
 
-    def _copy(self, kind: str, i: int, handle: str, phase: Phase) -> list[Item]:
-        if not self.offload or i < 0:
-            return []
-        block = self.blocks[i]
-        size = sum(s.bytes for s in block.saved)
-        return [Comm(f"{block.name} activations", kind, "host", size, phase, False, handle)]
+    def _copy(self, kind: str, copy: HostCopy, handle: str, phase: Phase) -> Item:
+        name = f"{self.blocks[copy.block].name} activations"
+        return Comm(name, kind, "host", copy.bytes, phase, False, handle)
+
+    def _copied_by(self, block: int) -> list[Item]:
+        """Waits for the copies that must have ended when this block's forward has."""
+        return [Wait(f"o{c.block}", Phase.FORWARD) for c in self.offload if c.until == block]
 
 
 def _measured(block: Block, kind: Kind, costs: Costs) -> Block:
@@ -347,6 +347,6 @@ def class_stages(
             key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name, held, own is dp)
             if key not in made:
                 blocks = with_copy(stage_blocks(plan, plan.parts[part], c.rank), plan, held)
-                made[key] = Stage(blocks, own, costs, t.activation_offload, gathered[part], before)
+                made[key] = Stage(blocks, own, costs, host_copies(blocks, t.activation_offload), gathered[part], before)
             out[-1][i] = made[key]
     return out

@@ -8,13 +8,12 @@ or come with a step's first backward (captured programs, which set them to None)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import Struct
 
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Compute, Phase
+from sim.programs.host_copies import kept_on_device, on_device
 from sim.programs.stages import Stage
 
 # The fraction of an action that has passed; bytes of activations, of buffers and of gradients that come and go.
@@ -151,38 +150,28 @@ def _has_input_half(block: Block) -> bool:
     return any(i.phase is Phase.INPUT_GRAD for i in block.backward if isinstance(i, Compute))
 
 
-def on_device(saved: Sequence[float]) -> list[float]:
-    """Bytes of offloaded activations on the device while each block of a stage runs, forward or backward.
-
-    Its own and those of the block before it: in the forward these are on their way to the host, which the block after
-    waits for; in the backward they are being fetched for when it is their turn.
-
-    >>> on_device([1.0, 10.0, 100.0])
-    [1.0, 11.0, 110.0]
-    """
-    return [mine + before for mine, before in zip(saved, (0.0, *saved), strict=False)]
-
-
 def _offloaded_changes(stage: Stage, kind: Kind) -> list[tuple[float, float, float]]:
-    """The two changes of an action whose activations are in host memory before and after it.
+    """The two changes of an action of which some activations are in host memory before or after it.
 
     What a split backward's weight half needs is not fetched again, so it stays on the device between both halves.
     """
-    blocks = stage.blocks
+    blocks, saved = stage.blocks, [sum(s.bytes for s in b.saved) for b in stage.blocks]
     late = [late_bytes(b) if kind in (Kind.I, Kind.W) else 0.0 for b in blocks]
     left = sum(late)
     if kind is Kind.W:
         peak = max(backward_peaks(stage, kind), default=0.0)
         return [(0.0, 0.0, peak), (1.0, -left, -peak)]
+    between = kept_on_device(saved, stage.offload)
+    before, after = (0.0, between) if kind is Kind.F else (between, left)
     peaks = [b.forward_peak_bytes for b in blocks] if kind is Kind.F else backward_peaks(stage, kind)[::-1]
     # Backwards go from the last block to the first; forwards need the same, read from the end.
-    moments, stays = [(left, 0.0)], 0.0
-    present = on_device([sum(s.bytes for s in b.saved) for b in blocks])
+    moments, stays = [(max(before, after), 0.0)], 0.0
+    present = on_device(saved, stage.offload)
     for here, peak, later in zip(present[::-1], peaks[::-1], late[::-1], strict=True):
         moments.append((stays + here, peak))
         stays += later
     kept, peak = max(moments, key=sum)
-    return [(0.0, kept, peak), (1.0, left - kept, -peak)]
+    return [(0.0, kept - before, peak), (1.0, after - kept, -peak)]
 
 
 def late_bytes(block: Block) -> float:

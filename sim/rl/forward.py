@@ -97,7 +97,7 @@ def _slowest(step: FinishedStep, stage: int, pipeline_rank: int, first: bool) ->
 
 
 def _compile(stage: Stage, step: FinishedStep, rank: int, first: bool) -> CompiledProgram:
-    alone = replace(stage, offload=False)  # nothing is kept for a backward
+    alone = replace(stage, offload=())  # nothing is kept for a backward
     return compile_program(alone.forward(first, True), step.pricing.on(rank))
 
 

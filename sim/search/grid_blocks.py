@@ -67,10 +67,10 @@ class GridBlocks:
 
     def stage(self, zero: int, cut: Cut, held: Signature) -> Stage:
         """Return the stage of the blocks of these sorts."""
-        sort_of, offload = self.sorts(cut), self.space.training.activation_offload
+        sort_of = self.sorts(cut)
         blocks, plan = tuple([sort_of[s].block for s in held]), self.prices.plan
         copied = with_copy(blocks, plan, any(b.kind is BlockKind.EMBEDDING for b in blocks))
-        return Stage(copied, self.prices.dp(zero), self.prices.costs, offload, 0.0)
+        return Stage(copied, self.prices.dp(zero), self.prices.costs, (), 0.0)
 
     @cached
     def alone(self, blocks: Blocks, cut: Cut, gathered: bool) -> Actions:

@@ -71,7 +71,7 @@ class BlockSort:
 
     def _program(self, kind: Kind, gathered: bool) -> Program:
         # `measured` replaces operators by the profile's measured blocks, as the simulation does.
-        (block,) = Stage((self.block,), self._grid.dp(0), self._grid.costs, False, 0.0).measured(kind)
+        (block,) = Stage((self.block,), self._grid.dp(0), self._grid.costs, (), 0.0).measured(kind)
         if kind is Kind.F:
             program = block.forward
         else:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from sim.results.memory_changes import on_device
+from sim.inputs.training_config import ActivationOffload
+from sim.programs.host_copies import host_copies, kept_on_device, on_device
 from sim.search.mesh_prices import BlockSort
 
 
-def stage_bytes(blocks: list[BlockSort], offload: bool) -> tuple[float, float, float]:
+def stage_bytes(blocks: list[BlockSort], offload: ActivationOffload | bool) -> tuple[float, float, float]:
     """Return the bytes that a stage keeps of a micro-batch, and the bytes of its forward and backward beyond these.
 
     A block runs while the blocks after it hold nothing of the micro-batch: their forward has not run, or their backward
-    has. Offloaded activations are not kept; while a block runs, only its own and those of the block before are present.
+    has. Offloaded activations are not kept.
     """
     saved = [b.saved_bytes for b in blocks]
-    # A block's activations leave for the host while the next block runs, so a micro-batch keeps nothing on the device.
     if offload:
-        present = list(zip(on_device(saved), (b.block for b in blocks), strict=True))
+        copies = host_copies([b.block for b in blocks], offload)
+        kept = kept_on_device(saved, copies)
+        present = list(zip(on_device(saved, copies), (b.block for b in blocks), strict=True))
         return (
-            0.0,
-            max((size + b.forward_peak_bytes for size, b in present), default=0.0),
-            max((size + b.backward_peak_bytes for size, b in present), default=0.0),
+            kept,
+            max((size + b.forward_peak_bytes for size, b in present), default=kept) - kept,
+            max((size + b.backward_peak_bytes for size, b in present), default=kept) - kept,
         )
     total = sum(saved)
     # The caller adds all saved bytes, so a peak counts from that sum. A block in the middle of a stage runs while the

@@ -47,9 +47,12 @@ moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq m
 moe-pad-expert-input-to-capacity
 moe-router-force-load-balancing
 moe-router-dtype moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
-moe-token-dispatcher-type mtp-num-layers multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion
+moe-token-dispatcher-type mtp-num-layers first-last-layers-bf16 num-layers-at-start-in-bf16
+num-layers-at-end-in-bf16 cpu-offloading-num-layers fine-grained-activation-offloading offload-modules
+multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion
 no-bias-swiglu-fusion no-gradient-accumulation-fusion no-masked-softmax-fusion no-overlap-p2p-communication
-no-rope-fusion normalization num-attention-heads num-distributed-optimizer-instances num-experts num-layers
+no-rope-fusion no-check-for-nan-in-loss-and-grad ddp-average-in-collective normalization num-attention-heads
+num-distributed-optimizer-instances num-experts num-layers
 microbatch-group-size-per-virtual-pipeline-stage
 num-query-groups num-virtual-stages-per-pipeline-rank optimizer overlap-grad-reduce
 overlap-moe-expert-parallel-comm overlap-param-gather pipeline-model-parallel-layout

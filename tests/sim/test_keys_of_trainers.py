@@ -26,6 +26,7 @@ LEFT_OUT = {
     "loss_chunks "  # a loss in chunks is refused
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap p2p_overlap "
+    "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read by `in_sixteen_bits`
     "mtp_stage",  # no model of it has prediction modules
     "runnable": "loss_chunks autocast processes global_batch_size fp8_recipe indexer cuda_graphs "
     # run as they are; other dtypes of parameters than precision's are refused
@@ -35,7 +36,7 @@ LEFT_OUT = {
     "mtp_stage",  # prediction modules are refused
 }
 FILES = {
-    "megatron": ("sim/emit/common.py", "sim/emit/megatron.py"),
+    "megatron": ("sim/emit/common.py", "sim/emit/megatron.py", "sim/emit/megatron_layers.py"),
     "torchtitan": ("sim/emit/common.py", "sim/emit/torchtitan.py"),
     "runnable": ("calibrate/runnable.py",),
 }

@@ -15,9 +15,10 @@ from sim.models.parameters import count_parameters
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.programs.host_copies import on_device
 from sim.ranks.plan import make_plan
 from sim.results.memory import AtMost, levels, over_steps
-from sim.results.memory_changes import backward_peaks, on_device
+from sim.results.memory_changes import backward_peaks
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.simulation import prepare, simulate
@@ -251,8 +252,8 @@ def test_offloaded_blocks_on_the_device_are_those_of_the_programs_copies() -> No
     stage = simulate(case(None, {"activation_offload": True})).stages[0][0]
     names, saved = [b.name for b in stage.blocks], [sum(s.bytes for s in b.saved) for b in stage.blocks]
     assert len(set(saved)) > 2  # embedding, layers and head save different amounts
-    assert replayed(stage.forward(False, False), names, saved, Kind.F) == on_device(saved)
-    assert replayed(stage.backward(Kind.B, False, False), names, saved, Kind.B) == on_device(saved)
+    assert replayed(stage.forward(False, False), names, saved, Kind.F) == on_device(saved, stage.offload)
+    assert replayed(stage.backward(Kind.B, False, False), names, saved, Kind.B) == on_device(saved, stage.offload)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -116,11 +116,12 @@ class _Trip(Struct, frozen=True):
         return self.layout.ep * self.layout.expert_tp > 1 and self.r.experts > 1
 
     def exchange(self, name: str, phase: Phase, *, quantized: bool, beside_bytes: float = 0.0) -> Program:
-        """All-to-all over ep. `quantized`: in `ep_dispatch_dtype`, as a dispatch and a combine's gradient may go.
-        `beside_bytes`: what goes along with the tokens."""
+        """All-to-all over ep. `quantized`: in `ep_dispatch_dtype`, as a dispatch and a combine's gradient may go, but
+        not in layers that keep 16 bits. `beside_bytes`: what goes along with the tokens."""
         p, d, r = self.layout, self.d, self.r
         if p.ep == 1:
             return ()
+        quantized = quantized and not d.in_sixteen_bits
         size = dtype_bytes(p.ep_dispatch_dtype) if quantized and p.ep_dispatch_dtype else d.act_bytes
         items: list[Item] = []
         if size < d.act_bytes:

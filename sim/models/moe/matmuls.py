@@ -27,7 +27,7 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     rows, ffn = r.fullest * etp, ceil_div(moe.ffn, etp)
     activation = moe.activation or m.mlp
     inner = 2 * ffn if is_gated(activation) else ffn
-    fused = scenario.for_training.fused_experts
+    fused = scenario.for_training.fused_experts and d.quantized  # kernels for MXFP8 alone
     up, down = (fused_mlp if fused else _projections)(d, r.experts, rows, inner, ffn)
     if m.bias:
         up = _biased(d, up, rows, r.experts, inner)

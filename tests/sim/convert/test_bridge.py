@@ -233,8 +233,8 @@ def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "precision", "recipe", "noted"),
     [
-        ("bf16_with_fp8_current_scaling_mixed", "fp8", "tensorwise", ["first_last_layers_bf16", "fp8_param_gather"]),
-        ("nemotron-h-bf16-with-fp8-current-scaling-mixed", "fp8", "tensorwise", ["first_last_layers_bf16"]),
+        ("bf16_with_fp8_current_scaling_mixed", "fp8", "tensorwise", ["fp8_param_gather"]),
+        ("nemotron-h-bf16-with-fp8-current-scaling-mixed", "fp8", "tensorwise", ["fp8_param_gather"]),
         ("fp16_with_fp8_subchannel_scaling_mixed", "fp8", "blockwise", []),
         ("bf16_mixed", "bf16", None, []),
         ("my_own_mixed", "bf16", None, ["mixed_precision"]),
@@ -248,6 +248,9 @@ def test_recipes_of_mixed_precision_by_name(
     text = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
     data, said = converted(tmp_path, "o.yaml", f"{text}mixed_precision: {name}\n", *options)
     assert of(data, "training", "precision", "fp8_recipe") == [precision, recipe]
+    ends = {"bf16_with_fp8_current_scaling_mixed": 1, "nemotron-h-bf16-with-fp8-current-scaling-mixed": 2}.get(name)
+    keys = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+    assert of(data, "training", *keys) == [ends, ends]
     listed = said.partition("not expressed here: ")[2].partition("\n")[0]
     assert all(word in listed for word in noted)
     assert bool(listed) == bool(noted)
@@ -348,3 +351,33 @@ def test_nemos_parameters_without_half_precision_copies(tmp_path: Path) -> None:
     data, said = converted(tmp_path, "n.yaml", text, *OF_NEMO)
     assert data["training"]["param_dtype"] == "fp32"
     assert "megatron_amp_O2: false" in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "offload", "noted"),
+    [
+        (
+            "cpu_offloading: true\n  cpu_offloading_num_layers: 16\n  cpu_offloading_weights: false",
+            {"layers": 16},
+            False,
+        ),
+        ("cpu_offloading: true\n  cpu_offloading_num_layers: 16\n  cpu_offloading_weights: true", {"layers": 16}, True),
+        ("cpu_offloading: false\n  cpu_offloading_num_layers: 31", None, False),  # as NeMo's files have it
+        ("cpu_offloading_num_layers: 16", None, False),
+        ("cpu_offloading: false\n  cpu_offloading_num_layers: 0", None, False),
+        (
+            "fine_grained_activation_offloading: true\n  offload_modules: [core_attn, attn_proj]",
+            {"modules": ["core_attn", "attn_proj"]},
+            False,
+        ),
+    ],
+)
+def test_activations_in_host_memory(tmp_path: Path, keys: str, offload: object, noted: bool) -> None:
+    """Weights stay on the GPU: Transformer Engine ignores their switch since it began anew (cpu_offload.py)."""
+    options = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-8b")
+    text = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
+    text = text.replace("  seq_length: 4096\n", f"  seq_length: 4096\n  {keys}\n")
+    data, said = converted(tmp_path, "o.yaml", text, *options)
+    assert data["training"].get("activation_offload") == offload
+    assert ("cpu_offloading_weights" in said) == noted
+    assert "offload_modules" not in said

@@ -370,6 +370,27 @@ def test_where_the_optimizer_s_states_are(tmp_path: Path, flags: str, offload: o
     assert "not expressed here: --cuda-graph-scope\n" in said  # nothing else
 
 
+@pytest.mark.parametrize(
+    ("flags", "offload"),
+    [
+        ("--cpu-offloading-num-layers 12", {"layers": 12}),
+        ("--cpu-offloading-num-layers 0", None),
+        (
+            "--fine-grained-activation-offloading --offload-modules core_attn attn_proj",
+            {"modules": ["core_attn", "attn_proj"]},
+        ),
+        ("--offload-modules core_attn", None),  # without the switch
+        ("--fine-grained-activation-offloading --offload-modules gdp_qkv mlp_norm", {"modules": ["mlp_norm"]}),
+    ],
+)
+def test_which_activations_go_to_the_host(tmp_path: Path, flags: str, offload: object) -> None:
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["training"].get("activation_offload") == offload
+    assert ("--offload-modules: not simulated: gdp_qkv" in said) == ("gdp_qkv" in flags)
+    assert "not expressed here: --cuda-graph-scope\n" in said  # nothing else
+
+
 @pytest.mark.parametrize(("low", "attention"), [("--fp8-format hybrid", True), ("--bf16", None)])
 def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention: bool | None) -> None:
     """Without 8-bit matmuls Megatron-Core's attention stays in 16 bits, and what is stored does not."""
@@ -378,6 +399,23 @@ def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention
     training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
     assert training.get("fp8_dot_product_attention") == attention
     assert training["activation_func_fp8_input_store"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "ends"),
+    [
+        ("--fp8-format e4m3 --fp8-recipe blockwise --first-last-layers-bf16", (1, 1)),
+        ("--fp4-format e2m1 --first-last-layers-bf16 --num-layers-at-start-in-bf16 0", (0, 1)),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --num-layers-at-end-in-bf16 4", (None, None)),  # without the switch
+        ("--first-last-layers-bf16", (None, None)),  # 16 bits everywhere
+    ],
+)
+def test_layers_in_sixteen_bits(tmp_path: Path, flags: str, ends: tuple[int | None, int | None]) -> None:
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-b200")
+    t = data["training"]
+    assert (t.get("num_layers_at_start_in_bf16"), t.get("num_layers_at_end_in_bf16")) == ends
+    assert "in-bf16" not in said
 
 
 @pytest.mark.parametrize(

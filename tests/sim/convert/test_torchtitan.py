@@ -238,8 +238,30 @@ def test_model_converters_decide_about_torchtitan_s_precision(
     text += "filter_fqns = ['output']\n"
     data, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
     assert data["training"]["precision"] == precision
-    assert ("# not expressed here: float8.filter_fqns\n" in said) == (precision == "fp8") == ("# not" in said)
+    assert "# not" not in said
     assert ("# [float8] without effect, precision bf16: model.converters" in said) == (precision == "bf16")
+
+
+@pytest.mark.parametrize(
+    ("names", "ends", "note"),
+    [
+        ("['output']", (None, None), ""),
+        ("[]", (None, None), "the output matrix is simulated in 16 bits"),
+        ("['output', 'layers.0.', 'layers.31.']", (1, 1), ""),
+        ("['output', 'layers.3']", (None, 2), "simulated in 8 bits all the same: layers.3"),  # 30 and 31, too
+        ("['output', 'auto_filter_small_kn']", (None, None), "all the same: auto_filter_small_kn"),
+        ("'output,layers'", (32, None), ""),
+    ],
+)
+def test_layers_that_torchtitan_s_converter_leaves_out(
+    tmp_path: Path, names: str, ends: tuple[int | None, int | None], note: str
+) -> None:
+    text = f"{TITAN}[quantize.linear.float8]\nfilter_fqns = {names}\n"
+    data, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
+    t = data["training"]
+    assert (t.get("num_layers_at_start_in_bf16"), t.get("num_layers_at_end_in_bf16")) == ends
+    assert note in said
+    assert ("all the same" in said) == ("all the same" in note)
 
 
 OF_2024 = """

@@ -48,6 +48,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "calibration": "h100-sxm",
         "parallelism": {"dp_sync": "per_parameter", "cp_method": "all_gather"},
     },
+    {"training": {"activation_offload": {"layers": 1}}, "calibration": "h100-sxm"},
     {
         "calibration": "h100-sxm",
         "parallelism": {

@@ -1,0 +1,35 @@
+"""Megatron-LM's flags that treat some layers, or parts of layers, otherwise than the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.emit.common import Emission
+from sim.inputs.training_config import ActivationOffload
+
+
+def in_sixteen_bits(e: Emission) -> dict[str, Any]:
+    """Layers that stay in 16 bits, in fp8 no more at either end than a stage has (`TransformerConfig`)."""
+    s, t = e.scenario, e.training
+    counts = {key: getattr(t, key) for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")}
+    if not any(counts.values()):
+        return {}
+    most = s.model.layers // s.parallelism.pp
+    if t.precision != "nvfp4" and max(counts.values()) > most:
+        e.refuse("parallelism.pp", f"keeps at most layers / pp = {most} layers in 16 bits at either end")
+    return {"first-last-layers-bf16": True} | {key.replace("_", "-"): number for key, number in counts.items()}
+
+
+def offloaded(e: Emission) -> dict[str, Any]:
+    """Activations of layers in host memory, by Transformer Engine, without a pipeline and recomputation
+    (`TransformerConfig`); or of parts of layers, by Megatron-Core."""
+    offload = e.training.activation_offload
+    if not isinstance(offload, ActivationOffload):
+        return {}
+    if offload.modules:
+        return {"fine-grained-activation-offloading": True, "offload-modules": " ".join(offload.modules)}
+    e.has_only("parallelism.pp", (1,), "offloads activations of whole layers without a pipeline only")
+    mode = e.training.recompute.mode
+    if mode != "none":
+        e.refuse("training.recompute", "offloads activations of whole layers without recomputation only", mode)
+    return {"cpu-offloading-num-layers": offload.layers}
