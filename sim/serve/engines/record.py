@@ -184,6 +184,11 @@ class Engine:
     shares_at_once: bool = fact(
         False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
     )
+    drops_last_hit: bool = fact(
+        False,
+        "beside tokens drafted by the model's own layer, the last block that a prompt finds in the GPU's cache is "
+        "computed again",
+    )
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     own_all_reduces: Mapping[str, OwnAllReduce] = field(

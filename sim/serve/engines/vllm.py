@@ -115,6 +115,8 @@ _VLLM_09 = Engine(
     prompts_beside=True,
     swaps=False,  # engine/arg_utils.py of 0.8 to 0.10, _is_v1_supported_oracle: --preemption-mode is V0's, later gone
     shares_at_once=True,
+    # Since 0.8.5 (pull request 17137): v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit, `use_eagle`.
+    drops_last_hit=True,
     called="vLLM V1",
     own_all_reduces=CUSTOM,
     eplb=True,  # since 0.9.2: config.py, enable_eplb
