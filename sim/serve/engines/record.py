@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from sim.serve.engines.graph_sizes import vllm_05_sizes
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
+LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
+
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
 Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
@@ -71,6 +73,24 @@ class TwoBatches(NamedTuple):
     decode_tokens: int = 2
     prompt_tokens: int = 2
     attention_apart: bool = False
+
+
+class LatentBlocks(NamedTuple):
+    """Tokens of a block of latent attention's cache, by the GPU's kernel; 0: as of other attention. `narrow`: with a
+    cache of 8 bits on Hopper; `blackwell`: on compute capability 10.x; `selected`: attention over selected keys."""
+
+    hopper: int = 0
+    narrow: int = 0
+    blackwell: int = 0
+    selected: int = 0
+
+    def on(self, architecture: str, memory_bytes: float, narrow: bool, selected: bool) -> int:
+        """Tokens of a block, or 0, on such GPUs, with such a cache; memory tells 10.x from 12.x, as in `Case`s."""
+        if architecture == "hopper":
+            own = self.narrow if narrow else self.hopper
+        else:
+            own = self.blackwell if architecture == "blackwell" and memory_bytes >= LARGEST_BYTES else 0
+        return self.selected or own if selected else own
 
 
 T = TypeVar("T")
@@ -206,6 +226,9 @@ class Engine:
         "0: only the tokens that the window sees",
     )
     fp32_states: bool = fact(False, "keeps states of layers in fp32, unless the model says otherwise")
+    latent_blocks: LatentBlocks = fact(  # noqa: RUF009  a tuple
+        LatentBlocks(), "tokens of a block of latent attention's cache, where nobody says"
+    )
     layer_groups: bool = fact(
         False,
         "blocks are as large for every kind of layers, which are divided into groups of equally many; layers with a "
