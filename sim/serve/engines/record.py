@@ -272,6 +272,12 @@ class Engine:
         "without chunks max_batch_tokens are as many as a request may have, where that is known, and at least so many, "
         "or (0) as many as with chunks",
     )
+    budget_for_all: bool = fact(
+        False,
+        "it does not start unless max_batch_tokens are at least as many as max_running_requests, and where it computes "
+        "prompts whole as many as a request may have",
+    )
+    fewer_in_budget: bool = fact(False, "left out, max_running_requests are at most max_batch_tokens")
     room_for_longest: bool = fact(
         False, "it does not start unless its cache has room for one request as long as it may be"
     )
@@ -299,6 +305,12 @@ class Engine:
         if not self.host:
             return HostTimes()
         return self.host.get(architecture) or list(self.host.values())[-1]
+
+    def within_budget(self, own: Defaults, budget: int | None) -> Defaults:
+        """The defaults beside a stated max_batch_tokens (None: left out, too)."""
+        if not self.fewer_in_budget:
+            return own
+        return own._replace(max_running_requests=min(own.max_running_requests, budget or own.max_batch_tokens))
 
     def by_positions(self, chunked: bool) -> frozenset[str]:
         """Keys whose defaults depend on how long a request may be, with or without chunks of prompts."""
