@@ -170,7 +170,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
             s.values = {**values, **s.values}
-    pools.name_roles([s for _, s in found])
+    pools.name_roles([s for _, s in found], words)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 
