@@ -138,17 +138,37 @@ class Experts(Struct, frozen=True):
         moe, span = self.moe, d.ep * d.expert_tp / d.tp
         pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
         rows, groups = fullest_rank(moe, pooled, d.ep, d.eplb)
-        routed = [self._kernel(d, rows, groups, span > 1)] if d.one_kernel else self._kernels(d, tokens, rows, groups)
-        sent = self.exchange(d, tokens)
-        return (*sent[:1], *routed, *sent[1:])
+        routed = (
+            [self._kernel(d, rows, groups, span > 1 and d.ep > 1)]
+            if d.one_kernel
+            else self._kernels(d, tokens, rows, groups)
+        )
+        there, back = self.exchange(d, tokens)
+        return (*there, *routed, *back)
 
-    def exchange(self, d: ServingDims, tokens: int) -> tuple[Item, ...]:
-        """Dispatch and combine, where experts are spread over more ranks than tp; else nothing."""
+    def exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+        """Messages to experts and back, where these are spread over more ranks than tp; else none.
+
+        The ranks that split an expert all need its tokens: they gather them, and reduce and scatter the results. With
+        ep 1 that is each token once, in 16 bits (vLLM, distributed/device_communicators/all2all.py; SGLang,
+        srt/layers/dp_attention.py: dp_gather_partial); else the copies that an all-to-all has brought.
+        """
         if d.ep * d.expert_tp <= d.tp:
-            return ()
-        sent = tokens * self._sends(d, tokens) * self.one.hidden / d.tp
-        dispatch = collective("dispatch", "all_to_all", sent * d.dispatch_bytes, F, group="ep")
-        return dispatch, collective("combine", "all_to_all", sent * d.act_bytes, F, group="ep")
+            return (), ()
+        sent = tokens * (self._sends(d, tokens) if d.ep > 1 else 1) * self.one.hidden / d.tp
+        there: list[Item] = []
+        back: list[Item] = []
+        if d.ep > 1:
+            there = [collective("dispatch", "all_to_all", sent * d.dispatch_bytes, F, group="ep")]
+            back = [collective("combine", "all_to_all", sent * d.act_bytes, F, group="ep")]
+        if d.expert_tp > 1:
+            width = d.dispatch_bytes if d.ep > 1 else d.act_bytes
+            there += [collective("gather", "all_gather", sent * d.expert_tp * width, F, group="expert_tp")]
+            back = [
+                collective("scatter", "reduce_scatter", sent * d.expert_tp * d.act_bytes, F, group="expert_tp"),
+                *back,
+            ]
+        return tuple(there), tuple(back)
 
     def _sends(self, d: ServingDims, tokens: int) -> float:
         """How often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each node,

@@ -122,7 +122,7 @@ def test_there_must_be_messages() -> None:
 def sent_bytes(scenario: Scenario, tokens: int) -> list[float]:
     costs = costs_of(scenario)
     spec = next(spec for spec in costs.specs if spec.serve_exchange(costs.dims, 1))
-    return [item.bytes for item in spec.serve_exchange(costs.dims, tokens)]
+    return [item.bytes for way in spec.serve_exchange(costs.dims, tokens) for item in way]
 
 
 def test_deep_ep_sends_a_token_to_each_expert_or_with_many_tokens_to_each_node() -> None:
