@@ -43,3 +43,31 @@ def test_one_server_of_both_roles_is_served_alone(tmp_path: Path) -> None:
     found, text = converted(tmp_path, f"vllm serve llama3-8b {both}")
     assert "disaggregated" not in found["inference"]
     assert "a proxy's command" not in text
+
+
+SGLANG = "python -m sglang.launch_server --model-path deepseek-v3 --tp-size 8 --dp-size 8 --enable-dp-attention"
+
+
+def test_pools_whose_replicas_split_experts_are_refused(tmp_path: Path) -> None:
+    """Not simulated with all experts on each GPU."""
+    servers = [f"{SGLANG} --disaggregation-mode {role}" for role in ("prefill", "decode")]
+    _, text = converted(tmp_path, "\n".join(servers))
+    assert "prefill servers: found experts that 8 ranks of 8 replicas split; can be simulated: with expert" in text
+    found, _ = converted(tmp_path, "\n".join(f"{server} --ep-size 8" for server in servers))
+    assert found["inference"]["disaggregated"]["prefill"] == {"replicas": 8, "tp": 1, "ep": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "split"),
+    [
+        ("mixtral-8x7b", "-tp 2 --data-parallel-size 4", {"tp": 2, "pp": 1, "dp": 4, "ep": 1, "expert_tp": 8}),
+        ("mixtral-8x7b", "-tp 2 -dp 4 --enable-expert-parallel", {"tp": 2, "pp": 1, "dp": 4, "ep": 8}),
+        ("mixtral-8x7b", "-tp 2", {"tp": 2, "pp": 1, "dp": 1}),
+        ("llama3-8b", "-tp 2 --data-parallel-size 4", {"tp": 2, "pp": 1, "dp": 4}),
+    ],
+)
+def test_vllms_data_parallel_ranks_split_experts(tmp_path: Path, model: str, flags: str, split: dict[str, int]) -> None:
+    """model_executor/layers/fused_moe/config.py, FusedMoEParallelConfig.make: flatten_tp_across_dp without EP."""
+    found, _ = converted(tmp_path, f"vllm serve {model} {flags}")
+    assert found["parallelism"] == split
+    parse_scenario(found, "found")
