@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.dims import Dims, Shard, ceil_div
@@ -109,7 +110,7 @@ class Experts(Struct, frozen=True):
         rest += local * sum(m.parameters - m.elements for m in matrices)
         shared = ServedElements(0, 0, 0)
         if self.shared is not None:
-            shared = self.shared.served_elements(d)
+            shared = self.shared.served_elements(replace(d, tp=d.shared_tp or d.tp))
         return ServedElements(shared.linear, experts, rest + shared.rest)
 
     def widest(self, tp: int) -> float:
@@ -123,7 +124,7 @@ class Experts(Struct, frozen=True):
         adds their parts. Experts split over more ranks than tp get their tokens by all-to-all from the other replicas.
         """
         moe, hidden = self.moe, self.one.hidden
-        shared = () if self.shared is None else self.shared.serve(d, tokens, "shared")
+        shared = () if self.shared is None or d.shared_tp else self.shared.serve(d, tokens, "shared")
         if moe.shared_gate:
             n = tokens * hidden
             product = memory_op("shared_gate_product", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
@@ -144,6 +145,8 @@ class Experts(Struct, frozen=True):
             else self._kernels(d, tokens, rows, groups)
         )
         there, back = self.exchange(d, tokens)
+        if self.shared is not None and d.shared_tp:
+            routed += self.shared.serve(replace(d, tp=d.shared_tp), pooled, "shared")
         return (*there, *routed, *back)
 
     def exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:

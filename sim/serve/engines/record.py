@@ -257,7 +257,7 @@ class Engine:
     dp_attention: bool = fact(
         False,
         "replicas that share experts are one server, whose tp counts the ranks of all: they share its chunks' tokens, "
-        "and keep 0.3 of the share of output free",
+        "and keep 0.3 of the share of output free; where they split each expert, they split shared experts, too",
     )
     fraction: Callable[[float, int, Defaults, Drafts, int], float] | None = fact(  # noqa: RUF009
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.core.program import Comm
+from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.layers import layer_specs
 from sim.prices.profiles import load_profile
@@ -66,6 +66,22 @@ def test_they_take_time() -> None:
     assert costs.prices.priced(back).seconds > bound
     number = costs.specs.index(spec)
     assert min(costs.tokens_s(work, 1024, number) for work in (Work.DISPATCH, Work.COMBINE)) > bound
+
+
+@pytest.mark.parametrize(("engine", "split"), [("sglang-0.5", 8), ("vllm-0.28", 1), ("trtllm-1.0", 1)])
+def test_sglang_splits_shared_experts_over_the_same_ranks(engine: str, split: int) -> None:
+    """DeepSeek-V3's: three matrices of 7,168 x 2,048 in each of 58 layers; as many multiplications either way."""
+    scenario = spread(engine, dp=8, expert_tp=8)
+    dims = serving_dims(scenario)
+    assert scenario.model.moe is not None
+    without = scenario.model.moe.model_copy(update={"shared_experts": 0})
+    spec, alone = (
+        next(s for s in layer_specs(model) if any(s.serve_exchange(dims, 1)))
+        for model in (scenario.model, scenario.model.model_copy(update={"moe": without}))
+    )
+    assert spec.served_elements(dims).linear - alone.served_elements(dims).linear == 3 * HIDDEN * 2048 / split
+    whole, rest = (sum(op.flops for op in s.serve_tokens(dims, 64) if isinstance(op, Compute)) for s in (spec, alone))
+    assert whole - rest == pytest.approx(2 * 64 * 3 * HIDDEN * 2048, rel=0.01)
 
 
 def test_replicas_are_served_to_the_end() -> None:
