@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
-from sim.convert.serving_options import of_tensorrt_llm, options_of
+from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
@@ -28,7 +28,6 @@ from sim.inputs.model_input import load_model
 from sim.serve.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
-HUMAN_READABLE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 FROM_TEXT = ("ngram", "suffix")  # vLLM's drafts that repeat earlier tokens (config/speculative.py)
@@ -85,20 +84,20 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     product, s, with_roles = _main(file, servers)
     model = _model(s, machine)
     engine = _engine(s, product, words)
-    layout, settings = _replica(s, machine, model)
+    layout, settings = _replica(product, s, machine, model)
     inference: dict[str, Any] = {"engine": engine, **settings}
     if with_roles:
-        by_role = [(pools.role_of(one) or pools.MAIN, *_replica(one, machine, model)) for _, one in servers]
+        by_role = [(pools.role_of(one) or pools.MAIN, *_replica(whose, one, machine, model)) for whose, one in servers]
         inference = {"engine": engine, **pools.disaggregated(s, by_role)}
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
-    if (limit := s.take("longest")) is not None and (most := _most_tokens(str(limit))):
+    if (limit := s.take("longest")) is not None and (most := most_tokens(str(limit))):
         inference["max_request_tokens"] = most
     for _, one in servers:
         one.taken |= {"model", "longest"}
     left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
     inference["requests"], left = _with_requests(s, words, left)
-    if limit is not None and (beyond := _of_limit(inference)):
+    if limit is not None and (beyond := of_limit(inference)):
         s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
     sections = {"model": as_model(model), "inference": inference, **({} if with_roles else {"parallelism": layout})}
     return s.converted("serving", machine, sections, left=sorted(left))
@@ -170,13 +169,15 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
             s.values = {**values, **s.values}
-    pools.name_roles([s for _, s in found])
+    pools.name_roles([s for _, s in found], words)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 
 
-def _replica(s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A server's layout and its other settings."""
+def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A server's layout and its other settings. vLLM's data-parallel ranks are of one server, which splits each expert
+    over all of them (model_executor/layers/fused_moe/config.py: flatten_tp_across_dp)."""
+    replicas = s.size("dp", 1)
     inference, layout = _inference(s), _layout(s, machine)
     if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
         limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
@@ -184,6 +185,8 @@ def _replica(s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any],
     elif "ep" in layout and not _has_experts(machine.model or as_model(model)):
         s.notes.append("expert parallelism: without effect, the model has no experts")
         layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
+    elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
+        layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
     return layout, inference
 
 
@@ -248,33 +251,6 @@ def _engine(s: Settings, product: str, words: list[str]) -> str:
     why = f"by the version in {tags[0]}" if tags else "the newest of its product"
     s.notes.append(f"engine {engine.name}: {why}; inference.engine names another version")
     return engine.name
-
-
-def _most_tokens(limit: str) -> int | None:
-    """The tokens that an engine's limit on a request allows; None for `auto`, which goes by the memory.
-
-    vLLM's numbers may end in k, m and g for thousands, and in K, M and G for powers of 1,024
-    (engine/arg_utils.py, human_readable_int).
-
-    >>> [_most_tokens(text) for text in ("4096", "32k", "1.5K", "auto", "-1")]
-    [4096, 32000, 1536, None, None]
-    """
-    found = HUMAN_READABLE.fullmatch(limit)
-    if found is None:
-        return None
-    number, suffix = found.groups()
-    base, power = (1024.0 if suffix.isupper() else 1000.0), " kmg".index(suffix.lower() or " ")
-    return round(float(number) * math.pow(base, power))
-
-
-def _of_limit(inference: Mapping[str, Any]) -> str:
-    """What to say of the limit; the simulation says how many requests it refuses."""
-    limit, requests = inference.get("max_request_tokens"), inference["requests"]
-    if limit is None:
-        return "the engine takes as many as its cache has room for; inference.max_request_tokens is left out"
-    ratio: float = 1 + requests.get("range_ratio", 0.0)
-    most = round(ratio * requests["prompt_len"]) + round(ratio * requests["output_len"])
-    return f"requests have up to {most:,} tokens; the engine refuses longer ones" if most > limit else ""
 
 
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:

@@ -7,11 +7,15 @@ flags (tensorrt_llm/llmapi/llm_args.py).
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from sim.convert.named_files import named_mapping
 from sim.convert.settings import Settings
 
+HUMAN_READABLE = re.compile(r"(\d+(?:\.\d+)?)([kmgKMG]?)")
 FLAGS = ("extra-llm-api-options", "extra-engine-args", "config")
 SETTINGS = {
     "tensor_parallel_size": "tp",
@@ -74,3 +78,30 @@ def _flat(options: dict[str, Any]) -> dict[str, Any]:
         inner = value if isinstance(value, dict) else None
         flat |= {f"{key}.{k}": v for k, v in inner.items()} if inner else {str(key): value}
     return flat
+
+
+def most_tokens(limit: str) -> int | None:
+    """The tokens that an engine's limit on a request allows; None for `auto`, which goes by the memory.
+
+    vLLM's numbers may end in k, m and g for thousands, and in K, M and G for powers of 1,024
+    (engine/arg_utils.py, human_readable_int).
+
+    >>> [most_tokens(text) for text in ("4096", "32k", "1.5K", "auto", "-1")]
+    [4096, 32000, 1536, None, None]
+    """
+    found = HUMAN_READABLE.fullmatch(limit)
+    if found is None:
+        return None
+    number, suffix = found.groups()
+    base, power = (1024.0 if suffix.isupper() else 1000.0), " kmg".index(suffix.lower() or " ")
+    return round(float(number) * math.pow(base, power))
+
+
+def of_limit(inference: Mapping[str, Any]) -> str:
+    """What to say of the limit; the simulation says how many requests it refuses."""
+    limit, requests = inference.get("max_request_tokens"), inference["requests"]
+    if limit is None:
+        return "the engine takes as many as its cache has room for; inference.max_request_tokens is left out"
+    ratio: float = 1 + requests.get("range_ratio", 0.0)
+    most = round(ratio * requests["prompt_len"]) + round(ratio * requests["output_len"])
+    return f"requests have up to {most:,} tokens; the engine refuses longer ones" if most > limit else ""

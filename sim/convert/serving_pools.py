@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sim.convert.command_line import ENDS
 from sim.convert.settings import Settings, without_none
 from sim.core.errors import InputError
 
@@ -16,6 +17,11 @@ MAIN = "decode"  # whose settings are both pools' where no key is a pool's own
 OF_PREFILL = ("max_batch_tokens", "chunked_prefill", "prefix_cache")
 KV_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 WORKERS = {"prefill": "is-prefill-worker", "decode": "is-decode-worker"}  # flags of Dynamo's vLLM
+BOTH = "kv_both"  # either; the proxy says which (docs/features/nixl_connector_usage.md)
+PORTS = {  # flags of proxies (vLLM's toy_proxy_server.py and router; SGLang's router) before ports, or URLs with them
+    "prefill": ("--prefiller-ports", "--prefiller-port", "--prefill"),
+    "decode": ("--decoder-ports", "--decoder-port", "--decode"),
+}
 FURTHER = ("node-rank", "data-parallel-start-rank", "data-parallel-rank")
 
 
@@ -24,9 +30,10 @@ def is_further_node(s: Settings) -> bool:
     return "headless" in s.values or any(str(s.values.get(name, "0")).strip() not in ("0", "True") for name in FURTHER)
 
 
-def name_roles(servers: list[Settings]) -> None:
-    """Set the roles that Dynamo's flags give. Beside a server that computes prompts, one without a flag adds tokens
-    (components/src/dynamo/vllm/main.py)."""
+def name_roles(servers: list[Settings], words: list[str]) -> None:
+    """Set the roles that Dynamo's flags give, or a proxy among the file's `words`. Beside a server that computes
+    prompts, one without a flag adds tokens (components/src/dynamo/vllm/main.py)."""
+    _by_proxy([s for s in servers if _kv_role(s) == BOTH], words)
     flags = [next((role for role, flag in WORKERS.items() if s.flag(flag)), None) for s in servers]
     if "prefill" in flags:
         for s, role in zip(servers, flags, strict=True):
@@ -38,13 +45,46 @@ def role_of(s: Settings) -> str | None:
     if (mode := s.values.get("role")) in ROLES:
         s.taken.add("role")
         return str(mode)
+    role = KV_ROLES.get(_kv_role(s))
+    s.taken |= {"transfer"} if role else set()
+    return role
+
+
+def _kv_role(s: Settings) -> str:
+    """What `--kv-transfer-config` says of a server; empty where it says nothing."""
     try:
         config = json.loads(str(s.values.get("transfer")))
     except ValueError:
-        return None
-    role = KV_ROLES.get(str(config.get("kv_role"))) if isinstance(config, dict) else None
-    s.taken |= {"transfer"} if role else set()
-    return role
+        return ""
+    return str(config.get("kv_role", "")) if isinstance(config, dict) else ""
+
+
+def _by_proxy(servers: list[Settings], words: list[str]) -> None:
+    """Set the roles of servers that may have either, by the ports that a proxy's command gives to each role."""
+    ports = {role: _behind(words, flags) for role, flags in PORTS.items()}
+    found = [[role for role in ROLES if str(s.values.get("port", 8000)) in ports[role]] for s in servers]
+    if all(len(roles) == 1 for roles in found) and {role for (role,) in found} == {*ROLES}:
+        for s, (role,) in zip(servers, found, strict=True):
+            s.values = {"role": role, **s.values}
+            s.taken.add("transfer")
+    elif len(servers) > 1:
+        flags = ", ".join([names[0] for names in PORTS.values()])
+        for s in servers:
+            s.notes.append(f"kv_role {BOTH}: a proxy's command ({flags}) says which servers compute prompts")
+
+
+def _behind(words: list[str], flags: tuple[str, ...]) -> set[str]:
+    """Ports behind flags, each of which may have several values."""
+    found: set[str] = set()
+    named = False
+    for word in words:
+        name, _, value = word.partition("=")
+        if word.startswith("-") or word in ENDS:
+            named = name in flags
+            word = value
+        if named and word:
+            found.add(word.rstrip("/").rpartition(":")[2])
+    return found
 
 
 def alone(roles: set[str]) -> str:
@@ -77,6 +117,11 @@ def _size(s: Settings, role: str, layout: dict[str, Any]) -> dict[str, Any]:
             raise InputError(
                 f"{s.file}: {role} servers: found {key} {layout[key]}; can be simulated: {key} 1 in a pool"
             )
+    if layout.get("expert_tp", 1) > layout["tp"]:
+        found = f"found experts that {layout['expert_tp']} ranks of {layout['dp']} replicas split"
+        raise InputError(
+            f"{s.file}: {role} servers: {found}; can be simulated: with expert parallelism over these ranks"
+        )
     return without_none({"replicas": layout["dp"], "tp": layout["tp"], "ep": layout.get("ep")})
 
 

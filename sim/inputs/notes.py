@@ -196,6 +196,9 @@ def _format_notes(i: Inference, model: ModelConfig) -> Iterator[str]:
     chosen = i.quantization != model.checkpoint_quantization  # else the engine takes it from the checkpoint
     if i.quantization == "mxfp4_experts" and chosen and not model.may_have_experts:
         yield "inference.quantization: mxfp4_experts is of no effect, as the model has no experts"
+    if i.eplb is not None and model.moe is not None and model.moe.imbalance == "balanced":
+        copies = "; its copies take memory" if i.eplb.redundant_experts else ""
+        yield f"inference.eplb: of no effect where all experts are equally popular (model.moe.imbalance){copies}"
     if i.decode_attention is not None and model.mla is not None:
         yield "inference.decode_attention: of no effect with latent attention, whose heads read one latent"
 

@@ -58,7 +58,7 @@ def with_engine_split(parallelism: Parallelism, inference: Inference, model: Mod
 def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
     from sim.serve.engines.file import engine_of
-    from sim.serve.prices.formats import cache_dtype
+    from sim.serve.prices.formats import cache_dtype, with_block_tokens
 
     pools = inference.disaggregated
     size: Parallelism | PoolSize = parallelism if pools is None else pools.decode
@@ -79,6 +79,10 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
         if pools.prefill.memory_fraction is None and not _says_memory(inference):
             sized = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})
             inference = inference.model_copy(update={"disaggregated": pools.model_copy(update={"prefill": sized})})
+    own = with_block_tokens(own, inference, model, gpu)
+    if inference.batching != "static":
+        stated = inference.max_batch_tokens if "max_batch_tokens" in inference.model_fields_set else None
+        own = engine.within_budget(own, stated)
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and inference.fills_hashes
     return inference.with_defaults(own, prefixes, cache_dtype(inference, gpu.peak_flops_per_s, model))
 

@@ -20,7 +20,7 @@ from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
 from sim.serve.engines.file import engine_of, found_engine
-from sim.serve.prices.formats import cache_dtype
+from sim.serve.prices.formats import cache_dtype, with_block_tokens
 from topology.spec import GpuSpec
 
 PATH = ("rl",)
@@ -108,6 +108,7 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     sharing = max(1, g.ep * g.expert_tp // g.tp)
     own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, g.pp, model.longest, replicas=sharing)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
+    own = engine.within_budget(with_block_tokens(own, inference, model, gpu), generation.max_batch_tokens)
     return inference.with_defaults(own, False, cache_dtype(inference, gpu.peak_flops_per_s, model))
 
 

@@ -15,7 +15,18 @@ from sim.serve.engines.file import engine_of
 
 def serving_problems(sections: Sections, inference: Inference) -> Problems:
     """Return what is wrong with a serving workload."""
-    for rule in (_inference, _preemption, _pools, _two_batches, _eplb, _speculative, _autoscaling, _lora, _afd):
+    for rule in (
+        _inference,
+        _budget,
+        _preemption,
+        _pools,
+        _two_batches,
+        _eplb,
+        _speculative,
+        _autoscaling,
+        _lora,
+        _afd,
+    ):
         yield from rule(sections, inference)
     if sections.parallelism.cp > 1 and inference.attention == "unfused":
         yield ("inference", "attention"), "found 'unfused'; prompts split over cp ranks need fused attention"
@@ -48,6 +59,21 @@ def _inference(sections: Sections, inference: Inference) -> Problems:
         yield (*path, "kv_cache", "tiers"), f"{found}; {why}"
     if cached and inference.kv_cache.layout != "paged":
         yield (*path, "prefix_cache"), f"found '{inference.prefix_cache}'; shared prefixes need kv_cache.layout paged"
+
+
+def _budget(sections: Sections, inference: Inference) -> Problems:
+    """vLLM ends with a ValueError where an iteration has too few tokens (config.py, SchedulerConfig._verify_args; since
+    0.11 config/scheduler.py, verify_max_model_len)."""
+    budget, running = inference.max_batch_tokens, inference.max_running_requests
+    if inference.batching == "static" or not engine_of(inference.engine).budget_for_all:
+        return
+    path, words = ("inference", "max_batch_tokens"), f"engine {inference.engine} does not start with fewer than"
+    if budget < running:
+        yield path, f"found {budget:,}; {words} max_running_requests ({running:,})"
+    longest = inference.max_request_tokens or 0
+    if budget < longest and not inference.chunked_prefill:
+        why = "and computes prompts whole (chunked_prefill false)"
+        yield path, f"found {budget:,}; {words} max_request_tokens ({longest:,}) {why}"
 
 
 def _preemption(sections: Sections, inference: Inference) -> Problems:

@@ -56,8 +56,8 @@ class ServingDims(Struct, frozen=True):
     dtype of an indexer's scores, 8 bits where the GPU multiplies them;
     `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
     how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
-    `eplb`: how experts are placed on ranks, None: in their order; `cp`: ranks over which prompts and caches are
-    split.
+    `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
+    see the tokens of all replicas then, 0: those of tp; `cp`: ranks over which prompts and caches are split.
     """
 
     model: ModelConfig
@@ -84,6 +84,7 @@ class ServingDims(Struct, frozen=True):
     once_to: int = 0
     expert_nodes: int = 1
     eplb: BalancedExperts | None = None
+    shared_tp: int = 0
     cp: int = 1
     cp_method: str = "ring"
 

@@ -272,7 +272,8 @@ def cache_capacity(
     fit = room(held)
     longest_fit = room(_held(i, costs, alone, buffers, i.longest(d.model) or mean))
     each = -(-max(longest - 1, reserve) // block)
-    spare = int(engine_of(i.engine).watermark is not None)  # without a free block no sequence goes on
+    engine = engine_of(i.engine)  # a block more where no sequence goes on without a free one, or computes one again
+    spare = int(engine.watermark is not None or (engine.drops_last_hit and i.drafts == "layer"))
     needed = each * (sequences if static else 1) + spare
     host_bytes = scenario.cluster.gpu.memory_bytes
     host_tokens = int(host_bytes // max(per_token))

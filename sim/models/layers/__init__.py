@@ -156,9 +156,9 @@ class LayerSpec(Struct, frozen=True):
         """The part of `serve_tokens` that replicas share: their experts."""
         return () if self.mlp is None else self.mlp.routed(d, tokens)
 
-    def serve_exchange(self, d: ServingDims, tokens: int) -> tuple[Item, ...]:
-        """The messages to and from experts on other ranks, dispatch and combine; empty where there are none."""
-        return () if self.mlp is None else self.mlp.exchange(d, tokens)
+    def serve_exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+        """The messages to experts on other ranks, and those back; empty where there are none."""
+        return ((), ()) if self.mlp is None else self.mlp.exchange(d, tokens)
 
     def serve_tokens(self, d: ServingDims, tokens: int) -> Program:
         """All of the layer that depends on an iteration's number of tokens alone, be they prompts' or decodes'."""

@@ -92,9 +92,9 @@ class DenseMlp(Struct, frozen=True):
         """Nothing: no experts are shared with other replicas."""
         return ()
 
-    def exchange(self, d: ServingDims, tokens: int) -> tuple[Item, ...]:
+    def exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """Nothing: no tokens are sent to other ranks."""
-        return ()
+        return (), ()
 
     def serve(self, d: ServingDims, tokens: int, name: str = "mlp") -> Program:
         """Projections and activation of `tokens`; the sum over tp comes after it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.dims import Dims, Shard, ceil_div
@@ -109,7 +110,7 @@ class Experts(Struct, frozen=True):
         rest += local * sum(m.parameters - m.elements for m in matrices)
         shared = ServedElements(0, 0, 0)
         if self.shared is not None:
-            shared = self.shared.served_elements(d)
+            shared = self.shared.served_elements(replace(d, tp=d.shared_tp or d.tp))
         return ServedElements(shared.linear, experts, rest + shared.rest)
 
     def widest(self, tp: int) -> float:
@@ -123,7 +124,7 @@ class Experts(Struct, frozen=True):
         adds their parts. Experts split over more ranks than tp get their tokens by all-to-all from the other replicas.
         """
         moe, hidden = self.moe, self.one.hidden
-        shared = () if self.shared is None else self.shared.serve(d, tokens, "shared")
+        shared = () if self.shared is None or d.shared_tp else self.shared.serve(d, tokens, "shared")
         if moe.shared_gate:
             n = tokens * hidden
             product = memory_op("shared_gate_product", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
@@ -138,17 +139,39 @@ class Experts(Struct, frozen=True):
         moe, span = self.moe, d.ep * d.expert_tp / d.tp
         pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
         rows, groups = fullest_rank(moe, pooled, d.ep, d.eplb)
-        routed = [self._kernel(d, rows, groups, span > 1)] if d.one_kernel else self._kernels(d, tokens, rows, groups)
-        sent = self.exchange(d, tokens)
-        return (*sent[:1], *routed, *sent[1:])
+        routed = (
+            [self._kernel(d, rows, groups, span > 1 and d.ep > 1)]
+            if d.one_kernel
+            else self._kernels(d, tokens, rows, groups)
+        )
+        there, back = self.exchange(d, tokens)
+        if self.shared is not None and d.shared_tp:
+            routed += self.shared.serve(replace(d, tp=d.shared_tp), pooled, "shared")
+        return (*there, *routed, *back)
 
-    def exchange(self, d: ServingDims, tokens: int) -> tuple[Item, ...]:
-        """Dispatch and combine, where experts are spread over more ranks than tp; else nothing."""
+    def exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
+        """Messages to experts and back, where these are spread over more ranks than tp; else none.
+
+        The ranks that split an expert all need its tokens: they gather them, and reduce and scatter the results. With
+        ep 1 that is each token once, in 16 bits (vLLM, distributed/device_communicators/all2all.py; SGLang,
+        srt/layers/dp_attention.py: dp_gather_partial); else the copies that an all-to-all has brought.
+        """
         if d.ep * d.expert_tp <= d.tp:
-            return ()
-        sent = tokens * self._sends(d, tokens) * self.one.hidden / d.tp
-        dispatch = collective("dispatch", "all_to_all", sent * d.dispatch_bytes, F, group="ep")
-        return dispatch, collective("combine", "all_to_all", sent * d.act_bytes, F, group="ep")
+            return (), ()
+        sent = tokens * (self._sends(d, tokens) if d.ep > 1 else 1) * self.one.hidden / d.tp
+        there: list[Item] = []
+        back: list[Item] = []
+        if d.ep > 1:
+            there = [collective("dispatch", "all_to_all", sent * d.dispatch_bytes, F, group="ep")]
+            back = [collective("combine", "all_to_all", sent * d.act_bytes, F, group="ep")]
+        if d.expert_tp > 1:
+            width = d.dispatch_bytes if d.ep > 1 else d.act_bytes
+            there += [collective("gather", "all_gather", sent * d.expert_tp * width, F, group="expert_tp")]
+            back = [
+                collective("scatter", "reduce_scatter", sent * d.expert_tp * d.act_bytes, F, group="expert_tp"),
+                *back,
+            ]
+        return tuple(there), tuple(back)
 
     def _sends(self, d: ServingDims, tokens: int) -> float:
         """How often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each node,

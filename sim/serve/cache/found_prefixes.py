@@ -10,12 +10,29 @@ was preempted, stay until room is needed, the least recently freed first: a pree
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct, field
 
 from sim.serve.cache.host_copies import Link
 from sim.serve.cache.kv_cache import HostCache, KvCache
 from sim.serve.cache.tiers import CacheTiers
 from sim.serve.scheduling.sequences import Counts, Limits, Sequence
+
+
+class Matched(NamedTuple):
+    """Tokens that a sequence finds: `hit` of its prefix on the GPU, `loaded` below it, `own` that it had before.
+    `read`: blocks of the prefix that stay for it."""
+
+    hit: int
+    loaded: int
+    own: int
+    read: int
+
+    @property
+    def tokens(self) -> int:
+        """All of them."""
+        return self.hit + self.loaded + self.own
 
 
 class FoundPrefixes(Struct):
@@ -30,6 +47,7 @@ class FoundPrefixes(Struct):
     counts: Counts = field(default_factory=Counts)
     tiers: CacheTiers | None = None  # below the cache on the GPU
     shares_at_once: bool = False  # a prefix is found from when it is put into an iteration, not from that one's end
+    drops_last: bool = False  # the last block found is computed again: a draft reads the model's hidden states of it
     one_behind: bool = False
     watermark: float | None = None  # as `Engine.watermark`
     reserved: int = 0  # blocks of all that run, once each has all its tokens
@@ -44,6 +62,19 @@ class FoundPrefixes(Struct):
     def keeps_own(self) -> bool:
         """Whether blocks of a sequence that has ended, or was preempted, stay in the cache."""
         return self.by_content
+
+    def matched(self, sequence: Sequence) -> Matched:
+        """What a sequence finds and does not compute again. Without the last block where the engine `drops_last`; not
+        where more has been found below the GPU's cache."""
+        hit, loaded = self.found(sequence)
+        own, block = self.own_tokens(sequence, hit), self.cache.block_tokens
+        if self.drops_last and not loaded and hit + own:
+            if not own:
+                hit -= block  # a copy of it that the sequence had before may be among its own
+                own = self.own_tokens(sequence, hit)
+            own = max(0, own - block)
+        keys = -(-hit // self.cache.key_tokens)
+        return Matched(hit, loaded, own, keys * self.cache.key_tokens // block)
 
     def found(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens found on the GPU and in the host's memory: of the prompt, or all that a swapped sequence had; at least

@@ -10,6 +10,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from sim.serve.engines.graph_sizes import vllm_05_sizes
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
+LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
+
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
 Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
@@ -71,6 +73,24 @@ class TwoBatches(NamedTuple):
     decode_tokens: int = 2
     prompt_tokens: int = 2
     attention_apart: bool = False
+
+
+class LatentBlocks(NamedTuple):
+    """Tokens of a block of latent attention's cache, by the GPU's kernel; 0: as of other attention. `narrow`: with a
+    cache of 8 bits on Hopper; `blackwell`: on compute capability 10.x; `selected`: attention over selected keys."""
+
+    hopper: int = 0
+    narrow: int = 0
+    blackwell: int = 0
+    selected: int = 0
+
+    def on(self, architecture: str, memory_bytes: float, narrow: bool, selected: bool) -> int:
+        """Tokens of a block, or 0, on such GPUs, with such a cache; memory tells 10.x from 12.x, as in `Case`s."""
+        if architecture == "hopper":
+            own = self.narrow if narrow else self.hopper
+        else:
+            own = self.blackwell if architecture == "blackwell" and memory_bytes >= LARGEST_BYTES else 0
+        return self.selected or own if selected else own
 
 
 T = TypeVar("T")
@@ -184,6 +204,11 @@ class Engine:
     shares_at_once: bool = fact(
         False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
     )
+    drops_last_hit: bool = fact(
+        False,
+        "beside tokens drafted by the model's own layer, the last block that a prompt finds in the GPU's cache is "
+        "computed again",
+    )
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     own_all_reduces: Mapping[str, OwnAllReduce] = field(
@@ -201,6 +226,9 @@ class Engine:
         "0: only the tokens that the window sees",
     )
     fp32_states: bool = fact(False, "keeps states of layers in fp32, unless the model says otherwise")
+    latent_blocks: LatentBlocks = fact(  # noqa: RUF009  a tuple
+        LatentBlocks(), "tokens of a block of latent attention's cache, where nobody says"
+    )
     layer_groups: bool = fact(
         False,
         "blocks are as large for every kind of layers, which are divided into groups of equally many; layers with a "
@@ -229,7 +257,7 @@ class Engine:
     dp_attention: bool = fact(
         False,
         "replicas that share experts are one server, whose tp counts the ranks of all: they share its chunks' tokens, "
-        "and keep 0.3 of the share of output free",
+        "and keep 0.3 of the share of output free; where they split each expert, they split shared experts, too",
     )
     fraction: Callable[[float, int, Defaults, Drafts, int], float] | None = fact(  # noqa: RUF009
         None,
@@ -244,6 +272,12 @@ class Engine:
         "without chunks max_batch_tokens are as many as a request may have, where that is known, and at least so many, "
         "or (0) as many as with chunks",
     )
+    budget_for_all: bool = fact(
+        False,
+        "it does not start unless max_batch_tokens are at least as many as max_running_requests, and where it computes "
+        "prompts whole as many as a request may have",
+    )
+    fewer_in_budget: bool = fact(False, "left out, max_running_requests are at most max_batch_tokens")
     room_for_longest: bool = fact(
         False, "it does not start unless its cache has room for one request as long as it may be"
     )
@@ -271,6 +305,12 @@ class Engine:
         if not self.host:
             return HostTimes()
         return self.host.get(architecture) or list(self.host.values())[-1]
+
+    def within_budget(self, own: Defaults, budget: int | None) -> Defaults:
+        """The defaults beside a stated max_batch_tokens (None: left out, too)."""
+        if not self.fewer_in_budget:
+            return own
+        return own._replace(max_running_requests=min(own.max_running_requests, budget or own.max_batch_tokens))
 
     def by_positions(self, chunked: bool) -> frozenset[str]:
         """Keys whose defaults depend on how long a request may be, with or without chunks of prompts."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sim.serve.engines.graph_sizes import vllm_014_sizes, vllm_030_sizes, vllm_08_sizes
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS
-from sim.serve.engines.record import Case, Defaults, Engine, TwoBatches
+from sim.serve.engines.record import LARGEST_BYTES, Case, Defaults, Engine, LatentBlocks, TwoBatches
 from sim.serve.engines.sglang_memory import GIB
 
 _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
@@ -15,8 +15,15 @@ _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAU
 # tokens).
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
 # GPUs with memory of 160 GiB and more since 0.28; `graphs_to` for compute capability 10.x (config/vllm.py).
-_LARGEST = Case({"max_batch_tokens": 16384}, memory_bytes=160 * GIB)
-_BLACKWELL = Case({"graphs_to": 1024}, memory_bytes=160 * GIB, but=("hopper", "other"))
+_LARGEST = Case({"max_batch_tokens": 16384}, memory_bytes=LARGEST_BYTES)
+_BLACKWELL = Case({"graphs_to": 1024}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
+# platforms/cuda.py, check_and_update_config: FlashMLA (Hopper) takes blocks of 64, CUTLASS MLA 128, FlashInfer MLA 64.
+# Since pull request 35122 (March 2026) the kernel that is chosen takes 16 or the least that it can
+# (platforms/interface.py, update_block_size_for_backend; v1/attention/backends/mla): FlashAttention's 16, of 8 bits
+# FlashMLA's 64, FlashInfer's 32; over selected keys 64.
+_BLOCKS_08, _BLOCKS_09 = LatentBlocks(64, 64), LatentBlocks(64, 64, 128)
+_BLOCKS_11, _BLOCKS_14 = LatentBlocks(64, 64, 128, 64), LatentBlocks(64, 64, 64, 64)
+_BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
 # before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
@@ -67,6 +74,7 @@ _VLLM_05 = Engine(
     padded_experts=("alike", "alike"),
     whole_prompts=True,
     whole_prompt_tokens=2048,
+    budget_for_all=True,
     room_for_longest=True,
     unseen_share=1.0,
     own_all_reduces=CUSTOM,
@@ -111,11 +119,16 @@ _VLLM_09 = Engine(
     whole_graphs=False,
     whole_prompts=True,
     whole_prompt_tokens=1,  # engine/arg_utils.py: max_model_len where enable_chunked_prefill is off
+    budget_for_all=True,  # config.py, SchedulerConfig, since 0.11 config/scheduler.py: max_num_batched_tokens
+    fewer_in_budget=True,  # 0.10, engine/arg_utils.py: min(default_max_num_seqs, max_num_batched_tokens)
     room_for_longest=True,  # v1/core/kv_cache_utils.py: check_enough_kv_cache_memory
     prompts_beside=True,
     swaps=False,  # engine/arg_utils.py of 0.8 to 0.10, _is_v1_supported_oracle: --preemption-mode is V0's, later gone
     shares_at_once=True,
+    # Since 0.8.5 (pull request 17137): v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit, `use_eagle`.
+    drops_last_hit=True,
     called="vLLM V1",
+    latent_blocks=_BLOCKS_09,
     own_all_reduces=CUSTOM,
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     deep_ep=True,
@@ -135,6 +148,7 @@ _VLLM_11 = replace(
     source="as vllm-v1; whole graphs of single tokens (vllm-project/vllm pull request 25444, September 2025:"
     " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
     called="",
+    latent_blocks=_BLOCKS_11,
     whole_graphs=True,
     own_all_reduces=CUSTOM_LESS,
 )
@@ -145,6 +159,7 @@ _VLLM_14 = replace(
     date="2026-01",
     source="as vllm-0.11, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
     " 27614, 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
+    latent_blocks=_BLOCKS_14,
     overlaps=True,
     overlaps_stages=False,
     overlaps_drafting=(True, False),
@@ -163,6 +178,7 @@ _VLLM_19 = replace(
     " since 0.21 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
     " the cache (pull request 38284): simulated as 0.9 without them",
     host=hosts(V1_24),
+    latent_blocks=_BLOCKS_19,
     overlaps_stages=True,
     overlaps_drafting=(True, True),
     whole_prompts_fit=True,
@@ -179,6 +195,7 @@ RECORDS = (
         " memory (config.py, SchedulerConfig)",
         padded_experts=("alike", "alike"),
         whole_prompt_tokens=2048,
+        budget_for_all=True,  # config.py, SchedulerConfig._verify_args
         room_for_longest=True,  # pull request 2163, engine/llm_engine.py
         sized_tokens=None,
         paddings=256,
@@ -205,6 +222,8 @@ RECORDS = (
         date="2025-03",
         source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
         called="",
+        latent_blocks=_BLOCKS_08,
+        fewer_in_budget=False,
         unseen_share=1.0,
         layer_groups=False,
         eplb=False,

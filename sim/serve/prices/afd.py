@@ -139,13 +139,13 @@ def layer_parts(costs: Prices, afd: DisaggregatedExperts, load: Load, spec: int)
     if kind is not None:
         attention_s += _core_s(costs, load, costs.attentions.index(kind), batches)
     sent = costs.specs[spec].serve_exchange(afd.experts.dims, tokens := afd.tokens_of(load))
-    if not sent:
+    if not any(sent):
         return LayerParts(attention_s)
     attention_s -= costs.tokens_s(Work.ROUTED, one, spec)
     works = Work.ROUTED, Work.DISPATCH, Work.COMBINE
     whole, dispatch, combine = (afd.experts.tokens_s(work, tokens, spec) for work in works)
     busier = max(1.0, ceil_div(load.tokens, batches) / costs.dims.tp / tokens)
-    out, back = (_message_s(costs, afd, item.bytes * busier) for item in sent if isinstance(item, Comm))
+    out, back = (_message_s(costs, afd, item.bytes * busier) for (item,) in sent if isinstance(item, Comm))
     return LayerParts(attention_s, out, whole - dispatch - combine, back)
 
 

@@ -330,9 +330,9 @@ class IterationCosts(Struct):
         if key.work is Work.ROUTED:
             return self.specs[key.spec].serve_routed(self.dims, key.a)
         if key.work is Work.DISPATCH:
-            return self.specs[key.spec].serve_exchange(self.dims, key.a)[:1]
+            return self.specs[key.spec].serve_exchange(self.dims, key.a)[0]
         if key.work is Work.COMBINE:
-            return self.specs[key.spec].serve_exchange(self.dims, key.a)[1:]
+            return self.specs[key.spec].serve_exchange(self.dims, key.a)[1]
         return self.specs[key.spec].serve_tokens(self.dims, key.a)
 
 

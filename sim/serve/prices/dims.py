@@ -54,6 +54,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         once_to=(nodes if nodes > 1 else p.ep) if engine.deep_ep else 0,
         expert_nodes=nodes,
         eplb=_balanced(i.eplb, p, scenario.cluster.gpus_per_node) if i.eplb is not None and p.ep > 1 else None,
+        shared_tp=p.expert_tp if engine.dp_attention and p.ep == 1 and p.expert_tp > p.tp else 0,
         cp=p.cp,
         cp_method=p.cp_method,
     )

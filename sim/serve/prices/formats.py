@@ -12,6 +12,8 @@ from sim.serve.engines.file import engine_of
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.workloads import Inference
+    from sim.serve.engines.record import Defaults
+    from topology.spec import GpuSpec
 
 # of linear layers, beside which TensorRT-LLM keeps the cache in fp8 (bench/benchmark/utils/general.py: _KV_CACHE_MAP)
 NARROW = ("fp8", "mxfp8", "nvfp4")
@@ -44,3 +46,14 @@ def cache_dtype(inference: Inference, peaks: Mapping[str, float], model: ModelCo
     said = model.checkpoint_cache == "fp8" if published else linear in NARROW
     narrow = engine_of(inference.engine).fp8_cache and said and inference.attention == "fused"
     return "fp8" if narrow else sixteen_bit(inference.precision)
+
+
+def with_block_tokens(own: Defaults, inference: Inference, model: ModelConfig, gpu: GpuSpec) -> Defaults:
+    """An engine's defaults with the blocks that its kernel of latent attention takes on these GPUs. A model with states
+    keeps the usual ones: its blocks follow its states (vLLM, HybridAttentionMambaModelConfig)."""
+    if model.mla is None or model.state_space is not None:
+        return own
+    kept = inference.kv_cache.dtype or cache_dtype(inference, gpu.peak_flops_per_s, model)
+    kernel = gpu.architecture, gpu.memory_bytes, dtype_bytes(kept) < 2, model.indexer is not None
+    tokens = engine_of(inference.engine).latent_blocks.on(*kernel)
+    return own._replace(block_tokens=tokens) if tokens else own

@@ -103,7 +103,7 @@ def in_two_batches(costs: Prices, rule: TwoBatches, load: Load) -> tuple[float, 
 def _layer(costs: Prices, rule: TwoBatches, load: Load, spec: int) -> float:
     attention = costs.specs[spec].attention
     kind = None if attention is None else costs.attentions.index(attention)
-    if not costs.specs[spec].serve_exchange(costs.dims, 1):
+    if not any(costs.specs[spec].serve_exchange(costs.dims, 1)):
         return _all_tokens(costs, load, spec)[0] + (0.0 if kind is None else costs.attention_s(load, kind))
     half, core = half_of(load), 0.0
     if kind is not None:

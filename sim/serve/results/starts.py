@@ -46,12 +46,6 @@ def why_not_so_long(pools: tuple[Pool, ...]) -> str | None:
         return None
     if (found := room_for_longest(pools)) is not None:
         return f"a request may have {most:,} tokens (inference.max_request_tokens), the cache has room for {found[1]:,}"
-    engine, budget = engine_of(inference.engine), inference.max_batch_tokens
-    whole = inference.batching != "static" and engine.whole_prompt_tokens is not None
-    if whole and not inference.chunked_prefill and budget < most:
-        # vLLM: config.py, SchedulerConfig; since 0.11 config/scheduler.py
-        said = f"inference.max_batch_tokens {budget:,} is less than inference.max_request_tokens {most:,}"
-        return f"{said}, and engine {inference.engine} computes prompts whole"
     return None
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from msgspec import field
 
-from sim.serve.cache.found_prefixes import FoundPrefixes
+from sim.serve.cache.found_prefixes import FoundPrefixes, Matched
 from sim.serve.cache.host_copies import Copied, Copy, copied, copy_s
 from sim.serve.scheduling.adapters import AdapterSlots
 from sim.serve.scheduling.output_gaps import OutputGaps
@@ -57,7 +57,8 @@ class RunningSequences(FoundPrefixes):
         request = sequence.request
         return self.cache.blocks_of(request.prompt_tokens + (1 if self.hands_over else request.output_tokens))
 
-    def _start(self, sequence: Sequence, hit: int, loaded: int, own: int, blocks: int, now_s: float) -> None:
+    def _start(self, sequence: Sequence, matched: Matched, blocks: int, now_s: float) -> None:
+        hit, loaded, own = matched[:3]
         if not sequence.preemptions and not sequence.remote:
             self.counts.prompt_tokens += sequence.request.prompt_tokens
         found = hit + loaded + own - sequence.lost - sequence.remote

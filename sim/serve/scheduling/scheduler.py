@@ -180,24 +180,23 @@ class Scheduler(RunningSequences):
             sequence = self._next_waiting(ahead)
             if sequence is None:
                 return
-            hit, loaded = self.found(sequence)
-            own = self.own_tokens(sequence, hit)
-            left = sequence.remaining - hit - loaded - own
+            found = self.matched(sequence)
+            left = sequence.remaining - found.tokens
             tokens = self.part(left, budget)
             if not tokens or self._pads_too_much(pieces, tokens):
                 return
-            shared_blocks = hit // self.cache.block_tokens
-            if hit:
-                self._read_prefix(sequence, shared_blocks)  # before room is made: not to be evicted for it
-            own_tokens = hit + loaded + own + (tokens if self.watermark is None else left)
+            shared_blocks = found.hit // self.cache.block_tokens
+            if found.read:
+                self._read_prefix(sequence, found.read)  # before room is made: not to be evicted for it
+            own_tokens = found.tokens + (tokens if self.watermark is None else left)
             needed = self.cache.blocks_of(own_tokens) - shared_blocks
             if not self._may_enter(sequence, shared_blocks) or needed > self.cache.available:
                 self._release_prefix(sequence)
                 return
-            self.cache.take(needed - self._take_own(sequence, own))
+            self.cache.take(needed - self._take_own(sequence, found.own))
             self.waiting.remove(sequence)  # mostly the first
             self.known -= 1
-            self._start(sequence, hit, loaded, own, needed, now_s)
+            self._start(sequence, found, needed, now_s)
             if sequence.ready_s <= now_s:
                 pieces.append(self.piece(sequence, tokens))
                 budget -= tokens
@@ -248,13 +247,12 @@ class Scheduler(RunningSequences):
         found_is_no_matter = self.host is None and not self.output.share and self.part(sequence.remaining, budget) > 0
         if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available - self._kept_free:
             return True
-        hit, loaded = self.found(sequence)
-        own = self.own_tokens(sequence, hit)
-        tokens = self.part(sequence.remaining - hit - loaded - own, budget)
+        found = self.matched(sequence)
+        tokens = self.part(sequence.remaining - found.tokens, budget)
         if not tokens:
             return False
-        shared_blocks = hit // self.cache.block_tokens
-        needed = self.cache.blocks_of(hit + loaded + own + tokens) - shared_blocks
+        shared_blocks = found.hit // self.cache.block_tokens
+        needed = self.cache.blocks_of(found.tokens + tokens) - shared_blocks
         return needed <= self.cache.available and self._may_enter(sequence, shared_blocks)
 
     @property

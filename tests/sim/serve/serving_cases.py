@@ -109,6 +109,8 @@ def beside(engine: tuple[str, bool], **settings: Any) -> dict[str, Any]:
     name, chunked = engine
     if ENGINES[name].prompts_lead and chunked:
         settings["max_batch_tokens"] += 2 * settings["max_running_requests"]
+    if ENGINES[name].budget_for_all:  # else the engine does not start
+        settings["max_batch_tokens"] = max(settings["max_batch_tokens"], settings["max_running_requests"])
     if not ENGINES[name].swaps:
         settings["preemption"] = "recompute"
     return {"engine": name, "chunked_prefill": chunked, **settings}

@@ -104,6 +104,17 @@ def test_copies_fill_places_that_the_experts_alone_do_not() -> None:
         wide(16, eplb={"redundant_experts": 8})
 
 
+@pytest.mark.parametrize("eplb", [{}, {"redundant_experts": 0}])
+def test_a_record_with_nothing_in_it_places_experts_by_popularity(eplb: dict[str, int]) -> None:
+    plain, found = (simulate_serving(wide(moe=ZIPF, eplb=given)).end_s for given in (None, eplb))
+    assert found < plain
+
+
+@pytest.mark.parametrize(("moe", "eplb", "said"), [({}, {}, True), (ZIPF, {}, False), ({}, None, False)])
+def test_experts_that_are_equally_popular_leave_nothing_to_place(moe: Any, eplb: Any, said: bool) -> None:
+    assert any("inference.eplb: of no effect" in w for w in wide(moe=moe, eplb=eplb).warnings) == said
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -122,7 +122,9 @@ def test_a_decode_server_of_sglang_swaps_by_itself(engine: str, swaps: bool) -> 
         assert sim.replicas[-1].scheduler.swap_tokens == sim.capacity.host_tokens
 
 
-@pytest.mark.parametrize("settings", [{"preemption": "swap"}, {"chunked_prefill": True, "max_batch_tokens": 12}])
+@pytest.mark.parametrize(
+    "settings", [{"preemption": "swap"}, {"chunked_prefill": True, "max_batch_tokens": 12, "max_running_requests": 12}]
+)
 def test_a_request_alone_ends_where_a_sequence_goes_on_only_while_a_block_is_free(settings: dict[str, Any]) -> None:
     """In the smallest cache: put out by its own blocks it would come back again and again."""
     small = {"memory_bytes": WEIGHTS_AND_BUFFERS - 1e7}

@@ -96,7 +96,7 @@ def test_layers_with_a_window_need_less_room_for_a_long_request() -> None:
         ("vllm-0.6", {"max_request_tokens": 32_768}, (False, 32_768)),
         ("vllm-0.6", {"max_request_tokens": 32_769}, (True, 512)),
         ("vllm-0.6.5", {"max_request_tokens": 32_769}, (True, 2048)),
-        ("vllm-0.6", {"max_request_tokens": 4096, "max_batch_tokens": 100}, (False, 100)),
+        ("vllm-0.6", {"max_request_tokens": 4096, "max_batch_tokens": 5000}, (False, 5000)),
         ("vllm-v1", {"max_request_tokens": 4096}, (True, 8192)),
         ("vllm-v1", {"max_request_tokens": 4096, "chunked_prefill": False}, (False, 4096)),
         ("vllm-0.14", {"max_request_tokens": 4096, "chunked_prefill": False}, (False, 8192)),
@@ -124,16 +124,34 @@ def test_an_unknown_length_matters_to_v1_only_without_chunks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunked", "budget", "starts"), [(False, 4095, False), (False, 4096, True), (True, 512, True)]
+    ("engine", "given", "said"),
+    [
+        ("vllm-v1", {"max_request_tokens": 4096, "chunked_prefill": False, "max_batch_tokens": 4095}, "4,095"),
+        ("vllm-v1", {"max_request_tokens": 4096, "chunked_prefill": False, "max_batch_tokens": 4096}, ""),
+        ("vllm-v1", {"max_request_tokens": 4096, "max_batch_tokens": 512}, ""),
+        ("vllm-0.6", {"max_request_tokens": 4096, "max_batch_tokens": 4095}, "4,095"),
+        ("vllm-0.6", {"max_batch_tokens": 100}, r"fewer than max_running_requests \(256\)"),
+        ("vllm-0.14", {"max_batch_tokens": 511, "max_running_requests": 512}, "found 511; engine vllm-0.14"),
+        ("vllm-0.14", {"max_batch_tokens": 512, "max_running_requests": 512}, ""),
+        ("vllm-0.14", {"max_batch_tokens": 4, "batching": "static"}, ""),
+        ("sglang-0.5", {"max_batch_tokens": 511, "max_running_requests": 512}, ""),
+        ("bundled", {"max_batch_tokens": 511, "max_running_requests": 512}, ""),
+    ],
 )
-def test_vllm_does_not_start_with_a_budget_below_the_longest_prompt(chunked: bool, budget: int, starts: bool) -> None:
-    own = {"max_request_tokens": 4096, "chunked_prefill": chunked, "max_batch_tokens": budget}
-    result = simulate_serving(engine_scenario("vllm-v1", batching="continuous", **own)).outcome
-    assert (result.does_not_start is None) == starts
-    assert result.fits_in_memory
-    assert any(
-        "max_batch_tokens 4,095 is less than inference.max_request_tokens 4,096" in w for w in result.warnings
-    ) == (not starts)
+def test_vllm_does_not_start_with_too_few_tokens_an_iteration(engine: str, given: dict[str, Any], said: str) -> None:
+    given = {"batching": "continuous", **given}
+    if said:
+        with pytest.raises(InputError, match=said) as found:
+            engine_scenario(engine, **given)
+        assert "inference.max_batch_tokens" in str(found.value)
+    else:
+        assert simulate_serving(engine_scenario(engine, **given)).outcome.does_not_start is None
+
+
+@pytest.mark.parametrize(("engine", "running"), [("vllm-v1", 100), ("vllm-0.28", 100), ("sglang-0.5", 1024)])
+def test_left_out_no_more_requests_run_than_an_iteration_has_tokens(engine: str, running: int) -> None:
+    found = engine_scenario(engine, batching="continuous", max_batch_tokens=100).for_serving.max_running_requests
+    assert min(found, 1024) == running
 
 
 def test_a_limit_beyond_the_models_positions_is_said() -> None:

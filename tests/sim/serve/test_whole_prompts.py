@@ -22,7 +22,8 @@ def test_whole_prompts_are_computed_in_one_iteration(
     requests: tuple[Request, ...], engine: str, budget: int, cache_bytes: float, pp: int
 ) -> None:
     """However they are simulated; prompts longer than the budget raise it."""
-    inference = {"engine": engine, "chunked_prefill": False, "max_batch_tokens": budget, "prefix_cache": "none"}
+    limits = {"max_batch_tokens": budget, "max_running_requests": 20}
+    inference = {"engine": engine, "chunked_prefill": False, "prefix_cache": "none", **limits}
     s = serving(inference, gpu={"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}, parallelism={"pp": pp})
     for sim in every_way(s, requests):
         for load in [i.load for i in sim.replicas[0].iterations]:

@@ -1,0 +1,73 @@
+"""Servers that a proxy makes compute prompts, or add tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from tests.sim.convert.test_serving import converted
+
+
+@pytest.mark.parametrize(
+    ("proxy", "pools"),
+    [
+        ("--prefiller-hosts localhost --prefiller-ports 8100 --decoder-hosts localhost --decoder-ports 8200", (1, 2)),
+        ("--decoder-ports=8100 --prefiller-ports=8200", (2, 1)),
+        ("--prefill http://localhost:8200 --decode http://localhost:8100/", (2, 1)),
+        ("--prefiller-ports 8100", None),
+        ("--prefiller-ports 8100 --decoder-ports 8100 8200", None),
+    ],
+)
+def test_the_proxy_says_what_servers_of_both_roles_do(
+    tmp_path: Path, proxy: str, pools: tuple[int, int] | None
+) -> None:
+    """vLLM, docs/features/nixl_connector_usage.md: both servers are kv_both."""
+    both = """--kv-transfer-config '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}' &\n"""
+    serve = [f"vllm serve llama3-8b --port {port} -tp {tp} {both}" for port, tp in ((8100, 1), (8200, 2))]
+    script = f"{''.join(serve)}python toy_proxy_server.py --port 8192 {proxy}\n"
+    found, text = converted(tmp_path, script)
+    if pools is None:
+        assert "kv_role kv_both: a proxy's command (--prefiller-ports, --decoder-ports) says which" in text
+        assert "disaggregated" not in found["inference"]
+    else:
+        own = found["inference"]["disaggregated"]
+        assert (own["prefill"]["tp"], own["decode"]["tp"]) == pools
+        assert "not expressed" not in text
+        parse_scenario(found, "found")
+
+
+def test_one_server_of_both_roles_is_served_alone(tmp_path: Path) -> None:
+    both = """--kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}'"""
+    found, text = converted(tmp_path, f"vllm serve llama3-8b {both}")
+    assert "disaggregated" not in found["inference"]
+    assert "a proxy's command" not in text
+
+
+SGLANG = "python -m sglang.launch_server --model-path deepseek-v3 --tp-size 8 --dp-size 8 --enable-dp-attention"
+
+
+def test_pools_whose_replicas_split_experts_are_refused(tmp_path: Path) -> None:
+    """Not simulated with all experts on each GPU."""
+    servers = [f"{SGLANG} --disaggregation-mode {role}" for role in ("prefill", "decode")]
+    _, text = converted(tmp_path, "\n".join(servers))
+    assert "prefill servers: found experts that 8 ranks of 8 replicas split; can be simulated: with expert" in text
+    found, _ = converted(tmp_path, "\n".join(f"{server} --ep-size 8" for server in servers))
+    assert found["inference"]["disaggregated"]["prefill"] == {"replicas": 8, "tp": 1, "ep": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "split"),
+    [
+        ("mixtral-8x7b", "-tp 2 --data-parallel-size 4", {"tp": 2, "pp": 1, "dp": 4, "ep": 1, "expert_tp": 8}),
+        ("mixtral-8x7b", "-tp 2 -dp 4 --enable-expert-parallel", {"tp": 2, "pp": 1, "dp": 4, "ep": 8}),
+        ("mixtral-8x7b", "-tp 2", {"tp": 2, "pp": 1, "dp": 1}),
+        ("llama3-8b", "-tp 2 --data-parallel-size 4", {"tp": 2, "pp": 1, "dp": 4}),
+    ],
+)
+def test_vllms_data_parallel_ranks_split_experts(tmp_path: Path, model: str, flags: str, split: dict[str, int]) -> None:
+    """model_executor/layers/fused_moe/config.py, FusedMoEParallelConfig.make: flatten_tp_across_dp without EP."""
+    found, _ = converted(tmp_path, f"vllm serve {model} {flags}")
+    assert found["parallelism"] == split
+    parse_scenario(found, "found")

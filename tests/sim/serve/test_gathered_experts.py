@@ -1,0 +1,88 @@
+"""Experts split by tensor parallelism over replicas: every rank has a part of each expert and needs every token."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.core.program import Comm, Compute
+from sim.inputs.scenario import Scenario
+from sim.models.layers import layer_specs
+from sim.prices.profiles import load_profile
+from sim.serve.prices.costs import iteration_costs
+from sim.serve.prices.dims import serving_dims
+from sim.serve.prices.iteration_parts import Work
+from sim.serve.simulation import simulate_serving
+from tests.sim.cases import scenario_with
+
+HIDDEN = 7168
+
+
+def spread(engine: str = "sglang-0.5", **parallelism: int) -> Scenario:
+    section = {"engine": engine, "requests": {"prompt_len": 500, "output_len": 20, "count": 64}}
+    return scenario_with(
+        parallelism=parallelism,
+        model="deepseek-v3",
+        cluster="dgx-h200",
+        calibration="h200-sxm",
+        inference=section,
+    )
+
+
+def messages(scenario: Scenario, tokens: int) -> list[tuple[str, str, float]]:
+    """Kind, group and bytes of each message of a layer with experts."""
+    spec = next(s for s in layer_specs(scenario.model) if any(s.serve_exchange(serving_dims(scenario), 1)))
+    there, back = spec.serve_exchange(serving_dims(scenario), tokens)
+    return [(m.kind, m.group, m.bytes) for m in (*there, *back) if isinstance(m, Comm)]
+
+
+@pytest.mark.parametrize("engine", ["sglang-0.5", "vllm-0.28", "bundled"])
+@pytest.mark.parametrize("tokens", [16, 1024])
+def test_every_token_is_gathered_once_and_its_sum_scattered(engine: str, tokens: int) -> None:
+    """Of eight replicas: a result of all their tokens in 16 bits, whichever experts they chose."""
+    whole = 8 * tokens * HIDDEN * 2.0
+    expected = [("all_gather", "expert_tp", whole), ("reduce_scatter", "expert_tp", whole)]
+    assert messages(spread(engine, dp=8, expert_tp=8), tokens) == expected
+    assert messages(spread(engine, tp=2, dp=4, expert_tp=8), tokens) == [(*m[:2], whole / 2) for m in expected]
+
+
+def test_copies_that_an_all_to_all_brings_are_gathered_by_who_split_their_expert() -> None:
+    sent = 1024 * 8 * HIDDEN * 2.0  # each token to its eight experts
+    assert messages(spread("bundled", dp=8, ep=4, expert_tp=2), 1024) == [
+        ("all_to_all", "ep", sent),
+        ("all_gather", "expert_tp", 2 * sent),
+        ("reduce_scatter", "expert_tp", 2 * sent),
+        ("all_to_all", "ep", sent),
+    ]
+
+
+def test_they_take_time() -> None:
+    """At least what a rank of eight receives over NVLink, each way."""
+    scenario = spread(dp=8, expert_tp=8)
+    costs = iteration_costs(scenario, load_profile(scenario.calibration))
+    spec = next(s for s in costs.specs if any(s.serve_exchange(costs.dims, 1)))
+    there, back = spec.serve_exchange(costs.dims, 1024)
+    bound = 7 * 1024 * HIDDEN * 2.0 / 450e9
+    assert costs.prices.priced(there).seconds > bound
+    assert costs.prices.priced(back).seconds > bound
+    number = costs.specs.index(spec)
+    assert min(costs.tokens_s(work, 1024, number) for work in (Work.DISPATCH, Work.COMBINE)) > bound
+
+
+@pytest.mark.parametrize(("engine", "split"), [("sglang-0.5", 8), ("vllm-0.28", 1), ("trtllm-1.0", 1)])
+def test_sglang_splits_shared_experts_over_the_same_ranks(engine: str, split: int) -> None:
+    """DeepSeek-V3's: three matrices of 7,168 x 2,048 in each of 58 layers; as many multiplications either way."""
+    scenario = spread(engine, dp=8, expert_tp=8)
+    dims = serving_dims(scenario)
+    assert scenario.model.moe is not None
+    without = scenario.model.moe.model_copy(update={"shared_experts": 0})
+    spec, alone = (
+        next(s for s in layer_specs(model) if any(s.serve_exchange(dims, 1)))
+        for model in (scenario.model, scenario.model.model_copy(update={"moe": without}))
+    )
+    assert spec.served_elements(dims).linear - alone.served_elements(dims).linear == 3 * HIDDEN * 2048 / split
+    whole, rest = (sum(op.flops for op in s.serve_tokens(dims, 64) if isinstance(op, Compute)) for s in (spec, alone))
+    assert whole - rest == pytest.approx(2 * 64 * 3 * HIDDEN * 2048, rel=0.01)
+
+
+def test_replicas_are_served_to_the_end() -> None:
+    assert simulate_serving(spread(dp=8, expert_tp=8)).result["requests"] == 64
