@@ -22,7 +22,6 @@ from sim.inputs.input_source import Source, show
 from sim.inputs.model_input import resolve_model
 from sim.inputs.parallelism import split_layers
 from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_POLICIES, TITAN_SCHEDULES
-from sim.models.frameworks import FRAMEWORKS
 from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
@@ -247,7 +246,7 @@ def _cross_entropy(s: Settings, compiled: bool) -> dict[str, Any]:
 
 def _recompute(s: Settings, framework: str) -> Any:
     early = s.flag("activation_checkpoint.early_stop")
-    stops = {} if early == FRAMEWORKS[framework].checkpoint_stops_early else {"early_stop": early}
+    stops = {"early_stop": False} if not early and framework == "eager" else {}
     mode = str(s.take("activation_checkpoint.mode", "selective"))
     option = str(s.take("activation_checkpoint.selective_ac_option", "2"))
     if mode not in ("none", *TITAN_POLICIES.values()):

@@ -315,6 +315,8 @@ def _recompute(sections: Sections, t: Training) -> Problems:
             yield (*path, key), f"cannot be given with mode {recompute.mode}; only mode full takes it"
     if recompute.early_stop and framework_of(t).checkpoint_stops_early is None:
         yield (*path, "early_stop"), f"found true; framework {t.framework} runs whole layers again"
+    if recompute.early_stop is False and framework_of(t).uses_torch_compile:
+        yield (*path, "early_stop"), f"found false; a compiled graph (framework {t.framework}) runs what is needed"
     yield from _modules(recompute, model)
     if recompute.layers is not None and recompute.layers > model.layers:
         yield (*path, "layers"), f"found {recompute.layers}; must be at most model.layers ({model.layers})"

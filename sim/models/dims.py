@@ -176,9 +176,10 @@ def holds_back_sums(scenario: Scenario) -> bool:
     return p.holds_back_replicas and p.sharded_over[0] < p.dp * p.cp and scenario.micro_batches > 1
 
 
-def _switched(framework: Framework, t: Training) -> Framework:
-    """The record with a fusion off that the step runs without."""
-    off = t.gradient_accumulation_fusion is False and framework.accumulates_in_matmul
+def _switched(framework: Framework, t: Training, zero: int) -> Framework:
+    """The record with a fusion off that the step runs without; Megatron's FSDP (ZeRO-3) has none (Megatron-Bridge,
+    training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP, setting to False")."""
+    off = (t.gradient_accumulation_fusion is False or zero == 3) and framework.accumulates_in_matmul
     return replace(framework, accumulates_in_matmul=False) if off else framework
 
 
@@ -210,7 +211,7 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    act, framework, recipe = sixteen_bit(t.precision), _switched(framework_of(t), t), recipe_of(t)
+    act, framework, recipe = sixteen_bit(t.precision), _switched(framework_of(t), t, p.zero), recipe_of(t)
     code = code_of(m.code, framework)
     gathers_each = p.zero == 3 and p.reshard_after_forward and p.sharded_over[0] > 1
     seq = ceil_div(t.seq_len, p.cp)

@@ -242,6 +242,10 @@ class Framework(Struct, frozen=True):
     """default of `recompute.early_stop`: full recomputation ends at the last tensor that the backward needs; None: the
     framework has a checkpoint of its own, which never does [torch.utils.checkpoint: early_stop, unless `use_reentrant`]
     """
+    reruns_messages: bool = False
+    """recomputation that ends early runs to the layer's end if a message would be left out: a compiled graph of the
+    backward kept collectives that nothing reads, and what makes their input [torch/_functorch/partitioners.py:
+    is_not_collective]"""
     kernels_after_loss_check: int = 0
     """kernels that the host issues once it has read whether a micro-batch's loss is a number; the device waits
     [pretrain_gpt.py: loss_func; core/pipeline_parallel/schedules.py: forward_step_calc_loss]"""

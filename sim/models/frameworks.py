@@ -61,16 +61,14 @@ _COMPILED = Framework(
     loss=COMPILED_LOSS,
     router=COMPILED_ROUTER,
     uses_torch_compile=True,
-    checkpoint_stops_early=False,  # torchtitan, config/job_config.py: ActivationCheckpoint.early_stop
     emitted_for=("torchtitan",),
     family="torch",
     former=(
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
         # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
         Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
-        Former("2025-09", {"checkpoint_stops_early": True}, "torchtitan pull request 1580: early_stop in its config"),
+        Former("2025-04", {"reruns_messages": True}, "pytorch pull request 150302: allow collectives to be DCEd"),
         Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
-        TORCH_CHECKPOINT,
     ),
 )
 _TRANSFORMERS = Framework(

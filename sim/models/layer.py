@@ -16,7 +16,7 @@ from sim.models.lora import frozen, only_behind_adapters
 from sim.models.offload_modules import by_module
 from sim.models.operators import Operator, of_part, workspace
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
-from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, stops_early
+from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, rerun_end
 from sim.models.recompute_modules import inside
 from sim.models.warm_up import only_indexers, warms_up
 
@@ -39,7 +39,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         parts = only_behind_adapters(parts) if layer == 0 else parts
     if warms_up(scenario):
         parts = only_indexers(parts)
-    kept = keep(d, parts, mode_of_layer(scenario, layer), stops_early(scenario), modules_of(scenario))
+    kept = keep(d, parts, mode_of_layer(scenario, layer), rerun_end(scenario), modules_of(scenario))
     block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)
     passing = workspace(d, parts) + passing_weight_bytes(d, parts)
     quantized = quantized_weight_bytes(d, parts)

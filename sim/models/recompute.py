@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import RecomputeModule
 
+# With the layer; with the last tensor that the backward needs; or so, unless a message comes behind it.
+RerunEnd = Literal["layer", "saved", "message"]
 KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op keeps rather than send again
 
 
@@ -112,6 +114,14 @@ def _place_in_stage(stage_layers: Sequence[int], layer: int) -> int:
     return layer
 
 
+def rerun_end(scenario: Scenario) -> RerunEnd:
+    """Where the full recomputation of a layer ends."""
+    t = scenario.training
+    if t is None or not stops_early(scenario):
+        return "layer"
+    return "message" if framework_of(t).reruns_messages else "saved"
+
+
 def stops_early(scenario: Scenario) -> bool:
     """Tell whether full recomputation ends at the last tensor that the backward needs: as the scenario says, else as
     the framework's checkpoint does."""
@@ -130,10 +140,10 @@ def keep(
     d: Dims,
     parts: Sequence[Operator],
     mode: str,
-    early_stop: bool = False,
+    end: RerunEnd = "layer",
     modules: Sequence[RecomputeModule] = CORE,
 ) -> RecomputePlan:
-    """Apply `mode` to a layer's parts in forward order; `early_stop`: see `stops_early`."""
+    """Apply `mode` to a layer's parts in forward order; `end`: see `rerun_end`."""
     saved, stream = saved_of(parts), d.stream_bytes
     whole = sum(s.bytes for s in saved)
     peak = backward_peak(parts, stream)
@@ -142,7 +152,9 @@ def keep(
     layer_input = Saved("input", stream, role=TensorRole.INPUT, module="layer_input" if mode == "full" else "")
     rebuilt = sum(s.bytes for s in saved if s.late)
     if mode == "full":
-        again = _until_last_saved(parts) if early_stop else forward_of(parts)
+        again = forward_of(parts) if end == "layer" else _until_last_saved(parts)
+        if end == "message" and _messages(again) < _messages(forward_of(parts)):
+            again = forward_of(parts)
         return RecomputePlan(rerun(again), (layer_input,), peak + whole - stream, rebuilt)
     if mode == "selective":
         again, kept = module_kept(parts, modules)
@@ -151,6 +163,10 @@ def keep(
     again, outputs = _by_operator(d, parts)
     kept = (layer_input, *outputs)
     return RecomputePlan(rerun(again), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
+
+
+def _messages(program: Program) -> int:
+    return sum(isinstance(item, Comm) for item in program)
 
 
 def _until_last_saved(parts: Sequence[Operator]) -> Program:
