@@ -143,6 +143,7 @@ class Megatron(Emission):
             self.refuse("training.recompute", "has no such policy of recomputation", r.mode)
         does = "recomputes the first layers of each stage (recompute.layers)"
         self.has_only("training.recompute.every", (None,), does)
+        self.has_only("training.recompute.early_stop", (None, False), "runs a layer again to its end")
         if r.mode == "full" and stops_early(self.scenario):
             self.notes.append("recompute full: Megatron-LM runs a layer again to its end, also what no gradient needs")
 
