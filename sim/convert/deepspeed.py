@@ -162,7 +162,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": _framework(s, by_deepspeed),
         "attention": s.choice(*_attention(s), "auto") or "fused",
-        "recompute": "full" if any(recomputed) else "none",
+        "recompute": _recompute(s, any(recomputed)),
         **_optimizer(s),
         **_offload(s.values.get("zero_optimization")),
         **({"activation_offload": True} if s.choice("activation_offloading", ON, "false") else {}),
@@ -172,6 +172,18 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
         training["cross_entropy"] = "chunked"
         s.notes.append(f"{liger[0]}: {OF_CCE if liger == [CCE] else OF_LIGER}")
     return training
+
+
+def _recompute(s: Settings, asked: bool) -> Any:
+    """Full or none; by torch's reentrant checkpoint, which runs the whole forward again, where the file asks for it,
+    and by default in LLaMA-Factory (hparams/model_args.py: `use_reentrant_gc`)."""
+    given = s.take("gradient_checkpointing_kwargs")
+    reentrant = given.get("use_reentrant") is True if isinstance(given, dict) else False
+    if _is_factory(s):
+        reentrant = s.flag("use_reentrant_gc", default=True)
+    if not asked:
+        return "none"
+    return {"mode": "full", "early_stop": False} if reentrant else "full"
 
 
 def _is_factory(s: Settings) -> bool:

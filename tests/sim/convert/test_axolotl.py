@@ -93,3 +93,11 @@ def test_what_is_empty_or_off_is_not_listed(tmp_path: Path) -> None:
 def test_parameters_on_the_host_are_named(tmp_path: Path) -> None:
     _, said = read(tmp_path, "fsdp_config: {offload_params: true}\n")
     assert "FSDP's offload: the optimizer runs on the host" in said
+
+
+@pytest.mark.parametrize(("reentrant", "found"), [("true", {"mode": "full", "early_stop": False}), ("false", "full")])
+def test_a_reentrant_checkpoint_runs_the_whole_forward_again(tmp_path: Path, reentrant: str, found: Any) -> None:
+    kwargs = f"gradient_checkpointing_kwargs: {{use_reentrant: {reentrant}}}\n"
+    data, said = read(tmp_path, f"gradient_checkpointing: true\n{kwargs}")
+    assert data["training"]["recompute"] == found
+    assert "gradient_checkpointing_kwargs" not in said

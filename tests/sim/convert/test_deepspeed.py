@@ -224,15 +224,19 @@ enable_liger_kernel: true
 """
 
 
+WHOLE = {"mode": "full", "early_stop": False}  # torch's reentrant checkpoint
+
+
 @pytest.mark.parametrize(
     ("more", "recompute", "attention"),
     [
-        ("flash_attn: fa2", "full", "fused"),
-        ("flash_attn: disabled", "full", "unfused"),
+        ("flash_attn: fa2", WHOLE, "fused"),
+        ("flash_attn: disabled", WHOLE, "unfused"),
+        ("use_reentrant_gc: false", "full", "fused"),
         ("disable_gradient_checkpointing: true", "none", "fused"),
     ],
 )
-def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: str, attention: str) -> None:
+def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: Any, attention: str) -> None:
     data, said = converted(tmp_path, "sft.yaml", FACTORY + more, "--cluster", "dgx-h100", "--gpus", "8")
     assert (data["training"]["recompute"], data["training"]["attention"]) == (recompute, attention)
     assert data["training"]["cross_entropy"] == "chunked"
