@@ -236,7 +236,7 @@ WHOLE = {"mode": "full", "early_stop": False}  # torch's reentrant checkpoint
         ("disable_gradient_checkpointing: true", "none", "fused"),
     ],
 )
-def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: Any, attention: str) -> None:
+def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: object, attention: str) -> None:
     data, said = converted(tmp_path, "sft.yaml", FACTORY + more, "--cluster", "dgx-h100", "--gpus", "8")
     assert (data["training"]["recompute"], data["training"]["attention"]) == (recompute, attention)
     assert data["training"]["cross_entropy"] == "chunked"
