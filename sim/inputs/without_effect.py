@@ -206,6 +206,11 @@ def _reduces_nothing(s: Layout) -> str:
     return "" if several else _alone(s)
 
 
+def _fused_sums(s: Layout) -> str:
+    sharded = s.parallelism.zero == 3 and s.parallelism.sharded_over[0] > 1
+    return "with zero 3, as Megatron's FSDP has no such fusion" if sharded else ""
+
+
 def _captured(s: Layout) -> str:
     captured = s.model.program is not None and s.training is not None and s.training.zero_grad == "keep"
     return "with a captured program, whose gradients come and go as it ran" if captured else ""
@@ -253,6 +258,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
 OF_TRAINING: tuple[Idle, ...] = (
     Idle("attention_kernel", _attention_kernel),
     Idle("grad_reduce_dtype", _reduces_nothing),
+    Idle("gradient_accumulation_fusion", _fused_sums),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),
     Idle("master_weights", _no_copy),

@@ -176,10 +176,10 @@ def holds_back_sums(scenario: Scenario) -> bool:
     return p.holds_back_replicas and p.sharded_over[0] < p.dp * p.cp and scenario.micro_batches > 1
 
 
-def _switched(framework: Framework, t: Training, zero: int) -> Framework:
-    """The record with a fusion off that the step runs without; Megatron's FSDP (ZeRO-3) has none (Megatron-Bridge,
-    training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP, setting to False")."""
-    off = (t.gradient_accumulation_fusion is False or zero == 3) and framework.accumulates_in_matmul
+def _switched(framework: Framework, t: Training, sharded: bool) -> Framework:
+    """The record with a fusion off that the step runs without; `sharded`: by Megatron's FSDP, which has none
+    (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP")."""
+    off = (t.gradient_accumulation_fusion is False or sharded) and framework.accumulates_in_matmul
     return replace(framework, accumulates_in_matmul=False) if off else framework
 
 
@@ -211,9 +211,10 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    act, framework, recipe = sixteen_bit(t.precision), _switched(framework_of(t), t, p.zero), recipe_of(t)
+    sharded = p.zero == 3 and p.sharded_over[0] > 1
+    act, framework, recipe = sixteen_bit(t.precision), _switched(framework_of(t), t, sharded), recipe_of(t)
     code = code_of(m.code, framework)
-    gathers_each = p.zero == 3 and p.reshard_after_forward and p.sharded_over[0] > 1
+    gathers_each = sharded and p.reshard_after_forward
     seq = ceil_div(t.seq_len, p.cp)
     tokens = t.micro_batch_size * seq
     sp = p.sp and p.tp > 1

@@ -283,7 +283,7 @@ def test_recompute_adds_a_third_of_compute() -> None:
         simulate(
             case(None, {"global_batch_size": 4, "seq_len": 2048, "attention": "unfused", "recompute": r}, big)
         ).result["compute_s"]
-        for r in ("none", "full", "selective")
+        for r in ("none", {"mode": "full", "early_stop": False}, "selective")
     )
     assert 1.25 < full / base < 1.40
     assert 1.005 < selective / base < 1.15

@@ -101,8 +101,8 @@ def test_the_search_finds_it_and_bounds_it_by_its_own_lists() -> None:
     assert {x.pp for x in layouts} == {2, 4}
     for x in layouts[::7]:
         outcome, bounds = evaluate(packed, x), grid_search(space, x)
-        assert 0.8 * outcome.step_time_s < bounds.bound_s(x) <= outcome.step_time_s
-        assert 0.8 * outcome.peak_memory_bytes < bounds.memory_bytes(x) <= outcome.peak_memory_bytes
+        assert 0.8 * outcome.step_time_s < bounds.time.bound_s(x) <= outcome.step_time_s
+        assert 0.8 * outcome.peak_memory_bytes < bounds.memory.least_bytes(x) <= outcome.peak_memory_bytes
 
 
 def test_the_search_command_gives_the_best_that_fits(tmp_path: Path) -> None:

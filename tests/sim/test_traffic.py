@@ -216,14 +216,17 @@ def test_replicas_reduce_beside_what_shards_send(zero: int) -> None:
 
 
 def test_tensor_parallel_all_reduces() -> None:
-    """4 all-reduces of [tokens, hidden] a layer and micro-batch, 6 with full recompute; and one for the embedding's
-    output, one for the head's input gradient, three of a number a token for the loss (Shoeybi 2019, section 3)."""
+    """4 all-reduces of [tokens, hidden] a layer and micro-batch, 6 with full recompute, 5 if it ends early; and one for
+    the embedding's output, one for the head's input gradient, three of a number a token for the loss (Shoeybi 2019,
+    section 3)."""
     message = TOKENS * HIDDEN * 2
     ends = 2 * message + 3 * TOKENS * 4
     want = {"all_reduce": 4 * LAYERS * message + ends}
     assert traffic(("tp",), {"tp": 2}, global_batch_size=1) == pytest.approx(want)
-    again = {"all_reduce": 6 * LAYERS * message + ends}
-    assert traffic(("tp",), {"tp": 2}, global_batch_size=1, recompute="full") == pytest.approx(again)
+    for stops, number in ((False, 6), (True, 5)):
+        again = {"all_reduce": number * LAYERS * message + ends}
+        recompute = {"mode": "full", "early_stop": stops}
+        assert traffic(("tp",), {"tp": 2}, global_batch_size=1, recompute=recompute) == pytest.approx(again)
 
 
 def test_sequence_parallel_gathers_and_scatters() -> None:

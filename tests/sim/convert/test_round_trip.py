@@ -177,7 +177,8 @@ def test_torchtitan_without_fsdp_is_read_as_fp32(tmp_path: Path, lines: str, pre
 def test_all_in_bf16_comes_back_as_torchtitans_dtype(tmp_path: Path, trainer: str) -> None:
     """torchtitan/config/job_config.py, `Training.dtype`: parameters, gradients and moments without fp32 copies."""
     low = {"param_dtype": "bf16", "grad_dtype": "bf16", "optimizer_dtype": "bf16", "master_weights": False}
-    sizes = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 8, "recompute": "full"}
+    sizes: dict[str, Any] = {"seq_len": 8192, "micro_batch_size": 1, "global_batch_size": 8}
+    sizes["recompute"] = {"mode": "full", "early_stop": False}  # as release 0.3.0 does
     data: dict[str, Any] = {
         "version": 1,
         "name": "low",

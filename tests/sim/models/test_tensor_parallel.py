@@ -21,7 +21,7 @@ SBH = 512 * 2 * 1024 * 2  # bytes of one [s, b, h] in 16 bits
 @pytest.mark.parametrize("model", [GPT, LLAMA])
 def test_all_reduces_of_a_layer(model):
     """Two forward, two backward, two more with full recompute (Shoeybi 2019, section 3)."""
-    block = layer_block(make(model, {"recompute": "full"}, tp=4), 0)
+    block = layer_block(make(model, {"recompute": {"mode": "full", "early_stop": False}}, tp=4), 0)
     for program in (block.forward, block.backward, block.recompute):
         assert comms(program, "tp") == Counter(all_reduce=2)
         assert comm_bytes(program, "tp") == 2 * SBH
