@@ -32,9 +32,11 @@ class GridBlocks:
         by_stage = s.recomputes[x.recompute].layers is not None
         # Additions of unsharded gradients (`accumulated` of `sim.models.dims`) change the weight-gradient half.
         whole = x.zero < 2 or s.accumulates(x.pp, x.zero) or bool(s.base.parallelism.accumulate_in_a_row)
+        # Megatron's FSDP adds up gradients by kernels of their own (`_switched` of `sim.models.dims`).
+        sharded = x.zero == 3
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
         casts = x.zero if s.base.for_training.param_dtype == "fp32" else 0  # see `models.autocast`
-        key = (x.sp, x.tp_overlap, x.micro_batch_size, x.recompute, whole, paired, cut_of, casts)
+        key = (x.sp, x.tp_overlap, x.micro_batch_size, x.recompute, whole, sharded, paired, cut_of, casts)
         if key not in self._blocks:
             scenario = scenario_of(s, x)
             self._blocks[key] = [Blocks(scenario, self.prices, rank) for rank in self.prices.bounded_ranks]

@@ -101,3 +101,4 @@ def train():
         activation_checkpoint=POLICY,
     )
 """
+EXPERTS = "--num-experts 64 --expert-model-parallel-size 4"  # of Megatron-LM

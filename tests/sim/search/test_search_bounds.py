@@ -76,6 +76,18 @@ def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
         assert found.memory.least_bytes(x, True) <= o.peak_memory_bytes, x
 
 
+@pytest.mark.parametrize("order", [(2, 3), (3, 2)])
+def test_layouts_share_no_blocks_if_only_megatrons_fsdp_adds_up_gradients_apart(order: tuple[int, int]) -> None:
+    space = varied({"training": {"framework": "megatron"}}, 4)
+    layouts = {zero: Layout(1, False, 1, 1, 4, 1, zero, "1f1b", 1, 1, "none", "none") for zero in order}
+    search = grid_search(space, layouts[2])
+    for zero in order:
+        step = simulate(scenario_of(space, layouts[zero]))
+        assert 0.8 * step.step_time_s < search.time.bound_s(layouts[zero]) <= step.step_time_s
+    blocks = [search.grid_blocks.blocks(layouts[zero])[0] for zero in order]
+    assert blocks[0] is not blocks[1]
+
+
 def test_of_equal_work_the_first_rank_s_shapes_are_bounded_as_they_are_simulated() -> None:
     """Groups of three and six lie unlike on nodes of four: ranks have classes of their own, and all the same work."""
     model = {"layers": 2, "heads": 12, "hidden": 768, "kv_heads": 6, "ffn": 3072}

@@ -1,0 +1,64 @@
+"""Megatron-LM's switches of number formats, fusions and workspaces as keys of a scenario."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.convert.converting import converted
+from tests.sim.convert.launch_files import EXPERTS, MEGATRON
+
+
+@pytest.mark.parametrize(("low", "attention"), [("--fp8-format hybrid", True), ("--bf16", None)])
+def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention: bool | None) -> None:
+    """Without 8-bit matmuls Megatron-Core's attention stays in 16 bits, and what is stored does not."""
+    flags = f"{low} --fp8-dot-product-attention --activation-func-fp8-input-store"
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert training.get("fp8_dot_product_attention") == attention
+    assert training["activation_func_fp8_input_store"] is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "ends"),
+    [
+        ("--fp8-format e4m3 --fp8-recipe blockwise --first-last-layers-bf16", (1, 1)),
+        ("--fp4-format e2m1 --first-last-layers-bf16 --num-layers-at-start-in-bf16 0", (0, 1)),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --num-layers-at-end-in-bf16 4", (None, None)),  # without the switch
+        ("--first-last-layers-bf16", (None, None)),  # 16 bits everywhere
+    ],
+)
+def test_layers_in_sixteen_bits(tmp_path: Path, flags: str, ends: tuple[int | None, int | None]) -> None:
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-b200")
+    t = data["training"]
+    assert (t.get("num_layers_at_start_in_bf16"), t.get("num_layers_at_end_in_bf16")) == ends
+    assert "in-bf16" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--cross-entropy-loss-fusion", {"cross_entropy": "native"}),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", {"cross_entropy": "fused"}),
+        ("--cross-entropy-fusion-impl te", {"cross_entropy": "unfused"}),
+        ("--no-gradient-accumulation-fusion", {"gradient_accumulation_fusion": False}),
+        (EXPERTS, {"moe_grouped_gemm": False}),
+        (f"{EXPERTS} --moe-grouped-gemm", {"moe_grouped_gemm": None}),
+    ],
+)
+def test_fusions_that_a_script_sets_or_leaves_at_their_defaults(
+    tmp_path: Path, flags: str, expected: dict[str, Any]
+) -> None:
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {flags}")
+    training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert {key: training.get(key) for key in expected} == expected
+
+
+def test_workspaces_that_the_environment_sets(tmp_path: Path) -> None:
+    text = MEGATRON.replace("torchrun", "export CUBLAS_WORKSPACE_CONFIG=:4096:8\ntorchrun", 1)
+    assert text != MEGATRON
+    training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert training["cublas_workspace_config"] == ":4096:8"
