@@ -14,6 +14,7 @@ from sim.convert.megatron import described
 from sim.convert.megatron_deepspeed import by_engine
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
+from sim.inputs.input_source import show
 from sim.inputs.trainer_names import MEGATRON_FUSIONS
 
 MARKS = ("pipe_parallel_size", "model_parallel_size")  # of which a file has one
@@ -69,8 +70,10 @@ def convert_gpt_neox(file: Path, data: Mapping[str, Any], machine: Machine) -> C
     values = {str(key).replace("-", "_"): value for key, value in data.items() if value is not None}
     own = Settings(file, values, notes=[SEPARATE])
     own.taken |= {name for name, value in values.items() if value is False and not name.startswith("use_bias")}
-    if any(own.integer(name, 1) > 1 for name in EXPERTS) or own.take("soft_prompt_tuning"):
-        raise InputError(f"{file}: experts and soft prompts of GPT-NeoX are not converted")
+    asked = [name for name in EXPERTS if own.integer(name, 1) > 1]
+    if asked := asked or ["soft_prompt_tuning"] * bool(own.take("soft_prompt_tuning")):
+        what = f"found {show(values[asked[0]])}; experts and soft prompts of GPT-NeoX are not converted"
+        raise InputError(f"{file}: {own.written_as(asked[0])}: {what}")
     gpus = _stated_gpus(own)
     flags = {flag: own.take(key) for key, flag in FLAGS.items()} | _model(own) | _training(own)
     pp = max(1, own.integer("pipe_parallel_size", 0))  # 0: no pipeline

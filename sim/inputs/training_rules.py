@@ -316,7 +316,8 @@ def _recompute(sections: Sections, t: Training) -> Problems:
     if recompute.early_stop and framework_of(t).checkpoint_stops_early is None:
         yield (*path, "early_stop"), f"found true; framework {t.framework} runs whole layers again"
     if recompute.early_stop is False and framework_of(t).uses_torch_compile:
-        yield (*path, "early_stop"), f"found false; a compiled graph (framework {t.framework}) runs what is needed"
+        why = f"with framework {t.framework}, torch.compile leaves out of the backward what no gradient needs"
+        yield (*path, "early_stop"), f"found false; {why}"
     yield from _modules(recompute, model)
     if recompute.layers is not None and recompute.layers > model.layers:
         yield (*path, "layers"), f"found {recompute.layers}; must be at most model.layers ({model.layers})"

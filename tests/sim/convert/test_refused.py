@@ -44,7 +44,11 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.yml", '{"pipe-parallel-size": 1, "num-experts": 4}', "experts and soft prompts of GPT-NeoX are not"),
+        (
+            "a.yml",
+            '{"pipe-parallel-size": 1, "num-experts": 4}',
+            "num_experts: found 4; experts and soft prompts of",
+        ),
         (
             "a.yml",
             '{"pipe-parallel-size": 4, "zero_optimization": {"stage": 1}}',
