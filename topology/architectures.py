@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Architecture = Literal["volta", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
+Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
 CollectivesOf = Literal["v100", "a100", "h100", "b200", "gb200", "gb300"]  # GPUs of topology.timing.TIMINGS
 
 
@@ -48,6 +48,8 @@ class Chip(Struct, frozen=True):
 
 ARCHITECTURES: Mapping[Architecture, Chip] = {
     "volta": Chip("v100", nvlink_efficiency=20 / 25, has_cuda=True, large_workspaces=False, rounds_fp32=True),
+    # NCCL's model treats compute capabilities below 8.0 as Volta (src/graph/tuning.cc). A T4 has no NVLink.
+    "turing": Chip("v100", has_cuda=True, large_workspaces=False),
     "ampere": Chip("a100", nvlink_efficiency=20 / 25, has_cuda=True, large_workspaces=False, rounds_fp32=True),
     # NCCL's model treats compute capabilities below 9.0 as Ampere (src/graph/tuning.cc). Ada has no NVLink.
     "ada": Chip("a100", has_cuda=True, large_workspaces=False, rounds_fp32=True),

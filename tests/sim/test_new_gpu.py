@@ -104,7 +104,8 @@ UNMEASURED = [gpu for gpu in GPUS.values() if not gpu.variant_of and gpu.name no
 @pytest.mark.parametrize("gpu", UNMEASURED, ids=lambda gpu: gpu.name)
 def test_a_gpu_of_a_data_sheet_runs_and_says_what_prices_it(gpu: GpuSpec) -> None:
     """One matmul-bound step: as efficient as on measured GPUs, with an interval that says what it does not know."""
-    training = {"seq_len": 4096, "global_batch_size": 16, "framework": "megatron"}
+    precision = "bf16" if "bf16" in gpu.peak_flops_per_s else "fp16"
+    training = {"seq_len": 4096, "global_batch_size": 16, "framework": "megatron", "precision": precision}
     model = {"preset": "llama3-8b", "layers": 4}
     scenario = parse_scenario({"model": model, "training": training, "cluster": {"gpu": gpu.name}})
     like = GPUS[scenario.calibration]
@@ -157,6 +158,9 @@ def test_peaks_are_multiprocessors_times_clock(gpu: str, sms: int, clock_hz: flo
     [
         ("a30", 1.44e9),
         ("a10", 1.695e9),
+        ("a10g", 1.71e9),
+        ("t4", 1.59e9),
+        ("l40", 2.49e9),
         ("l4", 2.04e9),
         ("l40s", 2.49e9),
         ("rtx4090", 2.52e9),
