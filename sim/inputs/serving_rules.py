@@ -10,6 +10,7 @@ from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.engines import ENGINES
+from sim.serve.engines.all2all import BACKENDS, all2all_of
 from sim.serve.engines.file import engine_of
 
 
@@ -20,6 +21,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _budget,
         _preemption,
         _pools,
+        _all2all,
         _two_batches,
         _eplb,
         _speculative,
@@ -108,6 +110,20 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
         yield ("faults",), "is not simulated with inference.disaggregated; leave one of them out"
 
 
+def _all2all(sections: Sections, inference: Inference) -> Problems:
+    """The engine has the backend, and experts that have their own GPUs are sent what they need."""
+    own, path = engine_of(inference.engine).all2all, ("inference", "all2all_backend")
+    if (name := inference.all2all_backend) is None:
+        return
+    if name not in own:
+        yield path, f"found '{name}'; engine {inference.engine} has {', '.join(own)}"
+    if not BACKENDS[name].gathers and sections.parallelism.ep == 1 and sections.parallelism.sharing_replicas > 1:
+        fit = ", ".join([one for one in own if BACKENDS[one].gathers])
+        yield path, f"found '{name}'; each rank has a part of every expert (ep 1) and needs all tokens; allowed: {fit}"
+    if inference.afd is not None and BACKENDS[name].gathers:
+        yield path, f"found '{name}'; with inference.afd no rank gathers all tokens; allowed: all_to_all, deepep"
+
+
 def _two_batches(sections: Sections, inference: Inference) -> Problems:
     """Two halves overlap on engines that can, where experts' messages travel."""
     if not inference.two_batch_overlap:
@@ -122,6 +138,11 @@ def _two_batches(sections: Sections, inference: Inference) -> Problems:
             path,
             "found true; no tokens are sent to experts on other replicas; needs parallelism.ep, or a pool's, above tp",
         )
+    engine, backend = engine_of(inference.engine), all2all_of(inference)
+    if sent and engine.two_batches is not None and not backend.beside:
+        fit = ", ".join([name for name in engine.all2all if BACKENDS[name].beside])
+        why = f"engine {inference.engine} overlaps none of {backend.name}'s messages; needs all2all_backend {fit}"
+        yield path, f"found true; {why}"
     for key in ("lora", "weight_offload"):
         if getattr(inference, key) is not None:
             yield ("inference", key), "is not simulated with inference.two_batch_overlap; leave one of them out"

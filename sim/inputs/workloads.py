@@ -175,6 +175,9 @@ class Inference(UserInput):
     )
     cuda_graphs: bool = Field(default=True, description="false: the engine launches all kernels one by one")
     quantization: Quantization = "none"
+    all2all_backend: Literal["all_to_all", "deepep", "allgather_reducescatter", "naive"] | None = Field(
+        default=None, description="how tokens get to experts on other replicas, and back; null: the engine's default"
+    )
     two_batch_overlap: bool = Field(
         default=False, description="a half of the batch computes while experts' messages of the other half travel"
     )

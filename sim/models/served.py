@@ -54,6 +54,7 @@ class ServingDims(Struct, frozen=True):
     `group_reads`: the part of these further reads that comes from memory; `fp32_logits`: tokens are chosen out of a
     copy of the logits in fp32; `fp32_states`: so are states kept, unless the model says their dtype; `index_dtype`:
     dtype of an indexer's scores, 8 bits where the GPU multiplies them;
+    `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results;
     `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
     how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
     `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
@@ -81,6 +82,8 @@ class ServingDims(Struct, frozen=True):
     fp32_logits: bool = False
     fp32_states: bool = False
     index_dtype: str = "bf16"
+    gathers: bool = False
+    sums: bool = False
     once_to: int = 0
     expert_nodes: int = 1
     eplb: BalancedExperts | None = None

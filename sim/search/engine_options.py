@@ -22,6 +22,7 @@ OPTIONS = (
     "preemption",
     "cuda_graphs",
     "quantization",
+    "all2all_backend",
     "two_batch_overlap",
     "eplb.redundant_experts",
     "kv_cache.block_tokens",

@@ -269,6 +269,7 @@ def test_inference_defaults() -> None:
         "prefix_cache": "none",
         "cuda_graphs": True,
         "quantization": "none",
+        "all2all_backend": None,
         "two_batch_overlap": False,
         "router": "round_robin",
         "disaggregated": None,

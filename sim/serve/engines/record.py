@@ -238,11 +238,11 @@ class Engine:
         None, "how it overlaps two halves of a batch; None: it cannot"
     )
     eplb: bool = fact(False, "places experts by popularity (`inference.eplb`)")
-    deep_ep: bool = fact(
-        False,
-        "experts' messages over several replicas by DeepEP (a flag): in 8 bits beside fp8 weights on the way out, "
-        "and with more tokens than its kernels of low latency take once to each node, or to each rank of a single node",
+    all2all: tuple[str, ...] = fact(
+        ("all_to_all", "deepep", "allgather_reducescatter", "naive"),
+        "backends of experts' messages over several replicas (`sim.serve.engines.all2all`), its own choice first",
     )
+    gathers_narrow: bool = fact(False, "a backend that gathers tokens does so in 8 bits beside fp8 weights")
     reads_checkpoint: bool = fact(
         False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"
     )

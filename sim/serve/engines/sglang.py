@@ -93,8 +93,8 @@ _SGLANG_046 = replace(
     date="2025-04",
     source="as sglang; on GPUs of more than 80 GiB more memory and graphs (srt/server_args.py, the lines after "
     "get_device_memory_capacity; model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture: without dp); "
-    "DeepEP: enable_deepep_moe",
-    deep_ep=True,
+    "DeepEP: enable_deepep_moe, later moe_a2a_backend",
+    all2all=("allgather_reducescatter", "deepep"),
     dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
     drafting_sizes=sglang_046_drafting_sizes,
     fraction=sglang_046_fraction,

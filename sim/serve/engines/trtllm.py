@@ -62,7 +62,9 @@ _TRTLLM_1 = Engine(
     fp8_cache=True,
     own_all_reduces=MIN_LATENCY,
     eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
-    deep_ep=True,
+    # Without NVLink between nodes all-to-alls need TRTLLM_CAN_USE_DEEP_EP, which is 0 (fused_moe_wide_ep.py,
+    # select_alltoall_method_type).
+    all2all=("allgather_reducescatter", "deepep"),
     reads_checkpoint=True,
     fp32_logits=True,
     splits_experts=True,
@@ -113,6 +115,7 @@ RECORDS = (
         since=(1, 3),
         date="2026-04",
         source="as trtllm-1.0; graphs of padded batches by 64 (NVIDIA/TensorRT-LLM pull request 12895, April 2026)",
+        all2all=("deepep", "allgather_reducescatter"),  # fused_moe/communication/communication_factory.py: it is 1
         graph_sizes=trtllm_13_sizes,
         drafting_sizes=trtllm_13_sizes,
     ),

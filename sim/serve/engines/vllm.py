@@ -131,7 +131,7 @@ _VLLM_09 = Engine(
     latent_blocks=_BLOCKS_09,
     own_all_reduces=CUSTOM,
     eplb=True,  # since 0.9.2: config.py, enable_eplb
-    deep_ep=True,
+    all2all=("naive", "deepep"),  # envs.py, VLLM_ALL2ALL_BACKEND; DeepEP: pull request 18434
     layer_groups=True,  # v1/core/kv_cache_utils.py: _get_kv_cache_groups_uniform_page_size
     fp32_logits=True,
     reads_checkpoint=True,
@@ -149,6 +149,7 @@ _VLLM_11 = replace(
     " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
     called="",
     latent_blocks=_BLOCKS_11,
+    all2all=("allgather_reducescatter", "deepep", "naive"),  # envs.py, later config/parallel.py; pull request 23964
     whole_graphs=True,
     own_all_reduces=CUSTOM_LESS,
 )
@@ -182,6 +183,8 @@ _VLLM_19 = replace(
     overlaps_stages=True,
     overlaps_drafting=(True, True),
     whole_prompts_fit=True,
+    all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
+    gathers_narrow=True,  # pull request 32567 (January 2026), prepare_finalize/naive_dp_ep.py: quantizes first
 )
 RECORDS = (
     _FIRST_VLLM,
@@ -227,7 +230,7 @@ RECORDS = (
         unseen_share=1.0,
         layer_groups=False,
         eplb=False,
-        deep_ep=False,
+        all2all=("naive",),  # model_executor/layers/fused_moe/layer.py: naive_multicast, dp_group.all_reduce
         cases=(_LARGE._replace(but=()),),
     ),
     _VLLM_09,

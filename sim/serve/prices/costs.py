@@ -32,6 +32,7 @@ from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.shared_cores import costs_of
 from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
+from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.engines.record import TwoBatches
 from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
@@ -389,6 +390,6 @@ def _disaggregated_experts(scenario: Scenario, profile: Profile) -> Disaggregate
         return None
     n = afd.expert_gpus
     own = p.model_copy(update={"tp": 1, "dp": n, "ep": n, "expert_tp": 1, "shard_size": n})
-    alone = inference.model_copy(update={"afd": None})
+    alone = inference.model_copy(update={"afd": None, "all2all_backend": all2all_of(inference).name})
     costs = iteration_costs(scenario.model_copy(update={"parallelism": own, "inference": alone}), profile)
     return DisaggregatedExperts(costs, n, p.dp, afd.micro_batches)

@@ -52,7 +52,8 @@ vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size $TP \\
 def test_sglang_with_attention_by_replicas(tmp_path: Path) -> None:
     script = """
 python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --ep-size 8 \\
-    --chunked-prefill-size 16384 --enable-two-batch-overlap --speculative-algorithm EAGLE --speculative-num-steps 1
+    --moe-a2a-backend deepep --chunked-prefill-size 16384 \\
+    --enable-two-batch-overlap --speculative-algorithm EAGLE --speculative-num-steps 1
 python3 -m sglang.bench_serving --random-input 1024 --random-output 512 --random-range-ratio 0.5 --request-rate 4
 """
     found, text = converted(tmp_path, script)
@@ -191,6 +192,31 @@ python benchmarks/benchmark_serving.py --backend vllm --dataset-name sharegpt --
     assert (requests["count"], requests["rate_per_s"]) == (7, 10.0)
     assert "# the requests of dataset sharegpt are not in the command" in text
     assert "not expressed" not in text
+
+
+@pytest.mark.parametrize(
+    ("before", "flag", "backend", "graphs"),
+    [
+        ("# vllm==0.11.0", "--all2all-backend naive", None, None),
+        ("pip install vllm==0.11.0", "--all2all-backend naive", "naive", None),
+        ("", "--all2all-backend deepep_low_latency", "deepep", None),
+        ("export VLLM_ALL2ALL_BACKEND=deepep_high_throughput", "", "deepep", False),
+        ("", "", None, None),
+    ],
+)
+def test_vllms_backends_of_experts_messages(
+    tmp_path: Path, before: str, flag: str, backend: str | None, graphs: bool | None
+) -> None:
+    script = f"{before}\nvllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel {flag}\n{BENCH}"
+    found, text = converted(tmp_path, script, "--gpus", "8")
+    assert found["inference"].get("all2all_backend") == backend
+    assert found["inference"].get("cuda_graphs") is graphs
+    assert "not expressed here" not in text
+
+
+def test_a_backend_that_is_not_simulated_is_told(tmp_path: Path) -> None:
+    _, text = converted(tmp_path, f"vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep --all2all-backend nixl_ep\n{BENCH}")
+    assert "# not expressed here: --all2all-backend" in text
 
 
 def test_deepep_gives_each_rank_experts_of_its_own(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ SECTION: dict[str, list[Any]] = {
     "preemption": ["swap"],
     "prefix_cache": ["none"],
     "router": ["least_loaded"],
+    "all2all_backend": ["deepep"],
     "two_batch_overlap": [True],
     "eplb": [{}],
     "speculative": [{"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}}],
