@@ -288,12 +288,15 @@ def _by_deepep(s: Settings) -> bool:
     return s.values.get("all2all") == "deepep" or s.flag("deepep")
 
 
-def _all2all(s: Settings, layout: Mapping[str, int]) -> dict[str, str]:
-    """The backend that a flag names, where tokens are sent to experts of other replicas."""
+def _all2all(s: Settings, layout: Mapping[str, int]) -> dict[str, Any]:
+    """The backend that a flag names, and what each replica has by itself, where replicas share experts."""
     own = s.choice("all2all", _names().all2all, "") if "all2all" in s.values else None
     backend = "deepep" if _by_deepep(s) else own
     sent = layout.get("ep", 1) * layout.get("expert_tp", 1) > layout["tp"]
-    return {"all2all_backend": backend} if backend and sent else {}
+    own_dense = False if str(s.values.get("dense_tp")) == "1" and s.take("dense_tp") else None
+    own_head = False if s.flag("own_head") else None
+    keys = {"all2all_backend": backend, "dense_over_replicas": own_dense, "head_over_replicas": own_head}
+    return without_none(keys) if sent else {}
 
 
 def _inference(s: Settings) -> dict[str, Any]:

@@ -184,8 +184,12 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
     if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         yield "inference.router: of no effect with dp 1, which is one replica"
     sizes = [p] if i.disaggregated is None else [i.disaggregated.prefill, i.disaggregated.decode]
-    if i.all2all_backend is not None and i.afd is None and max([one.sharing_replicas for one in sizes]) == 1:
-        yield "inference.all2all_backend: of no effect, as no tokens are sent to experts on other replicas"
+    if max([one.sharing_replicas for one in sizes]) == 1:
+        if i.all2all_backend is not None and i.afd is None:
+            yield "inference.all2all_backend: of no effect, as no tokens are sent to experts on other replicas"
+        for key in ("dense_over_replicas", "head_over_replicas"):
+            if getattr(i, key) is not None:
+                yield f"inference.{key}: of no effect, as no replicas share experts"
     yield from unknown_length_note(i, given, model)
     engine = engine_of(i.engine)
     if i.chunked_prefill and not engine.mixes(True, i.speculative is not None, p.pp):

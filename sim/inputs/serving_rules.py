@@ -113,6 +113,10 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
 def _all2all(sections: Sections, inference: Inference) -> Problems:
     """The engine has the backend, and experts that have their own GPUs are sent what they need."""
     own, path = engine_of(inference.engine).all2all, ("inference", "all2all_backend")
+    for key in ("dense_over_replicas", "head_over_replicas"):
+        if getattr(inference, key) and not engine_of(inference.engine).dp_attention:
+            able = ", ".join([name for name, engine in ENGINES.items() if engine.dp_attention])
+            yield ("inference", key), f"found true; engine {inference.engine} cannot do that; allowed with: {able}"
     if (name := inference.all2all_backend) is None:
         return
     if name not in own:

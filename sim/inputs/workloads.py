@@ -178,6 +178,13 @@ class Inference(UserInput):
     all2all_backend: Literal["all_to_all", "deepep", "allgather_reducescatter", "naive"] | None = Field(
         default=None, description="how tokens get to experts on other replicas, and back; null: the engine's default"
     )
+    dense_over_replicas: bool | None = Field(
+        default=None,
+        description="the ranks of all replicas that share experts split dense MLPs, too; null: as the engine does",
+    )
+    head_over_replicas: bool | None = Field(
+        default=None, description="likewise the output matrix; null: as the engine does"
+    )
     two_batch_overlap: bool = Field(
         default=False, description="a half of the batch computes while experts' messages of the other half travel"
     )

@@ -270,6 +270,8 @@ def test_inference_defaults() -> None:
         "cuda_graphs": True,
         "quantization": "none",
         "all2all_backend": None,
+        "dense_over_replicas": None,
+        "head_over_replicas": None,
         "two_batch_overlap": False,
         "router": "round_robin",
         "disaggregated": None,

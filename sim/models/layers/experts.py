@@ -110,7 +110,7 @@ class Experts(Struct, frozen=True):
         rest += local * sum(m.parameters - m.elements for m in matrices)
         shared = ServedElements(0, 0, 0)
         if self.shared is not None:
-            shared = self.shared.served_elements(replace(d, tp=d.shared_tp or d.tp))
+            shared = self.shared.served_elements(replace(d, tp=d.shared_tp or d.tp, dense_tp=0))
         return ServedElements(shared.linear, experts, rest + shared.rest)
 
     def widest(self, tp: int) -> float:
@@ -124,7 +124,7 @@ class Experts(Struct, frozen=True):
         adds their parts. Experts split over more ranks than tp get their tokens by all-to-all from the other replicas.
         """
         moe, hidden = self.moe, self.one.hidden
-        shared = () if self.shared is None or d.shared_tp else self.shared.serve(d, tokens, "shared")
+        shared = () if self.shared is None or d.shared_tp else self.shared.compute(d, tokens, "shared")
         if moe.shared_gate:
             n = tokens * hidden
             product = memory_op("shared_gate_product", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
@@ -152,7 +152,7 @@ class Experts(Struct, frozen=True):
         if d.shared_tp:  # all behind the gathering is of all replicas' tokens
             routed = [self._router(d, pooled), *routed]
             if self.shared is not None:
-                routed += self.shared.serve(replace(d, tp=d.shared_tp), pooled, "shared")
+                routed += self.shared.compute(replace(d, tp=d.shared_tp), pooled, "shared")
         return (*there, *routed, *back)
 
     def exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:

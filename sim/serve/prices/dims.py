@@ -34,6 +34,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     )  # that share experts, where they are several replicas'
     whole = engine.dp_attention and (backend.gathers or p.ep == 1)
     nodes = expert_nodes(p, scenario.cluster.domain_gpus)
+    head_tp = ranks if engine.dp_attention and i.head_over_replicas is not False and not m.tied_embeddings else 0
     kept = i.kv_cache.dtype or cache_dtype(i, peaks, m)
     return ServingDims(
         model=m,
@@ -62,6 +63,9 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         expert_nodes=nodes,
         eplb=_balanced(i.eplb, p, scenario.cluster.gpus_per_node) if i.eplb is not None and p.ep > 1 else None,
         shared_tp=ranks if whole else 0,
+        dense_tp=ranks if engine.dp_attention and i.dense_over_replicas is not False else 0,
+        head_tp=head_tp,
+        head_vocab=m.padded_vocab(head_tp, engine.padding_of_vocab(head_tp)) // head_tp if head_tp else 0,
         cp=p.cp,
         cp_method=p.cp_method,
     )

@@ -52,7 +52,7 @@ vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size $TP \\
 def test_sglang_with_attention_by_replicas(tmp_path: Path) -> None:
     script = """
 python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --ep-size 8 \\
-    --moe-a2a-backend deepep --chunked-prefill-size 16384 \\
+    --moe-a2a-backend deepep --moe-dense-tp-size 1 --enable-dp-lm-head --chunked-prefill-size 16384 \\
     --enable-two-batch-overlap --speculative-algorithm EAGLE --speculative-num-steps 1
 python3 -m sglang.bench_serving --random-input 1024 --random-output 512 --random-range-ratio 0.5 --request-rate 4
 """
@@ -60,6 +60,8 @@ python3 -m sglang.bench_serving --random-input 1024 --random-output 512 --random
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8, "expert_tp": 1}
     assert found["inference"]["max_batch_tokens"] == 2048
     assert found["inference"]["two_batch_overlap"]
+    assert found["inference"]["all2all_backend"] == "deepep"
+    assert found["inference"]["dense_over_replicas"] is found["inference"]["head_over_replicas"] is False
     assert found["inference"]["speculative"] == {"tokens": 1}
     requests = found["inference"]["requests"]
     shortest, longest = (requests["prompt_len"] * (1 + by * requests["range_ratio"]) for by in (-1, 1))

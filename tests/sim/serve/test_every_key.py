@@ -80,6 +80,8 @@ SECTION: dict[str, list[Any]] = {
     "prefix_cache": ["none"],
     "router": ["least_loaded"],
     "all2all_backend": ["deepep"],
+    "dense_over_replicas": [False],
+    "head_over_replicas": [False],
     "two_batch_overlap": [True],
     "eplb": [{}],
     "speculative": [{"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}}],
