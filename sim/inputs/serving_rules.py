@@ -99,7 +99,7 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
             yield ("parallelism", key), f"found {value}; {why}"
     for name, pool in (("prefill", pools.prefill), ("decode", pools.decode)):
         if problem := first_problem(ALL_RULES, sizes_of(sections)._replace(**pool.degrees(sections.model))):
-            key = "ep" if problem[0][-1] == "ep" else "tp"
+            key = problem[0][-1] if problem[0][-1] in ("ep", "expert_tp") else "tp"
             yield (*path, name, key), problem[1]
     gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
     if pools.ranks > gpus:
@@ -121,7 +121,9 @@ def _all2all(sections: Sections, inference: Inference) -> Problems:
         return
     if name not in own:
         yield path, f"found '{name}'; engine {inference.engine} has {', '.join(own)}"
-    if not BACKENDS[name].gathers and sections.parallelism.ep == 1 and sections.parallelism.sharing_replicas > 1:
+    p, pools = sections.parallelism, inference.disaggregated
+    sizes = [p] if pools is None else [pools.prefill, pools.decode]
+    if not BACKENDS[name].gathers and any(one.ep == 1 and one.sharing_replicas > 1 for one in sizes):
         fit = ", ".join([one for one in own if BACKENDS[one].gathers])
         yield path, f"found '{name}'; each rank has a part of every expert (ep 1) and needs all tokens; allowed: {fit}"
     if inference.afd is not None and BACKENDS[name].gathers:
@@ -136,7 +138,11 @@ def _two_batches(sections: Sections, inference: Inference) -> Problems:
     if engine_of(inference.engine).two_batches is None:
         able = [name for name, engine in ENGINES.items() if engine.two_batches is not None]
         yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {', '.join(able)}"
-    sent = p.ep * p.expert_tp > p.tp if pools is None else max(pools.prefill.ep, pools.decode.ep) > 1
+    sent = (
+        p.ep * p.expert_tp > p.tp
+        if pools is None
+        else max(pools.prefill.sharing_replicas, pools.decode.sharing_replicas) > 1
+    )
     if not sent:
         yield (
             path,
@@ -208,7 +214,7 @@ def _autoscaling(sections: Sections, inference: Inference) -> Problems:
             yield (*path, "min_replicas"), f"found {rule.min_replicas}; {key} ({n}) is the most replicas"
     if inference.batching == "static":
         yield path, "found a rule; all requests of a static batch start and end together; needs batching continuous"
-    if p.ep * p.expert_tp > p.tp or (pools is not None and any(size.ep > size.tp for _, size in pools)):
+    if p.ep * p.expert_tp > p.tp or (pools is not None and any(size.sharing_replicas > 1 for _, size in pools)):
         yield path, "found replicas that share experts (ep above tp); such a replica cannot stop by itself"
 
 
