@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
-from sim.convert.environment import ALL2ALL, assigned
+from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
@@ -173,16 +173,10 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
-            s.values = {**values, **_by_environment(text, name), **s.values}
+            s.values = {**values, **by_environment(text, name), **s.values}
     pools.name_roles([s for _, s in found], words)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
-
-
-def _by_environment(text: str, product: str) -> dict[str, str]:
-    """What vLLM before 0.12 is told by a variable (envs.py: VLLM_ALL2ALL_BACKEND), later by a flag."""
-    told = assigned(text).get(ALL2ALL) if product == "vLLM" else None
-    return {} if told is None else {"all2all": told}
 
 
 def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -198,7 +192,7 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
         layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
     elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
         layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
-    return layout, inference | _all2all(s, layout)
+    return layout, inference | of_replicas(s, layout, _names().all2all)
 
 
 def _has_experts(model: str) -> bool:
@@ -271,7 +265,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     if s.flag("experts_on_all"):
         return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * cp * dp, **split}
     ep = None if s.take("ep") is None else s.size("ep")
-    if _by_deepep(s):
+    if by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("attention_dp"):  # TensorRT-LLM: a replica of the attention on each rank, whose limits are its own
         return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
@@ -283,22 +277,6 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     return without_none({"tp": tp, "pp": pp, "dp": dp, **experts, **split})
 
 
-def _by_deepep(s: Settings) -> bool:
-    """Whether SGLang's experts get their tokens by DeepEP."""
-    return s.values.get("all2all") == "deepep" or s.flag("deepep")
-
-
-def _all2all(s: Settings, layout: Mapping[str, int]) -> dict[str, Any]:
-    """The backend that a flag names, and what each replica has by itself, where replicas share experts."""
-    own = s.choice("all2all", _names().all2all, "") if "all2all" in s.values else None
-    backend = "deepep" if _by_deepep(s) else own
-    sent = layout.get("ep", 1) * layout.get("expert_tp", 1) > layout["tp"]
-    own_dense = False if str(s.values.get("dense_tp")) == "1" and s.take("dense_tp") else None
-    own_head = False if s.flag("own_head") else None
-    keys = {"all2all_backend": backend, "dense_over_replicas": own_dense, "head_over_replicas": own_head}
-    return without_none(keys) if sent else {}
-
-
 def _inference(s: Settings) -> dict[str, Any]:
     tokens, offload = s.whole("tokens"), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
@@ -306,7 +284,7 @@ def _inference(s: Settings) -> dict[str, Any]:
         tokens, chunked = None, False
     dtype, cache, mode = (str(s.take(name, "auto")) for name in ("dtype", "cache", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
-    without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (_by_deepep(s) and mode == "normal")
+    without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
     unoptimized = s.choice("optimization", dict.fromkeys("123", False) | {"0": True}, "3")  # 0: no CUDA graphs
     weights = _names().weights.get(str(s.values.get("quantization")))
     if weights is not None:
@@ -324,6 +302,7 @@ def _inference(s: Settings) -> dict[str, Any]:
             "max_running_requests": s.whole("running"),
             "max_batch_tokens": tokens,
             "chunked_prefill": chunked,
+            "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),
             "cuda_graphs": False if s.flag("eager") or unoptimized or without_graphs else None,

@@ -197,6 +197,8 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
         yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
     if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
+    if i.async_scheduling is False and not engine.overlaps:
+        yield f"inference.async_scheduling: of no effect with engine {i.engine}, which does not do so by itself"
     if i.preemption == "swap" and i.batching != "static" and engine.never_preempts:
         yield f"inference.preemption: of no effect with engine {i.engine}, which never preempts a request"
 

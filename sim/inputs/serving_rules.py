@@ -22,6 +22,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _preemption,
         _pools,
         _all2all,
+        _asynchronous,
         _two_batches,
         _eplb,
         _speculative,
@@ -128,6 +129,20 @@ def _all2all(sections: Sections, inference: Inference) -> Problems:
         yield path, f"found '{name}'; each rank has a part of every expert (ep 1) and needs all tokens; allowed: {fit}"
     if inference.afd is not None and BACKENDS[name].gathers:
         yield path, f"found '{name}'; with inference.afd no rank gathers all tokens; allowed: all_to_all, deepep"
+
+
+def _asynchronous(sections: Sections, inference: Inference) -> Problems:
+    """Engines that can prepare an iteration beside the one before do so by themselves, or told to; none does where it
+    cannot beside stages or drafts (vLLM, config/vllm.py: told to, it ends with a ValueError then)."""
+    engine, path = engine_of(inference.engine), ("inference", "async_scheduling")
+    if not inference.async_scheduling:
+        return
+    if not (engine.overlaps or engine.may_overlap):
+        able = ", ".join([name for name, other in ENGINES.items() if other.overlaps or other.may_overlap])
+        yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {able}"
+    elif not engine.overlaps_with(True, inference.drafts, sections.parallelism.pp):
+        beside = "pipeline stages" if sections.parallelism.pp > 1 else "drafted tokens"
+        yield path, f"found true; engine {inference.engine} cannot do that with {beside}; allowed: null"
 
 
 def _two_batches(sections: Sections, inference: Inference) -> Problems:

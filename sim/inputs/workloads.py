@@ -177,6 +177,9 @@ class Inference(UserInput):
         default=True, description="prompts in chunks, beside tokens of running requests; false: as the engine without"
     )
     cuda_graphs: bool = Field(default=True, description="false: the engine launches all kernels one by one")
+    async_scheduling: bool | None = Field(
+        default=None, description="the host prepares an iteration while the GPU computes the one before; null: engine's"
+    )
     quantization: Quantization = "none"
     all2all_backend: Literal["all_to_all", "deepep", "allgather_reducescatter", "naive"] | None = Field(
         default=None, description="how tokens get to experts on other replicas, and back; null: the engine's default"

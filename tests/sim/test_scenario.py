@@ -272,6 +272,7 @@ def test_inference_defaults() -> None:
         "all2all_backend": None,
         "dense_over_replicas": None,
         "head_over_replicas": None,
+        "async_scheduling": None,
         "two_batch_overlap": False,
         "router": "round_robin",
         "disaggregated": None,

@@ -121,6 +121,7 @@ class Engine:
         "the host puts an iteration together and prepares it while the GPU computes the one before, so that who has "
         "come or ended meanwhile counts one iteration later",
     )
+    may_overlap: bool = fact(False, "told to, it does so although it does not by itself")
     token_more: bool = fact(
         False,
         "the host learns one iteration late who has ended, and that iteration computes one token too many for them; "
@@ -289,6 +290,12 @@ class Engine:
     def never_preempts(self) -> bool:
         """Whether there is room for all that running requests will write when another enters."""
         return self.reserved_output >= 1.0
+
+    def overlaps_with(self, told: bool | None, drafts: Drafts, pp: int) -> bool:
+        """Whether the host works beside the GPU, told so or not (None), with who drafts and so many stages."""
+        if not (self.overlaps if told is None else told) or (pp > 1 and not self.overlaps_stages):
+            return False
+        return drafts == "none" or self.overlaps_drafting[drafts == "model"]
 
     def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:
         """Whether iterations have prompts and tokens, with `chunked_prefill` and drafted tokens as said and so many

@@ -112,6 +112,9 @@ _VLLM_09 = Engine(
     " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
     " earlier iterations, which choose experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
     host=hosts(V1),
+    may_overlap=True,  # 0.10, pull request 19970: --async-scheduling; not with stages nor drafts
+    overlaps_stages=False,
+    overlaps_drafting=(False, False),
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
     hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
     graph_sizes=vllm_08_sizes,
@@ -226,6 +229,7 @@ RECORDS = (
         source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
         called="",
         latent_blocks=_BLOCKS_08,
+        may_overlap=False,
         fewer_in_budget=False,
         unseen_share=1.0,
         layer_groups=False,

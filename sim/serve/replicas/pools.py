@@ -200,5 +200,7 @@ def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, o
     scheduler.whole_prompts_fit = engine.whole_prompts_fit
     scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
     behind = overlaps and pp == 1
-    scheduler.token_more = engine.token_more and i.speculative is None and (behind or (i.cuda_graphs and pp == 1))
+    scheduler.token_more = (
+        engine.token_more and i.speculative is None and (behind or (not engine.overlaps and i.cuda_graphs and pp == 1))
+    )
     scheduler.one_behind, scheduler.sees_arrivals = behind or scheduler.token_more, not behind

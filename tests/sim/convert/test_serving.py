@@ -216,6 +216,21 @@ def test_vllms_backends_of_experts_messages(
     assert "not expressed here" not in text
 
 
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        ("vllm serve llama3-8b --no-async-scheduling", False),
+        ("vllm serve llama3-8b --async-scheduling", True),
+        ("vllm serve llama3-8b", None),
+        ("python -m sglang.launch_server --model llama3-8b --disable-overlap-schedule", False),
+    ],
+)
+def test_asynchronous_scheduling(tmp_path: Path, server: str, told: bool | None) -> None:
+    found, text = converted(tmp_path, f"{server}\n{BENCH}")
+    assert found["inference"].get("async_scheduling") is told
+    assert "not expressed here" not in text
+
+
 def test_a_backend_that_is_not_simulated_is_told(tmp_path: Path) -> None:
     _, text = converted(tmp_path, f"vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep --all2all-backend nixl_ep\n{BENCH}")
     assert "# not expressed here: --all2all-backend" in text

@@ -82,6 +82,7 @@ SECTION: dict[str, list[Any]] = {
     "all2all_backend": ["deepep"],
     "dense_over_replicas": [False],
     "head_over_replicas": [False],
+    "async_scheduling": [False],
     "two_batch_overlap": [True],
     "eplb": [{}],
     "speculative": [{"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}}],
