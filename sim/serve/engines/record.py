@@ -202,6 +202,11 @@ class Engine:
     swaps_handed_over: bool = fact(
         False, "a replica that takes computed prompts over does so by itself; these sequences go on before others enter"
     )
+    copies_blocks: bool = fact(
+        False,
+        "the cache goes to host memory and back block by block, keys and values of each layer in a copy of their own; "
+        "else in one copy",
+    )
     shares_at_once: bool = fact(
         False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
     )
