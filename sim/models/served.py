@@ -51,8 +51,9 @@ class ServingDims(Struct, frozen=True):
     the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
     are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
     them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
-    `group_reads`: the part of these further reads that comes from memory; `fp32_logits`: tokens are chosen out of a
-    copy of the logits in fp32; `fp32_states`: so are states kept, unless the model says their dtype; `index_dtype`:
+    `group_reads`: the part of these further reads that comes from memory; `any_group`: once for however many query
+    heads; `fp32_logits`: tokens are chosen out of a copy of the logits in fp32; `fp32_states`: so are states kept,
+    unless the model says their dtype; `index_dtype`:
     dtype of an indexer's scores, 8 bits where the GPU multiplies them;
     `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results;
     `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
@@ -80,6 +81,7 @@ class ServingDims(Struct, frozen=True):
     fused_attention: bool = True
     grouped_decode: bool = True
     group_reads: float = 1.0
+    any_group: bool = True
     fp32_logits: bool = False
     fp32_states: bool = False
     index_dtype: str = "bf16"

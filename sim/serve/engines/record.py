@@ -165,6 +165,9 @@ class Engine:
     group_reads: float = fact(
         1.0, "of a KV head's reads for its further query heads, the part that comes from memory, not from the L2 cache"
     )
+    any_group: bool = fact(
+        True, "grouped decode reads a KV head once for any number of query heads; else for up to 32, as was measured"
+    )
     fp32_logits: bool = fact(False, "tokens are chosen out of a copy of the logits in fp32")
     reserved_output: float = fact(
         0.0,

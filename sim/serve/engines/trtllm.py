@@ -33,6 +33,7 @@ _TRTLLM_08 = Engine(
     prompts_beside=True,
     fp8_cache=True,
     experts_speed=FP8_EXPERTS,
+    any_group=False,  # whose kernels were measured: none of XQA's beyond
     fp32_logits=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -66,6 +67,7 @@ _TRTLLM_1 = Engine(
     # select_alltoall_method_type).
     all2all=("allgather_reducescatter", "deepep"),
     reads_checkpoint=True,
+    any_group=False,
     fp32_logits=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,

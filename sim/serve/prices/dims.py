@@ -54,6 +54,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         group_reads=engine.group_reads,
+        any_group=engine.any_group,
         fp32_logits=engine.fp32_logits,
         fp32_states=engine.fp32_states,
         index_dtype="fp8" if "fp8" in peaks else act,
