@@ -70,7 +70,7 @@ class IterationCosts(Struct):
     afd: DisaggregatedExperts | None = None  # experts on GPUs of their own
     of_stages: tuple[IterationCosts, ...] = ()
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
-    without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
+    without_attention: dict[tuple[int, int, bool], tuple[float, ...]] = field(default_factory=dict)
     decode_lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)  # `_decode_line`'s
     chunk_s: dict[tuple[int, int, int, int], float] = field(default_factory=dict)  # by `_chunk_s`' arguments
     interpolated_s: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `tokens_s`' arguments
@@ -117,7 +117,7 @@ class IterationCosts(Struct):
 
     def one_batch(self, load: Load) -> tuple[float, ...]:
         """As `device_seconds`, where no halves of the batch overlap."""
-        rest = self._without_attention_s(load.tokens, load.samples)
+        rest = self._without_attention_s(load.tokens, load.samples, load.prompts)
         if load.pooled:
             rest = tuple([seconds + self._routed_more_s(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         if load.adapters:
@@ -142,16 +142,17 @@ class IterationCosts(Struct):
         tokens = ceil_div(load.tokens - load.decodes, cp) + ceil_div(load.decodes, cp)
         return replace(load, tokens=tokens, samples=ceil_div(load.samples, cp), adapted=ceil_div(load.adapted, cp))
 
-    def _without_attention_s(self, tokens: int, samples: int) -> tuple[float, ...]:
+    def _without_attention_s(self, tokens: int, samples: int, prompts: bool) -> tuple[float, ...]:
         """Seconds of all but attention on every stage's GPU, kept."""
-        rest = self.without_attention.get((tokens, samples))
+        key = tokens, samples, prompts
+        rest = self.without_attention.get(key)
         if rest is None:
-            rest = self.without_attention[tokens, samples] = self._priced_without_attention(tokens, samples)
+            rest = self.without_attention[key] = self._priced_without_attention(*key)
         return rest
 
     def _routed_more_s(self, load: Load, stage: StageLayers) -> float:
         """What experts take more for the tokens of all replicas than if all had as many as this one."""
-        prompts, split = load.samples < load.tokens, self.dims.ep > 1
+        prompts, split = load.prompts, self.dims.ep > 1
         of_all, own = (self.host.routed(n, prompts, split) for n in (load.pooled, load.tokens))
         return sum([n * self._routed_difference_s(of_all, own, i) for i, n in enumerate(stage.layers) if n])
 
@@ -165,9 +166,9 @@ class IterationCosts(Struct):
         kinds = enumerate(stage.layers)
         return sum([n * self.tokens_s(Work.ADAPTERS, load.adapted, i, load.adapters) for i, n in kinds if n])
 
-    def _priced_without_attention(self, tokens: int, samples: int) -> tuple[float, ...]:
+    def _priced_without_attention(self, tokens: int, samples: int, prompts: bool) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
-        prompts, kinds = samples < tokens, range(len(self.specs))
+        kinds = range(len(self.specs))
         computed, routed = self.host.padded(tokens, prompts), self.host.routed(tokens, prompts, self.dims.ep > 1)
         layers = [
             self.tokens_s(Work.LAYER, computed, i) + self._routed_difference_s(routed, computed, i) for i in kinds
@@ -193,7 +194,7 @@ class IterationCosts(Struct):
             seen = range(first_kv, first_kv + decodes * steps, decodes)
             return [self.stage_seconds(Load(decodes, decodes, kv, (), decodes))[0] for kv in seen]
         own = ceil_div(decodes, self.dims.cp)
-        base = self._without_attention_s(own, own)[0]
+        base = self._without_attention_s(own, own, False)[0]
         seconds: list[float] = []
         while len(seconds) < steps:
             kv = first_kv + decodes * len(seconds)

@@ -72,7 +72,7 @@ def _with_afd(costs: IterationCosts, afd: DisaggregatedExperts, computed: Comput
     used = defaultdict(float, _used(costs, [(replace(load, pooled=0), times) for load, times in computed]))
     routed: defaultdict[Key, float] = defaultdict(float)
     for load, times in computed:
-        padded = costs.host.padded(load.tokens, load.samples < load.tokens)
+        padded = costs.host.padded(load.tokens, load.prompts)
         for i, n in enumerate(costs.stages[0].layers):
             used[Key(Work.ROUTED, i, sizes_around(padded)[0])] -= times * n
             routed[Key(Work.ROUTED, i, sizes_around(afd.tokens_of(load))[0])] += times * n * afd.batches_of(load)
@@ -149,7 +149,7 @@ class _Sizes(NamedTuple):
 def _sizes(costs: IterationCosts, loads: Computed) -> _Sizes:
     found = _Sizes(Counter(), Counter(), Counter(), Counter(), Counter(), Counter(), Counter())
     for load, times in loads:
-        prompts, split = load.samples < load.tokens, costs.dims.ep > 1
+        prompts, split = load.prompts, costs.dims.ep > 1
         padded = costs.host.padded(load.tokens, prompts)
         found.tokens[load.tokens] += times
         found.padded[padded] += times

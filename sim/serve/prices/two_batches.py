@@ -118,7 +118,7 @@ def _layer(costs: Prices, rule: TwoBatches, load: Load, spec: int) -> float:
 def _all_tokens(costs: Prices, load: Load, spec: int) -> tuple[float, float, int]:
     """Return, for a layer without its attention kernels: all its seconds, those of routed experts with their messages,
     and the tokens that choose experts."""
-    prompts = load.samples < load.tokens
+    prompts = load.prompts
     computed = costs.host.padded(load.tokens, prompts)
     tokens = costs.host.routed(load.pooled or load.tokens, prompts, costs.dims.ep > 1)
     routed, padded = (costs.tokens_s(Work.ROUTED, n, spec) for n in (tokens, computed))

@@ -11,6 +11,7 @@ from sim.inputs.scenario import Scenario
 from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
 from sim.serve.prices.costs import iteration_costs
+from sim.serve.prices.iteration_shares import _sizes
 from sim.serve.prices.load import Load
 from sim.serve.simulation import simulate_serving
 from tests.sim.cases import scenario_with
@@ -72,3 +73,13 @@ def test_what_cannot_be(engine: str, inference: dict[str, Any], pp: int, said: s
 def test_who_does_not_need_not_be_told_not_to() -> None:
     assert any("async_scheduling: of no effect" in note for note in served("vllm-0.11", False).warnings)
     assert not any("async_scheduling" in note for note in served("vllm-0.28", False).warnings)
+
+
+def test_a_token_too_many_makes_no_iteration_one_with_prompts() -> None:
+    """SGLang pads 100 single tokens and one that is computed for nothing to the graph of 104; without prompts it has
+    graphs of such sizes alone."""
+    s = served("sglang-0.5")
+    costs = iteration_costs(s, load_profile(s.calibration))
+    assert costs.host.padded(101) == 104
+    assert [*_sizes(costs, [(Load(101, 100, 100 * 500, (), 100), 1)]).padded] == [104]
+    assert [*_sizes(costs, [(Load(101, 0, 0, ((101, 101, 1),), 1), 1)]).padded] == [101]
