@@ -56,8 +56,9 @@ class ServingDims(Struct, frozen=True):
     unless the model says their dtype; `index_dtype`:
     dtype of an indexer's scores, 8 bits where the GPU multiplies them;
     `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results;
-    `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
-    how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
+    `prompt_sums`: whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts'
+    results; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single
+    one, how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
     `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
     see the tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output
     matrix; `cp`: ranks over which prompts and caches are split.
@@ -87,6 +88,8 @@ class ServingDims(Struct, frozen=True):
     index_dtype: str = "bf16"
     gathers: bool = False
     sums: bool = False
+    prompt_sums: tuple[bool, bool] = (False, False)
+    prompts: bool = False
     once_to: int = 0
     expert_nodes: int = 1
     eplb: BalancedExperts | None = None

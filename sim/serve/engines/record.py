@@ -251,6 +251,11 @@ class Engine:
         ("all_to_all", "deepep", "allgather_reducescatter", "naive"),
         "backends of experts' messages over several replicas (`sim.serve.engines.all2all`), its own choice first",
     )
+    sums_prompts: tuple[bool, bool] = fact(
+        (False, False),
+        "where a replica computes prompts, ranks gather all tokens by an all-reduce, of zeros but for their own, and "
+        "all-reduce the results; the latter also where each replica is one rank with experts of its own",
+    )
     gathers_narrow: bool = fact(False, "a backend that gathers tokens does so in 8 bits beside fp8 weights")
     reads_checkpoint: bool = fact(
         False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"

@@ -154,12 +154,17 @@ class IterationCosts(Struct):
         """What experts take more for the tokens of all replicas than if all had as many as this one."""
         prompts, split = load.prompts, self.dims.ep > 1
         of_all, own = (self.host.routed(n, prompts, split) for n in (load.pooled, load.tokens))
-        return sum([n * self._routed_difference_s(of_all, own, i) for i, n in enumerate(stage.layers) if n])
+        summed = self.summed(prompts)
+        return sum([n * self._routed_difference_s(of_all, own, i, summed) for i, n in enumerate(stage.layers) if n])
 
-    def _routed_difference_s(self, tokens: int, than: int, spec: int) -> float:
+    def _routed_difference_s(self, tokens: int, than: int, spec: int, summed: int = 0) -> float:
         if tokens == than:
             return 0.0
-        return self.tokens_s(Work.ROUTED, tokens, spec) - self.tokens_s(Work.ROUTED, than, spec)
+        return self.tokens_s(Work.ROUTED, tokens, spec, summed) - self.tokens_s(Work.ROUTED, than, spec, summed)
+
+    def summed(self, prompts: bool) -> int:
+        """1 where an iteration with prompts sends by all-reduces, else 0: a size of its layers' keys."""
+        return int(prompts and self.dims.prompt_sums[0])
 
     def _adapters_s(self, load: Load, stage: StageLayers) -> float:
         """What LoRA adapters add to a stage."""
@@ -168,10 +173,11 @@ class IterationCosts(Struct):
 
     def _priced_without_attention(self, tokens: int, samples: int, prompts: bool) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
-        kinds = range(len(self.specs))
+        kinds, summed = range(len(self.specs)), self.summed(prompts)
         computed, routed = self.host.padded(tokens, prompts), self.host.routed(tokens, prompts, self.dims.ep > 1)
         layers = [
-            self.tokens_s(Work.LAYER, computed, i) + self._routed_difference_s(routed, computed, i) for i in kinds
+            self.tokens_s(Work.LAYER, computed, i, summed) + self._routed_difference_s(routed, computed, i, summed)
+            for i in kinds
         ]
         out = []
         for s in self.stages:
@@ -329,13 +335,12 @@ class IterationCosts(Struct):
             return embedding_tokens(self.dims, key.a)
         if key.work is Work.HEAD:
             return head_samples(self.dims, key.a)
+        dims = replace(self.dims, prompts=True) if key.b else self.dims
         if key.work is Work.ROUTED:
-            return self.specs[key.spec].serve_routed(self.dims, key.a)
-        if key.work is Work.DISPATCH:
-            return self.specs[key.spec].serve_exchange(self.dims, key.a)[0]
-        if key.work is Work.COMBINE:
-            return self.specs[key.spec].serve_exchange(self.dims, key.a)[1]
-        return self.specs[key.spec].serve_tokens(self.dims, key.a)
+            return self.specs[key.spec].serve_routed(dims, key.a)
+        if key.work in (Work.DISPATCH, Work.COMBINE):
+            return self.specs[key.spec].serve_exchange(self.dims, key.a)[key.work is Work.COMBINE]
+        return self.specs[key.spec].serve_tokens(dims, key.a)
 
 
 def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:

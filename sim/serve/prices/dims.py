@@ -35,6 +35,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     whole = engine.dp_attention and (backend.gathers or p.ep == 1)
     nodes = expert_nodes(p, scenario.cluster.domain_gpus)
     head_tp = ranks if engine.dp_attention and i.head_over_replicas is not False and not m.tied_embeddings else 0
+    sums = engine.sums_prompts[0] and ranks > 0
     kept = i.kv_cache.dtype or cache_dtype(i, peaks, m)
     return ServingDims(
         model=m,
@@ -60,6 +61,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         index_dtype="fp8" if "fp8" in peaks else act,
         gathers=backend.gathers,
         sums=backend.sums,
+        prompt_sums=(sums, sums and (engine.sums_prompts[1] or p.tp > 1 or p.expert_tp > 1)),
         once_to=(nodes if nodes > 1 else p.ep) if backend.once else 0,
         expert_nodes=nodes,
         eplb=_balanced(i.eplb, p, scenario.cluster.gpus_per_node) if i.eplb is not None and p.ep > 1 else None,

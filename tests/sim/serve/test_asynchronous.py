@@ -81,5 +81,5 @@ def test_a_token_too_many_makes_no_iteration_one_with_prompts() -> None:
     s = served("sglang-0.5")
     costs = iteration_costs(s, load_profile(s.calibration))
     assert costs.host.padded(101) == 104
-    assert [*_sizes(costs, [(Load(101, 100, 100 * 500, (), 100), 1)]).padded] == [104]
-    assert [*_sizes(costs, [(Load(101, 0, 0, ((101, 101, 1),), 1), 1)]).padded] == [101]
+    assert [*_sizes(costs, [(Load(101, 100, 100 * 500, (), 100), 1)]).padded] == [(104, 0)]
+    assert [*_sizes(costs, [(Load(101, 0, 0, ((101, 101, 1),), 1), 1)]).padded] == [(101, 0)]

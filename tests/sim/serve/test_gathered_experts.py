@@ -60,6 +60,35 @@ def test_every_token_is_gathered_once_and_its_sum_scattered(
     assert messages(spread(engine, tp=2, dp=4, **{group: 8}), tokens) == [(*m[:2], m[2] / 2) for m in expected]
 
 
+@pytest.mark.parametrize(
+    ("engine", "layout", "kinds"),
+    [
+        ("sglang-0.4.8", {"dp": 8, "ep": 8}, ["all_gather", "reduce_scatter"]),
+        ("sglang-0.5", {"dp": 8, "ep": 8}, ["all_reduce", "all_reduce"]),
+        ("sglang-0.5.10", {"dp": 8, "ep": 8}, ["all_reduce", "reduce_scatter"]),
+        ("sglang-0.5.10", {"dp": 4, "tp": 2, "ep": 8}, ["all_reduce", "all_reduce"]),
+        ("vllm-0.28", {"dp": 8, "ep": 8}, ["all_gather", "reduce_scatter"]),
+    ],
+)
+def test_sglang_sums_up_all_tokens_where_prompts_are_among_them(
+    engine: str, layout: dict[str, int], kinds: list[str]
+) -> None:
+    scenario = spread(engine, **layout)
+    costs = iteration_costs(scenario, load_profile(scenario.calibration))
+    dims, spec = replace(costs.dims, prompts=True), costs.specs[-1]
+    assert [m.kind for way in spec.serve_exchange(dims, 64) for m in way if isinstance(m, Comm)] == kinds
+    # an iteration with prompts takes what its messages take more
+    prompts, tokens = (
+        sum(p * n for n, p in zip(costs.stages[0].layers, each, strict=True))
+        for each in (
+            [costs.prices.priced(s.serve_tokens(d, 64)).comm_s for s in costs.specs] for d in (dims, costs.dims)
+        )
+    )
+    own, others = costs._without_attention_s(64, 1, True)[0], costs._without_attention_s(64, 1, False)[0]
+    assert own - others == pytest.approx(prompts - tokens, abs=1e-6)
+    assert (prompts > tokens) == ("all_reduce" in kinds)
+
+
 def test_experts_over_some_ranks_and_split_over_others_are_gathered_for_both() -> None:
     """All ranks need all tokens: first those of the ranks with other experts, then those of the ranks beside."""
     own = 1024 * HIDDEN * 2.0
