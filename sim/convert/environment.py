@@ -27,8 +27,9 @@ ON = (
 CHOICES = (
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_LEVEL", "NCCL_NET_GDR_LEVEL", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS"),
     *("NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_CGA_CLUSTER_SIZE", "NCCL_BUFFSIZE", "NCCL_NTHREADS"),
-    *("NCCL_P2P_NET_CHUNKSIZE", "NCCL_SOCKET_NTHREADS", "VLLM_ATTENTION_BACKEND", "VLLM_ALL2ALL_BACKEND"),
+    *("NCCL_P2P_NET_CHUNKSIZE", "NCCL_SOCKET_NTHREADS", "VLLM_ATTENTION_BACKEND"),
 )
+ALL2ALL = "VLLM_ALL2ALL_BACKEND"  # which sim.convert.serving reads
 # By whether Transformer Engine may take FlashAttention and cuDNN's kernel: the word of --attention-backend.
 BACKENDS = {("0", "0"): "unfused", ("0", "1"): "fused", ("1", "0"): "flash"}
 
@@ -39,7 +40,7 @@ def environment_note(text: str) -> list[str]:
     >>> environment_note("export NCCL_P2P_DISABLE=1  # consumer GPUs\\nNCCL_IB_DISABLE=0 NCCL_ALGO=Ring torchrun")
     ['environment, not expressed here: NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring']
     """
-    found = {name: value for name, value in _assigned(text).items() if _matters(name, value.lower())}
+    found = {name: value for name, value in assigned(text).items() if _matters(name, value.lower())}
     named = ", ".join(f"{name}={value}" for name, value in found.items())
     return [f"environment, not expressed here: {named}"] if named else []
 
@@ -50,7 +51,7 @@ def backend_of(text: str) -> str | None:
     >>> backend_of("export NVTE_FLASH_ATTN=0"), backend_of("NVTE_FUSED_ATTN=0 python x.py"), backend_of("")
     ('fused', 'flash', None)
     """
-    given = _assigned(text)
+    given = assigned(text)
     return BACKENDS.get((given.get("NVTE_FLASH_ATTN", "1"), given.get("NVTE_FUSED_ATTN", "1")))
 
 
@@ -60,11 +61,11 @@ def workspaces_of(text: str) -> str | None:
     >>> workspaces_of("export CUBLAS_WORKSPACE_CONFIG=:4096:8"), workspaces_of("CUBLAS_WORKSPACE_CONFIG=$SIZES")
     (':4096:8', None)
     """
-    value = _assigned(text).get("CUBLAS_WORKSPACE_CONFIG", "")
+    value = assigned(text).get("CUBLAS_WORKSPACE_CONFIG", "")
     return value if WORKSPACES.fullmatch(value) else None
 
 
-def _assigned(text: str) -> dict[str, str]:
+def assigned(text: str) -> dict[str, str]:
     return {name: value for name, value in ASSIGNED.findall(COMMENT.sub("", text)) if value}
 
 

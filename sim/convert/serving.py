@@ -18,6 +18,7 @@ from msgspec import Struct, field
 
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
+from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
@@ -25,6 +26,7 @@ from sim.core.errors import InputError
 from sim.inputs.hub import as_model
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
+from sim.serve.engines import ENGINES
 from sim.serve.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
@@ -59,6 +61,7 @@ class _Names(Struct, frozen=True):
 
     servers: dict[str, _Server]
     benchmarks: dict[str, _Benchmark]
+    all2all: dict[str, str]
     weights: dict[str, str]
 
 
@@ -89,6 +92,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     if with_roles:
         by_role = [(pools.role_of(one) or pools.MAIN, *_replica(whose, one, machine, model)) for whose, one in servers]
         inference = {"engine": engine, **pools.disaggregated(s, by_role)}
+    if inference.get("all2all_backend") == "naive" and "naive" not in ENGINES[engine].all2all:
+        del inference["all2all_backend"]  # vLLM, config/parallel.py: falls back to allgather_reducescatter, the default
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
     if (limit := s.take("longest")) is not None and (most := most_tokens(str(limit))):
@@ -168,7 +173,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
-            s.values = {**values, **s.values}
+            s.values = {**values, **by_environment(text, name), **s.values}
     pools.name_roles([s for _, s in found], words)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
@@ -187,7 +192,7 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
         layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
     elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
         layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
-    return layout, inference
+    return layout, inference | of_replicas(s, layout, _names().all2all)
 
 
 def _has_experts(model: str) -> bool:
@@ -260,7 +265,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     if s.flag("experts_on_all"):
         return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * cp * dp, **split}
     ep = None if s.take("ep") is None else s.size("ep")
-    if _by_deepep(s):
+    if by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("attention_dp"):  # TensorRT-LLM: a replica of the attention on each rank, whose limits are its own
         return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
@@ -272,17 +277,14 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     return without_none({"tp": tp, "pp": pp, "dp": dp, **experts, **split})
 
 
-def _by_deepep(s: Settings) -> bool:
-    """Whether SGLang's experts get their tokens by DeepEP."""
-    return s.take("dispatch") == "deepep" or s.flag("deepep")
-
-
 def _inference(s: Settings) -> dict[str, Any]:
     tokens, offload = s.whole("tokens"), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
     if tokens is not None and tokens < 0:  # SGLang: no chunks
         tokens, chunked = None, False
     dtype, cache, mode = (str(s.take(name, "auto")) for name in ("dtype", "cache", "deepep_mode"))
+    # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
+    without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
     unoptimized = s.choice("optimization", dict.fromkeys("123", False) | {"0": True}, "3")  # 0: no CUDA graphs
     weights = _names().weights.get(str(s.values.get("quantization")))
     if weights is not None:
@@ -300,9 +302,10 @@ def _inference(s: Settings) -> dict[str, Any]:
             "max_running_requests": s.whole("running"),
             "max_batch_tokens": tokens,
             "chunked_prefill": chunked,
+            "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),
-            "cuda_graphs": False if s.flag("eager") or unoptimized or (_by_deepep(s) and mode == "normal") else None,
+            "cuda_graphs": False if s.flag("eager") or unoptimized or without_graphs else None,
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
             "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,

@@ -26,6 +26,7 @@ SETTINGS = {
     "max_seq_len": "longest",
     "enable_chunked_prefill": "chunked",
     "enable_attention_dp": "attention_dp",
+    "disable_overlap_scheduler": "not_async",
     "kv_cache_config.dtype": "cache",
     "kv_cache_config.free_gpu_memory_fraction": "free",
     "kv_cache_config.tokens_per_block": "block",

@@ -117,12 +117,9 @@ def _size(s: Settings, role: str, layout: dict[str, Any]) -> dict[str, Any]:
             raise InputError(
                 f"{s.file}: {role} servers: found {key} {layout[key]}; can be simulated: {key} 1 in a pool"
             )
-    if layout.get("expert_tp", 1) > layout["tp"]:
-        found = f"found experts that {layout['expert_tp']} ranks of {layout['dp']} replicas split"
-        raise InputError(
-            f"{s.file}: {role} servers: {found}; can be simulated: with expert parallelism over these ranks"
-        )
-    return without_none({"replicas": layout["dp"], "tp": layout["tp"], "ep": layout.get("ep")})
+    split = layout.get("expert_tp")
+    shared = split if split is not None and split * layout.get("ep", 1) > layout["tp"] and split > 1 else None
+    return without_none({"replicas": layout["dp"], "tp": layout["tp"], "ep": layout.get("ep"), "expert_tp": shared})
 
 
 def _memory(cache: dict[str, Any]) -> dict[str, Any]:

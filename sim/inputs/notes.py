@@ -140,10 +140,13 @@ def _unserved_notes(p: Parallelism) -> Iterator[str]:
 
 def _dispatch_note(sections: Sections, written: Parallelism) -> Iterator[str]:
     """Return that nothing is sent to experts in the dtype that is written, unless the engine sets it by itself."""
-    from sim.serve.prices.formats import dispatch_dtype  # most scenarios are training steps
+    from sim.serve.engines.all2all import all2all_of  # most scenarios are training steps
+    from sim.serve.prices.formats import dispatch_dtype
 
-    i, given = sections.inference, written.ep_dispatch_dtype
-    if i is None or i.disaggregated is not None or sections.parallelism.ep > 1 or given is None:
+    i, p, given = sections.inference, sections.parallelism, written.ep_dispatch_dtype
+    if i is None or i.disaggregated is not None or p.ep > 1 or given is None:
+        return
+    if all2all_of(i).gathers and p.sharing_replicas > 1:
         return
     if given != dispatch_dtype(i, sections.cluster.gpu.peak_flops_per_s):
         yield "parallelism.ep_dispatch_dtype: of no effect with ep 1"
@@ -180,6 +183,13 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
 
     if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         yield "inference.router: of no effect with dp 1, which is one replica"
+    sizes = [p] if i.disaggregated is None else [i.disaggregated.prefill, i.disaggregated.decode]
+    if max([one.sharing_replicas for one in sizes]) == 1:
+        if i.all2all_backend is not None and i.afd is None:
+            yield "inference.all2all_backend: of no effect, as no tokens are sent to experts on other replicas"
+        for key in ("dense_over_replicas", "head_over_replicas"):
+            if getattr(i, key) is not None:
+                yield f"inference.{key}: of no effect, as no replicas share experts"
     yield from unknown_length_note(i, given, model)
     engine = engine_of(i.engine)
     if i.chunked_prefill and not engine.mixes(True, i.speculative is not None, p.pp):
@@ -187,6 +197,8 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
         yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
     if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
+    if i.async_scheduling is False and not engine.overlaps:
+        yield f"inference.async_scheduling: of no effect with engine {i.engine}, which does not do so by itself"
     if i.preemption == "swap" and i.batching != "static" and engine.never_preempts:
         yield f"inference.preemption: of no effect with engine {i.engine}, which never preempts a request"
 

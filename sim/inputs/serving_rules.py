@@ -10,6 +10,7 @@ from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.engines import ENGINES
+from sim.serve.engines.all2all import BACKENDS, all2all_of
 from sim.serve.engines.file import engine_of
 
 
@@ -20,6 +21,8 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _budget,
         _preemption,
         _pools,
+        _all2all,
+        _asynchronous,
         _two_batches,
         _eplb,
         _speculative,
@@ -97,7 +100,7 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
             yield ("parallelism", key), f"found {value}; {why}"
     for name, pool in (("prefill", pools.prefill), ("decode", pools.decode)):
         if problem := first_problem(ALL_RULES, sizes_of(sections)._replace(**pool.degrees(sections.model))):
-            key = "ep" if problem[0][-1] == "ep" else "tp"
+            key = problem[0][-1] if problem[0][-1] in ("ep", "expert_tp") else "tp"
             yield (*path, name, key), problem[1]
     gpus = sections.cluster.nodes * sections.cluster.gpus_per_node
     if pools.ranks > gpus:
@@ -108,6 +111,40 @@ def _pools(sections: Sections, inference: Inference) -> Problems:
         yield ("faults",), "is not simulated with inference.disaggregated; leave one of them out"
 
 
+def _all2all(sections: Sections, inference: Inference) -> Problems:
+    """The engine has the backend, and experts that have their own GPUs are sent what they need."""
+    own, path = engine_of(inference.engine).all2all, ("inference", "all2all_backend")
+    for key in ("dense_over_replicas", "head_over_replicas"):
+        if getattr(inference, key) and not engine_of(inference.engine).dp_attention:
+            able = ", ".join([name for name, engine in ENGINES.items() if engine.dp_attention])
+            yield ("inference", key), f"found true; engine {inference.engine} cannot do that; allowed with: {able}"
+    if (name := inference.all2all_backend) is None:
+        return
+    if name not in own:
+        yield path, f"found '{name}'; engine {inference.engine} has {', '.join(own)}"
+    p, pools = sections.parallelism, inference.disaggregated
+    sizes = [p] if pools is None else [pools.prefill, pools.decode]
+    if not BACKENDS[name].gathers and any(one.ep == 1 and one.sharing_replicas > 1 for one in sizes):
+        fit = ", ".join([one for one in own if BACKENDS[one].gathers])
+        yield path, f"found '{name}'; each rank has a part of every expert (ep 1) and needs all tokens; allowed: {fit}"
+    if inference.afd is not None and BACKENDS[name].gathers:
+        yield path, f"found '{name}'; with inference.afd no rank gathers all tokens; allowed: all_to_all, deepep"
+
+
+def _asynchronous(sections: Sections, inference: Inference) -> Problems:
+    """Engines that can prepare an iteration beside the one before do so by themselves, or told to; none does where it
+    cannot beside stages or drafts (vLLM, config/vllm.py: told to, it ends with a ValueError then)."""
+    engine, path = engine_of(inference.engine), ("inference", "async_scheduling")
+    if not inference.async_scheduling:
+        return
+    if not (engine.overlaps or engine.may_overlap):
+        able = ", ".join([name for name, other in ENGINES.items() if other.overlaps or other.may_overlap])
+        yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {able}"
+    elif not engine.overlaps_with(True, inference.drafts, sections.parallelism.pp):
+        beside = "pipeline stages" if sections.parallelism.pp > 1 else "drafted tokens"
+        yield path, f"found true; engine {inference.engine} cannot do that with {beside}; allowed: null"
+
+
 def _two_batches(sections: Sections, inference: Inference) -> Problems:
     """Two halves overlap on engines that can, where experts' messages travel."""
     if not inference.two_batch_overlap:
@@ -116,12 +153,21 @@ def _two_batches(sections: Sections, inference: Inference) -> Problems:
     if engine_of(inference.engine).two_batches is None:
         able = [name for name, engine in ENGINES.items() if engine.two_batches is not None]
         yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {', '.join(able)}"
-    sent = p.ep * p.expert_tp > p.tp if pools is None else max(pools.prefill.ep, pools.decode.ep) > 1
+    sent = (
+        p.ep * p.expert_tp > p.tp
+        if pools is None
+        else max(pools.prefill.sharing_replicas, pools.decode.sharing_replicas) > 1
+    )
     if not sent:
         yield (
             path,
             "found true; no tokens are sent to experts on other replicas; needs parallelism.ep, or a pool's, above tp",
         )
+    engine, backend = engine_of(inference.engine), all2all_of(inference)
+    if sent and engine.two_batches is not None and not backend.beside:
+        fit = ", ".join([name for name in engine.all2all if BACKENDS[name].beside])
+        why = f"engine {inference.engine} overlaps none of {backend.name}'s messages; needs all2all_backend {fit}"
+        yield path, f"found true; {why}"
     for key in ("lora", "weight_offload"):
         if getattr(inference, key) is not None:
             yield ("inference", key), "is not simulated with inference.two_batch_overlap; leave one of them out"
@@ -183,7 +229,7 @@ def _autoscaling(sections: Sections, inference: Inference) -> Problems:
             yield (*path, "min_replicas"), f"found {rule.min_replicas}; {key} ({n}) is the most replicas"
     if inference.batching == "static":
         yield path, "found a rule; all requests of a static batch start and end together; needs batching continuous"
-    if p.ep * p.expert_tp > p.tp or (pools is not None and any(size.ep > size.tp for _, size in pools)):
+    if p.ep * p.expert_tp > p.tp or (pools is not None and any(size.sharing_replicas > 1 for _, size in pools)):
         yield path, "found replicas that share experts (ep above tp); such a replica cannot stop by itself"
 
 

@@ -95,11 +95,14 @@ class Speculative(UserInput):
 
 
 class PoolSize(UserInput):
-    """Equal replicas of the model, each on `tp` GPUs; `ep` GPUs of the pool share the experts."""
+    """Equal replicas of the model, each on `tp` GPUs; `ep`·`expert_tp` GPUs of the pool share the experts."""
 
     replicas: int = Field(default=1, ge=1, le=100_000)
     tp: int = Field(default=1, ge=1, le=100_000)
-    ep: int = Field(default=1, ge=1, le=100_000, description="1: the tp GPUs of a replica split every expert")
+    ep: int = Field(default=1, ge=1, le=100_000, description="GPUs that have experts of their own")
+    expert_tp: int | None = Field(
+        default=None, ge=1, le=100_000, description="GPUs that split every expert; null: with ep 1 those of tp, else 1"
+    )
     memory_fraction: float | None = Field(default=None, gt=0, le=1, description="null: kv_cache's, or the engine's")
 
     @property
@@ -110,11 +113,11 @@ class PoolSize(UserInput):
     @property
     def sharing_replicas(self) -> int:
         """As `Parallelism.sharing_replicas`."""
-        return max(1, self.ep // self.tp)
+        return max(1, self.ep * (self.expert_tp or 1) // self.tp)
 
     def degrees(self, model: ModelConfig) -> dict[str, Any]:
         """The pool's layout by the keys of `parallelism`. Engines split experts over tp unless told otherwise."""
-        expert_tp = self.tp if model.moe is not None and self.ep == 1 else 1
+        expert_tp = self.expert_tp or (self.tp if model.moe is not None and self.ep == 1 else 1)
         return {"tp": self.tp, "dp": self.replicas, "ep": self.ep, "expert_tp": expert_tp}
 
 
@@ -174,7 +177,20 @@ class Inference(UserInput):
         default=True, description="prompts in chunks, beside tokens of running requests; false: as the engine without"
     )
     cuda_graphs: bool = Field(default=True, description="false: the engine launches all kernels one by one")
+    async_scheduling: bool | None = Field(
+        default=None, description="the host prepares an iteration while the GPU computes the one before; null: engine's"
+    )
     quantization: Quantization = "none"
+    all2all_backend: Literal["all_to_all", "deepep", "allgather_reducescatter", "naive"] | None = Field(
+        default=None, description="how tokens get to experts on other replicas, and back; null: the engine's default"
+    )
+    dense_over_replicas: bool | None = Field(
+        default=None,
+        description="the ranks of all replicas that share experts split dense MLPs, too; null: as the engine does",
+    )
+    head_over_replicas: bool | None = Field(
+        default=None, description="likewise the output matrix; null: as the engine does"
+    )
     two_batch_overlap: bool = Field(
         default=False, description="a half of the batch computes while experts' messages of the other half travel"
     )

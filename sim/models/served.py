@@ -51,13 +51,17 @@ class ServingDims(Struct, frozen=True):
     the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
     are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
     them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
-    `group_reads`: the part of these further reads that comes from memory; `fp32_logits`: tokens are chosen out of a
-    copy of the logits in fp32; `fp32_states`: so are states kept, unless the model says their dtype; `index_dtype`:
+    `group_reads`: the part of these further reads that comes from memory; `any_group`: once for however many query
+    heads; `fp32_logits`: tokens are chosen out of a copy of the logits in fp32; `fp32_states`: so are states kept,
+    unless the model says their dtype; `index_dtype`:
     dtype of an indexer's scores, 8 bits where the GPU multiplies them;
-    `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
-    how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
+    `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results;
+    `prompt_sums`: whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts'
+    results; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single
+    one, how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
     `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
-    see the tokens of all replicas then, 0: those of tp; `cp`: ranks over which prompts and caches are split.
+    see the tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output
+    matrix; `cp`: ranks over which prompts and caches are split.
     """
 
     model: ModelConfig
@@ -78,13 +82,21 @@ class ServingDims(Struct, frozen=True):
     fused_attention: bool = True
     grouped_decode: bool = True
     group_reads: float = 1.0
+    any_group: bool = True
     fp32_logits: bool = False
     fp32_states: bool = False
     index_dtype: str = "bf16"
+    gathers: bool = False
+    sums: bool = False
+    prompt_sums: tuple[bool, bool] = (False, False)
+    prompts: bool = False
     once_to: int = 0
     expert_nodes: int = 1
     eplb: BalancedExperts | None = None
     shared_tp: int = 0
+    dense_tp: int = 0
+    head_tp: int = 0
+    head_vocab: int = 0  # of the output matrix's entries on a rank, where head_tp ranks split it
     cp: int = 1
     cp_method: str = "ring"
 
@@ -218,19 +230,31 @@ def embedding_tokens(d: ServingDims, tokens: int) -> Program:
 def head_samples(d: ServingDims, samples: int) -> Program:
     """Final norm, logits and greedy choice for the last token of `samples` sequences; weights and logits have 16 bits
     in every format. Every rank of tp chooses out of all logits, of an engine with `fp32_logits` out of their copy in
-    fp32, which it makes first.
+    fp32, which it makes first. The ranks of several replicas that split the output matrix gather the hidden states, and
+    then the logits, of all replicas' samples, and keep their own (SGLang, srt/layers/logits_processor.py:
+    do_tensor_parallel_all_gather_dp_attn).
     """
     n, elements = samples * d.vocab, samples * d.vocab * d.tp
+    act = d.act_bytes
     streams = streams_of(d.model)
     numbers = 0 if streams.gated else streams.number
     norm = [served_add_norm(d, "final_norm", samples)]
     items: list[Item] = [
         *(norm if streams.number == 1 else served_sum_of_streams(d, "head_streams", samples, streams, numbers)),
-        gemm("output", F, samples, d.vocab, d.model.hidden, d.act),
     ]
-    if d.tp > 1:
-        items.append(collective("logits_gather", "all_gather", n * d.tp * d.act_bytes, F))
-    size = d.act_bytes
+    if d.head_tp:
+        of_all, hidden = samples * d.head_tp // d.tp, d.model.hidden  # samples of all replicas
+        items += [
+            collective("head_gather", "all_gather", of_all * hidden * act, F, group="experts"),
+            gemm("output", F, of_all, d.head_vocab, hidden, d.act),
+            collective("logits_gather", "all_gather", of_all * d.head_vocab * d.head_tp * act, F, group="experts"),
+            memory_op("own_logits", F, "copy", elements, 2 * elements * act, d.act),
+        ]
+    else:
+        items.append(gemm("output", F, samples, d.vocab, d.model.hidden, d.act))
+        if d.tp > 1:
+            items.append(collective("logits_gather", "all_gather", n * d.tp * act, F))
+    size = act
     if d.fp32_logits and size < FP32_BYTES:
         items.append(memory_op("logits_fp32", F, "cast", elements, elements * (size + FP32_BYTES), d.act))
         size = FP32_BYTES

@@ -22,6 +22,8 @@ OPTIONS = (
     "preemption",
     "cuda_graphs",
     "quantization",
+    "async_scheduling",
+    "all2all_backend",
     "two_batch_overlap",
     "eplb.redundant_experts",
     "kv_cache.block_tokens",

@@ -201,7 +201,7 @@ def units_of(base: Scenario, gpus: int) -> Iterator[Unit]:
 
 def _pools(gpus: int, written: Disaggregated) -> Iterator[Unit]:
     """Yield pools of replicas for prompts and for tokens on so many GPUs in all. All GPUs of a pool share its experts
-    where the scenario's pool has `ep`."""
+    where the scenario's pool has `ep`, or split them where it has `expert_tp` alone and shares them."""
     for first in divisors(gpus):
         for then in divisors(gpus):
             for prompts in range(1, (gpus - then) // first + 1):
@@ -210,10 +210,14 @@ def _pools(gpus: int, written: Disaggregated) -> Iterator[Unit]:
                 if left or math.gcd(prompts, tokens) > 1:
                     continue
                 sizes = {"prefill": {"replicas": prompts, "tp": first}, "decode": {"replicas": tokens, "tp": then}}
-                if written.prefill.ep > 1:
-                    sizes["prefill"]["ep"] = prompts * first
-                if written.decode.ep > 1:
-                    sizes["decode"]["ep"] = tokens * then
+                for name, pool, ranks in (
+                    ("prefill", written.prefill, prompts * first),
+                    ("decode", written.decode, tokens * then),
+                ):
+                    if pool.ep > 1:
+                        sizes[name] |= {"ep": ranks} | ({"expert_tp": 1} if pool.expert_tp else {})
+                    elif pool.sharing_replicas > 1:
+                        sizes[name] |= {"ep": 1, "expert_tp": ranks}
                 degrees = {f"{pool}_{key}": n for pool, size in sizes.items() for key, n in size.items()}
                 yield Unit(gpus, degrees, {"inference": {"disaggregated": sizes}}, "services")
 

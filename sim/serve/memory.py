@@ -98,15 +98,15 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
         if layers:
             total += layers * (layer_weight_bytes(d, spec) + _absorbed_bytes(d, spec))
     m = d.model
-    table = d.vocab * m.hidden * d.act_bytes
     tied_here = m.tied_embeddings and stage.embedding and stage.head
-    total += table * (stage.embedding + (stage.head and not tied_here))
+    entries = stage.embedding * d.vocab + (stage.head and not tied_here) * (d.head_vocab or d.vocab)
+    total += entries * m.hidden * d.act_bytes
     if stage.embedding and m.positions == "learned":
         total += m.max_positions * m.hidden * d.act_bytes
     if stage.embedding and (own := layer_inputs_of(m)) is not None:
         total += own.served_table(d.tp) * d.act_bytes
     if stage.head and m.head_bias:
-        total += d.vocab * d.act_bytes
+        total += (d.head_vocab or d.vocab) * d.act_bytes
     if stage.head:
         last = streams_of(m)
         total += last.head_parameters * (FP32_BYTES if last.in_fp32 else d.act_bytes)
@@ -158,7 +158,8 @@ def buffer_bytes(
     if not d.fused_attention:
         heads = max(m.heads, (m.full_attention.heads if m.full_attention else None) or 0)
         layer += 2 * tokens * longest * ceil_div(heads, d.tp) * d.act_bytes
-    logits = samples * d.vocab * d.tp * (d.act_bytes + 4.0) if stage.head else 0.0
+    gathered = d.head_tp // d.tp or 1  # replicas whose logits every rank has
+    logits = samples * d.vocab * d.tp * (gathered * d.act_bytes + 4.0) if stage.head else 0.0
     return max(layer, tokens * d.stream_width * d.act_bytes + logits)
 
 
@@ -253,6 +254,8 @@ def cache_capacity(
     most = iteration_tokens(i, requests)
     tokens = -(-prompts // scenario.parallelism.dp) if static else min(most, prompts + len(requests))
     prompt, samples = max(r.prompt_tokens for r in requests), min(sequences, len(requests))
+    if engine_of(i.engine).activations_outside:  # which sets nothing aside for more than run
+        samples = min(samples, ceil_div(len(requests), scenario.parallelism.dp))
     own_tokens, passing = ceil_div(tokens, d.cp), keys_on_their_way(d, costs.attentions, prompt)
     buffers = tuple(buffer_bytes(d, costs.specs, s, own_tokens, samples, prompt) + passing for s in costs.stages)
     weights = tuple(weight_bytes(d, costs.specs, s) + _places_bytes(costs, s) for s in costs.stages)

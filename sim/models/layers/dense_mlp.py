@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from sim.models.activations import activation, is_gated, promoted
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, Operator, memory_op
+from sim.models.operators import F, Operator, collective, memory_op
 from sim.models.served import ServedElements, ServingDims, served_linear
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class DenseMlp(Struct, frozen=True):
 
     def served_elements(self, d: ServingDims) -> ServedElements:
         """Weights on one rank, counted as serving stores them."""
-        matrices = self.matrices(d.tp)
+        matrices = self.matrices(d.dense_tp or d.tp)
         return ServedElements(sum(m.elements for m in matrices), 0, sum(m.parameters - m.elements for m in matrices))
 
     def widest(self, tp: int) -> float:
@@ -89,16 +89,40 @@ class DenseMlp(Struct, frozen=True):
         return self.ffn / tp
 
     def routed(self, d: ServingDims, tokens: int) -> Program:
-        """Nothing: no experts are shared with other replicas."""
-        return ()
+        """What all replicas' tokens go through together, where their ranks split the MLP: these gather the tokens, and
+        reduce and scatter the results (SGLang, srt/layers/communicator.py: ScatterMode.FULL of layers that are not
+        sparse). Each of the replicas has `tokens`; nothing where each has a whole MLP."""
+        if not d.dense_tp:
+            return ()
+        of_all = tokens * d.dense_tp // d.tp
+        size = of_all * self.hidden * d.act_bytes
+        return (
+            collective("gather", gathering(d), size, F, group="experts"),
+            *self.compute(replace(d, tp=d.dense_tp), of_all, "mlp"),
+            collective("scatter", "all_reduce" if summed(d) else "reduce_scatter", size, F, group="experts"),
+        )
 
     def exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """Nothing: no tokens are sent to other ranks."""
         return (), ()
 
-    def serve(self, d: ServingDims, tokens: int, name: str = "mlp") -> Program:
-        """Projections and activation of `tokens`; the sum over tp comes after it."""
+    def serve(self, d: ServingDims, tokens: int) -> Program:
+        """The MLP's part of a layer; the sum over tp comes after it."""
+        return self.routed(d, tokens) if d.dense_tp else self.compute(d, tokens, "mlp")
+
+    def compute(self, d: ServingDims, tokens: int, name: str) -> Program:
+        """Projections and activation of `tokens` on one of tp ranks."""
         up, down = self.matrices(d.tp)
         inner, reads = tokens * down.inputs, len(up.outputs) + 1
         act = memory_op(f"{name}_{self.activation}", F, "elementwise", inner, reads * inner * d.act_bytes, d.act)
         return (*served_linear(d, up, tokens), act, *served_linear(d, down, tokens))
+
+
+def summed(d: ServingDims) -> bool:
+    """Whether all-reduces take the tokens of all replicas together, as where prompts are among them on SGLang."""
+    return d.prompts and d.prompt_sums[0]
+
+
+def gathering(d: ServingDims) -> Literal["all_reduce", "all_gather"]:
+    """The collective that gives every rank the tokens of all."""
+    return "all_reduce" if summed(d) else "all_gather"

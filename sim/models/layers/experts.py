@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.layers.dense_mlp import DenseMlp
+from sim.models.layers.dense_mlp import DenseMlp, gathering
 from sim.models.moe.every_expert import every_expert
 from sim.models.moe.exchange import combine, dispatch
 from sim.models.moe.fullest import fullest_rank
@@ -110,7 +110,7 @@ class Experts(Struct, frozen=True):
         rest += local * sum(m.parameters - m.elements for m in matrices)
         shared = ServedElements(0, 0, 0)
         if self.shared is not None:
-            shared = self.shared.served_elements(replace(d, tp=d.shared_tp or d.tp))
+            shared = self.shared.served_elements(replace(d, tp=d.shared_tp or d.tp, dense_tp=0))
         return ServedElements(shared.linear, experts, rest + shared.rest)
 
     def widest(self, tp: int) -> float:
@@ -124,7 +124,7 @@ class Experts(Struct, frozen=True):
         adds their parts. Experts split over more ranks than tp get their tokens by all-to-all from the other replicas.
         """
         moe, hidden = self.moe, self.one.hidden
-        shared = () if self.shared is None or d.shared_tp else self.shared.serve(d, tokens, "shared")
+        shared = () if self.shared is None or d.shared_tp else self.shared.compute(d, tokens, "shared")
         if moe.shared_gate:
             n = tokens * hidden
             product = memory_op("shared_gate_product", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
@@ -132,7 +132,11 @@ class Experts(Struct, frozen=True):
         if moe.zero_experts:
             n = tokens * hidden
             shared = (memory_op("zero_experts", F, "elementwise", n, 3 * n * d.act_bytes, d.act), *shared)
-        return (gemm("router", F, tokens, moe.choices, hidden, d.act), *self.routed(d, tokens), *shared)
+        router = () if d.shared_tp else (self._router(d, tokens),)
+        return (*router, *self.routed(d, tokens), *shared)
+
+    def _router(self, d: ServingDims, tokens: int) -> Item:
+        return gemm("router", F, tokens, self.moe.choices, self.one.hidden, d.act)
 
     def routed(self, d: ServingDims, tokens: int) -> Program:
         """The fullest rank's part of the routed experts, where each of the replicas that share them has `tokens`."""
@@ -140,38 +144,47 @@ class Experts(Struct, frozen=True):
         pooled = max(1, round(tokens * span))  # of all replicas that share the experts, or this copy's part
         rows, groups = fullest_rank(moe, pooled, d.ep, d.eplb)
         routed = (
-            [self._kernel(d, rows, groups, span > 1 and d.ep > 1)]
+            [self._kernel(d, rows, groups, span > 1 and d.ep > 1 and not d.gathers)]
             if d.one_kernel
-            else self._kernels(d, tokens, rows, groups)
+            else self._kernels(d, pooled if d.shared_tp else tokens, rows, groups)
         )
         there, back = self.exchange(d, tokens)
-        if self.shared is not None and d.shared_tp:
-            routed += self.shared.serve(replace(d, tp=d.shared_tp), pooled, "shared")
+        if d.shared_tp:  # all behind the gathering is of all replicas' tokens
+            routed = [self._router(d, pooled), *routed]
+            if self.shared is not None:
+                routed += self.shared.compute(replace(d, tp=d.shared_tp), pooled, "shared")
         return (*there, *routed, *back)
 
     def exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
         """Messages to experts and back, where these are spread over more ranks than tp; else none.
 
-        The ranks that split an expert all need its tokens: they gather them, and reduce and scatter the results. With
-        ep 1 that is each token once, in 16 bits (vLLM, distributed/device_communicators/all2all.py; SGLang,
-        srt/layers/dp_attention.py: dp_gather_partial); else the copies that an all-to-all has brought.
+        Ranks gather the tokens of all, each once, and reduce and scatter the results, or all-reduce them; or they send
+        each token to who has its experts. The ranks that split an expert all need its tokens, which they gather in any
+        case: with ep 1 each token once, else the copies that an all-to-all has brought.
         """
         if d.ep * d.expert_tp <= d.tp:
             return (), ()
-        sent = tokens * (self._sends(d, tokens) if d.ep > 1 else 1) * self.one.hidden / d.tp
+        alone = d.ep == 1 or d.gathers
+        sent = tokens * (1 if alone else self._sends(d, tokens)) * self.one.hidden / d.tp
+        width = d.dispatch_bytes if d.ep > 1 or d.gathers else d.act_bytes
         there: list[Item] = []
         back: list[Item] = []
-        if d.ep > 1:
-            there = [collective("dispatch", "all_to_all", sent * d.dispatch_bytes, F, group="ep")]
+        if d.ep > 1 and not d.gathers:
+            there = [collective("dispatch", "all_to_all", sent * width, F, group="ep")]
             back = [collective("combine", "all_to_all", sent * d.act_bytes, F, group="ep")]
-        if d.expert_tp > 1:
-            width = d.dispatch_bytes if d.ep > 1 else d.act_bytes
-            there += [collective("gather", "all_gather", sent * d.expert_tp * width, F, group="expert_tp")]
-            back = [
-                collective("scatter", "reduce_scatter", sent * d.expert_tp * d.act_bytes, F, group="expert_tp"),
-                *back,
-            ]
+        for group, ranks in (("ep", d.ep if d.gathers else 1), ("expert_tp", d.expert_tp)):
+            if ranks > 1:
+                sent *= ranks
+                there.append(collective("gather", gathering(d), sent * width, F, group=group))
+                back.insert(0, self._sum(d, sent * d.act_bytes, group))
         return tuple(there), tuple(back)
+
+    def _sum(self, d: ServingDims, size: float, group: str) -> Item:
+        """The sum of all ranks' results, of which each gets its own tokens'; or, summed up whole, all."""
+        name, kind = (
+            ("sum", "all_reduce") if d.sums or (d.prompts and d.prompt_sums[1]) else ("scatter", "reduce_scatter")
+        )
+        return collective(name, kind, size, F, group=group)
 
     def _sends(self, d: ServingDims, tokens: int) -> float:
         """How often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each node,

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 SUMS_BYTES = 2 * FP32_BYTES  # of a token: one sum over its queries and one over its keys
 
+MEASURED_GROUP = 32  # query heads of a KV head that the measured kernels read once
+
 
 class GroupedQueryAttention(Struct, frozen=True):
     """Sizes of the whole model. `qkv_bias`: query, key and value have biases although nothing else has (Qwen2);
@@ -286,7 +288,12 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
         """`queries` new tokens of each of `batch` sequences against a cache of `kv_len`: bound by reading it once for
-        all of them (as FlashInfer's and TensorRT-LLM's kernels for drafted tokens do)."""
+        all of them (as FlashInfer's and TensorRT-LLM's kernels for drafted tokens do).
+
+        With more than `MEASURED_GROUP` query heads a KV head the measured library, TensorRT-LLM, reads the cache once
+        for each head. FlashAttention packs all heads of a group into rows of one tile (hopper/heuristics.h:
+        should_pack_gqa), so with `any_group` the efficiency is that of `MEASURED_GROUP` heads.
+        """
         heads, kv_heads = self.heads_of(d.tp)
         kv_len = max(1, round(self.kept_tokens(kv_len)))
         if not d.fused_attention:
@@ -294,8 +301,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         alone = kv_heads if d.grouped_decode else heads  # as if these were all different
         read = kv_heads + d.group_reads * (alone - kv_heads)
         moved = float(batch) * sum(self.widths) * (queries * heads * d.act_bytes + read * kv_len * d.kv_bytes)
-        shape = (batch, heads, alone, kv_len, self.head_dim)
-        flops = queries * shape_flops(ATTENTION_DECODE, shape)
+        flops = queries * shape_flops(ATTENTION_DECODE, (batch, heads, alone, kv_len, self.head_dim))
+        asked = min(heads, MEASURED_GROUP * alone) if d.any_group else heads
+        shape = (batch, asked, alone, kv_len, self.head_dim)
         return (Compute("attention", ATTENTION_DECODE, shape, d.act, flops, moved, F),)
 
 

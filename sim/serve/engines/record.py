@@ -121,6 +121,7 @@ class Engine:
         "the host puts an iteration together and prepares it while the GPU computes the one before, so that who has "
         "come or ended meanwhile counts one iteration later",
     )
+    may_overlap: bool = fact(False, "told to, it does so although it does not by itself")
     token_more: bool = fact(
         False,
         "the host learns one iteration late who has ended, and that iteration computes one token too many for them; "
@@ -164,6 +165,9 @@ class Engine:
     group_reads: float = fact(
         1.0, "of a KV head's reads for its further query heads, the part that comes from memory, not from the L2 cache"
     )
+    any_group: bool = fact(
+        True, "grouped decode reads a KV head once for any number of query heads; else for up to 32, as was measured"
+    )
     fp32_logits: bool = fact(False, "tokens are chosen out of a copy of the logits in fp32")
     reserved_output: float = fact(
         0.0,
@@ -200,6 +204,11 @@ class Engine:
     swaps: bool = fact(True, "told to, copies a preempted sequence's cache to host memory and back")
     swaps_handed_over: bool = fact(
         False, "a replica that takes computed prompts over does so by itself; these sequences go on before others enter"
+    )
+    copies_blocks: bool = fact(
+        False,
+        "the cache goes to host memory and back block by block, keys and values of each layer in a copy of their own; "
+        "else in one copy",
     )
     shares_at_once: bool = fact(
         False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
@@ -238,11 +247,16 @@ class Engine:
         None, "how it overlaps two halves of a batch; None: it cannot"
     )
     eplb: bool = fact(False, "places experts by popularity (`inference.eplb`)")
-    deep_ep: bool = fact(
-        False,
-        "experts' messages over several replicas by DeepEP (a flag): in 8 bits beside fp8 weights on the way out, "
-        "and with more tokens than its kernels of low latency take once to each node, or to each rank of a single node",
+    all2all: tuple[str, ...] = fact(
+        ("all_to_all", "deepep", "allgather_reducescatter", "naive"),
+        "backends of experts' messages over several replicas (`sim.serve.engines.all2all`), its own choice first",
     )
+    sums_prompts: tuple[bool, bool] = fact(
+        (False, False),
+        "where a replica computes prompts, ranks gather all tokens by an all-reduce, of zeros but for their own, and "
+        "all-reduce the results; the latter also where each replica is one rank with experts of its own",
+    )
+    gathers_narrow: bool = fact(False, "a backend that gathers tokens does so in 8 bits beside fp8 weights")
     reads_checkpoint: bool = fact(
         False, "weights are kept as the model's checkpoint stores them (`quantization` of its config.json)"
     )
@@ -289,6 +303,12 @@ class Engine:
     def never_preempts(self) -> bool:
         """Whether there is room for all that running requests will write when another enters."""
         return self.reserved_output >= 1.0
+
+    def overlaps_with(self, told: bool | None, drafts: Drafts, pp: int) -> bool:
+        """Whether the host works beside the GPU, told so or not (None), with who drafts and so many stages."""
+        if not (self.overlaps if told is None else told) or (pp > 1 and not self.overlaps_stages):
+            return False
+        return drafts == "none" or self.overlaps_drafting[drafts == "model"]
 
     def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:
         """Whether iterations have prompts and tokens, with `chunked_prefill` and drafted tokens as said and so many

@@ -93,8 +93,8 @@ _SGLANG_046 = replace(
     date="2025-04",
     source="as sglang; on GPUs of more than 80 GiB more memory and graphs (srt/server_args.py, the lines after "
     "get_device_memory_capacity; model_executor/cuda_graph_runner.py, get_batch_sizes_to_capture: without dp); "
-    "DeepEP: enable_deepep_moe",
-    deep_ep=True,
+    "DeepEP: enable_deepep_moe, later moe_a2a_backend",
+    all2all=("allgather_reducescatter", "deepep"),
     dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
     drafting_sizes=sglang_046_drafting_sizes,
     fraction=sglang_046_fraction,
@@ -144,6 +144,8 @@ _SGLANG_05 = replace(
     "_handle_gpu_memory_settings; with 20 to 35 GiB and less than 4 ranks graphs to 24 since 0.5.5); padding: "
     "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
     "enable_num_token_non_padded; pull request 25852)",
+    # srt/layers/dp_attention.py, DpPaddingMode.get_dp_padding_mode: SUM_LEN with prompts (pull request 8280)
+    sums_prompts=(True, True),
     graph_sizes=sglang_05_sizes,
     drafting_sizes=sglang_05_drafting_sizes,
     padded_experts=("own", "none"),
@@ -168,6 +170,7 @@ _SGLANG_0510 = replace(
     date="2026-04",
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331; "
     "srt/server_args.py, _handle_piecewise_cuda_graph: not with dp attention, pipeline stages, DeepEP, LoRA, drafts)",
+    sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv
     prompt_sizes=sglang_0510_prompt_sizes,
     fraction=sglang_0510_fraction,
 )

@@ -33,6 +33,7 @@ _TRTLLM_08 = Engine(
     prompts_beside=True,
     fp8_cache=True,
     experts_speed=FP8_EXPERTS,
+    any_group=False,  # whose kernels were measured: none of XQA's beyond
     fp32_logits=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -62,8 +63,11 @@ _TRTLLM_1 = Engine(
     fp8_cache=True,
     own_all_reduces=MIN_LATENCY,
     eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
-    deep_ep=True,
+    # Without NVLink between nodes all-to-alls need TRTLLM_CAN_USE_DEEP_EP, which is 0 (fused_moe_wide_ep.py,
+    # select_alltoall_method_type).
+    all2all=("allgather_reducescatter", "deepep"),
     reads_checkpoint=True,
+    any_group=False,
     fp32_logits=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -113,6 +117,7 @@ RECORDS = (
         since=(1, 3),
         date="2026-04",
         source="as trtllm-1.0; graphs of padded batches by 64 (NVIDIA/TensorRT-LLM pull request 12895, April 2026)",
+        all2all=("deepep", "allgather_reducescatter"),  # fused_moe/communication/communication_factory.py: it is 1
         graph_sizes=trtllm_13_sizes,
         drafting_sizes=trtllm_13_sizes,
     ),

@@ -47,6 +47,7 @@ _FIRST_VLLM = Engine(
     adapters_drafting=False,
     hands_drafts_over=False,
     whole_prompts=True,
+    copies_blocks=True,  # csrc/cache_kernels.cu, swap_blocks: a cudaMemcpyAsync for each block; worker/cache_engine.py
     swaps=False,  # core/scheduler.py, _preempt: by swapping only requests of several sequences
     unseen_share=1.0,  # as V1 without its hybrid cache manager (v1/core/kv_cache_utils.py: unify_hybrid_kv_cache_specs)
     sized_tokens=2560,
@@ -77,6 +78,7 @@ _VLLM_05 = Engine(
     budget_for_all=True,
     room_for_longest=True,
     unseen_share=1.0,
+    copies_blocks=True,
     own_all_reduces=CUSTOM,
     watermark=_WATERMARK,
     fp32_logits=True,
@@ -112,6 +114,9 @@ _VLLM_09 = Engine(
     " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
     " earlier iterations, which choose experts until VLLM_MOE_SKIP_PADDING (pull request 46428, June 2026)",
     host=hosts(V1),
+    may_overlap=True,  # 0.10, pull request 19970: --async-scheduling; not with stages nor drafts
+    overlaps_stages=False,
+    overlaps_drafting=(False, False),
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
     hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
     graph_sizes=vllm_08_sizes,
@@ -124,6 +129,7 @@ _VLLM_09 = Engine(
     room_for_longest=True,  # v1/core/kv_cache_utils.py: check_enough_kv_cache_memory
     prompts_beside=True,
     swaps=False,  # engine/arg_utils.py of 0.8 to 0.10, _is_v1_supported_oracle: --preemption-mode is V0's, later gone
+    copies_blocks=True,  # v1/kv_offload/worker/cpu_gpu.py: swap_blocks of each layer's keys and values (0.11)
     shares_at_once=True,
     # Since 0.8.5 (pull request 17137): v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit, `use_eagle`.
     drops_last_hit=True,
@@ -131,7 +137,7 @@ _VLLM_09 = Engine(
     latent_blocks=_BLOCKS_09,
     own_all_reduces=CUSTOM,
     eplb=True,  # since 0.9.2: config.py, enable_eplb
-    deep_ep=True,
+    all2all=("naive", "deepep"),  # envs.py, VLLM_ALL2ALL_BACKEND; DeepEP: pull request 18434
     layer_groups=True,  # v1/core/kv_cache_utils.py: _get_kv_cache_groups_uniform_page_size
     fp32_logits=True,
     reads_checkpoint=True,
@@ -149,6 +155,7 @@ _VLLM_11 = replace(
     " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
     called="",
     latent_blocks=_BLOCKS_11,
+    all2all=("allgather_reducescatter", "deepep", "naive"),  # envs.py, later config/parallel.py; pull request 23964
     whole_graphs=True,
     own_all_reduces=CUSTOM_LESS,
 )
@@ -182,6 +189,9 @@ _VLLM_19 = replace(
     overlaps_stages=True,
     overlaps_drafting=(True, True),
     whole_prompts_fit=True,
+    copies_blocks=False,  # pull request 38460 (April 2026, in 0.20): one cuMemcpyBatchAsync for all blocks and layers
+    all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
+    gathers_narrow=True,  # pull request 32567 (January 2026), prepare_finalize/naive_dp_ep.py: quantizes first
 )
 RECORDS = (
     _FIRST_VLLM,
@@ -223,11 +233,12 @@ RECORDS = (
         source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
         called="",
         latent_blocks=_BLOCKS_08,
+        may_overlap=False,
         fewer_in_budget=False,
         unseen_share=1.0,
         layer_groups=False,
         eplb=False,
-        deep_ep=False,
+        all2all=("naive",),  # model_executor/layers/fused_moe/layer.py: naive_multicast, dp_group.all_reduce
         cases=(_LARGE._replace(but=()),),
     ),
     _VLLM_09,

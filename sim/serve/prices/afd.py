@@ -133,7 +133,7 @@ def in_micro_batches(costs: Prices, afd: DisaggregatedExperts, load: Load) -> tu
 def layer_parts(costs: Prices, afd: DisaggregatedExperts, load: Load, spec: int) -> LayerParts:
     """A layer of one micro-batch."""
     batches, kind = afd.batches_of(load), costs.specs[spec].attention
-    prompts = load.samples < load.tokens
+    prompts = load.prompts
     one = costs.host.padded(ceil_div(load.tokens, batches), prompts)
     attention_s = costs.tokens_s(Work.LAYER, one, spec)
     if kind is not None:

@@ -32,6 +32,7 @@ from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.shared_cores import costs_of
 from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
+from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.engines.record import TwoBatches
 from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
@@ -69,7 +70,7 @@ class IterationCosts(Struct):
     afd: DisaggregatedExperts | None = None  # experts on GPUs of their own
     of_stages: tuple[IterationCosts, ...] = ()
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
-    without_attention: dict[tuple[int, int], tuple[float, ...]] = field(default_factory=dict)  # by tokens and samples
+    without_attention: dict[tuple[int, int, bool], tuple[float, ...]] = field(default_factory=dict)
     decode_lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)  # `_decode_line`'s
     chunk_s: dict[tuple[int, int, int, int], float] = field(default_factory=dict)  # by `_chunk_s`' arguments
     interpolated_s: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `tokens_s`' arguments
@@ -116,7 +117,7 @@ class IterationCosts(Struct):
 
     def one_batch(self, load: Load) -> tuple[float, ...]:
         """As `device_seconds`, where no halves of the batch overlap."""
-        rest = self._without_attention_s(load.tokens, load.samples)
+        rest = self._without_attention_s(load.tokens, load.samples, load.prompts)
         if load.pooled:
             rest = tuple([seconds + self._routed_more_s(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         if load.adapters:
@@ -141,35 +142,42 @@ class IterationCosts(Struct):
         tokens = ceil_div(load.tokens - load.decodes, cp) + ceil_div(load.decodes, cp)
         return replace(load, tokens=tokens, samples=ceil_div(load.samples, cp), adapted=ceil_div(load.adapted, cp))
 
-    def _without_attention_s(self, tokens: int, samples: int) -> tuple[float, ...]:
+    def _without_attention_s(self, tokens: int, samples: int, prompts: bool) -> tuple[float, ...]:
         """Seconds of all but attention on every stage's GPU, kept."""
-        rest = self.without_attention.get((tokens, samples))
+        key = tokens, samples, prompts
+        rest = self.without_attention.get(key)
         if rest is None:
-            rest = self.without_attention[tokens, samples] = self._priced_without_attention(tokens, samples)
+            rest = self.without_attention[key] = self._priced_without_attention(*key)
         return rest
 
     def _routed_more_s(self, load: Load, stage: StageLayers) -> float:
         """What experts take more for the tokens of all replicas than if all had as many as this one."""
-        prompts, split = load.samples < load.tokens, self.dims.ep > 1
+        prompts, split = load.prompts, self.dims.ep > 1
         of_all, own = (self.host.routed(n, prompts, split) for n in (load.pooled, load.tokens))
-        return sum([n * self._routed_difference_s(of_all, own, i) for i, n in enumerate(stage.layers) if n])
+        summed = self.summed(prompts)
+        return sum([n * self._routed_difference_s(of_all, own, i, summed) for i, n in enumerate(stage.layers) if n])
 
-    def _routed_difference_s(self, tokens: int, than: int, spec: int) -> float:
+    def _routed_difference_s(self, tokens: int, than: int, spec: int, summed: int = 0) -> float:
         if tokens == than:
             return 0.0
-        return self.tokens_s(Work.ROUTED, tokens, spec) - self.tokens_s(Work.ROUTED, than, spec)
+        return self.tokens_s(Work.ROUTED, tokens, spec, summed) - self.tokens_s(Work.ROUTED, than, spec, summed)
+
+    def summed(self, prompts: bool) -> int:
+        """1 where an iteration with prompts sends by all-reduces, else 0: a size of its layers' keys."""
+        return int(prompts and self.dims.prompt_sums[0])
 
     def _adapters_s(self, load: Load, stage: StageLayers) -> float:
         """What LoRA adapters add to a stage."""
         kinds = enumerate(stage.layers)
         return sum([n * self.tokens_s(Work.ADAPTERS, load.adapted, i, load.adapters) for i, n in kinds if n])
 
-    def _priced_without_attention(self, tokens: int, samples: int) -> tuple[float, ...]:
+    def _priced_without_attention(self, tokens: int, samples: int, prompts: bool) -> tuple[float, ...]:
         """Seconds of what depends on the numbers of tokens and samples alone, on every stage."""
-        prompts, kinds = samples < tokens, range(len(self.specs))
+        kinds, summed = range(len(self.specs)), self.summed(prompts)
         computed, routed = self.host.padded(tokens, prompts), self.host.routed(tokens, prompts, self.dims.ep > 1)
         layers = [
-            self.tokens_s(Work.LAYER, computed, i) + self._routed_difference_s(routed, computed, i) for i in kinds
+            self.tokens_s(Work.LAYER, computed, i, summed) + self._routed_difference_s(routed, computed, i, summed)
+            for i in kinds
         ]
         out = []
         for s in self.stages:
@@ -192,7 +200,7 @@ class IterationCosts(Struct):
             seen = range(first_kv, first_kv + decodes * steps, decodes)
             return [self.stage_seconds(Load(decodes, decodes, kv, (), decodes))[0] for kv in seen]
         own = ceil_div(decodes, self.dims.cp)
-        base = self._without_attention_s(own, own)[0]
+        base = self._without_attention_s(own, own, False)[0]
         seconds: list[float] = []
         while len(seconds) < steps:
             kv = first_kv + decodes * len(seconds)
@@ -327,13 +335,12 @@ class IterationCosts(Struct):
             return embedding_tokens(self.dims, key.a)
         if key.work is Work.HEAD:
             return head_samples(self.dims, key.a)
+        dims = replace(self.dims, prompts=True) if key.b else self.dims
         if key.work is Work.ROUTED:
-            return self.specs[key.spec].serve_routed(self.dims, key.a)
-        if key.work is Work.DISPATCH:
-            return self.specs[key.spec].serve_exchange(self.dims, key.a)[0]
-        if key.work is Work.COMBINE:
-            return self.specs[key.spec].serve_exchange(self.dims, key.a)[1]
-        return self.specs[key.spec].serve_tokens(self.dims, key.a)
+            return self.specs[key.spec].serve_routed(dims, key.a)
+        if key.work in (Work.DISPATCH, Work.COMBINE):
+            return self.specs[key.spec].serve_exchange(self.dims, key.a)[key.work is Work.COMBINE]
+        return self.specs[key.spec].serve_tokens(dims, key.a)
 
 
 def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec, ...] | None = None) -> IterationCosts:
@@ -389,6 +396,6 @@ def _disaggregated_experts(scenario: Scenario, profile: Profile) -> Disaggregate
         return None
     n = afd.expert_gpus
     own = p.model_copy(update={"tp": 1, "dp": n, "ep": n, "expert_tp": 1, "shard_size": n})
-    alone = inference.model_copy(update={"afd": None})
+    alone = inference.model_copy(update={"afd": None, "all2all_backend": all2all_of(inference).name})
     costs = iteration_costs(scenario.model_copy(update={"parallelism": own, "inference": alone}), profile)
     return DisaggregatedExperts(costs, n, p.dp, afd.micro_batches)

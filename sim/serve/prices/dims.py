@@ -9,6 +9,7 @@ from sim.core.quantization import QUANTIZATIONS
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
 from sim.models.served import ServingDims
+from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.formats import cache_dtype, linear_format
 
@@ -27,8 +28,14 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     m, p, i = scenario.model, scenario.parallelism, scenario.for_serving
     act, peaks = sixteen_bit(i.precision), scenario.cluster.gpu.peak_flops_per_s
     linear, weight = linear_format(i, peaks)
-    engine = engine_of(i.engine)
+    engine, backend = engine_of(i.engine), all2all_of(i)
+    ranks = (
+        p.ep * p.expert_tp if p.ep * p.expert_tp > p.tp else 0
+    )  # that share experts, where they are several replicas'
+    whole = engine.dp_attention and (backend.gathers or p.ep == 1)
     nodes = expert_nodes(p, scenario.cluster.domain_gpus)
+    head_tp = ranks if engine.dp_attention and i.head_over_replicas is not False and not m.tied_embeddings else 0
+    sums = engine.sums_prompts[0] and ranks > 0
     kept = i.kv_cache.dtype or cache_dtype(i, peaks, m)
     return ServingDims(
         model=m,
@@ -48,13 +55,20 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         group_reads=engine.group_reads,
+        any_group=engine.any_group,
         fp32_logits=engine.fp32_logits,
         fp32_states=engine.fp32_states,
         index_dtype="fp8" if "fp8" in peaks else act,
-        once_to=(nodes if nodes > 1 else p.ep) if engine.deep_ep else 0,
+        gathers=backend.gathers,
+        sums=backend.sums,
+        prompt_sums=(sums, sums and (engine.sums_prompts[1] or p.tp > 1 or p.expert_tp > 1)),
+        once_to=(nodes if nodes > 1 else p.ep) if backend.once else 0,
         expert_nodes=nodes,
         eplb=_balanced(i.eplb, p, scenario.cluster.gpus_per_node) if i.eplb is not None and p.ep > 1 else None,
-        shared_tp=p.expert_tp if engine.dp_attention and p.ep == 1 and p.expert_tp > p.tp else 0,
+        shared_tp=ranks if whole else 0,
+        dense_tp=ranks if engine.dp_attention and i.dense_over_replicas is not False else 0,
+        head_tp=head_tp,
+        head_vocab=m.padded_vocab(head_tp, engine.padding_of_vocab(head_tp)) // head_tp if head_tp else 0,
         cp=p.cp,
         cp_method=p.cp_method,
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import QUANTIZATIONS
+from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def linear_format(inference: Inference, peaks: Mapping[str, float]) -> tuple[str
 def dispatch_dtype(inference: Inference, peaks: Mapping[str, float]) -> str:
     """What an engine sends tokens to experts in, where the scenario does not say it."""
     linear, _ = linear_format(inference, peaks)
-    narrow = engine_of(inference.engine).deep_ep and linear == "fp8"
+    backend = all2all_of(inference)
+    narrow = (backend.narrow or (backend.gathers and engine_of(inference.engine).gathers_narrow)) and linear == "fp8"
     return "fp8" if narrow else sixteen_bit(inference.precision)
 
 

@@ -101,11 +101,10 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     sizes = gpu.memory_bytes, p.tp, p.pp, served.longest(scenario.model), served.drafts
     own = engine.defaults_on(gpu.architecture, *sizes, replicas=p.sharing_replicas)
     most = own.graphs_to, served.max_running_requests
-    graphs, overlaps = engine.graph_sizes(*most), engine.overlaps and (p.pp == 1 or engine.overlaps_stages)
-    if drafts is not None:
-        overlaps = overlaps and engine.overlaps_drafting[served.drafts == "model"]
-        if engine.drafting_sizes is not None:
-            graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
+    graphs = engine.graph_sizes(*most)
+    overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
+    if drafts is not None and engine.drafting_sizes is not None:
+        graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
     graphs = graphs if served.cuda_graphs else ()
     prompts = graphs if engine.prompt_graphs else _prompt_sizes(scenario, engine)
     return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, pieces, graphs, prompts, overlaps)
@@ -114,7 +113,7 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
 def _prompt_sizes(scenario: Scenario, engine: Engine) -> tuple[int, ...]:
     """Tokens of iterations with prompts that have graphs of sizes of their own."""
     p, served = scenario.parallelism, scenario.for_serving
-    beside = served.speculative is not None or served.lora is not None or p.pp > 1 or p.ep > p.tp
+    beside = served.speculative is not None or served.lora is not None or p.pp > 1 or p.sharing_replicas > 1
     if engine.prompt_sizes is None or beside or not served.cuda_graphs:
         return ()
     return engine.prompt_sizes(served.max_batch_tokens, scenario.model.mla is not None)

@@ -72,7 +72,7 @@ def _with_afd(costs: IterationCosts, afd: DisaggregatedExperts, computed: Comput
     used = defaultdict(float, _used(costs, [(replace(load, pooled=0), times) for load, times in computed]))
     routed: defaultdict[Key, float] = defaultdict(float)
     for load, times in computed:
-        padded = costs.host.padded(load.tokens, load.samples < load.tokens)
+        padded = costs.host.padded(load.tokens, load.prompts)
         for i, n in enumerate(costs.stages[0].layers):
             used[Key(Work.ROUTED, i, sizes_around(padded)[0])] -= times * n
             routed[Key(Work.ROUTED, i, sizes_around(afd.tokens_of(load))[0])] += times * n * afd.batches_of(load)
@@ -138,8 +138,8 @@ class _Sizes(NamedTuple):
     """How many iterations had each size."""
 
     tokens: Counter[int]
-    padded: Counter[int]  # tokens with those that pad them
-    routed: Counter[int]  # tokens that experts compute, less the padded ones, which are in a layer's price
+    padded: Counter[tuple[int, int]]  # tokens with those that pad them; whether all-reduces send them
+    routed: Counter[tuple[int, int]]  # that experts compute, less the padded ones, which are in a layer's price
     chunks: Counter[tuple[tuple[int, int, int], ...]]  # as `Load.prefills`
     decodes: Counter[tuple[int, int, int]]  # sequences, the kept length below, queries
     samples: Counter[int]
@@ -149,12 +149,13 @@ class _Sizes(NamedTuple):
 def _sizes(costs: IterationCosts, loads: Computed) -> _Sizes:
     found = _Sizes(Counter(), Counter(), Counter(), Counter(), Counter(), Counter(), Counter())
     for load, times in loads:
-        prompts, split = load.samples < load.tokens, costs.dims.ep > 1
+        prompts, split = load.prompts, costs.dims.ep > 1
         padded = costs.host.padded(load.tokens, prompts)
         found.tokens[load.tokens] += times
-        found.padded[padded] += times
-        found.routed[padded] -= times
-        found.routed[costs.host.routed(load.pooled or load.tokens, prompts, split)] += times
+        summed = costs.summed(prompts)
+        found.padded[padded, summed] += times
+        found.routed[padded, summed] -= times
+        found.routed[costs.host.routed(load.pooled or load.tokens, prompts, split), summed] += times
         found.samples[load.samples] += times
         if load.prefills:
             found.chunks[load.prefills] += times
@@ -174,9 +175,11 @@ def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:
     for size, times in _at_kept(found.tokens).items():
         used[Key(Work.EMBEDDING, 0, size)] += times
     for work, counted in ((Work.LAYER, found.padded), (Work.ROUTED, found.routed)):
-        for size, times in _at_kept(counted).items():
-            for i, n in enumerate(layers):
-                used[Key(work, i, size)] += times * n
+        for summed in (0, 1):
+            of_kind = Counter({size: times for (size, kind), times in counted.items() if kind == summed})
+            for size, times in _at_kept(of_kind).items():
+                for i, n in enumerate(layers):
+                    used[Key(work, i, size, summed)] += times * n
     for prefills, times in found.chunks.items():
         for chunk, cached, equal, part in prefill_parts(prefills):
             sizes = *(CHUNKS[below(CHUNKS, n)] for n in (chunk, cached)), equal

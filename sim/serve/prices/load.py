@@ -24,6 +24,11 @@ class Load(Struct, frozen=True):
     adapters: int = 0
 
     @property
+    def prompts(self) -> bool:
+        """Whether it computes prompts."""
+        return bool(self.prefills)
+
+    @property
     def sequences(self) -> int:
         """Sequences that it computes for."""
         count = self.decodes

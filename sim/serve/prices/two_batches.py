@@ -48,6 +48,9 @@ class Prices(Protocol):
     def tokens_s(self, work: Work, tokens: int, spec: int = 0, adapters: int = 0) -> float:
         """Seconds of a part that depends on the number of tokens alone."""
 
+    def summed(self, prompts: bool) -> int:
+        """1 where an iteration with prompts sends by all-reduces, else 0."""
+
     def attention_s(self, load: Load, spec: int) -> float:
         """Seconds of a layer's attention."""
 
@@ -118,11 +121,12 @@ def _layer(costs: Prices, rule: TwoBatches, load: Load, spec: int) -> float:
 def _all_tokens(costs: Prices, load: Load, spec: int) -> tuple[float, float, int]:
     """Return, for a layer without its attention kernels: all its seconds, those of routed experts with their messages,
     and the tokens that choose experts."""
-    prompts = load.samples < load.tokens
+    prompts = load.prompts
     computed = costs.host.padded(load.tokens, prompts)
     tokens = costs.host.routed(load.pooled or load.tokens, prompts, costs.dims.ep > 1)
-    routed, padded = (costs.tokens_s(Work.ROUTED, n, spec) for n in (tokens, computed))
-    return costs.tokens_s(Work.LAYER, computed, spec) + routed - padded, routed, tokens
+    summed = costs.summed(prompts)
+    routed, padded = (costs.tokens_s(Work.ROUTED, n, spec, summed) for n in (tokens, computed))
+    return costs.tokens_s(Work.LAYER, computed, spec, summed) + routed - padded, routed, tokens
 
 
 def hidden_seconds(costs: Prices, load: Load) -> float:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference, PoolSize
+from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.prices.profile import Profile
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
 from sim.serve.cache.host_copies import Link
@@ -168,8 +169,10 @@ def _scheduler(
     host = store(capacity.host_tokens) if i.prefix_cache == "cpu" else None
     network = costs.prices.pricing.network
     latency = network.host_copy(0.0)
-    bus = Link(network.host_copy(capacity.stage_token_bytes) - latency, latency)
     engine, swap_room = engine_of(i.engine), capacity.host_tokens if i.preemption == "swap" else 0
+    pieces = _copies_of_a_block(costs) if engine.copies_blocks else 0
+    token_s = network.host_copy(capacity.stage_token_bytes) - latency + pieces * latency / i.kv_cache.block_tokens
+    bus = Link(token_s, latency)
     class_of_engine = SglangScheduler if engine.prompts_lead else Scheduler
     scheduler = class_of_engine(cache, limits, i.prefix_cache == "gpu", host, bus, swap_room)
     _follow_rules(scheduler, engine, i, pp, costs.host.overlaps)
@@ -186,6 +189,12 @@ def _scheduler(
     return scheduler
 
 
+def _copies_of_a_block(costs: IterationCosts) -> int:
+    """Copies of a block on the stage that has most: of keys and of values in each layer, latent caches of both."""
+    each = [2 if isinstance(a, GroupedQueryAttention) else 1 for a in costs.attentions]
+    return max([sum([n * m for n, m in zip(s.attentions, each, strict=True)]) for s in costs.stages])
+
+
 def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, overlaps: bool) -> None:
     """Let a scheduler follow the rules of an engine's record, as far as the scenario has its options on."""
     if isinstance(scheduler, SglangScheduler):
@@ -200,5 +209,7 @@ def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, o
     scheduler.whole_prompts_fit = engine.whole_prompts_fit
     scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
     behind = overlaps and pp == 1
-    scheduler.token_more = engine.token_more and i.speculative is None and (behind or (i.cuda_graphs and pp == 1))
+    scheduler.token_more = (
+        engine.token_more and i.speculative is None and (behind or (not engine.overlaps and i.cuda_graphs and pp == 1))
+    )
     scheduler.one_behind, scheduler.sees_arrivals = behind or scheduler.token_more, not behind

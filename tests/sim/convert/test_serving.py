@@ -52,13 +52,16 @@ vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size $TP \\
 def test_sglang_with_attention_by_replicas(tmp_path: Path) -> None:
     script = """
 python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp 8 --dp 8 --enable-dp-attention --ep-size 8 \\
-    --chunked-prefill-size 16384 --enable-two-batch-overlap --speculative-algorithm EAGLE --speculative-num-steps 1
+    --moe-a2a-backend deepep --moe-dense-tp-size 1 --enable-dp-lm-head --chunked-prefill-size 16384 \\
+    --enable-two-batch-overlap --speculative-algorithm EAGLE --speculative-num-steps 1
 python3 -m sglang.bench_serving --random-input 1024 --random-output 512 --random-range-ratio 0.5 --request-rate 4
 """
     found, text = converted(tmp_path, script)
     assert found["parallelism"] == {"tp": 1, "pp": 1, "dp": 8, "ep": 8, "expert_tp": 1}
     assert found["inference"]["max_batch_tokens"] == 2048
     assert found["inference"]["two_batch_overlap"]
+    assert found["inference"]["all2all_backend"] == "deepep"
+    assert found["inference"]["dense_over_replicas"] is found["inference"]["head_over_replicas"] is False
     assert found["inference"]["speculative"] == {"tokens": 1}
     requests = found["inference"]["requests"]
     shortest, longest = (requests["prompt_len"] * (1 + by * requests["range_ratio"]) for by in (-1, 1))
@@ -191,6 +194,46 @@ python benchmarks/benchmark_serving.py --backend vllm --dataset-name sharegpt --
     assert (requests["count"], requests["rate_per_s"]) == (7, 10.0)
     assert "# the requests of dataset sharegpt are not in the command" in text
     assert "not expressed" not in text
+
+
+@pytest.mark.parametrize(
+    ("before", "flag", "backend", "graphs"),
+    [
+        ("# vllm==0.11.0", "--all2all-backend naive", None, None),
+        ("pip install vllm==0.11.0", "--all2all-backend naive", "naive", None),
+        ("", "--all2all-backend deepep_low_latency", "deepep", None),
+        ("export VLLM_ALL2ALL_BACKEND=deepep_high_throughput", "", "deepep", False),
+        ("", "", None, None),
+    ],
+)
+def test_vllms_backends_of_experts_messages(
+    tmp_path: Path, before: str, flag: str, backend: str | None, graphs: bool | None
+) -> None:
+    script = f"{before}\nvllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel {flag}\n{BENCH}"
+    found, text = converted(tmp_path, script, "--gpus", "8")
+    assert found["inference"].get("all2all_backend") == backend
+    assert found["inference"].get("cuda_graphs") is graphs
+    assert "not expressed here" not in text
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        ("vllm serve llama3-8b --no-async-scheduling", False),
+        ("vllm serve llama3-8b --async-scheduling", True),
+        ("vllm serve llama3-8b", None),
+        ("python -m sglang.launch_server --model llama3-8b --disable-overlap-schedule", False),
+    ],
+)
+def test_asynchronous_scheduling(tmp_path: Path, server: str, told: bool | None) -> None:
+    found, text = converted(tmp_path, f"{server}\n{BENCH}")
+    assert found["inference"].get("async_scheduling") is told
+    assert "not expressed here" not in text
+
+
+def test_a_backend_that_is_not_simulated_is_told(tmp_path: Path) -> None:
+    _, text = converted(tmp_path, f"vllm serve deepseek-ai/DeepSeek-V3 -dp 8 -ep --all2all-backend nixl_ep\n{BENCH}")
+    assert "# not expressed here: --all2all-backend" in text
 
 
 def test_deepep_gives_each_rank_experts_of_its_own(tmp_path: Path) -> None:

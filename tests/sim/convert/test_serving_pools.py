@@ -48,11 +48,11 @@ def test_one_server_of_both_roles_is_served_alone(tmp_path: Path) -> None:
 SGLANG = "python -m sglang.launch_server --model-path deepseek-v3 --tp-size 8 --dp-size 8 --enable-dp-attention"
 
 
-def test_pools_whose_replicas_split_experts_are_refused(tmp_path: Path) -> None:
-    """Not simulated with all experts on each GPU."""
+def test_pools_whose_replicas_split_experts(tmp_path: Path) -> None:
     servers = [f"{SGLANG} --disaggregation-mode {role}" for role in ("prefill", "decode")]
-    _, text = converted(tmp_path, "\n".join(servers))
-    assert "prefill servers: found experts that 8 ranks of 8 replicas split; can be simulated: with expert" in text
+    found, _ = converted(tmp_path, "\n".join(servers))
+    assert found["inference"]["disaggregated"]["decode"] == {"replicas": 8, "tp": 1, "ep": 1, "expert_tp": 8}
+    parse_scenario(found, "found")
     found, _ = converted(tmp_path, "\n".join(f"{server} --ep-size 8" for server in servers))
     assert found["inference"]["disaggregated"]["prefill"] == {"replicas": 8, "tp": 1, "ep": 8}
 

@@ -214,3 +214,37 @@ def test_a_decode_server_of_sglang_keeps_512_tokens_free_for_each_request() -> N
     all_left(sim)
     assert sim.result["kv_cache"]["running_max"] == sim.capacity.blocks // 612 == 4
     assert sim.result["kv_cache"]["preemptions"] == 0
+
+
+EXPERTS = {"moe": {"experts": 8, "top_k": 2, "ffn": 64}}
+
+
+def of_experts(size: dict[str, int]) -> Scenario:
+    inference = {
+        "requests": {"prompt_len": 64, "output_len": 16, "count": 8},
+        "disaggregated": {"prefill": {"replicas": 1}, "decode": size},
+    }
+    model = SMALL | EXPERTS
+    return parse_scenario({"model": model, "cluster": "dgx-h100", "calibration": "roofline", "inference": inference})
+
+
+def test_replicas_of_a_pool_split_every_expert() -> None:
+    """Each of four has a quarter of all experts, gathers all tokens, and waits for the others."""
+    alone, split = (simulate_serving(of_experts({"replicas": 4} | own)) for own in ({}, {"expert_tp": 4}))
+    whole, part = (
+        sum(spec.served_elements(pool.costs.dims).experts for spec in pool.costs.specs)
+        for pool in (alone.pools[1], split.pools[1])
+    )
+    assert whole == 4 * part
+    kinds = [
+        item.kind for way in split.pools[1].costs.specs[0].serve_exchange(split.pools[1].costs.dims, 8) for item in way
+    ]
+    assert kinds == ["all_gather", "reduce_scatter"]
+    all_left(split)
+    assert split.scenario.for_serving.disaggregated is not None
+    assert split.scenario.for_serving.disaggregated.decode.sharing_replicas == 4
+
+
+def test_a_pools_split_of_experts_must_suit_its_replicas() -> None:
+    with pytest.raises(InputError, match=r"inference\.disaggregated\.decode\.expert_tp"):
+        of_experts({"replicas": 4, "expert_tp": 3})

@@ -26,6 +26,7 @@ SMS = 132
 
 def wide(ranks: int = 16, engine: str = "sglang-0.5", overlap: bool = True, **inference: Any) -> Scenario:
     section = {"engine": engine, "two_batch_overlap": overlap, "requests": {"prompt_len": 500, "output_len": 4}}
+    section |= {"all2all_backend": None if engine == "bundled" else "deepep"}
     return scenario_with(
         parallelism={"dp": ranks, "ep": ranks},
         model="deepseek-v3",
@@ -100,7 +101,15 @@ def test_hidden_messages_are_no_part_of_the_time() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"engine": "vllm-0.6"}, "engine vllm-0.6 cannot do that; allowed with: bundled, vllm-0.14"),
+        (
+            {"engine": "vllm-0.6", "all2all_backend": None},
+            "engine vllm-0.6 cannot do that; allowed with: bundled, vllm-0.14",
+        ),
+        (
+            {"all2all_backend": None},
+            "overlaps none of allgather_reducescatter's messages; needs all2all_backend deepep",
+        ),
+        ({"all2all_backend": "naive"}, "found 'naive'; engine sglang-0.5 has allgather_reducescatter, deepep"),
         ({"lora": {"adapters": 2}}, "is not simulated with inference.two_batch_overlap"),
     ],
 )
