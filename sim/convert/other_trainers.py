@@ -46,6 +46,7 @@ COMMANDS = (
     ("OLMo", (OLMO_CORE, "OLMo"), ""),
 )
 NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")
+OF_LAUNCHER = re.compile(r"--config_file[ \t=]+[\"']?([\w./-]+)")  # Accelerate's, of processes and sharding
 RUNS = re.compile(r"(?:^|[\s;\"'(])(?:bash|sh|source|\.)[ \t]+\"?([\w./${}-]+\.sh)\b")
 
 
@@ -58,8 +59,10 @@ def not_read(file: Path, text: str, else_said: str) -> InputError:
     if runs := RUNS.search(text):
         problem = f"has no command that is read, but runs {runs[1]}: convert that file"
         return InputError(f"{file}: {problem}, with the variables that this one sets as --var NAME=VALUE")
-    if named := NAMED.search(text):
-        return InputError(f"{file}: has no command that is read, but names {named[0]}: convert that file")
+    launchers = OF_LAUNCHER.findall(text)
+    if named := next((name for name in NAMED.findall(text) if name not in launchers), None):
+        beside = f", or put it beside the script, where {launchers[0]} is looked for, too" if launchers else ""
+        return InputError(f"{file}: has no command that is read, but names {named}: convert that file{beside}")
     return InputError(else_said)
 
 
