@@ -57,3 +57,19 @@ def test_timers_that_wait_are_named(tmp_path: Path) -> None:
 def test_what_is_trained_is_said_elsewhere(tmp_path: Path, flag: str) -> None:
     said = refused(tmp_path, "train.sh", MEGATRON.rstrip() + f" {flag}\n", *CLUSTER)
     assert f"{flag.split()[0]}: " in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("", "--attention-dropout 0 and --hidden-dropout 0.1"),
+        ("--hidden-dropout 0.1", "--attention-dropout 0 and --hidden-dropout 0.1"),
+        ("--hidden-dropout 0", ""),
+    ],
+)
+def test_dropout_at_one_of_two_places_is_said(tmp_path: Path, flags: str, said: str) -> None:
+    text = MEGATRON.replace("--attention-dropout 0 --hidden-dropout 0", f"--attention-dropout 0 {flags}")
+    data, notes = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["model"]["dropout"] == (0.1 if said else 0.0)
+    assert ("# model.dropout 0.1 is simulated" in notes) is bool(said)
+    assert said in notes
