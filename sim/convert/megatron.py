@@ -13,7 +13,7 @@ from typing import Any
 
 from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.environment import backend_of, workspaces_of
-from sim.convert.megatron_attention import attention_of
+from sim.convert.megatron_attention import attention_of, note_mask
 from sim.convert.megatron_deepspeed import of_deepspeed
 from sim.convert.megatron_fp8 import in_8_bits, precision_of
 from sim.convert.megatron_fusions import fusions
@@ -184,13 +184,14 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
     framework = "eager" if not fused else MEGATRON_BRIDGE.name if _as_recipes_run(s) else MEGATRON.name
     recipe = recipe or (FP8_RECIPE if framework == MEGATRON_BRIDGE.name else None)
-    micro_batch = s.integer("micro-batch-size")
+    micro_batch, sequence = s.integer("micro-batch-size"), s.integer("seq-length")
+    note_mask(s, sequence, micro_batch)
     optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
     if optimizer is None:
         s.notes.append(f"{s.written_as('optimizer')} {s.take('optimizer')}: AdamW is simulated in its place")
     return without_none(
         {
-            "seq_len": s.integer("seq-length"),
+            "seq_len": sequence,
             "micro_batch_size": micro_batch,
             "global_batch_size": s.integer("global-batch-size", micro_batch * dp),
             "precision": precision,

@@ -69,7 +69,23 @@ def test_what_is_trained_is_said_elsewhere(tmp_path: Path, flag: str) -> None:
 )
 def test_dropout_at_one_of_two_places_is_said(tmp_path: Path, flags: str, said: str) -> None:
     text = MEGATRON.replace("--attention-dropout 0 --hidden-dropout 0", f"--attention-dropout 0 {flags}")
-    data, notes = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    data, notes = converted(tmp_path, "train.sh", text, *CLUSTER)
     assert data["model"]["dropout"] == (0.1 if said else 0.0)
     assert ("# model.dropout 0.1 is simulated" in notes) is bool(said)
     assert said in notes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flag", "said"),
+    [
+        ("32768", "", "# attention masks from the data loader, 1 GiB to the GPU for each micro-batch"),
+        ("32768", "--no-create-attention-mask-in-dataloader", ""),
+        ("8192", "", ""),
+    ],
+)
+def test_a_long_sequence_s_mask_is_said(tmp_path: Path, tokens: str, flag: str, said: str) -> None:
+    """training/utils.py, `get_batch_on_this_tp_rank`: a byte for each pair of tokens."""
+    text = MEGATRON.replace("--seq-length 8192", f"--seq-length {tokens} {flag}")
+    _, notes = converted(tmp_path, "train.sh", text, *CLUSTER)
+    assert said in notes
+    assert ("attention masks" in notes) is bool(said)
