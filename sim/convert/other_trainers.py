@@ -17,6 +17,7 @@ OTHERS = (
     ("Docker Compose", ("services",)),
     ("Kubernetes", ("apiVersion", "kind")),
 )
+STARTERS = ("Docker Compose", "Kubernetes")  # of servers and trainers, whose own commands are read
 READ = (
     "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
     "nanotron, LLM Foundry, GPT-NeoX"
@@ -32,6 +33,8 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
     keys = {str(key).replace("-", "_") for key in data}
     keys |= {f"{key}.{inner}" for key, values in data.items() if isinstance(values, dict) for inner in values}
     program = next((name for name, own in OTHERS if keys.issuperset(own)), None)
+    if program in STARTERS:
+        raise InputError(f"{file}: is a file of {program}, which is not read: put the command that it starts in a .sh")
     if program is not None:
         raise InputError(f"{file}: is a file of {program}, which is not read; can be converted: {READ}")
 
