@@ -52,11 +52,28 @@ def test_timers_that_wait_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--yaml-cfg x.yaml", "--perform-rl-step", "--heterogeneous-layers-config-path x.json"]
+    "flag",
+    [
+        "--yaml-cfg x.yaml",
+        "--perform-rl-step",
+        "--heterogeneous-layers-config-path x.json",
+        "--decoder-seq-length 128",
+        "--retro-add-retriever",
+        "--patch-dim 14",
+        "--num-tokens-to-generate 30",
+        "--export-kd-teacher-load x",
+        "--rollout-batch-size 32",
+    ],
 )
 def test_what_is_trained_is_said_elsewhere(tmp_path: Path, flag: str) -> None:
     said = refused(tmp_path, "train.sh", MEGATRON.rstrip() + f" {flag}\n", *CLUSTER)
     assert f"{flag.split()[0]}: " in said
+
+
+def test_a_script_that_generates_is_refused(tmp_path: Path) -> None:
+    for name in ("tools/run_text_generation_server.py", "examples/inference/gpt/gpt_dynamic_inference.py"):
+        said = refused(tmp_path, "serve.sh", MEGATRON.replace("pretrain_gpt.py", name), *CLUSTER)
+        assert f"{name.rpartition('/')[2]}: text is generated, and nothing trained" in said
 
 
 @pytest.mark.parametrize(
