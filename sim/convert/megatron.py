@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
+from sim.convert.command_line import OF_ALL_NODES, SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.environment import backend_of, workspaces_of
 from sim.convert.megatron_attention import attention_of, note_mask
 from sim.convert.megatron_deepspeed import of_deepspeed
@@ -85,7 +85,8 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     if (kernel := backend_of(text)) is not None and "attention-backend" not in flags:
         flags["attention-backend"] = kernel
         written["attention-backend"] = "NVTE_FLASH_ATTN and NVTE_FUSED_ATTN, read as --attention-backend"
-    s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
+    slurm = {name: number for name, number in slurm_flags(text).items() if not str(flags.get(name)).isdigit()}
+    s = Settings(file, flags | slurm, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
 
 
@@ -127,12 +128,15 @@ def _stated_gpus(s: Settings, machine: Machine) -> int | None:
     """GPUs by torchrun's arguments, else by Slurm's; nobody asks where --gpus is given."""
     nodes, each, processes = s.take("nnodes"), s.take("nproc-per-node"), s.take("np")
     slurm_nodes, tasks, per_node = (s.take(name) for name in SLURM)
+    of_all = [int(number) for name in OF_ALL_NODES if (number := str(s.take(name))).isdigit()]
     if machine.gpus is not None:
         return None
     if each is None and processes is not None:
         return s.size("np")
     if each is None:  # one process for each task that srun starts
         each = tasks if tasks not in (None, "1") else per_node
+    if each is None:
+        return next((number for number in of_all if number > 1), None)
     if not str(each).isdigit():
         return None
     return int(str(each)) * (s.integer("nodes" if nodes is None else "nnodes", 1) if nodes or slurm_nodes else 1)
