@@ -60,6 +60,8 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     refuse_script(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}
+    if isinstance(flags.get("deepspeed_config"), str) and flags.get("deepspeed", True) is True:
+        flags["deepspeed"] = flags.pop("deepspeed_config")  # of `deepspeed.add_config_arguments`
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
     config = _accelerate(file, text, flags.get("config_file"))
@@ -77,7 +79,16 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
             many = flags.get(nodes, 1) if nodes else 1
             processes = count * many if type(many) is int else None
             break
+    processes = _included(words) or processes
     return data, processes if type(processes) is int else None
+
+
+def _included(words: list[str]) -> int:
+    """The GPUs that DeepSpeed's launcher is told by number (`--include localhost:0,1@other:2`); 0 where it is not."""
+    flat = (part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word]))
+    given = next((word for before, word in pairwise(flat) if before in ("-i", "--include")), "")
+    hosts = [host.partition(":")[2] for host in given.strip("\"'").split("@")]
+    return sum(len(host.split(",")) for host in hosts) if all(hosts) else 0
 
 
 def _of_recipe(file: Path, text: str, words: list[str], flags: dict[str, Any]) -> dict[str, Any]:

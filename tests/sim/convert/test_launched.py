@@ -254,3 +254,30 @@ def test_two_recipes_in_one_script(tmp_path: Path) -> None:
         commands += f"accelerate launch --config_file c.yaml scripts/sft.py {name}\n"
     said = refused(tmp_path, "train.sh", commands, "--cluster", "dgx-h100")
     assert "names 2 recipes (first.yaml, second.yaml): keep the one that runs" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus"), [("--include localhost:2,3", 2), ('--include="a:0,1@b:0,1,2,3"', 6), ("-i localhost:0,1", 2)]
+)
+def test_gpus_that_deepspeeds_launcher_is_told_by_number(tmp_path: Path, given: str, gpus: int) -> None:
+    data, _ = converted(tmp_path, "train.sh", script(f"deepspeed {given}"), "--cluster", "dgx-h100")
+    assert data["parallelism"]["dp"] == gpus
+
+
+def test_deepspeeds_file_by_its_own_flag(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    text = script("deepspeed --num_gpus 8").rstrip() + " --deepspeed_config ds.json\n"
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"]["zero"] == 3
+    assert "not expressed" not in said
+
+
+def test_deepspeeds_section_of_recomputation_is_not_transformers(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "activation_checkpointing": {"partition_activations": true}}'
+    )
+    text = script("deepspeed --num_gpus 8").replace("--gradient_checkpointing", "--deepspeed ds.json")
+    text = text.replace("--max_length", "--block_size")  # the former is TRL's, which recomputes by default
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["training"]["recompute"] == "none"
+    assert "activation_checkpointing: of no effect on Transformers' models" in said
