@@ -21,7 +21,7 @@ from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
 from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.megatron_offload import activation_offload, optimizer_offload
-from sim.convert.megatron_older import as_of_today
+from sim.convert.megatron_older import PLAIN_LINEAR, as_of_today
 from sim.convert.megatron_refused import plain_name, require_described
 from sim.convert.megatron_stages import pipeline_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
@@ -319,6 +319,8 @@ def _cp_method(s: Settings) -> str | None:
 def _tp_overlap(s: Settings, tp: int) -> str | None:
     waits = "no-async-tensor-model-parallel-allreduce"
     full, apart = s.flag("tp-comm-overlap"), s.flag(waits)
+    if s.flag(PLAIN_LINEAR):
+        return "none" if tp > 1 else None
     if apart and tp > 1 and not s.flag("sequence-parallel"):
         s.notes.append(
             f"{s.written_as(waits)}: Megatron-LM ignores it since core 0.9 (training/arguments.py: DEPRECATED). For an "
