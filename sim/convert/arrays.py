@@ -1,7 +1,7 @@
 """Arrays of a launch script, read as text: all their words, single elements, slices and lengths.
 
 Bash's manual, "Arrays": `A=(a b)`, `A+=(c)`, `A[1]=b`, and `declare -A A=([k]=v)`; `${A[@]}`, `${A[@]:1:2}`, `${A[1]}`,
-`${A[k]}`, `${#A[@]}`, and `$A`, which is the first element alone.
+`${A[k]}`, `${#A[@]}`, and `$A`, which is the first element alone, as in `A="${A[@]} c"`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ OPENING = re.compile(
 )
 KEYED = re.compile(
     r"(?m)(?:^|(?<=;))[ \t]*([A-Za-z_]\w*)\[([^\]\s]+)\](\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|$)"
+)
+PLAIN = re.compile(  # of an array: of its first element
+    r"(?m)(?:^|(?<=;))[ \t]*(?:(?:export|readonly|local|declare|typeset)[ \t]+)?([A-Za-z_]\w*)(\+?)="
+    r"(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|$)"
 )
 TOKEN = re.compile(r"(?:\[(\"[^\"]*\"|'[^']*'|[^\]\"']+)\]=)?((?:\"[^\"]*\"|'[^']*'|[^\s\"'])+)")
 # `${#A[@]}`, `${A[1]}`, `${A[@]:1:2}`, `${A[k]:-default}`, `$A`
@@ -36,14 +40,17 @@ def taken_arrays(text: str) -> tuple[str, dict[str, Array]]:
     """
     arrays: dict[str, Array] = {}
     rest, at = "", 0
-    for opening in sorted([*OPENING.finditer(text), *KEYED.finditer(text)], key=lambda found: found.start()):
-        keyed = opening.re is KEYED
-        end = opening.end() if keyed else _closing(text, opening.end())
-        if opening.start() < at or end is None:
+    kinds = (OPENING, KEYED, PLAIN)
+    for opening in sorted((found for kind in kinds for found in kind.finditer(text)), key=lambda found: found.start()):
+        end = _closing(text, opening.end()) if opening.re is OPENING else opening.end()
+        if opening.start() < at or end is None or (opening.re is PLAIN and opening[1] not in arrays):
             continue
         rest, at = rest + text[at : opening.start()], end
         array = arrays.setdefault(opening[1], {})
-        if keyed:
+        if opening.re is PLAIN:
+            value = with_arrays(opening[3], {opening[1]: array})
+            array["0"] = array.get("0", "") * bool(opening[2]) + value
+        elif opening.re is KEYED:
             array[_plain(opening[2])] = array.get(_plain(opening[2]), "") * bool(opening[3]) + opening[4]
         else:
             arrays[opening[1]] = _elements(text[opening.end() : end - 1], opening[1], array, bool(opening[2]))

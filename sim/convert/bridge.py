@@ -55,6 +55,14 @@ INVERTED = {
     "grad_reduce_in_fp32": "grad-reduce-in-bf16",
     "overlap_p2p_comm": "no-overlap-p2p-communication",
 }
+FUSED = {  # on by default in Megatron-LM's arguments, which have a switch that turns each off
+    "apply_rope_fusion": "no-rope-fusion",
+    "bias_dropout_add_fusion": "no-bias-dropout-fusion",  # NeMo's name, and the next Megatron-Bridge's
+    "bias_dropout_fusion": "no-bias-dropout-fusion",
+    "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
+    "masked_softmax_fusion": "no-masked-softmax-fusion",
+    "persist_layer_norm": "no-persist-layer-norm",
+}
 
 
 def _ends_in_16_bits(layers: int) -> dict[str, Any]:
@@ -168,7 +176,10 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     if is_nemo(data):
         adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
     noted = [written[key] for key in NOTED if merged.get(key) not in OFF]
-    noted += [names[name] for name in sorted(s.unknown - s.taken) if name in names and names[name] not in noted]
+    apart = {name for name in FUSED.values() if name in flags}
+    noted += [
+        names[name] for name in sorted((s.unknown | apart) - s.taken) if name in names and names[name] not in noted
+    ]
     if overrides:
         s.notes.append(OF_RECIPE)
     return s.converted("megatron", machine, found, left=noted)
@@ -201,6 +212,10 @@ def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[
     flags: dict[str, Any] = {}
     names: dict[str, str] = {}
     for key, value in merged.items():
+        if key in FUSED:
+            if not value:
+                flags[FUSED[key]], names[FUSED[key]] = True, written.get(key, key)
+            continue
         name = RENAMED.get(key) or INVERTED.get(key) or key.replace("_", "-")
         flag = not value if key in INVERTED else value
         if key == "pipeline_model_parallel_layout" and isinstance(value, list):

@@ -25,6 +25,7 @@ ASSIGNMENT = re.compile(
 )
 # `$TP`, `${TP:-8}` with a default, `${TP:?message}` without one.
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*)|:?\?[^{}]*)?\}|(\w+))")
+ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^{}]*)\}")  # `${SP:+--sequence-parallel}`, of a variable with a value
 # `$((NODES * (8 / TP)))`, kept as `$[NODES*‹8/TP›]`: brackets of arrays are dropped before variables are put in.
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 KEPT = re.compile(r"\$\[([^\[\]]*)\]")
@@ -49,10 +50,14 @@ OPERATIONS: dict[type[ast.AST], Callable[[int, int], int]] = {
 }
 DIRECTIVES = re.compile(r"(?m)^#SBATCH[ \t]+(.*)$")
 SLURM = ("nodes", "ntasks-per-node", "gpus-per-node")
+OF_ALL_NODES = ("ntasks", "gpus")
 SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
     "SLURM_NNODES": "nodes",
     "SLURM_JOB_NUM_NODES": "nodes",
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
+    "SLURM_NTASKS": "ntasks",
+    "SLURM_NPROCS": "ntasks",
+    "SLURM_GPUS": "gpus",
     "SLURM_GPUS_PER_NODE": "gpus-per-node",
     "SLURM_GPUS_ON_NODE": "gpus-per-node",
 }
@@ -102,11 +107,13 @@ def _split(text: str) -> list[str]:
 
 
 def slurm_flags(text: str) -> dict[str, str]:
-    """Nodes, tasks and GPUs of a node by the script's `#SBATCH` lines."""
+    """Nodes, tasks and GPUs of a node or of all by the script's `#SBATCH` lines."""
     words = re.sub(r"(^|\s)-N[ =]?(?=\d)", r"\1--nodes=", " ".join(DIRECTIVES.findall(text)))
+    words = re.sub(r"(^|\s)-n[ =]?(?=\d)", r"\1--ntasks=", words)
+    words = re.sub(r"(^|\s)(?:-G|--gpus)[ =]?(?:[A-Za-z]\w*:)?(?=\d)", r"\1--gpus=", words)
     words = re.sub(r"--(?:gres|gpus-per-node)[ =](?:gpu:)?(?:[A-Za-z]\w*:)?(?=\d)", "--gpus-per-node=", words)
     given = flags_of(words.split())
-    return {name: given[name] for name in SLURM if str(given.get(name)).isdigit()}
+    return {name: given[name] for name in (*SLURM, *OF_ALL_NODES) if str(given.get(name)).isdigit()}
 
 
 def slurm_values(text: str) -> dict[str, str]:
@@ -182,7 +189,11 @@ def _with_earlier_values(text: str, preset: Mapping[str, str]) -> str:
 
 def with_values(text: str, variables: Mapping[str, str], only: Collection[str] | None = None) -> str:
     """The text with values for these variables, and defaults (`${TP:-8}`) for others that have one. `only`: defaults
-    of these alone."""
+    of these alone.
+
+    >>> with_values("$TP ${PP:-2} ${SP:+--sp}${CP:+--cp}", {"TP": "8", "SP": "1", "CP": ""})
+    '8 2 --sp'
+    """
 
     def value(found: re.Match[str]) -> str:
         name, default = found[1] or found[3], found[2]
@@ -191,11 +202,14 @@ def with_values(text: str, variables: Mapping[str, str], only: Collection[str] |
         has_default = default is not None and (only is None or name in only)
         return default.strip("\"'") if has_default else found[0]
 
+    def alternative(found: re.Match[str]) -> str:
+        return found[0] if found[1] not in variables else found[2].strip("\"'") if variables[found[1]] else ""
+
     def number(found: re.Match[str]) -> str:
         result = _computed(NAME.sub(lambda name: variables.get(name[1], name[0]), found[1].translate(OUTER)))
         return found[0] if result is None else str(result)
 
-    return KEPT.sub(number, VARIABLE.sub(value, text))
+    return KEPT.sub(number, VARIABLE.sub(value, ALTERNATIVE.sub(alternative, text)))
 
 
 def _computed(terms: str) -> int | None:

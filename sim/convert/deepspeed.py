@@ -153,9 +153,7 @@ def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) ->
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) -> dict[str, Any]:
     """All but sizes; `recomputes`: so says `fsdp_config`; `sharded`: by FSDP."""
     lora = adapters(s)
-    recomputed = [recomputes, *(s.flag(f"{what}_checkpointing") for what in ("gradient", "activation")), _by_default(s)]
-    if isinstance(section := s.values.get("activation_checkpointing"), dict) and section:
-        s.notes.append("activation_checkpointing: taken for full recomputation; the model's code decides it")
+    recomputed = [recomputes, s.flag("gradient_checkpointing"), _by_sections(s), _by_default(s)]
     training = {
         **_numbers(s, by_deepspeed, lora is not None, sharded),
         # Both defaults are 1: runtime/constants.py, training_args.py.
@@ -172,6 +170,19 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
         training["cross_entropy"] = "chunked"
         s.notes.append(f"{liger[0]}: {OF_CCE if liger == [CCE] else OF_LIGER}")
     return training
+
+
+def _by_sections(s: Settings) -> bool:
+    """Whether `activation_checkpointing` asks for recomputation: Axolotl's switch, or DeepSpeed's section, which
+    configures calls of `deepspeed.checkpointing` in the model's code. Transformers' models have none."""
+    asked = s.flag("activation_checkpointing")
+    if not (asked and isinstance(s.values["activation_checkpointing"], dict)):
+        return asked
+    by_trainer = "per_device_train_batch_size" in s.values
+    said = "of no effect on Transformers' models, which gradient_checkpointing recomputes"
+    taken = "taken for full recomputation; the model's code decides it"
+    s.notes.append(f"activation_checkpointing: {said if by_trainer else taken}")
+    return not by_trainer
 
 
 def _recompute(s: Settings, asked: bool) -> Any:

@@ -174,7 +174,14 @@ def _training(own: Settings) -> dict[str, Any]:
 
 
 def _attention(own: Settings) -> str:
-    """The backend by `attention_config`: a list of kinds, each with its repetitions."""
+    """The backend by `attention_config`, a list of kinds, each with its repetitions; Transformer Engine's attention
+    replaces all (`te_mha`). Keys of its 8 bits count with `te_fp8_mha` alone (model/transformer.py)."""
+    in_8_bits = own.flag("te_fp8_mha")
+    own.taken |= set() if in_8_bits else {name for name in own.values if name.startswith("te_fp8_")}
+    own.taken -= {"te_fp8_mha"} if in_8_bits else set()  # reported: not simulated
+    if own.flag("te_mha") or in_8_bits:
+        own.take("attention_config")
+        return "auto"
     given = own.values.get("attention_config")
     kinds = {kind for kind in ("flash", "global") if kind in str(given)} if given else {"global"}
     if len(kinds) == 1 and not any(word in str(given) for word in OTHER_ATTENTION):

@@ -1,22 +1,27 @@
 """Transformers' `TrainingArguments` on a command line: `torchrun`, `deepspeed` or `accelerate launch` with a script.
 
 Accelerate's config file, where the command names one, says processes and FSDP or DeepSpeed
-(`sim.convert.accelerate`).
+(`sim.convert.accelerate`). A recipe that it names, too, has the arguments (huggingface/alignment-handbook:
+`scripts/sft.py --config recipe.yaml`; LLaMA-Factory: `src/train.py recipe.yaml`); those of the command go first.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sim.convert.accelerate import of_accelerate, with_flags
 from sim.convert.command_line import flags_of, require_one, words_of
+from sim.convert.deepspeed import is_training_arguments
 from sim.convert.named_files import named_mapping
 from sim.convert.objectives import refuse_script
 from sim.core.errors import InputError
 
 MARK = "per_device_train_batch_size"  # which nearly every command sets
 LAUNCHER = "accelerate"
+CONFIG = "--config_file"  # Accelerate's
+DATA = (".yaml", ".yml", ".json")
 SWITCHES = {"true": True, "false": False}
 # Arguments of launchers, none of which the training script sees.
 LAUNCHERS = (
@@ -32,6 +37,18 @@ def is_launched(text: str) -> bool:
     return f"--{MARK}" in text.replace("-per-device-train-batch-size", "-" + MARK)
 
 
+def runs_recipe(file: Path, text: str) -> bool:
+    """Tell whether a command of `accelerate launch` names its config, and a file of Transformers' arguments."""
+    return LAUNCHER in text and CONFIG in text and bool(_recipes(file, text, words_of(file, text)))
+
+
+def _recipes(file: Path, text: str, words: list[str]) -> dict[str, dict[str, Any]]:
+    """The files of Transformers' arguments that a script's commands name, by name."""
+    names = [word.rpartition("=")[2] for before, word in pairwise(["", *words]) if before != CONFIG]
+    found = {name: named_mapping(file, text, name) for name in names if name.endswith(DATA)}
+    return {name: data for name, data in found.items() if data is not None and is_training_arguments(data)}
+
+
 def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | None]:
     """The arguments as `TrainingArguments` in a file has them, and the number of processes if the command says it.
 
@@ -43,12 +60,15 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     refuse_script(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}
+    if isinstance(flags.get("deepspeed_config"), str) and flags.get("deepspeed", True) is True:
+        flags["deepspeed"] = flags.pop("deepspeed_config")  # of `deepspeed.add_config_arguments`
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
     config = _accelerate(file, text, flags.get("config_file"))
     if LAUNCHER in text:
         config = with_flags(config, flags)
-    data = of_accelerate(file, config) | {name: value for name, value in flags.items() if name not in LAUNCHERS}
+    data = of_accelerate(file, config) | _of_recipe(file, text, words, flags)
+    data |= {name: value for name, value in flags.items() if name not in LAUNCHERS}
     for key in ("deepspeed", "fsdp_config"):
         name = data.get(key)
         if isinstance(name, str) and name[:1] != "{" and (named := named_mapping(file, text, name)) is not None:
@@ -59,7 +79,28 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
             many = flags.get(nodes, 1) if nodes else 1
             processes = count * many if type(many) is int else None
             break
+    processes = _included(words) or processes
     return data, processes if type(processes) is int else None
+
+
+def _included(words: list[str]) -> int:
+    """The GPUs that DeepSpeed's launcher is told by number (`--include localhost:0,1@other:2`); 0 where it is not."""
+    flat = (part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word]))
+    given = next((word for before, word in pairwise(flat) if before in ("-i", "--include")), "")
+    hosts = [host.partition(":")[2] for host in given.strip("\"'").split("@")]
+    return sum(len(host.split(",")) for host in hosts) if all(hosts) else 0
+
+
+def _of_recipe(file: Path, text: str, words: list[str], flags: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of the recipe that a command without any of its own names; its name is taken out of `flags`."""
+    recipes = {} if MARK in flags or LAUNCHER not in text else _recipes(file, text, words)
+    if len(recipes) > 1:
+        raise InputError(f"{file}: names {len(recipes)} recipes ({', '.join(recipes)}): keep the one that runs")
+    for name, arguments in recipes.items():
+        if flags.get("config") == name:
+            del flags["config"]
+        return arguments
+    return {}
 
 
 def _deepspeed_chat(flags: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import SLURM, flags_of, require_one, slurm_flags, words_of
+from sim.convert.command_line import OF_ALL_NODES, SLURM, flags_of, require_one, slurm_flags, words_of
 from sim.convert.environment import backend_of, workspaces_of
-from sim.convert.megatron_attention import attention_of
+from sim.convert.megatron_attention import attention_of, note_mask
 from sim.convert.megatron_deepspeed import of_deepspeed
 from sim.convert.megatron_fp8 import in_8_bits, precision_of
 from sim.convert.megatron_fusions import fusions
@@ -21,7 +21,7 @@ from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
 from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of
 from sim.convert.megatron_offload import activation_offload, optimizer_offload
-from sim.convert.megatron_older import as_of_today
+from sim.convert.megatron_older import PLAIN_LINEAR, as_of_today
 from sim.convert.megatron_refused import plain_name, require_described
 from sim.convert.megatron_stages import pipeline_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
@@ -85,7 +85,8 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
     if (kernel := backend_of(text)) is not None and "attention-backend" not in flags:
         flags["attention-backend"] = kernel
         written["attention-backend"] = "NVTE_FLASH_ATTN and NVTE_FUSED_ATTN, read as --attention-backend"
-    s = Settings(file, {**slurm_flags(text), **flags}, "--", written=written, notes=notes, text=text)
+    slurm = {name: number for name, number in slurm_flags(text).items() if not str(flags.get(name)).isdigit()}
+    s = Settings(file, flags | slurm, "--", written=written, notes=notes, text=text)
     return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
 
 
@@ -127,12 +128,15 @@ def _stated_gpus(s: Settings, machine: Machine) -> int | None:
     """GPUs by torchrun's arguments, else by Slurm's; nobody asks where --gpus is given."""
     nodes, each, processes = s.take("nnodes"), s.take("nproc-per-node"), s.take("np")
     slurm_nodes, tasks, per_node = (s.take(name) for name in SLURM)
+    of_all = [int(number) for name in OF_ALL_NODES if (number := str(s.take(name))).isdigit()]
     if machine.gpus is not None:
         return None
     if each is None and processes is not None:
         return s.size("np")
     if each is None:  # one process for each task that srun starts
         each = tasks if tasks not in (None, "1") else per_node
+    if each is None:
+        return next((number for number in of_all if number > 1), None)
     if not str(each).isdigit():
         return None
     return int(str(each)) * (s.integer("nodes" if nodes is None else "nnodes", 1) if nodes or slurm_nodes else 1)
@@ -184,13 +188,14 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
     framework = "eager" if not fused else MEGATRON_BRIDGE.name if _as_recipes_run(s) else MEGATRON.name
     recipe = recipe or (FP8_RECIPE if framework == MEGATRON_BRIDGE.name else None)
-    micro_batch = s.integer("micro-batch-size")
+    micro_batch, sequence = s.integer("micro-batch-size"), s.integer("seq-length")
+    note_mask(s, sequence, micro_batch)
     optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
     if optimizer is None:
         s.notes.append(f"{s.written_as('optimizer')} {s.take('optimizer')}: AdamW is simulated in its place")
     return without_none(
         {
-            "seq_len": s.integer("seq-length"),
+            "seq_len": sequence,
             "micro_batch_size": micro_batch,
             "global_batch_size": s.integer("global-batch-size", micro_batch * dp),
             "precision": precision,
@@ -314,6 +319,8 @@ def _cp_method(s: Settings) -> str | None:
 def _tp_overlap(s: Settings, tp: int) -> str | None:
     waits = "no-async-tensor-model-parallel-allreduce"
     full, apart = s.flag("tp-comm-overlap"), s.flag(waits)
+    if s.flag(PLAIN_LINEAR):
+        return "none" if tp > 1 else None
     if apart and tp > 1 and not s.flag("sequence-parallel"):
         s.notes.append(
             f"{s.written_as(waits)}: Megatron-LM ignores it since core 0.9 (training/arguments.py: DEPRECATED). For an "

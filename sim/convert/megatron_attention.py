@@ -15,6 +15,8 @@ UNFUSED = ("unfused", "local")  # Transformer Engine's matmuls and softmax, Mega
 # The kernel that a backend leaves Transformer Engine (`get_attention_backend`); auto leaves the choice that is also
 # framework megatron's. Of FlashAttention it takes 3 on Hopper only where that is installed, which packages do not do.
 KERNELS = {"flash": "flash2", "fused": "cudnn", "auto": None}
+MASKLESS = "no-create-attention-mask-in-dataloader"
+LARGE_MASK_BYTES = 2**28  # a few milliseconds of PCIe
 
 
 def attention_of(s: Settings, machine: Machine) -> dict[str, Any]:
@@ -33,6 +35,15 @@ def attention_of(s: Settings, machine: Machine) -> dict[str, Any]:
         said = "taken for FlashAttention-2; where FlashAttention-3 is installed, training.attention_kernel is flash3"
         s.notes.append(f"{backend}: {said}")
     return {"attention": "fused", "attention_kernel": kernel}
+
+
+def note_mask(s: Settings, sequence: int, sequences: int) -> None:
+    """Say that a long sequence's mask, which the data loader makes by default and copies for each micro-batch, is not
+    simulated (training/utils.py: `get_batch_on_this_tp_rank`, a byte for each pair of tokens)."""
+    mask_bytes = sequences * sequence**2
+    if s.prefix and MASKLESS not in s.values and mask_bytes >= LARGE_MASK_BYTES:
+        copied = f"{mask_bytes / 2**30:.3g} GiB to the GPU for each micro-batch, are not simulated"
+        s.notes.append(f"attention masks from the data loader, {copied}; --{MASKLESS} leaves them out")
 
 
 def _kernels(s: Settings, machine: Machine) -> tuple[str, set[str]]:

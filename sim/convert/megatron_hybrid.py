@@ -17,7 +17,7 @@ from sim.inputs.model_config import MAX_LAYERS
 SCRIPTS = ("pretrain-mamba", "pretrain-hybrid", "mamba-stack-spec", "hybrid-stack-spec")
 PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")  # the newer name first
 RATIOS = ("hybrid-attention-ratio", "hybrid-mlp-ratio")
-MARKS = ("is-hybrid-model", *PATTERNS, *RATIOS)  # flags of a hybrid model
+MARKS = ("is-hybrid-model", *PATTERNS)  # flags of a hybrid model, besides a share
 MAMBA, ATTENTION, MLP, EXPERTS = "M", "*", "-", "E"
 KINDS = {  # a layer's letter: its attention and its MLP
     MAMBA: ("state_space", "none"),
@@ -30,8 +30,9 @@ EXPAND = 2  # times the hidden size: the width of all heads, where their number 
 
 
 def is_hybrid(s: Settings) -> bool:
-    """Tell whether the flags describe a hybrid model."""
-    return any(s.values.get(name) not in (None, False, "none") for name in MARKS)
+    """Tell whether the flags describe a hybrid model; shares of 0, the default, do not."""
+    shares = [s.number(name, 0.0) for name in RATIOS]
+    return any(shares) or any(s.values.get(name) not in (None, False, "none") for name in MARKS)
 
 
 def take_sizes(s: Settings) -> None:
@@ -52,7 +53,7 @@ def kinds_of(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
     Raises:
         InputError: for a pattern of another length than the model, or a layer that is not simulated.
     """
-    s.taken.update((*MARKS, "spec", "moe-layer-freq"))
+    s.taken.update((*MARKS, *RATIOS, "spec", "moe-layer-freq"))
     layers = s.integer("num-layers")
     letters = (_pattern(s) or _by_ratios(s, layers)).replace(STAGE, "")
     if len(letters) != layers:

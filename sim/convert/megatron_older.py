@@ -38,6 +38,11 @@ GRAPHS = {"enable-cuda-graph": "local", "external-cuda-graph": "transformer_engi
 FULL = ("checkpoint-activations", "activations-checkpoint-method")  # recompute whole layers
 # Arguments that releases since 2024 no longer have.
 FORMER = ("data-impl", "DDP-impl", "deepspeed", *FULL, "batch-size", "model-parallel-size", "moe-num-experts")
+# Of Megatron-LM before autumn 2021, where DeepSpeed is not in the command, and of BigScience's fork of it.
+BEFORE_OVERLAP = ("checkpoint-activations", "batch-size", "model-parallel-size")
+BIGSCIENCE = ("abort-on-unmet-fused-kernel-constraints", "train-weighted-split-paths-path", "pad-vocab-size-to")
+PLAIN_LINEAR = "plain-linear"  # stands for their mpu/layers.py, which calls `F.linear`
+SERIAL = "tensor parallelism's all-reduces in the backward wait, and weight gradients are added by themselves, as then"
 FUSED = ("use-flash-attn", "use-flash-attn-v1", "use-flash-attn-v2", "use-flash-attn-triton", "attention-backend")
 POSITIONS = {"rotary": "rope", "alibi": "none"}
 ALIBI = "--position-embedding-type alibi: its slopes are added in the softmax's kernel, at no cost"
@@ -66,6 +71,9 @@ def as_of_today(flags: dict[str, Any], notes: list[str]) -> tuple[dict[str, Any]
         notes += [ALIBI] if position == "none" else []
     if str(found.get("moe-expert-capacity-factor", "1")).strip("0.") == "":  # 0: as many tokens as come
         del found["moe-expert-capacity-factor"]
+    if any(name in flags for name in (BIGSCIENCE if "deepspeed" in flags else BEFORE_OVERLAP)):
+        found |= {PLAIN_LINEAR: True, "no-gradient-accumulation-fusion": True}
+        notes.append(SERIAL)
     if _separate_kernels(flags):
         found["attention-backend"] = "unfused"
         notes.append(ATTENTION)

@@ -17,6 +17,7 @@ OTHERS = (
     ("Docker Compose", ("services",)),
     ("Kubernetes", ("apiVersion", "kind")),
 )
+STARTERS = ("Docker Compose", "Kubernetes")  # of servers and trainers, whose own commands are read
 READ = (
     "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
     "nanotron, LLM Foundry, GPT-NeoX"
@@ -32,6 +33,8 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
     keys = {str(key).replace("-", "_") for key in data}
     keys |= {f"{key}.{inner}" for key, values in data.items() if isinstance(values, dict) for inner in values}
     program = next((name for name, own in OTHERS if keys.issuperset(own)), None)
+    if program in STARTERS:
+        raise InputError(f"{file}: is a file of {program}, which is not read: put the command that it starts in a .sh")
     if program is not None:
         raise InputError(f"{file}: is a file of {program}, which is not read; can be converted: {READ}")
 
@@ -46,6 +49,7 @@ COMMANDS = (
     ("OLMo", (OLMO_CORE, "OLMo"), ""),
 )
 NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")
+OF_LAUNCHER = re.compile(r"--config_file[ \t=]+[\"']?([\w./-]+)")  # Accelerate's, of processes and sharding
 RUNS = re.compile(r"(?:^|[\s;\"'(])(?:bash|sh|source|\.)[ \t]+\"?([\w./${}-]+\.sh)\b")
 
 
@@ -58,8 +62,10 @@ def not_read(file: Path, text: str, else_said: str) -> InputError:
     if runs := RUNS.search(text):
         problem = f"has no command that is read, but runs {runs[1]}: convert that file"
         return InputError(f"{file}: {problem}, with the variables that this one sets as --var NAME=VALUE")
-    if named := NAMED.search(text):
-        return InputError(f"{file}: has no command that is read, but names {named[0]}: convert that file")
+    launchers = OF_LAUNCHER.findall(text)
+    if named := next((name for name in NAMED.findall(text) if name not in launchers), None):
+        beside = f", or put it beside the script, where {launchers[0]} is looked for, too" if launchers else ""
+        return InputError(f"{file}: has no command that is read, but names {named}: convert that file{beside}")
     return InputError(else_said)
 
 

@@ -57,13 +57,13 @@ def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _deepspeed(file: Path, text: str, asked: Asked) -> Converted:
-    from sim.convert.launched import is_launched
+    from sim.convert.launched import is_launched, runs_recipe
     from sim.convert.script import read_script
     from sim.convert.swift import is_swift
 
     if file.suffix not in DATA and is_swift(text):
         return read_script(file, text, asked.given, lambda read: _swift(file, read, asked))
-    if file.suffix in DATA or not is_launched(text):
+    if file.suffix in DATA or not (is_launched(text) or runs_recipe(file, text)):
         return _of_data(file, text, asked)
     return read_script(file, text, asked.given, lambda read: _launched(file, read, asked))
 
@@ -138,7 +138,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 
 
 def _trainer_of(file: Path, text: str) -> str:
-    from sim.convert.launched import is_launched
+    from sim.convert.launched import is_launched, runs_recipe
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving import is_serving
     from sim.convert.swift import is_swift
@@ -154,6 +154,8 @@ def _trainer_of(file: Path, text: str) -> str:
         return "serving"
     if is_swift_megatron(text) or any(flag in text for flag in MEGATRON):
         return "megatron"
+    if runs_recipe(file, text):
+        return "deepspeed"
     problem = (
         f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "
         "--per_device_train_batch_size (Transformers), nor the command of a server or benchmark that is known; "

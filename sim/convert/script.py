@@ -25,6 +25,12 @@ SHIFTS = re.compile(r"(?m)(?:^|[;\s])(?:shift|getopts)(?=[\s;]|$)")
 # `: "${TP:=8}"`, which gives a variable its default.
 DEFAULTS = re.compile(r"(?m)^([ \t]*):[ \t]+(.*\$\{\w+:?=.*)$")
 DEFAULT = re.compile(r"\$\{(\w+):?=([^{}]*)\}")
+ONE = r"[A-Za-z_]\w*\+?=(?:\"[^\"]*\"|'[^']*'|\$\(\([^\n]*?\)\)|[^\s();\"']*)"
+# `export TP=4 PP=2`, and nothing behind it.
+SEVERAL = re.compile(
+    rf"(?m)(?:^|(?<=;))[ \t]*(?:(?:export|readonly|local|declare|typeset)(?:[ \t]+-\w+)*[ \t]+)?"
+    rf"{ONE}(?:[ \t]+{ONE})+[ \t]*(?=;|#|$)"
+)
 MOST_KEYS = 4  # that a message names
 MOST_TESTS = 50  # that are tried
 
@@ -61,7 +67,8 @@ def read_script(file: Path, text: str, given: Given, convert: Callable[[str], Co
     Raises:
         InputError: for a test that decides about the scenario and that the file leaves open, and as `convert` does.
     """
-    text = _with_given(file, DEFAULTS.sub(_assigned, text), given)
+    text = SEVERAL.sub(_apart, DEFAULTS.sub(_assigned, text))
+    text = _with_given(file, text, given)
     choices: dict[int, int] = {}
     for _ in range(MOST_TESTS):
         _, tests = taken_branches(text, given.variables, choices)
@@ -85,6 +92,19 @@ def _with_given(file: Path, text: str, given: Given) -> str:
         raise InputError(f"{file}: --var: the file has no variable {unknown[0]}")
     assigned = "".join(f"\n{name}={shlex.quote(value)}" for name, value in given.variables.items())
     return with_values(text, given.variables, set()) + assigned
+
+
+def _apart(found: re.Match[str]) -> str:
+    """Several assignments of a line as as many commands.
+
+    >>> SEVERAL.sub(_apart, "export TP=4 PP='1 2'  # sizes\\nA=1 B=2 run")
+    "export TP=4; PP='1 2'  # sizes\\nA=1 B=2 run"
+    """
+    ends = [one.end() for one in re.finditer(ONE, found[0])][:-1]
+    text = found[0]
+    for end in reversed(ends):
+        text = f"{text[:end]};{text[end:]}"
+    return text
 
 
 def _assigned(found: re.Match[str]) -> str:

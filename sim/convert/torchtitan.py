@@ -109,6 +109,8 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
     shard = s.integer("parallelism.data_parallel_shard_degree", -1)
     if shard == -1:
         shard = s.ranks(None, machine, tp * cp * pp * replicate, "tp · cp · pp · data_parallel_replicate_degree")
+    elif machine.gpus not in (None, gpus := replicate * shard * tp * cp * pp):  # `ParallelDims`, parallel_dims.py
+        raise InputError(f"{s.file}: {machine.gpus} GPUs; must be {gpus}, the product of the file's degrees")
     sharded = shard * cp > 1
     asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")

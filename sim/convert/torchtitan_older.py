@@ -1,7 +1,9 @@
-"""Keys of torchtitan's TOML before spring 2025 as those that replaced them.
+"""Keys of torchtitan's TOML before summer 2025 as those that replaced them.
 
 torchtitan/config_manager.py, releases of 2024 and commits up to March 2025: degrees were in [training] and
-[experimental], and a pipeline had a number of micro-batches.
+[experimental], and a pipeline had a number of micro-batches. Up to June 2025 a rank's batch was `training.batch_size`.
+Recomputation had no switch of its own then (`apply_ac`, models/llama3/infra/parallelize.py), so it ended early, as
+torch's does by default.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ MICRO_BATCHES = "experimental.pipeline_parallel_microbatches"
 SIZE = "parallelism.pipeline_parallel_microbatch_size"
 DEGREE = "parallelism.pipeline_parallel_degree"
 POINTS = "parallelism.pipeline_parallel_split_points"
+BATCH = "training.batch_size"
+EARLY_STOP = "activation_checkpoint.early_stop"
 # Without effect on a step, or how it is simulated anyhow.
 IGNORED = (
     "training.warmup_steps",
@@ -44,8 +48,8 @@ IGNORED = (
 def as_of_2025(values: dict[str, Any]) -> dict[str, Any]:
     """The keys of 2025 that the values have or stand for; those that both have are of 2025."""
     if not any(key in values for key in (*RENAMED, *FLOAT8)):
-        return values
-    found = {key: value for key, value in values.items() if key not in IGNORED}
+        return {EARLY_STOP: True, **values} if BATCH in values else values
+    found = {EARLY_STOP: True} | {key: value for key, value in values.items() if key not in IGNORED}
     for old, new in RENAMED.items():
         if old in found:
             value = found.pop(old)
@@ -57,7 +61,7 @@ def as_of_2025(values: dict[str, Any]) -> dict[str, Any]:
         found.setdefault("model.converters", ["float8"])
     if isinstance(points := found.get(POINTS), str):
         found[POINTS] = [point for point in points.split(",") if point]
-    degree, batch = found.get(DEGREE, 1), found.get("training.batch_size", 8)
+    degree, batch = found.get(DEGREE, 1), found.get(BATCH, 8)
     number = found.pop(MICRO_BATCHES, None) or degree  # as many as stages
     if type(degree) is type(batch) is type(number) is int and degree > 1:
         found.setdefault(SIZE, max(1, batch // number))

@@ -34,7 +34,7 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("training.global_batch_size=4M", "write 4194304 (or 4_194_304)"),
         ("training.software_date=2024-13", "found '2024-13'; must be a month or a day, such as 2024-12 or 2024-12-05"),
         ("model=somebody/Llama-3.1-8B-tuned", "the nearest shipped model is 'llama3.1-8b'"),
-        ("model=Qwen/Qwen2.5-7B-Instruct", "hf download Qwen/Qwen2.5-7B-Instruct config.json"),
+        ("model=Qwen/Qwen2.5-14B-Instruct", "hf download Qwen/Qwen2.5-14B-Instruct config.json"),
         (
             "model=google/some-model",
             "looks like a Hugging Face Hub id: run `hf download google/some-model config.json`",

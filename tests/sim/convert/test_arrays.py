@@ -28,6 +28,8 @@ BY_NAME = 'declare -A SIZES=([7B]=256 ["70B, long"]=512)\nSIZES[1B]=64\nMODEL=7B
         ("SIZES[0]=64\nSIZES[1]=256\n", "${SIZES[1]}"),
         ("SIZES=(64)\nSIZES+=(256)\n", "${SIZES[1]}"),
         ("SIZES=(128)\n", "${SIZES[3]:-256}"),
+        ("SIZES=(64 128)\nSIZES=256\n", "$SIZES"),
+        ('SIZES=(6 25)\nexport SIZES="${SIZES[1]}"\nSIZES+=6\n', "$SIZES"),
         ("HOSTS=(a b c d)\n", "$((64 * ${#HOSTS[@]}))"),
         (BY_NAME, "${SIZES[$MODEL]}"),
         (BY_NAME, '${SIZES["7B"]}'),
@@ -76,3 +78,20 @@ def test_an_array_that_grows_without_end(tmp_path: Path) -> None:
     grown = "A=(x)\n" + 'A=("${A[@]}" "${A[@]}" "${A[@]}" "${A[@]}")\n' * 20
     text = grown + MEGATRON.replace("--global-batch-size 128", "--global-batch-size ${A[7]}")
     assert "--global-batch-size: found" in refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+
+
+def test_an_array_that_becomes_one_text_of_its_words(tmp_path: Path) -> None:
+    """Bash sets the first element, which the array's bare name stands for."""
+    text = """
+        DATA=(--seq-length 4096 --split 99,1,0)
+        MOCK=true
+        if [ "$MOCK" = true ]; then
+          DATA="${DATA[@]} --mock-data"
+        fi
+        RUN="torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \\
+          --vocab-size 32000 --micro-batch-size 1 --bf16 $DATA"
+        srun bash -c "$RUN"
+    """
+    data, notes = converted(tmp_path, "run.sh", text, "--cluster", "dgx-h100")
+    assert data["training"]["seq_len"] == 4096
+    assert "--split" not in notes

@@ -381,3 +381,20 @@ def test_activations_in_host_memory(tmp_path: Path, keys: str, offload: object, 
     assert data["training"].get("activation_offload") == offload
     assert ("cpu_offloading_weights" in said) == noted
     assert "offload_modules" not in said
+
+
+@pytest.mark.parametrize(
+    ("key", "in_key", "noted"),
+    [
+        ("gradient_accumulation_fusion: true", False, False),
+        ("gradient_accumulation_fusion: false", True, False),
+        ("masked_softmax_fusion: true", False, False),
+        ("apply_rope_fusion: false", False, True),
+        ("bias_dropout_add_fusion: false", False, True),
+    ],
+)
+def test_fusions_that_a_file_switches_by_their_own_names(tmp_path: Path, key: str, in_key: bool, noted: bool) -> None:
+    data, said = converted(tmp_path, "n.yaml", NEMO.replace("bias: false", f"bias: false\n  {key}"), *OF_NEMO)
+    assert (data["training"].get("gradient_accumulation_fusion") is False) is in_key
+    assert (f"not expressed here: model.{key.partition(':')[0]}" in said) is noted
+    assert "did you mean" not in said

@@ -111,3 +111,18 @@ def test_gpus_and_the_vocabulary_are_asked_for(tmp_path: Path) -> None:
     gpt2 = TEXT.replace("HFTokenizer", "GPT2BPETokenizer").replace('"warmup"', '"world_size": 96, "warmup"')
     found, _ = converted(tmp_path, "20B.yml", gpt2, "--cluster", "dgx-a100")
     assert (found["model"]["vocab"], found["parallelism"]["dp"]) == (50257, 12)
+
+
+@pytest.mark.parametrize(
+    ("keys", "attention", "noted"),
+    [
+        ('"te_mha": true, "te_fp8_mha": false, "te_fp8_format": "hybrid"', "fused", False),
+        ('"te_mha": false, "te_fp8_mha": true, "te_fp8_format": "hybrid"', "fused", True),
+        ('"te_mha": false, "te_fp8_margin": 0', "unfused", False),
+    ],
+)
+def test_attention_of_transformer_engine(tmp_path: Path, keys: str, attention: str, noted: bool) -> None:
+    """model/transformer.py: `TEMultiheadAttention`, in 8 bits by te_fp8_mha alone."""
+    found, said = of(tmp_path, '"warmup": 0.01,', keys)
+    assert (found["training"]["attention"], found["training"]["precision"]) == (attention, "fp16")
+    assert ("te_fp8" in said) is noted

@@ -208,3 +208,76 @@ def test_fsdp_config_of_a_command_line(tmp_path: Path, given: str) -> None:
     (tmp_path / "own.json").write_text('{"activation_checkpointing": true}')
     data, _ = launched(tmp_path, "torchrun --nproc_per_node 8", f"--fsdp full_shard --fsdp_config {given}")
     assert data["training"]["recompute"] == "full"
+
+
+RECIPE = """
+model_name_or_path: meta-llama/Llama-3.1-8B
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+max_length: 4096
+bf16: true
+packing: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "packs"),
+    [
+        ("scripts/sft.py --config recipe.yaml", True),
+        ("src/train.py recipe.yaml", True),
+        ("scripts/sft.py --config recipe.yaml --packing false", False),
+    ],
+)
+def test_a_recipe_beside_accelerates_config(tmp_path: Path, command: str, packs: bool) -> None:
+    (tmp_path / "c.yaml").write_text(ZERO)
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    text = f"ACCELERATE_LOG_LEVEL=info accelerate launch --config_file c.yaml --num_processes=4 {command}\n"
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert (data["parallelism"]["dp"], data["parallelism"]["zero"]) == (4, 3)
+    assert data["training"]["micro_batch_size"] == 2
+    assert data["training"]["global_batch_size"] == 2 * 4 * 4
+    assert ("packing: a sequence" in said) is packs
+    assert "not expressed" not in said
+
+
+def test_which_file_to_convert_of_those_that_a_command_names(tmp_path: Path) -> None:
+    text = "accelerate launch --config_file c.yaml scripts/sft.py --config recipe.yaml\n"
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "names recipe.yaml: convert that file, or put it beside the script, where c.yaml" in said
+
+
+def test_two_recipes_in_one_script(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(ZERO)
+    commands = ""
+    for name in ("first.yaml", "second.yaml"):
+        (tmp_path / name).write_text(RECIPE)
+        commands += f"accelerate launch --config_file c.yaml scripts/sft.py {name}\n"
+    said = refused(tmp_path, "train.sh", commands, "--cluster", "dgx-h100")
+    assert "names 2 recipes (first.yaml, second.yaml): keep the one that runs" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus"), [("--include localhost:2,3", 2), ('--include="a:0,1@b:0,1,2,3"', 6), ("-i localhost:0,1", 2)]
+)
+def test_gpus_that_deepspeeds_launcher_is_told_by_number(tmp_path: Path, given: str, gpus: int) -> None:
+    data, _ = converted(tmp_path, "train.sh", script(f"deepspeed {given}"), "--cluster", "dgx-h100")
+    assert data["parallelism"]["dp"] == gpus
+
+
+def test_deepspeeds_file_by_its_own_flag(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    text = script("deepspeed --num_gpus 8").rstrip() + " --deepspeed_config ds.json\n"
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"]["zero"] == 3
+    assert "not expressed" not in said
+
+
+def test_deepspeeds_section_of_recomputation_is_not_transformers(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "activation_checkpointing": {"partition_activations": true}}'
+    )
+    text = script("deepspeed --num_gpus 8").replace("--gradient_checkpointing", "--deepspeed ds.json")
+    text = text.replace("--max_length", "--block_size")  # the former is TRL's, which recomputes by default
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["training"]["recompute"] == "none"
+    assert "activation_checkpointing: of no effect on Transformers' models" in said

@@ -52,8 +52,57 @@ def test_timers_that_wait_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--yaml-cfg x.yaml", "--perform-rl-step", "--heterogeneous-layers-config-path x.json"]
+    "flag",
+    [
+        "--yaml-cfg x.yaml",
+        "--perform-rl-step",
+        "--heterogeneous-layers-config-path x.json",
+        "--decoder-seq-length 128",
+        "--retro-add-retriever",
+        "--patch-dim 14",
+        "--num-tokens-to-generate 30",
+        "--export-kd-teacher-load x",
+        "--rollout-batch-size 32",
+    ],
 )
 def test_what_is_trained_is_said_elsewhere(tmp_path: Path, flag: str) -> None:
     said = refused(tmp_path, "train.sh", MEGATRON.rstrip() + f" {flag}\n", *CLUSTER)
     assert f"{flag.split()[0]}: " in said
+
+
+def test_a_script_that_generates_is_refused(tmp_path: Path) -> None:
+    for name in ("tools/run_text_generation_server.py", "examples/inference/gpt/gpt_dynamic_inference.py"):
+        said = refused(tmp_path, "serve.sh", MEGATRON.replace("pretrain_gpt.py", name), *CLUSTER)
+        assert f"{name.rpartition('/')[2]}: text is generated, and nothing trained" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("", "--attention-dropout 0 and --hidden-dropout 0.1"),
+        ("--hidden-dropout 0.1", "--attention-dropout 0 and --hidden-dropout 0.1"),
+        ("--hidden-dropout 0", ""),
+    ],
+)
+def test_dropout_at_one_of_two_places_is_said(tmp_path: Path, flags: str, said: str) -> None:
+    text = MEGATRON.replace("--attention-dropout 0 --hidden-dropout 0", f"--attention-dropout 0 {flags}")
+    data, notes = converted(tmp_path, "train.sh", text, *CLUSTER)
+    assert data["model"]["dropout"] == (0.1 if said else 0.0)
+    assert ("# model.dropout 0.1 is simulated" in notes) is bool(said)
+    assert said in notes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "flag", "said"),
+    [
+        ("32768", "", "# attention masks from the data loader, 1 GiB to the GPU for each micro-batch"),
+        ("32768", "--no-create-attention-mask-in-dataloader", ""),
+        ("8192", "", ""),
+    ],
+)
+def test_a_long_sequence_s_mask_is_said(tmp_path: Path, tokens: str, flag: str, said: str) -> None:
+    """training/utils.py, `get_batch_on_this_tp_rank`: a byte for each pair of tokens."""
+    text = MEGATRON.replace("--seq-length 8192", f"--seq-length {tokens} {flag}")
+    _, notes = converted(tmp_path, "train.sh", text, *CLUSTER)
+    assert said in notes
+    assert ("attention masks" in notes) is bool(said)

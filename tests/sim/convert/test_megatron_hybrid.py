@@ -92,3 +92,10 @@ model: {num_layers: 4, hidden_size: 1024, num_attention_heads: 16, seq_length: 2
 )
 def test_what_is_not_simulated_is_refused(tmp_path: Path, flags: str, problem: str) -> None:
     assert problem in refused(tmp_path, "train.sh", SIZES.format(script="pretrain_mamba.py", flags=flags), *HERE)
+
+
+@pytest.mark.parametrize(("share", "hybrid"), [("0", False), ("0.0", False), ("0.08", True)])
+def test_a_share_of_no_layers_makes_no_hybrid(tmp_path: Path, share: str, hybrid: bool) -> None:
+    found, said = of(tmp_path, f"--hybrid-attention-ratio {share}", "pretrain_gpt.py")
+    assert ("attention_pattern" in found["model"]) is hybrid
+    assert "not expressed" not in said

@@ -166,3 +166,21 @@ def test_former_switches_of_cuda_graphs(tmp_path: Path, switch: str) -> None:
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert data["training"]["cuda_graphs"] == "layers"
     assert "not expressed" not in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "waits"),
+    [
+        ("--checkpoint-activations", True),
+        ("--deepspeed --zero-stage 1 --checkpoint-activations", False),
+        ("--deepspeed --zero-stage 1 --pad-vocab-size-to 128256", True),
+        ("--activations-checkpoint-method uniform", False),
+    ],
+)
+def test_the_backward_of_plain_linear_layers(tmp_path: Path, flags: str, waits: bool) -> None:
+    """megatron/mpu/layers.py of bigscience-workshop/Megatron-DeepSpeed: `ColumnParallelLinear` calls `F.linear`."""
+    text = MEGATRON.replace("--recompute-activations", flags)
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-a100")
+    assert data["parallelism"]["tp_overlap"] == ("none" if waits else "wgrad")
+    assert (data["training"].get("gradient_accumulation_fusion") is False) is waits
+    assert ("all-reduces in the backward wait" in said) is waits

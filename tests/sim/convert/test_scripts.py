@@ -200,3 +200,44 @@ def test_a_comment_in_an_array_ends_with_its_line(tmp_path: Path, comment: str, 
 def test_a_branch_behind_such_a_comment_is_still_one(tmp_path: Path) -> None:
     text = "X=1\n# echo a \\\nif [ $X = 2 ]; then\n  MORE=--swiglu\nfi\n" + MEGATRON.rstrip() + " $MORE\n"
     assert converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]["layers"] == 32
+
+
+SIZES = """torchrun --nproc_per_node 8 --nnodes $NODES pretrain_gpt.py --num-layers 32 --hidden-size 4096 --bf16 \\
+    --num-attention-heads 32 --seq-length 4096 --vocab-size 32000 --micro-batch-size 1 \\
+    --tensor-model-parallel-size $TP --pipeline-model-parallel-size $PP"""
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "export TP=4 PP=2 NODES=2\n",
+        "TP=4 PP=2; NODES=$((TP / PP))  # nodes\n",
+        "declare -i TP=4 PP=2\nlocal NODES='2'\n",
+    ],
+)
+def test_several_assignments_of_a_line(tmp_path: Path, before: str) -> None:
+    data, _ = converted(tmp_path, "train.sh", before + SIZES, "--cluster", "dgx-h100")
+    assert [data["parallelism"][key] for key in ("dp", "tp", "pp")] == [2, 4, 2]
+
+
+@pytest.mark.parametrize(("before", "sp"), [("SP=1", True), ("SP=", False), ("", False)])
+def test_text_in_place_of_a_variable_that_is_set(tmp_path: Path, before: str, sp: bool) -> None:
+    text = f"{before}\nTP=4; PP=2; NODES=2\n{SIZES} ${{SP:+--sequence-parallel}}\n"
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"]["sp"] is sp
+
+
+@pytest.mark.parametrize(
+    ("directives", "gpus"),
+    [
+        ("#SBATCH --nodes=4\n#SBATCH --ntasks=32", 32),
+        ("#SBATCH -n 16", 16),
+        ("#SBATCH --gpus=h100:64 --ntasks=1", 64),
+        ("#SBATCH -G 64 -N 8", 64),
+    ],
+)
+def test_slurms_numbers_of_all_nodes(tmp_path: Path, directives: str, gpus: int) -> None:
+    launched = SIZES.replace("torchrun --nproc_per_node 8 --nnodes $NODES", "srun docker run --gpus all python")
+    text = f"#!/bin/bash\n{directives}\nTP=4 PP=2\n{launched}\n"
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"]["dp"] == gpus // 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,8 @@ from sim.inputs.trainer_names import TITAN_MODELS
 from sim.models.parameters import count_parameters
 from tests.sim.convert.converting import converted, refused
 from tests.sim.convert.launch_files import TITAN, TITAN_0_3, TITAN_PYTHON
+
+WHOLE = {"mode": "full", "early_stop": False}
 
 
 def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> None:
@@ -104,7 +107,7 @@ def test_a_torchtitan_python_config_is_read_and_not_run(tmp_path: Path) -> None:
     options = ("--cluster", "dgx-h100", "--config", "llama3_8b")
     data, _ = converted(folder, "config_registry.py", TITAN_PYTHON, *options)
     assert (data["model"], data["name"]) == ("llama3.1-8b", "llama3_8b")
-    assert data["training"]["recompute"] == {"mode": "full", "early_stop": False}
+    assert data["training"]["recompute"] == WHOLE
     assert (data["parallelism"]["tp"], data["parallelism"]["dp"], data["parallelism"]["zero"]) == (8, 2, 3)
     assert "debug, llama3_8b" in refused(folder, "config_registry.py", TITAN_PYTHON, "--cluster", "dgx-h100")
 
@@ -427,3 +430,25 @@ def test_a_converter_of_experts_in_a_python_config(tmp_path: Path) -> None:
         text = moe.replace(given, given.replace("]", f"{more}]"))
         _, said = converted(tmp_path, "q.py", text, *options)
         assert ("experts: torchtitan leaves them in 16 bits" in said) == noted
+
+
+@pytest.mark.parametrize(("key", "found"), [("batch_size", "full"), ("local_batch_size", WHOLE)])
+def test_recomputation_ends_early_before_torchtitan_had_a_switch_for_it(tmp_path: Path, key: str, found: Any) -> None:
+    text = f"""
+        [model]
+        flavor = "8B"
+        [training]
+        {key} = 1
+        [activation_checkpoint]
+        mode = "full"
+    """
+    data, _ = converted(tmp_path, "full.toml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["recompute"] == found
+
+
+def test_gpus_that_are_not_the_product_of_all_degrees_are_refused(tmp_path: Path) -> None:
+    """torchtitan/distributed/parallel_dims.py: `_validate`."""
+    text = TITAN.replace("shard_degree = -1", "shard_degree = 4")
+    assert "32 GPUs; must be 16" in refused(tmp_path, "a.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    data, _ = converted(tmp_path, "a.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
+    assert data["parallelism"]["dp"] == 8
