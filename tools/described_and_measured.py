@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from sim.core.errors import InputError  # noqa: E402
 from sim.inputs.overrides import merge  # noqa: E402
+from sim.inputs.program_file import read_program  # noqa: E402
 from sim.inputs.scenario import parse_scenario  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 from sim.validation.tables import read_table  # noqa: E402
@@ -31,12 +32,21 @@ NARROW = {"param_dtype": "bf16", "grad_dtype": "bf16", "master_weights": False, 
 RECIPES = {"tensorwise": {"precision": "fp8"}, "rowwise": {"precision": "fp8", "fp8_recipe": "rowwise"}}
 
 
-def described(row: Any) -> dict[str, Any]:
-    """A row's scenario by what its program says of weights, adapters and recomputation."""
+def attends_in_separate_operators(row: Any, program: Path) -> bool:
+    """Whether the row asks for eager attention, or leaves the choice to a release of Transformers that took it: GPT-J
+    had no fused attention in 5.17, has it in 5.24, and the captured program tells which ran."""
+    asked = row.data["program"].get("attn_implementation")
+    if asked is not None or not program.exists():
+        return bool(asked == "eager")
+    return not any("_scaled_dot_product_" in o.name for o in read_program(program).operators)
+
+
+def described(row: Any, captured: Path) -> dict[str, Any]:
+    """A row's scenario by what its program says of weights, attention, adapters and recomputation."""
     program = row.data["program"]
     training: dict[str, Any] = {"framework": "compiled"} if program.get("torch_compile") else {}
     training |= NARROW if program.get("weights") == "bf16" else {"param_dtype": "fp32"}
-    training |= {"attention": "unfused"} if program.get("attn_implementation") == "eager" else {}
+    training |= {"attention": "unfused"} if attends_in_separate_operators(row, captured) else {}
     if program.get("weights") == "fp32" and program.get("autocast") is None:
         training["precision"] = "fp32"
     training |= RECIPES.get(str(program.get("float8")), {})
@@ -50,11 +60,12 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("| program | GPU | measured | step | peak |\n|---|---|---:|---:|---:|")
     for folder in FOLDERS:
-        for row in read_table(ROOT / "scenarios" / "measured" / folder / "table.json").rows:
+        stored = ROOT / "scenarios" / "measured" / folder
+        for row in read_table(stored / "table.json").rows:
             if "step_time_s" not in row.measured or "huggingface_config" not in row.data["program"]:
                 continue
             try:
-                result = simulate(parse_scenario(described(row)))
+                result = simulate(parse_scenario(described(row, stored / "programs" / f"{row.id}.json.gz")))
             except InputError:  # a family or a step that scenarios have no words for
                 continue
             step = result.step_time_s / row.measured["step_time_s"] - 1

@@ -66,12 +66,12 @@ def _minimax_m2(config: Config) -> Config:
 def qwen2_moe(config: Config) -> Config:
     shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
     moe = router(config, _experts_key(config)) | shared | {"every": every(config, "decoder_sparse_step")}
-    return qwen2(config) | {"qkv_bias": config.get("qkv_bias", True), "moe": moe}
+    return qwen2(config) | {"qkv_bias": config.get("qkv_bias", True), "moe": moe, "code": "qwen2_moe"}
 
 
 def _qwen3_moe(config: Config) -> Config:
     moe = router(config, _experts_key(config)) | {"every": every(config, "decoder_sparse_step")}
-    return qwen3(config, head_dim=None) | {"moe": moe}
+    return qwen3(config, head_dim=None) | {"moe": moe, "code": "qwen2_moe"}
 
 
 def _gpt_oss(config: Config) -> Config:
@@ -81,6 +81,7 @@ def _gpt_oss(config: Config) -> Config:
     moe = router(plain, "num_local_experts", "intermediate_size") | {"router_bias": True}
     found = llama({**plain, "attention_bias": False}) | {"bias": True, "sinks": True, "moe": moe}
     found |= {"mlp": "clamped_swiglu", "norm_in_fp32": True, "scaled_rope": True}
+    found |= {"code": "gpt_oss"}
     return found | window(plain, "sliding_window", ["sliding", "full"])
 
 
@@ -125,7 +126,8 @@ def _mellum(config: Config) -> Config:
     require(config, "num_nextn_predict_layers", (None, 0))
     kinds = config.get("mlp_layer_types") or ["sparse"]
     require({"mlp_layer_types": sorted({*kinds})}, "mlp_layer_types", (["sparse"],))
-    found = llama({"head_dim": 128, **config}) | {"qk_norm": True, "moe": router(config, _experts_key(config))}
+    experts = {"moe": router(config, _experts_key(config)), "code": "qwen2_moe"}
+    found = llama({"head_dim": 128, **config}) | {"qk_norm": True} | experts
     return found | window({"sliding_window": 1024, **config}, "sliding_window", ["full"])
 
 
@@ -282,7 +284,7 @@ def _hunyuan_moe(config: Config) -> Config:
 def _olmoe(config: Config) -> Config:
     require(config, "clip_qkv", (None,))
     moe = router(config, _experts_key(config), "intermediate_size")
-    return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": moe}
+    return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": moe, "code": "qwen2_moe"}
 
 
 def _sarvam_moe(config: Config) -> Config:
@@ -350,7 +352,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "granitemoeshared": _granite_shared,
     "granitemoe_swa": Family(_granite_shared, {"sliding_window": 128}, own={"sinks": True}, pattern=_ONE_FULL_IN_FOUR),
     "olmoe": _olmoe,
-    "flex_olmo": Family(_olmoe, own={"norm_position": "post", "norm_in_fp32": True, "code": "olmo"}),
+    "flex_olmo": Family(_olmoe, own={"norm_position": "post", "norm_in_fp32": True, "code": "flex_olmo"}),
     "phimoe": Family(_phimoe, pattern=("sliding",)),
     "dbrx": _dbrx,
     "exaone_moe": _exaone_moe,

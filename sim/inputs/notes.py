@@ -167,10 +167,10 @@ def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[
 def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:
     """Return that the model's own code knows no fused attention, or that torch's computes what a window hides."""
     windows = {"sliding", "chunked"} & {*model.attention_pattern}
-    hides = windows and model.window is not None and model.window < t.seq_len
-    if hides and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
+    masked = windows and model.window is not None and model.window <= t.seq_len
+    if masked and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
         slower = f"torch's attention gets model.window {model.window} as a mask and computes all pairs of tokens"
-        faster = "flash2 (attn_implementation flash_attention_2) skips the pairs that the window hides"
+        faster = "flash2 (attn_implementation flash_attention_2) skips the pairs that nobody sees"
         yield f"training.attention_kernel: {slower}; {faster}"
     if t.attention == "fused" and not code_of(model.code, framework_of(t)).fused:
         does = f"which framework {t.framework} runs, computes attention in separate operators alone"

@@ -73,10 +73,20 @@ PLAIN_ROUTER = RouterKernels(
 # A compiler copies, converts, inverts and masks in one kernel (8 bytes).
 COMPILED_ROUTER = PLAIN_ROUTER._replace(group_kernels=(7, 0), group_bytes=(12.0, 0.0))
 # transformers/models/mixtral/modeling_mixtral.py (MixtralTopKRouter), as torch dispatches it. Forward: logits to fp32
-# (e + 4), softmax (8), top-k (4), the chosen weights' sum, copy and quotient. Backward: seven kernels on the chosen
-# weights, zeros of all (4) that they are put into, the softmax's (12), to 16 bits (4 + e).
+# (e + 4), softmax (8), top-k in two kernels (4), the chosen weights' sum, copy and quotient. Backward: seven kernels on
+# the chosen weights, zeros of all (4) that they are put into, the softmax's (12), to 16 bits (4 + e).
 TRANSFORMERS_ROUTER = PLAIN_ROUTER._replace(
-    forward_kernels=6, backward_kernels=11, forward_bytes=16.0, backward_bytes=20.0
+    forward_kernels=7, backward_kernels=11, forward_bytes=16.0, backward_bytes=20.0
+)
+# transformers/models/qwen2_moe/modeling_qwen2_moe.py (Qwen2MoeTopKRouter): likewise, and the chosen weights are cast to
+# the logits' dtype, their gradient back.
+CASTING_ROUTER = TRANSFORMERS_ROUTER._replace(forward_kernels=8, backward_kernels=12)
+# granitemoe/modeling_granitemoe.py (GraniteMoeTopKRouter): logits to fp32 (e + 4), top-k (4); of the chosen ones the
+# softmax and a cast. Backward: zeros (4) that the chosen ones' gradients are put into, to 16 bits (4 + e).
+GRANITE_ROUTER = PLAIN_ROUTER._replace(forward_kernels=5, backward_kernels=5)
+# gpt_oss/modeling_gpt_oss.py (GptOssTopKRouter): likewise without casts; the biases' gradient is summed (e).
+GPT_OSS_ROUTER = PLAIN_ROUTER._replace(
+    forward_kernels=3, backward_kernels=4, forward_bytes=0.0, backward_accesses=2, backward_bytes=0.0
 )
 # Routers with sigmoids, as torch dispatches them (transformers/models/hy_v3/modeling_hy_v3.py: HYV3TopKRouter.forward).
 # Forward: sigmoid (8), the experts' biases added (8), top-k in two kernels (4), the chosen experts' scores looked up;

@@ -1,7 +1,8 @@
 """Windows that torch's fused attention gets as a mask, because its function has no window (`masks_windows`).
 
 transformers/masking_utils.py, `sliding_window_causal_mask_function`: True where a query sees a key; no mask is made
-where the window hides nothing. torch/nn/functional.py, `scaled_dot_product_attention`: a mask and `is_causal` exclude
+where the sequence is shorter than the window (`_ignore_causal_mask_sdpa`): in one as long as the window it hides
+nothing. torch/nn/functional.py, `scaled_dot_product_attention`: a mask and `is_causal` exclude
 each other, so all pairs are computed. It makes numbers of the activations' dtype of the mask in every call
 (aten/src/ATen/native/transformers/attention.cpp, `convert_boolean_attn_mask`), and keeps them for the backward.
 """
@@ -19,10 +20,11 @@ MASK_KERNELS = 4  # inverted, two numbers, chosen between
 
 
 def masked_window(d: Dims, own: Core) -> Core:
-    """The core as torch computes it: all pairs of tokens, if a window hides some and windows are masks, or the causal
-    mask is one, too."""
-    hides = own.windowed is not None or (own.causal and d.framework.masks_causal)
-    if not hides or not d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp):
+    """The core as torch computes it: all pairs of tokens, if windows are masks and the sequence fills one, or the
+    causal mask is one, too."""
+    filled = own.window is not None and own.window.tokens <= own.kv_len
+    made = filled or (own.causal and d.framework.masks_causal)
+    if not made or not d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp):
         return own
     return replace(own, window=None, causal=False, masked=True)
 

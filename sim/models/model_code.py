@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sim.models.framework_parts import (
+    CASTING_ROUTER,
+    GPT_OSS_ROUTER,
+    GRANITE_ROUTER,
     GROUPED_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
     RouterKernels,
@@ -41,8 +44,9 @@ class ModelCode(NamedTuple):
     into zeros as large as the result, and these are added up.
 
     `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `router`: the router's
-    kernels beside its matmul; None: those of the framework's record. `every_expert`: all experts compute all tokens,
-    where ep does not distribute them (`sim.models.moe.every_expert`).
+    kernels beside its matmul; None: those of the framework's record. `casts_router_weights`: the chosen experts'
+    weights have the logits' dtype, so that 16-bit results are weighted and added up in 16 bits. `every_expert`: all
+    experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
 
     `norm_weights_from_1`: a norm multiplies by 1 plus its weight. `scales_branches`: the results of attention and MLP
     are multiplied by a constant before they are added to the residual stream.
@@ -60,6 +64,7 @@ class ModelCode(NamedTuple):
     split: Literal["split", "select"] = "split"
     router_without_autocast: bool = False
     router: RouterKernels | None = None
+    casts_router_weights: bool = False
     norm_weights_from_1: bool = False
     scales_branches: bool = False
     every_expert: bool = False
@@ -73,15 +78,20 @@ MODEL_CODE: dict[str, ModelCode] = {
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER),
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
-    "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True),
+    "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True, casts_router_weights=True),
+    # flex_olmo/modeling_flex_olmo.py: rope of OLMo, Qwen 2's router
+    "flex_olmo": ModelCode(turns="promoted", router=CASTING_ROUTER, casts_router_weights=True),
     "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
+    # gpt_oss/modeling_gpt_oss.py: GptOssTopKRouter
+    "gpt_oss": ModelCode(router=GPT_OSS_ROUTER, casts_router_weights=True),
     # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
-    # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same
-    "granite": ModelCode(scales_branches=True),
+    # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same.
+    # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
+    "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter. AFMoE's router also casts its logits; MiniMax M2's has no scale.
     "hy_v3": ModelCode(router=SIGMOID_ROUTER),
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
@@ -89,6 +99,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(turns="promoted"),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
+    # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter; Qwen 3, OLMoE and Mellum have the same
+    "qwen2_moe": ModelCode(router=CASTING_ROUTER, casts_router_weights=True),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Item, Phase, Program, Saved
@@ -26,7 +27,8 @@ class IndexedStep(Struct, frozen=True):
 
     `small`: further kernels of some operators, which torch's C++ issues in a loop; `passes`: those of each sort by 64
     bits among them. Bytes of one copy (indices and
-    weights), and accesses in the activations' dtype and bytes by element: of copies, and of tokens.
+    weights), and accesses in the activations' dtype and bytes by element: of copies, and of tokens. `unvectorized`: of
+    the kernels those that handle each number of the copies alone, and their accesses.
     """
 
     kernels: int
@@ -35,6 +37,7 @@ class IndexedStep(Struct, frozen=True):
     of_copies: tuple[float, float] = (0.0, 0.0)
     of_tokens: tuple[float, float] = (0.0, 0.0)
     passes: int = 0
+    unvectorized: tuple[int, float] = (0, 0.0)
 
     def moved_bytes(self, copies: float, tokens: float, hidden: int, e: float) -> float:
         """Bytes that are read and written for so many copies and tokens."""
@@ -50,12 +53,22 @@ class IndexedStep(Struct, frozen=True):
 # accumulated 12), times results (8 + e) and weights (8), cast (4 + e), and the weights' gradients summed over rows (4).
 # Backward of forward: weights' gradients to the tokens' order (4, 16), zeros of tokens (e), in which copies are added
 # up (e; 2e). Each accumulation makes and sorts its indices by eight kernels more (torch:
-# aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel; a sort takes cub's radix sort by 64 bits).
+# aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel; a sort takes cub's radix sort by 64 bits); its
+# lanes' loads are a warp apart (indexing_backward_kernel).
 INDEXED = {
     "permute": IndexedStep(7, (10,), 72.0, (1.0, 0.0), (1.0, 0.0), passes=8),
     "unpermute": IndexedStep(6, (), 32.0, (1.0, 16.0), (1.0, 8.0)),
     "unpermute_backward": IndexedStep(8, (8,), 0.0, (2.0, 44.0), (1.0, 8.0)),
-    "permute_backward": IndexedStep(4, (8, 8), 20.0, (1.0, 0.0), (3.0, 0.0)),
+    "permute_backward": IndexedStep(4, (8, 8), 20.0, (1.0, 0.0), (3.0, 0.0), unvectorized=(1, 2.0)),
+}
+# Where weights and results have one dtype (Qwen2MoeTopKRouter casts its weights; under autocast all have fp32) nothing
+# is cast. Home: results times weights (2e), the order's inverse (8, 24), rows put back (2e), each token's sum (e; e).
+# Backward: the sum's gradient to each copy (e; e), zeros (e) and accumulated rows (3e), times results (3e) and weights
+# (2e), and the weights' gradients summed over rows (e). torch does not vectorize products with one weight a row, and
+# copies of a token's gradient (Loops.cuh: gpu_kernel_impl_nocast).
+INDEXED_IN_ONE_DTYPE = INDEXED | {
+    "unpermute": IndexedStep(5, (), 32.0, (5.0, 0.0), (1.0, 0.0), unvectorized=(1, 2.0)),
+    "unpermute_backward": IndexedStep(6, (8,), 0.0, (11.0, 0.0), (1.0, 0.0), unvectorized=(3, 6.0)),
 }
 
 
@@ -77,13 +90,24 @@ class _Trip(Struct, frozen=True):
         """A rank's own tokens copied and sorted by expert, or their copies added up; nothing if experts' ranks do."""
         if self.way.copies_on_arrival:
             return ()
-        kernels, small, passes = 1 if self.maps else 2, tuple[int, ...](), 0
         if self.d.framework.copies_by_index:
-            step = INDEXED[name]
-            kernels, small, passes = step.kernels, step.small, step.passes
-            moved = step.moved_bytes(self.r.sent, self.r.tokens, self.d.hidden, self.d.act_bytes)
-        copied = memory_op(name, phase, "permute", self.r.sent * self.d.hidden, moved, self.d.act, kernels)
-        return (copied, *(small_kernels(f"{name}_starts", phase, n, passes) for n in small))
+            return self._by_index(name, phase)
+        n, kernels = self.r.sent * self.d.hidden, 1 if self.maps else 2
+        return (memory_op(name, phase, "permute", n, moved, self.d.act, kernels),)
+
+    def _by_index(self, name: str, phase: Phase) -> Program:
+        """The same by torch's indexing: vectorized kernels, the others, and small ones that sort."""
+        d, n = self.d, self.r.sent * self.d.hidden
+        one_dtype = d.code.casts_router_weights or d.act_bytes == FP32_BYTES
+        step = (INDEXED_IN_ONE_DTYPE if one_dtype else INDEXED)[name]
+        singly, accesses = step.unvectorized
+        moved_singly = n * accesses * d.act_bytes
+        moved = step.moved_bytes(self.r.sent, self.r.tokens, d.hidden, d.act_bytes) - moved_singly
+        copied = memory_op(name, phase, "permute", n, moved, d.act, step.kernels - singly)
+        alone = memory_op(f"{name}_singly", phase, "elementwise", n, moved_singly, d.act, singly)
+        alone = replace(alone, single_elements=float(singly * n))
+        small = (small_kernels(f"{name}_starts", phase, each, step.passes) for each in step.small)
+        return (copied, *((alone,) if singly else ()), *small)
 
     def at_home_map(self) -> Program:
         """Where each copy of a token goes, of 32 bits: [tokens, 2·experts + 1], which the backward reads again.

@@ -58,6 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
     | {"code": "gpt2"},
 }
 MODELS["qwen3_moe"] = MODELS["llama"] | {"head_dim": 64, "qk_norm": True, "moe": {"experts": 8, "top_k": 2, "ffn": 256}}
+MODELS["qwen3_moe"] |= {"code": "qwen2_moe"}
 MODELS["arcee"] = MODELS["llama"] | {"mlp": "relu2", "separate_qkv": True}
 MODELS["apertus"] = MODELS["llama"] | {"mlp": "xielu", "separate_qkv": True, "qk_norm": True}
 MODELS["cohere"] = MODELS["llama"] | {
@@ -72,8 +73,10 @@ MODELS["mistral"] = MODELS["llama"] | {"window": 32}
 MODELS["phi3"] = MODELS["llama"] | {"merged_projections": True, "code": "phi3"}
 EXPERTS: dict[str, Any] = {"experts": 8, "top_k": 2, "ffn": 256}
 MODELS["gpt_oss"] = MODELS["llama"] | {"head_dim": 64, "bias": True, "sinks": True, "moe": EXPERTS | {"ffn": 1408}}
+MODELS["gpt_oss"] |= {"code": "gpt_oss"}
 WHOLE_HEADS = MODELS["llama"] | {"kv_heads": 8}
 MODELS["qwen2_moe"] = WHOLE_HEADS | {"qkv_bias": True, "moe": EXPERTS | {"shared_ffn": 512, "shared_gate": True}}
+MODELS["qwen2_moe"] |= {"code": "qwen2_moe"}
 OF_FP32 = EXPERTS | {"shared_experts": 1, "router_fp32": True}
 MODELS["ernie4_5_moe"] = WHOLE_HEADS | {"moe": OF_FP32, "code": "ernie4_5_moe"}
 MLA = {"q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}

@@ -66,6 +66,16 @@ def test_a_window_of_the_whole_sequence_changes_nothing() -> None:
     assert len(set(layer_specs(wide.model))) == 1
 
 
+@pytest.mark.parametrize(("window", "masked"), [(4095, True), (4096, True), (4097, False)])
+def test_transformers_masks_sequences_that_fill_the_window(window: int, masked: bool) -> None:
+    """masking_utils.py, `_ignore_causal_mask_sdpa`: no mask where `kv_length < local_attention_size`."""
+    sizes = {"seq_len": 4096, "global_batch_size": 1, "framework": "transformers"}
+    scenario = scenario_with(sizes, model={**MODEL, "window": window})
+    core = next(p for p in layer_parts(scenario, dims(scenario), 0, Shard()) if p.core)
+    assert [i.masked for i in core.forward if i.kind == "attention_forward"] == [masked]
+    assert any("as a mask" in note for note in scenario.warnings) == masked
+
+
 def test_narrower_windows_are_faster_and_count_fewer_flops() -> None:
     models = [training(16384, window=w, heads=64).model for w in (256, 2048, 8192)] + [training(heads=64).model]
     times = [
