@@ -73,6 +73,7 @@ class Dims(Struct, frozen=True):
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
+    torch_norms: bool = False  # the stream's norms are torch's layer norm
     adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.models.autocast.adapter_casts`
     autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.autocast`
     normed_bytes: float = 2.0  # of an element that a norm writes
@@ -259,6 +260,7 @@ def dims(scenario: Scenario) -> Dims:
         adapters="autocast" if t.lora is not None and autocasts(t, p, m) else adapter_casts(t, p),
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
+        torch_norms=m.norm == "layernorm" and not m.norm_in_fp32,
         autocast=autocasts(t, p, m),
         normed_bytes=dtype_bytes(act),
         streams=streams_of(m),

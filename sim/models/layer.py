@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, TensorRole
-from sim.models.casts import casts_apart
+from sim.models.casts import norms_give_wide
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
@@ -73,7 +73,7 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     assert spec.mlp is not None
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
     # Attention keeps their input, unless each casts it for itself.
-    own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT or casts_apart(d))
+    own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT or norms_give_wide(d))
     norms = of_part(ModelPart.NORM, (stream_norm(m, d.of_stream, "attention_norm"),))
     attention = (
         branch_sum(d),
