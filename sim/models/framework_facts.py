@@ -242,6 +242,10 @@ class Framework(Struct, frozen=True):
     """default of `recompute.early_stop`: full recomputation ends at the last tensor that the backward needs; None: the
     framework has a checkpoint of its own, which never does [torch.utils.checkpoint: early_stop, unless `use_reentrant`]
     """
+    checkpoint_asks_gradients: bool = False
+    """with adapters and full recomputation the embedding's result is made to need a gradient, so that the backward of
+    the first layer is whole [transformers/modeling_utils.py: enable_input_require_grads, which gradient checkpointing
+    of peft's models calls; peft/peft_model.py: prepare_model_for_gradient_checkpointing]"""
     reruns_messages: bool = False
     """recomputation that ends early runs to the layer's end if a message would be left out: a compiled graph of the
     backward kept collectives that nothing reads, and what makes their input [torch/_functorch/partitioners.py:

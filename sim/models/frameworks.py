@@ -94,6 +94,7 @@ _TRANSFORMERS = Framework(
     experts_in_param_dtype=True,
     cuts_expert_halves=True,
     adapters_in_fp32=True,
+    checkpoint_asks_gradients=True,
     former=(
         Former(
             "2026-01",
@@ -152,6 +153,7 @@ _RECORDS = (
         masks_causal=True,
         returns_logits=True,
         adapters_in_fp32=True,
+        checkpoint_asks_gradients=True,
         emitted_for=(),
         family="",
         former=TORCH_RELEASES,
