@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Compute, NeededBy, Phase, Program, Saved
 from sim.models.activation_facts import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Mixed, Passes, Promoted
-from sim.models.casts import casts_apart, mixed
+from sim.models.casts import lists_apart, mixed
 from sim.models.dims import Dims
 from sim.models.elementwise import Traffic
 from sim.models.operators import F, I, Operator, memory_op
@@ -42,7 +42,7 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
 
 def promoted(d: Dims, mlp: str) -> Promoted | None:
     """What the activation moves and keeps where autocast runs a part of it in fp32, which it then gives on."""
-    return None if _fused(d, ACTIVATIONS[mlp]) or not casts_apart(d) else ACTIVATIONS[mlp].promoted
+    return None if _fused(d, ACTIVATIONS[mlp]) or not lists_apart(d) else ACTIVATIONS[mlp].promoted
 
 
 def _fused(d: Dims, record: Activation) -> bool:

@@ -9,6 +9,9 @@
 - A weight's gradient is cast from the 16 bits of its matmul and then added to the sum (`sim.models.operators`).
 - The stream's gradient is cast to 16 bits where it enters a branch.
 
+Beside 16-bit weights (adapters of a model in 16 bits) the stream has 16 bits. What is on the list of fp32 is given
+copies all the same: torch's layer norm and powers, whose fp32 results the matmuls behind them cast back.
+
 All were counted in captured programs (`tests/sim/models/test_autocast.py`).
 """
 
@@ -48,9 +51,34 @@ def casts_apart(d: Dims) -> bool:
     return d.autocast and not d.framework.fuses_chains
 
 
+def lists_hold(d: Dims) -> bool:
+    """Tell whether autocast's lists hold, over fp32 or 16-bit weights."""
+    return d.autocast or d.adapters == "autocast"
+
+
+def lists_apart(d: Dims) -> bool:
+    """Tell whether autocast's lists hold, and its casts are kernels of their own."""
+    return lists_hold(d) and not d.framework.fuses_chains
+
+
+def widens_norms(d: Dims) -> bool:
+    """Tell whether norms of a stream in 16 bits are given copies in fp32."""
+    return lists_apart(d) and not d.autocast and d.torch_norms
+
+
+def norms_give_wide(d: Dims) -> bool:
+    """Tell whether norms give fp32 on, which the matmuls behind them cast."""
+    return casts_apart(d) or widens_norms(d)
+
+
+def in_fp32(d: Dims) -> Dims:
+    """The sizes of what is computed in fp32."""
+    return replace(d, act="fp32", act_bytes=FP32_BYTES, normed_bytes=FP32_BYTES)
+
+
 def reads_wide(d: Dims, spec: Linear) -> bool:
     """Tell whether the layer's matmuls are given fp32: what a norm has made, or what it says."""
-    return casts_apart(d) and (spec.mode == "column" if spec.wide is None else spec.wide)
+    return spec.mode == "column" and norms_give_wide(d) if spec.wide is None else spec.wide and lists_apart(d)
 
 
 def kept_copies(d: Dims, spec: Linear) -> int:
@@ -60,11 +88,11 @@ def kept_copies(d: Dims, spec: Linear) -> int:
 
 def operand_casts(d: Dims, spec: Linear) -> Program:
     """The casts before a layer's matmuls: of their inputs and of their weights and biases."""
-    if not d.autocast:
-        return ()
     inputs = [
         cast(d, f"{spec.out_name(i)}_cast", F, spec.rows * spec.k) for i in range(len(spec.outs)) if reads_wide(d, spec)
     ]
+    if not d.autocast:
+        return tuple(inputs)
     each, elements = 1 + spec.bias, (spec.k + spec.bias) * spec.n
     weights = cast(d, f"{spec.name}_weight_cast", F, elements, each * len(spec.outs))
     return (*inputs, weights)
@@ -76,7 +104,7 @@ def input_gradient_casts(d: Dims, spec: Linear, i: int, rows: int) -> Program:
     if not reads_wide(d, spec):
         return (accumulate(d, f"{spec.name}_dgrad_sum", elements),) if i else ()
     widened = cast(d, f"{spec.out_name(i)}_dgrad_cast", I, elements, widens=True)
-    added = (accumulate(d.of_stream, f"{spec.name}_dgrad_sum", elements),) if i else ()
+    added = (accumulate(in_fp32(d), f"{spec.name}_dgrad_sum", elements),) if i else ()
     return (widened, *added)
 
 

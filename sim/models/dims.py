@@ -18,6 +18,7 @@ from sim.models.streams import Streams, streams_of
 from sim.models.window import windows_of
 
 if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import Lora, Training
     from topology.spec import ClusterSpec
@@ -73,6 +74,7 @@ class Dims(Struct, frozen=True):
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
+    torch_norms: bool = False  # the stream's norms are torch's layer norm
     adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.models.autocast.adapter_casts`
     autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.autocast`
     normed_bytes: float = 2.0  # of an element that a norm writes
@@ -116,6 +118,10 @@ class Dims(Struct, frozen=True):
     def overlaps_in_library(self) -> bool:
         """Whether one call of a library issues a matmul and the messages beside it (`Framework`)."""
         return self.tp_overlap == "full" and self.sp and self.framework.overlaps_in_library
+
+    def vocabulary_of(self, m: ModelConfig) -> int:
+        """Entries of a rank's part of a model's vocabulary, as the framework pads it."""
+        return m.padded_vocab(self.tp, self.framework.vocabulary_multiple * self.tp) // self.tp
 
     @property
     def quantized(self) -> bool:
@@ -259,6 +265,7 @@ def dims(scenario: Scenario) -> Dims:
         adapters="autocast" if t.lora is not None and autocasts(t, p, m) else adapter_casts(t, p),
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
+        torch_norms=m.norm == "layernorm" and not m.norm_in_fp32,
         autocast=autocasts(t, p, m),
         normed_bytes=dtype_bytes(act),
         streams=streams_of(m),

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import EAGER_NORM, Compute, Phase, Program, Saved, TensorRole
-from sim.models.casts import More, branch_gradient_casts, mixed, wider_rope
+from sim.models.casts import More, branch_gradient_casts, cast, in_fp32, mixed, widens_norms, wider_rope
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
 MASK_BYTES = 1.0
+INPUT_GRADIENT_ACCESSES = 3  # of a norm's backward: input and output gradient read, input gradient written
 ROPE_SINGLE = 4.5  # numbers that rope's kernels of one direction handle one at a time, for each number that is turned
 
 
@@ -46,14 +47,15 @@ class Traffic(Struct, frozen=True):
 NormWeight = Literal["none", "activations", "fp32", "from 1"]
 
 
-def rms_norm_eager(e: float, weight: NormWeight = "activations") -> Traffic:
+def rms_norm_eager(e: float, weight: NormWeight = "activations", frozen: bool = False) -> Traffic:
     """RMSNorm in separate torch kernels, `e` bytes an activation.
 
     Forward: x.float() (e+4), pow (8), mean (4), rsqrt and epsilon (rows only), multiply (8), to dtype (4+e),
     weight (2e). Backward: the weight's two products and sum (2e, 3e, e), to fp32 (e+4), product with rsqrt
     and its row sum (8, 12, 4), pow (8, 12), sum of the two paths (12), to dtype (4+e). Without upcasts in
     fp32. `weight` is what the normalized value is multiplied by: a weight in the activations' dtype; a weight in fp32,
-    before the cast back (OLMo 2: 8; 8, 12, 4); 1 plus such a weight (Gemma); or nothing.
+    before the cast back (OLMo 2: 8; 8, 12, 4); 1 plus such a weight (Gemma); or nothing. A `frozen` weight has the
+    first of its two products alone.
 
     These kernels are those by which measured chains (`norm_eager`) are divided. Torch launches more. Backward: the
     mean's gradient is written to all elements, the square's gradient is doubled, and in fp32 one more kernel runs on a
@@ -61,9 +63,10 @@ def rms_norm_eager(e: float, weight: NormWeight = "activations") -> Traffic:
     multiplies in fp32, its gradient is cast, and Gemma casts the weight and adds 1 to it.
     """
     dtype = FP32_BYTES if weight in ("fp32", "from 1") else e
-    own, back, kernels = (0.0, 0.0, 0) if weight == "none" else (2 * dtype, 6 * dtype, 3)
+    of_weight = (2 * dtype, 1) if frozen else (6 * dtype, 3)
+    own, (back, kernels) = (0.0, (0.0, 0)) if weight == "none" else (2 * dtype, of_weight)
     ones, cast = weight == "from 1", e < dtype
-    more = (ones * (1 + cast), 2 + cast + (e == FP32_BYTES))
+    more = (ones * (1 + cast), 2 + (cast and not frozen) + (e == FP32_BYTES))
     first, last = 5 + bool(kernels), 8 + kernels
     if e == FP32_BYTES:
         return Traffic(8 + 4 + 8 + own, first, back + 8 + 12 + 4 + 8 + 12 + 12, last, *more)
@@ -71,32 +74,40 @@ def rms_norm_eager(e: float, weight: NormWeight = "activations") -> Traffic:
     return Traffic(ahead, 2 + first, back + (e + 4) + 8 + 12 + 4 + 8 + 12 + 12 + (4 + e), 3 + last, *more)
 
 
-def layer_norm_in_fp32(e: float, weighted: bool) -> Traffic:
+def layer_norm_in_fp32(e: float, weighted: bool, frozen: bool = False) -> Traffic:
     """LayerNorm of activations of `e` bytes, computed in fp32 between two casts.
 
     Without weights torch's own kernel (OLMo: casts e+4 and 4+e, kernel 8; backward casts, kernel 12). With weights
     separate operators (Command R, CohereLayerNorm): mean (4), difference (8), its square (8) and mean (4), difference
     (8), product with rsqrt (8), weight (8), and four kernels on rows or the weight. Backward: the weight's products and
     sum (8, 12, 4), product with rsqrt and its row sum (8, 12, 4), the difference's gradient and row sum (8, 4, 4), the
-    square's (8, 8, 12), its difference's (8, 4), sums of the paths (12, 4, 12), and five kernels on rows.
+    square's (8, 8, 12), its difference's (8, 4), sums of the paths (12, 4, 12), and five kernels on rows. A `frozen`
+    weight has the first of its two products alone.
     """
     casts, kernels = (0.0, 0) if e == FP32_BYTES else (2 * (e + 4), 2)
     if not weighted:
         return Traffic(casts + 8, kernels + 1, casts + 12, kernels + 1)
-    return Traffic(casts + 48, kernels + 10, casts + 132, kernels + 22)
+    return Traffic(casts + 48, kernels + 10, casts + 132 - 16 * frozen, kernels + 22 - 2 * frozen)
 
 
 def norm_traffic(d: Dims, kind: str, after_sum: bool, weighted: bool = True) -> Traffic:
-    """`after_sum`: the norm right after a residual sum, whose kernel a compiler extends by the norm."""
-    e = d.act_bytes
+    """`after_sum`: the norm right after a residual sum, whose kernel a compiler extends by the norm.
+
+    Adapters leave its weights frozen: autograd then asks for the input's gradient alone, and torch launches no kernel
+    for that of weights (aten/src/ATen/native/cuda/layer_norm_kernel.cu: `LayerNormBackwardKernelImplInternal`); one
+    pass that makes both gradients stays as it is.
+    """
+    e, frozen = d.act_bytes, d.lora is not None
     if kind == "rmsnorm" and not d.framework.fuses_rmsnorm:
-        return rms_norm_eager(e, _norm_weight(d) if weighted else "none")
+        return rms_norm_eager(e, _norm_weight(d) if weighted else "none", frozen)
     if d.norm_in_fp32 and d.framework.norms_keep_operators:
-        return layer_norm_in_fp32(e, weighted)
+        return layer_norm_in_fp32(e, weighted, frozen)
     # of 5 accesses dx takes 3, the weight's gradient reads x and dy once more; or partial sums of it come with dx
-    gradients = d.framework.norm_backward_accesses // 2  # reads of dy
-    backward = (d.framework.norm_backward_accesses - gradients) * e + gradients * d.normed_bytes
-    kernels = d.framework.norm_backward_kernels
+    alone = frozen and d.framework.norm_backward_accesses > INPUT_GRADIENT_ACCESSES
+    accesses = INPUT_GRADIENT_ACCESSES if alone else d.framework.norm_backward_accesses
+    gradients = accesses // 2  # reads of dy
+    backward = (accesses - gradients) * e + gradients * d.normed_bytes
+    kernels = d.framework.norm_backward_kernels - alone
     if after_sum and d.framework.fuses_chains:
         return Traffic(d.normed_bytes, 0, backward, kernels)
     return Traffic(e + d.normed_bytes, 1, backward, kernels)
@@ -110,7 +121,22 @@ def _norm_weight(d: Dims) -> NormWeight:
 
 def stream_norm(m: ModelConfig, d: Dims, name: str, after_sum: bool = False, keeps_input: bool = True) -> Operator:
     """The model's norm of the residual stream (`norm` over the hidden size)."""
+    if widens_norms(d):
+        return _of_copies(m, d, name)
     return norm(d, name, m.norm, d.rows, d.hidden, m.norm_vectors, after_sum, keeps_input)
+
+
+def _of_copies(m: ModelConfig, d: Dims, name: str) -> Operator:
+    """torch's layer norm under autocast over a stream in 16 bits: of copies in fp32, of its input and of its weights.
+    The input's copy is its own, whatever else reads the stream."""
+    elements = d.rows * d.hidden
+    own = norm(in_fp32(d), name, m.norm, d.rows, d.hidden, m.norm_vectors)
+    copies = (cast(d, f"{name}_cast", F, elements, widens=True), *_launches(f"{name}_weights", F, m.norm_vectors))
+    return replace(
+        own,
+        forward=(*copies, *own.forward),
+        backward=(*own.backward, cast(d, f"{name}_grad_cast", I, elements)),
+    )
 
 
 def norm(

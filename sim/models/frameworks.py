@@ -94,6 +94,7 @@ _TRANSFORMERS = Framework(
     experts_in_param_dtype=True,
     cuts_expert_halves=True,
     adapters_in_fp32=True,
+    checkpoint_asks_gradients=True,
     former=(
         Former(
             "2026-01",
@@ -135,6 +136,7 @@ _RECORDS = (
         # calibrate/parallel/expert.py: expert, token and place of a copy in 64 bits; its fp32 weight, before it is
         # divided by the token's sum and after
         routing_bytes=32.0,
+        vocabulary_multiple=128,  # calibrate/model.py
         emitted_for=("torchtitan", "megatron"),
         measurable=True,
         family="torch",
@@ -152,6 +154,7 @@ _RECORDS = (
         masks_causal=True,
         returns_logits=True,
         adapters_in_fp32=True,
+        checkpoint_asks_gradients=True,
         emitted_for=(),
         family="",
         former=TORCH_RELEASES,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, TensorRole
-from sim.models.casts import casts_apart
+from sim.models.casts import norms_give_wide
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
@@ -36,7 +36,7 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     parts = by_module(scenario, layer_parts(scenario, d, layer, shard))
     if d.lora is not None:
         parts = tuple(p if p.frozen or not p.params + p.expert_params else frozen(p) for p in parts)
-        parts = only_behind_adapters(parts) if layer == 0 else parts
+        parts = only_behind_adapters(parts) if _ends_backward(scenario, d, layer) else parts
     if warms_up(scenario):
         parts = only_indexers(parts)
     kept = keep(d, parts, mode_of_layer(scenario, layer), rerun_end(scenario), modules_of(scenario))
@@ -44,6 +44,12 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
     passing = workspace(d, parts) + passing_weight_bytes(d, parts)
     quantized = quantized_weight_bytes(d, parts)
     return replace(block, workspace_bytes=passing, quantized_bytes=quantized, in_sixteen_bits=d.in_sixteen_bits)
+
+
+def _ends_backward(scenario: Scenario, d: Dims, layer: int) -> bool:
+    """Tell whether the backward ends at the layer's first adapter, as nothing before it needs a gradient."""
+    asked = d.framework.checkpoint_asks_gradients and scenario.for_training.recompute.mode == "full"
+    return layer == 0 and not asked
 
 
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
@@ -73,7 +79,7 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     assert spec.mlp is not None
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
     # Attention keeps their input, unless each casts it for itself.
-    own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT or casts_apart(d))
+    own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT or norms_give_wide(d))
     norms = of_part(ModelPart.NORM, (stream_norm(m, d.of_stream, "attention_norm"),))
     attention = (
         branch_sum(d),
@@ -132,7 +138,9 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         f"attention={(d.attention_kernel or 'fused') if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
     )
     if d.lora is not None:
-        text += f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if layer == 0 else ''}"
+        text += (
+            f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if _ends_backward(scenario, d, layer) else ''}"
+        )
         text += f",dropout={d.lora.dropout:g}" if d.lora.dropout else ""
         text += ",nf4" if d.four_bit else ""
     if m.mla is not None:

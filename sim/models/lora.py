@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import NeededBy, Program, Saved, TensorRole
-from sim.models.casts import cast, mixed, reads_wide
+from sim.models.casts import cast, in_fp32, mixed, reads_wide
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import (
@@ -115,11 +115,7 @@ class _Adapter(NamedTuple):
 
 def _own(d: Dims) -> Dims:
     """The sizes of adapters: as of all else, or fp32 (`adapters_in_fp32`, without autocast)."""
-    return _in_fp32(d) if d.adapters == "fp32" else d
-
-
-def _in_fp32(d: Dims) -> Dims:
-    return replace(d, act="fp32", act_bytes=FP32_BYTES)
+    return in_fp32(d) if d.adapters == "fp32" else d
 
 
 def _copies(d: Dims) -> bool:
@@ -127,15 +123,15 @@ def _copies(d: Dims) -> bool:
     return d.adapters == "fp32" or (d.adapters == "autocast" and not d.framework.fuses_chains)
 
 
-def _inputs(d: Dims, name: str, elements: float, in_fp32: bool) -> tuple[Program, Program]:
-    """Casts and dropout of an adapter's input, which may be `in_fp32` already (a norm's under autocast), and the
-    backward of both. Autocast's copy in 16 bits comes last."""
+def _inputs(d: Dims, name: str, elements: float, wide_input: bool) -> tuple[Program, Program]:
+    """Casts and dropout of an adapter's input, which may have fp32 already (`wide_input`: a norm's under autocast), and
+    the backward of both. Autocast's copy in 16 bits comes last."""
     if not _copies(d):
         return _dropout(d, name, elements)
-    drop, undrop = _dropout(_in_fp32(d), name, elements)
+    drop, undrop = _dropout(in_fp32(d), name, elements)
     wide, narrow = (partial(cast, d, elements=elements, widens=w) for w in (True, False))
     forward, backward = drop, undrop
-    if not in_fp32:
+    if not wide_input:
         forward, backward = (wide(f"{name}_cast", F), *drop), (*undrop, narrow(f"{name}_dgrad_cast", I))
     if d.adapters == "fp32":
         return forward, backward
@@ -212,7 +208,7 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
             gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, own.act),
             *scatters,
             *given_back,
-            accumulate(d.of_stream if wide else d, f"{name}_dgrad_sum", taken),
+            accumulate(in_fp32(d) if wide else d, f"{name}_dgrad_sum", taken),
         ),
     )
 

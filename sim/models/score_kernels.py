@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import TORCH_SOFTMAX_UNALIGNED, Compute, Phase, Program
-from sim.models.casts import casts_apart
+from sim.models.casts import casts_apart, lists_apart, lists_hold
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import memory_op
@@ -181,7 +181,7 @@ def _widened(d: Dims, masked: float, made: float) -> tuple[bool, float]:
 
 def scored_bytes(d: Dims) -> float:
     """Return the bytes of a score as its matmul writes it; autocast casts what the model casts to fp32."""
-    return FP32_BYTES if d.code.scores_in_fp32 and not d.autocast else d.act_bytes
+    return FP32_BYTES if d.code.scores_in_fp32 and not lists_hold(d) else d.act_bytes
 
 
 def masked_bytes(d: Dims, given: float) -> float:
@@ -196,7 +196,7 @@ def _added_bytes(d: Dims) -> float:
 
 def softmax_bytes(d: Dims) -> float:
     """Return the bytes of a number that the softmax of separate operators writes."""
-    if d.code.softmax_in_fp32 or casts_apart(d):
+    if d.code.softmax_in_fp32 or lists_apart(d):
         return FP32_BYTES
     return masked_bytes(d, scored_bytes(d))
 

@@ -54,6 +54,24 @@ def test_backward_ends_at_the_first_adapter() -> None:
     assert flops(late.backward) == 128 * 4 * RANK * (256 + 768) - 128 * 2 * RANK * 768
 
 
+@pytest.mark.parametrize(
+    ("framework", "recompute", "whole"),
+    [
+        ("transformers", "full", True),
+        ("deepspeed", {"mode": "full", "early_stop": True}, True),
+        ("transformers", "none", False),
+        ("eager", "full", False),
+    ],
+)
+def test_transformers_checkpoint_makes_the_first_layer_s_backward_whole(
+    framework: str, recompute: Any, whole: bool
+) -> None:
+    """It asks for the gradient of the embedding's result (`enable_input_require_grads`)."""
+    own = scenario({"rank": RANK}, framework=framework, recompute=recompute)
+    first, second = (layer_block(own, i) for i in (0, 1))
+    assert (flops(first.backward) == flops(second.backward)) == whole
+
+
 def test_what_is_kept() -> None:
     """In place of nothing for a frozen matrix: its input where it has an adapter, and A x."""
     block, whole = layer_block(scenario({"rank": RANK}), 1), layer_block(scenario(), 1)
