@@ -22,6 +22,7 @@ from sim.traces.recording import HOST, START, Message, Node, Recording
 
 _COMM = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 NANOS = "duration_nanos"  # our own attribute, because the schema's whole microseconds are too coarse for kernels
+OPERATORS = "operators"  # our own attribute: how many operators a computation stands for, if more than one
 # Collectives whose `comm_size` is each rank's input, not the output: in ASTRA-sim an all-gather's `final_data_size` is
 # `data_size` times the ranks (system/collective/Ring.cc), and torch's converter sums the inputs.
 PUT_IN = ("all_gather", "gather")
@@ -142,9 +143,8 @@ class _Build:
         stream = named[:100] if isinstance(named, str) and named else stream
         kind = shown[:100] if isinstance(shown, str) and shown else kind
         computes = message is None and not host and node.type == NodeType.COMP
-        self.nodes.append(
-            Node(rank, stream, kind, node.name[:4000] or f"node {node.id}", 0, duration, [], message, computes)
-        )
+        name, operators = node.name[:4000] or f"node {node.id}", node.whole(OPERATORS, 1)
+        self.nodes.append(Node(rank, stream, kind, name, 0, duration, [], message, computes, operators))
         self.resource.append((rank, "" if kind == START else stream))
         self.source.append(node.id)
 

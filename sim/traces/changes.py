@@ -281,7 +281,7 @@ def doubts(recording: Recording, change: Change) -> list[str]:
     sizeless = sum(not m.bytes and m.kind != "barrier" for m in messages)
     if sizeless and change.network is not None:
         out.append(f"--cluster: the traces do not say the bytes of {sizeless} transfers, which keep their seconds")
-    runs = sum(n.compute and " … " in n.name for n in recording.nodes) if change.gpus is not None else 0
+    runs = sum(n.compute and n.operators > 1 for n in recording.nodes) if change.gpus is not None else 0
     if runs:
         out.append(
             f"--gpu: {runs} computations stand for several operators each (A … B); their first and last names "

@@ -138,3 +138,9 @@ def test_a_written_step_takes_as_long_as_on_shared_links(tmp_path: Path) -> None
     assert recording.step_ns * 1e-9 == pytest.approx(simulation.step_time_s, abs=1e-6)
     gpus = gpu_pair("h100-sxm=b200-sxm", "")
     assert "stand for several operators each" in doubts(recording, Change(gpus=gpus))[0]
+
+
+def test_a_kernels_name_does_not_say_how_many_operators_it_is() -> None:
+    """A file's attribute does; names that others write may hold any words."""
+    named = Recording("by hand", (0,), [Node(0, "compute", "F", "first … last", 0, 1000, compute=True)], 1)
+    assert doubts(named, Change(gpus=gpu_pair("h100-sxm=b200-sxm", ""))) == []
