@@ -10,7 +10,7 @@ from sim.inputs.input_source import Source, found_file, nearest, show, validate,
 from sim.inputs.overrides import merge
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import KeyPath
-from topology.presets import CLUSTERS, GPUS
+from topology.presets import CLUSTERS, GPUS, machines_of
 from topology.spec import PEAK_NAMES, ClusterSpec, GpuSpec
 
 CHIP = {
@@ -124,7 +124,7 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
     if not isinstance(stated, dict):
         return stated
     preset, chip = given.get("preset"), gpu.get("variant_of") or gpu["name"]
-    machines = [CLUSTERS[preset]] if preset else [c for c in CLUSTERS.values() if c.gpu.name == chip]
+    machines = [CLUSTERS[preset]] if preset else list(machines_of(chip))
     homes = [c.intra_node for c in machines]
     kind = stated.get("kind", homes[0].kind if homes else "nvswitch" if gpu.get("nvlink", True) else "pcie")
     of_chip = gpu.get("link_bandwidth_bytes_per_s") if kind != "pcie" else None
@@ -150,7 +150,7 @@ def _machine_of_one(given: Mapping[str, Any]) -> str:
     """The shipped machine of a chip that is a node by itself, unless links inside nodes are described; else ""."""
     gpu = given.get("gpu")
     name = gpu.get("preset") if isinstance(gpu, dict) else gpu
-    homes = (c.name for c in CLUSTERS.values() if c.gpu.name == name and c.gpus_per_node == 1)
+    homes = (machine.name for machine in machines_of(str(name)) if machine.gpus_per_node == 1)
     return "" if _describes_links(given) else next(homes, "")
 
 

@@ -22,7 +22,7 @@ from sim.ranks.faults import compute_scales, disturbs_links
 from sim.ranks.places import aligned
 from sim.ranks.plan import Plan
 from topology.network import Network
-from topology.presets import CLUSTERS
+from topology.presets import machines_of
 from topology.protocols import NODE_CHANNELS
 from topology.spec import ClusterSpec, GpuSpec
 
@@ -334,7 +334,7 @@ def _waiting_ranks(scenario: Scenario) -> int:
 
 def _machine_of(profile: Profile) -> ClusterSpec | None:
     """Return the preset machine whose collectives a profile has: the first one with its GPU."""
-    return next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
+    return next(machines_of(profile.reference), None)
 
 
 def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:
