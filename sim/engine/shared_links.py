@@ -41,7 +41,7 @@ ROUNDS = 6  # rounds of placing more actions task by task; the last one places a
 
 
 class OverloadedLinks(Struct, frozen=True):
-    """Hold the sorts of links that are overloaded on some rank, and the actions that hide part of the load."""
+    """Hold the kinds of links that are overloaded on some rank, and the actions that hide part of the load."""
 
     links: frozenset[str]
     hiding: frozenset[ClassAction]
@@ -80,7 +80,7 @@ def overloaded(
         crowds = np.bincount(link[entry[over]] // 2 % len(LINKS), minlength=len(LINKS))
         names |= {name for name, count in zip(LINKS, crowds.tolist(), strict=True) if count}
         hiding[task[over]] = hides[task_kind[task[over]]]
-        # All sorts of shared links are overloaded and nothing is hidden, so other ranks add nothing.
+        # All kinds of shared links are overloaded and nothing is hidden, so other ranks add nothing.
         if not hidden and names == shared:
             break
     return OverloadedLinks(frozenset(names), _places(built, set(np.flatnonzero(hiding).tolist())))
@@ -89,7 +89,7 @@ def overloaded(
 def _parts(flows: list[Flow], capacity_bytes_per_s: dict[int, float], whole: bool) -> Iterator[list[FlowOnLink]]:
     """Yield the loads of flows on links in growing parts of the ranks, or all at once (`whole`).
 
-    If nothing is hidden, the first few ranks mostly show which sorts of links are overloaded.
+    If nothing is hidden, the first few ranks mostly show which kinds of links are overloaded.
     """
     begin, end, links = 0, OF_CLASS, len(capacity_bytes_per_s)
     while begin < links:
@@ -195,7 +195,7 @@ def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
 class RunOutcome(Struct, frozen=True):
     """Hold a step that was built and run.
 
-    `alone_s`: its seconds without overloaded links. `links`: the sorts of links that are overloaded. `flows`: the flows
+    `alone_s`: its seconds without overloaded links. `links`: the kinds of links that are overloaded. `flows`: the flows
     on shared links; None if no link is overloaded.
     """
 

@@ -23,7 +23,7 @@ CHIP = {
     "sm_sram_bytes",
     "sm_flops_per_clock",
 }
-MOST_MIXED_NODES = 1000  # of one sort: each is parts and links
+MOST_MIXED_NODES = 1000  # of one kind: each is parts and links
 LEAST_MEMORY_BYTES = 10**6  # less is gigabytes without their unit
 HOST_MEMORY = "host_memory_bandwidth_bytes_per_s"  # which a file of links does not say
 SpecT = TypeVar("SpecT", GpuSpec, ClusterSpec)
@@ -64,7 +64,7 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
 
 
 def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> ClusterSpec:
-    """The cluster of nodes of several sorts, each described as a cluster of its own with its `nodes`."""
+    """The cluster of nodes of several kinds, each described as a cluster of its own with its `nodes`."""
     from topology.graph_files import TopologyError
     from topology.mixed import mixed
     from topology.recognise import recognise
@@ -80,7 +80,7 @@ def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> Cluster
         nodes = each.get("nodes") if isinstance(each, dict) else None
         if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MOST_MIXED_NODES:
             found = f"found {show(nodes)}; must be an integer from 1 to {MOST_MIXED_NODES:,}"
-            raise source.error((*at, i, "nodes"), f"{found}: how many nodes are of this sort")
+            raise source.error((*at, i, "nodes"), f"{found}: how many nodes are of this kind")
         if any(key in each for key in ("topology", "mixed")):
             raise source.error((*at, i), "must be a preset or a description; a file describes all of a cluster")
         one = {key: value for key, value in each.items() if key != "nodes"}

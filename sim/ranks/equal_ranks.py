@@ -175,7 +175,7 @@ def _check_size(scenario: Scenario, lanes: int) -> None:
     if actions > MAX_ACTIONS:
         raise scenario.error(
             ("faults",),
-            f"tell {lanes:,} sorts of ranks apart in each of {p.pp} pipeline stages, which makes {actions:,} actions "
+            f"tell {lanes:,} kinds of ranks apart in each of {p.pp} pipeline stages, which makes {actions:,} actions "
             f"to simulate; at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)",
         )
 
@@ -194,7 +194,7 @@ def _speeds(scenario: Scenario, mesh: Mesh, columns: int) -> Ints:
 
 
 def _gpus(cluster: ClusterSpec, mesh: Mesh, plane: Ints) -> Ints:
-    """A number for the sorts of GPUs of each column's ranks."""
+    """A number for the kinds of GPUs of each column's ranks."""
     if not cluster.others:
         return np.zeros_like(plane)
     columns = [tuple(cluster.kind_of(rank + i * mesh.strides["pp"]) for i in range(mesh.sizes["pp"])) for rank in plane]
@@ -211,7 +211,7 @@ def position_of(mesh: Mesh, rank: int) -> int:
 def _prices(
     places: GroupLocations, scenario: Scenario, mesh: Mesh, plane: Ints, numbers: dict[str, Ints]
 ) -> list[Ints]:
-    """For each column, as numbers: what its ranks' links carry, and what each sort of group or message that they take
+    """For each column, as numbers: what its ranks' links carry, and what each kind of group or message that they take
     part in costs."""
     pp, stride = mesh.sizes["pp"], mesh.strides["pp"]
     out = []

@@ -23,8 +23,8 @@ from topology.network import Network
 PROGRAMS = ("forward", "backward", "recompute")
 
 
-class BlockSort:
-    """Hold one sort of block with its bytes and, computed on first use, its seconds.
+class PricedBlock:
+    """Hold a block with its bytes and, computed on first use, its seconds.
 
     `computes_only`: count computation alone, because another action may hide the block's messages. `gathered`, here and
     below: each action gathers the block's parameters (ZeRO-3) and copies them into place.
@@ -185,7 +185,7 @@ class GridPrices:
 
     def reductions_s(self, blocks: list[Block], dp: DataParallel) -> tuple[float, float]:
         """Return the seconds that one reduction of a stage's gradients takes on the data-parallel stream, and the
-        seconds after the last computation of its backward. `blocks`: `BlockSort.gradients`, first to last."""
+        seconds after the last computation of its backward. `blocks`: `PricedBlock.gradients`, first to last."""
         # Buckets extend over blocks, as in Megatron, so reductions cannot be summed block by block.
         woven = weave_backward(tuple(blocks), dp, PHASES[Kind.B], True)
         items = [i for part in woven for i in part if isinstance(i, Compute) or i.phase is Phase.WEIGHT_GRAD]

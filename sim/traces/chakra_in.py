@@ -2,7 +2,7 @@
 
 A trace says what waits for what and how long nodes take, but not when they ran. The times come from running the trace:
 each rank runs one host operation, one computation and one communication at a time (ASTRA-sim's default of one hardware
-resource of each sort), or one node on each stream if nodes name their streams. Of the nodes that are ready, the lowest
+resource of each kind), or one node on each stream if nodes name their streams. Of the nodes that are ready, the lowest
 number runs first.
 """
 
