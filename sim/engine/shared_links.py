@@ -165,8 +165,8 @@ def _add_hops(uses: list[set[Use]], pricing: Pricing, schedule: Schedule) -> Non
     plan, of_stage = pricing.plan, schedule.rank_of_stage  # virtual stages repeat the same pairs of ranks
     # A hop within one rank uses no link.
     pairs = {pair for chain in schedule.chains for pair in pairwise([of_stage[s] for s in chain]) if len({*pair}) > 1}
-    for before, after, lane in ((*pair, lane) for pair in pairs for lane in range(plan.lanes)):
-        a, b = before * plan.lanes + lane, after * plan.lanes + lane
+    for before, after, pipeline in ((*pair, pipeline) for pair in pairs for pipeline in range(plan.pipelines)):
+        a, b = before * plan.pipelines + pipeline, after * plan.pipelines + pipeline
         links = links_between(pricing.network, plan.classes[a].rank, plan.classes[b].rank)
         # Both directions at both ends: activations go from a to b, gradients come back.
         uses[a].update([u for n in links for u in ((n, OUT, f"to {b}"), (n, IN, f"from {b}"))])

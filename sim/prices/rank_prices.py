@@ -182,7 +182,7 @@ class Pricing:
             for n in (cluster.gpus_per_node, cluster.domain_gpus, cluster.gpus_per_node * inter.nodes_per_leaf)
         ):
             return rank, scale
-        return self.plan.classes[self.plan.class_of(rank) % self.plan.lanes].rank, scale
+        return self.plan.classes[self.plan.class_of(rank) % self.plan.pipelines].rank, scale
 
     def member_classes(self, name: str, rank: int) -> tuple[int, ...]:
         """Return the simulated classes with members in a rank's group; () if there is only its own."""

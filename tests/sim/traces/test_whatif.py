@@ -91,9 +91,9 @@ def test_all_data_parallel_groups_of_a_layout_change() -> None:
     recording = two_by_two()
     change = Change(dp=dp_change(recording, 4, None))
     assert change.dp == (frozenset({"0-2", "1-3"}), 2, 4)
-    assert replay(recording, change).end_s[1::2] == pytest.approx([2.5e-6] * 4)  # 2·3/4 for 2·1/2, in every lane
+    assert replay(recording, change).end_s[1::2] == pytest.approx([2.5e-6] * 4)  # 2·3/4 for 2·1/2, for every pair
     fewer = replay(recording, Change(dp=dp_change(recording, 1, None)))
-    assert fewer.step_time_s == pytest.approx(1e-6)  # and no lane still reduces
+    assert fewer.step_time_s == pytest.approx(1e-6)  # and no pair still reduces
     assert dp_change(recording, 4, "2-3")[0] == {"0-1", "2-3"}
     assert "others reduce too, of which --dp-group takes one: '0-1', '2-3'" in doubts(recording, change)[0]
     assert doubts(recording, Change()) == []
