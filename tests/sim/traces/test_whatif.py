@@ -36,6 +36,7 @@ SCENARIOS = Path(__file__).parents[3] / "scenarios"
         ("NVIDIA A100 80GB PCIe", "a100-pcie"),
         ("NVIDIA A100-PCIE-40GB", ""),
         ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
     ],
 )
 def test_a_device_is_the_preset_of_its_own_name(device: str, preset: str) -> None:
