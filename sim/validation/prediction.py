@@ -1,4 +1,4 @@
-"""What a prediction of a published row is, and the hardware that a row of kernels or collectives names."""
+"""Hold a prediction of a published row, and find the hardware that a row of kernels or collectives names."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ SHARED = "shared cluster"
 
 
 class _Product(Struct, frozen=True):
-    """How a product's name is written, and the month of each release."""
+    """The spelling of a product's name, and the month of each release."""
 
     written: str
     months: str
@@ -154,7 +154,7 @@ def with_stated(training: dict[str, Any], software: object, row: Mapping[str, An
 
 
 def _stated_by_reading(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What was read of the row's own script, and no scenario had words for.
+    """Return keys of what was read of the row's own script, for which no scenario had words.
 
     >>> _stated_by_reading({"reading": {"deterministic": True, "gradient_accumulation_fusion": True}})
     {'cublas_workspace_config': ':4096:8'}
