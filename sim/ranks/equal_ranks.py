@@ -175,8 +175,8 @@ def _check_size(scenario: Scenario, pipelines: int) -> None:
     if actions > MAX_ACTIONS:
         raise scenario.error(
             ("faults",),
-            f"tell {pipelines:,} kinds of ranks apart in each of {p.pp} pipeline stages, which makes "
-            f"{actions:,} actions to simulate; at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)",
+            f"{pipelines:,} ranks of each of {p.pp} pipeline stages differ, so {actions:,} actions are simulated; "
+            f"at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)",
         )
 
 

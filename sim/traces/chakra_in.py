@@ -94,7 +94,8 @@ class _Build:
         out = Recording(self.name, self.ranks, self.nodes, world)
         if self.unpriced:
             out.warnings.append(
-                f"{self.unpriced} communications carry no duration and take none; --cluster PRESET prices them"
+                f"{self.unpriced} communications have no duration in the traces and take no time; --cluster PRESET "
+                "prices them"
             )
         return out
 
@@ -112,7 +113,7 @@ class _Build:
         base: dict[int, int] = {}
         for node in file.nodes:
             if node.id in base:
-                raise InputError(f"{self.name}: rank {rank}: node {node.id} is there twice")
+                raise InputError(f"{self.name}: rank {rank}: node {node.id} occurs twice")
             base[node.id] = len(self.nodes)
             self._add(rank, node, world)
         for node in file.nodes:

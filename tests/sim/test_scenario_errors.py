@@ -298,7 +298,7 @@ LAYOUTS: list[tuple[list[str], str]] = [
     ([*SERVE, "inference.requests=3"], "inference.requests: found 3; must be a mapping"),
     (
         ["faults={stragglers: [{rank: 1}]}", "faults.stragglers.2.rank=0"],
-        "is a list of 1; '2' is not a place in it or after it",
+        "is a list of 1; '2' must be a number from 0 to 1",
     ),
     (["faults.stragglers.0.compute_scale=2"], "faults.stragglers[0].rank: is required and missing"),
     (["faults={stragglers: [{rank: 1}]}", "faults.stragglers.0.rank=-1"], "--set faults.stragglers[0].rank: found -1"),
