@@ -232,9 +232,9 @@ def time_messages(runner: Runner) -> list[tuple[tuple[object, ...], int, int]]:
             records = pipeline.step(tokens, targets)
     finally:
         pipeline.stages = own
-    lane = runner.place.data_rank
+    replica = runner.place.data_rank
     return [
-        ((r.kind[-1], r.stage, r.micro_batch, lane), r.start_ns, r.end_ns if r.kind in RECEIVES else 0)
+        ((r.kind[-1], r.stage, r.micro_batch, replica), r.start_ns, r.end_ns if r.kind in RECEIVES else 0)
         for r in records
         if r.kind in MESSAGES
     ]

@@ -90,7 +90,7 @@ def simulate(
     clock), or auto, which takes SimPy for steps of few tasks; times are equal to the last bit. Unless `fold`, every
     rank is simulated by itself, equal or not; times are the same to the last bit as with `expand`, which sums no
     stretches of tasks beforehand.
-    `costs` takes the place of a profile and keeps its answers, for many simulations on one sort of GPU. `schedule`
+    `costs` takes the place of a profile and keeps its answers, for many simulations on one kind of GPU. `schedule`
     takes the place of the one that the scenario names: a searched one may come out otherwise with another profile.
     Unless `share_links`, links carry everything at once: the step takes no longer than it does with them shared.
     `processes`, beside those of the scenario: generator functions of (env, cluster) that change the cluster while the

@@ -120,7 +120,7 @@ class Priced:
 
 
 def linear(record: Engine, architecture: str) -> tuple[float, float]:
-    """What the GPU's seconds are linear in: an all-reduce's further time, and the inverse of the experts' speed."""
+    """Return the terms that the GPU's seconds are linear in: an all-reduce's added time, 1 / the experts' speed."""
     return record.host_on(architecture).collective_s, 1 / record.experts_speed
 
 

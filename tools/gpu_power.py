@@ -148,16 +148,17 @@ def _shipped(x: dict[str, Any], gpu_name: str) -> list[float]:
     from sim.prices.coefficients import PriceOptions
     from sim.prices.operator_prices import Costs
     from sim.prices.profiles import load_profile
+    from topology.node_parts import gpu_by_name
     from topology.presets import GPUS
 
-    if not x["loop"].startswith("matmul"):
+    name = gpu_by_name(gpu_name)
+    if not x["loop"].startswith("matmul") or name is None:
         return []
     *_, m, _, n, _, k = x["loop"].split()
     shape = (1, int(m), int(n), int(k))
     dtype, size = ("fp8", 1.0) if " fp8 " in x["loop"] else ("bf16", 2.0)
     moved = size * (shape[1] + shape[2]) * shape[3] + 2.0 * shape[1] * shape[2]
     op = Compute("linear", "gemm", shape, dtype, x["flops"], moved, Phase.FORWARD)
-    name = "h200-sxm" if "H200" in gpu_name else "h100-sxm"
     profile = load_profile(name)
     gpu, limits = GPUS[name], (PriceOptions(power=False), PriceOptions())
     return [Costs(profile, gpu, options).compute(op).seconds for options in limits]

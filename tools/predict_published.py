@@ -125,7 +125,7 @@ class Judged(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether the interval holds what was measured."""
+        """Tell whether the interval holds the measured value."""
         return self.error <= self.half
 
     @property

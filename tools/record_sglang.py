@@ -235,7 +235,7 @@ class Recording:
         scheduler.tp_worker.resolve_last_batch_result = lambda done: (MagicMock(), self.tokens.pop(0), False)
 
     def ended(self, requests: list[int]) -> list[int]:
-        """Those of some requests that have a token more than they asked for."""
+        """Return the requests that have a token more than they asked for."""
         return [i for i in requests if self.made[i] > self.asked[i][1]]
 
     def receive(self) -> list[Any]:

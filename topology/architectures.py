@@ -1,4 +1,4 @@
-"""What all GPUs of one architecture have in common, beside the figures of their data sheets."""
+"""Records of what all GPUs of one architecture have in common, beside the figures of their data sheets."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def _check(cluster: ClusterSpec, clusters: Sequence[ClusterSpec]) -> None:
     if cluster.gpus_per_node != first.gpus_per_node:
         raise TopologyError(
             f"nodes of {first.name} and of {cluster.name} have {first.gpus_per_node} and {cluster.gpus_per_node} GPUs; "
-            "all must have as many"
+            "all nodes must have the same number"
         )
     if cluster.inter_node.is_torus:
         raise TopologyError(f"{cluster.name}: a torus joins equal nodes only")

@@ -48,7 +48,7 @@ def from_nccl(root: Element, name: str = "node") -> Wiring:
     made.join_network(speeds)
     wiring = made.wiring()
     if len(gpus) < 2:
-        raise TopologyError(f"has {len(gpus)} gpu; a network joins two or more")
+        raise TopologyError(f"elements gpu: found {len(gpus)}; a network joins two or more")
     check(wiring)
     return wiring
 

@@ -22,6 +22,9 @@ PCIE_EFFICIENCY = 6 / (8 * 128 / 130)  # 6 Gbit/s of a lane of 8 GT/s
 _SOCKETS_BYTES_PER_S = {"GenuineIntel": 10e9, "AuthenticAMD": 16e9}
 _OTHER_SOCKETS_BYTES_PER_S = 6e9
 
+_OTHER_PRODUCT = r"[A-Z0-9]| (?:TI|SUPER|D|LAPTOP)\b"
+"""What follows a product's name in that of another product: A10G, RTX 3090 Ti."""
+
 
 def gpu_by_name(product: str) -> str | None:
     """Return the shipped GPU that a product's name means, or None.
@@ -30,7 +33,7 @@ def gpu_by_name(product: str) -> str | None:
     ('h100-sxm', None)
     """
     said = product.upper()
-    fits = [word for word in gpu_products() if re.search(rf"(?<![A-Z0-9]){re.escape(word)}(?![0-9])", said)]
+    fits = [w for w in gpu_products() if re.search(rf"(?<![A-Z0-9]){re.escape(w)}(?!{_OTHER_PRODUCT})", said)]
     return gpu_products()[max(fits, key=len)] if fits else None  # the longest, because `H100 PCIE` contains `H100`
 
 

@@ -66,6 +66,11 @@ CLUSTER_SOURCES: Shipped[dict[str, str]] = Shipped("machines", lambda path: _MAC
 """The document that a figure is from, by machine and figure."""
 
 
+def machines_of(gpu: str) -> Iterator[ClusterSpec]:
+    """Yield the shipped machines with a GPU of this name, in the order of their names; files are read as needed."""
+    return (machine for machine in CLUSTERS.values() if machine.gpu.name == gpu)
+
+
 @cache
 def gpu_products() -> dict[str, str]:
     """Return GPUs by a word in their maker's product name, in capitals."""

@@ -133,7 +133,7 @@ def _equal_nodes(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> int:
         if len(held) != size:
             raise TopologyError(
                 f"node {number} (with GPU '{wiring.ranks[held[0]]}') and node 0 have {len(held)} and {size} GPUs: "
-                "nodes, which are what PCIe joins, must hold as many each"
+                "GPUs that PCIe joins form a node, and all nodes must have the same number"
             )
         if held != list(range(number * size, number * size + size)):
             raise TopologyError(

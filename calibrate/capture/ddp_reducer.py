@@ -35,7 +35,7 @@ class Bucket:
 
 
 class GradBucket:
-    """What a communication hook gets: `torch.distributed.GradBucket`, with the same methods."""
+    """The argument of a communication hook: `torch.distributed.GradBucket`, with the same methods."""
 
     def __init__(self, reducer: Reducer, bucket: Bucket) -> None:
         self.reducer, self.bucket = reducer, bucket

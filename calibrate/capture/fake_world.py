@@ -116,7 +116,7 @@ def _of_works(recorder: ScriptRecorder) -> Iterator[Change]:
 
 
 def _of_wrappers() -> Iterator[Change]:
-    """What DistributedDataParallel and FSDP call."""
+    """Replace the functions that DistributedDataParallel and FSDP call."""
     yield _fsdp_param, "_chunk_with_empty", _Chunks
     yield dist, "Reducer", Reducer
     yield dist, "Logger", Logger

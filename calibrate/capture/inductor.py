@@ -54,7 +54,7 @@ class View:
 
 
 class Access(NamedTuple):
-    """How many elements of a buffer a kernel reads or writes."""
+    """The number of elements of a buffer that a kernel reads or writes."""
 
     buffer: str
     elements: int
@@ -86,7 +86,7 @@ class Part(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """What a graph's call runs.
+    """The kernels that a graph's call runs.
 
     `inputs`: names of the buffers that are given, then of constants of the graph. `buffers`: the others, each as a view
     of itself, or of the buffer in which it lies. `outputs`: views of buffers; what is no tensor stays what it is.

@@ -1,4 +1,4 @@
-"""How a Hugging Face model is run."""
+"""Options of a run of a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msgspec import Struct
 
 
 class Options(Struct, frozen=True):
-    """How a Hugging Face model is trained, or run without training; a function of your own decides this itself.
+    """Options of a Hugging Face model's training, or run without training; a function of your own decides this itself.
 
     `autocast`, `attention`: None for none, and for Transformers' own choice. `forward`: a forward alone. `new_tokens`:
     of `generate`, which is also without training. `random_values`: for a real run, whose speed depends on its data.

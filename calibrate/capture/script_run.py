@@ -147,19 +147,28 @@ def record_script(
         recorder.known,
         recorder,
     ):
-        try:
-            run()
-        except SystemExit as end:
-            if steps.made < STEPS:
-                raise InputError(f"{words[0]}: ended with exit code {end.code} {_count(steps.made)}") from None
-        except BaseException:  # StepsMade, or what the script makes of it
-            if steps.made < STEPS:
-                raise
-    if steps.made < STEPS:
-        raise InputError(f"{words[0]}: ended {_count(steps.made)}")
+        _run_steps(run, steps, words[0])
     recorder.device = "cuda" if device.used else "cpu"
     _settle(recorder)
     return steps, recorder
+
+
+def _run_steps(run: Callable[[], object], steps: Steps, name: str) -> None:
+    """Run the script up to the end of its second step.
+
+    Raises:
+        InputError: if it ends before.
+    """
+    try:
+        run()
+    except SystemExit as end:
+        if steps.made < STEPS:
+            raise InputError(f"{name}: ended with exit code {end.code} {_count(steps.made)}") from None
+    except BaseException:  # StepsMade, or what the script makes of it
+        if steps.made < STEPS:
+            raise
+    if steps.made < STEPS:
+        raise InputError(f"{name}: ended {_count(steps.made)}")
 
 
 def _count(made: int) -> str:

@@ -16,7 +16,7 @@ ACCUMULATION = "the scenario's global_batch_size says how many micro-batches a s
 
 
 class StepRefused(InputError):
-    """What a step's function computes cannot be captured; the message lacks the step's name."""
+    """Raised where the work of a step's function cannot be captured; the message lacks the step's name."""
 
 
 def checked_step(step: Any, where: str) -> Step:

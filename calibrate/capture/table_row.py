@@ -12,7 +12,7 @@ from sim.core.errors import InputError
 
 
 class _Allowed(NamedTuple):
-    """What a key may hold, in a test and in words."""
+    """The values that a key may have, as a test and in words."""
 
     fits: Callable[[Any], bool]
     words: str

@@ -37,7 +37,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """What is read of a streamed event."""
+    """The fields that are read of a streamed event."""
 
     choices: list[_Choice] | None = None
     usage: _Usage | None = None

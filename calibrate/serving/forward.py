@@ -24,7 +24,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class SequenceChunk:
-    """What an iteration computes of one sequence: its tokens `start` to `end`, with logits after the last `logits`."""
+    """The part of a sequence that an iteration computes: tokens `start` to `end`, logits after the last `logits`."""
 
     sequence: int
     tokens: tuple[int, ...]

@@ -58,7 +58,7 @@ class Measured:
     seconds: dict[str, float]
 
     def predicted(self, scenario: Scenario, profile: Profile) -> dict[str, float]:
-        """The same of a simulation."""
+        """Return the simulated means of the same keys, in seconds."""
         result = simulate_serving(scenario, profile, self.requests).result
         return {key: float(result[key]["mean"]) for key in self.seconds}
 

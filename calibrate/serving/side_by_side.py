@@ -161,15 +161,8 @@ def compare(
         model = split(model)
     if inference.quantization != "none":
         quantize(model.blocks)
-    block = inference.kv_cache.block_tokens
-    settings = Settings(
-        blocks=-(-longest // block) * min(len(requests), inference.max_running_requests),
-        block_tokens=block,
-        max_running=inference.max_running_requests,
-        max_batch_tokens=inference.max_batch_tokens,
-        host_tokens=1 << 20 if inference.prefix_cache == "cpu" else 0,
-        max_concurrency=inference.requests.max_concurrency,
-    )
+    settings = _settings(inference, len(requests), longest)
+    block = settings.block_tokens
     prompts = _prompts(requests, scenario.model.vocab)
     drafts, models = None, [model]
     if inference.speculative is not None and (small := inference.speculative.draft) is not None:
@@ -198,6 +191,19 @@ def compare(
     profile = Profile(name="serving-engine", source="calibrate.serving.measure", blocks=blocks)
     simulated = simulate_serving(_with_acceptance(scenario, drafts), profile).result
     return Comparison(profile, _result(served), simulated)
+
+
+def _settings(inference: Inference, requests: int, longest: int) -> Settings:
+    """Return the engine's settings, with a cache that holds all running requests of the `longest` tokens."""
+    block = inference.kv_cache.block_tokens
+    return Settings(
+        blocks=-(-longest // block) * min(requests, inference.max_running_requests),
+        block_tokens=block,
+        max_running=inference.max_running_requests,
+        max_batch_tokens=inference.max_batch_tokens,
+        host_tokens=1 << 20 if inference.prefix_cache == "cpu" else 0,
+        max_concurrency=inference.requests.max_concurrency,
+    )
 
 
 def usable_device(scenario: Scenario) -> str:

@@ -229,7 +229,7 @@ def _exit_code(command: click.Command) -> int:
 
 
 def _key_meant(error: click.UsageError) -> str:
-    """What to write where a scenario's key was given as an option, as `--pp 4`; empty for any other mistake."""
+    """Say what to write where a scenario's key was given as an option, as `--pp 4`; empty for any other mistake."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     if all("--set" not in known.opts for known in error.ctx.command.params):

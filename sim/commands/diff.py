@@ -41,7 +41,7 @@ def main(a: Path, b: Path | None, report: Report) -> None:
 
 
 def _workload(result: dict[str, Any]) -> str:
-    """What a result's scenario simulates."""
+    """Name what a result's scenario simulates."""
     scenario = result["scenario"]
     if scenario.get("rl") is not None:
         return "a step of reinforcement learning"

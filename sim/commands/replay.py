@@ -172,7 +172,7 @@ def load(paths: Sequence[Path], step: int | None = None, groups: Path | None = N
     """The recorded step in profiler, Nsight Systems or Chakra traces, which the files' first bytes tell apart.
 
     Raises:
-        InputError: for files that are none of these, or several sorts at once.
+        InputError: for files that are none of these, or several kinds at once.
     """
     from sim.traces.chakra_in import load as load_chakra
     from sim.traces.chakra_in import read_groups

@@ -274,7 +274,7 @@ class WeightShape(NamedTuple):
 class Block(Struct, frozen=True):
     """One layer, embedding or head as one rank runs it, for one micro-batch. `name` is a label for people.
 
-    `backward` is in execution order; its items are INPUT_GRAD or WEIGHT_GRAD and a split backward runs just one sort.
+    `backward` is in execution order; its items are INPUT_GRAD or WEIGHT_GRAD and a split backward runs just one kind.
     `recompute` is rerun right before the backward (empty without recomputation); its items are INPUT_GRAD.
     `params` and `expert_params` are this rank's own parameter counts (tensor- and expert-parallel shards taken,
     data-parallel sharding not); `tensors` are the elements of each tensor that `params` counts.

@@ -41,6 +41,7 @@ class Detail(NamedTuple):
     bus_bandwidth_bytes_per_s: float = 0.0
     source: str = ""  # measured | interpolated | roofline | topology | recorded
     note: str = ""  # e.g. the parts: "attention 1.20 ms, mlp 2.31 ms, all-reduce 0.40 ms"
+    operators: int = 1  # that a span stands for, one after the other
 
 
 class Span(NamedTuple):

@@ -354,7 +354,7 @@ class Megatron(Emission):
         }
 
     def _recipes(self, framework: Framework) -> Flags:
-        """What NVIDIA's recipes set beside Megatron-LM's defaults, for a framework that has it so."""
+        """Return what NVIDIA's recipes set beside Megatron-LM's defaults, for a framework that has it so."""
         if not framework.accumulates_in_matmul:  # no record of Megatron-Core
             return {}
         m = self.scenario.model

@@ -124,7 +124,7 @@ class Titan(Emission):
         self.has_only("training.attention", ("fused",), "uses fused attention")
 
     def _all_in_bf16(self) -> bool:
-        """Whether parameters, gradients and moments are in bf16, as `training.dtype` has them
+        """Tell whether parameters, gradients and moments are in bf16, as `training.dtype` has them
         (torchtitan/config/job_config.py)."""
         t = self.training
         return {t.param_dtype, t.grad_dtype, t.optimizer_dtype} == {"bf16"} and t.master_weights is False

@@ -118,13 +118,7 @@ def _run_events(
         if when_s != now_s:
             # Rates are computed once after all events of an instant, because rates between them hold for no time.
             if changed:
-                for moved, in_s in sharing.settle(now_s):
-                    due_s[moved] = end_s = now_s + in_s
-                    # An entry of a heap cannot be moved. A flow that ends earlier gets a second entry; one that ends
-                    # later keeps its entry, which is put back when it comes up.
-                    if end_s < told_s[moved]:
-                        told_s[moved] = end_s
-                        heappush(coming, (end_s, moved))
+                _settle(sharing, now_s, due_s, told_s, coming)
                 # The new rates may have put an earlier end first.
                 when_s, task = coming[0]
             now_s = when_s
@@ -148,6 +142,25 @@ def _run_events(
     return events
 
 
+def _settle(sharing: Sharing, now_s: float, due_s: list[float], told_s: list[float], coming: list[Coming]) -> None:
+    """Set the ends of the flows whose rates changed at `now_s`; the lists are those of `_run_events`."""
+    for moved, in_s in sharing.settle(now_s):
+        due_s[moved] = end_s = now_s + in_s
+        # An entry of a heap cannot be moved. A flow that ends earlier gets a second entry; one that ends later keeps
+        # its entry, which is put back when it comes up.
+        if end_s < told_s[moved]:
+            told_s[moved] = end_s
+            heappush(coming, (end_s, moved))
+
+
+def _quiet_s(graph: TaskGraph, flows: Flows) -> list[float]:
+    """Return by task the seconds before its bytes flow (`Flow.quiet_s`); -1 where the task is no flow."""
+    of_kind = [-1.0] * len(graph.task_kinds)
+    for task_kind, flow in flows.by_task_kind.items():
+        of_kind[task_kind] = flow.quiet_s
+    return list(map(of_kind.__getitem__, graph.task_kind.tolist()))
+
+
 def _walker(
     graph: TaskGraph, flows: Flows, start: list[float], end: list[float], coming: list[Coming]
 ) -> tuple[Callable[[int, float], None], Callable[[], None]]:
@@ -156,10 +169,7 @@ def _walker(
     The first one goes on from a flow that has ended, the second one from the beginning of the step.
     """
     seconds, after, missing, launched = graph.seconds.tolist(), after_of(graph), missing_of(graph), launched_by(graph)
-    quiet_of_kind = [-1.0] * len(graph.task_kinds)
-    for task_kind, flow in flows.by_task_kind.items():
-        quiet_of_kind[task_kind] = flow.quiet_s
-    quiet_s = list(map(quiet_of_kind.__getitem__, graph.task_kind.tolist()))  # -1: no flow
+    quiet_s = _quiet_s(graph, flows)
 
     def release(task: int, now_s: float) -> None:
         end[task] = now_s

@@ -41,7 +41,7 @@ ROUNDS = 6  # rounds of placing more actions task by task; the last one places a
 
 
 class OverloadedLinks(Struct, frozen=True):
-    """Hold the sorts of links that are overloaded on some rank, and the actions that hide part of the load."""
+    """Hold the kinds of links that are overloaded on some rank, and the actions that hide part of the load."""
 
     links: frozenset[str]
     hiding: frozenset[ClassAction]
@@ -80,7 +80,7 @@ def overloaded(
         crowds = np.bincount(link[entry[over]] // 2 % len(LINKS), minlength=len(LINKS))
         names |= {name for name, count in zip(LINKS, crowds.tolist(), strict=True) if count}
         hiding[task[over]] = hides[task_kind[task[over]]]
-        # All sorts of shared links are overloaded and nothing is hidden, so other ranks add nothing.
+        # All kinds of shared links are overloaded and nothing is hidden, so other ranks add nothing.
         if not hidden and names == shared:
             break
     return OverloadedLinks(frozenset(names), _places(built, set(np.flatnonzero(hiding).tolist())))
@@ -89,7 +89,7 @@ def overloaded(
 def _parts(flows: list[Flow], capacity_bytes_per_s: dict[int, float], whole: bool) -> Iterator[list[FlowOnLink]]:
     """Yield the loads of flows on links in growing parts of the ranks, or all at once (`whole`).
 
-    If nothing is hidden, the first few ranks mostly show which sorts of links are overloaded.
+    If nothing is hidden, the first few ranks mostly show which kinds of links are overloaded.
     """
     begin, end, links = 0, OF_CLASS, len(capacity_bytes_per_s)
     while begin < links:
@@ -165,8 +165,8 @@ def _add_hops(uses: list[set[Use]], pricing: Pricing, schedule: Schedule) -> Non
     plan, of_stage = pricing.plan, schedule.rank_of_stage  # virtual stages repeat the same pairs of ranks
     # A hop within one rank uses no link.
     pairs = {pair for chain in schedule.chains for pair in pairwise([of_stage[s] for s in chain]) if len({*pair}) > 1}
-    for before, after, lane in ((*pair, lane) for pair in pairs for lane in range(plan.lanes)):
-        a, b = before * plan.lanes + lane, after * plan.lanes + lane
+    for before, after, pipeline in ((*pair, pipeline) for pair in pairs for pipeline in range(plan.pipelines)):
+        a, b = before * plan.pipelines + pipeline, after * plan.pipelines + pipeline
         links = links_between(pricing.network, plan.classes[a].rank, plan.classes[b].rank)
         # Both directions at both ends: activations go from a to b, gradients come back.
         uses[a].update([u for n in links for u in ((n, OUT, f"to {b}"), (n, IN, f"from {b}"))])
@@ -195,7 +195,7 @@ def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
 class RunOutcome(Struct, frozen=True):
     """Hold a step that was built and run.
 
-    `alone_s`: its seconds without overloaded links. `links`: the sorts of links that are overloaded. `flows`: the flows
+    `alone_s`: its seconds without overloaded links. `links`: the kinds of links that are overloaded. `flows`: the flows
     on shared links; None if no link is overloaded.
     """
 

@@ -135,18 +135,18 @@ class AssembledGraph:
     def _norms(self, messages: Messages) -> Launches:
         """Return the launches of post-validation: what follows a rank's gradient norm starts, at the earliest, when the
         norm of the pipeline rank before it has arrived, which was sent when the same task started there."""
-        before: dict[int, tuple[int, int]] = {}  # by lane: class of ranks and task
+        before: dict[int, tuple[int, int]] = {}  # by pipeline: class of ranks and task
         found = list[tuple[int, int, float]]()
         for class_index, placement in enumerate(self.placements.epilogue):
             pattern = self.patterns[self.pattern[placement]]
-            lane = class_index % messages.plan.lanes
+            pipeline = class_index % messages.plan.pipelines
             for i, handles in pattern.external if placement >= 0 else ():
                 if NORM_BEFORE in handles:
                     task = int(self.first_task[placement]) + i
-                    if lane in before:
-                        sender, sent = before[lane]
+                    if pipeline in before:
+                        sender, sent = before[pipeline]
                         found.append((sent, task, messages.norm_s(sender, class_index)))
-                    before[lane] = class_index, task
+                    before[pipeline] = class_index, task
         first, second, lag_s = zip(*found, strict=True) if found else ((), (), ())
         return Launches(ints(first), ints(second), np.array(lag_s, dtype=np.float64))
 
@@ -266,7 +266,7 @@ class AssembledGraph:
         """Join placements by messages, one task for each; return seconds, kind and step of these tasks."""
         sent, taken = self._ends(messages, messages.gives), self._ends(messages, messages.needs)
         routes, many = messages.all_routes(), messages.schedule.micro_batches
-        # A key is (lane * hops + hop) * micro-batches + micro-batch. Divided by the micro-batches it is an index of
+        # A key is (pipeline * hops + hop) * micro-batches + micro-batch. Divided by the micro-batches it is an index of
         # `all_routes`.
         route = ints([r.number for r in routes])[sent.key // many]
         message = first_message + np.arange(len(sent.key))
@@ -304,8 +304,8 @@ class AssembledGraph:
         # `nonzero` keeps the order of rows, so messages are in the order in which each rank sends them.
         row, action = np.nonzero(hop != NO_HOP)
         placement, step = acting[row], step[row]
-        lane = self.class_of[placement] % messages.plan.lanes
-        key = messages.first_key(lane, hop[row, action]) + lists.micro_batch[step, action]
+        pipeline = self.class_of[placement] % messages.plan.pipelines
+        key = messages.first_key(pipeline, hop[row, action]) + lists.micro_batch[step, action]
         return _Ends(placement, key, action)
 
     def _matched(self, messages: Messages, sent_key: Ints, message: Ints, taken_key: Ints, keys: int) -> Ints:

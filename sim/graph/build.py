@@ -86,13 +86,13 @@ class StepBuilder:
         self.placements = Placements(lists, self.programs)
         # One lookup for all steps, in the shape of `direction`. W has direction NEITHER and so no hop.
         self._takes_input = self.messages.needs[self.lists.stage, self.lists.direction] != NO_HOP
-        self._equal_steps = [self._steps_of_lane(lane) for lane in range(plan.lanes)]
+        self._equal_steps = [self._steps_of_pipeline(pipeline) for pipeline in range(plan.pipelines)]
 
-    def _steps_of_lane(self, lane: int) -> tuple[Ints, list[list[int]]]:
-        """Number the steps of a lane that run the same; see `ScheduleColumns.equal_steps`."""
+    def _steps_of_pipeline(self, pipeline: int) -> tuple[Ints, list[list[int]]]:
+        """Number the steps of a pipeline that run the same; see `ScheduleColumns.equal_steps`."""
         numbers, number_of_stage = dict[Stage, int](), []
         for stage, rank in enumerate(self.schedule.rank_of_stage):
-            own = self.stages[rank * self.plan.lanes + lane][stage]
+            own = self.stages[rank * self.plan.pipelines + pipeline][stage]
             number_of_stage.append(numbers.setdefault(own, len(numbers)))
         return self.lists.equal_steps(ints(number_of_stage), self._takes_input)
 
@@ -156,7 +156,7 @@ class StepBuilder:
     def _place_steps(self, class_index: int, rank: int, before: list[CompiledProgram]) -> dict[CompiledProgram, int]:
         """Place a class's actions; return their programs in the order of first use, with the number of runs."""
         begin, end = self.lists.begin[rank : rank + 2]
-        number_of_step, examples_of = self._equal_steps[class_index % self.plan.lanes]
+        number_of_step, examples_of = self._equal_steps[class_index % self.plan.pipelines]
         # Equal steps differ only in their micro-batch, so one example of each is made; `pick` gives its index.
         examples = examples_of[rank]
         pick = number_of_step[begin:end] - number_of_step[examples[0]]  # a rank's numbers are consecutive

@@ -124,7 +124,7 @@ class ActionPrograms:
         fineness: Fineness = WHOLE_ACTIONS,
     ) -> None:
         self.plan, self.pricing, self.stages, self.table = plan, pricing, stages, table
-        self.messages, self.lanes, self.fineness = messages, plan.lanes, fineness
+        self.messages, self.pipelines, self.fineness = messages, plan.pipelines, fineness
         self.ends = ends
         self._contexts: dict[int, tuple[object, ...]] = {}
         self._placed: dict[tuple[int, CompiledProgram], PlacedProgram] = {}
@@ -152,10 +152,10 @@ class ActionPrograms:
 
     def members(self, class_index: int, group: str) -> tuple[int, ...]:
         """Return the classes that take part in a group's collectives with this class; () if no other class does."""
-        if group == "host" or (self.lanes == 1 and group not in ACROSS_STAGES):
+        if group == "host" or (self.pipelines == 1 and group not in ACROSS_STAGES):
             return ()
         # The two cases above need no look-up of the group's ranks: a copy to the host concerns one GPU, and with one
-        # lane all ranks of a pipeline rank are in one class.
+        # pipeline all ranks of a pipeline rank are in one class.
         return self.pricing.member_classes(group, self.plan.classes[class_index].rank)
 
     def of(self, class_index: int, step: Step) -> PlacedProgram:
@@ -246,6 +246,6 @@ class ActionPrograms:
     def _meets_others(self, class_index: int, program: CompiledProgram) -> bool:
         """Tell whether another class of ranks takes part in the program's collectives."""
         # The common case is decided by names alone, because this runs for every program of every class.
-        if self.lanes == 1 and program.groups.isdisjoint(ACROSS_STAGES):
+        if self.pipelines == 1 and program.groups.isdisjoint(ACROSS_STAGES):
             return False
         return any(self.members(class_index, g) for g in program.groups)

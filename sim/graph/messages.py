@@ -21,7 +21,7 @@ NO_HOP = -1
 
 
 class Route(Struct, frozen=True):
-    """Hold a route from one pipeline rank to another, in one lane, direction and size; all its messages take `seconds`.
+    """Hold a route between two pipeline ranks, in one pipeline, direction and size; all its messages take `seconds`.
 
     `total_s`: the seconds of all messages of a hop on it. `share`: kind, source and uncertainty of these seconds.
     `queue`: the stream on which messages follow each other.
@@ -57,28 +57,28 @@ class Messages:
         """Return the routes that were used so far, by number."""
         return list(self._routes.values())
 
-    def route(self, lane: int, hop: int) -> Route:
-        """Return the route that the messages of a hop take in a lane."""
+    def route(self, pipeline: int, hop: int) -> Route:
+        """Return the route that the messages of a hop take in a pipeline."""
         source, target, forward = self.hops[hop]
         rank_of = self.schedule.rank_of_stage
         # An activation and its gradient have one size: that of the later stage's input.
         size = self._bytes[self.schedule.part_of_stage[target if forward else source]]
-        key = (lane, rank_of[source], rank_of[target], forward, size)
+        key = (pipeline, rank_of[source], rank_of[target], forward, size)
         return self._routes.get(key) or self._new_route(*key)
 
     def all_routes(self) -> list[Route]:
-        """Return the routes of all hops in all lanes, lane by lane."""
+        """Return the routes of all hops in all pipelines, pipeline by pipeline."""
         # The order is that of `first_key`: a key divided by the micro-batches is an index of this list.
-        return [self.route(lane, hop) for lane in range(self.plan.lanes) for hop in range(len(self.hops))]
+        return [self.route(pipeline, hop) for pipeline in range(self.plan.pipelines) for hop in range(len(self.hops))]
 
     def norm_s(self, sender: int, receiver: int) -> float:
         """Return the seconds of a gradient norm from one class of ranks to another."""
         ranks = (self.plan.classes[sender].rank, self.plan.classes[receiver].rank)
         return self.pricing.send(*ranks, NORM_BYTES).seconds
 
-    def first_key(self, lane: Ints, hop: Ints) -> Ints:
-        """Return the key of micro-batch 0 on a hop in a lane; the keys of other micro-batches follow."""
-        return (lane * len(self.hops) + hop) * self.schedule.micro_batches
+    def first_key(self, pipeline: Ints, hop: Ints) -> Ints:
+        """Return the key of micro-batch 0 on a hop in a pipeline; the keys of other micro-batches follow."""
+        return (pipeline * len(self.hops) + hop) * self.schedule.micro_batches
 
     def describe(self, key: int) -> str:
         """Describe a message in words, for error messages."""
@@ -91,9 +91,9 @@ class Messages:
         source, target, _ = self.hops[self.gives[stage, DIRECTION[kind]]]
         return f"stage {source} to {target}"
 
-    def _new_route(self, lane: int, source: int, target: int, forward: bool, size: float) -> Route:
-        lanes, schedule, row = self.plan.lanes, self.schedule, self.table.row
-        a, b, kind = source * lanes + lane, target * lanes + lane, "F" if forward else "B"
+    def _new_route(self, pipeline: int, source: int, target: int, forward: bool, size: float) -> Route:
+        pipelines, schedule, row = self.plan.pipelines, self.schedule, self.table.row
+        a, b, kind = source * pipelines + pipeline, target * pipelines + pipeline, "F" if forward else "B"
         sender, receiver = self.plan.classes[a], self.plan.classes[b]
         seconds, origin, uncertainty, _, bus_bandwidth, *_ = self.pricing.send(
             sender.rank, receiver.rank, size, forward
@@ -107,7 +107,7 @@ class Messages:
         # DualPipe's two chains carry half of the micro-batches each. Every rank of the class sends.
         total_s = seconds * (schedule.micro_batches // len(schedule.chains) * len(sender.ranks))
         found = Route(len(self._routes), seconds, ("send_recv", origin, uncertainty), total_s, queue, task_kind)
-        self._routes[lane, source, target, forward, size] = found
+        self._routes[pipeline, source, target, forward, size] = found
         return found
 
 

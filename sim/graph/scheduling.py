@@ -69,11 +69,11 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
                 template = cache.compiled((context, (stage, kind)), [program], make)
                 known[key].append(template.makespan_s)
         rows.append(known[key])
-    # A pipeline rank is as fast as its slowest lane, because its lanes meet in collectives.
-    slowest = np.array(rows).reshape(-1, plan.lanes, 3).max(axis=1)
+    # A pipeline rank is as fast as its slowest pipeline, because its pipelines meet in collectives.
+    slowest = np.array(rows).reshape(-1, plan.pipelines, 3).max(axis=1)
     forward, inputs, weights = (tuple(column) for column in slowest.T.tolist())
-    first, second = (plan.classes[i * plan.lanes : (i + 1) * plan.lanes] for i in (0, 1))
-    # The search of a schedule takes all messages as equal: as the first hop, stage 0 to stage 1, in its slowest lane.
+    first, second = (plan.classes[i * plan.pipelines : (i + 1) * plan.pipelines] for i in (0, 1))
+    # The search of a schedule takes all messages as equal: as the slowest of the first hop, stage 0 to stage 1.
     size = stage_input_bytes(plan, 1)
     message_s = max(pricing.healthy.send(a.rank, b.rank, size).seconds for a, b in zip(first, second, strict=True))
     apart = plan.scenario.for_training.optimizer_post_validation

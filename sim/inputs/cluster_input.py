@@ -10,7 +10,7 @@ from sim.inputs.input_source import Source, found_file, nearest, show, validate,
 from sim.inputs.overrides import merge
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import KeyPath
-from topology.presets import CLUSTERS, GPUS
+from topology.presets import CLUSTERS, GPUS, machines_of
 from topology.spec import PEAK_NAMES, ClusterSpec, GpuSpec
 
 CHIP = {
@@ -23,7 +23,7 @@ CHIP = {
     "sm_sram_bytes",
     "sm_flops_per_clock",
 }
-MOST_MIXED_NODES = 1000  # of one sort: each is parts and links
+MOST_MIXED_NODES = 1000  # of one kind: each is parts and links
 LEAST_MEMORY_BYTES = 10**6  # less is gigabytes without their unit
 HOST_MEMORY = "host_memory_bandwidth_bytes_per_s"  # which a file of links does not say
 SpecT = TypeVar("SpecT", GpuSpec, ClusterSpec)
@@ -64,7 +64,7 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
 
 
 def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> ClusterSpec:
-    """The cluster of nodes of several sorts, each described as a cluster of its own with its `nodes`."""
+    """The cluster of nodes of several kinds, each described as a cluster of its own with its `nodes`."""
     from topology.graph_files import TopologyError
     from topology.mixed import mixed
     from topology.recognise import recognise
@@ -80,7 +80,7 @@ def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> Cluster
         nodes = each.get("nodes") if isinstance(each, dict) else None
         if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MOST_MIXED_NODES:
             found = f"found {show(nodes)}; must be an integer from 1 to {MOST_MIXED_NODES:,}"
-            raise source.error((*at, i, "nodes"), f"{found}: how many nodes are of this sort")
+            raise source.error((*at, i, "nodes"), f"{found}: how many nodes are of this kind")
         if any(key in each for key in ("topology", "mixed")):
             raise source.error((*at, i), "must be a preset or a description; a file describes all of a cluster")
         one = {key: value for key, value in each.items() if key != "nodes"}
@@ -124,7 +124,7 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
     if not isinstance(stated, dict):
         return stated
     preset, chip = given.get("preset"), gpu.get("variant_of") or gpu["name"]
-    machines = [CLUSTERS[preset]] if preset else [c for c in CLUSTERS.values() if c.gpu.name == chip]
+    machines = [CLUSTERS[preset]] if preset else list(machines_of(chip))
     homes = [c.intra_node for c in machines]
     kind = stated.get("kind", homes[0].kind if homes else "nvswitch" if gpu.get("nvlink", True) else "pcie")
     of_chip = gpu.get("link_bandwidth_bytes_per_s") if kind != "pcie" else None
@@ -150,7 +150,7 @@ def _machine_of_one(given: Mapping[str, Any]) -> str:
     """The shipped machine of a chip that is a node by itself, unless links inside nodes are described; else ""."""
     gpu = given.get("gpu")
     name = gpu.get("preset") if isinstance(gpu, dict) else gpu
-    homes = (c.name for c in CLUSTERS.values() if c.gpu.name == name and c.gpus_per_node == 1)
+    homes = (machine.name for machine in machines_of(str(name)) if machine.gpus_per_node == 1)
     return "" if _describes_links(given) else next(homes, "")
 
 

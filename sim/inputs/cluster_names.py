@@ -1,4 +1,4 @@
-"""What to say of a cluster that is not shipped: the nearest preset, also for the names that clouds give to machines."""
+"""Suggest a preset for a cluster's name that is not shipped, also for the names that clouds give to machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SORTS = {"dgx", "node", "torus", "host"}  # words of presets that say nothing a
 
 
 def no_such_cluster(name: str) -> str:
-    """What is wrong with this name of a preset, and which one to take.
+    """Say that no preset has this name, and which one to take.
 
     >>> no_such_cluster("dgx-h101")
     "no such cluster preset; did you mean 'dgx-h100'? (`stepsim clusters` lists them)"

@@ -255,7 +255,7 @@ def _gemma4(config: Config) -> Config:
 
 
 def _gemma4_small(config: Config) -> Config:
-    """What E2B and E4B have and the others do not."""
+    """Read what E2B and E4B have and the others do not."""
     width, shared = config.get("hidden_size_per_layer_input", 256), config.get("num_kv_shared_layers", 0)
     found: Config = {"shared_kv_layers": shared or None}
     if width:

@@ -116,7 +116,7 @@ def model_of_config(whole: Config, file: str) -> Config:
 
 
 def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[str]]:
-    """How the weights are stored, by the config's `quantization_config`; and what of it no format here describes.
+    """Return the weights' format by the config's `quantization_config`, and what of it no format here describes.
 
     `expert_dtype`: of routed experts, where it differs and stands beside `quantization_config` (DeepSeek V4).
 

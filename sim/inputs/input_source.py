@@ -167,7 +167,7 @@ def nearest(word: Any, known: Iterable[str], alike: float = 0.5) -> str:
 
 
 def unknown_key(key: Any, known: Iterable[str], section: str = "") -> str:
-    """What is wrong with a key of a top-level section: the one that was meant, else all that are allowed."""
+    """Say what is wrong with a key of a top-level section: the one that was meant, else all that are allowed."""
     names = list(known)
     other = synonym(key)
     # A word may have a key in several sections: prompt_len in those of requests and of rl.

@@ -138,7 +138,8 @@ def _put(base: Any, path: KeyPath, value: Any, done: KeyPath, label: str) -> Any
     if isinstance(base, list) and isinstance(key, str):
         if not (_is_index(key) and int(key) <= len(base)):
             raise InputError(
-                f"{label}: {dotted(done)} is a list of {len(base)}; '{one_line(key)}' is not a place in it or after it"
+                f"{label}: {dotted(done)} is a list of {len(base)}; '{one_line(key)}' must be a number from 0 to "
+                f"{len(base)}"
             )
         index = int(key)
         longer = [*base, None] if index == len(base) else base

@@ -116,7 +116,7 @@ def _of_precision(sections: Sections) -> Problems:
 
 
 def _of_mixed_gpus(sections: Sections) -> Problems:
-    """Serving and a teacher are priced on one sort of GPU."""
+    """Serving and a teacher are priced on one kind of GPU."""
     names = " and ".join(gpu.name for gpu in sections.cluster.gpus)
     if len(sections.cluster.gpus) > 1 and sections.inference is not None:
         yield ("cluster",), f"has GPUs of several kinds, {names}; requests are served on one kind"

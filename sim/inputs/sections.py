@@ -28,7 +28,7 @@ class Sections(NamedTuple):
     seq_len: int
 
     def without_peak(self, dtype: str) -> str | None:
-        """What to say of a GPU of the cluster that does not multiply in `dtype`; None: all do."""
+        """Name a GPU of the cluster that does not multiply in `dtype`; None: all do."""
         for gpu in self.cluster.gpus:
             peaks = gpu.peak_flops_per_s
             if peak_flops_per_s(peaks, dtype) is None:

@@ -340,7 +340,7 @@ class NetworkJitter(UserInput):
 
 
 class FailureKind(UserInput):
-    """Failures of one sort, at a rate of their own. `restart_s` null: as all; `takes_node`: a spare takes its place."""
+    """Failures of one kind, at a rate of their own. `restart_s` null: as all; `takes_node`: a spare takes its place."""
 
     name: str = Field(min_length=1, max_length=100)
     mtbf_s_per_gpu: float = Field(gt=0, le=1e15)

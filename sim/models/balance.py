@@ -48,11 +48,11 @@ def cost_of_last(scenario: Scenario, mtp_apart: bool = False) -> float:
     layers, p = scenario.model.layers, scenario.parallelism
     whole = scenario.model_copy(update={"parallelism": p.model_copy(update={"mtp_stage": None})})
     source = source_of(_with_layers(whole, split_layers(layers, p.stages)))
-    sorts = [source.layer_sort(number) for number in range(layers)]
-    cost = {sort: _flops(source.layer(sorts.index(sort), Shard())) for sort in dict.fromkeys(sorts)}
+    kinds = [source.layer_kind(number) for number in range(layers)]
+    cost = {kind: _flops(source.layer(kinds.index(kind), Shard())) for kind in dict.fromkeys(kinds)}
     head, *modules = map(_flops, source.last(Shard()))
     flops = sum(modules) - head * len(modules) if mtp_apart else sum((head, *modules))
-    return flops * layers / sum(cost[sort] for sort in sorts)
+    return flops * layers / sum(cost[kind] for kind in kinds)
 
 
 def deal(layers: int, stages: int, last: float, mtp_stage: int | None = None) -> tuple[int, ...]:

@@ -41,7 +41,7 @@ PART_OF_KIND = {
 
 
 class CapturedModel(Struct, frozen=True, eq=False):
-    """`pieces`: input, blocks and output; `sorts`: of each block, equal ones have one number. `input_bytes`: by block,
+    """`pieces`: input, blocks and output; `kinds`: of each block, equal ones have one number. `input_bytes`: by block,
     what a stage that begins with it gets from the one before, and last of one that has the output alone.
 
     `clip`, `update`: what ends a step of all parameters; `optimizer_peak_bytes` is transient there. `flops`: of forward
@@ -50,7 +50,7 @@ class CapturedModel(Struct, frozen=True, eq=False):
     """
 
     pieces: tuple[Block, ...]
-    sorts: tuple[int, ...]
+    kinds: tuple[int, ...]
     input_bytes: tuple[float, ...]
     tied_elements: int
     trained: int
@@ -89,13 +89,13 @@ def _model(program: CapturedProgram) -> CapturedModel:
             part = ModelPart.OPTIMIZER if piece < 0 else PART_OF_BLOCK[_kind(piece, pieces)]
             (end if piece < 0 else parts[piece])[op.phase].extend(items.of(op, part))
     blocks = [_block(k, pieces, parts[k], memory.pieces[k], trained[k], frozen[k]) for k in range(pieces.output + 1)]
-    sorts: dict[Block, int] = {}
-    numbers = tuple([sorts.setdefault(replace(b, name=""), len(sorts)) for b in blocks[1:-1]])
+    seen: dict[Block, int] = {}
+    kinds = tuple([seen.setdefault(replace(b, name=""), len(seen)) for b in blocks[1:-1]])
     ran = (i for part in parts for i in (*part["forward"], *part["backward"]) if isinstance(i, Compute))
     flops = sum(c.flops for c in ran if c.kind in COUNTED or c.kernel == DEPTHWISE)
     return CapturedModel(
         tuple(blocks),
-        numbers,
+        kinds,
         _input_bytes(program, pieces),
         tied_elements(program),
         sum(map(sum, trained)),

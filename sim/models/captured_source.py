@@ -42,9 +42,9 @@ class Captured:
         whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
         return with_accumulation(self.model.pieces[piece], s.micro_batches if whole else 1)
 
-    def layer_sort(self, number: int) -> tuple[object, ...]:
+    def layer_kind(self, number: int) -> tuple[object, ...]:
         """Equal blocks have one number."""
-        return (self.model.sorts[number],)
+        return (self.model.kinds[number],)
 
     def input_bytes(self, layer: int | None) -> float:
         """Return what the program carries there."""

@@ -75,7 +75,7 @@ class Described:
     def _ends(self, *blocks: Block) -> tuple[Block, ...]:
         return tuple(map(without_backward, blocks)) if warms_up(self.scenario) else blocks
 
-    def layer_sort(self, number: int) -> tuple[object, ...]:
+    def layer_kind(self, number: int) -> tuple[object, ...]:
         """Everything that a layer's program depends on besides its rank; uneven experts differ from layer to layer."""
         s = self.scenario
         moe = s.model.moe

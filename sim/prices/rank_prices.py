@@ -22,7 +22,7 @@ from sim.ranks.faults import compute_scales, disturbs_links
 from sim.ranks.places import aligned
 from sim.ranks.plan import Plan
 from topology.network import Network
-from topology.presets import CLUSTERS
+from topology.presets import machines_of
 from topology.protocols import NODE_CHANNELS
 from topology.spec import ClusterSpec, GpuSpec
 
@@ -57,10 +57,10 @@ class Pricing:
         self._links = disturbs_links(plan.scenario) or cluster.topology is not None
         self._aligned = aligned(plan.scenario)
         waiting = _waiting_ranks(plan.scenario)
-        # With disturbed links `GpuSort.even` makes a network without faults, by which measured collectives are scaled.
-        self._usual = GpuSort(costs, cluster, waiting, None if self._links else network)
+        # With disturbed links `GpuPrices.even` makes a network without faults, which scales measured collectives.
+        self._usual = GpuPrices(costs, cluster, waiting, None if self._links else network)
         of_others = costs_of_others(plan.scenario)
-        self._sorts = {name: GpuSort(own, cluster.of_kind(name), waiting) for name, own in of_others.items()}
+        self._of_kind = {name: GpuPrices(own, cluster.of_kind(name), waiting) for name, own in of_others.items()}
         training = plan.scenario.training
         self._plain_host = training is not None and framework_of(training).plain_host
         self._small_messages = (0, 0) if training is None else framework_of(training).small_messages
@@ -95,31 +95,31 @@ class Pricing:
         plan = replace(self.plan, scenario=self.plan.scenario.model_copy(update={"faults": None}))
         return Pricing(plan, self.costs, Network(plan.scenario.cluster))
 
-    def _sort(self, rank: int) -> GpuSort:
-        """Return the sort of a rank's GPU."""
-        if not self._sorts:
+    def _gpu_prices(self, rank: int) -> GpuPrices:
+        """Return the prices of a rank's GPU."""
+        if not self._of_kind:
             return self._usual
-        return self._sorts.get(self.plan.scenario.cluster.kind_of(rank), self._usual)
+        return self._of_kind.get(self.plan.scenario.cluster.kind_of(rank), self._usual)
 
     def costs_of(self, rank: int) -> Costs:
         """Return the costs of a rank's GPU."""
-        return self._sort(rank).costs
+        return self._gpu_prices(rank).costs
 
     def compute(self, op: Compute, rank: int = 0) -> Priced:
         """Price an operator, or a measured run of operators, on a rank's GPU."""
-        sort = self._sort(rank)
-        # Cached by sort of GPU, because thousands of ranks have equal GPUs.
-        found = sort.computes.get(op)
+        gpu_prices = self._gpu_prices(rank)
+        # Cached by kind of GPU, because thousands of ranks have equal GPUs.
+        found = gpu_prices.computes.get(op)
         if found is None:
-            found = sort.computes[op] = self._compute(op, sort)
+            found = gpu_prices.computes[op] = self._compute(op, gpu_prices)
         return found
 
-    def _compute(self, op: Compute, sort: GpuSort) -> Priced:
+    def _compute(self, op: Compute, gpu_prices: GpuPrices) -> Priced:
         if op.kernel and op.kind in ATTENTION and self.plan.scenario.model.program is None:  # which names its own
-            sort.costs.check_attention_kernel(op.kernel)
+            gpu_prices.costs.check_attention_kernel(op.kernel)
         if op.kind == HOST_UPDATE:
             return Priced(*_on_host(op, self.plan.scenario.cluster, self.plan.scenario.parallelism.ranks))
-        return Priced(*sort.costs.compute(op, sort.pace), host_s=self._host_s(op, sort.costs))
+        return Priced(*gpu_prices.costs.compute(op, gpu_prices.pace), host_s=self._host_s(op, gpu_prices.costs))
 
     def _host_s(self, op: Compute, costs: Costs) -> float:
         """Return the host's seconds for an operator; 0 if a CUDA graph replays it."""
@@ -182,7 +182,7 @@ class Pricing:
             for n in (cluster.gpus_per_node, cluster.domain_gpus, cluster.gpus_per_node * inter.nodes_per_leaf)
         ):
             return rank, scale
-        return self.plan.classes[self.plan.class_of(rank) % self.plan.lanes].rank, scale
+        return self.plan.classes[self.plan.class_of(rank) % self.plan.pipelines].rank, scale
 
     def member_classes(self, name: str, rank: int) -> tuple[int, ...]:
         """Return the simulated classes with members in a rank's group; () if there is only its own."""
@@ -206,7 +206,7 @@ class Pricing:
 
     def _comm(self, comm: Comm, rank: int) -> Priced:
         if comm.kind in HOST_COPIES:
-            return host_copy(self._sort(rank).costs, self.network, comm.kind, comm.bytes, rank)
+            return host_copy(self._gpu_prices(rank).costs, self.network, comm.kind, comm.bytes, rank)
         ranks = self.group(comm.group, rank)
         # A group of one rank communicates nothing: no launch, no host time, no slowdown of kernels.
         if len(ranks) == 1:
@@ -229,7 +229,7 @@ class Pricing:
         """Return the measured cost of a collective's part inside a node, in the node with the slowest links and GPUs.
 
         `here`: number of members in the first node. None if a node has GPUs without such a measurement or of several
-        sorts.
+        kinds.
         """
         if not self._links:
             return self._usual.measured_collective(kind, ranks[:here], here, size)
@@ -237,14 +237,14 @@ class Pricing:
         # A fault may be in any node, and the slowest node decides.
         for _, held in groupby(ranks, key=lambda rank: rank // per_node):
             members = list(held)
-            sort, *others = {self._sort(rank) for rank in members}
-            # No profile has measured collectives in a node of two sorts.
-            measured = None if others else sort.measured_collective(kind, ranks[:here], here, size)
+            gpu_prices, *others = {self._gpu_prices(rank) for rank in members}
+            # No profile has measured collectives in a node of two kinds.
+            measured = None if others else gpu_prices.measured_collective(kind, ranks[:here], here, size)
             if measured is None:
                 return None
             found.append(measured)
             if len(members) > 1:
-                lost, even = (n.collective(kind, members, size).seconds for n in (self.network, sort.even))
+                lost, even = (n.collective(kind, members, size).seconds for n in (self.network, gpu_prices.even))
                 found.append(_slowed(measured, lost, even))
         return max(found, key=lambda cost: cost.seconds)
 
@@ -262,21 +262,21 @@ class Pricing:
         return self._sends[key]
 
     def _send(self, src: int, dst: int, size: float) -> Priced:
-        per_node, sort = self.plan.scenario.cluster.gpus_per_node, self._sort(src)
-        alike = src // per_node == dst // per_node and self._sort(dst) is sort
+        per_node, gpu_prices = self.plan.scenario.cluster.gpus_per_node, self._gpu_prices(src)
+        alike = src // per_node == dst // per_node and self._gpu_prices(dst) is gpu_prices
         # A profile's messages were measured within one node, between GPUs of one kind.
-        measured = sort.costs.collective("send_recv", 2, size) if alike else None
+        measured = gpu_prices.costs.collective("send_recv", 2, size) if alike else None
         if measured is not None:
             if self._links:
-                measured = _slowed(measured, self.network.send(src, dst, size), sort.even.send(src, dst, size))
+                measured = _slowed(measured, self.network.send(src, dst, size), gpu_prices.even.send(src, dst, size))
             return Priced(*measured)
         seconds = self.network.send(src, dst, size)
         # A message has no choice of algorithm, and its bus bandwidth is bytes / seconds.
         return Priced(seconds, "topology", LINK_UNCERTAINTY, None, size / seconds if seconds > 0 else 0.0)
 
 
-class GpuSort:
-    """Hold the prices of one sort of GPU: its costs, and the network as if all GPUs were of this sort.
+class GpuPrices:
+    """Hold the prices of one kind of GPU: its costs, and the network as if all GPUs were of this kind.
 
     `waiting`: number of ranks that wait for each other. `network`: the real one, if it equals the description.
     """
@@ -302,7 +302,7 @@ class GpuSort:
 
 
 def costs_of_others(scenario: Scenario) -> dict[str, Costs]:
-    """Return, by name, the costs of the cluster's other sorts of GPUs."""
+    """Return, by name, the costs of the cluster's other kinds of GPUs."""
     return {
         other.gpu.name: _costs_of(scenario.calibrations[other.gpu.name], other.gpu.model_dump_json())
         for other in scenario.cluster.others
@@ -334,7 +334,7 @@ def _waiting_ranks(scenario: Scenario) -> int:
 
 def _machine_of(profile: Profile) -> ClusterSpec | None:
     """Return the preset machine whose collectives a profile has: the first one with its GPU."""
-    return next((c for c in CLUSTERS.values() if c.gpu.name == profile.reference), None)
+    return next(machines_of(profile.reference), None)
 
 
 def _measured_on(profile: Profile, cluster: ClusterSpec) -> Network | None:

@@ -73,7 +73,7 @@ class DataParallel(Struct, frozen=True):
 
     @property
     def behind_first(self) -> DataParallel:
-        """That of all stages but the first rank's first (`ZeroEngine.first_stage_alone`)."""
+        """The data parallelism of all stages but the first rank's first (`ZeroEngine.first_stage_alone`)."""
         if self.zero > 1 or self.sync != "bucketed" or not self.engine.first_stage_alone:
             return self
         return replace(self, bucket_bytes=float("inf"))
@@ -121,7 +121,7 @@ class DataParallel(Struct, frozen=True):
         return [*(replace(dense, bytes=dense.bytes * share, handle=own) for share, own in parts), *rest]
 
     def kept_blocks(self, order: Sequence[Block]) -> int:
-        """How many blocks, in backward order, are still gathered from the forward (`ZeroEngine.live_elements`)."""
+        """Count the blocks in backward order that the forward left gathered (`ZeroEngine.live_elements`)."""
         held = accumulate(self.gathered_params(b) + b.expert_params for b in order)
         return sum(elements <= self.engine.live_elements for elements in held)
 

@@ -88,5 +88,5 @@ class _Side:
 
 
 def _exchanges(item: Item) -> bool:
-    """Whether an item sends tokens to their experts, or back."""
+    """Tell whether an item sends tokens to their experts, or back."""
     return isinstance(item, Comm) and item.kind == "all_to_all" and item.group == "ep"

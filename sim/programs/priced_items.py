@@ -119,7 +119,7 @@ def price_run(items: list[Compute], cuts: list[int], price: Price) -> Run:
     words = items[0].name if len(items) == 1 else f"{items[0].name} … {items[-1].name}"
     sources = "+".join(dict.fromkeys([p.source for p in priced]))
     seconds = sum([device_s for _, device_s in blocks])
-    return Run(items, cuts, priced, seconds, blocks, Detail(words, source=sources))
+    return Run(items, cuts, priced, seconds, blocks, Detail(words, source=sources, operators=len(items)))
 
 
 def price_comm(item: Comm, price: Price) -> Sent:

@@ -71,12 +71,12 @@ def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
     s = plan.scenario
     shard, source = shard_of(plan, rank), source_of(s)
     blocks = [source.first()] if part.embedding else []
-    sorts: dict[tuple[object, ...], Block] = {}  # layers of one sort differ in their name alone
+    of_kind: dict[tuple[object, ...], Block] = {}  # layers of one kind differ in their name alone
     for layer in part.layers:
-        sort = source.layer_sort(layer)
-        if sort not in sorts:
-            sorts[sort] = source.layer(layer, shard)
-        blocks.append(replace(sorts[sort], name=f"layer {layer}"))
+        kind = source.layer_kind(layer)
+        if kind not in of_kind:
+            of_kind[kind] = source.layer(layer, shard)
+        blocks.append(replace(of_kind[kind], name=f"layer {layer}"))
     norm, *modules = source.apart(shard) if part.normed or part.predicts else (None,)
     blocks += [norm] if norm is not None and part.normed else []
     blocks += modules if part.predicts else []
@@ -326,9 +326,9 @@ def class_stages(
     pieces = p.p2p_scatter and p.tp > 1 and not p.sp
     gathered = [stage_input_bytes(plan, part.index) if pieces else 0.0 for part in plan.parts]
     source = source_of(s)
-    sort, before = source.layer_sort, source.before_forward()
+    kind, before = source.layer_kind, source.before_forward()
     works = [
-        (part.embedding, part.head, part.normed, part.predicts, size, tuple([sort(n) for n in part.layers]))
+        (part.embedding, part.head, part.normed, part.predicts, size, tuple([kind(n) for n in part.layers]))
         for part, size in zip(plan.parts, gathered, strict=True)
     ]
     later, stages = dp.behind_first, list[list[int]]([] for _ in schedule.ranks)

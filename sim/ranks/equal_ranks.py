@@ -1,15 +1,15 @@
 """Which ranks are equal. Those of a pipeline stage form classes, of which each is simulated once.
 
-A lane is one such class on every pipeline rank.
+A pipeline is one such class on every pipeline rank: of pipelines that do the same, one is simulated.
 
 Two ranks are equal if they compute the same at the same speed on equal GPUs, if their groups and messages cost the
-same, if their own links carry the same, and if the groups of both reach into the same lanes. The last is found by
+same, if their own links carry the same, and if the groups of both reach into the same pipelines. The last is found by
 refining a first partition until nothing more splits (colour refinement, as in the minimization of automata: Hopcroft
 1971; here with sets of neighbours, for a collective starts with its last member, however many are alike). By
 induction over the tasks in the order of their starts, equal ranks then have equal times to the last bit.
 
-All pipeline ranks have the same lanes: a rank's neighbours in the pipeline wait for it, so what tells two ranks
-apart tells apart those before and after them. So columns fold: ranks of equal tp, cp and dp coordinates.
+Every pipeline has a class on all pipeline ranks: a rank's neighbours in the pipeline wait for it, so what tells two
+ranks apart tells apart those before and after them. So columns fold: ranks of equal tp, cp and dp coordinates.
 """
 
 from __future__ import annotations
@@ -130,14 +130,14 @@ def _work(scenario: Scenario, mesh: Mesh, plane: Ints) -> Ints:
     return out * p.ep + np.arange(len(plane)) // p.expert_tp % p.ep if uneven_experts(scenario) else out
 
 
-def lanes(
+def pipeline_numbers(
     scenario: Scenario, mesh: Mesh, plane: Ints, sizes: Mapping[str, int], single: frozenset[int] = frozenset()
 ) -> Ints | None:
-    """The lane of every position in a stage (`plane`: the ranks of the first, ascending); None if all are equal.
-    `sizes`: members of each group of ranks.
+    """The number of the pipeline at every position in a stage (`plane`: ranks of the first, ascending); None if all are
+    equal. `sizes`: members of each group of ranks.
 
-    Lanes are numbered by their first members. Jitter tells all ranks apart, up to `APART_RANKS` of them; those of
-    `single` are alone in their lanes.
+    Pipelines are numbered by their first members. Jitter tells all ranks apart, up to `APART_RANKS` of them; those of
+    `single` are alone in their pipelines.
     """
     p = scenario.parallelism
     if has_jitter(scenario) and p.ranks <= APART_RANKS:
@@ -165,18 +165,18 @@ def lanes(
     _, first, number = np.unique(colors, return_index=True, return_inverse=True)
     if disturbs(scenario):
         _check_size(scenario, len(first))
-    # The rank of each lane's first member among all first members: lane 0 is that of the stage's first rank.
+    # The rank of each pipeline's first member among all first members: pipeline 0 is that of the stage's first rank.
     return np.argsort(np.argsort(first))[number]
 
 
-def _check_size(scenario: Scenario, lanes: int) -> None:
+def _check_size(scenario: Scenario, pipelines: int) -> None:
     p = scenario.parallelism
-    actions = 2 * lanes * p.stages * scenario.micro_batches
+    actions = 2 * pipelines * p.stages * scenario.micro_batches
     if actions > MAX_ACTIONS:
         raise scenario.error(
             ("faults",),
-            f"tell {lanes:,} sorts of ranks apart in each of {p.pp} pipeline stages, which makes {actions:,} actions "
-            f"to simulate; at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)",
+            f"{pipelines:,} ranks of each of {p.pp} pipeline stages differ, so {actions:,} actions are simulated; "
+            f"at most {MAX_ACTIONS:,} (take fewer faults or micro-batches)",
         )
 
 
@@ -194,7 +194,7 @@ def _speeds(scenario: Scenario, mesh: Mesh, columns: int) -> Ints:
 
 
 def _gpus(cluster: ClusterSpec, mesh: Mesh, plane: Ints) -> Ints:
-    """A number for the sorts of GPUs of each column's ranks."""
+    """A number for the kinds of GPUs of each column's ranks."""
     if not cluster.others:
         return np.zeros_like(plane)
     columns = [tuple(cluster.kind_of(rank + i * mesh.strides["pp"]) for i in range(mesh.sizes["pp"])) for rank in plane]
@@ -211,7 +211,7 @@ def position_of(mesh: Mesh, rank: int) -> int:
 def _prices(
     places: GroupLocations, scenario: Scenario, mesh: Mesh, plane: Ints, numbers: dict[str, Ints]
 ) -> list[Ints]:
-    """For each column, as numbers: what its ranks' links carry, and what each sort of group or message that they take
+    """For each column, as numbers: what its ranks' links carry, and what each kind of group or message that they take
     part in costs."""
     pp, stride = mesh.sizes["pp"], mesh.strides["pp"]
     out = []

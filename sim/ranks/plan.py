@@ -14,7 +14,14 @@ from msgspec.structs import replace
 from sim.core.timeline import RankClass
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
-from sim.ranks.equal_ranks import embedding_ranks, expert_rank, lanes, position_of, uneven_context, uneven_experts
+from sim.ranks.equal_ranks import (
+    embedding_ranks,
+    expert_rank,
+    pipeline_numbers,
+    position_of,
+    uneven_context,
+    uneven_experts,
+)
 from sim.ranks.rank_mesh import ALONG, CUTS, Mesh, make_mesh
 
 
@@ -59,14 +66,14 @@ class Plan(Struct, frozen=True):
 
     `classes` are the ranks that are simulated; each stands for equal ranks (`sim.ranks.equal_ranks`). There is one for
     each pipeline rank, and more where ranks of one stage differ: in work (an uneven context split, uneven experts), in
-    speed, in what their messages cost. Those of one pipeline rank follow each other, the same lanes in all.
+    speed, in what their messages cost. Those of one pipeline rank follow each other, one for each simulated pipeline.
     """
 
     scenario: Scenario
     mesh: Mesh
     parts: tuple[ModelSlice, ...]
     classes: tuple[RankClass, ...]
-    lane_of: tuple[int, ...]  # by position in a stage; () where a stage is one class
+    pipeline_of: tuple[int, ...]  # by position in a stage; () where a stage is one class
 
     def pipeline_rank(self, rank: int) -> int:
         """The pipeline coordinate of `rank`."""
@@ -75,9 +82,9 @@ class Plan(Struct, frozen=True):
     def class_of(self, rank: int) -> int:
         """Index into `classes` of the class that stands for `rank`."""
         pipeline_rank = self.pipeline_rank(rank)
-        if not self.lane_of:
+        if not self.pipeline_of:
             return pipeline_rank
-        return pipeline_rank * self.lanes + self.lane_of[position_of(self.mesh, rank)]
+        return pipeline_rank * self.pipelines + self.pipeline_of[position_of(self.mesh, rank)]
 
     def work_of(self, rank: int) -> tuple[int, int]:
         """Return what decides a rank's share of its stage's work: context and expert coordinate, 0 where these are
@@ -87,8 +94,8 @@ class Plan(Struct, frozen=True):
         return context, expert_rank(self.scenario.parallelism, position) if uneven_experts(self.scenario) else 0
 
     @property
-    def lanes(self) -> int:
-        """Classes of each pipeline rank."""
+    def pipelines(self) -> int:
+        """Pipelines that are simulated: classes of each pipeline rank."""
         return max(1, len(self.classes) // self.scenario.parallelism.pp)
 
     def group_size(self, name: str) -> int:
@@ -155,14 +162,14 @@ def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = fro
     plan = Plan(scenario, mesh, make_parts(scenario.parallelism), (), ())
     plane = plan.group("plane", 0)
     ranks = np.array(plane)
-    lane_of = lanes(scenario, mesh, ranks, plan.group_sizes, apart) if fold else np.arange(len(plane))
-    if lane_of is None:
+    pipeline_of = pipeline_numbers(scenario, mesh, ranks, plan.group_sizes, apart) if fold else np.arange(len(plane))
+    if pipeline_of is None:
         return replace(plan, classes=tuple(_folded_class(mesh, plane, i) for i in range(p.pp)))
-    order = np.argsort(lane_of, kind="stable")  # lane after lane, ranks ascending in each
-    split = [m.tolist() for m in np.split(ranks[order], np.cumsum(np.bincount(lane_of))[:-1])]
+    order = np.argsort(pipeline_of, kind="stable")  # pipeline after pipeline, ranks ascending in each
+    split = [m.tolist() for m in np.split(ranks[order], np.cumsum(np.bincount(pipeline_of))[:-1])]
     shift = mesh.strides["pp"]
     classes = tuple(RankClass(m[0] + i * shift, tuple(r + i * shift for r in m), i) for i in range(p.pp) for m in split)
-    return replace(plan, classes=classes, lane_of=tuple(lane_of.tolist()))
+    return replace(plan, classes=classes, pipeline_of=tuple(pipeline_of.tolist()))
 
 
 def _folded_class(mesh: Mesh, plane: list[int], pipeline_rank: int) -> RankClass:

@@ -78,13 +78,13 @@ def _width(scenario: Scenario, own: Features) -> Width | None:
 
 
 @lru_cache(maxsize=256)
-def _width_of(sort: Features) -> Width | None:
-    """A search asks it of thousands of steps of one sort."""
-    return interval_factor(sort)
+def _width_of(features: Features) -> Width | None:
+    """A search asks it of thousands of steps with the same features."""
+    return interval_factor(features)
 
 
 def _published(gpu: GpuSpec, serving: bool) -> bool:
-    """Tell whether published workloads of this sort ran on the multiprocessors of `gpu`."""
+    """Tell whether published workloads of this kind ran on the multiprocessors of `gpu`."""
     return any(gpu.same_multiprocessors(other) for other in _published_gpus(serving))
 
 

@@ -227,7 +227,7 @@ def sort_of(f: Features) -> Features:
 
 
 def interval_factor(own: Features, rows: Sequence[PublishedStep] | None = None) -> Width | None:
-    """The factor within which nine of ten published rows of a scenario's sort are met; None with too few tables.
+    """The factor within which nine of ten published rows of a scenario's kind are met; None with too few tables.
 
     It comes from the mean |log error| of all rows, in which nearer rows count more, and all tables alike before that.
     A mean of few tables may be too small by chance, so it is multiplied by a quantile of Student's distribution. Its

@@ -42,7 +42,7 @@ NOTHING = States(0.0, 0.0, 0.0, 0.0)
 
 
 def captured_kinds(scenario: Scenario) -> frozenset[BlockKind]:
-    """The sorts of blocks that graphs hold; none of a captured program, whose states are known as they ran."""
+    """The kinds of blocks that graphs hold; none of a captured program, whose states are known as they ran."""
     t = scenario.training
     if t is None or scenario.model.program is not None or t.cuda_graphs == "none":
         return frozenset()

@@ -91,7 +91,7 @@ def bubble_name(layout: Parallelism) -> str:
 
 
 def waits_for_ranks(result: StepResult) -> bool:
-    """Whether a rank that neither computes nor communicates waits for slower ranks: there are no other stages, no
+    """Tell whether a rank that neither computes nor communicates waits for slower ranks: there are no other stages, no
     teacher and no process beside the step."""
     return result.scenario.parallelism.pp == 1 and result.distillation is None and result.processes is None
 

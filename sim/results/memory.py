@@ -150,24 +150,24 @@ GRADIENT_MAKERS = [i for i, kind in enumerate(Kind) if kind in (Kind.B, Kind.W)]
 
 
 def _changes_of(stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine: bool) -> tuple[Bytes, Ints, Ints]:
-    """Return what actions claim and free, [4, rows]; how many rows each sort of action has, and the sort of every
+    """Return what actions claim and free, [4, rows]; how many rows each kind of action has, and the kind of every
     action. `works`: what the actions compute, class by class (see `schedule_columns.RankList`)."""
     numbers: dict[Stage, int] = {}  # equal stages are one object
     picks = []
     for mine, work in zip(stages, works, strict=True):
         number = np.zeros(max(mine) + 1, dtype=np.int64)
         number[list(mine)] = [numbers.setdefault(stage, len(numbers)) for stage in mine.values()]
-        # The first backward of each stage alone brings gradients, so it is a sort of its own.
+        # The first backward of each stage alone brings gradients, so it is a kind of its own.
         first = np.zeros(len(work), dtype=np.int64)
         if any(brings_gradients(stage) for stage in mine.values()):
             making = np.flatnonzero(np.isin(work % len(Kind), GRADIENT_MAKERS))
             first[making[np.unique(work[making] // len(Kind), return_index=True)[1]]] = 1
         picks.append((number[work // len(Kind)] * len(Kind) + work % len(Kind)) * 2 + first)
     pick = np.concatenate(picks)
-    sorts = [(stage, kind, first) for stage in numbers for kind in Kind for first in (False, True)]
-    # Thousands of actions are of a few sorts, and the changes of a sort are worked out once.
-    used = np.bincount(pick, minlength=len(sorts)).tolist()
-    tables = [_table(*sort, fine) if use else np.zeros((0, 4)) for sort, use in zip(sorts, used, strict=True)]
+    kinds = [(stage, kind, first) for stage in numbers for kind in Kind for first in (False, True)]
+    # Thousands of actions are of a few kinds, and the changes of a kind are worked out once.
+    used = np.bincount(pick, minlength=len(kinds)).tolist()
+    tables = [_table(*kind, fine) if use else np.zeros((0, 4)) for kind, use in zip(kinds, used, strict=True)]
     return np.concatenate(tables).T, np.array([len(t) for t in tables]), pick
 
 

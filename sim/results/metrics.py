@@ -109,9 +109,9 @@ def _alone(graph: TaskGraph, compute: int, classes: int, stretch: Floats | None)
     `stretch` as in `Times`."""
     task, row, rows = graph.slots
     mine = np.flatnonzero((rows[:, 1] == compute)[row])
-    index, sort = rows[row[mine], 0], graph.task_kind[task[mine]]
+    index, task_kind = rows[row[mine], 0], graph.task_kind[task[mine]]
     columns = [s.compute_s for s in graph.task_kinds], [s.exposed_s for s in graph.task_kinds]
-    compute_s, inside_s = (np.array(x, dtype=np.float64)[sort] for x in columns)
+    compute_s, inside_s = (np.array(x, dtype=np.float64)[task_kind] for x in columns)
     if stretch is not None:
         compute_s = compute_s * stretch[task[mine]]
     return _sums(index, compute_s, classes), _sums(index, inside_s, classes)

@@ -101,7 +101,7 @@ class Provenance(Record, frozen=True):
     """Origin of a result's prices: the profile, and the share of all priced seconds by kind of source.
 
     `priced_by_bytes`: of a captured program alone, launches a micro-batch of operators that nobody knows.
-    `of_other_gpus`: of a cluster with several sorts of GPUs, the profiles of the less usual ones, by the GPU's name.
+    `of_other_gpus`: of a cluster with several kinds of GPUs, the profiles of the less usual ones, by the GPU's name.
     """
 
     profile: str

@@ -1,4 +1,4 @@
-"""What torch's caching allocator reserves at most, beyond the bytes that are allocated at the peak.
+"""The most that torch's caching allocator reserves, beyond the bytes that are allocated at the peak.
 
 The allocator keeps freed segments. It gives one to a tensor that fits and is allocated on the same stream
 (c10/cuda/CUDACachingAllocator.cpp: `get_free_block`). So it reserves more than is ever allocated at once where segments

@@ -64,7 +64,7 @@ def policy_forward(step: FinishedStep, passes: int) -> Forward:
     seconds = [program.makespan_s for program in programs]
     once_s = _gathered_once_s(step, chain, ranks, seconds)
     sizes = [stage_input_bytes(plan, schedule.part_of_stage[s]) for s in chain[1:]]
-    first_of = [c.rank for c in plan.classes[:: plan.lanes]]
+    first_of = [c.rank for c in plan.classes[:: plan.pipelines]]
     sends = [
         pricing.send(first_of[a], first_of[b], size).seconds if a != b else 0.0
         for (a, b), size in zip(pairwise(ranks), sizes, strict=True)

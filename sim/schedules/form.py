@@ -91,11 +91,11 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
         return self.lists(p, m) if self.least_stages is None else self.lists(p, m, v or self.least_stages)
 
     def ranks_problem(self, p: int) -> str | None:
-        """What is wrong with p pipeline ranks, as the end of a sentence ("must be a multiple of 2"); None: nothing."""
+        """Say what is wrong with p pipeline ranks, as a sentence's end ("must be a multiple of 2"); None: nothing."""
         return f"must be a multiple of {self.ranks_multiple}" if p % self.ranks_multiple else None
 
     def micro_batches_problem(self, p: int, m: int) -> str | None:
-        """What is wrong with m micro-batches on p ranks, as the end of a sentence ("must be at least 4"); or None."""
+        """Say what is wrong with m micro-batches on p ranks, as a sentence's end ("must be at least 4"); or None."""
         multiple, fewest = self.micro_batches_multiple(p), self.fewest_micro_batches(p)
         if m % multiple == 0 and m >= fewest:
             return None
@@ -103,7 +103,7 @@ class ScheduleForm(Struct, frozen=True, eq=False, dict=True):
         return f"must be {least}" if multiple == 1 else f"must be a multiple of {multiple}, {least}"
 
     def stages_problem(self, v: int) -> str | None:
-        """What is wrong with v stages per rank, as a sentence ("it needs 2 or more stages per rank"); None: nothing."""
+        """Say what is wrong with v stages per rank, a sentence ("it needs 2 or more stages per rank"); or None."""
         n = self.stages_per_rank
         if self.least_stages is None:
             return None if v == n else f"it has {counted(n, 'stage')} per rank"

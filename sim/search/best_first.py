@@ -4,7 +4,7 @@ A part of the space is a mesh, a partial layout (mesh and how its layers run), o
 the part with the least lower bound on the step time. It divides a mesh or a partial layout into smaller parts with
 sharper bounds, and simulates a layout. It leaves out a part only if the part's bound is above the `top`-th best
 simulated time. With true lower bounds the best `top` layouts are therefore those of an exhaustive search, in whatever
-order workers answer. Two sorts of twins would fill the list, and are left out of it: of layouts that differ in the
+order workers answer. Two kinds of twins would fill the list, and are left out of it: of layouts that differ in the
 number of virtual stages alone, which mostly take nearly the same time, all but the fastest; and layouts whose
 recomputation makes the step longer and does not save `WORTH` of the memory of an otherwise equal one.
 """

@@ -15,13 +15,14 @@ from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel
 from sim.programs.stages import shard_of, stage_input_bytes
 from sim.search.cached import cached
-from sim.search.mesh_prices import BlockSort, GridPrices
+from sim.search.mesh_prices import GridPrices, PricedBlock
 from sim.search.pipeline_bound import Floats, StagePlacement
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
-# Sorts of blocks; layers' sorts are 0 and up. NORM and MODULE: prediction modules on a stage of their own.
+# Numbers of a model's different blocks; those of layers are 0 and up. NORM and MODULE: prediction modules on a stage
+# of their own.
 EMBEDDING, HEAD, MTP, NORM, MODULE = -1, -2, -3, -4, -5
-Signature = tuple[int, ...]  # the sorts of a stage's blocks, first to last
+Signature = tuple[int, ...]  # the numbers of a stage's blocks, first to last
 
 
 class Blocks:
@@ -33,41 +34,41 @@ class Blocks:
         shard = shard_of(prices.plan, rank)
         # With ep_overlap a paired action computes beside another's messages, so only computation surely takes time.
         paired = p.ep_overlap and p.form.pairs
-        self.sorts: dict[int, BlockSort] = {}
+        self.priced: dict[int, PricedBlock] = {}
         numbers: dict[tuple[object, ...], int] = {}
         order, source = [], source_of(scenario)
         for layer in range(scenario.model.layers):
-            # A model has few sorts of layers (dense, with experts, linear attention). Each is built and priced once.
-            sort = numbers.setdefault(source.layer_sort(layer), len(numbers))
-            if sort not in self.sorts:
-                self.sorts[sort] = BlockSort(source.layer(layer, shard), prices, paired)
-            order.append(sort)
+            # A model has few kinds of layers (dense, with experts, linear attention). Each is built and priced once.
+            number = numbers.setdefault(source.layer_kind(layer), len(numbers))
+            if number not in self.priced:
+                self.priced[number] = PricedBlock(source.layer(layer, shard), prices, paired)
+            order.append(number)
         self.order = tuple(order)
         # All multi-token-prediction modules are equal, so one stands for all.
         head, *modules = source.last(shard)
-        self.sorts[EMBEDDING] = BlockSort(source.first(), prices, paired)
-        self.sorts[HEAD] = BlockSort(head, prices, paired)
+        self.priced[EMBEDDING] = PricedBlock(source.first(), prices, paired)
+        self.priced[HEAD] = PricedBlock(head, prices, paired)
         if modules:
-            self.sorts[MTP] = BlockSort(modules[0], prices, paired)
-        for sort, block in zip((NORM, MODULE), source.apart(shard), strict=False):
-            self.sorts[sort] = BlockSort(block, prices, paired)
+            self.priced[MTP] = PricedBlock(modules[0], prices, paired)
+        for number, block in zip((NORM, MODULE), source.apart(shard), strict=False):
+            self.priced[number] = PricedBlock(block, prices, paired)
         # The plan belongs to the mesh and has micro-batches of one sequence; the message needs this scenario's size.
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
 
     @cached
     def work_s(self, gathered: bool) -> float:
         """Return the least seconds of one micro-batch's forward and backward of all blocks, whole or split backward."""
-        # Summing by sort is faster than summing 126 layers for each of thousands of layouts.
+        # Summing by number is faster than summing 126 layers for each of thousands of layouts.
         modules = self.scenario.model.mtp_layers
         counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: modules, **Counter(self.order)})
-        counts |= {NORM: 1, MODULE: modules} if NORM in self.sorts else {}
-        return sum(n * self.sorts[sort].work_s(gathered) for sort, n in counts.items() if n)
+        counts |= {NORM: 1, MODULE: modules} if NORM in self.priced else {}
+        return sum(n * self.priced[number].work_s(gathered) for number, n in counts.items() if n)
 
     @cached
     def action_s(self, kind: Kind, stage: Signature, gathered: bool) -> float:
         """Return the seconds of an action of a stage: its blocks one after the other."""
         # The sum is a lower bound: in a stage each block starts when the one before ends, with no stream freer.
-        return sum([self.sorts[s].action_s(kind, gathered) for s in stage])
+        return sum([self.priced[n].action_s(kind, gathered) for n in stage])
 
     def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
         """Return `action_s` with ZeRO-3's gathers and reductions, and how much later their stream ends, in seconds.
@@ -77,7 +78,7 @@ class Blocks:
         the first gather of the next action.
         """
         # Backward gathers the last block first.
-        blocks = [self.sorts[s] for s in (stage if kind is Kind.F else stage[::-1])]
+        blocks = [self.priced[n] for n in (stage if kind is Kind.F else stage[::-1])]
         gathers = [b.gathers_s for b in blocks]
         # The input-gradient half of a split backward completes no weights' gradients, so it has nothing to reduce.
         reduces = dp.each_micro_batch and kind is Kind.B
@@ -98,7 +99,7 @@ class Blocks:
 
 
 class Cut(Struct, frozen=True, eq=False, dict=True):
-    """Hold a model cut into stages: the sorts of its layers, and the sorts of each stage's blocks."""
+    """Hold a model cut into stages: the numbers of its layers, and those of each stage's blocks."""
 
     order: Signature
     stages: tuple[Signature, ...]
@@ -116,7 +117,7 @@ class Cut(Struct, frozen=True, eq=False, dict=True):
         return np.array([known[place] for place in places])
 
     def by_rank(self, placement: StagePlacement) -> list[Signature]:
-        """Return the sorts of the blocks on each pipeline rank."""
+        """Return the numbers of the blocks on each pipeline rank."""
         held: list[Signature] = [()] * placement.ranks
         for rank, stage in zip(placement.rank_of_stage.tolist(), self.stages, strict=True):
             held[rank] += stage

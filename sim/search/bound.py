@@ -74,10 +74,10 @@ class GridSearch:
         """Return one layout of each kind: those of a kind have one work bound (see `GridBlocks.blocks`)."""
         by_stage = self.space.recomputes[layouts[0].recompute].layers is not None
         pairs = {x.schedule: schedule_form(self.space, x).pairs for x in layouts}
-        sorts = {
+        one_of_kind = {
             (x.zero == 3, pairs[x.schedule], (x.schedule, x.virtual_stages) if by_stage else None): x for x in layouts
         }
-        return list(sorts.values())
+        return list(one_of_kind.values())
 
     def _bounded(self, x: Layout, ceiling_s: float) -> Bounded | Literal["pruned_by_memory", "pruned_by_bound"]:
         """Return a layout with its bounds, or the name of the bound that rules it out."""

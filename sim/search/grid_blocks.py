@@ -10,7 +10,7 @@ from sim.programs.stages import Stage, with_copy
 from sim.ranks.plan import cut_model
 from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MODULE, MTP, NORM, Blocks, Cut, Signature
 from sim.search.cached import cached
-from sim.search.mesh_prices import BlockSort, GridPrices
+from sim.search.mesh_prices import GridPrices, PricedBlock
 from sim.search.pipeline_bound import Actions, StagePlacement
 from sim.search.space import Layout, Space, scenario_of, schedule_form, stage_layers
 
@@ -63,14 +63,14 @@ class GridBlocks:
         """Repeat the stages for a schedule whose ranks hold the model several times."""
         return Cut(cut.order, tuple([cut.stages[i] for i in placement.part_of_stage.tolist()]))
 
-    def sorts(self, cut: Cut) -> dict[int, BlockSort]:
-        """Return the blocks of a cut model by sort."""
-        return self._of_order[cut.order].sorts
+    def priced(self, cut: Cut) -> dict[int, PricedBlock]:
+        """Return the blocks of a cut model by number."""
+        return self._of_order[cut.order].priced
 
     def stage(self, zero: int, cut: Cut, held: Signature) -> Stage:
-        """Return the stage of the blocks of these sorts."""
-        sort_of = self.sorts(cut)
-        blocks, plan = tuple([sort_of[s].block for s in held]), self.prices.plan
+        """Return the stage of the blocks of these numbers."""
+        priced = self.priced(cut)
+        blocks, plan = tuple([priced[n].block for n in held]), self.prices.plan
         copied = with_copy(blocks, plan, any(b.kind is BlockKind.EMBEDDING for b in blocks))
         return Stage(copied, self.prices.dp(zero), self.prices.costs, (), 0.0)
 

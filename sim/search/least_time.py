@@ -24,7 +24,7 @@ from sim.simulation import Prepared
 
 
 class _Seconds(NamedTuple):
-    """Hold seconds of the steps of one lane's schedule.
+    """Hold seconds of the steps of one pipeline's schedule.
 
     `after_input`: of each step, after its input arrived. `ahead`: by how much each step takes longer, counted from the
     end of the step before it on its rank. `gathered`: from the rank's start to the end of each stage's first gathers.
@@ -46,15 +46,15 @@ def least_time_s(step: Prepared) -> float:
     programs = ActionPrograms(
         step.plan, step.lists.first_and_last, step.pricing, step.stages, KindTable(), messages, step.cache
     )
-    # Any set of lanes gives a bound. With uneven context splits the first and the last lane differ most.
-    lanes = {0, step.plan.lanes - 1}
-    return max(_lane_s(step, programs, messages, lane) for lane in lanes)
+    # Any set of pipelines gives a bound. With uneven context splits the first and the last pipeline differ most.
+    pipelines = {0, step.plan.pipelines - 1}
+    return max(_pipeline_s(step, programs, messages, pipeline) for pipeline in pipelines)
 
 
-def _lane_s(step: Prepared, programs: ActionPrograms, messages: Messages, lane: int) -> float:
-    """Return the least time in seconds by one lane alone, as if the other lanes never delayed it."""
+def _pipeline_s(step: Prepared, programs: ActionPrograms, messages: Messages, pipeline: int) -> float:
+    """Return the least time in seconds by one pipeline alone, as if the other pipelines never delayed it."""
     lists, graph = step.lists, _Graph()
-    s = _seconds(step, programs, lane)
+    s = _seconds(step, programs, pipeline)
     # Rank r has steps begin[r] to begin[r + 1] - 1. They are the graph's first tasks and keep their numbers.
     begin = ints(lists.begin)
     first = np.zeros(len(lists.steps), dtype=bool)
@@ -72,7 +72,7 @@ def _lane_s(step: Prepared, programs: ActionPrograms, messages: Messages, lane: 
     follows = ~first[gathers]
     graph.wait(gathers[follows] - 1, gathering[follows])
 
-    producer, consumer, seconds = _sent(step, messages, lane)
+    producer, consumer, seconds = _sent(step, messages, pipeline)
     # Each message is a task on no stream: messages that queue would only end later.
     message = graph.add(seconds)
     graph.wait(producer, message)
@@ -119,14 +119,14 @@ class _Graph:
         return run_static(TaskGraph((), shown, columns)).step_s
 
 
-def _seconds(step: Prepared, programs: ActionPrograms, lane: int) -> _Seconds:
-    """Return the seconds of the programs that the ranks of a lane run."""
-    lists, lanes = step.lists, step.plan.lanes
+def _seconds(step: Prepared, programs: ActionPrograms, pipeline: int) -> _Seconds:
+    """Return the seconds of the programs that the ranks of a pipeline run."""
+    lists, pipelines = step.lists, step.plan.pipelines
     after_input, ahead, end = list[Floats](), list[Floats](), list[float]()
     gathered = np.zeros(len(step.schedule.rank_of_stage))
     for rank in range(len(step.schedule.ranks)):
-        # Classes are numbered by pipeline rank, then by lane.
-        class_index, begin, end_ = rank * lanes + lane, *lists.begin[rank : rank + 2]
+        # Classes are numbered by pipeline rank, then by pipeline.
+        class_index, begin, end_ = rank * pipelines + pipeline, *lists.begin[rank : rank + 2]
         # Thousands of steps have a dozen different programs; each is compiled once.
         examples, number = _alike(lists, begin, end_)
         templates = [programs.compiled(class_index, lists.steps[i]) for i in examples]
@@ -164,7 +164,7 @@ def _alike(lists: ScheduleColumns, begin: int, end: int) -> tuple[list[int], Int
     return (begin + middle_first[first]).tolist(), of_step
 
 
-def _sent(step: Prepared, messages: Messages, lane: int) -> tuple[Ints, Ints, Floats]:
+def _sent(step: Prepared, messages: Messages, pipeline: int) -> tuple[Ints, Ints, Floats]:
     """Return, for all messages, the steps that send them, the steps that receive them, and their seconds."""
     lists = step.lists
     needs, gives = (hops[lists.stage, lists.direction] for hops in (messages.needs, messages.gives))
@@ -175,7 +175,7 @@ def _sent(step: Prepared, messages: Messages, lane: int) -> tuple[Ints, Ints, Fl
     sent = (lists.direction != NEITHER) & (gives != NO_HOP)
     hop, (producer, _) = gives[sent], np.nonzero(sent)
     # All messages on a hop have one size and one route.
-    seconds = np.array([messages.route(lane, i).seconds for i in range(len(messages.hops))])
+    seconds = np.array([messages.route(pipeline, i).seconds for i in range(len(messages.hops))])
     return producer, taker[hop, lists.micro_batch[sent]], seconds[hop]
 
 

@@ -89,7 +89,7 @@ class MemoryBound:
         if first_forwards is None or self.training.activation_offload or not prices.alike or scattered:
             return 1.0
         gathered = self.grid_blocks.gathered(x)
-        gathers = [blocks.sorts[s].gathers_s for s in cut.stages[0]] if gathered else []
+        gathers = [blocks.priced[n].gathers_s for n in cut.stages[0]] if gathered else []
         slowed = prices.costs.coefficients.collective_sm_share  # by which computation beside a collective is slowed
         t = self.grid_blocks.alone(blocks, cut, gathered)
         # Here an upper bound is needed: the longer a forward may take, the fewer forwards are sure.
@@ -100,6 +100,6 @@ class MemoryBound:
     def _stage_bytes(self, blocks: Blocks, cut: Cut) -> tuple[Floats, Floats, Floats]:
         """Return `stage_bytes` of each stage."""
         offload = self.training.activation_offload
-        each = cut.each(lambda stage: stage_bytes([blocks.sorts[s] for s in stage], offload))
+        each = cut.each(lambda stage: stage_bytes([blocks.priced[n] for n in stage], offload))
         saved, forward, backward = each.T
         return saved, forward, backward

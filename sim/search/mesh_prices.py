@@ -23,8 +23,8 @@ from topology.network import Network
 PROGRAMS = ("forward", "backward", "recompute")
 
 
-class BlockSort:
-    """Hold one sort of block with its bytes and, computed on first use, its seconds.
+class PricedBlock:
+    """Hold a block with its bytes and, computed on first use, its seconds.
 
     `computes_only`: count computation alone, because another action may hide the block's messages. `gathered`, here and
     below: each action gathers the block's parameters (ZeRO-3) and copies them into place.
@@ -129,16 +129,16 @@ class GridPrices:
         self.pricing = Pricing(self.plan, costs, network)
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool], float] = {}
-        # Classes are listed stage by stage, with the same number of lanes in each.
+        # Classes are listed stage by stage, with the same number of pipelines in each.
         self._stage_classes = self.plan.classes[: len(self.plan.classes) // grid.pp]
         self.bounded_ranks = self._bounded_ranks()
         cluster = self.plan.scenario.cluster
         # A period of 0 says that no two places are alike. A period beyond the last rank expresses this too.
         self._period = period_of(cluster) or cluster.gpus_per_node * cluster.nodes + 1
-        # One rank for each different placement of groups: ranks of a lane that differ by a period are alike.
-        lanes, classes = len(self._stage_classes), enumerate(self.plan.classes)
-        self._places = list({(i % lanes, c.rank % self._period): c.rank for i, c in classes}.values())
-        self._lanes_alike = list({c.rank % self._period: i for i, c in enumerate(self._stage_classes)}.values())
+        # One rank for each different placement of groups: ranks of a pipeline that differ by a period are alike.
+        pipelines, classes = len(self._stage_classes), enumerate(self.plan.classes)
+        self._places = list({(i % pipelines, c.rank % self._period): c.rank for i, c in classes}.values())
+        self._pipelines_alike = list({c.rank % self._period: i for i, c in enumerate(self._stage_classes)}.values())
 
     def _bounded_ranks(self) -> list[int]:
         """Return the ranks of a stage whose work is bounded: one of the first class, and one of the last if its work
@@ -185,7 +185,7 @@ class GridPrices:
 
     def reductions_s(self, blocks: list[Block], dp: DataParallel) -> tuple[float, float]:
         """Return the seconds that one reduction of a stage's gradients takes on the data-parallel stream, and the
-        seconds after the last computation of its backward. `blocks`: `BlockSort.gradients`, first to last."""
+        seconds after the last computation of its backward. `blocks`: `PricedBlock.gradients`, first to last."""
         # Buckets extend over blocks, as in Megatron, so reductions cannot be summed block by block.
         woven = weave_backward(tuple(blocks), dp, PHASES[Kind.B], True)
         items = [i for part in woven for i in part if isinstance(i, Compute) or i.phase is Phase.WEIGHT_GRAD]
@@ -198,15 +198,15 @@ class GridPrices:
         return self.comms_s([c for c in sent if c.stream == DP]), self.comms_s(ends)
 
     def send_s(self, source: int, target: int, size: float, forward: bool) -> float:
-        """Return the seconds of a message of a stage's output or gradient between two ranks, in the cheapest lane."""
+        """Return the seconds of a message with a stage's output or gradient, in the fastest pipeline."""
         if source == target:
             return 0.0
-        per_stage = len(self._stage_classes)
+        classes, per_stage = self.plan.classes, len(self._stage_classes)
         ends = [
-            (self.plan.classes[source * per_stage + lane].rank, self.plan.classes[target * per_stage + lane].rank)
-            for lane in self._lanes_alike
+            (classes[source * per_stage + pipeline].rank, classes[target * per_stage + pipeline].rank)
+            for pipeline in self._pipelines_alike
         ]
-        # The fastest lane is a bound for every lane.
+        # The fastest pipeline is a bound for every pipeline.
         return min(self._send_s(a, b, size, forward) for a, b in ends)
 
     def _send_s(self, a: int, b: int, size: float, forward: bool) -> float:

@@ -30,7 +30,7 @@ POOL_FROM_UNITS = 6  # fewer are mostly done before other processes have started
 
 
 class ServingSearch(Struct, frozen=True):
-    """What is searched: layouts of a scenario on `gpus` GPUs (None: as many as it has), all with the same promises,
+    """A space to search: layouts of a scenario on `gpus` GPUs (None: as many as it has), all with the same promises,
     and each with every engine and all choices of its options."""
 
     source: Source
@@ -87,7 +87,7 @@ def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextM
 
 
 class _Found(Struct, frozen=True):
-    """What a task has found for its unit: rows of the result, one layout for each engine."""
+    """The findings of a task for its unit: rows of the result, one layout for each engine."""
 
     layouts: list[dict[str, Any]]
     curve: list[dict[str, Any]]

@@ -50,7 +50,7 @@ class Point(Struct, frozen=True, dict=True):
 
     @property
     def carried(self) -> bool:
-        """Whether the unit is known to serve this rate within the promises."""
+        """Tell whether the unit is known to serve this rate within the promises."""
         return self.kept and self.lasted
 
 

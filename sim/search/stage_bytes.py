@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sim.inputs.training_config import ActivationOffload
 from sim.programs.host_copies import host_copies, kept_on_device, on_device
-from sim.search.mesh_prices import BlockSort
+from sim.search.mesh_prices import PricedBlock
 
 
-def stage_bytes(blocks: list[BlockSort], offload: ActivationOffload | bool) -> tuple[float, float, float]:
+def stage_bytes(blocks: list[PricedBlock], offload: ActivationOffload | bool) -> tuple[float, float, float]:
     """Return the bytes that a stage keeps of a micro-batch, and the bytes of its forward and backward beyond these.
 
     A block runs while the blocks after it hold nothing of the micro-batch: their forward has not run, or their backward

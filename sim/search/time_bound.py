@@ -102,13 +102,13 @@ class TimeBound:
     @cached
     def _reductions_s(self, zero: int, cut: Cut) -> tuple[Floats, Floats]:
         """Return, by stage, the seconds of a micro-batch's gradient reductions, and of those after all computation."""
-        dp, sort_of = self.prices.dp(zero), self.grid_blocks.sorts(cut)
+        dp, priced = self.prices.dp(zero), self.grid_blocks.priced(cut)
         # Here the epilogue contains the reductions; they must not count twice.
         if dp.at_the_end and not dp.each_micro_batch and dp.zero < 3:
             return np.zeros(len(cut.stages)), np.zeros(len(cut.stages))
 
         def seconds(stage: Signature, first: bool) -> tuple[float, float]:
-            return self.prices.reductions_s([sort_of[s].gradients for s in stage], dp if first else dp.behind_first)
+            return self.prices.reductions_s([priced[n].gradients for n in stage], dp if first else dp.behind_first)
 
         total, final = cut.each_by_place(seconds).T
         return total, final
@@ -116,10 +116,10 @@ class TimeBound:
     @cached
     def _gathers_s(self, zero: int, cut: Cut) -> Floats:
         """Return the seconds of gathering each stage's parameters once."""
-        dp, sort_of = self.prices.dp(zero), self.grid_blocks.sorts(cut)
+        dp, priced = self.prices.dp(zero), self.grid_blocks.priced(cut)
 
         def seconds(stage: Signature, first: bool) -> list[float]:
-            units = gather_units([sort_of[s].block for s in stage], dp if first else dp.behind_first)
+            units = gather_units([priced[n].block for n in stage], dp if first else dp.behind_first)
             return [sum(self.prices.comms_s(dp.gather("", a, b, Phase.FORWARD, "g")) for a, b, _ in units)]
 
         return cut.each_by_place(seconds)[:, 0]

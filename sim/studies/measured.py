@@ -66,8 +66,8 @@ def to_timeline(actions: Sequence[MeasuredAction], p: Parallelism) -> Timeline:
     classes = [RankClass(r, (r,), mesh.coordinate("pp", r)) for r in ranks]
     detail = Detail("measured", source="recorded")
     spans = [Span(a.rank, _stream(a.kind), a.kind, a.stage, a.micro_batch, a.start_s, a.end_s, detail) for a in actions]
-    lane = {r: tuple(mesh.coordinate(d, r) for d in mesh.sizes if d != "pp") for r in ranks}
-    return from_spans(spans, classes, _flows(actions, lane))
+    pipeline = {r: tuple(mesh.coordinate(d, r) for d in mesh.sizes if d != "pp") for r in ranks}
+    return from_spans(spans, classes, _flows(actions, pipeline))
 
 
 def _stream(kind: str) -> str:
@@ -77,13 +77,13 @@ def _stream(kind: str) -> str:
     return _STREAMS.get(kind, "dp")
 
 
-def _flows(actions: Sequence[MeasuredAction], lane: Mapping[int, tuple[int, ...]]) -> list[int]:
+def _flows(actions: Sequence[MeasuredAction], pipeline: Mapping[int, tuple[int, ...]]) -> list[int]:
     """Number messages: a SEND and its RECV have the same number; all else has -1."""
     numbers: dict[tuple[object, ...], int] = {}
     flows = []
     for a in actions:
         if a.kind in MESSAGES:
-            key = (a.kind[-1], a.stage, a.micro_batch, lane[a.rank])
+            key = (a.kind[-1], a.stage, a.micro_batch, pipeline[a.rank])
             flows.append(numbers.setdefault(key, len(numbers)))
         else:
             flows.append(-1)

@@ -24,7 +24,7 @@ Waiting = Generator["Event", Any, None]
 
 
 class Job(Struct, frozen=True):
-    """A job that fails. `kinds`: by sort of failure, the whole job's rate per second, its restart, whether it takes a
+    """A job that fails. `kinds`: by kind of failure, the whole job's rate per second, its restart, whether it takes a
     node away; `spares`: None if there is always one."""
 
     kinds: tuple[tuple[float, float, bool], ...]

@@ -2,7 +2,7 @@
 
 A trace says what waits for what and how long nodes take, but not when they ran. The times come from running the trace:
 each rank runs one host operation, one computation and one communication at a time (ASTRA-sim's default of one hardware
-resource of each sort), or one node on each stream if nodes name their streams. Of the nodes that are ready, the lowest
+resource of each kind), or one node on each stream if nodes name their streams. Of the nodes that are ready, the lowest
 number runs first.
 """
 
@@ -22,6 +22,7 @@ from sim.traces.recording import HOST, START, Message, Node, Recording
 
 _COMM = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
 NANOS = "duration_nanos"  # our own attribute, because the schema's whole microseconds are too coarse for kernels
+OPERATORS = "operators"  # our own attribute: how many operators a computation stands for, if more than one
 # Collectives whose `comm_size` is each rank's input, not the output: in ASTRA-sim an all-gather's `final_data_size` is
 # `data_size` times the ranks (system/collective/Ring.cc), and torch's converter sums the inputs.
 PUT_IN = ("all_gather", "gather")
@@ -93,7 +94,8 @@ class _Build:
         out = Recording(self.name, self.ranks, self.nodes, world)
         if self.unpriced:
             out.warnings.append(
-                f"{self.unpriced} communications carry no duration and take none; --cluster PRESET prices them"
+                f"{self.unpriced} communications have no duration in the traces and take no time; --cluster PRESET "
+                "prices them"
             )
         return out
 
@@ -111,7 +113,7 @@ class _Build:
         base: dict[int, int] = {}
         for node in file.nodes:
             if node.id in base:
-                raise InputError(f"{self.name}: rank {rank}: node {node.id} is there twice")
+                raise InputError(f"{self.name}: rank {rank}: node {node.id} occurs twice")
             base[node.id] = len(self.nodes)
             self._add(rank, node, world)
         for node in file.nodes:
@@ -142,9 +144,8 @@ class _Build:
         stream = named[:100] if isinstance(named, str) and named else stream
         kind = shown[:100] if isinstance(shown, str) and shown else kind
         computes = message is None and not host and node.type == NodeType.COMP
-        self.nodes.append(
-            Node(rank, stream, kind, node.name[:4000] or f"node {node.id}", 0, duration, [], message, computes)
-        )
+        name, operators = node.name[:4000] or f"node {node.id}", node.whole(OPERATORS, 1)
+        self.nodes.append(Node(rank, stream, kind, name, 0, duration, [], message, computes, operators))
         self.resource.append((rank, "" if kind == START else stream))
         self.source.append(node.id)
 

@@ -29,7 +29,7 @@ from sim.traces.chakra import (
     int64,
     string,
 )
-from sim.traces.chakra_in import NANOS, PUT_IN
+from sim.traces.chakra_in import NANOS, OPERATORS, PUT_IN
 
 Slot = tuple[str, str]  # stream, kind
 
@@ -134,7 +134,8 @@ class Export(Struct):
             tensor = Attribute("tensor_size", UINT64, round(detail.bytes))
             yield node(NodeType.MEM_STORE if kind == "OFFLOAD" else NodeType.MEM_LOAD, [tensor])
         else:
-            yield node(NodeType.COMP, [int64("num_ops", 0), Attribute("tensor_size", UINT64, 0)])
+            several = [int64(OPERATORS, detail.operators)] if detail.operators > 1 else []
+            yield node(NodeType.COMP, [int64("num_ops", 0), Attribute("tensor_size", UINT64, 0), *several])
 
     def _ends(self, rank: int, index: int, task: int) -> list[Attribute]:
         """Return the attributes of sender and receiver: the ranks at the same position in their classes."""

@@ -14,6 +14,7 @@ from sim.inputs.input_source import nearest
 from sim.traces.recording import Node, Recording
 from topology.collective_kinds import bus_factor
 from topology.network import Network
+from topology.node_parts import gpu_by_name
 from topology.presets import CLUSTERS, GPUS
 from topology.spec import GpuSpec
 
@@ -172,7 +173,7 @@ def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
         InputError: for an unknown name, or if the recorded device is no preset.
     """
     before, equals, after = text.rpartition("=")
-    before = before if equals else _known_gpu(recorded)
+    before = before if equals else gpu_by_name(recorded) or ""
     for name in (after, before):
         if name not in GPUS:
             none = "the traces name no GPU (the profiler records one with ProfilerActivity.CUDA)"
@@ -183,25 +184,6 @@ def gpu_pair(text: str, recorded: str) -> tuple[GpuSpec, GpuSpec]:
             found = no_such if name else say
             raise InputError(f"--gpu: {found}")
     return GPUS[before], GPUS[after]
-
-
-def _known_gpu(name: str) -> str:
-    """Return the preset of a device by CUDA's name for it; "" if there is none (a PCIe card is no SXM module).
-
-    >>> _known_gpu("NVIDIA H100 80GB HBM3"), _known_gpu("NVIDIA A100-SXM4-40GB"), _known_gpu("NVIDIA H100 PCIe")
-    ('h100-sxm', 'a100-sxm-40g', 'h100-pcie')
-    """
-    words = set(re.findall(r"[a-z0-9]+", name.lower()))
-    found = (
-        key
-        for key, gpu in GPUS.items()
-        if not gpu.chip.is_host
-        and key.split("-")[0] in words
-        and ("pcie" in key) == ("pcie" in words)
-        and ("nvl" in key.split("-")) == ("nvl" in words)
-        and key.endswith("-40g") == ("40gb" in words)
-    )
-    return next(found, "")
 
 
 def network_of(preset: str, ranks: int) -> Network:
@@ -281,7 +263,7 @@ def doubts(recording: Recording, change: Change) -> list[str]:
     sizeless = sum(not m.bytes and m.kind != "barrier" for m in messages)
     if sizeless and change.network is not None:
         out.append(f"--cluster: the traces do not say the bytes of {sizeless} transfers, which keep their seconds")
-    runs = sum(n.compute and " … " in n.name for n in recording.nodes) if change.gpus is not None else 0
+    runs = sum(n.compute and n.operators > 1 for n in recording.nodes) if change.gpus is not None else 0
     if runs:
         out.append(
             f"--gpu: {runs} computations stand for several operators each (A … B); their first and last names "

@@ -23,7 +23,7 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
     """Return a file's content, unpacked if it is gzip.
 
     Raises:
-        InputError: if it cannot be read, is no whole gzip file, holds over `limit` bytes, or is also an output.
+        InputError: if it cannot be read, is an incomplete gzip file, holds over `limit` bytes, or is also an output.
     """
     refuse_output(path)
     try:
@@ -38,7 +38,7 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
                 with gzip.GzipFile(fileobj=file) as unpacked:
                     data = _read(unpacked, limit)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path}: is no whole gzip file: {error}") from None
+        raise InputError(f"{path}: is an incomplete or damaged gzip file: {error}") from None
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from None
     if len(data) > limit:

@@ -86,7 +86,9 @@ def _one_clock(parts: list[Recording], traces: Sequence[RankTrace]) -> None:
             node.start_ns -= offset
             node.end_ns -= offset
         how = f"by its {len(late)} common collectives" if late else "by its start: no common collectives"
-        part.warnings.append(f"rank {part.ranks[0]}: another clock, moved by {-offset / 1e6:.3f} ms {how}")
+        part.warnings.append(
+            f"rank {part.ranks[0]}: its clock differs; its times were moved by {-offset / 1e6:.3f} ms {how}"
+        )
 
 
 def _check_times(parts: Sequence[Recording]) -> None:

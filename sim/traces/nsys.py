@@ -207,16 +207,16 @@ def _ranges(tables: Tables, strings: dict[int, str], one: int | None) -> Iterato
     """Yield NVTX ranges that have ended, each with whether it is nested in its thread's."""
     if not tables.has(NVTX):
         return
-    for start, sort, end, thread, text_id, text in tables.rows(
+    for start, event_type, end, thread, text_id, text in tables.rows(
         NVTX, ("start", "eventType"), ("end", "globalTid", "textId"), ("text",)
     ):
-        if end is None or sort not in (*NESTED, *FREE):
+        if end is None or event_type not in (*NESTED, *FREE):
             continue
         given = text if isinstance(text, str) else strings.get(text_id, "")
         name = _EMITTED.sub("", given)
         category = "cpu_op" if _OPERATOR.match(name) else "user_annotation"
         event = _event(tables, NVTX, name, category, _thread(thread), (start, end), {})
-        yield _pid(thread) if one is None else one, event, sort in NESTED
+        yield _pid(thread) if one is None else one, event, event_type in NESTED
 
 
 def _synchronization(tables: Tables, processes: dict[int, _Process]) -> None:
@@ -226,14 +226,14 @@ def _synchronization(tables: Tables, processes: dict[int, _Process]) -> None:
     called = {pid: {whole(e.args, "correlation"): e.start_ns for e in p.calls} for pid, p in processes.items()}
     records = _records(tables, called)
     maybe = ("correlationId", "globalPid", "eventId", "eventSyncId")
-    for start, end, device, stream, sort, number, serialized, event_id, sync_id in tables.rows(
+    for start, end, device, stream, sync_type, number, serialized, event_id, sync_id in tables.rows(
         SYNC, (*_SPAN, *_ON_DEVICE, "syncType"), maybe
     ):
         pid, name, args = _pid(serialized), "Stream Sync", {"stream": stream}
-        if pid not in processes or number is None or sort not in (WAIT_EVENT, STREAM_SYNC):
+        if pid not in processes or number is None or sync_type not in (WAIT_EVENT, STREAM_SYNC):
             continue
         args["correlation"] = number
-        if sort == WAIT_EVENT:
+        if sync_type == WAIT_EVENT:
             until = called[pid].get(number, start)
             found = _record_before(records, pid, event_id, sync_id, until)
             if found is None:

@@ -200,9 +200,9 @@ def _lay_out(recording: Recording) -> None:
         InputError: if ranks wait for each other in a circle.
     """
     draft = GraphBuilder(tuple(RankClass(r, (r,), i) for i, r in enumerate(recording.ranks)))
-    sort = draft.table.new_kind(Detail("captured"))
-    arrive = [draft.add(0.0, [], sort) for _ in recording.nodes]
-    done = [draft.add(n.end_ns * 1e-9, [arrive[i]], sort) for i, n in enumerate(recording.nodes)]
+    captured = draft.table.new_kind(Detail("captured"))
+    arrive = [draft.add(0.0, [], captured) for _ in recording.nodes]
+    done = [draft.add(n.end_ns * 1e-9, [arrive[i]], captured) for i, n in enumerate(recording.nodes)]
     for i, node in enumerate(recording.nodes):
         draft.waits[arrive[i]] += [done[w] for w, _ in node.waits]
     for members in recording.members().values():

@@ -43,6 +43,7 @@ class Node(Struct):
     waits: list[tuple[int, int]] = field(default_factory=list)
     message: Message | None = None
     compute: bool = False  # an operator's or kernel's own work, which a faster device shortens
+    operators: int = 1  # that the node stands for, one after the other
 
 
 class Recording(Struct):

@@ -51,7 +51,7 @@ class _Builder:
         self.members = recording.members()
         self.first: list[int] = []
         self.last: list[int] = []
-        self.sorts: dict[str, int] = {}
+        self.task_kinds: dict[str, int] = {}
         self.delay = self.draft.table.new_kind(Detail("delay"))
 
     def build(self) -> TaskGraph:
@@ -73,10 +73,11 @@ class _Builder:
         self.last.append(self._task(node, seconds))
 
     def _task(self, node: Node, seconds: float) -> int:
-        sort = self.sorts.get(node.name)
-        if sort is None:
-            sort = self.sorts[node.name] = self.draft.table.new_kind(Detail(f"{node.name[:60]} on rank {node.rank}"))
-        return self.draft.add(seconds, [], sort)
+        task_kind = self.task_kinds.get(node.name)
+        if task_kind is None:
+            detail = Detail(f"{node.name[:60]} on rank {node.rank}")
+            task_kind = self.task_kinds[node.name] = self.draft.table.new_kind(detail)
+        return self.draft.add(seconds, [], task_kind)
 
     def _begun(self, node: Node) -> list[int]:
         """Return the members that this one may have waited for: itself, and those that began before it ended."""
@@ -184,10 +185,10 @@ TIMES = RankTimes.__struct_fields__[1:]  # of a rank, in seconds
 
 def rank_times(times: Replay) -> list[RankTimes]:
     """Return each rank's seconds by kind; a later field counts only time that no earlier one covers."""
-    sorts: dict[int, list[list[tuple[float, float]]]] = {r: [[], [], [], []] for r in times.recording.ranks}
+    spent: dict[int, list[list[tuple[float, float]]]] = {r: [[], [], [], []] for r in times.recording.ranks}
     ends = dict.fromkeys(times.recording.ranks, 0.0)
     for node, arrive, begin, end in zip(times.recording.nodes, times.arrive_s, times.begin_s, times.end_s, strict=True):
-        rows = sorts[node.rank]
+        rows = spent[node.rank]
         if node.message is not None:
             rows[1].append((begin, end))
             rows[2].append((arrive, begin))
@@ -195,7 +196,7 @@ def rank_times(times: Replay) -> list[RankTimes]:
             rows[0 if node.compute else 1 if node.kind in (OFFLOAD, RELOAD) else 3].append((arrive, end))
         ends[node.rank] = max(ends[node.rank], end)
     out = []
-    for rank, rows in sorts.items():
+    for rank, rows in spent.items():
         covered = np.zeros((0, 2))
         columns = []
         for row in rows:

@@ -73,7 +73,7 @@ def _usual_names(data: Data) -> dict[str, Any]:
 
 
 def _as_in_training(data: Data) -> bool:
-    """Whether a row names a layer's pass or whose kernel it is.
+    """Tell whether a row names a layer's pass or whose kernel it is.
 
     Then it was measured as training runs it. A bare matmul or attention is taken for what a profile's own points are:
     a serving library's kernel in a short burst, which ends before the power limit acts.

@@ -21,7 +21,7 @@ Items = list[Compute]
 
 
 def matmul_items(op: str, sizes: Sizes, dtype: str, which: str, provider: str) -> Items:
-    """What a pass (forward, backward, full) of one of `MATMUL_ROWS` runs."""
+    """Return the matmuls of a pass (forward, backward, full) of one of `MATMUL_ROWS`."""
     items = MATMUL_ROWS[op](sizes, dtype, provider)
     return [i for i in items if which == "full" or (i.phase is F) == (which == "forward")]
 

@@ -151,7 +151,7 @@ def _scenario(row: Measurement, calibration: str) -> dict[str, Any]:
 
 
 def _data_parallel(gpus: object, layout: Mapping[str, Any]) -> int:
-    """What the row's GPUs leave, or as much as its expert-parallel ranks need, where it does not say."""
+    """Return the data-parallel degree: what the row's GPUs leave, or else what its expert-parallel ranks need."""
     tp, cp, pp, ep = (int(layout.get(key, 1)) for key in ("tp", "cp", "pp", "ep"))
     ranks = gpus if isinstance(gpus, int) else ep * pp
     return max(1, ranks // (tp * cp * pp))

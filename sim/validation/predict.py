@@ -1,4 +1,4 @@
-"""What the simulator says about one row of a published table: every quantity that the row measured."""
+"""Predict one row of a published table: every quantity that the row measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prediction of a published row is, and the hardware that a row of kernels or collectives names."""
+"""Hold a prediction of a published row, and find the hardware that a row of kernels or collectives names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.validation.records import Measurement
-from topology.presets import CLUSTERS, GPUS
+from topology.presets import CLUSTERS, GPUS, machines_of
 from topology.spec import ClusterSpec
 
 PEAK_UNCERTAINTY = 0.03  # of allocated bytes: rounding, small tensors and temporaries left out
@@ -92,7 +92,7 @@ def _cluster(given: str, gpu: str) -> ClusterSpec:
     if named is None:
         if gpu not in GPUS:
             raise InputError(f"scenario: neither a cluster nor a GPU's profile is named (calibration: {gpu!r})")
-        nearest = next((c for c in CLUSTERS.values() if c.gpu.name == gpu), next(iter(CLUSTERS.values())))
+        nearest = next(machines_of(gpu), next(iter(CLUSTERS.values())))
         return nearest.model_copy(update={"gpu": GPUS[gpu]})
     training = {"seq_len": 8, "global_batch_size": 1, "precision": "fp16"}
     return parse_scenario({"name": "row", "model": "gpt2", "training": training, "cluster": named}).cluster

@@ -1,4 +1,4 @@
-"""What a table of published measurements is once it is read: format measurements/1."""
+"""A table of published measurements, once it is read: format measurements/1."""
 
 from __future__ import annotations
 

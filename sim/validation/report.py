@@ -12,7 +12,7 @@ from sim.validation.statistics import Error, Verdict, as_dict, by_group
 
 
 class Outcome(Struct, frozen=True):
-    """What became of one row: its errors and verdicts, or why there are none (`refused`: by a fault, else by design).
+    """The outcome of one row: its errors and verdicts, or why there are none (`refused`: by a fault, else by design).
     `missing`: measured keys beside these that nothing predicts; `meant`: for those that look mistyped, a question."""
 
     table: int

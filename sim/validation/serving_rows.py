@@ -58,7 +58,7 @@ def serving_scenario(row: Measurement, data: Mapping[str, Any]) -> Scenario:
 
 
 def value_of(result: Mapping[str, Any], row: Measurement, key: str) -> Any:
-    """What a result, or its intervals, have at a key that a row measured; None where they have nothing."""
+    """Return the value of a result, or of its intervals, at a key that a row measured; None where they have none."""
     name, which = _statistic(key, "mean" if row.data.get("statistic") == "mean" else "p50")
     value = result.get(_SERVED.get(name, name))
     return value.get(which) if isinstance(value, Mapping) else value

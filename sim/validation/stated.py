@@ -50,7 +50,6 @@ RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwi
 DETERMINISTIC_WORKSPACE = ":4096:8"
 # NVIDIA's MLPerf submissions without adapters, since this round (conf/custom.yaml: CROSS_ENTROPY_LOSS_FUSION).
 FUSES_LOSS_SINCE = "v4.1"
-NATIVE_LOSS = "native cross-entropy fusion"  # in a row's notes on what was read; the row itself calls it unfused
 # Part of a row's id in tables of llm-foundry's benchmark: `precision` and `fsdp_config.mixed_precision`. The month is
 # that of the software that has such values. Composer called it amp_bf16 from December 2022 on (pull request 1761), and
 # submit_benchmarks.py of mosaicml/examples has bf16, PURE and an image of torch 1.13.1. That of llm-foundry writes
@@ -64,7 +63,7 @@ SHARED = "shared cluster"
 
 
 class _Product(Struct, frozen=True):
-    """How a product's name is written, and the month of each release."""
+    """The spelling of a product's name, and the month of each release."""
 
     written: str
     months: str
@@ -155,7 +154,7 @@ def with_stated(training: dict[str, Any], software: object, row: Mapping[str, An
 
 
 def _stated_by_reading(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What was read of the row's own script, and no scenario had words for.
+    """Return keys of what was read of the row's own script, for which no scenario had words.
 
     >>> _stated_by_reading({"reading": {"deterministic": True, "gradient_accumulation_fusion": True}})
     {'cublas_workspace_config': ':4096:8'}
@@ -170,16 +169,17 @@ def _stated_by_reading(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _stated_loss(training: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The loss in compiled parts, where a row's notes or its MLPerf round say so.
+    """The loss in compiled parts, where the row's own script or its MLPerf round has it and the row says unfused.
 
     >>> _stated_loss({}, {"run": {"round": "v5.0"}}), _stated_loss({"lora": {}}, {"run": {"round": "v5.0"}})
     ({'cross_entropy': 'native'}, {})
+    >>> _stated_loss({"cross_entropy": "unfused"}, {"reading": {"cross_entropy": "native"}})
+    {'cross_entropy': 'native'}
     """
     run, reading = (x if isinstance(x := row.get(key), Mapping) else {} for key in ("run", "reading"))
-    noted = any(str(note).startswith(NATIVE_LOSS) for note in reading.get("notes") or ())
     submitted = str(run.get("round", "")) >= FUSES_LOSS_SINCE and "lora" not in training
-    loss = training.get("cross_entropy", "unfused" if noted or submitted else None)
-    return {"cross_entropy": "native"} if (noted or submitted) and loss == "unfused" else {}
+    native = submitted or reading.get("cross_entropy") == "native"
+    return {"cross_entropy": "native"} if native and training.get("cross_entropy", "unfused") == "unfused" else {}
 
 
 def with_adapter_dropout(training: dict[str, Any], assumptions: object) -> dict[str, Any]:

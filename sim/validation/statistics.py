@@ -1,4 +1,4 @@
-"""How far predictions are from measurements: statistics of relative errors, in all and by group."""
+"""Tell how far predictions are from measurements: statistics of relative errors, in all and by group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import Struct
 
 
 class Quantity(Struct, frozen=True):
-    """What a prediction of one row is about."""
+    """The quantity that a prediction of one row is about."""
 
     id: str
     group: str
@@ -32,7 +32,7 @@ class Error(Quantity, frozen=True):
 
     @property
     def inside(self) -> bool:
-        """Whether the measured value lies in the 90 % interval."""
+        """Tell whether the measured value lies in the 90 % interval."""
         return self.low <= self.measured <= self.high
 
     @property

@@ -1,4 +1,4 @@
-"""What a row's `program` says of the Hugging Face model that ran, in a scenario's words.
+"""Read what a row's `program` says of the Hugging Face model that ran, in a scenario's words.
 
 The row's scenario is then only the nearest description. The config names the model exactly, such as an activation that
 Transformers writes in separate operators, and the modules are Transformers' own, as they are or as torch compiled them.

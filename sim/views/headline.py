@@ -134,7 +134,7 @@ def _serving(result: ServingResult) -> list[Number]:
 
 
 def _reserved(result: ServingResult) -> list[Number]:
-    """What the engine takes of its GPUs when it starts, used or not."""
+    """Say what the engine takes of its GPUs when it starts, used or not."""
     if _takes_as_needed(result):
         return []
     reserved, limit = result.peak_reserved_bytes, memory_limit_bytes(result)
@@ -143,7 +143,7 @@ def _reserved(result: ServingResult) -> list[Number]:
 
 
 def _takes_as_needed(result: StepResult | ServingResult) -> bool:
-    """Whether the most memory in use is all that is taken."""
+    """Tell whether the most memory in use is all that is taken."""
     return isinstance(result, StepResult) or result.scenario.for_serving.batching == "static"
 
 

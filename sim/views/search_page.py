@@ -97,7 +97,7 @@ def _figure(result: Result) -> Any:
 
 
 def layout_columns(rows: Sequence[JsonRow]) -> dict[str, list[Any]]:
-    """What a dot's hint says of each layout."""
+    """Return the columns of a dot's hint on each layout."""
     return {
         "words": [mesh_words(r["layout"]) for r in rows],
         "step": [seconds(r["step_time_s"]) for r in rows],

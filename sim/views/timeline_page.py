@@ -78,11 +78,7 @@ def timeline_page(
         f"{result.scenario.name} · simulated step",
         plots,
         data,
-        result=result,
-        trains=isinstance(result, StepResult),
         served=served,
-        layout_line=layout_line(result.scenario),
-        headline=headline(result),
         kinds=kinds_of([timeline]),
         spans=len(timeline),
         near=NEAR_MOST,
@@ -92,11 +88,9 @@ def timeline_page(
         fullest=fullest(memory) if memory else 0,
         styles=styles,
         rank_colours=_RANK_COLOURS,
-        rank_rows=_rank_rows(result) if isinstance(result, StepResult) else (),
-        provenance=_provenance_words(result),
         operators=[_operator_rows(x) for x in operators[:OPERATOR_CLASSES]],
         model_parts=[_part_rows(x) for x in model_parts[:OPERATOR_CLASSES]],
-        scenario_json=json.dumps(result.scenario.model_dump(mode="json"), indent=2, ensure_ascii=False),
+        **_described(result),
         **parts,
     )
 
@@ -147,11 +141,25 @@ def _part_rows(x: RankParts) -> tuple[str, list[tuple[str, str, str]]]:
     return ranks_text(x.ranks), [(part_name(p), seconds(p.seconds), percent(p.share)) for p in x.parts]
 
 
+def _described(result: Result) -> Mapping[str, Any]:
+    """What was simulated, in words and as the scenario's JSON, and where its prices come from."""
+    scenario = result.scenario
+    return {
+        "result": result,
+        "layout_line": layout_line(scenario),
+        "headline": headline(result),
+        "provenance": _provenance_words(result),
+        "scenario_json": json.dumps(scenario.model_dump(mode="json"), indent=2, ensure_ascii=False),
+    }
+
+
 def _step_parts(
     result: StepResult, timeline: Timeline, advice: Sequence[Tried] | None, host_s: float
 ) -> Mapping[str, Any]:
     """Parts of a training step, its largest losses, what would shorten it, and measured steps like it."""
     return {
+        "trains": True,
+        "rank_rows": _rank_rows(result),
         "parts": parts_of_step(result, timeline),
         "largest": largest_losses(result, timeline, host_s=host_s),
         "advice": None if advice is None else advice_rows(advice),
@@ -165,7 +173,7 @@ def _serving_parts(result: ServingResult, timeline: Timeline) -> Mapping[str, An
     kinds = [k for k in kinds_of([timeline]) if k in SERVING_KINDS]
     parts = [LossShare(k, style_of(k).label, mean_seconds(timeline, k)) for k in kinds]
     parts.append(LossShare("idle", "Idle", max(end_s - sum(p.seconds for p in parts), 0.0)))
-    return {"parts": parts, "whole_s": end_s, "cache": cache_lines(result)}
+    return {"trains": False, "rank_rows": (), "parts": parts, "whole_s": end_s, "cache": cache_lines(result)}
 
 
 def _curve_names(timeline: Timeline, memory: Sequence[MemoryCurve]) -> list[tuple[str, float]]:

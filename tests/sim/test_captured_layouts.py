@@ -69,7 +69,7 @@ def test_blocks_are_the_modules_that_repeat() -> None:
     assert of["model.layers.2.self_attn.q_proj"] == {3}
     assert of["lm_head"] == {5}
     assert of["model.embed_tokens"] <= {0, 1}  # autograd adds its gradients up where the last block's arrive
-    assert len(set(captured_model(str(FILE)).sorts[1:])) == 1
+    assert len(set(captured_model(str(FILE)).kinds[1:])) == 1
 
 
 def test_no_operator_is_lost() -> None:

@@ -154,7 +154,7 @@ def lane_sizes(parallelism: dict[str, Any], faults: dict[str, Any], **training: 
     """Ranks that the classes of the first stage stand for, by descending number."""
     s = case(parallelism, {"global_batch_size": 64, **training})
     plan = make_plan(parse_scenario({**s.model_dump(mode="json"), "faults": faults}))
-    return sorted((len(c.ranks) for c in plan.classes[: plan.lanes]), reverse=True)
+    return sorted((len(c.ranks) for c in plan.classes[: plan.pipelines]), reverse=True)
 
 
 def test_a_straggler_unfolds_what_waits_for_it_and_no_more() -> None:

@@ -54,7 +54,7 @@ def test_nvlinks_between_gpus_without_a_switch() -> None:
     ("text", "message"),
     [
         ("<system/>", "has no cpu"),
-        ("<system><cpu numaid='0'/></system>", "has 0 gpu"),
+        ("<system><cpu numaid='0'/></system>", "elements gpu: found 0"),
         (node(sm=1), "no shipped GPU has it"),
         (node().replace('rank="3"', 'rank="x"'), "rank: found 'x'"),
     ],

@@ -147,6 +147,13 @@ def test_every_data_file_is_installed(package: str, folder: str) -> None:
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
         ("AMD Instinct MI300X", "mi300x"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("Tesla V100-PCIE-16GB", None),
+        ("NVIDIA A10G", None),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 3090 Ti", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
         ("Quadro", None),
     ],
 )

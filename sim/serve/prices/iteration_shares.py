@@ -83,17 +83,17 @@ def _with_afd(costs: IterationCosts, afd: DisaggregatedExperts, computed: Comput
             add_all(shares, priced.shares, often)
     whole_s = sum(shares.values())
     seconds = sum([costs.device_seconds(load)[0] * times for load, times in computed])
-    scaled = {sort: s * seconds / whole_s for sort, s in shares.items() if s > 0.0}
+    scaled = {share: s * seconds / whole_s for share, s in shares.items() if s > 0.0}
     add_all(scaled, _waits(costs, computed))
     return PricedProgram(seconds, comm_s * seconds / whole_s, scaled)
 
 
 def _hide(shares: Shares, hidden_s: float) -> None:
     """Take what overlap saves off the experts' messages; where it costs, add that to what is computed twice."""
-    changed = [sort for sort in shares if (sort[0] == "all_to_all") == (hidden_s > 0)]
-    whole_s = sum([shares[sort] for sort in changed])
-    for sort in changed:
-        shares[sort] *= max(0.0, 1.0 - hidden_s / whole_s)
+    changed = [share for share in shares if (share[0] == "all_to_all") == (hidden_s > 0)]
+    whole_s = sum([shares[share] for share in changed])
+    for share in changed:
+        shares[share] *= max(0.0, 1.0 - hidden_s / whole_s)
 
 
 def _waits(costs: IterationCosts, computed: Computed) -> Shares:

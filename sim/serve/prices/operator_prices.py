@@ -66,8 +66,8 @@ class OperatorPrices(Struct, frozen=True):
                 price = self._operator(item)
                 price = price._replace(seconds=price.seconds * self.slowdown)
             seconds += price.seconds
-            sort = (item.kind, price.source, price.uncertainty)
-            shares[sort] = shares.get(sort, 0.0) + price.seconds
+            share = (item.kind, price.source, price.uncertainty)
+            shares[share] = shares.get(share, 0.0) + price.seconds
         return PricedProgram(seconds, comm, shares)
 
     def _comm(self, comm: Comm) -> Priced:

@@ -271,7 +271,7 @@ def test_messages_meet_by_tag() -> None:
         ([b"\x00" + b"\xff" * 11], "more than ten bytes"),
         ([b"\x00\x02\x0b\x00"], "unknown wire type 3"),
         ([b"\x00\x03\x12\x01\xff"], "no UTF-8"),
-        ([encode_file([comp(1, 1), comp(1, 2)])], "node 1 is there twice"),
+        ([encode_file([comp(1, 1), comp(1, 2)])], "node 1 occurs twice"),
         ([encode_file([comp(1, 1, 9)])], "waits for node 9, which is not in the file"),
         ([encode_file([comp(1, 1, 2), comp(2, 1, 1)])], "2 of 2 nodes never end"),
         ([encode_file([comp(1, 2**63)])], "more than 146 years"),

@@ -143,7 +143,9 @@ def test_ranks_of_another_host_get_the_median_offset_of_their_collectives() -> N
         event["ts"] += 1000.0
     second["traceEvents"][3]["dur"] += 50.0  # its second collective ends later
     recording = joined([first, second | {"host_name": "other"}])
-    assert recording.warnings == ["rank 1: another clock, moved by -1.025 ms by its 2 common collectives"]
+    assert recording.warnings == [
+        "rank 1: its clock differs; its times were moved by -1.025 ms by its 2 common collectives"
+    ]
 
 
 def test_a_busy_host_is_beside_those_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

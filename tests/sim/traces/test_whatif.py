@@ -36,6 +36,7 @@ SCENARIOS = Path(__file__).parents[3] / "scenarios"
         ("NVIDIA A100 80GB PCIe", "a100-pcie"),
         ("NVIDIA A100-PCIE-40GB", ""),
         ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
     ],
 )
 def test_a_device_is_the_preset_of_its_own_name(device: str, preset: str) -> None:
@@ -91,9 +92,9 @@ def test_all_data_parallel_groups_of_a_layout_change() -> None:
     recording = two_by_two()
     change = Change(dp=dp_change(recording, 4, None))
     assert change.dp == (frozenset({"0-2", "1-3"}), 2, 4)
-    assert replay(recording, change).end_s[1::2] == pytest.approx([2.5e-6] * 4)  # 2·3/4 for 2·1/2, in every lane
+    assert replay(recording, change).end_s[1::2] == pytest.approx([2.5e-6] * 4)  # 2·3/4 for 2·1/2, for every pair
     fewer = replay(recording, Change(dp=dp_change(recording, 1, None)))
-    assert fewer.step_time_s == pytest.approx(1e-6)  # and no lane still reduces
+    assert fewer.step_time_s == pytest.approx(1e-6)  # and no pair still reduces
     assert dp_change(recording, 4, "2-3")[0] == {"0-1", "2-3"}
     assert "others reduce too, of which --dp-group takes one: '0-1', '2-3'" in doubts(recording, change)[0]
     assert doubts(recording, Change()) == []
@@ -138,3 +139,9 @@ def test_a_written_step_takes_as_long_as_on_shared_links(tmp_path: Path) -> None
     assert recording.step_ns * 1e-9 == pytest.approx(simulation.step_time_s, abs=1e-6)
     gpus = gpu_pair("h100-sxm=b200-sxm", "")
     assert "stand for several operators each" in doubts(recording, Change(gpus=gpus))[0]
+
+
+def test_a_kernels_name_does_not_say_how_many_operators_it_is() -> None:
+    """A file's attribute does; names that others write may hold any words."""
+    named = Recording("by hand", (0,), [Node(0, "compute", "F", "first … last", 0, 1000, compute=True)], 1)
+    assert doubts(named, Change(gpus=gpu_pair("h100-sxm=b200-sxm", ""))) == []

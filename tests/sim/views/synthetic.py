@@ -28,23 +28,16 @@ def one_f_one_b(
     name: str = "forward of stage",
 ) -> Timeline:
     """1F1B on p classes of `copies` ranks: F, B, messages as flows, an all-reduce and the optimizer."""
-    orders = []
-    for r in range(p):
-        warm = min(p - 1 - r, m)
-        order = [("F", i) for i in range(warm)]
-        for i in range(m - warm):
-            order += [("F", warm + i), ("B", i)]
-        orders.append(order + [("B", i) for i in range(m - warm, m)])
-    done: dict[tuple[str, int, int], float] = {}
-    free, cursor = [0.0] * p, [0] * p
+    orders = [_order(min(p - 1 - r, m), m) for r in range(p)]
+    done: dict[tuple[str, int, int], float] = {}  # when an action of a rank and micro-batch ended
+    free = [0.0] * p
     spans: list[Span] = []
     flows: list[int] = []
-    next_flow = 0
-    while any(cursor[r] < len(orders[r]) for r in range(p)):
-        for r in range(p):
-            if cursor[r] == len(orders[r]):
+    while any(orders):
+        for r, order in enumerate(orders):
+            if not order:
                 continue
-            kind, i = orders[r][cursor[r]]
+            kind, i = order[0]
             source = r - 1 if kind == "F" else r + 1
             arrival = 0.0
             if 0 <= source < p:
@@ -55,55 +48,35 @@ def one_f_one_b(
                 detail = Detail("activations" if kind == "F" else "gradients", 16e6, 16e6 / send_s, "topology")
                 spans.append(Span(source * copies, "send", f"SEND_{kind}", source, i, sent, arrival, detail))
                 spans.append(Span(r * copies, "recv", f"RECV_{kind}", r, i, sent, arrival, detail))
-                flows += [next_flow, next_flow]
-                next_flow += 1
+                flows += [max(flows, default=-1) + 1] * 2
             start = max(free[r], arrival)
-            length = (forward_s if kind == "F" else backward_s) * scale * (1 + 0.02 * r)
+            end = start + (forward_s if kind == "F" else backward_s) * scale * (1 + 0.02 * r)
             note = "attention 3.10 ms, mlp 6.20 ms" if kind == "F" else ""
-            spans.append(
-                Span(
-                    r * copies,
-                    "compute",
-                    kind,
-                    r,
-                    i,
-                    start,
-                    start + length,
-                    Detail(f"{name} {r}", source="measured", note=note),
-                )
-            )
+            detail = Detail(f"{name} {r}", source="measured", note=note)
+            spans.append(Span(r * copies, "compute", kind, r, i, start, end, detail))
             flows.append(-1)
-            free[r] = done[kind, r, i] = start + length
-            cursor[r] += 1
-    for r in range(p):
-        reduce_s = free[r] + 0.015
-        spans.append(
-            Span(
-                r * copies,
-                "dp",
-                "ALL_REDUCE",
-                -1,
-                -1,
-                free[r] - 0.005,
-                reduce_s,
-                Detail("gradients", 3e8, 1.9e11, "measured"),
-            )
-        )
-        spans.append(
-            Span(
-                r * copies,
-                "compute",
-                "OPTIMIZER",
-                -1,
-                -1,
-                reduce_s,
-                reduce_s + 0.006,
-                Detail("adamw", source="roofline"),
-            )
-        )
-        flows += [-1, -1]
+            free[r] = done[kind, r, i] = end
+            order.pop(0)
+    spans += [span for r in range(p) for span in _end_of_step(r * copies, free[r])]
+    flows += [-1] * 2 * p
     classes = [RankClass(r * copies, range(r * copies, (r + 1) * copies), r) for r in range(p)]
     return from_spans(spans, classes, flows)
+
+
+def _order(warm: int, m: int) -> list[tuple[str, int]]:
+    """A rank's actions and micro-batches under 1F1B: `warm` forwards, forwards and backwards in turn, backwards."""
+    steady = [action for i in range(m - warm) for action in (("F", warm + i), ("B", i))]
+    return [("F", i) for i in range(warm)] + steady + [("B", i) for i in range(m - warm, m)]
+
+
+def _end_of_step(rank: int, free_s: float) -> tuple[Span, Span]:
+    """The all-reduce, which begins 5 ms before a rank's last backward ends, and the optimizer."""
+    reduced_s = free_s + 0.015
+    gradients, update = Detail("gradients", 3e8, 1.9e11, "measured"), Detail("adamw", source="roofline")
+    return (
+        Span(rank, "dp", "ALL_REDUCE", -1, -1, free_s - 0.005, reduced_s, gradients),
+        Span(rank, "compute", "OPTIMIZER", -1, -1, reduced_s, reduced_s + 0.006, update),
+    )
 
 
 def dense(p: int = 32, spans_per_rank: int = 3200) -> Timeline:
