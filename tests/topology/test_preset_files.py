@@ -149,7 +149,7 @@ def test_every_data_file_is_installed(package: str, folder: str) -> None:
         ("AMD Instinct MI300X", "mi300x"),
         ("Tesla V100-SXM2-16GB", "v100"),
         ("Tesla V100-PCIE-16GB", None),
-        ("NVIDIA A10G", None),
+        ("NVIDIA A10G", "a10g"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
         ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
