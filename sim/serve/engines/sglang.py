@@ -170,7 +170,7 @@ _SGLANG_0510 = replace(
     date="2026-04",
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331; "
     "srt/server_args.py, _handle_piecewise_cuda_graph: not with dp attention, pipeline stages, DeepEP, LoRA, drafts)",
-    sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv
+    sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv (pull request 22642)
     prompt_sizes=sglang_0510_prompt_sizes,
     fraction=sglang_0510_fraction,
 )
