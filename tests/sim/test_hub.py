@@ -50,9 +50,7 @@ def test_a_shipped_model_comes_before_the_cache(tmp_path: Path, monkeypatch: pyt
 
 def test_an_id_of_neither_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(
-        InputError, match=r"nearest shipped model is 'qwen3-8b', or run `hf download Qwen/Qwen3-8B-FP8"
-    ):
+    with pytest.raises(InputError, match=r"nearest shipped model is 'qwen3-8b', or run `hf download Qwen/Qwen3-8B-FP8"):
         load_model("hf://Qwen/Qwen3-8B-FP8")
 
 
