@@ -10,6 +10,8 @@ from msgspec import Struct
 Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
 CollectivesOf = Literal["v100", "a100", "h100", "b200", "gb200", "gb300"]  # GPUs of topology.timing.TIMINGS
 
+A100_FLOP_J = 0.96e-12
+
 
 class Chip(Struct, frozen=True):
     """Hold the facts of one architecture. Facts that a record leaves out are those of a chip of which nothing is known.
@@ -40,6 +42,9 @@ class Chip(Struct, frozen=True):
     """8-bit matmuls read operands in both memory orders [TE common/util: is_non_tn_fp8_gemm_supported]"""
     fuses_experts: bool = False
     """Transformer Engine has a fused grouped MLP for it [TE ops/fused/forward_grouped_mlp.py: is_supported]"""
+    flop_energy_j: float = 0.0
+    """energy of a dense 16-bit FLOP by tensor cores beyond half of the power limit, 0: unknown [A100: fitted to steps,
+    `power_at_peak` of its profile; older and other chips of its generation need no less]"""
     rounds_fp32: bool = False
     """torch may round fp32 operands to tf32 [torch: allow_tf32; on CUDA alone]"""
     sends_to_all: bool = False
@@ -47,10 +52,24 @@ class Chip(Struct, frozen=True):
 
 
 ARCHITECTURES: Mapping[Architecture, Chip] = {
-    "volta": Chip("v100", nvlink_efficiency=20 / 25, has_cuda=True, large_workspaces=False, rounds_fp32=True),
+    "volta": Chip(
+        "v100",
+        nvlink_efficiency=20 / 25,
+        has_cuda=True,
+        large_workspaces=False,
+        flop_energy_j=A100_FLOP_J,
+        rounds_fp32=True,
+    ),
     # NCCL's model treats compute capabilities below 8.0 as Volta (src/graph/tuning.cc). A T4 has no NVLink.
-    "turing": Chip("v100", has_cuda=True, large_workspaces=False),
-    "ampere": Chip("a100", nvlink_efficiency=20 / 25, has_cuda=True, large_workspaces=False, rounds_fp32=True),
+    "turing": Chip("v100", has_cuda=True, large_workspaces=False, flop_energy_j=A100_FLOP_J),
+    "ampere": Chip(
+        "a100",
+        nvlink_efficiency=20 / 25,
+        has_cuda=True,
+        large_workspaces=False,
+        flop_energy_j=A100_FLOP_J,
+        rounds_fp32=True,
+    ),
     # NCCL's model treats compute capabilities below 9.0 as Ampere (src/graph/tuning.cc). Ada has no NVLink.
     "ada": Chip("a100", has_cuda=True, large_workspaces=False, rounds_fp32=True),
     "hopper": Chip(

@@ -194,9 +194,6 @@ class PriceOptions(Struct, frozen=True):
     def applied(self, c: Coefficients) -> Coefficients:
         """Return the coefficients, with neutral values for the effects that are switched off."""
         changes: dict[str, Any] = {}
-        if not self.power:
-            # `PowerLimit` takes 0 for a GPU without a limit.
-            changes["power_at_peak"] = 0.0
         if not self.host:
             # With None plain torch has `host_operator_s`, which is 0 now.
             changes |= {"host_operator_s": 0.0, "host_operator_eager_s": None, "host_step_s": 0.0}

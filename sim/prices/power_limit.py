@@ -30,8 +30,13 @@ class PowerLimit(Struct, frozen=True):
     at_peak: float
 
     @staticmethod
-    def of(at_peak: float, gpu: GpuSpec, home: GpuSpec) -> PowerLimit:
-        """Return the limit of `gpu`; `at_peak`: `power_at_peak` of a profile that was measured on `home`."""
+    def of(at_peak: float, gpu: GpuSpec, home: GpuSpec, *, acts: bool = True) -> PowerLimit:
+        """Return the limit of `gpu`.
+
+        `at_peak`: `power_at_peak` of a profile that was measured on `home`. `acts`: false for short bursts.
+        """
+        if not acts:
+            return PowerLimit(1.0, 0.0)
         return PowerLimit(gpu.power_limit_w / _reference_w(gpu, home), _at_peak(at_peak, gpu, home))
 
     def throttled(self, op: Compute, cost: Cost, pace: float, device: Device) -> Cost:
@@ -65,11 +70,14 @@ def _at_peak(at_peak: float, gpu: GpuSpec, home: GpuSpec) -> float:
 
     Another chip draws the same share of its limit, but beyond `POWER_AT_REST` at least the energy that `home` draws for
     a FLOP: an H100's 0.53 pJ and a B200's 0.57 pJ were measured apart, so more FLOPs a joule in a data sheet are not
-    sustained.
+    sustained. Where `home` never reaches its limit, the energy is that of the architecture.
     """
     own, other = (each.peak_flops_per_s.get("fp16", each.peak_flops_per_s.get("bf16")) for each in (gpu, home))
-    if not at_peak or not own or not other or _one_chip(gpu, home):
+    if not own or not other or _one_chip(gpu, home):
         return at_peak
+    if not at_peak:
+        energy_j = gpu.chip.flop_energy_j
+        return POWER_AT_REST + energy_j * own / gpu.power_limit_w if energy_j else 0.0
     more = own / _reference_w(gpu, home) / (other / home.power_limit_w)
     return POWER_AT_REST + (at_peak - POWER_AT_REST) * max(1.0, more)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase
 from sim.inputs.nearest_gpu import measured_gpus, nearest_measured
@@ -60,6 +61,23 @@ def test_a_chip_does_not_need_less_energy_for_a_flop_than_the_measured_one() -> 
     # The B200's own profile, whose figure comes from its own matmuls.
     at_peak = 0.5 + joules * b200.peak_flops_per_s["bf16"] / 1000
     assert at_peak == pytest.approx(load_profile("b200-sxm").coefficients.power_at_peak, rel=0.08)
+
+
+@pytest.mark.parametrize("gpu", ["a10", "t4"])
+def test_a_chip_beside_one_that_never_reaches_its_limit_has_its_architectures_energy(gpu: str) -> None:
+    """An A10 and a T4 have an RTX PRO 6000's efficiencies, and an A100's energy for a FLOP."""
+    a100, spec = GPUS["a100-sxm"], GPUS[gpu]
+    joules = (load_profile("a100-sxm").coefficients.power_at_peak - 0.5) * 400 / a100.peak_flops_per_s["fp16"]
+    assert spec.chip.flop_energy_j == pytest.approx(joules, rel=0.01)
+    home = load_profile("rtx-pro-6000-server")
+    matmul = replace(MATMUL, dtype="fp16")
+    limited, burst = (
+        Costs(home, spec, options).compute(matmul).seconds for options in (PriceOptions(), PriceOptions(power=False))
+    )
+    used = matmul.flops / (burst * spec.peak_flops_per_s["fp16"])
+    watts = spec.power_limit_w / 2 + spec.chip.flop_energy_j * spec.peak_flops_per_s["fp16"] * used
+    assert watts > spec.power_limit_w
+    assert limited / burst == pytest.approx(watts / spec.power_limit_w, rel=1e-3)
 
 
 @pytest.mark.parametrize(

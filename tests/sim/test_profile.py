@@ -12,6 +12,7 @@ from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.shipped import shipped_profiles
 from sim.prices.coefficients import FORMER, AttentionSpeed, Coefficients, PriceOptions, coefficients_from
+from sim.prices.power_limit import PowerLimit
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profile_input import profile_from
 from sim.prices.profiles import load_profile
@@ -249,6 +250,9 @@ def test_names_on_disk_come_back_as_they_were() -> None:
 
 def test_options_switch_off_what_a_measurement_did_not_have() -> None:
     stated = load_profile("h100-sxm").coefficients
-    off = PriceOptions(power=False, host=False, group_launch=False).applied(stated)
-    assert (off.power_at_peak, off.host_operator_s, off.host_operator_eager_s, off.group_launch_s) == (0, 0, None, 0)
+    off = PriceOptions(host=False, group_launch=False).applied(stated)
+    assert (off.host_operator_s, off.host_operator_eager_s, off.group_launch_s) == (0, None, 0)
+    h100 = GPUS["h100-sxm"]
+    assert PowerLimit.of(stated.power_at_peak, h100, h100).at_peak > 1
+    assert PowerLimit.of(stated.power_at_peak, h100, h100, acts=False).at_peak == 0
     assert PriceOptions().applied(stated) is stated
