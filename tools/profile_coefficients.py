@@ -84,6 +84,7 @@ A100_HOST: Coefficients = {
     "host_collective_s": (1.8e-5, _HOST),
     "host_message_s": (1.2e-4, _HOST),
     "host_step_s": (1.2e-3, _HOST),
+    "unaligned_matmul_slowdown": (1.4, _HOST),
 }
 _EAGER = (
     "53 us an operator as fitted for Megatron on A100 hosts, times 0.96: Liger's LayerNorm, both ways, bound by "
@@ -97,6 +98,7 @@ NEWER_HOST: Coefficients = {
     "host_message_s": (1e-4, _UNMEASURED),
     "host_operator_eager_s": (3e-5, f"28 and 32 us: plain torch, a narrow GPT, {_H200}"),
     "host_step_s": (5e-4, f"0.37 and 0.72 ms, {_H200}"),
+    "unaligned_matmul_slowdown": (1.4, _HOST),
 }
 _TWICE = (
     "computed: gradients' sums leave the tensor cores every 128 steps to be added in fp32 (Transformer Engine: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -27,17 +28,21 @@ def test_links_inside_a_node_matter_where_its_collectives_were_measured(cluster:
     assert steps[2] > 1.1 * steps[3]
 
 
+def in_16_bits(gpu: str) -> dict[str, Any]:
+    """Return the small training in bf16, or in fp16 on a GPU without it."""
+    return {**SMALL["training"], "precision": "bf16" if "bf16" in GPUS[gpu].peak_flops_per_s else "fp16"}
+
+
 @pytest.mark.parametrize("gpu", MEASURED)
 def test_every_measured_gpu_by_name_brings_a_profile(gpu: str) -> None:
-    precision = "fp16" if gpu == "v100" else "bf16"
-    result = run(**{**SMALL, "cluster": {"gpu": gpu}, "training": {**SMALL["training"], "precision": precision}})
+    result = run(**{**SMALL, "cluster": {"gpu": gpu}, "training": in_16_bits(gpu)})
     assert result["provenance"]["shares"]["roofline"] < 0.5 or gpu == "cpu"
     assert 0.2 < result["mfu"] < (1.0 if gpu == "cpu" else 0.8)
 
 
 @pytest.mark.parametrize("gpu", [name for name in GPUS if name not in MEASURED])
 def test_a_roofline_that_was_asked_for_prices_a_gpu_and_says_so(gpu: str) -> None:
-    result = run(**{**SMALL, "cluster": {"gpu": gpu}, "calibration": "roofline"})
+    result = run(**{**SMALL, "cluster": {"gpu": gpu}, "calibration": "roofline", "training": in_16_bits(gpu)})
     assert result["provenance"]["shares"]["roofline"] > 0.5
     assert any("roofline" in warning for warning in result["warnings"])
 
