@@ -16,7 +16,7 @@ _TYPES = {
     "b200": ("a4",),
     "gb200": ("a4x",),
 }
-_SORTS = {"dgx", "node", "torus", "host"}  # words of presets that say nothing about the chip
+_KINDS = {"dgx", "node", "torus", "host"}  # words of presets that say nothing about the chip
 
 
 def no_such_cluster(name: str) -> str:
@@ -39,7 +39,7 @@ def no_such_cluster(name: str) -> str:
     words = re.split("[^a-z0-9]+", name.lower().strip())
     beginnings = words[0], "-".join(words[:2])
     for said in (set(words), {chip for begin in beginnings for chip, types in _TYPES.items() if begin in types}):
-        shared = {preset: len(said & set(preset.split("-")) - _SORTS) for preset in CLUSTERS}
+        shared = {preset: len(said & set(preset.split("-")) - _KINDS) for preset in CLUSTERS}
         if any(shared.values()):
             found = max(shared, key=shared.__getitem__)
             return f"no such cluster preset; the nearest is '{found}' (`stepsim clusters` shows what each one has)"

@@ -183,8 +183,7 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
 
     if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         yield "inference.router: of no effect with dp 1, which is one replica"
-    sizes = [p] if i.disaggregated is None else [i.disaggregated.prefill, i.disaggregated.decode]
-    if max([one.sharing_replicas for one in sizes]) == 1:
+    if all(one.sharing_replicas == 1 for one in i.layouts(p)):
         if i.all2all_backend is not None and i.afd is None:
             yield "inference.all2all_backend: of no effect, as no tokens are sent to experts on other replicas"
         for key in ("dense_over_replicas", "head_over_replicas"):

@@ -122,9 +122,8 @@ def _all2all(sections: Sections, inference: Inference) -> Problems:
         return
     if name not in own:
         yield path, f"found '{name}'; engine {inference.engine} has {', '.join(own)}"
-    p, pools = sections.parallelism, inference.disaggregated
-    sizes = [p] if pools is None else [pools.prefill, pools.decode]
-    if not BACKENDS[name].gathers and any(one.ep == 1 and one.sharing_replicas > 1 for one in sizes):
+    layouts = inference.layouts(sections.parallelism)
+    if not BACKENDS[name].gathers and any(one.ep == 1 and one.sharing_replicas > 1 for one in layouts):
         fit = ", ".join([one for one in own if BACKENDS[one].gathers])
         yield path, f"found '{name}'; each rank has a part of every expert (ep 1) and needs all tokens; allowed: {fit}"
     if inference.afd is not None and BACKENDS[name].gathers:
@@ -149,15 +148,11 @@ def _two_batches(sections: Sections, inference: Inference) -> Problems:
     """Two halves overlap on engines that can, where experts' messages travel."""
     if not inference.two_batch_overlap:
         return
-    path, p, pools = ("inference", "two_batch_overlap"), sections.parallelism, inference.disaggregated
+    path = ("inference", "two_batch_overlap")
     if engine_of(inference.engine).two_batches is None:
         able = [name for name, engine in ENGINES.items() if engine.two_batches is not None]
         yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {', '.join(able)}"
-    sent = (
-        p.ep * p.expert_tp > p.tp
-        if pools is None
-        else max(pools.prefill.sharing_replicas, pools.decode.sharing_replicas) > 1
-    )
+    sent = any(one.sharing_replicas > 1 for one in inference.layouts(sections.parallelism))
     if not sent:
         yield (
             path,
@@ -229,7 +224,7 @@ def _autoscaling(sections: Sections, inference: Inference) -> Problems:
             yield (*path, "min_replicas"), f"found {rule.min_replicas}; {key} ({n}) is the most replicas"
     if inference.batching == "static":
         yield path, "found a rule; all requests of a static batch start and end together; needs batching continuous"
-    if p.ep * p.expert_tp > p.tp or (pools is not None and any(size.sharing_replicas > 1 for _, size in pools)):
+    if any(one.sharing_replicas > 1 for one in inference.layouts(p)):
         yield path, "found replicas that share experts (ep above tp); such a replica cannot stop by itself"
 
 

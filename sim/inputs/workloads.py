@@ -221,6 +221,11 @@ class Inference(UserInput):
         """Tokens of the longest request that the engine is made ready for; 0 where nobody says."""
         return self.max_request_tokens or model.longest
 
+    def layouts(self, parallelism: Parallelism) -> tuple[Parallelism | PoolSize, ...]:
+        """Return the layouts of its replicas: those of both pools, else `parallelism`."""
+        pools = self.disaggregated
+        return (parallelism,) if pools is None else (pools.prefill, pools.decode)
+
     @property
     def drafts(self) -> Drafts:
         """Who drafts tokens."""

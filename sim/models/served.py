@@ -11,7 +11,7 @@ in each layer.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -104,6 +104,16 @@ class ServingDims(Struct, frozen=True):
     def stream_width(self) -> int:
         """Numbers of a token in the residual stream, of all its streams."""
         return self.model.hidden * self.model.hyper_connections
+
+    @property
+    def all_reduces_tokens(self) -> bool:
+        """Tell whether all-reduces gather the tokens of all replicas, as SGLang does where prompts are among them."""
+        return self.prompts and self.prompt_sums[0]
+
+    @property
+    def token_gathering(self) -> Literal["all_reduce", "all_gather"]:
+        """The collective that gives each rank the tokens of all replicas."""
+        return "all_reduce" if self.all_reduces_tokens else "all_gather"
 
     @property
     def experts_dtype(self) -> str:

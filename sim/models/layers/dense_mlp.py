@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -97,9 +97,9 @@ class DenseMlp(Struct, frozen=True):
         of_all = tokens * d.dense_tp // d.tp
         size = of_all * self.hidden * d.act_bytes
         return (
-            collective("gather", gathering(d), size, F, group="experts"),
+            collective("gather", d.token_gathering, size, F, group="experts"),
             *self.compute(replace(d, tp=d.dense_tp), of_all, "mlp"),
-            collective("scatter", "all_reduce" if summed(d) else "reduce_scatter", size, F, group="experts"),
+            collective("scatter", "all_reduce" if d.all_reduces_tokens else "reduce_scatter", size, F, group="experts"),
         )
 
     def exchange(self, d: ServingDims, tokens: int) -> tuple[tuple[Item, ...], tuple[Item, ...]]:
@@ -116,13 +116,3 @@ class DenseMlp(Struct, frozen=True):
         inner, reads = tokens * down.inputs, len(up.outputs) + 1
         act = memory_op(f"{name}_{self.activation}", F, "elementwise", inner, reads * inner * d.act_bytes, d.act)
         return (*served_linear(d, up, tokens), act, *served_linear(d, down, tokens))
-
-
-def summed(d: ServingDims) -> bool:
-    """Whether all-reduces take the tokens of all replicas together, as where prompts are among them on SGLang."""
-    return d.prompts and d.prompt_sums[0]
-
-
-def gathering(d: ServingDims) -> Literal["all_reduce", "all_gather"]:
-    """The collective that gives every rank the tokens of all."""
-    return "all_reduce" if summed(d) else "all_gather"

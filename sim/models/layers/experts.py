@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.layers.dense_mlp import DenseMlp, gathering
+from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.moe.every_expert import every_expert
 from sim.models.moe.exchange import combine, dispatch
 from sim.models.moe.fullest import fullest_rank
@@ -175,15 +175,14 @@ class Experts(Struct, frozen=True):
         for group, ranks in (("ep", d.ep if d.gathers else 1), ("expert_tp", d.expert_tp)):
             if ranks > 1:
                 sent *= ranks
-                there.append(collective("gather", gathering(d), sent * width, F, group=group))
+                there.append(collective("gather", d.token_gathering, sent * width, F, group=group))
                 back.insert(0, self._sum(d, sent * d.act_bytes, group))
         return tuple(there), tuple(back)
 
     def _sum(self, d: ServingDims, size: float, group: str) -> Item:
         """The sum of all ranks' results, of which each gets its own tokens'; or, summed up whole, all."""
-        name, kind = (
-            ("sum", "all_reduce") if d.sums or (d.prompts and d.prompt_sums[1]) else ("scatter", "reduce_scatter")
-        )
+        whole = d.sums or (d.prompts and d.prompt_sums[1])
+        name, kind = ("sum", "all_reduce") if whole else ("scatter", "reduce_scatter")
         return collective(name, kind, size, F, group=group)
 
     def _sends(self, d: ServingDims, tokens: int) -> float:
