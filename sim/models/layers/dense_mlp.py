@@ -89,9 +89,11 @@ class DenseMlp(Struct, frozen=True):
         return self.ffn / tp
 
     def routed(self, d: ServingDims, tokens: int) -> Program:
-        """What all replicas' tokens go through together, where their ranks split the MLP: these gather the tokens, and
-        reduce and scatter the results (SGLang, srt/layers/communicator.py: ScatterMode.FULL of layers that are not
-        sparse). Each of the replicas has `tokens`; nothing where each has a whole MLP."""
+        """Return the MLP over the tokens of all replicas whose ranks split it; nothing where each has a whole MLP.
+
+        The ranks gather the tokens, and reduce and scatter the results (SGLang, srt/layers/communicator.py:
+        ScatterMode.FULL of layers that are not sparse). `tokens`: of each replica.
+        """
         if not d.dense_tp:
             return ()
         of_all = tokens * d.dense_tp // d.tp
