@@ -231,6 +231,18 @@ def test_a_link_opens_the_same_view(page: Any, step: Simulation, file: Path) -> 
     assert page.url == link
 
 
+def test_a_link_opened_while_the_address_is_due_is_not_written_over(page: Any) -> None:
+    page.evaluate("""() => {
+        const late = window.setTimeout, due = []
+        window.setTimeout = (write) => due.push(write)  // the page writes its address a little after a change
+        document.querySelector('#empty-rows').click()
+        window.setTimeout = late
+        location.hash = "ranks=2"
+        due.forEach((write) => write()) }""")
+    page.wait_for_function("document.querySelector('#ranks-shown').value === '2'")
+    assert page.url.endswith("#ranks=2")
+
+
 def test_the_axis_stays_in_sight(page: Any) -> None:
     page.evaluate("document.querySelector('#plots').scrollIntoView(); window.scrollBy(0, 250)")
     top = page.locator(".sticky-axis").bounding_box()["y"]

@@ -36,19 +36,27 @@ stepsim.parts.push((view) => {
     view.pin(Number.isInteger(pinned) && pinned < stepsim.args.spans.data.start.length ? pinned : -1)
     restoring = false
   }
+  let known = location.hash // what was last opened or written; where it differs, a link was opened that is still to be read
+  const write = (hash) => {
+    history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search)
+    known = location.hash
+  }
   if (location.hash.length > 1) restore()
   view.told = () => {
     if (restoring) return
     clearTimeout(waiting)
     waiting = setTimeout(() => {
       const hash = state()
-      if (hash !== location.hash.slice(1)) history.replaceState(null, "", hash ? `#${hash}` : location.pathname + location.search)
+      if (location.hash === known && hash !== known.slice(1)) write(hash)
     }, 150)
   }
-  window.addEventListener("hashchange", restore)
+  window.addEventListener("hashchange", () => {
+    known = location.hash
+    restore()
+  })
   $("#copy-link")?.addEventListener("click", (event) => {
     clearTimeout(waiting)
-    history.replaceState(null, "", `#${state()}`)
+    write(state())
     stepsim.copy(location.href, event.target)
   })
 })
