@@ -327,7 +327,7 @@ class ModelConfig(UserInput):
         return self.trained_positions or 0
 
     def padded_vocab(self, tp: int, multiple: int | None = None) -> int:
-        """Vocabulary entries after padding to a multiple of 128·tp, as Megatron-LM does, or to that of an engine."""
+        """Vocabulary entries after padding to a multiple of 128·tp, as Megatron-LM does, or to another."""
         multiple = multiple or 128 * tp
         return -(-self.vocab // multiple) * multiple
 

@@ -58,15 +58,15 @@ def prediction_note(whole: ModelConfig, trained: ModelConfig) -> Iterator[str]:
 
 
 def _vocabulary_note(sections: Sections) -> Iterator[str]:
-    """Return that the vocabulary is padded: as Megatron-LM pads it, or as the serving engine does."""
+    """Return that the vocabulary is padded: as the framework pads it, or as the serving engine does."""
     model, i = sections.model, sections.inference
     if model.program is not None:
         return
     pools = None if i is None else i.disaggregated
     degrees = {sections.parallelism.tp} if pools is None else {pools.prefill.tp, pools.decode.tp}
     for tp in sorted(degrees):
-        multiple = 128 * tp
-        why = "128·tp"
+        each = 128 if sections.training is None else framework_of(sections.training).vocabulary_multiple
+        multiple, why = each * tp, "tp" if each == 1 else f"{each}·tp"
         if i is not None:
             from sim.serve.engines.file import engine_of  # most scenarios are training steps
 

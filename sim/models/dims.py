@@ -18,6 +18,7 @@ from sim.models.streams import Streams, streams_of
 from sim.models.window import windows_of
 
 if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import Lora, Training
     from topology.spec import ClusterSpec
@@ -117,6 +118,10 @@ class Dims(Struct, frozen=True):
     def overlaps_in_library(self) -> bool:
         """Whether one call of a library issues a matmul and the messages beside it (`Framework`)."""
         return self.tp_overlap == "full" and self.sp and self.framework.overlaps_in_library
+
+    def vocabulary_of(self, m: ModelConfig) -> int:
+        """Entries of a rank's part of a model's vocabulary, as the framework pads it."""
+        return m.padded_vocab(self.tp, self.framework.vocabulary_multiple * self.tp) // self.tp
 
     @property
     def quantized(self) -> bool:

@@ -36,7 +36,7 @@ def embedding_block(scenario: Scenario) -> Block:
     if d.lora is not None:  # nothing behind the first adapter needs a gradient
         parts = tuple(replace(frozen(p), backward=(), saved=(), backward_bytes=0.0) for p in parts)
     key = (
-        f"embedding {shape_key(m, d)} vocab={m.padded_vocab(d.tp)} positions={m.positions} dropout={d.dropout:g}"
+        f"embedding {shape_key(m, d)} vocab={d.vocabulary_of(m) * d.tp} positions={m.positions} dropout={d.dropout:g}"
         f"{' normed' if m.embedding_norm else ''}{' frozen' if d.lora else ''}"
         + ("" if m.layer_embedding is None else f" of layers={layer_inputs_of(m)!r}")
     )
@@ -45,8 +45,7 @@ def embedding_block(scenario: Scenario) -> Block:
 
 def table_elements(scenario: Scenario) -> int:
     """Elements of this rank's part of an embedding or output matrix: padded vocabulary / tp · hidden."""
-    tp = scenario.parallelism.tp
-    return int(scenario.model.padded_vocab(tp)) // tp * int(scenario.model.hidden)
+    return dims(scenario).vocabulary_of(scenario.model) * int(scenario.model.hidden)
 
 
 def lookup(scenario: Scenario, d: Dims) -> Operator:

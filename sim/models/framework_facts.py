@@ -172,6 +172,9 @@ class Framework(Struct, frozen=True):
     """with `tp_overlap: full` and `sp`, one call of a library issues a matmul's chunks and messages: gathers round a
     ring, chunks of a row's forward, and whole matmuls of a column's backward, beside the gather of its input and the
     reduce-scatter of its gradient [TE module/base.py: initialize_ub; comm_gemm_overlap.h: split_overlap_ag]"""
+    vocabulary_multiple: int = 1
+    """the vocabulary's entries are padded to a multiple of so many for each rank of tp; of 1, only the ranks share them
+    evenly [megatron/training/tokenizer/tokenizer.py: _vocab_size_with_padding; calibrate/model.py]"""
     starts_with_own_rows: bool = False
     """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
     parallel/tensor_parallel/functional.py]"""

@@ -40,7 +40,7 @@ def head_block(scenario: Scenario) -> Block:
     if d.lora is not None:
         parts = tuple(p if p.frozen else frozen(p) for p in parts)
     key = (
-        f"head {shape_key(scenario.model, d)} vocab={scenario.model.padded_vocab(d.tp)} "
+        f"head {shape_key(scenario.model, d)} vocab={d.vocabulary_of(scenario.model) * d.tp} "
         f"loss={scenario.for_training.cross_entropy}"
         + (f" in {chunks}" if (chunks := scenario.for_training.loss_chunks) is not None else "")
         + (" and the teacher's" if learns_logits(scenario) else "")
@@ -87,13 +87,13 @@ def final_norm_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
 def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     """Output projection, the loss against the text's next token."""
     m = scenario.model
-    vocab = m.padded_vocab(d.tp) // d.tp
+    vocab = d.vocabulary_of(m)
     # The output projection runs in 16 bits even where the layers' matmuls are quantized, unless Megatron-Core is told
     # otherwise (transformer_config.py: fp8_output_proj; core/transformer/mxfp8_output_proj.py).
     quantized = scenario.for_training.fp8_output_proj
     plain = d if quantized else replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
-    # without tensor parallelism frameworks take an odd vocabulary as it is, and its matmuls leave the fast kernels
-    alignment = ALIGNED if d.tp > 1 else math.gcd(m.vocab, ALIGNED)
+    # the matmuls of an odd vocabulary that the framework takes as it is leave the fast kernels
+    alignment = math.gcd(vocab, ALIGNED)
     aligned = alignment == ALIGNED
     name = "output" if aligned else "output_unaligned"
     output = linear(
@@ -225,7 +225,7 @@ def stranded_logits_bytes(scenario: Scenario) -> float:
     loss = d.framework.loss
     replaced = loss.keeps == "softmax" and loss.overwrites != "logits"
     apart = t.cross_entropy == "unfused" and replaced and d.act_bytes < FP32_BYTES
-    return d.act_bytes * d.tokens * scenario.model.padded_vocab(d.tp) / d.tp if apart else 0.0
+    return d.act_bytes * d.tokens * d.vocabulary_of(scenario.model) if apart else 0.0
 
 
 def _per_token(d: Dims, phase: Phase, kernels: int) -> list[Item]:
@@ -250,7 +250,7 @@ def soft_loss(scenario: Scenario, d: Dims) -> Operator:
     teacher's probabilities. Backward: difference of two distributions (12), by T (8), sum with the hard loss's
     gradient (12). Fused: both logits read twice, the gradient written onto the hard loss's (5e).
     """
-    n, e = float(d.tokens * scenario.model.padded_vocab(d.tp) // d.tp), d.act_bytes
+    n, e = float(d.tokens * d.vocabulary_of(scenario.model)), d.act_bytes
     fused = scenario.for_training.cross_entropy == "fused"
     name, moved = "distillation_loss", (5 * e if fused else 56.0 + e) * n
     forward: list[Item] = [memory_op(name, F, "cross_entropy", n, moved, d.act, 2 if fused else 10)]

@@ -76,6 +76,7 @@ MEGATRON = Framework(
     context=ContextKernels(copies=True),
     loss=MEGATRON_LOSS,
     native_loss=NATIVE_LOSS,
+    vocabulary_multiple=128,  # megatron/training/arguments.py: make_vocab_size_divisible_by
     merges_projections=True,
     accumulates_in_matmul=True,
     keeps_empty_gradients=True,

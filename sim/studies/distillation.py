@@ -140,7 +140,7 @@ def _forward(scenario: Scenario, d: Distillation, profile: Profile, replicas: in
         items += replace_runs(program, b, INFERENCE, costs) or program
     size = dtype_bytes(sixteen_bit(t.precision))
     weights = sum(b.params + b.expert_params for b in blocks) * size
-    logits = t.micro_batch_size * t.seq_len * d.teacher.padded_vocab(own.parallelism.tp) / own.parallelism.tp * size
+    logits = t.micro_batch_size * t.seq_len * dims(own).vocabulary_of(d.teacher) * size
     buffers = max(b.forward_peak_bytes for b in blocks) + logits
     seconds = (compile_program(tuple(items), pricing.on(c.rank)).makespan_s for c in plan.classes)
     return weights, max(seconds), buffers

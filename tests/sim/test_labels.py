@@ -61,7 +61,11 @@ WORDS = (
 CASES: dict[str, dict[str, Any]] = {
     "fp8": {"model": LLAMA, "training": {"precision": "fp8", "elementwise": "megatron"}, "parallelism": {"tp": 2}},
     "adapters": {"model": LLAMA, "training": {"lora": {"rank": 8}, "elementwise": "compiled"}},
-    "unaligned head": {"model": GPT, "training": {"precision": "fp16"}, "parallelism": {"dp": 2}},
+    "unaligned head": {
+        "model": GPT,
+        "training": {"precision": "fp16", "elementwise": "composer"},
+        "parallelism": {"dp": 2},
+    },
     "rerun operators": {"model": LLAMA, "training": {"recompute": "selective_op"}},
     "rerun attention": {"model": GPT, "training": {"recompute": "selective", "attention": "unfused"}},
     "rerun layers": {
