@@ -84,7 +84,6 @@ A100_HOST: Coefficients = {
     "host_collective_s": (1.8e-5, _HOST),
     "host_message_s": (1.2e-4, _HOST),
     "host_step_s": (1.2e-3, _HOST),
-    "unaligned_matmul_slowdown": (1.4, _HOST),
 }
 _EAGER = (
     "53 us an operator as fitted for Megatron on A100 hosts, times 0.96: Liger's LayerNorm, both ways, bound by "
@@ -98,7 +97,6 @@ NEWER_HOST: Coefficients = {
     "host_message_s": (1e-4, _UNMEASURED),
     "host_operator_eager_s": (3e-5, f"28 and 32 us: plain torch, a narrow GPT, {_H200}"),
     "host_step_s": (5e-4, f"0.37 and 0.72 ms, {_H200}"),
-    "unaligned_matmul_slowdown": (1.4, _HOST),
 }
 _TWICE = (
     "computed: gradients' sums leave the tensor cores every 128 steps to be added in fp32 (Transformer Engine: "
@@ -145,6 +143,10 @@ _LOSS = (
 _ODD = (
     "a vocabulary of 50,257 beside one of 50,304 on an H100 (calibrate.run, torch 2.11, CUDA 13): no wgmma kernel "
     "takes rows that are not aligned to 16 bytes"
+)
+_ODD_BLACKWELL = (
+    "assumption: as on an H100 (calibrate.run); its tensor cores, too, take their input by TMA, which needs rows that "
+    "are aligned to 16 bytes"
 )
 _COLUMNS = (
     "torchao's rowwise recipe under torch.compile on an H100 (torch 2.11): kernels beside matmuls take 30 ms more in "
@@ -313,8 +315,9 @@ def _sparse(gpu: str, calls: tuple[int, int], attention: float, scores: float) -
 
 
 def _blackwell(gpu: str, calls: tuple[int, int], attention: float, scores: float) -> Coefficients:
-    """Return coefficients of attention and memory as on a B200, and sparse attention of this GPU."""
-    return B200_FLASH | BLACKWELL_MEMORY | _sparse(gpu, calls, attention, scores)
+    """Return coefficients of attention and memory as on a B200, of odd matmuls, and of this GPU's sparse attention."""
+    odd: Coefficients = {"unaligned_matmul_slowdown": (6.1, _ODD_BLACKWELL)}
+    return B200_FLASH | BLACKWELL_MEMORY | odd | _sparse(gpu, calls, attention, scores)
 
 
 _SHARE = "a collective's channels by the GPU's SMs: NCCL runs 24 channels, one SM each, within a node"
