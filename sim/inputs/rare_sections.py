@@ -70,7 +70,8 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
 
     def defaults_of(size: Parallelism | PoolSize) -> Defaults:
         ranks, replicas = (gpu.memory_bytes, size.tp, parallelism.pp), size.sharing_replicas
-        return engine.defaults_on(architecture, *ranks, longest, inference.drafts, whole, replicas)
+        latent = model.mla is not None
+        return engine.defaults_on(architecture, *ranks, longest, inference.drafts, whole, replicas, latent)
 
     own = defaults_of(size)
     if pools is not None:

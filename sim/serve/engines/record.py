@@ -54,6 +54,23 @@ class Defaults(NamedTuple):
     graphs_to: int = 0
 
 
+class Server(NamedTuple):
+    """What decides how much of a GPU's memory an engine takes: the GPU's bytes, the server's ranks, replicas that share
+    experts, who drafts tokens, and whether attention is latent."""
+
+    memory_bytes: float
+    tp: int = 1
+    pp: int = 1
+    replicas: int = 1
+    drafts: Drafts = "none"
+    latent: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Of all stages."""
+        return self.tp * self.pp
+
+
 class Case(NamedTuple):
     """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
     `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens."""
@@ -273,13 +290,14 @@ class Engine:
         "replicas that share experts are one server, whose tp counts the ranks of all: they share its chunks' tokens, "
         "and keep 0.3 of the share of output free; where they split each expert, they split shared experts, too",
     )
-    fraction: Callable[[float, int, Defaults, Drafts, int], float] | None = fact(  # noqa: RUF009
-        None,
-        "memory_fraction on GPUs of so many bytes, for a server of so many ranks, the other defaults, drafts, and so "
-        "many replicas that share experts",
+    fraction: Callable[[Server, Defaults], float] | None = fact(  # noqa: RUF009
+        None, "memory_fraction of a server, by its other defaults"
     )
     activations_outside: bool = fact(
         False, "memory_fraction is of weights and cache alone; an iteration's tensors are in the rest of the memory"
+    )
+    drafts_inside: bool = fact(
+        False, "with `activations_outside`, a draft's weights and cache are part of memory_fraction; else in the rest"
     )
     whole_prompt_tokens: int | None = fact(
         None,
@@ -348,10 +366,11 @@ class Engine:
         drafts: Drafts = "none",
         whole: bool = False,
         replicas: int = 1,
+        latent: bool = False,
     ) -> Defaults:
         """What the engine sets by itself on such GPUs for requests of up to so many positions (0: unknown), split over
         `tp`·`pp` ranks; `drafts`: who drafts tokens for it; `whole`: it is told to compute prompts whole; `replicas`:
-        how many share experts."""
+        how many share experts; `latent`: attention is."""
         d, replicas = self.defaults, replicas if self.dp_attention else 1
         tp *= replicas
         for case in self.cases:
@@ -361,5 +380,6 @@ class Engine:
         if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         if self.fraction is not None:
-            d = d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d, drafts, replicas))
+            server = Server(memory_bytes, tp, pp, replicas, drafts, latent)
+            d = d._replace(memory_fraction=self.fraction(server, d))
         return d._replace(max_batch_tokens=max(1, d.max_batch_tokens // replicas))
