@@ -161,6 +161,9 @@ class Engine:
     drafting_sizes: Callable[[int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
         None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"
     )
+    drafting_tokens: Callable[[int, int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
+        None, "or the tokens of these batches, of graphs_to, max_running_requests and tokens of each sequence"
+    )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
     prompt_sizes: Callable[[int, bool], tuple[int, ...]] | None = fact(  # noqa: RUF009
         None,
