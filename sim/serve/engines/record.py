@@ -149,6 +149,7 @@ class Engine:
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
     )
+    may_overlap_drafting: bool = fact(False, "told to, also with tokens drafted by a model of their own")
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     hands_drafts_over: bool = fact(
@@ -329,6 +330,8 @@ class Engine:
         """Whether the host works beside the GPU, told so or not (None), with who drafts and so many stages."""
         if not (self.overlaps if told is None else told) or (pp > 1 and not self.overlaps_stages):
             return False
+        if told and drafts == "model" and self.may_overlap_drafting:
+            return True
         return drafts == "none" or self.overlaps_drafting[drafts == "model"]
 
     def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:

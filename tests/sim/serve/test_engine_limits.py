@@ -206,6 +206,18 @@ def test_sglang_since_0_5_11_works_beside_the_gpu_with_drafts(engine: str, overl
 
 
 @pytest.mark.parametrize(
+    ("engine", "told", "overlaps"),
+    [("vllm-0.14", True, False), ("vllm-0.19", None, False), ("vllm-0.19", True, True), ("vllm-0.28", None, True)],
+)
+def test_vllm_works_beside_the_gpu_with_a_draft_model_by_itself_since_0_28(
+    engine: str, told: bool | None, overlaps: bool
+) -> None:
+    """config/vllm.py: until 0.27 `draft_model` is allowed where --async-scheduling is given, and else turns it off."""
+    assert ENGINES[engine].overlaps_with(told, "model", 1) == overlaps
+    assert ENGINES[engine].overlaps_with(None, "layer", 1)
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({}, ("chunked_prefill false", "max_batch_tokens 8192")),
@@ -255,7 +267,8 @@ DRAFT = {"draft": {"preset": "llama3.2-1b", "vocab": 128256}, "tokens": 3}
     [
         ("vllm-v1", False, False, 1024, 136),
         ("vllm-0.14", True, False, 1024, 136),
-        ("vllm-0.19", True, True, 1024, 136),
+        ("vllm-0.19", True, False, 1024, 136),
+        ("vllm-0.28", True, True, 1024, 136),
         ("sglang", False, False, 48, 192),
         ("sglang-0.5", False, False, 48, 160),
         ("trtllm-1.0", True, False, 2048, 160),
