@@ -110,7 +110,7 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     own = engine.defaults_on(gpu.architecture, *sizes, replicas=sharing, latent=model.mla is not None)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
     own = engine.within_budget(with_block_tokens(own, inference, model, gpu), generation.max_batch_tokens)
-    return inference.with_defaults(own, False, cache_dtype(inference, gpu.peak_flops_per_s, model))
+    return inference.with_defaults(own, False, cache_dtype(inference, gpu, model))
 
 
 def layout_of(generation: Generation, model: ModelConfig) -> Parallelism:

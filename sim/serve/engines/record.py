@@ -250,6 +250,7 @@ class Engine:
         "the cache is in fp8 if linear layers have 8 or 4 bits; with a checkpoint published in fp8, only if the "
         "checkpoint says so",
     )
+    fp8_selected: bool = fact(False, "on Blackwell, a cache of latents of which an indexer selects is in fp8")
     unseen_share: float = fact(
         0.0,
         "if only some layers have windows: the part of a sequence's tokens for which these layers reserve cache; "
