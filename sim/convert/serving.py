@@ -62,6 +62,7 @@ class _Names(Struct, frozen=True):
     servers: dict[str, _Server]
     benchmarks: dict[str, _Benchmark]
     all2all: dict[str, str]
+    caches: dict[str, str]
     weights: dict[str, str]
 
 
@@ -168,7 +169,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     for name, s in found:
         options = options_of(s, text)
         if name == TENSORRT_LLM:
-            s.values = {**s.values, **of_tensorrt_llm(options)}
+            s.values = {**s.values, **of_tensorrt_llm(options, s.values.get("running"))}
         else:
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
@@ -278,11 +279,11 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
 
 
 def _inference(s: Settings) -> dict[str, Any]:
-    tokens, offload = s.whole("tokens"), s.number("offload_gib")
+    tokens, offload = _tokens(s), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
     if tokens is not None and tokens < 0:  # SGLang: no chunks
         tokens, chunked = None, False
-    dtype, cache, mode = (str(s.take(name, "auto")) for name in ("dtype", "cache", "deepep_mode"))
+    dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
     unoptimized = s.choice("optimization", dict.fromkeys("123", False) | {"0": True}, "3")  # 0: no CUDA graphs
@@ -290,7 +291,7 @@ def _inference(s: Settings) -> dict[str, Any]:
     if weights is not None:
         s.take("quantization")
     kept = {
-        "dtype": None if cache == "auto" else "fp8" if cache.startswith("fp8") else cache,
+        "dtype": s.choice("cache", _names().caches, "auto") or None,
         "block_tokens": s.whole("block"),
         "memory_fraction": s.number("memory"),
         "free_fraction": s.number("free"),
@@ -305,13 +306,32 @@ def _inference(s: Settings) -> dict[str, Any]:
             "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),
-            "cuda_graphs": False if s.flag("eager") or unoptimized or without_graphs else None,
+            "cuda_graphs": False if s.flag("eager") or unoptimized or without_graphs or _compiled_bare(s) else None,
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
             "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,
             "speculative": _speculative(s),
         }
     )
+
+
+def _tokens(s: Settings) -> int | None:
+    """Tokens of an iteration; vLLM's may end in a letter for thousands (engine/arg_utils.py, human_readable_int)."""
+    given = most_tokens(str(s.values.get("tokens")))
+    return s.whole("tokens") if given is None else given if s.take("tokens") else None
+
+
+def _compiled_bare(s: Settings) -> bool:
+    """Whether vLLM's --compilation-config switches CUDA graphs off (config/compilation.py: CUDAGraphMode.NONE); what
+    else it says is left out, and told."""
+    config = dict(_json_object(s, "compilation", "compilation-config"))
+    mode = config.pop("cudagraph_mode", s.take("graph_mode"))
+    s.notes += [f"--compilation-config: {', '.join(config)}: not expressed here"] if config else []
+    if mode is not None and str(mode).upper() not in ("NONE", "0", "FULL_AND_PIECEWISE"):
+        s.notes.append(
+            f"--compilation-config: cudagraph_mode {mode}: not expressed here, the engine's default is taken"
+        )
+    return str(mode).upper() in ("NONE", "0") and mode is not None
 
 
 def _eplb(s: Settings) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ SETTINGS = {
 }
 WITHOUT_EFFECT = (
     *("backend", "print_iter_log", "stream_interval", "num_postprocess_workers", "trust_remote_code"),
-    *("cuda_graph_config.", "speculative_config.decoding_type", "enable_iter_perf_stats", "enable_autotuner"),
+    *("speculative_config.decoding_type", "enable_iter_perf_stats", "enable_autotuner"),
 )
 
 
@@ -57,19 +57,32 @@ def options_of(s: Settings, text: str) -> dict[str, Any]:
     return _flat(options or {})
 
 
-def of_tensorrt_llm(options: dict[str, Any]) -> dict[str, Any]:
-    """Its options by our names of settings; others by their own, which are reported."""
+def of_tensorrt_llm(options: dict[str, Any], running: Any) -> dict[str, Any]:
+    """Its options by our names of settings; others by their own, which are reported. `running`: the flag for the most
+    requests at once. Graphs of padded batches of up to so many are what is simulated (llmapi/llm_args.py,
+    CudaGraphConfig)."""
     found: dict[str, Any] = {}
+    most = options.get("max_batch_size", running)
+    graphs = {"cuda_graph_config.enable_padding": True, "cuda_graph_config.max_batch_size": most}
     for key, value in options.items():
         if key == "cuda_graph_config" and value is None:
             found["eager"] = True
         elif key == "kv_cache_config.enable_block_reuse":
             found["prefixes" if value else "no_prefixes"] = True
+        elif key in graphs and _at_least(value, graphs[key]):
+            continue
         elif key in SETTINGS:
             found[SETTINGS[key]] = value
         elif not key.startswith(WITHOUT_EFFECT):
             found[key] = value
     return found
+
+
+def _at_least(value: Any, least: Any) -> bool:
+    try:
+        return float(value) >= float(least)
+    except (TypeError, ValueError):
+        return False
 
 
 def _flat(options: dict[str, Any]) -> dict[str, Any]:

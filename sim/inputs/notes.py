@@ -223,7 +223,9 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
 
     p, gpu = sections.parallelism, sections.cluster.gpu
     sizes = gpu.memory_bytes, p.tp, p.pp, i.longest(sections.model), i.drafts
-    own = engine_of(i.engine).defaults_on(gpu.architecture, *sizes, not i.chunked_prefill, p.sharing_replicas)
+    own = engine_of(i.engine).defaults_on(
+        gpu.architecture, *sizes, not i.chunked_prefill, p.sharing_replicas, sections.model.mla is not None
+    )
     usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
     usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
     for key, values in usual.items():

@@ -70,7 +70,8 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
 
     def defaults_of(size: Parallelism | PoolSize) -> Defaults:
         ranks, replicas = (gpu.memory_bytes, size.tp, parallelism.pp), size.sharing_replicas
-        return engine.defaults_on(architecture, *ranks, longest, inference.drafts, whole, replicas)
+        latent = model.mla is not None
+        return engine.defaults_on(architecture, *ranks, longest, inference.drafts, whole, replicas, latent)
 
     own = defaults_of(size)
     if pools is not None:
@@ -84,7 +85,7 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
         stated = inference.max_batch_tokens if "max_batch_tokens" in inference.model_fields_set else None
         own = engine.within_budget(own, stated)
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and inference.fills_hashes
-    return inference.with_defaults(own, prefixes, cache_dtype(inference, gpu.peak_flops_per_s, model))
+    return inference.with_defaults(own, prefixes, cache_dtype(inference, gpu, model))
 
 
 def with_engine_dispatch(parallelism: Parallelism, inference: Inference, gpu: GpuSpec) -> Parallelism:

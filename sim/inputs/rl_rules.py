@@ -106,10 +106,11 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     engine = engine_of(generation.engine)
     g = generation
     sharing = max(1, g.ep * g.expert_tp // g.tp)
-    own = engine.defaults_on(gpu.architecture, gpu.memory_bytes, g.tp, g.pp, model.longest, replicas=sharing)
+    sizes = gpu.memory_bytes, g.tp, g.pp, model.longest
+    own = engine.defaults_on(gpu.architecture, *sizes, replicas=sharing, latent=model.mla is not None)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
     own = engine.within_budget(with_block_tokens(own, inference, model, gpu), generation.max_batch_tokens)
-    return inference.with_defaults(own, False, cache_dtype(inference, gpu.peak_flops_per_s, model))
+    return inference.with_defaults(own, False, cache_dtype(inference, gpu, model))
 
 
 def layout_of(generation: Generation, model: ModelConfig) -> Parallelism:

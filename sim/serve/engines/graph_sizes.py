@@ -40,14 +40,38 @@ def vllm_014_sizes(to: int, running: int) -> tuple[int, ...]:
 
 
 def vllm_030_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Return those of vLLM 0.14, and `running` (vLLM 0.30, config/vllm.py, _set_cudagraph_sizes). Of drafted tokens
-    vLLM captures further sizes, which are left out.
+    """Return those of vLLM 0.14, and `running` (vLLM 0.30, config/vllm.py, _set_cudagraph_sizes).
 
     >>> vllm_030_sizes(512, 20), vllm_030_sizes(512, 1024)[-1]
     ((1, 2, 4, 8, 16, 20, 24, 32, 40), 512)
     """
     own = {running} if running <= to else set()
     return tuple(sorted(own.union(vllm_014_sizes(to, running))))
+
+
+def vllm_014_drafting_tokens(to: int, running: int, each: int) -> tuple[int, ...]:
+    """Return tokens of batches with a graph where `each` sequence has so many to check: steps to twice the tokens of
+    `running` sequences, rounded up to whole sequences (vLLM 0.14, config/vllm.py, _set_cudagraph_sizes;
+    config/compilation.py, adjust_cudagraph_sizes_for_spec_decode).
+
+    >>> vllm_014_drafting_tokens(512, 4, 4), vllm_014_drafting_tokens(512, 256, 5)[-2:]
+    ((4, 8, 16, 24, 32), (480, 500))
+    """
+    sizes = vllm_014_sizes(to, running * each)
+    return tuple(sorted({whole for n in sizes if (whole := -(-n // each) * each) <= sizes[-1]}))
+
+
+def vllm_030_drafting_tokens(to: int, running: int, each: int) -> tuple[int, ...]:
+    """Return those of vLLM 0.14, and those of 1, 2, 4, 8, 16, … and `running` sequences (vLLM 0.30, config/vllm.py,
+    _set_cudagraph_sizes, request_counts).
+
+    >>> vllm_030_drafting_tokens(512, 4, 5)
+    (5, 10, 20, 25, 35, 40)
+    """
+    most = min(to, running)
+    counts = {n for n in (*SMALL, *range(8, 256, 8), *range(256, most + 1, 16), most) if n <= most}
+    own = {n * each for n in counts if n * each <= min(to, 2 * running * each)}
+    return tuple(sorted(own.union(vllm_014_drafting_tokens(to, running, each))))
 
 
 def sglang_04_sizes(to: int, running: int) -> tuple[int, ...]:

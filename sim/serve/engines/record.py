@@ -54,6 +54,23 @@ class Defaults(NamedTuple):
     graphs_to: int = 0
 
 
+class Server(NamedTuple):
+    """What decides how much of a GPU's memory an engine takes: the GPU's bytes, the server's ranks, replicas that share
+    experts, who drafts tokens, and whether attention is latent."""
+
+    memory_bytes: float
+    tp: int = 1
+    pp: int = 1
+    replicas: int = 1
+    drafts: Drafts = "none"
+    latent: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Of all stages."""
+        return self.tp * self.pp
+
+
 class Case(NamedTuple):
     """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
     `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens."""
@@ -132,6 +149,7 @@ class Engine:
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
     )
+    may_overlap_drafting: bool = fact(False, "told to, also with tokens drafted by a model of their own")
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     hands_drafts_over: bool = fact(
@@ -143,6 +161,9 @@ class Engine:
     )
     drafting_sizes: Callable[[int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
         None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"
+    )
+    drafting_tokens: Callable[[int, int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
+        None, "or the tokens of these batches, of graphs_to, max_running_requests and tokens of each sequence"
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
     prompt_sizes: Callable[[int, bool], tuple[int, ...]] | None = fact(  # noqa: RUF009
@@ -229,6 +250,7 @@ class Engine:
         "the cache is in fp8 if linear layers have 8 or 4 bits; with a checkpoint published in fp8, only if the "
         "checkpoint says so",
     )
+    fp8_selected: bool = fact(False, "on Blackwell, a cache of latents of which an indexer selects is in fp8")
     unseen_share: float = fact(
         0.0,
         "if only some layers have windows: the part of a sequence's tokens for which these layers reserve cache; "
@@ -273,13 +295,14 @@ class Engine:
         "replicas that share experts are one server, whose tp counts the ranks of all: they share its chunks' tokens, "
         "and keep 0.3 of the share of output free; where they split each expert, they split shared experts, too",
     )
-    fraction: Callable[[float, int, Defaults, Drafts, int], float] | None = fact(  # noqa: RUF009
-        None,
-        "memory_fraction on GPUs of so many bytes, for a server of so many ranks, the other defaults, drafts, and so "
-        "many replicas that share experts",
+    fraction: Callable[[Server, Defaults], float] | None = fact(  # noqa: RUF009
+        None, "memory_fraction of a server, by its other defaults"
     )
     activations_outside: bool = fact(
         False, "memory_fraction is of weights and cache alone; an iteration's tensors are in the rest of the memory"
+    )
+    drafts_inside: bool = fact(
+        False, "with `activations_outside`, a draft's weights and cache are part of memory_fraction; else in the rest"
     )
     whole_prompt_tokens: int | None = fact(
         None,
@@ -308,6 +331,8 @@ class Engine:
         """Whether the host works beside the GPU, told so or not (None), with who drafts and so many stages."""
         if not (self.overlaps if told is None else told) or (pp > 1 and not self.overlaps_stages):
             return False
+        if told and drafts == "model" and self.may_overlap_drafting:
+            return True
         return drafts == "none" or self.overlaps_drafting[drafts == "model"]
 
     def mixes(self, chunked: bool, drafts: bool, pp: int) -> bool:
@@ -348,10 +373,11 @@ class Engine:
         drafts: Drafts = "none",
         whole: bool = False,
         replicas: int = 1,
+        latent: bool = False,
     ) -> Defaults:
         """What the engine sets by itself on such GPUs for requests of up to so many positions (0: unknown), split over
         `tp`·`pp` ranks; `drafts`: who drafts tokens for it; `whole`: it is told to compute prompts whole; `replicas`:
-        how many share experts."""
+        how many share experts; `latent`: attention is."""
         d, replicas = self.defaults, replicas if self.dp_attention else 1
         tp *= replicas
         for case in self.cases:
@@ -361,5 +387,6 @@ class Engine:
         if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         if self.fraction is not None:
-            d = d._replace(memory_fraction=self.fraction(memory_bytes, tp * pp, d, drafts, replicas))
+            server = Server(memory_bytes, tp, pp, replicas, drafts, latent)
+            d = d._replace(memory_fraction=self.fraction(server, d))
         return d._replace(max_batch_tokens=max(1, d.max_batch_tokens // replicas))

@@ -15,7 +15,7 @@ from sim.serve.engines.graph_sizes import (
 )
 from sim.serve.engines.hosts import V1, hosts
 from sim.serve.engines.own_all_reduce import CUSTOM
-from sim.serve.engines.record import Case, Defaults, Engine, TwoBatches
+from sim.serve.engines.record import LARGEST_BYTES, Case, Defaults, Engine, LatentBlocks, TwoBatches
 from sim.serve.engines.sglang_memory import (
     GIB,
     sglang_046_fraction,
@@ -23,6 +23,7 @@ from sim.serve.engines.sglang_memory import (
     sglang_048_fraction,
     sglang_05_fraction,
     sglang_0510_fraction,
+    sglang_0514_fraction,
 )
 
 _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
@@ -151,6 +152,9 @@ _SGLANG_05 = replace(
     padded_experts=("own", "none"),
     unseen_share=0.8,  # srt/server_args.py, swa_full_tokens_ratio
     retract_room_tokens=1,
+    # srt/server_args.py, the lines of is_deepseek_nsa; 0.5.10, _set_default_nsa_kv_cache_dtype
+    fp8_selected=True,
+    latent_blocks=LatentBlocks(selected=64),
     fraction=sglang_05_fraction,
     cases=(
         _sized(20, 2048, 16),
@@ -163,6 +167,9 @@ _SGLANG_05 = replace(
         _DRAFTING,
     ),
 )
+# srt/server_args.py, _get_default_attn_backend: trtllm_mha on compute capability 10.x, whose pages have 64 tokens
+# (_handle_attention_backend_compatibility).
+_TRTLLM_MHA = Case({"block_tokens": 64}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
 _SGLANG_0510 = replace(
     _SGLANG_05,
     name="sglang-0.5.10",
@@ -173,5 +180,40 @@ _SGLANG_0510 = replace(
     sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv (pull request 22642)
     prompt_sizes=sglang_0510_prompt_sizes,
     fraction=sglang_0510_fraction,
+    cases=(_sized(20, 2048, 24), *_SGLANG_05.cases[1:], _TRTLLM_MHA),
 )
-RECORDS = (_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05, _SGLANG_0510)
+_SGLANG_0511 = replace(
+    _SGLANG_0510,
+    name="sglang-0.5.11",
+    since=(0, 5, 11),
+    date="2026-05",
+    source="as sglang-0.5.10; the host works beside the GPU with drafts, too, one after another (srt/environ.py, "
+    "SGLANG_ENABLE_SPEC_V2, true since; srt/server_args.py, _handle_speculative_decoding: not with "
+    "speculative_eagle_topk above 1)",
+    overlaps_drafting=(True, True),
+)
+_SGLANG_0514 = replace(
+    _SGLANG_0511,
+    name="sglang-0.5.14",
+    since=(0, 5, 14),
+    date="2026-06",
+    source="as sglang-0.5.11; drafts' weights and cache in mem_fraction_static, which keeps nothing free for them "
+    "(srt/managers/scheduler.py, init_model_worker; srt/model_executor/pool_configurator.py, EAGLE/STANDALONE; "
+    "srt/server_args.py, _handle_gpu_memory_settings)",
+    drafts_inside=True,
+    fraction=sglang_0514_fraction,
+)
+_SGLANG_0520 = replace(
+    _SGLANG_0514,
+    name="sglang-0.5.20",
+    since=(0, 5, 20),
+    date="2026-09",
+    source="as sglang-0.5.14; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
+    "modelled: since 0.5.16 graphs of prompts also where replicas share experts (srt/model_executor/"
+    "cuda_graph_config.py, default_prefill_backend), since 0.5.22 graphs to max_running_requests where that is stated",
+    cases=(_sized(20, 4096, 48), _sized(20, 4096, 160, tp=4), *_SGLANG_0510.cases[2:]),
+)
+RECORDS = (
+    *(_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05),
+    *(_SGLANG_0510, _SGLANG_0511, _SGLANG_0514, _SGLANG_0520),
+)

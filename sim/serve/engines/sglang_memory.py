@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
-from sim.serve.engines.record import Defaults, Drafts
+from sim.serve.engines.record import Defaults, Server
 
 GIB = 2.0**30
+DRAFTS_MIB = {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}  # STANDALONE: 6 GiB
 
 
-def sglang_05_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
+def sglang_05_fraction(server: Server, d: Defaults) -> float:
     """Return what a reserve leaves of the memory (SGLang 0.5.3, srt/server_args.py, _handle_gpu_memory_settings).
 
     The reserve in MiB: 512 + 1.5 · tokens of a chunk + 2 · largest graph's sequences + 128 · tp · pp; above 60 GiB of
@@ -19,62 +20,81 @@ def sglang_05_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Dra
     (STANDALONE) 6.
 
     >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
-    >>> sglang_05_fraction(80 * GIB, 1, d, "none"), sglang_05_fraction(80 * GIB, 1, d, "layer")
-    (0.836, 0.811)
-    >>> sglang_05_fraction(80 * GIB, 8, d, "none", 8)
+    >>> [sglang_05_fraction(Server(80 * GIB, drafts=who), d) for who in ("none", "layer")]
+    [0.836, 0.811]
+    >>> sglang_05_fraction(Server(80 * GIB, 8, replicas=8), d)
     0.75
     """
-    return _fraction_left(memory_bytes, ranks, d, drafts, replicas, 0)
+    return _fraction_left(server, d, drafts_mib=DRAFTS_MIB[server.drafts])
 
 
-def _fraction_left(
-    memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int, graphs_mib: int
-) -> float:
-    mib = memory_bytes / 2**20
-    reserved = graphs_mib + 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * ranks
-    if replicas > 1:
-        reserved += (4.5 if d.graphs_to > 300 else 3) * d.graphs_to * replicas
+def _fraction_left(server: Server, d: Defaults, graphs_mib: float = 0, drafts_mib: float = 0) -> float:
+    mib = server.memory_bytes / 2**20
+    reserved = graphs_mib + 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * server.ranks
+    if server.replicas > 1:
+        reserved += (4.5 if d.graphs_to > 300 else 3) * d.graphs_to * server.replicas
     if mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
-    reserved += {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}[drafts]
-    return max(0.001, round((mib - reserved) / mib, 3))  # less than nothing: SGLang does not start
+    return max(0.001, round((mib - reserved - drafts_mib) / mib, 3))  # less than nothing: SGLang does not start
 
 
-def sglang_0510_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
-    """As `sglang_05_fraction`, with 8 MiB more for each size of prompts' graphs (SGLang 0.5.10, srt/server_args.py, the
-    same lines; without drafts, beside which it keeps none).
+def _prompt_graphs_mib(server: Server, d: Defaults) -> float:
+    """MiB of prompts' graphs: 8 for each size, with latent attention 1.5 GiB for all. None are kept with stages or
+    replicas that share experts (SGLang 0.5.10, srt/server_args.py, _handle_piecewise_cuda_graph)."""
+    if server.pp > 1 or server.replicas > 1:
+        return 0
+    return 1536 if server.latent else 8 * len(sglang_0510_prompt_sizes(d.max_batch_tokens, False))
 
-    >>> sglang_0510_fraction(80 * GIB, 1, Defaults(max_batch_tokens=8192, graphs_to=256), "none")
+
+def sglang_0510_fraction(server: Server, d: Defaults) -> float:
+    """As `sglang_05_fraction`, with room for prompts' graphs, which are not kept beside drafts, and 4 GiB for drafts by
+    the model's own layer (SGLang 0.5.10, srt/server_args.py, _handle_gpu_memory_settings).
+
+    >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
+    >>> [sglang_0510_fraction(Server(80 * GIB, latent=latent), d) for latent in (False, True)]
+    [0.83, 0.817]
+    >>> [sglang_0510_fraction(Server(80 * GIB, pp=pp, drafts=who), d) for pp, who in ((2, "none"), (1, "layer"))]
+    [0.834, 0.786]
+    """
+    graphs = 0 if server.drafts != "none" else _prompt_graphs_mib(server, d)
+    return _fraction_left(server, d, graphs, 4 * 1024 if server.drafts == "layer" else DRAFTS_MIB[server.drafts])
+
+
+def sglang_0514_fraction(server: Server, d: Defaults) -> float:
+    """As `sglang_0510_fraction`, with nothing for drafts, whose weights and cache are part of the fraction, and with
+    prompts' graphs beside them (SGLang 0.5.14, srt/server_args.py, _handle_gpu_memory_settings and
+    _disable_tc_piecewise_cudagraph_if_incompatible; srt/managers/scheduler.py, init_model_worker).
+
+    >>> sglang_0514_fraction(Server(80 * GIB, drafts="layer"), Defaults(max_batch_tokens=8192, graphs_to=256))
     0.83
     """
-    graphs = 0 if drafts != "none" else 8 * len(sglang_0510_prompt_sizes(d.max_batch_tokens, False))
-    return _fraction_left(memory_bytes, ranks, d, drafts, replicas, graphs)
+    return _fraction_left(server, d, _prompt_graphs_mib(server, d))
 
 
-def sglang_046_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
+def sglang_046_fraction(server: Server, d: Defaults) -> float:
     """Return the ranks' default up to 80 GiB; above, all but 13 GiB (SGLang 0.4.6, srt/server_args.py).
 
     >>> d = Defaults(memory_fraction=0.81)
-    >>> [round(sglang_046_fraction(gib * GIB, 8, d, "none"), 3) for gib in (80, 141)]
+    >>> [round(sglang_046_fraction(Server(gib * GIB, 8), d), 3) for gib in (80, 141)]
     [0.81, 0.908]
     """
-    gib = memory_bytes / GIB
+    gib = server.memory_bytes / GIB
     return d.memory_fraction if gib <= 80 else (gib - 13) / gib
 
 
-def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
+def sglang_047_fraction(server: Server, d: Defaults) -> float:
     """Return the part s that the number of ranks decides up to 80 GiB, and s = 0.88 above (SGLang 0.4.7,
     srt/server_args.py).
 
     Above 96 GiB: s + 48 GiB · (1 - s) / memory, but at most all save 18 GiB (20 with drafts). Above 180,000 MiB: 0.79.
 
     >>> d = Defaults(memory_fraction=0.88)
-    >>> [round(sglang_047_fraction(gib * GIB, 8, d, "none"), 3) for gib in (80, 90, 141, 180)]
+    >>> [round(sglang_047_fraction(Server(gib * GIB, 8), d), 3) for gib in (80, 90, 141, 180)]
     [0.81, 0.88, 0.872, 0.79]
     """
-    mib, drafted = memory_bytes / 2**20, drafts != "none"
+    mib, drafted = server.memory_bytes / 2**20, server.drafts != "none"
     by_ranks = next(
-        share for most, share in ((1, 0.88), (3, 0.87), (7, 0.85), (15, 0.81), (math.inf, 0.79)) if ranks <= most
+        share for most, share in ((1, 0.88), (3, 0.87), (7, 0.85), (15, 0.81), (math.inf, 0.79)) if server.ranks <= most
     )
     share = by_ranks if mib <= 80 * 1024 else 0.88
     if mib > 180_000:
@@ -84,18 +104,18 @@ def sglang_047_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Dr
     return share * (0.95 if drafted else 1)
 
 
-def sglang_048_fraction(memory_bytes: float, ranks: int, d: Defaults, drafts: Drafts, replicas: int = 1) -> float:
+def sglang_048_fraction(server: Server, d: Defaults) -> float:
     """Return what a reserve leaves of the memory (SGLang 0.5.2, srt/server_args.py).
 
     The reserve in GiB, by the GPU's memory, with n = tp·pp ranks: 2.8 + n/10 below 35, 9.5 + n/2 below 90, 12 + n/2
     below 160, else 32. Drafts add 2 by the model's own layer and 6 by a model of their own (STANDALONE; not in
     0.5.0rc2).
 
-    >>> sglang_048_fraction(80 * GIB, 1, Defaults(), "none"), sglang_048_fraction(80 * GIB, 8, Defaults(), "layer")
-    (0.875, 0.806)
+    >>> [sglang_048_fraction(one, Defaults()) for one in (Server(80 * GIB), Server(80 * GIB, 8, drafts="layer"))]
+    [0.875, 0.806]
     """
-    gib = memory_bytes / GIB
+    gib = server.memory_bytes / GIB
     sizes = ((35, 2.8, 0.1), (90, 9.5, 0.5), (160, 12.0, 0.5), (math.inf, 32.0, 0.0))
-    reserved = next(base + ranks * each for below, base, each in sizes if gib < below)
-    reserved += {"none": 0, "layer": 2, "model": 6}[drafts]
+    reserved = next(base + server.ranks * each for below, base, each in sizes if gib < below)
+    reserved += DRAFTS_MIB[server.drafts] / 1024
     return max(0.001, round((gib - reserved) / gib, 3))

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.serve.engines.graph_sizes import vllm_014_sizes, vllm_030_sizes, vllm_08_sizes
+from sim.serve.engines.graph_sizes import (
+    vllm_014_drafting_tokens,
+    vllm_014_sizes,
+    vllm_030_drafting_tokens,
+    vllm_030_sizes,
+    vllm_08_sizes,
+)
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS
 from sim.serve.engines.record import LARGEST_BYTES, Case, Defaults, Engine, LatentBlocks, TwoBatches
@@ -172,6 +178,7 @@ _VLLM_14 = replace(
     overlaps_drafting=(True, False),
     adapters_drafting=True,  # 0.14.1, v1/worker/gpu_input_batch.py, make_lora_inputs: an adapter for each sampled token
     graph_sizes=vllm_014_sizes,
+    drafting_tokens=vllm_014_drafting_tokens,
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
 )
@@ -181,13 +188,14 @@ _VLLM_19 = replace(
     since=(0, 19),
     date="2026-04",
     source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
-    "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; drafts as in 0.32);"
-    " since 0.21 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
+    "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; with a draft model only"
+    " where told to, until 0.28);"
+    " since 0.20 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
     " the cache (pull request 38284): simulated as 0.9 without them",
     host=hosts(V1_24),
     latent_blocks=_BLOCKS_19,
     overlaps_stages=True,
-    overlaps_drafting=(True, True),
+    may_overlap_drafting=True,
     whole_prompts_fit=True,
     copies_blocks=False,  # pull request 38460 (April 2026, in 0.20): one cuMemcpyBatchAsync for all blocks and layers
     all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
@@ -254,7 +262,9 @@ RECORDS = (
         " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
         " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
         host=hosts(V1_32),
+        overlaps_drafting=(True, True),
         graph_sizes=vllm_030_sizes,
+        drafting_tokens=vllm_030_drafting_tokens,
         cases=(_LARGE, _LARGEST, _BLACKWELL),
     ),
 )

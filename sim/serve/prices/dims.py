@@ -36,7 +36,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     nodes = expert_nodes(p, scenario.cluster.domain_gpus)
     head_tp = ranks if engine.dp_attention and i.head_over_replicas is not False and not m.tied_embeddings else 0
     sums = engine.sums_prompts[0] and ranks > 0
-    kept = i.kv_cache.dtype or cache_dtype(i, peaks, m)
+    kept = i.kv_cache.dtype or cache_dtype(i, scenario.cluster.gpu, m)
     return ServingDims(
         model=m,
         tp=p.tp,

@@ -36,17 +36,20 @@ def dispatch_dtype(inference: Inference, peaks: Mapping[str, float]) -> str:
     return "fp8" if narrow else sixteen_bit(inference.precision)
 
 
-def cache_dtype(inference: Inference, peaks: Mapping[str, float], model: ModelConfig) -> str:
+def cache_dtype(inference: Inference, gpu: GpuSpec, model: ModelConfig) -> str:
     """What keys and values are kept in where `kv_cache.dtype` is left out.
 
     Unfused attention reads the cache without converting it, so that it stays in 16 bits there. A model that is
     published in fp8 has block scales (DeepSeek V3), beside which TensorRT-LLM keeps 16 bits unless the checkpoint says
     otherwise (_torch/model_config.py, load_hf_quant_config: FP8_BLOCK_SCALES, which _KV_CACHE_MAP has not).
     """
-    linear, _ = linear_format(inference, peaks)
+    engine = engine_of(inference.engine)
+    linear, _ = linear_format(inference, gpu.peak_flops_per_s)
     published = inference.quantization == model.checkpoint_quantization == "fp8"
     said = model.checkpoint_cache == "fp8" if published else linear in NARROW
-    narrow = engine_of(inference.engine).fp8_cache and said and inference.attention == "fused"
+    selected = model.mla is not None and model.indexer is not None and gpu.architecture == "blackwell"
+    narrow = (engine.fp8_cache and said) or (engine.fp8_selected and selected)
+    narrow &= inference.attention == "fused"
     return "fp8" if narrow else sixteen_bit(inference.precision)
 
 
@@ -55,7 +58,7 @@ def with_block_tokens(own: Defaults, inference: Inference, model: ModelConfig, g
     keeps the usual ones: its blocks follow its states (vLLM, HybridAttentionMambaModelConfig)."""
     if model.mla is None or model.state_space is not None:
         return own
-    kept = inference.kv_cache.dtype or cache_dtype(inference, gpu.peak_flops_per_s, model)
+    kept = inference.kv_cache.dtype or cache_dtype(inference, gpu, model)
     kernel = gpu.architecture, gpu.memory_bytes, dtype_bytes(kept) < 2, model.indexer is not None
     tokens = engine_of(inference.engine).latent_blocks.on(*kernel)
     return own._replace(block_tokens=tokens) if tokens else own

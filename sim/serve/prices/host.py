@@ -105,6 +105,8 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
     if drafts is not None and engine.drafting_sizes is not None:
         graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
+    elif drafts is not None and engine.drafting_tokens is not None:
+        graphs = engine.drafting_tokens(*most, 1 + drafts.tokens)
     graphs = graphs if served.cuda_graphs else ()
     prompts = graphs if engine.prompt_graphs else _prompt_sizes(scenario, engine)
     return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, pieces, graphs, prompts, overlaps)

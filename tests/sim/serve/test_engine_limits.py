@@ -62,6 +62,10 @@ def test_engines_set_their_limits_by_gpu_and_layout(
         ("sglang-0.5", 24, 1, (2048, 16, 0.848)),
         ("sglang-0.5", 48, 4, (4096, 160, 0.848)),
         ("sglang-0.5", 192, 8, (16384, 512, 0.862)),
+        ("sglang-0.5.10", 24, 1, (2048, 24, 0.833)),
+        ("sglang-0.5.20", 24, 1, (4096, 48, 0.704)),
+        ("sglang-0.5.20", 32, 4, (4096, 160, 0.759)),
+        ("sglang-0.5.20", 48, 4, (4096, 160, 0.84)),
     ],
 )
 def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
@@ -165,6 +169,55 @@ def test_sglang_loads_a_draft_into_what_its_fraction_leaves(speculative: dict[st
 
 
 @pytest.mark.parametrize(
+    ("engine", "own", "reserved_mib"),
+    [
+        ("sglang-0.5.10", {}, 14336 + 8 * 58),
+        ("sglang-0.5.10", {"latent": True}, 14336 + 1536),
+        ("sglang-0.5.10", {"pp": 2}, 14336 + 512),
+        ("sglang-0.5.10", {"replicas": 8}, 14336 + 128 * 28 + 4.5 * 512 * 8),
+        ("sglang-0.5.10", {"drafts": "layer"}, 14336 + 4096),
+        ("sglang-0.5.14", {"drafts": "layer"}, 14336 + 8 * 58),
+    ],
+)
+def test_sglang_keeps_room_for_graphs_of_prompts_where_it_has_them_and_for_drafts(
+    engine: str, own: dict[str, Any], reserved_mib: float
+) -> None:
+    """Of 80 GiB with 4 ranks: 512 + 1.5 · 8,192 + 2 · 512 + 128 · 4 MiB, which are 14,336."""
+    given: dict[str, Any] = {"pp": 1, **own}
+    d = ENGINES[engine].defaults_on("hopper", 80 * GIB, 4, positions=0, **given)
+    assert d.memory_fraction == pytest.approx(1 - reserved_mib / (80 * 1024), abs=1e-3)
+
+
+def test_sglang_since_0_5_14_has_a_draft_in_its_fraction() -> None:
+    """The draft's weights, and its part of a token's cache, are taken off what weights and cache have."""
+    section = {"engine": "sglang-0.5.14", "requests": ONE, "speculative": {"draft": "llama3.2-1b"}}
+    sim = simulate_serving(parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": section}))
+    room = sim.scenario.cluster.gpu.shown_bytes * sim.scenario.for_serving.kv_cache.memory_fraction
+    room -= sim.capacity.weight_bytes[0]
+    cache_bytes = 2 * 2 * (32 * 8 * 128 + 16 * 8 * 64)  # K and V in 16 bits of 32 layers, and of the draft's 16
+    assert sim.capacity.blocks == room // cache_bytes
+
+
+@pytest.mark.parametrize(("engine", "overlaps"), [("sglang-0.5.10", False), ("sglang-0.5.11", True)])
+@pytest.mark.parametrize("drafts", ["layer", "model"])
+def test_sglang_since_0_5_11_works_beside_the_gpu_with_drafts(engine: str, overlaps: bool, drafts: Any) -> None:
+    assert ENGINES[engine].overlaps_with(None, drafts, 1) == overlaps
+    assert not ENGINES[engine].overlaps_with(None, drafts, 2)
+
+
+@pytest.mark.parametrize(
+    ("engine", "told", "overlaps"),
+    [("vllm-0.14", True, False), ("vllm-0.19", None, False), ("vllm-0.19", True, True), ("vllm-0.28", None, True)],
+)
+def test_vllm_works_beside_the_gpu_with_a_draft_model_by_itself_since_0_28(
+    engine: str, told: bool | None, overlaps: bool
+) -> None:
+    """config/vllm.py: until 0.27 `draft_model` is allowed where --async-scheduling is given, and else turns it off."""
+    assert ENGINES[engine].overlaps_with(told, "model", 1) == overlaps
+    assert ENGINES[engine].overlaps_with(None, "layer", 1)
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({}, ("chunked_prefill false", "max_batch_tokens 8192")),
@@ -214,7 +267,8 @@ DRAFT = {"draft": {"preset": "llama3.2-1b", "vocab": 128256}, "tokens": 3}
     [
         ("vllm-v1", False, False, 1024, 136),
         ("vllm-0.14", True, False, 1024, 136),
-        ("vllm-0.19", True, True, 1024, 136),
+        ("vllm-0.19", True, False, 1024, 136),
+        ("vllm-0.28", True, True, 1024, 136),
         ("sglang", False, False, 48, 192),
         ("sglang-0.5", False, False, 48, 160),
         ("trtllm-1.0", True, False, 2048, 160),

@@ -82,3 +82,15 @@ def test_sglang_keeps_graphs_of_prompts(more: dict[str, Any], padded: int, launc
     host = costs(**{"engine": "sglang-0.5.10", **more}).host
     assert host.padded(700, prompts=True) == padded
     assert host.launches(0, Load(700, 0, 0, ((700, 0, 1),), 1)) == (launches or host.kernels[0])
+
+
+@pytest.mark.parametrize(
+    ("engine", "sequences", "padded"), [("vllm-0.14", 16, 64), ("vllm-0.14", 7, 32), ("vllm-0.28", 9, 40)]
+)
+def test_vllm_keeps_graphs_for_the_drafted_tokens_of_all_sequences(engine: str, sequences: int, padded: int) -> None:
+    """Of 16 sequences with 4 tokens each: to twice 64 tokens, in whole sequences."""
+    drafting = {"speculative": {"draft": "llama3.2-1b", "tokens": 3}}
+    host = costs(engine=engine, max_running_requests=16, **drafting).host
+    assert host.graph_sizes[-1] == 128
+    assert host.padded(4 * sequences) == padded
+    assert all(n % 4 == 0 for n in host.graph_sizes)

@@ -1,0 +1,57 @@
+"""Flags of caches, chunks and CUDA graphs in command lines of serving engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sim.inputs.scenario import parse_scenario
+from tests.sim.convert.test_serving import BENCH, converted
+
+
+@pytest.mark.parametrize(
+    ("server", "expected", "told"),
+    [
+        ("vllm serve llama3-8b --kv-cache-dtype bfloat16", {"kv_cache": {"dtype": "bf16"}}, ""),
+        ("vllm serve llama3-8b --kv-cache-dtype auto --max-num-batched-tokens 8k", {"max_batch_tokens": 8000}, ""),
+        ("vllm serve llama3-8b --kv-cache-dtype nvfp4", {}, "not expressed here: --kv-cache-dtype"),
+        ("trtllm-serve llama3-8b --enable_chunked_prefill", {"chunked_prefill": True}, ""),
+        ("""vllm serve llama3-8b -cc '{"cudagraph_mode": "NONE"}'""", {"cuda_graphs": False}, ""),
+        ("vllm serve llama3-8b -cc.cudagraph_mode=none", {"cuda_graphs": False}, ""),
+        (
+            """vllm serve llama3-8b --compilation-config '{"cudagraph_mode": "PIECEWISE", "level": 3}'""",
+            {},
+            "--compilation-config: cudagraph_mode PIECEWISE: not expressed here",
+        ),
+        ("""vllm serve llama3-8b -cc '{"level": 3}'""", {}, "--compilation-config: level: not expressed here"),
+    ],
+)
+def test_caches_chunks_and_graphs_by_their_flags(
+    tmp_path: Path, server: str, expected: dict[str, Any], told: str
+) -> None:
+    found, text = converted(tmp_path, f"{server}\n{BENCH}")
+    assert expected.items() <= found["inference"].items()
+    assert ("not expressed here" in text) == bool(told)
+    assert told in text
+    parse_scenario(found)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "told"),
+    [
+        ("{max_batch_size: 64, enable_padding: true}", ""),
+        ("{max_batch_size: 32}", "cuda_graph_config.max_batch_size"),
+        (
+            "{batch_sizes: [1, 2, 4], enable_padding: false}",
+            "cuda_graph_config.batch_sizes, cuda_graph_config.enable_padding",
+        ),
+    ],
+)
+def test_graphs_that_tensorrt_llm_is_told_and_that_are_not_simulated_are_named(
+    tmp_path: Path, graphs: str, told: str
+) -> None:
+    (tmp_path / "more.yml").write_text(f"cuda_graph_config: {graphs}\n")
+    _, text = converted(tmp_path, f"trtllm-serve llama3-8b --max_batch_size 64 --config more.yml\n{BENCH}")
+    assert (f"not expressed here: {told}\n" in text) if told else ("not expressed here" not in text)
