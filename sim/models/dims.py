@@ -80,6 +80,7 @@ class Dims(Struct, frozen=True):
     normed_bytes: float = 2.0  # of an element that a norm writes
     code: ModelCode = LLAMA  # of the model in Transformers, where the framework runs it
     streams: Streams = Streams()  # of the residual stream, see `sim.models.hyper_connections`
+    partial_rows: bool = False  # row-parallel layers leave the sum over tp to the layer, see `sums_branches_together`
     in_sixteen_bits: bool = False  # of a layer that keeps 16 bits where the others have fewer, see `layer_dims`
 
     @property

@@ -172,6 +172,19 @@ _RECORDS = (
         adapters_in_fp32=False,  # the same function casts them with the model
     ),
     Framework(
+        "gpt_neox",  # EleutherAI's trainer: Megatron-LM's layers of 2020 as torch's operators, under DeepSpeed's engine
+        sums_branches_together=True,
+        vocabulary_multiple=128,  # megatron/neox_arguments/neox_args.py: make_vocab_size_divisible_by
+        checkpoint_stops_early=None,  # deepspeed/runtime/activation_checkpointing: CheckpointFunction
+        zero=DEEPSPEED_ZERO,  # megatron/training.py: setup_model_and_optimizer
+        autocasts=False,  # the engine casts the model, as in the record above
+        copies_updated=True,
+        keeps_gradients_at=(3,),
+        sums_in_fp32=False,
+        family="torch",
+        former=TORCH_RELEASES[:2],
+    ),
+    Framework(
         "meta_llama3",  # Meta's own trainer of Llama 3, of which its paper says this
         # Section 3.3.2: FSDP shards the gradients; FP32 sums over multiple micro-batches in backward, and then the
         # reduce-scatter; a stage takes N micro-batches in a row. Whole sums of all stages would not fit in 80 GB.

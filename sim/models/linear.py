@@ -60,6 +60,7 @@ def linear(d: Dims, spec: Linear) -> Operator:
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
     bias = spec.n if spec.bias else 0
     gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) if split and d.sp else 0
+    gathered = 0 if d.partial_rows and spec.mode == "row" else gathered
     gradients = (spec.rows * (spec.k + spec.n) + gathered) * d.act_bytes
     if reads_wide(d, spec):  # the input's gradient in fp32, beside it those before it
         gradients += spec.rows * spec.k * FP32_BYTES * min(2, len(spec.outs))
@@ -171,7 +172,7 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
 def _row_forward(d: Dims, spec: Linear) -> Program:
     before = input_casts(d, spec.name, spec.rows * spec.k, False) + weight_casts(d, spec.name, spec.k * spec.n)
     before = operand_casts(d, spec) + before
-    if d.tp == 1:
+    if d.tp == 1 or d.partial_rows:
         return before + _gemms(d, spec, spec.rows)
     kind = "reduce_scatter" if d.sp else "all_reduce"
     size = spec.rows * spec.n * d.act_bytes
@@ -247,7 +248,7 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
 def _row_backward(d: Dims, spec: Linear) -> Program:
     weights = weight_casts_again(d, spec.name, spec.k * spec.n)
     last = casts_again(d, spec.name, spec.rows * spec.k)
-    if d.tp == 1 or not d.sp:
+    if d.tp == 1 or not d.sp or d.partial_rows:
         cast = gradient_casts(d, spec.name, spec.rows * spec.n)
         return cast + weights + _input_gradient(d, spec, spec.rows) + last + _weight_gradients(d, spec)
     own, whole = gather_casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)

@@ -39,6 +39,26 @@ def test_sequence_parallelism_moves_the_same_forward(model):
     assert comm_bytes(block.backward, "tp") == 6 * SBH
 
 
+@pytest.mark.parametrize("beside", [True, "two_norms"])
+@pytest.mark.parametrize(
+    ("framework", "sp", "forward", "backward"),
+    [
+        ("gpt_neox", False, {"all_reduce": 1}, {"all_reduce": 2}),
+        ("gpt_neox", True, {"all_gather": 2, "reduce_scatter": 1}, {"all_gather": 3, "reduce_scatter": 2}),
+        ("eager", False, {"all_reduce": 2}, {"all_reduce": 2}),
+        ("transformers", False, {"all_reduce": 2}, {"all_reduce": 2}),
+    ],
+)
+def test_gpt_neox_sums_both_branches_of_a_layer_at_once(beside, framework, sp, forward, backward):
+    """gpt-neox, model/transformer.py: with `gpt_j_residual` both are made with `parallel_output`, and `self.reduce`
+    adds up their sum; each column-parallel layer has a `copy_to_model_parallel_region` of its own (mpu/layers.py)."""
+    block = layer_block(make(GPT | {"parallel_block": beside}, {"framework": framework}, tp=4, sp=sp), 0)
+    assert comms(block.forward, "tp") == Counter(forward)
+    assert comms(block.backward, "tp") == Counter(backward)
+    assert comm_bytes(block.forward, "tp") == sum(forward.values()) * SBH
+    assert comm_bytes(block.backward, "tp") == sum(backward.values()) * SBH
+
+
 def test_only_the_re_gather_belongs_to_the_weight_gradient():
     block = layer_block(make(GPT, tp=4, sp=True), 0)
     late = [i for i in block.backward if isinstance(i, Comm) and i.phase is Phase.WEIGHT_GRAD]
