@@ -196,6 +196,6 @@ def shape_key(m: ModelConfig, d: Dims) -> str:
     """The part of a key that all blocks share."""
     return (
         f"b={d.batch} s={d.full_seq} h={d.hidden} norm={m.norm} bias={int(m.bias)} precision={d.linear}{d.recipe_key} "
-        f"{'autocast ' if d.autocast else ''}"
+        f"{'autocast ' if d.autocast else 'fp32 stream ' if d.wide_stream else ''}"
         f"elementwise={d.framework.name} tp={d.tp} sp={int(d.sp)} cp={d.cp}"
     )
