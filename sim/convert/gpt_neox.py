@@ -49,10 +49,6 @@ GPT2_TOKENIZER, GPT2_TOKENS = "GPT2BPETokenizer", 50257
 LLAMA_MLP, LLAMA_MULTIPLE = "llama", 256  # releases of 2023 and 2024
 OTHER_ATTENTION = ("local", "sparse", "bigbird", "bslongformer", "gmlp", "amlp", "mamba", "rwkv")
 SEPARATE = "GPT-NeoX's kernels are simulated as separate operators, as without its fusions"
-SHARED_SUM = (
-    "gpt_j_residual: attention and MLP each have an all-reduce of tensor parallelism here; GPT-NeoX sums both outputs "
-    "and sends them once"  # model/transformer.py: `ParallelTransformerLayer.forward`
-)
 MIXED_BIASES = "biases are simulated in all layers or in none: here in {}"
 
 
@@ -88,8 +84,7 @@ def convert_gpt_neox(file: Path, data: Mapping[str, Any], machine: Machine) -> C
     written = {flag: key for key, flag in FLAGS.items()} | {"micro-batch-size": "train_micro_batch_size_per_gpu"}
     s = Settings(file, flags, written=written, notes=own.notes)
     sections, block = described(s, machine, gpus), _block(own)
-    if block.get("parallel_block") and own.size("model_parallel_size", 1) > 1:
-        own.notes.append(SHARED_SUM)
+    sections["training"]["framework"] = "gpt_neox"
     if "tp_overlap" in sections["parallelism"]:
         sections["parallelism"]["tp_overlap"] = "none"  # autograd's all-reduce of `F.linear` (mpu/layers.py)
     if machine.model is None:

@@ -360,7 +360,9 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
     if s.flag("deepspeed"):
         stage = s.integer("zero-stage")
         return {"zero": stage, "param_gather_overlap": False if stage in (1, 2) else None}  # `DEEPSPEED_ZERO`
-    if not s.flag("use-distributed-optimizer"):
+    # Megatron-LM, training/arguments.py: the older name sets the flag, by which whole matrices are dealt out
+    by_layers = s.flag("use-layer-wise-distributed-optimizer") or s.values.get("optimizer") == "dist_muon"
+    if not (s.flag("use-distributed-optimizer") or by_layers):
         return {"zero": 0}
     shard = members // instances if instances > 1 else None
     return {"zero": 1, "shard_size": shard, "param_gather_overlap": gather}

@@ -9,7 +9,8 @@
 - A weight's gradient is cast from the 16 bits of its matmul and then added to the sum (`sim.models.operators`).
 - The stream's gradient is cast to 16 bits where it enters a branch.
 
-Beside 16-bit weights (adapters of a model in 16 bits) the stream has 16 bits. What is on the list of fp32 is given
+Beside 16-bit weights (adapters of a model in 16 bits) the stream has 16 bits, or fp32 behind a norm of the embedding
+(`Dims.wide_stream`: BLOOM). What is on the list of fp32 is given
 copies all the same: torch's layer norm and powers, whose fp32 results the matmuls behind them cast back.
 
 All were counted in captured programs (`tests/sim/models/test_autocast.py`).
@@ -63,12 +64,12 @@ def lists_apart(d: Dims) -> bool:
 
 def widens_norms(d: Dims) -> bool:
     """Tell whether norms of a stream in 16 bits are given copies in fp32."""
-    return lists_apart(d) and not d.autocast and d.torch_norms
+    return lists_apart(d) and not d.stream_in_fp32 and d.torch_norms
 
 
 def norms_give_wide(d: Dims) -> bool:
     """Tell whether norms give fp32 on, which the matmuls behind them cast."""
-    return casts_apart(d) or widens_norms(d)
+    return (d.stream_in_fp32 and not d.framework.fuses_chains) or widens_norms(d)
 
 
 def in_fp32(d: Dims) -> Dims:
@@ -110,7 +111,7 @@ def input_gradient_casts(d: Dims, spec: Linear, i: int, rows: int) -> Program:
 
 def branch_gradient_casts(d: Dims, name: str, elements: float) -> Program:
     """The stream's gradient in 16 bits for a branch; a compiler writes it beside the sum that it is."""
-    if not d.autocast:
+    if not d.stream_in_fp32:
         return ()
     if d.framework.fuses_chains:
         return (memory_op(f"{name}_grad_cast", I, "elementwise", elements, d.act_bytes * elements, d.act, 0),)

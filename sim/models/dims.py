@@ -77,9 +77,11 @@ class Dims(Struct, frozen=True):
     torch_norms: bool = False  # the stream's norms are torch's layer norm
     adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.models.autocast.adapter_casts`
     autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.autocast`
+    wide_stream: bool = False  # beside 16-bit weights the residual stream has fp32, see `_widens_stream`
     normed_bytes: float = 2.0  # of an element that a norm writes
     code: ModelCode = LLAMA  # of the model in Transformers, where the framework runs it
     streams: Streams = Streams()  # of the residual stream, see `sim.models.hyper_connections`
+    partial_rows: bool = False  # row-parallel layers leave the sum over tp to the layer, see `sums_branches_together`
     in_sixteen_bits: bool = False  # of a layer that keeps 16 bits where the others have fewer, see `layer_dims`
 
     @property
@@ -93,10 +95,15 @@ class Dims(Struct, frozen=True):
         return self.rows * self.hidden * self.streams.number * self.of_stream.act_bytes
 
     @property
+    def stream_in_fp32(self) -> bool:
+        """Whether the residual stream has fp32 beside matmuls in 16 bits."""
+        return self.autocast or self.wide_stream
+
+    @property
     def of_stream(self) -> Dims:
         """The sizes of what reads and writes the residual stream: under autocast it has fp32. Norms give that on, or
         16 bits where a compiler puts the casts of the matmuls behind them into the same kernel."""
-        if not self.autocast:
+        if not self.stream_in_fp32:
             return self
         given = self.act_bytes if self.framework.fuses_chains else FP32_BYTES
         return replace(self, act="fp32", act_bytes=FP32_BYTES, normed_bytes=given)
@@ -208,6 +215,13 @@ def layer_dims(scenario: Scenario, layer: int) -> Dims:
     return replace(d, fp8_attention=False, turns_frozen=False, in_sixteen_bits=True, **usual)
 
 
+def _widens_stream(m: ModelConfig, adapters: str, autocast: bool) -> bool:
+    """Tell whether autocast widens the residual stream of a model in 16 bits: it runs the layer norm behind the
+    embedding (transformers/models/bloom/modeling_bloom.py: `word_embeddings_layernorm`) in fp32, and a sum of both
+    dtypes is fp32 (`dropout_add`)."""
+    return adapters == "autocast" and not autocast and m.embedding_norm and m.norm == "layernorm"
+
+
 def dims(scenario: Scenario) -> Dims:
     """Sizes of one rank's shard of `scenario`.
 
@@ -227,6 +241,8 @@ def dims(scenario: Scenario) -> Dims:
     whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
     reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
     micro_batches = max(1, scenario.micro_batches)
+    autocast = autocasts(t, p, m)
+    adapters = "autocast" if t.lora is not None and autocast else adapter_casts(t, p)
     alike, frozen = _orders_alike(scenario.cluster, framework, recipe), t.lora is not None
     return Dims(
         batch=t.micro_batch_size,
@@ -262,11 +278,12 @@ def dims(scenario: Scenario) -> Dims:
         experts_reduced_over=experts_reduced_over,
         shard_sum_bytes=dtype_bytes(t.grad_reduce_dtype if holds_back_sums(scenario) else t.grad_dtype),
         lora=t.lora,
-        adapters="autocast" if t.lora is not None and autocasts(t, p, m) else adapter_casts(t, p),
+        adapters=adapters,
+        wide_stream=_widens_stream(m, adapters, autocast),
         four_bit=t.lora is not None and t.lora.weights == "nf4",
         norm_in_fp32=m.norm_in_fp32,
         torch_norms=m.norm == "layernorm" and not m.norm_in_fp32,
-        autocast=autocasts(t, p, m),
+        autocast=autocast,
         normed_bytes=dtype_bytes(act),
         streams=streams_of(m),
     )

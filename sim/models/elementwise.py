@@ -123,7 +123,10 @@ def stream_norm(m: ModelConfig, d: Dims, name: str, after_sum: bool = False, kee
     """The model's norm of the residual stream (`norm` over the hidden size)."""
     if widens_norms(d):
         return _of_copies(m, d, name)
-    return norm(d, name, m.norm, d.rows, d.hidden, m.norm_vectors, after_sum, keeps_input)
+    own = norm(d, name, m.norm, d.rows, d.hidden, m.norm_vectors, after_sum, keeps_input)
+    if not d.wide_stream:
+        return own
+    return replace(own, forward=(*_launches(f"{name}_weights", F, m.norm_vectors), *own.forward))
 
 
 def _of_copies(m: ModelConfig, d: Dims, name: str) -> Operator:

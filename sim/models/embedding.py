@@ -29,8 +29,8 @@ TOKEN_BYTES = 8.0  # an int64 token number
 
 def embedding_block(scenario: Scenario) -> Block:
     """Look-up, sum over vocabulary shards (a reduce-scatter with sp), positions, norm, dropout."""
-    d = dims(scenario).of_stream
-    m = scenario.model
+    m, found = scenario.model, dims(scenario)
+    d = replace(found, wide_stream=False) if found.wide_stream else found.of_stream  # its norm widens the stream
     own = (lookup(scenario, d), *_positions(m, d), *_norm(m, d), *_dropout(d), *copied_to_streams(d))
     parts = of_part(ModelPart.EMBEDDING, (*own, *_of_layers(m, d)))
     if d.lora is not None:  # nothing behind the first adapter needs a gradient

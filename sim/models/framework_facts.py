@@ -162,6 +162,16 @@ class Framework(Struct, frozen=True):
 
     merges_projections: bool = False
     """query, key and value are one matmul; gate and up are one matmul [core/transformer/attention.py: linear_qkv]"""
+    sums_branches_together: bool = False
+    """outputs of attention and MLP beside each other (`model.parallel_block`) are added up before their sum over tp:
+    one all-reduce forward, and one backward for each input's gradient [gpt-neox: megatron/model/transformer.py,
+    `parallel_output`; mpu/layers.py]"""
+    reduces_each_input: bool = False
+    """each column-parallel layer all-reduces its own part of the gradient of an input that several share
+    [transformers/distributed/tensor_parallel.py: ColwiseParallel; deepspeed/module_inject/layers.py: ColumnParallel]"""
+    gathers_logits: bool = False
+    """the logits of all ranks of tp are gathered, and each rank computes the loss of the whole vocabulary
+    [transformers/models/llama/modeling_llama.py: `_tp_plan`, colwise_gather_output]"""
     keeps_gathered: bool = False
     """a matmul's input that sequence parallelism gathered is kept for the weight gradient, not gathered again
     [torch/distributed/tensor: redistribute; torch/_functorch/partitioners.py]"""

@@ -89,6 +89,8 @@ _TRANSFORMERS = Framework(
     copies_by_index=True,
     router=TRANSFORMERS_ROUTER,
     joins_split_gradients=True,
+    reduces_each_input=True,
+    gathers_logits=True,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
     turns_in_fp32=True,
     experts_in_param_dtype=True,
@@ -153,6 +155,8 @@ _RECORDS = (
         masks_windows=True,
         masks_causal=True,
         returns_logits=True,
+        reduces_each_input=True,
+        gathers_logits=True,
         adapters_in_fp32=True,
         checkpoint_asks_gradients=True,
         emitted_for=(),
@@ -164,12 +168,26 @@ _RECORDS = (
         _TRANSFORMERS,
         name="deepspeed",  # Transformers' modules under DeepSpeed's engine
         kin="transformers",
+        gathers_logits=False,  # its own layers in place of `tp_plan`
         zero=DEEPSPEED_ZERO,
         autocasts=False,  # runtime/engine.py: _configure_distributed_model casts the model, unless torch_autocast is on
         copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
         keeps_gradients_at=(3,),
         sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
         adapters_in_fp32=False,  # the same function casts them with the model
+    ),
+    Framework(
+        "gpt_neox",  # EleutherAI's trainer: Megatron-LM's layers of 2020 as torch's operators, under DeepSpeed's engine
+        sums_branches_together=True,
+        vocabulary_multiple=128,  # megatron/neox_arguments/neox_args.py: make_vocab_size_divisible_by
+        checkpoint_stops_early=None,  # deepspeed/runtime/activation_checkpointing: CheckpointFunction
+        zero=DEEPSPEED_ZERO,  # megatron/training.py: setup_model_and_optimizer
+        autocasts=False,  # the engine casts the model, as in the record above
+        copies_updated=True,
+        keeps_gradients_at=(3,),
+        sums_in_fp32=False,
+        family="torch",
+        former=TORCH_RELEASES[:2],
     ),
     Framework(
         "meta_llama3",  # Meta's own trainer of Llama 3, of which its paper says this

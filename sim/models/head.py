@@ -110,11 +110,36 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     if m.tied_embeddings:
         output = replace(output, params=0, frozen=0)
     output = output if aligned else _unaligned(output, alignment)
+    if kernel != "chunked":
+        output = _gathered(d, output, vocab)
+        d, vocab = _of_loss(d, vocab)
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel)
     loss = replace(loss, forward=(*loss.forward, *_metric_losses(d, vocab), *after_loss_check(d)))
     if m.logit_softcap is not None and kernel in ("unfused", "native"):
         output = _capped(d, output, vocab)
     return of_part(ModelPart.HEAD, [output, loss])
+
+
+def _gathers_logits(d: Dims) -> bool:
+    return d.framework.gathers_logits and d.tp > 1
+
+
+def _of_loss(d: Dims, vocab: int) -> tuple[Dims, int]:
+    """The sizes of the loss on one rank and the entries of the vocabulary that it has there, of `vocab` a rank."""
+    return (replace(d, tp=1), vocab * d.tp) if _gathers_logits(d) else (d, vocab)
+
+
+def _gathered(d: Dims, part: Operator, vocab: int) -> Operator:
+    """The output matrix, and if ranks of tp gather its logits, [tokens, tp · vocab], a kernel that joins those of all
+    (torch/distributed/_functional_collectives.py: `all_gather_tensor`, `_maybe_view_chunk_cat`); backward each rank
+    takes its own part of the gradient, and sends nothing."""
+    if not _gathers_logits(d):
+        return part
+    n = float(d.tokens * vocab * d.tp)
+    gather = collective("logits_all_gather", "all_gather", n * d.act_bytes, F)
+    join = memory_op("logits_join", F, "copy", n, 2 * n * d.act_bytes, d.act, kernel="cat")
+    held = part.forward_bytes + 2 * n * d.act_bytes  # gathered, and joined
+    return replace(part, forward=(*part.forward, gather, join), forward_bytes=held)
 
 
 def _capped(d: Dims, part: Operator, vocab: int) -> Operator:
@@ -225,7 +250,7 @@ def stranded_logits_bytes(scenario: Scenario) -> float:
     loss = d.framework.loss
     replaced = loss.keeps == "softmax" and loss.overwrites != "logits"
     apart = t.cross_entropy == "unfused" and replaced and d.act_bytes < FP32_BYTES
-    return d.act_bytes * d.tokens * d.vocabulary_of(scenario.model) if apart else 0.0
+    return d.act_bytes * d.tokens * _of_loss(d, d.vocabulary_of(scenario.model))[1] if apart else 0.0
 
 
 def _per_token(d: Dims, phase: Phase, kernels: int) -> list[Item]:
@@ -250,7 +275,8 @@ def soft_loss(scenario: Scenario, d: Dims) -> Operator:
     teacher's probabilities. Backward: difference of two distributions (12), by T (8), sum with the hard loss's
     gradient (12). Fused: both logits read twice, the gradient written onto the hard loss's (5e).
     """
-    n, e = float(d.tokens * d.vocabulary_of(scenario.model)), d.act_bytes
+    d, vocab = _of_loss(d, d.vocabulary_of(scenario.model))
+    n, e = float(d.tokens * vocab), d.act_bytes
     fused = scenario.for_training.cross_entropy == "fused"
     name, moved = "distillation_loss", (5 * e if fused else 56.0 + e) * n
     forward: list[Item] = [memory_op(name, F, "cross_entropy", n, moved, d.act, 2 if fused else 10)]

@@ -12,9 +12,10 @@ from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import LayerSpec, layer_specs
+from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.lora import frozen, only_behind_adapters
 from sim.models.offload_modules import by_module
-from sim.models.operators import Operator, of_part, workspace
+from sim.models.operators import F, I, Operator, collective, of_part, workspace
 from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, rerun_end
 from sim.models.recompute_modules import inside
@@ -55,6 +56,7 @@ def _ends_backward(scenario: Scenario, d: Dims, layer: int) -> bool:
 def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
     """The layer's operators in forward order."""
     m, spec = scenario.model, layer_specs(scenario.model)[layer]
+    d = replace(d, partial_rows=_sums_together(d, spec))
     if spec.parallel is True:
         return _parallel(scenario, d, layer, shard)
     ngrams = () if spec.ngrams is None else spec.ngrams.train(d)
@@ -86,10 +88,11 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
         *inside("layernorm", norms),
         branch_sum(d),
         *spec.attention.train(scenario, d, shard),
-        residual(d, "attention_residual", m.biased_attention_out and d.tp > 1),
+        residual(_before_sum(d), "attention_residual", m.biased_attention_out and d.tp > 1),
     )
     mlp = (
         *inside(spec.mlp.module, (replace(first, saved=own), *rest)),
+        *_sum_of_branches(d),
         residual(d, "mlp_residual", spec.mlp.bias_after and d.tp > 1),
     )
     return (*of_part(spec.attention.part, attention), *of_part(spec.mlp.part, mlp))
@@ -125,8 +128,30 @@ def _branch(
         *of_part(ModelPart.NORM, () if gate is None else gate.train(d, f"{name}_norm")),
         *inner,
         *norms(d, f"{name}_post_norm", spec.norm_position != "pre"),
-        residual(d, f"{name}_residual", bias_after),
+        *(_sum_of_branches(d) if second else ()),
+        residual(d if second else _before_sum(d), f"{name}_residual", bias_after),
     )
+
+
+def _sums_together(d: Dims, spec: LayerSpec) -> bool:
+    """Tell whether attention and MLP beside each other share their sum over tp."""
+    return d.framework.sums_branches_together and d.tp > 1 and bool(spec.parallel) and isinstance(spec.mlp, DenseMlp)
+
+
+def _before_sum(d: Dims) -> Dims:
+    """The sizes of what reads both branches' parts of a sum: all tokens, as sequence parallelism splits the sum."""
+    return replace(d, rows=d.tokens) if d.partial_rows else d
+
+
+def _sum_of_branches(d: Dims) -> tuple[Operator, ...]:
+    """The all-reduce of both branches' outputs, [tokens, hidden], whose backward sends nothing; with sequence
+    parallelism a reduce-scatter, and a gather of the gradient (gpt-neox: `ParallelTransformerLayer.forward`,
+    `self.reduce`). Each column-parallel layer still all-reduces its own input's gradient (`ColumnParallelLinear`)."""
+    if not d.partial_rows:
+        return ()
+    kind, size = "reduce_scatter" if d.sp else "all_reduce", d.tokens * d.hidden * d.act_bytes
+    back = (collective("branches_grad_gather", "all_gather", size, I),) if d.sp else ()
+    return (Operator(f"branches_{kind}", (collective(f"branches_{kind}", kind, size, F),), back),)
 
 
 def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
@@ -171,6 +196,6 @@ def shape_key(m: ModelConfig, d: Dims) -> str:
     """The part of a key that all blocks share."""
     return (
         f"b={d.batch} s={d.full_seq} h={d.hidden} norm={m.norm} bias={int(m.bias)} precision={d.linear}{d.recipe_key} "
-        f"{'autocast ' if d.autocast else ''}"
+        f"{'autocast ' if d.autocast else 'fp32 stream ' if d.wide_stream else ''}"
         f"elementwise={d.framework.name} tp={d.tp} sp={int(d.sp)} cp={d.cp}"
     )

@@ -60,6 +60,7 @@ def linear(d: Dims, spec: Linear) -> Operator:
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
     bias = spec.n if spec.bias else 0
     gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) if split and d.sp else 0
+    gathered = 0 if d.partial_rows and spec.mode == "row" else gathered
     gradients = (spec.rows * (spec.k + spec.n) + gathered) * d.act_bytes
     if reads_wide(d, spec):  # the input's gradient in fp32, beside it those before it
         gradients += spec.rows * spec.k * FP32_BYTES * min(2, len(spec.outs))
@@ -171,7 +172,7 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
 def _row_forward(d: Dims, spec: Linear) -> Program:
     before = input_casts(d, spec.name, spec.rows * spec.k, False) + weight_casts(d, spec.name, spec.k * spec.n)
     before = operand_casts(d, spec) + before
-    if d.tp == 1:
+    if d.tp == 1 or d.partial_rows:
         return before + _gemms(d, spec, spec.rows)
     kind = "reduce_scatter" if d.sp else "all_reduce"
     size = spec.rows * spec.n * d.act_bytes
@@ -187,11 +188,13 @@ def _row_forward(d: Dims, spec: Linear) -> Program:
     return (*items, *(Wait(name, F) for name in names))
 
 
-def _input_gradient(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
-    """`dX = dY W`, summed over the matmuls that share the input."""
+def _input_gradient(d: Dims, spec: Linear, rows: int, chunk: str = "", only: int | None = None) -> Program:
+    """`dX = dY W`, summed over the matmuls that share the input; `only`: the part of one of them."""
     items: list[Item] = []
     written = rows * spec.k * d.act_bytes
     for i, n in enumerate(spec.outs):
+        if only not in (None, i):
+            continue
         name = f"{spec.out_name(i)}_dgrad{chunk}"
         items.append(gemm(name, I, rows, spec.k, n, d.linear, out_bytes=written, kernel=d.matmul))
         items += input_gradient_casts(d, spec, i, rows)
@@ -233,10 +236,12 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     if regathers and early:
         items += _within_call(d, (collective(regather, "all_gather", size_again, W, regather),))
     items += cast
-    chunks = 1 if apart or d.overlaps_in_library else _chunks(d, spec)
-    names = [name if chunks == 1 else f"{name}{c}" for c in range(chunks)]
-    for c, handle in enumerate(names):
-        items += _input_gradient(d, spec, ceil_div(spec.rows, chunks), "" if chunks == 1 else f"_chunk{c}")
+    each = d.framework.reduces_each_input and not d.sp and len(spec.outs) > 1
+    chunks = 1 if apart or each or d.overlaps_in_library else _chunks(d, spec)
+    parts = _gradient_of_each(d, spec) if each else _gradient_by_rows(d, spec, name, chunks)
+    names = [handle for handle, _ in parts]
+    for handle, made in parts:
+        items += made
         items += _within_call(d, (collective(handle, kind, size / chunks, I, "" if blocking else handle),))
     if regathers:
         items.append(collective(regather, "all_gather", size_again, W) if not early else Wait(regather, W))
@@ -244,10 +249,24 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     return tuple(items) if blocking else (*items, *(Wait(h, I) for h in names))
 
 
+def _gradient_of_each(d: Dims, spec: Linear) -> list[tuple[str, Program]]:
+    """The part of the input's gradient of each matmul that shares the input, by the name of its message."""
+    found = [(i, f"{spec.out_name(i)}_dgrad_all_reduce") for i in range(len(spec.outs))]
+    return [(handle, _input_gradient(d, spec, spec.rows, only=i)) for i, handle in found]
+
+
+def _gradient_by_rows(d: Dims, spec: Linear, name: str, chunks: int) -> list[tuple[str, Program]]:
+    """Chunks of the input's gradient, by the names of their messages."""
+    if chunks == 1:
+        return [(name, _input_gradient(d, spec, spec.rows))]
+    rows = ceil_div(spec.rows, chunks)
+    return [(f"{name}{c}", _input_gradient(d, spec, rows, f"_chunk{c}")) for c in range(chunks)]
+
+
 def _row_backward(d: Dims, spec: Linear) -> Program:
     weights = weight_casts_again(d, spec.name, spec.k * spec.n)
     last = casts_again(d, spec.name, spec.rows * spec.k)
-    if d.tp == 1 or not d.sp:
+    if d.tp == 1 or not d.sp or d.partial_rows:
         cast = gradient_casts(d, spec.name, spec.rows * spec.n)
         return cast + weights + _input_gradient(d, spec, spec.rows) + last + _weight_gradients(d, spec)
     own, whole = gather_casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)

@@ -39,6 +39,59 @@ def test_sequence_parallelism_moves_the_same_forward(model):
     assert comm_bytes(block.backward, "tp") == 6 * SBH
 
 
+@pytest.mark.parametrize("framework", ["transformers", "transformers_compiled"])
+def test_messages_of_transformers_plan_are_those_of_two_gloo_ranks(framework):
+    """Transformers 5.24 with `tp_plan="auto"`, one layer of Llama on two ranks, recorded: forward an all-reduce for the
+    embedding and each row-parallel layer, and a gather of the logits; backward one for each of the projections of
+    query, key, value, gate, up and output (distributed/tensor_parallel.py: `ColwiseParallel`)."""
+    scenario = make(LLAMA, {"framework": framework}, tp=2)
+    embedding, layer, head = embedding_block(scenario), layer_block(scenario, 0), head_block(scenario)
+    assert [comms(b.forward, "tp") for b in (embedding, layer, head)] == [
+        Counter(all_reduce=1),
+        Counter(all_reduce=2),
+        Counter(all_gather=1),
+    ]
+    assert [comms(b.backward, "tp") for b in (embedding, layer, head)] == [
+        Counter(),
+        Counter(all_reduce=5),
+        Counter(all_reduce=1),
+    ]
+    assert (comm_bytes(layer.forward, "tp"), comm_bytes(layer.backward, "tp")) == (2 * SBH, 5 * SBH)
+    vocab = scenario.model.padded_vocab(2, 2)
+    assert comm_bytes(head.forward, "tp") == 512 * 2 * vocab * 2
+    torch = head_block(make(LLAMA, {"framework": framework}))
+    kept = [next(s.bytes for s in b.saved if "log" in s.name) for b in (torch, head)]
+    assert kept[0] == pytest.approx(kept[1], rel=0.01)  # of the whole vocabulary, whatever tp is
+
+
+def test_deepspeed_s_column_layers_reduce_each_their_input_s_gradient():
+    """deepspeed/module_inject/layers.py: `ColumnParallel.backward`, of every `LinearLayer`."""
+    layer = layer_block(make(LLAMA, {"framework": "deepspeed"}, tp=2), 0)
+    assert comms(layer.backward, "tp") == Counter(all_reduce=5)
+    merged = layer_block(make(LLAMA | {"merged_projections": True}, {"framework": "deepspeed"}, tp=2), 0)
+    assert comms(merged.backward, "tp") == Counter(all_reduce=2)
+
+
+@pytest.mark.parametrize("beside", [True, "two_norms"])
+@pytest.mark.parametrize(
+    ("framework", "sp", "forward", "backward"),
+    [
+        ("gpt_neox", False, {"all_reduce": 1}, {"all_reduce": 2}),
+        ("gpt_neox", True, {"all_gather": 2, "reduce_scatter": 1}, {"all_gather": 3, "reduce_scatter": 2}),
+        ("eager", False, {"all_reduce": 2}, {"all_reduce": 2}),
+        ("transformers", False, {"all_reduce": 2}, {"all_reduce": 2}),
+    ],
+)
+def test_gpt_neox_sums_both_branches_of_a_layer_at_once(beside, framework, sp, forward, backward):
+    """gpt-neox, model/transformer.py: with `gpt_j_residual` both are made with `parallel_output`, and `self.reduce`
+    adds up their sum; each column-parallel layer has a `copy_to_model_parallel_region` of its own (mpu/layers.py)."""
+    block = layer_block(make(GPT | {"parallel_block": beside}, {"framework": framework}, tp=4, sp=sp), 0)
+    assert comms(block.forward, "tp") == Counter(forward)
+    assert comms(block.backward, "tp") == Counter(backward)
+    assert comm_bytes(block.forward, "tp") == sum(forward.values()) * SBH
+    assert comm_bytes(block.backward, "tp") == sum(backward.values()) * SBH
+
+
 def test_only_the_re_gather_belongs_to_the_weight_gradient():
     block = layer_block(make(GPT, tp=4, sp=True), 0)
     late = [i for i in block.backward if isinstance(i, Comm) and i.phase is Phase.WEIGHT_GRAD]
