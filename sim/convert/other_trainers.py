@@ -14,10 +14,7 @@ OTHERS = (
     ("verl", ("actor_rollout_ref",)),
     ("OLMo", ("model.d_model", "model.n_layers", "device_train_microbatch_size")),
     ("OLMo-core", ("train_module", "data_loader")),  # the config.json that a run saves
-    ("Docker Compose", ("services",)),
-    ("Kubernetes", ("apiVersion", "kind")),
 )
-STARTERS = ("Docker Compose", "Kubernetes")  # of servers and trainers, whose own commands are read
 READ = (
     "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
     "nanotron, LLM Foundry, GPT-NeoX"
@@ -33,8 +30,6 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
     keys = {str(key).replace("-", "_") for key in data}
     keys |= {f"{key}.{inner}" for key, values in data.items() if isinstance(values, dict) for inner in values}
     program = next((name for name, own in OTHERS if keys.issuperset(own)), None)
-    if program in STARTERS:
-        raise InputError(f"{file}: is a file of {program}, which is not read: put the command that it starts in a .sh")
     if program is not None:
         raise InputError(f"{file}: is a file of {program}, which is not read; can be converted: {READ}")
 
