@@ -319,7 +319,8 @@ def _cp_method(s: Settings) -> str | None:
 def _tp_overlap(s: Settings, tp: int) -> str | None:
     waits = "no-async-tensor-model-parallel-allreduce"
     full, apart = s.flag("tp-comm-overlap"), s.flag(waits)
-    if s.flag(PLAIN_LINEAR):
+    of_engine = s.flag("deepspeed") and not s.flag("sequence-parallel")  # Megatron-DeepSpeed, `validate_args`
+    if s.flag(PLAIN_LINEAR) or of_engine:
         return "none" if tp > 1 else None
     if apart and tp > 1 and not s.flag("sequence-parallel"):
         s.notes.append(

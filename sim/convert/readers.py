@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from sim.convert.command_line import with_values
 from sim.convert.containers import started
 from sim.convert.environment import environment_note
 from sim.convert.sourced import Sourced, advice, with_sourced
@@ -43,6 +45,8 @@ def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
     if file.suffix in DATA and (containers := started(file, text)) is not None:
         text, notes, asked = containers.script, containers.notes, asked._replace(starts=True)
     is_data = file.suffix in DATA and not asked.starts
+    if is_data or file.suffix in CODE:
+        text = _with_variables(file, text, asked.given, is_data)
     script = Sourced(text) if is_data or file.suffix in CODE else with_sourced(file, text)
     try:
         found = READERS[trainer or _trainer_of(file, script.text, is_data)](file, script.text, asked)
@@ -50,6 +54,21 @@ def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
         raise InputError(f"{error}; {advice(script.absent)}") if script.absent else error from None
     absent = [advice(script.absent)] if script.absent else []
     return replace(found, notes=(*found.notes, *notes, *absent, *environment_note(script.text)))
+
+
+def _with_variables(file: Path, text: str, given: Given, is_data: bool) -> str:
+    """The text with the user's values for variables (`${TP}`), which a JSON or YAML may have for a program that fills
+    them in.
+
+    Raises:
+        InputError: for a variable that the file does not have, and for arguments of what is no script.
+    """
+    option = "--args" if given.arguments is not None else "--var" if given.variables and not is_data else ""
+    if option:
+        raise InputError(f"{file}: {option}: is of a script, which this file is not")
+    if unknown := [name for name in given.variables if not re.search(rf"\$\{{?{name}\b", text)]:
+        raise InputError(f"{file}: --var: the file has no variable {unknown[0]}")
+    return with_values(text, given.variables, set()) if given.variables else text
 
 
 def _megatron(file: Path, text: str, asked: Asked) -> Converted:

@@ -35,12 +35,7 @@ def lacking(file: Path, value: object) -> str:
     if "$" not in str(value):
         return ""
     name = next(iter(re.findall(r"[A-Za-z_]\w*", str(value))), "NAME")
-    way = (
-        "write its value into the file"
-        if file.suffix in (".yaml", ".yml", ".json")
-        else f"--var {name}=VALUE gives one"
-    )
-    return f", in which a variable has no value: {way}"
+    return f", in which a variable has no value: --var {name}=VALUE gives one"
 
 
 FSDP_ON_HOST = (

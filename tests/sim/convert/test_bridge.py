@@ -398,3 +398,20 @@ def test_fusions_that_a_file_switches_by_their_own_names(tmp_path: Path, key: st
     assert (data["training"].get("gradient_accumulation_fusion") is False) is in_key
     assert (f"not expressed here: model.{key.partition(':')[0]}" in said) is noted
     assert "did you mean" not in said
+
+
+def test_sizes_of_overrides_go_before_those_of_the_named_model(tmp_path: Path) -> None:
+    more = "  num_layers: 8\n  num_moe_experts: 48\n  hidden_size: 7168\n"
+    text = OVERRIDES.replace("  seq_length", f"{more}  seq_length", 1)
+    found, _ = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-h100", "--gpus", "64", "--model", "kimi-k2")
+    assert found["model"] == {"preset": "kimi-k2", "layers": 8, "moe": {"experts": 48}}
+
+
+def test_the_users_values_of_variables(tmp_path: Path) -> None:
+    text = OVERRIDES.replace("tensor_model_parallel_size: 4", "tensor_model_parallel_size: ${TP}", 1)
+    here = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-30b-a3b")
+    found, _ = converted(tmp_path, "a.yaml", text, *here, "--var", "TP=2")
+    assert found["parallelism"]["tp"] == 2
+    assert "--var TP=VALUE gives one" in refused(tmp_path, "a.yaml", text, *here)
+    assert "--var: the file has no variable PP" in refused(tmp_path, "a.yaml", text, *here, "--var", "PP=2")
+    assert "--args: is of a script, which this file is not" in refused(tmp_path, "a.yaml", text, *here, "--args", "2")

@@ -73,6 +73,20 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.sh", "llamafactory-cli train full/llama3.yaml  # x.yaml", "names full/llama3.yaml: convert that file"),
         ("a.yaml", "batch: 3", "whose configuration it is cannot be told: it has no key of Megatron-Bridge"),
         ("a.yaml", "stage: dpo\nlearning_rate: 1", "stage dpo: trains on pairs of answers, which a reference model"),
+        ("a.yaml", "base_model: llama3-8b\nrl: ebft", "rl ebft: generates answers in each step"),
+        ("a.yaml", "base_model: llama3-8b\nrl: newest", "rl newest: trains for something else than next tokens"),
+        ("a.yaml", "base_model: llama3-8b\ngkd_trainer: true", "gkd_trainer: has a teacher read each answer"),
+        ("a.yaml", "base_model: llama3-8b\nreward_model: true", "reward_model: trains on pairs of answers"),
+        (
+            "bert.yaml",
+            "global_train_batch_size: 8\nmodel: {name: mosaic_bert}",
+            "model.name mosaic_bert: an encoder is trained on masked tokens",
+        ),
+        (
+            "bert.yaml",
+            "model: {num_layers: 2, bert_binary_head: true}",
+            "model.bert_binary_head: an encoder is trained on masked tokens",
+        ),
         ("a.yaml", "base_model: llama3-8b\nrl: orpo", "rl orpo: trains on pairs of answers; can be converted"),
         (
             "a.yaml",
