@@ -27,7 +27,8 @@ from sim.models.megatron_frameworks import MEGATRON, MEGATRON_BRIDGE
 
 # Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).
 SECTIONS = ("optimizer", "model", "dataset", "train", "tokenizer", "dist", "ddp", "comm_overlap", "mixed_precision")
-MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers")  # one in each `model`
+MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers")  # one in most `model`s
+OF_TRAIN = ("train_iters", "micro_batch_size", "global_batch_size")  # one in `train` beside a `model` without
 RENAMED = {
     "num_moe_experts": "num-experts",
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
@@ -141,7 +142,9 @@ OF_BERT = "bert_binary_head"  # of NeMo's megatron_bert_config.yaml
 def is_bridge(data: Mapping[str, Any]) -> bool:
     """Tell whether a mapping is a config of Megatron-Bridge or NeMo."""
     model = data.get("model")
-    return isinstance(model, dict) and any(mark in model for mark in MARKS)
+    train = data.get("train")
+    sized = isinstance(train, dict) and any(mark in train for mark in OF_TRAIN)
+    return isinstance(model, dict) and (sized or any(mark in model for mark in MARKS))
 
 
 def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Converted:

@@ -36,8 +36,15 @@ KINDS = {"mptmlp": "gelu", "te_ln_mlp": "gelu", "mptglu": "geglu"}
 
 def is_llm_foundry(data: Mapping[str, Any]) -> bool:
     """Tell whether a mapping is a config of LLM Foundry."""
+    data = parameters_of(data)
     model = data.get("model")
     return isinstance(model, dict) and "name" in model and any(mark in data for mark in MARKS)
+
+
+def parameters_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping, or what one of MosaicML's platform has under `parameters` (llm-foundry: mcli/*.yaml)."""
+    own = data.get("parameters")
+    return own if isinstance(own, dict) and ("compute" in data or "command" in data) else data
 
 
 def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -> Converted:
@@ -46,12 +53,14 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
     Raises:
         InputError: for an encoder, a model that has no key here, and a missing number of GPUs.
     """
+    compute, data = data.get("compute"), parameters_of(data)
+    gpus = compute.get("gpus") if isinstance(compute, dict) else None
     s = Settings(file, _flat({key: value for key, value in data.items() if key != VARIABLES}, data))
     if ENCODER in (name := str(s.take("model.name"))):  # mosaicml/examples, examples/bert
         raise InputError(f"{file}: model.name {name}: an encoder is trained on masked tokens, which is not simulated")
     own = name == "mpt_causal_lm" and machine.model is None
     described = _mpt(s) if own else _of_the_hub(s, machine)
-    dp = s.ranks(None, machine, 1, "1")
+    dp = s.ranks(gpus if type(gpus) is int else None, machine, 1, "1")
     micro, whole = s.values.get("device_train_microbatch_size"), s.size("global_train_batch_size")
     s.take("device_train_microbatch_size")
     if not isinstance(micro, int):

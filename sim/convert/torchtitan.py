@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.settings import ALL_IN_BF16, FSDP_ON_HOST, Converted, Machine, Settings, without_none
-from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
+from sim.convert.torchtitan_config import UNREAD, WITHOUT_EFFECT, is_job, of_python
 from sim.convert.torchtitan_filters import filtered_layers
 from sim.convert.torchtitan_older import as_of_2025
 from sim.convert.torchtitan_tokens import in_sequences
@@ -41,8 +41,10 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         InputError: for text that is neither, several functions and none named, or an unknown model.
     """
     tables = of_python(file, text, function) if file.suffix == ".py" else _toml(file, text)
-    values = {f"{table}.{key}": v for table, keys in tables.items() if table in TABLES for key, v in keys.items()}
-    if file.suffix == ".py":
+    read = tables.keys() - WITHOUT_EFFECT - {UNREAD}
+    values = {f"{table}.{key}": v for table, keys in tables.items() if table in read for key, v in keys.items()}
+    of_classes = file.suffix == ".py" and not is_job(text)  # since release 0.3.0
+    if of_classes:
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
     else:
         values = as_of_2025(values)
@@ -58,7 +60,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
     in_graph = not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and layout["ep"] is None
-    if file.suffix == ".py" and in_graph:
+    if of_classes and in_graph:
         training["cuda_graphs"] = "step"
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     if training["precision"] in PRECISIONS.values():

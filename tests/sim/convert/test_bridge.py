@@ -415,3 +415,16 @@ def test_the_users_values_of_variables(tmp_path: Path) -> None:
     assert "--var TP=VALUE gives one" in refused(tmp_path, "a.yaml", text, *here)
     assert "--var: the file has no variable PP" in refused(tmp_path, "a.yaml", text, *here, "--var", "PP=2")
     assert "--args: is of a script, which this file is not" in refused(tmp_path, "a.yaml", text, *here, "--args", "2")
+
+
+def test_overrides_that_say_no_degree_are_told_by_their_batch(tmp_path: Path) -> None:
+    """Megatron-Bridge's llama3_8b_pretrain_override_example_megatron_fsdp.yaml."""
+    text = """
+model: {seq_length: 4096}
+train: {global_batch_size: 8, micro_batch_size: 1}
+optimizer: {lr: 0.00025}
+dist: {use_megatron_fsdp: true}
+ddp: {data_parallel_sharding_strategy: optim_grads_params}
+"""
+    found, _ = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3-8b")
+    assert (found["parallelism"]["zero"], found["training"]["seq_len"]) == (3, 4096)

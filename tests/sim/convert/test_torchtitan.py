@@ -355,3 +355,24 @@ def test_gpus_that_are_not_the_product_of_all_degrees_are_refused(tmp_path: Path
     assert "32 GPUs; must be 16" in refused(tmp_path, "a.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
     data, _ = converted(tmp_path, "a.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
     assert data["parallelism"]["dp"] == 8
+
+
+def test_tables_of_forks_are_named(tmp_path: Path) -> None:
+    text = TITAN + "\n[peft]\nenable_peft = true\nlora_rank = 64\n[checkpoint]\ninterval = 500\n"
+    _, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert "not expressed here: peft.enable_peft, peft.lora_rank" in said
+
+
+def test_a_python_config_with_the_tables_of_a_toml(tmp_path: Path) -> None:
+    """torchtitan/models/qwen3/train_configs/qwen3_32b.py of early 2026."""
+    text = """default_config = JobConfig(
+        model=Model(name="qwen3", flavor="32B"),
+        optimizer=Optimizer(lr=8e-4),
+        training=Training(local_batch_size=2, seq_len=4096),
+        activation_checkpoint=ActivationCheckpoint(mode="full", selective_ac_option="op"))"""
+    data, said = converted(tmp_path, "qwen3_32b.py", text, "--cluster", "dgx-h100", "--gpus", "8")
+    training = data["training"]
+    assert data["model"] == "qwen3-32b"
+    assert (training["micro_batch_size"], training["seq_len"], training["recompute"]) == (2, 4096, WHOLE)
+    assert "cuda_graphs" not in training
+    assert "not expressed here" not in said
