@@ -15,8 +15,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from sim.convert.yaml_aliases import parsed
 from sim.core.errors import InputError
-from sim.inputs.yaml_input import parse_yaml
 
 DOCUMENTS = re.compile(r"(?m)^---(?:[ \t].*)?$")
 COMPOSE, OBJECT = "services", ("apiVersion", "kind")
@@ -42,7 +42,7 @@ def started(file: Path, text: str) -> Started | None:
     """
     if not re.search(rf"(?m)^(?:{COMPOSE}|{OBJECT[0]})[ \t]*:", text):
         return None
-    documents = [parse_yaml(part, str(file))[0] for part in DOCUMENTS.split(text) if part.strip()]
+    documents = [parsed(part, str(file)) for part in DOCUMENTS.split(text) if part.strip()]
     mappings = [document for document in documents if isinstance(document, dict)]
     if not any(COMPOSE in data or {*OBJECT} <= data.keys() for data in mappings):
         return None

@@ -137,10 +137,10 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.other_trainers import not_told, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
+    from sim.convert.yaml_aliases import parsed
     from sim.inputs.file_kinds import refuse_other_kind
-    from sim.inputs.yaml_input import parse_yaml
 
-    data: Any = parse_yaml(text, str(file))[0]
+    data: Any = parsed(text, str(file))
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.sim.convert.converting import converted
+from tests.sim.convert.converting import converted, refused
 
 COMPOSE = """
 services:
@@ -79,3 +79,30 @@ def test_a_script_in_a_manifest_is_read_as_a_launch_script(tmp_path: Path) -> No
     assert scenario["parallelism"]["tp"] == 2
     assert scenario["parallelism"]["dp"] == 8
     assert scenario["training"]["seq_len"] == 1024
+
+
+SHARED = """
+x-engine: &engine
+  image: vllm/vllm-openai:v0.11.0
+  environment: &env {SIZE: "8192"}
+services:
+  a:
+    <<: *engine
+    environment: {<<: *env, TP: "2"}
+    command: ["--model", "llama3-8b", "--tensor-parallel-size", "$TP", "--max-model-len", "$SIZE"]
+"""
+
+
+def test_anchors_of_a_compose_file(tmp_path: Path) -> None:
+    scenario, _ = converted(tmp_path, "compose.yaml", SHARED, "--cluster", "dgx-h100")
+    assert scenario["parallelism"]["tp"] == 2
+    assert scenario["inference"]["max_request_tokens"] == 8192
+
+
+def test_aliases_that_make_a_file_very_long_are_refused(tmp_path: Path) -> None:
+    levels = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+    problem = refused(tmp_path, "a.yaml", f"a0: &a0 [1, 1]\n{levels}", "--cluster", "dgx-h100")
+    assert "a.yaml: aliases make it longer than 20,000 values" in problem
+    merges = "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 9))
+    problem = refused(tmp_path, "a.yaml", f"m0: &m0 {{b: 1}}\n{merges}", "--cluster", "dgx-h100")
+    assert "aliases make it longer" in problem

@@ -70,6 +70,12 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "deepspeed --module openrlhf.cli.train_sft --zero_stage 2",
             "a command of OpenRLHF, which is not",
         ),
+        ("a.sh", "colossalai run --nproc_per_node 8 benchmark.py -c 65b", "has a command of Colossal-AI, which is not"),
+        (
+            "a.yaml",
+            "compute_environment: A\ndistributed_type: FSDP",
+            "is Accelerate's config of processes and sharding",
+        ),
         ("a.sh", "llamafactory-cli train full/llama3.yaml  # x.yaml", "names full/llama3.yaml: convert that file"),
         ("a.yaml", "batch: 3", "whose configuration it is cannot be told: it has no key of Megatron-Bridge"),
         ("a.yaml", "stage: dpo\nlearning_rate: 1", "stage dpo: trains on pairs of answers, which a reference model"),
