@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ COMPOSE, OBJECT = "services", ("apiVersion", "kind")
 REFERENCE = re.compile(r"(?<!\$)\$\(([A-Za-z_]\w*)\)")  # Kubernetes' `$(NAME)`
 SHELLS = ("sh", "bash")
 OF_SHELL = re.compile(r"-[a-z]*c")  # `-c`, `-lc`, `-exc`: the next word is a script
+HELM = re.compile(r"\{\{-?\s*(?:\.|include|if|range|define|end|with|default|toYaml|\$)")
 CONTAINERS, MANY = "containers", "replicas"
 PLAIN = re.compile(r"[\w@%+=:,./${}?-]+")  # needs no quotes
 
@@ -42,6 +44,8 @@ def started(file: Path, text: str) -> Started | None:
     """
     if not re.search(rf"(?m)^(?:{COMPOSE}|{OBJECT[0]})[ \t]*:", text):
         return None
+    if HELM.search(text):
+        raise InputError(f"{file}: is a template of Helm: convert what `helm template` writes of it")
     documents = [parsed(part, str(file)) for part in DOCUMENTS.split(text) if part.strip()]
     mappings = [document for document in documents if isinstance(document, dict)]
     if not any(COMPOSE in data or {*OBJECT} <= data.keys() for data in mappings):
@@ -108,10 +112,19 @@ def _command(image: object, own: list[str], words: list[str], environment: objec
     if own and tagged:
         yield f": {name}=={tag}"
     all_words = own + words
-    if all_words[0].rpartition("/")[2] in SHELLS and len(all_words) > 2 and OF_SHELL.fullmatch(all_words[1]):
-        yield all_words[2]
+    if (script := _of_a_shell(all_words)) is not None:
+        yield script
     else:
         yield " ".join([*([] if own or not image else [str(image)]), *map(_quoted, all_words)])
+
+
+def _of_a_shell(words: list[str]) -> str | None:
+    """The script of `bash -x -c SCRIPT`; None for another command."""
+    if words[0].rpartition("/")[2] not in SHELLS:
+        return None
+    flags = list(takewhile(lambda word: word.startswith("-"), words[1:]))
+    behind = words[1 + len(flags) :]
+    return behind[0] if behind and any(map(OF_SHELL.fullmatch, flags)) else None
 
 
 def _quoted(word: str) -> str:

@@ -46,7 +46,7 @@ spec:
     spec:
       containers:
         - image: nvcr.io/nvidia/pytorch:25.01-py3
-          command: [/bin/bash, -exc]
+          command: [/bin/bash, -x, -c]
           args:
             - |
               export TP=2
