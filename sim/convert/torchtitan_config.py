@@ -27,11 +27,11 @@ WHOLE_LAYERS = ["layers"]  # a converter's `fqns` for the matmuls of all layers
 FLOAT8 = {"recipe_name", "filter_fqns", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
-TABLES = OWN | {"float8", "mx", "experimental", "loss"}
+TABLES = OWN | {"float8", "mx", "experimental", "loss", "debug"}
 # Tables that need no key; what others have that nothing reads, such as those of forks, a note names.
 WITHOUT_EFFECT = {
     *("job", "profiling", "metrics", "lr_scheduler", "checkpoint", "validation", "comm", "memory_estimation"),
-    *("fault_tolerance", "debug"),
+    "fault_tolerance",
 }
 JOB = "JobConfig"  # of early 2026: a TOML's tables as arguments of it, `training=Training(seq_len=8192)`
 PLAIN_OPTIMIZERS = ("Config", "Optimizer")  # whose `name` says which
