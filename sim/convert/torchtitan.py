@@ -31,6 +31,7 @@ IN_16_BITS = (
     "experts: torchtitan leaves them in 16 bits without a grouped_mm converter, as they are no nn.Linear; they are "
     "simulated in {} like the other matmuls"  # components/quantization/float8.py: Float8LinearConverter
 )
+DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep"}
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
 
 
@@ -54,6 +55,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         for key, value in tables.get(UNREAD, {}).items()
     ]
     s.taken |= {"model.name", "model.flavor"}
+    s.choice("model.attn_backend", {"sdpa": True}, "sdpa")  # kernels of others are named
     model = machine.model or _model(s)
     layout = _layout(s, machine, model)
     training = _training(s, layout)
@@ -101,6 +103,13 @@ def _model(s: Settings) -> str | dict[str, Any]:
     return found
 
 
+def _dispatcher(s: Settings) -> str | None:
+    """Who takes tokens to their experts: an argument of `model_registry`, before that of [parallelism]."""
+
+    names = ("model.moe_comm_backend", "parallelism.expert_parallel_comm_backend")
+    return next((found for name in names if (found := s.choice(name, DISPATCHERS, "standard"))), None)
+
+
 def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[str, Any]:
     def degree(name: str) -> int:
         return s.size(f"parallelism.{name}", 1)
@@ -124,6 +133,7 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
         "cp": cp,
         "pp": pp,
         "ep": ep if ep > 1 else None,
+        "ep_dispatcher": _dispatcher(s) if ep > 1 else None,
         "expert_tp": degree("expert_tensor_parallel_degree") if ep > 1 else None,
         "zero": 3 if sharded else 0,
         "shard_size": shard * cp if sharded and replicate > 1 else None,

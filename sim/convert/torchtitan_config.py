@@ -35,6 +35,7 @@ WITHOUT_EFFECT = {
 }
 JOB = "JobConfig"  # of early 2026: a TOML's tables as arguments of it, `training=Training(seq_len=8192)`
 PLAIN_OPTIMIZERS = ("Config", "Optimizer")  # whose `name` says which
+OF_REGISTRY = ("moe_comm_backend", "attn_backend", "non_blocking_capacity_factor")  # arguments of `model_registry`
 CHUNKED = ("ChunkedLossWrapper", "ChunkedCELoss")  # of components/loss.py, the later name first
 ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
@@ -83,6 +84,9 @@ def _tables(file: Path, tree: ast.Module, root: ast.AST, above: tuple[ast.AST, .
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
             tables["model"].setdefault("flavor", str(call.args[0].value))
             tables["model"].setdefault("name", _package(tree) or file.parent.name)
+            for keyword in call.keywords:
+                if keyword.arg in OF_REGISTRY:
+                    _set(tables, "model", keyword.arg, keyword.value)
     whole = _assigned(file, root, tables)
     others = (other for name, other in _configs(tree).items() if name in _begun(root))
     base = next((other for other in others if other not in (root, *above)), None)

@@ -376,3 +376,32 @@ def test_a_python_config_with_the_tables_of_a_toml(tmp_path: Path) -> None:
     assert (training["micro_batch_size"], training["seq_len"], training["recompute"]) == (2, 4096, WHOLE)
     assert "cuda_graphs" not in training
     assert "not expressed here" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "degree", "dispatcher", "named"),
+    [
+        ('"30B-A3B", moe_comm_backend="deepep", attn_backend="sdpa"', 4, "deepep", ""),
+        ('"30B-A3B", moe_comm_backend="standard"', 4, None, ""),
+        (
+            '"30B-A3B", moe_comm_backend="hybridep", attn_backend="flex"',
+            4,
+            None,
+            "model.attn_backend, model.moe_comm_backend",
+        ),
+    ],
+)
+def test_arguments_of_the_models_registry(
+    tmp_path: Path, arguments: str, degree: int, dispatcher: str | None, named: str
+) -> None:
+    """torchtitan/models/qwen3/config_registry.py: `qwen3_moe_deepep`."""
+    (tmp_path / "qwen3").mkdir()
+    text = f"""def moe():
+    return Trainer.Config(
+        model_spec=model_registry({arguments}),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=8192, max_context_length=4096),
+        parallelism=ParallelismConfig(expert_parallel_degree={degree}))"""
+    data, said = converted(tmp_path / "qwen3", "config_registry.py", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["model"] == "qwen3-30b-a3b"
+    assert data["parallelism"].get("ep_dispatcher") == dispatcher
+    assert (f"not expressed here: {named}\n" in said) is bool(named)
