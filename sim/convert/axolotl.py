@@ -95,16 +95,18 @@ def _experts(s: Settings) -> dict[str, Any]:
 
 
 def require_ranks(s: Settings, ep: int, dp: int) -> None:
-    """Refuse experts over other ranks than their degree and `dp_shard_size` make of the replicas
-    (integrations/expert_parallel/plugin.py: `_resolve_ep_group`).
+    """Refuse degrees of data and expert parallelism that do not make the replicas (`_validate_accelerator` of
+    accelerate/parallelism_config.py, which passes over DeepSpeed's; integrations/expert_parallel/plugin.py).
 
     Raises:
         InputError: naming the product that is wanted.
     """
-    size = s.whole("dp_shard_size") or 1
-    if ep > 1 and ep * size != dp:
-        problem = f"found {ep}; its product with dp_shard_size, {ep * size}, must be the {dp} ranks of data parallelism"
-        raise InputError(f"{s.file}: expert_parallel_size: {problem}")
+    size, copies = (s.whole(f"dp_{what}_size") or 1 for what in ("shard", "replicate"))
+    if (ep > 1 or size > 1) and ep * size * copies != dp and "sequence_parallel_size" not in s.values:
+        name, found = ("expert_parallel_size", ep) if ep > 1 else ("dp_shard_size", size)
+        others = "the other degrees of data parallelism" if copies > 1 or ep > 1 else "dp_replicate_size, 1"
+        problem = f"found {found}; its product with {others}, {ep * size * copies}, must be the {dp} ranks"
+        raise InputError(f"{s.file}: {name}: {problem} that tensor and context parallelism leave")
 
 
 def shards(s: Settings, layout: dict[str, Any], cp: int) -> dict[str, int]:

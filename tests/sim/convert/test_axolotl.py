@@ -129,4 +129,16 @@ def test_expert_parallelism_is_within_the_replicas(tmp_path: Path) -> None:
 
 def test_experts_over_other_ranks_are_refused(tmp_path: Path) -> None:
     problem = refused(tmp_path, "a.yaml", EXPERTS, "--cluster", "dgx-h100", "--gpus", "16")
-    assert "expert_parallel_size: found 2; its product with dp_shard_size, 8, must be the 16 ranks" in problem
+    assert "expert_parallel_size: found 2; its product with the other degrees of data parallelism, 8, must" in problem
+
+
+def test_degrees_that_do_not_make_the_gpus_are_refused(tmp_path: Path) -> None:
+    more = (
+        "dp_shard_size: 4\ndp_replicate_size: 2\ntensor_parallel_size: 2\nfsdp_config: {reshard_after_forward: true}\n"
+    )
+    data, _ = converted(tmp_path, "a.yaml", TEXT + more, "--cluster", "dgx-h100", "--gpus", "16")
+    assert (data["parallelism"]["dp"], data["parallelism"]["shard_size"]) == (8, 4)
+    problem = refused(tmp_path, "a.yaml", TEXT + more, "--cluster", "dgx-h100", "--gpus", "64")
+    assert (
+        "dp_shard_size: found 4; its product with the other degrees of data parallelism, 8, must be the 32" in problem
+    )
