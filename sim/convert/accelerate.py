@@ -26,9 +26,16 @@ DEGREES: dict[str, str] = {
     "tp_size": "tensor_parallel_size",
     "cp_size": "context_parallel_size",
     "cp_comm_strategy": "cp_comm_strategy",
+    "sp_size": "sequence_parallel_size",
     "dp_shard_size": "dp_shard_size",
     "dp_replicate_size": "dp_replicate_size",
 }
+# Keys of sequence parallelism that say what is simulated anyhow; attention `eager` is not.
+OF_ULYSSES = tuple(
+    f"{kind}_{name}"
+    for kind in ("cp", "sp")
+    for name in ("backend", "seq_length", "seq_length_is_variable", "attn_implementation")
+)
 # Keys that say how ranks are started, or that are read above.
 WITHOUT_EFFECT = (
     *("compute_environment", "debug", "downcast_bf16", "enable_cpu_affinity", "machine_rank", "main_training_function"),
@@ -86,8 +93,7 @@ def of_accelerate(file: Path, config: dict[str, Any]) -> dict[str, Any]:
         found |= {"bf16": True, "mixed_precision": precision}  # which a note names
     if str(dynamo.get("dynamo_backend", "no")).lower() != "no":
         found["torch_compile"] = True
-    for key, value in parallel.items():
-        found[DEGREES.get(str(key).removeprefix(PARALLEL), str(key))] = value
+    found |= _degrees({str(key): value for key, value in parallel.items()})
     if kind == "FSDP":
         own = {k: v.lower() if isinstance(v, str) else v for k, v in fsdp.items()}
         strategy = str(own.pop("fsdp_sharding_strategy", "full_shard"))
@@ -96,6 +102,18 @@ def of_accelerate(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     if kind == "DEEPSPEED" and deepspeed:
         found["deepspeed"] = deepspeed.get("deepspeed_config_file") or _zero(deepspeed)
     return found
+
+
+def _degrees(parallel: dict[str, Any]) -> dict[str, Any]:
+    """Degrees by the names of arguments. DeepSpeed's backend is Ulysses (`sp_size`; TRL's examples of 2025 call it
+    `cp_size`); torch's gathers keys and values by default (utils/dataclasses.py: `TorchContextParallelConfig`)."""
+    given = {key.removeprefix(PARALLEL): value for key, value in parallel.items()}
+    kept = {key for key in given if key in OF_ULYSSES and given[key] != "eager"}
+    if given.get("cp_backend") == "deepspeed":
+        given["sp_size"] = given.pop("cp_size", 1)
+    elif type(size := given.get("cp_size")) is int and size > 1:
+        given.setdefault("cp_comm_strategy", "allgather")
+    return {DEGREES.get(key, PARALLEL + key): value for key, value in given.items() if key not in kept}
 
 
 def _zero(own: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sim.core.errors import InputError
+
 if TYPE_CHECKING:
     from sim.convert.settings import Settings
 
@@ -21,7 +23,10 @@ NAMES = {
 # Switches that mean the same as their absence where they are off.
 SWITCHES = ("load_in_8bit", "load_in_4bit", "liger_fused_linear_cross_entropy", "cut_cross_entropy")
 CUT_LOSS = "CutCrossEntropyPlugin"  # which is on unless `cut_cross_entropy: false`
-PLUGINS = (CUT_LOSS, "LigerPlugin")  # of which other keys say what they do
+EXPERT_PLUGIN = "ExpertParallelPlugin"
+PLUGINS = (CUT_LOSS, "LigerPlugin", EXPERT_PLUGIN)  # of which other keys say what they do
+# By `expert_parallel_backend`; auto is DeepEP where it is installed, else torch's.
+DISPATCHERS: dict[str, str | None] = {"auto": None, "torch": "all_to_all", "deep_ep": "deepep"}
 OF_LORA = "lora_"
 
 
@@ -65,6 +70,7 @@ def degrees(s: Settings) -> dict[str, Any]:
         s.take("tensor_parallel")
         tp = max(tp, size)
     found: dict[str, Any] = {"tp": tp, "sp": False} if tp > 1 else {}
+    found |= _experts(s)
     if ulysses := s.whole("sequence_parallel_size"):  # ms-swift's
         return found | ({"cp": ulysses, "cp_method": "all_to_all"} if ulysses > 1 else {})
     if cp == 1:
@@ -74,6 +80,33 @@ def degrees(s: Settings) -> dict[str, Any]:
     packed = "varlen_llama3" if s.flag("sample_packing") else "batch_ring"
     method = s.choice("ring_attn_func", {"varlen_llama3": "all_gather", "batch_ring": "ring"}, packed)
     return found | {"cp": cp, "cp_method": method or "all_gather", "cp_split": "contiguous"}
+
+
+def _experts(s: Settings) -> dict[str, Any]:
+    """Expert parallelism within the replicas, which read batches of their own and share all other parameters
+    (monkeypatch/accelerate/parallelism_config.py)."""
+    ep = s.size("expert_parallel_size", 1)
+    if ep == 1:
+        return {}
+    backend = s.choice("expert_parallel_backend", DISPATCHERS, "auto")
+    if backend is None:
+        s.notes.append("expert_parallel_backend auto: taken for torch's all-to-all; with DeepEP installed it is that")
+    return {"ep": ep, **({"ep_dispatcher": backend} if backend else {})}
+
+
+def require_ranks(s: Settings, ep: int, dp: int) -> None:
+    """Refuse degrees of data and expert parallelism that do not make the replicas (`_validate_accelerator` of
+    accelerate/parallelism_config.py, which passes over DeepSpeed's; integrations/expert_parallel/plugin.py).
+
+    Raises:
+        InputError: naming the product that is wanted.
+    """
+    size, copies = (s.whole(f"dp_{what}_size") or 1 for what in ("shard", "replicate"))
+    if (ep > 1 or size > 1) and ep * size * copies != dp and "sequence_parallel_size" not in s.values:
+        name, found = ("expert_parallel_size", ep) if ep > 1 else ("dp_shard_size", size)
+        others = "the other degrees of data parallelism" if copies > 1 or ep > 1 else "dp_replicate_size, 1"
+        problem = f"found {found}; its product with {others}, {ep * size * copies}, must be the {dp} ranks"
+        raise InputError(f"{s.file}: {name}: {problem} that tensor and context parallelism leave")
 
 
 def shards(s: Settings, layout: dict[str, Any], cp: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.bridge_lora import lora_of
-from sim.convert.bridge_saved import model_with_own_layers, plain, runs_as_recipes, with_activation
+from sim.convert.bridge_saved import model_with_own_sizes, plain, runs_as_recipes, with_activation
 from sim.convert.megatron import described
 from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
 from sim.convert.settings import Converted, Machine, Settings
@@ -27,7 +27,8 @@ from sim.models.megatron_frameworks import MEGATRON, MEGATRON_BRIDGE
 
 # Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).
 SECTIONS = ("optimizer", "model", "dataset", "train", "tokenizer", "dist", "ddp", "comm_overlap", "mixed_precision")
-MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers")  # one in each `model`
+MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers")  # one in most `model`s
+OF_TRAIN = ("train_iters", "micro_batch_size", "global_batch_size")  # one in `train` beside a `model` without
 RENAMED = {
     "num_moe_experts": "num-experts",
     "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
@@ -135,20 +136,26 @@ OF_OFFLOADED_LAYERS = ("cpu_offloading_num_layers", "cpu_offloading_weights")
 # Entries of a layout that lists its stages (Megatron-LM, core/transformer/enums.py: `LayerType`), in its text.
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 OFF = (None, False, "", "none")
+OF_BERT = "bert_binary_head"  # of NeMo's megatron_bert_config.yaml
 
 
 def is_bridge(data: Mapping[str, Any]) -> bool:
     """Tell whether a mapping is a config of Megatron-Bridge or NeMo."""
     model = data.get("model")
-    return isinstance(model, dict) and any(mark in model for mark in MARKS)
+    train = data.get("train")
+    sized = isinstance(train, dict) and any(mark in train for mark in OF_TRAIN)
+    return isinstance(model, dict) and (sized or any(mark in model for mark in MARKS))
 
 
 def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Converted:
     """The scenario that the sections describe.
 
     Raises:
-        InputError: where the model or the number of GPUs is missing, and as `sim.convert.megatron` does.
+        InputError: for an encoder, where the model or the number of GPUs is missing, and as `convert_megatron`.
     """
+    if OF_BERT in data["model"]:
+        what = "an encoder is trained on masked tokens, which is not simulated"
+        raise InputError(f"{file}: model.{OF_BERT}: {what}")
     if is_nemo(data):
         data = {**data, "model": with_values(data["model"])}
     merged, written = _merged(data)
@@ -169,8 +176,8 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     found = described(s, machine, _gpus(data))
     if (lora := lora_of(file, data)) is not None:
         found["training"]["lora"] = lora
-    if asked.model is None and machine.model is not None:
-        found["model"] = model_with_own_layers(machine.model, data["model"], whole)
+    if machine.model is not None and (asked.model is None or overrides):
+        found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
     if whole and found["training"]["framework"] == MEGATRON.name and runs_as_recipes(data, merged):
         found["training"]["framework"] = MEGATRON_BRIDGE.name
     if is_nemo(data):

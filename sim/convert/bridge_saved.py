@@ -40,15 +40,33 @@ def with_activation(merged: Mapping[str, Any]) -> dict[str, Any]:
     return {"squared_relu": True} if "squared_relu" in name else {}
 
 
-def model_with_own_layers(name: str, section: Mapping[str, Any], whole: bool) -> str | dict[str, Any]:
-    """The model that `hf_model_id` names, with the numbers of layers that the file has in place of its own; `whole`:
+# `GPTModelProvider`'s keys (src/megatron/bridge/models/gpt_provider.py), and ours.
+SIZES = {
+    "num_layers": "layers",
+    "hidden_size": "hidden",
+    "ffn_hidden_size": "ffn",
+    "num_attention_heads": "heads",
+    "num_query_groups": "kv_heads",
+}
+SIZES_OF_EXPERTS = {"num_moe_experts": "experts", "moe_ffn_hidden_size": "ffn", "moe_router_topk": "top_k"}
+
+
+def model_with_own_sizes(name: str, section: Mapping[str, Any], whole: bool) -> str | dict[str, Any]:
+    """The model that `hf_model_id` or the user names, with the sizes that the file has in place of its own; `whole`:
     what the file leaves out, there is none of."""
-    named, own = load_model(name), {}
-    if type(layers := section.get("num_layers")) is int and layers != named.layers:
-        own["layers"] = layers
+    named = load_model(name)
+    own: dict[str, Any] = _other_sizes(section, named, SIZES)
+    if named.moe is not None and (experts := _other_sizes(section, named.moe, SIZES_OF_EXPERTS)):
+        own["moe"] = experts
     if (whole or "mtp_num_layers" in section) and (predicted := section.get("mtp_num_layers") or 0) != named.mtp_layers:
         own["mtp_layers"] = predicted
     return {"preset": name, **own} if own else name
+
+
+def _other_sizes(section: Mapping[str, Any], named: object, keys: Mapping[str, str]) -> dict[str, int]:
+    """Sizes by our keys that differ from the named model's."""
+    given = {ours: section[key] for key, ours in keys.items() if type(section.get(key)) is int}
+    return {ours: size for ours, size in given.items() if size != getattr(named, ours)}
 
 
 def runs_as_recipes(data: Mapping[str, Any], merged: Mapping[str, Any]) -> bool:

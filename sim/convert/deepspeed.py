@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.adapters import adapters
-from sim.convert.axolotl import degrees, plain_names, shards
+from sim.convert.axolotl import degrees, plain_names, require_ranks, shards
 from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
 from sim.convert.fsdp_arguments import of_fsdp
 from sim.convert.objectives import refuse_objective
@@ -92,6 +92,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     split = degrees(s)
     tp, cp = split.get("tp", 1), split.get("cp", 1)
     dp = s.ranks(None, machine, tp * cp, "tensor_parallel_size · context_parallel_size")
+    require_ranks(s, split.get("ep", 1), dp)
     sizes = _batch(s, dp)
     layout, recomputes = (_zero(s, machine), False) if by_deepspeed else of_fsdp(s, machine, sizes, dp)
     sharded = not by_deepspeed and layout["zero"] > 0

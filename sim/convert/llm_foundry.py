@@ -19,6 +19,7 @@ from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.model_input import model_presets
 
 MARKS = ("global_train_batch_size", "device_train_microbatch_size")
+ENCODER = "bert"
 VARIABLES = "variables"  # a section that others refer to
 VARIABLE = re.compile(r"\$\{([\w.]+)\}")
 PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}
@@ -35,20 +36,31 @@ KINDS = {"mptmlp": "gelu", "te_ln_mlp": "gelu", "mptglu": "geglu"}
 
 def is_llm_foundry(data: Mapping[str, Any]) -> bool:
     """Tell whether a mapping is a config of LLM Foundry."""
+    data = parameters_of(data)
     model = data.get("model")
     return isinstance(model, dict) and "name" in model and any(mark in data for mark in MARKS)
+
+
+def parameters_of(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping, or what one of MosaicML's platform has under `parameters` (llm-foundry: mcli/*.yaml)."""
+    own = data.get("parameters")
+    return own if isinstance(own, dict) and ("compute" in data or "command" in data) else data
 
 
 def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -> Converted:
     """A scenario from a training config.
 
     Raises:
-        InputError: for a model that has no key here, and a missing number of GPUs.
+        InputError: for an encoder, a model that has no key here, and a missing number of GPUs.
     """
+    compute, data = data.get("compute"), parameters_of(data)
+    gpus = compute.get("gpus") if isinstance(compute, dict) else None
     s = Settings(file, _flat({key: value for key, value in data.items() if key != VARIABLES}, data))
-    own = s.take("model.name") == "mpt_causal_lm" and machine.model is None
+    if ENCODER in (name := str(s.take("model.name"))):  # mosaicml/examples, examples/bert
+        raise InputError(f"{file}: model.name {name}: an encoder is trained on masked tokens, which is not simulated")
+    own = name == "mpt_causal_lm" and machine.model is None
     described = _mpt(s) if own else _of_the_hub(s, machine)
-    dp = s.ranks(None, machine, 1, "1")
+    dp = s.ranks(gpus if type(gpus) is int else None, machine, 1, "1")
     micro, whole = s.values.get("device_train_microbatch_size"), s.size("global_train_batch_size")
     s.take("device_train_microbatch_size")
     if not isinstance(micro, int):

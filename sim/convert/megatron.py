@@ -19,7 +19,7 @@ from sim.convert.megatron_fp8 import in_8_bits, precision_of
 from sim.convert.megatron_fusions import fusions
 from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
 from sim.convert.megatron_hybrid import take_sizes
-from sim.convert.megatron_model import DISPATCHER, model_of
+from sim.convert.megatron_model import DISPATCHER, model_of, note_other_sizes
 from sim.convert.megatron_offload import activation_offload, optimizer_offload
 from sim.convert.megatron_older import PLAIN_LINEAR, as_of_today
 from sim.convert.megatron_refused import plain_name, require_described
@@ -87,7 +87,10 @@ def convert_megatron(file: Path, text: str, machine: Machine) -> Converted:
         written["attention-backend"] = "NVTE_FLASH_ATTN and NVTE_FUSED_ATTN, read as --attention-backend"
     slurm = {name: number for name, number in slurm_flags(text).items() if not str(flags.get(name)).isdigit()}
     s = Settings(file, flags | slurm, "--", written=written, notes=notes, text=text)
-    return s.converted("megatron", machine, described(s, machine, _stated_gpus(s, machine)))
+    sections = described(s, machine, _stated_gpus(s, machine))
+    if machine.model is not None:
+        note_other_sizes(s, machine.model)
+    return s.converted("megatron", machine, sections)
 
 
 def _of_mpi(words: list[str]) -> dict[str, str]:
@@ -319,7 +322,8 @@ def _cp_method(s: Settings) -> str | None:
 def _tp_overlap(s: Settings, tp: int) -> str | None:
     waits = "no-async-tensor-model-parallel-allreduce"
     full, apart = s.flag("tp-comm-overlap"), s.flag(waits)
-    if s.flag(PLAIN_LINEAR):
+    of_engine = s.flag("deepspeed") and not s.flag("sequence-parallel")  # Megatron-DeepSpeed, `validate_args`
+    if s.flag(PLAIN_LINEAR) or of_engine:
         return "none" if tp > 1 else None
     if apart and tp > 1 and not s.flag("sequence-parallel"):
         s.notes.append(

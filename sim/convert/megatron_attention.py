@@ -41,7 +41,8 @@ def note_mask(s: Settings, sequence: int, sequences: int) -> None:
     """Say that a long sequence's mask, which the data loader makes by default and copies for each micro-batch, is not
     simulated (training/utils.py: `get_batch_on_this_tp_rank`, a byte for each pair of tokens)."""
     mask_bytes = sequences * sequence**2
-    if s.prefix and MASKLESS not in s.values and mask_bytes >= LARGE_MASK_BYTES:
+    of_loader = s.prefix and "deepspeed" not in s.values  # Megatron-DeepSpeed's loader makes none (pretrain_gpt.py)
+    if of_loader and MASKLESS not in s.values and mask_bytes >= LARGE_MASK_BYTES:
         copied = f"{mask_bytes / 2**30:.3g} GiB to the GPU for each micro-batch, are not simulated"
         s.notes.append(f"attention masks from the data loader, {copied}; --{MASKLESS} leaves them out")
 

@@ -41,7 +41,8 @@ def of_deepspeed(file: Path, script: str, flags: dict[str, Any], notes: list[str
         InputError: for a file of `--deepspeed_config` that holds no mapping, that has a value which its key cannot
             have, or whose batch is not that of the flags.
     """
-    found = {**flags, **_experts(flags)}
+    # core/tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication.backward has no fused kernel.
+    found = {**flags, **_experts(flags), "no-gradient-accumulation-fusion": True}
     if str(flags.get("ds-sequence-parallel-size", "1")) != "1":
         found["cp-comm-type"] = "a2a"
     if "embedding" in str(flags.get("pp-partition-method")):  # which stages count with the layers

@@ -23,6 +23,9 @@ DELTA_NET = "gated_delta_net"
 USUAL_MULTIPLE = 128  # of --make-vocab-size-divisible-by
 
 
+SIZES = {"num-layers": "layers", "hidden-size": "hidden", "num-attention-heads": "heads"}
+
+
 def model_of(s: Settings) -> dict[str, Any]:
     """The model.
 
@@ -42,6 +45,19 @@ def model_of(s: Settings) -> dict[str, Any]:
     elif experts:
         model |= _expert_layers(s, layers, model)
     return without_none(model)
+
+
+def note_other_sizes(s: Settings, model: str) -> None:
+    """Say which sizes of the flags the model that the user names does not have: its own are simulated."""
+    named = load_model(model)
+    given = {flag: str(s.values.get(flag, "")) for flag in SIZES}
+    other = [
+        f"{s.written_as(flag)} {size}"
+        for flag, size in given.items()
+        if size.isdecimal() and int(size) != getattr(named, SIZES[flag])
+    ]
+    if other:
+        s.notes.append(f"{', '.join(other)}: the model of --model, which is simulated, has another")
 
 
 def _sizes(s: Settings) -> dict[str, Any]:

@@ -20,9 +20,13 @@ OBJECTIVES = {
     **dict.fromkeys(("bco", "kto"), "has a reference model read each answer, too"),
     **dict.fromkeys(("rm", "reward", "prm"), f"{PAIRS}, with a head for rewards"),
     **dict.fromkeys(("ppo", "grpo", "gdpo", "rloo", "nash", "xpo", "online"), GENERATES),
+    "ebft": GENERATES,  # Axolotl's, whose strided rollouts are short
     "gkd": "has a teacher read each answer, which a scenario with `distillation` describes (docs/distillation.md)",
 }
 KEYS = ("stage", "rl")
+OTHER = "trains for something else than next tokens"
+# Axolotl's switches (utils/schemas, integrations/gkd).
+SWITCHES = {"gkd_trainer": "gkd", "reward_model": "reward", "process_reward_model": "prm"}
 OF_GRPO = ("num_generations", "max_completion_length")  # trl/trainer/grpo_config.py
 COMMAND = "trl"  # whose next word is an objective
 PARTS = re.compile(r"[_\-.]")
@@ -37,6 +41,10 @@ def refuse_objective(file: Path, data: Mapping[str, Any]) -> None:
     for key in KEYS:
         if (what := OBJECTIVES.get(str(data.get(key)).lower())) is not None:
             raise _error(file, f"{key} {data[key]}", what)
+    if isinstance(word := data.get("rl"), str) and word:
+        raise _error(file, f"rl {word}", OTHER)
+    if key := next((name for name in SWITCHES if data.get(name) is True), ""):
+        raise _error(file, key, OBJECTIVES[SWITCHES[key]])
     if key := next((name for name in OF_GRPO if name in data), ""):
         raise _error(file, f"{key}, a key of GRPO's", GENERATES)
 

@@ -14,10 +14,7 @@ OTHERS = (
     ("verl", ("actor_rollout_ref",)),
     ("OLMo", ("model.d_model", "model.n_layers", "device_train_microbatch_size")),
     ("OLMo-core", ("train_module", "data_loader")),  # the config.json that a run saves
-    ("Docker Compose", ("services",)),
-    ("Kubernetes", ("apiVersion", "kind")),
 )
-STARTERS = ("Docker Compose", "Kubernetes")  # of servers and trainers, whose own commands are read
 READ = (
     "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
     "nanotron, LLM Foundry, GPT-NeoX"
@@ -32,9 +29,10 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
     """
     keys = {str(key).replace("-", "_") for key in data}
     keys |= {f"{key}.{inner}" for key, values in data.items() if isinstance(values, dict) for inner in values}
+    if {"compute_environment", "distributed_type"} <= keys:
+        problem = "is Accelerate's config of processes and sharding: convert the script whose command names it"
+        raise InputError(f"{file}: {problem} (--config_file), with this file beside it")
     program = next((name for name, own in OTHERS if keys.issuperset(own)), None)
-    if program in STARTERS:
-        raise InputError(f"{file}: is a file of {program}, which is not read: put the command that it starts in a .sh")
     if program is not None:
         raise InputError(f"{file}: is a file of {program}, which is not read; can be converted: {READ}")
 
@@ -46,6 +44,7 @@ COMMANDS = (
     ("verl", ("verl.trainer.",), ""),  # its fine-tuning
     ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), ""),
     ("GPT-NeoX", ("deepy.py",), ""),
+    ("Colossal-AI", ("colossalai run",), ""),
     ("OLMo", (OLMO_CORE, "OLMo"), ""),
 )
 NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")

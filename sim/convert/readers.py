@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
+from sim.convert.command_line import with_values
+from sim.convert.containers import started
 from sim.convert.environment import environment_note
+from sim.convert.sourced import Sourced, advice, with_sourced
 from sim.core.errors import InputError
 from sim.core.files import read_text
 
@@ -18,25 +22,53 @@ if TYPE_CHECKING:
 
 MEGATRON = ("--num-layers", "--seq-length", "--micro-batch-size", "--tensor-model-parallel-size")  # one in each script
 DATA = (".json", ".yaml", ".yml")
+CODE = (".toml", ".py")
 MAX_BYTES = 4 * 2**20
 
 
 class Asked(NamedTuple):
     """Hold what the user says beside the file. `config`: a function of a torchtitan config.py; `given`: values of a
-    script's variables; `told`: the user names the trainer."""
+    script's variables; `told`: the user names the trainer; `starts`: the text is what a file's containers start."""
 
     machine: Machine
     seq_len: int | None
     config: str | None
     given: Given
     told: bool = False
+    starts: bool = False
 
 
 def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
     """A trainer's file as a scenario's data; `trainer`: one of `READERS`, or None to tell it by the file."""
     text = read_text(file, MAX_BYTES)
-    found = READERS[trainer or _trainer_of(file, text)](file, text, asked._replace(told=trainer is not None))
-    return replace(found, notes=(*found.notes, *environment_note(text)))
+    asked, notes = asked._replace(told=trainer is not None), tuple[str, ...]()
+    if file.suffix in DATA and (containers := started(file, text)) is not None:
+        text, notes, asked = containers.script, containers.notes, asked._replace(starts=True)
+    is_data = file.suffix in DATA and not asked.starts
+    if is_data or file.suffix in CODE:
+        text = _with_variables(file, text, asked.given, is_data)
+    script = Sourced(text) if is_data or file.suffix in CODE else with_sourced(file, text)
+    try:
+        found = READERS[trainer or _trainer_of(file, script.text, is_data)](file, script.text, asked)
+    except InputError as error:
+        raise InputError(f"{error}; {advice(script.absent)}") if script.absent else error from None
+    absent = [advice(script.absent)] if script.absent else []
+    return replace(found, notes=(*found.notes, *notes, *absent, *environment_note(script.text)))
+
+
+def _with_variables(file: Path, text: str, given: Given, is_data: bool) -> str:
+    """The text with the user's values for variables (`${TP}`), which a JSON or YAML may have for a program that fills
+    them in.
+
+    Raises:
+        InputError: for a variable that the file does not have, and for arguments of what is no script.
+    """
+    option = "--args" if given.arguments is not None else "--var" if given.variables and not is_data else ""
+    if option:
+        raise InputError(f"{file}: {option}: is of a script, which this file is not")
+    if unknown := [name for name in given.variables if not re.search(rf"\$\{{?{name}\b", text)]:
+        raise InputError(f"{file}: --var: the file has no variable {unknown[0]}")
+    return with_values(text, given.variables, set()) if given.variables else text
 
 
 def _megatron(file: Path, text: str, asked: Asked) -> Converted:
@@ -61,9 +93,10 @@ def _deepspeed(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.script import read_script
     from sim.convert.swift import is_swift
 
-    if file.suffix not in DATA and is_swift(text):
+    is_data = file.suffix in DATA and not asked.starts
+    if not is_data and is_swift(text):
         return read_script(file, text, asked.given, lambda read: _swift(file, read, asked))
-    if file.suffix in DATA or not (is_launched(text) or runs_recipe(file, text)):
+    if is_data or not (is_launched(text) or runs_recipe(file, text)):
         return _of_data(file, text, asked)
     return read_script(file, text, asked.given, lambda read: _launched(file, read, asked))
 
@@ -104,10 +137,10 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.other_trainers import not_told, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
+    from sim.convert.yaml_aliases import parsed
     from sim.inputs.file_kinds import refuse_other_kind
-    from sim.inputs.yaml_input import parse_yaml
 
-    data: Any = parse_yaml(text, str(file))[0]
+    data: Any = parsed(text, str(file))
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
@@ -137,7 +170,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 }
 
 
-def _trainer_of(file: Path, text: str) -> str:
+def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.launched import is_launched, runs_recipe
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving import is_serving
@@ -146,9 +179,9 @@ def _trainer_of(file: Path, text: str) -> str:
 
     if file.suffix == ".py" and OLMO_CORE in text:
         raise not_read(file, text, "")
-    if file.suffix in (".toml", ".py"):
+    if file.suffix in CODE:
         return "torchtitan"
-    if file.suffix in DATA or is_launched(text) or (is_swift(text) and not is_swift_megatron(text)):
+    if is_data or is_launched(text) or (is_swift(text) and not is_swift_megatron(text)):
         return "deepspeed"
     if is_serving(text):
         return "serving"

@@ -21,6 +21,9 @@ DIGITS = re.compile(r"\d")
 UNSET_ARGUMENT = re.compile(r"\$\{?\d")
 ELEMENT = re.compile(r"\$\{\w+\[[^@*\]]")  # ${SIZES[1]}
 ALIKE = 0.9  # difflib's ratio of two names of which one may be the other, mistyped
+# Switches that need no note where they are off: torch's deterministic algorithms, with which kernels also wait
+# in Transformers (trainer_utils.py: `enable_full_determinism`; torchtitan/distributed/utils.py: `set_determinism`).
+SLOW_SWITCHES = ("full_determinism", "training.deterministic", "debug.deterministic", "debug.detect_anomaly")
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 
 
@@ -35,12 +38,7 @@ def lacking(file: Path, value: object) -> str:
     if "$" not in str(value):
         return ""
     name = next(iter(re.findall(r"[A-Za-z_]\w*", str(value))), "NAME")
-    way = (
-        "write its value into the file"
-        if file.suffix in (".yaml", ".yml", ".json")
-        else f"--var {name}=VALUE gives one"
-    )
-    return f", in which a variable has no value: {way}"
+    return f", in which a variable has no value: --var {name}=VALUE gives one"
 
 
 FSDP_ON_HOST = (
@@ -209,6 +207,7 @@ class Settings(Struct, dict=True):
         """The scenario of these sections, with a note of what was not taken (`left`, or all of it) and may matter."""
         listed = _without_effect()[trainer].split()
         without_effect = {*listed, *(self.written_as(name).lstrip("-") for name in listed)}
+        without_effect |= {name for name in SLOW_SWITCHES if self.values.get(name) in (False, "false", "False")}
         names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
         notes = [*self.notes, *self.mistyped(), *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}

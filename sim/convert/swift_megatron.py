@@ -30,11 +30,26 @@ DEFAULTS: dict[str, str] = {
     "use-distributed-optimizer": "true",
     "recompute-granularity": "selective",
     "attention-backend": "flash",
+    "cross-entropy-loss-fusion": "true",
 }
 OF_EXPERTS = {
     "moe-grouped-gemm": "true",
     "moe-token-dispatcher-type": "alltoall",
     "expert-tensor-parallel-size": "1",
+}
+OF_FSDP = {"data-parallel-sharding-strategy": "optim_grads_params"}
+# Names of Megatron-Core, which releases since 2026 have, as Megatron-LM's flags; of switches those that turn off.
+RENAMED = {
+    "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
+    "microbatch-group-size-per-vp-stage": "microbatch-group-size-per-virtual-pipeline-stage",
+}
+INVERTED = {
+    **{
+        f"{name}-fusion": (f"no-{name}-fusion",) for name in ("gradient-accumulation", "masked-softmax", "bias-dropout")
+    },
+    "bias-activation-fusion": ("no-bias-gelu-fusion", "no-bias-swiglu-fusion"),
+    "apply-rope-fusion": ("no-rope-fusion",),
+    "overlap-p2p-comm": ("no-overlap-p2p-communication",),
 }
 SWITCHES = {"true": True, "false": False}
 LENGTH, NO_RECOMPUTE = "max-length", ("recompute-granularity", "none")
@@ -84,6 +99,8 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     if model.moe is not None:
         added["num-experts"] = str(model.moe.experts)
         flags = OF_EXPERTS | flags
+    if SWITCHES.get(str(flags.get("use-megatron-fsdp")).lower()):
+        flags = OF_FSDP | flags
     lora, packs = _lora(file, flags), flags.pop("packing", False)
     read = {name: value for name, value in flags.items() if name not in OWN}
     result = convert_megatron(file, _command(read | added), machine)
@@ -138,8 +155,11 @@ def _lora(file: Path, flags: dict[str, Any]) -> dict[str, Any]:
 def _command(flags: dict[str, Any]) -> str:
     """Megatron-LM's command line: a switch that is on has no value, one that is off is left out."""
     words: list[str] = []
-    for name, value in flags.items():
-        on = SWITCHES.get(str(value).lower())
+    for given, value in flags.items():
+        name, on = RENAMED.get(given, given), SWITCHES.get(str(value).lower())
+        if given in INVERTED and on is not None:
+            words += [] if on else [f"--{flag}" for flag in INVERTED[given]]
+            continue
         if on is False or (name, value) == NO_RECOMPUTE:
             continue
         words += [f"--{name}"] if on or value is True else [f"--{name}", *map(shlex.quote, str(value).split())]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.settings import ALL_IN_BF16, FSDP_ON_HOST, Converted, Machine, Settings, without_none
-from sim.convert.torchtitan_config import TABLES, UNREAD, of_python
+from sim.convert.torchtitan_config import UNREAD, WITHOUT_EFFECT, is_job, of_python
 from sim.convert.torchtitan_filters import filtered_layers
 from sim.convert.torchtitan_older import as_of_2025
 from sim.convert.torchtitan_tokens import in_sequences
@@ -31,6 +31,7 @@ IN_16_BITS = (
     "experts: torchtitan leaves them in 16 bits without a grouped_mm converter, as they are no nn.Linear; they are "
     "simulated in {} like the other matmuls"  # components/quantization/float8.py: Float8LinearConverter
 )
+DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep"}
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
 
 
@@ -41,8 +42,10 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         InputError: for text that is neither, several functions and none named, or an unknown model.
     """
     tables = of_python(file, text, function) if file.suffix == ".py" else _toml(file, text)
-    values = {f"{table}.{key}": v for table, keys in tables.items() if table in TABLES for key, v in keys.items()}
-    if file.suffix == ".py":
+    read = tables.keys() - WITHOUT_EFFECT - {UNREAD}
+    values = {f"{table}.{key}": v for table, keys in tables.items() if table in read for key, v in keys.items()}
+    of_classes = file.suffix == ".py" and not is_job(text)  # since release 0.3.0
+    if of_classes:
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
     else:
         values = as_of_2025(values)
@@ -52,13 +55,14 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         for key, value in tables.get(UNREAD, {}).items()
     ]
     s.taken |= {"model.name", "model.flavor"}
+    s.choice("model.attn_backend", {"sdpa": True}, "sdpa")  # kernels of others are named
     model = machine.model or _model(s)
     layout = _layout(s, machine, model)
     training = _training(s, layout)
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
     in_graph = not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and layout["ep"] is None
-    if file.suffix == ".py" and in_graph:
+    if of_classes and in_graph:
         training["cuda_graphs"] = "step"
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     if training["precision"] in PRECISIONS.values():
@@ -99,6 +103,13 @@ def _model(s: Settings) -> str | dict[str, Any]:
     return found
 
 
+def _dispatcher(s: Settings) -> str | None:
+    """Who takes tokens to their experts: an argument of `model_registry`, before that of [parallelism]."""
+
+    names = ("model.moe_comm_backend", "parallelism.expert_parallel_comm_backend")
+    return next((found for name in names if (found := s.choice(name, DISPATCHERS, "standard"))), None)
+
+
 def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[str, Any]:
     def degree(name: str) -> int:
         return s.size(f"parallelism.{name}", 1)
@@ -122,6 +133,7 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
         "cp": cp,
         "pp": pp,
         "ep": ep if ep > 1 else None,
+        "ep_dispatcher": _dispatcher(s) if ep > 1 else None,
         "expert_tp": degree("expert_tensor_parallel_degree") if ep > 1 else None,
         "zero": 3 if sharded else 0,
         "shard_size": shard * cp if sharded and replicate > 1 else None,

@@ -27,7 +27,15 @@ WHOLE_LAYERS = ["layers"]  # a converter's `fqns` for the matmuls of all layers
 FLOAT8 = {"recipe_name", "filter_fqns", TITAN_GATHERS_8_BITS}  # of [quantize.linear.float8]
 # Tables that decide about a step; of a Python config the class names are these, camel-cased, with Config.
 OWN = {"model", "training", "parallelism", "activation_checkpoint", "compile", "optimizer"}
-TABLES = OWN | {"float8", "mx", "experimental", "loss"}
+TABLES = OWN | {"float8", "mx", "experimental", "loss", "debug"}
+# Tables that need no key; what others have that nothing reads, such as those of forks, a note names.
+WITHOUT_EFFECT = {
+    *("job", "profiling", "metrics", "lr_scheduler", "checkpoint", "validation", "comm", "memory_estimation"),
+    "fault_tolerance",
+}
+JOB = "JobConfig"  # of early 2026: a TOML's tables as arguments of it, `training=Training(seq_len=8192)`
+PLAIN_OPTIMIZERS = ("Config", "Optimizer")  # whose `name` says which
+OF_REGISTRY = ("moe_comm_backend", "attn_backend", "non_blocking_capacity_factor")  # arguments of `model_registry`
 CHUNKED = ("ChunkedLossWrapper", "ChunkedCELoss")  # of components/loss.py, the later name first
 ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
@@ -37,6 +45,11 @@ ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 LARGEST = 2**62
 UNREAD = "?"  # stands for a table: keys whose values are no plain ones
+
+
+def is_job(text: str) -> bool:
+    """Whether a Python config has the tables of a TOML as arguments, of releases before the functions of 0.3.0."""
+    return f"{JOB}(" in text and "Trainer.Config" not in text
 
 
 def of_python(file: Path, text: str, function: str | None) -> dict[str, dict[str, Any]]:
@@ -71,6 +84,9 @@ def _tables(file: Path, tree: ast.Module, root: ast.AST, above: tuple[ast.AST, .
         if _name(call.func) == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
             tables["model"].setdefault("flavor", str(call.args[0].value))
             tables["model"].setdefault("name", _package(tree) or file.parent.name)
+            for keyword in call.keywords:
+                if keyword.arg in OF_REGISTRY:
+                    _set(tables, "model", keyword.arg, keyword.value)
     whole = _assigned(file, root, tables)
     others = (other for name, other in _configs(tree).items() if name in _begun(root))
     base = next((other for other in others if other not in (root, *above)), None)
@@ -145,7 +161,12 @@ def _part(file: Path, name: str, given: ast.expr, tables: dict[str, dict[str, An
         for keyword in made.keywords:
             if keyword.arg == "num_chunks":
                 _set(tables, name, keyword.arg, keyword.value)
-    if name == "optimizer" and made and (word := _name(made.func)) != "Config" and "adam" not in word.lower():
+    if (
+        name == "optimizer"
+        and made
+        and (word := _name(made.func)) not in PLAIN_OPTIMIZERS
+        and "adam" not in word.lower()
+    ):
         tables[name]["name"] = word
 
 
@@ -186,6 +207,8 @@ def _config_calls(root: ast.AST) -> list[tuple[str, ast.Call]]:
             table = re.sub(r"(?<!^)(?=[A-Z])", "_", match[1]).lower()
             if table in TABLES:
                 found.append((table, node))
+            given = node.keywords if _name(node.func) == JOB else []
+            found += [(k.arg, k.value) for k in given if k.arg in TABLES and isinstance(k.value, ast.Call)]
     return found
 
 

@@ -104,6 +104,8 @@ class Emission(Struct, dict=True):
             self.refuse("ranks", f"is started by torchrun with as many ranks on every node, here {each}")
         if self.scenario.faults is not None:
             self.notes.append("faults are left out")
+        if self.training.tokens is not None:
+            self.notes.append("tokens are left out: how long the training is decides no step")
         if self.scenario.processes is not None:
             self.notes.append("processes are left out")
         if self.training.attention_kernel not in (None, *self.KERNELS):

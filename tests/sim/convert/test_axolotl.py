@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.sim.convert.converting import converted
+from tests.sim.convert.converting import converted, refused
 
 TEXT = "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 4096\nmicro_batch_size: 1\nbf16: true\n"
 
@@ -101,3 +101,44 @@ def test_a_reentrant_checkpoint_runs_the_whole_forward_again(tmp_path: Path, ree
     data, said = read(tmp_path, f"gradient_checkpointing: true\n{kwargs}")
     assert data["training"]["recompute"] == found
     assert "gradient_checkpointing_kwargs" not in said
+
+
+EXPERTS = """
+base_model: qwen3-30b-a3b
+plugins: [axolotl.integrations.expert_parallel.ExpertParallelPlugin]
+sequence_len: 2048
+micro_batch_size: 1
+expert_parallel_size: 2
+expert_parallel_backend: deep_ep
+dp_shard_size: 4
+fsdp_config: {fsdp_version: 2, state_dict_type: FULL_STATE_DICT}
+"""
+
+
+def test_expert_parallelism_is_within_the_replicas(tmp_path: Path) -> None:
+    """integrations/expert_parallel: each of its ranks reads a batch of its own, and other parameters are split over
+    all ranks."""
+    data, said = converted(tmp_path, "a.yaml", EXPERTS, "--cluster", "dgx-h100", "--gpus", "8")
+    layout = data["parallelism"]
+    assert (layout["dp"], layout["ep"], layout["zero"], layout["ep_dispatcher"]) == (8, 2, 3, "deepep")
+    assert "shard_size" not in layout
+    assert "not expressed here" not in said
+    _, said = converted(tmp_path, "b.yaml", EXPERTS.replace("deep_ep", "auto"), "--cluster", "dgx-h100", "--gpus", "8")
+    assert "expert_parallel_backend auto: taken for torch's all-to-all" in said
+
+
+def test_experts_over_other_ranks_are_refused(tmp_path: Path) -> None:
+    problem = refused(tmp_path, "a.yaml", EXPERTS, "--cluster", "dgx-h100", "--gpus", "16")
+    assert "expert_parallel_size: found 2; its product with the other degrees of data parallelism, 8, must" in problem
+
+
+def test_degrees_that_do_not_make_the_gpus_are_refused(tmp_path: Path) -> None:
+    more = (
+        "dp_shard_size: 4\ndp_replicate_size: 2\ntensor_parallel_size: 2\nfsdp_config: {reshard_after_forward: true}\n"
+    )
+    data, _ = converted(tmp_path, "a.yaml", TEXT + more, "--cluster", "dgx-h100", "--gpus", "16")
+    assert (data["parallelism"]["dp"], data["parallelism"]["shard_size"]) == (8, 4)
+    problem = refused(tmp_path, "a.yaml", TEXT + more, "--cluster", "dgx-h100", "--gpus", "64")
+    assert (
+        "dp_shard_size: found 4; its product with the other degrees of data parallelism, 8, must be the 32" in problem
+    )

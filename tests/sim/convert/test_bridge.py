@@ -398,3 +398,33 @@ def test_fusions_that_a_file_switches_by_their_own_names(tmp_path: Path, key: st
     assert (data["training"].get("gradient_accumulation_fusion") is False) is in_key
     assert (f"not expressed here: model.{key.partition(':')[0]}" in said) is noted
     assert "did you mean" not in said
+
+
+def test_sizes_of_overrides_go_before_those_of_the_named_model(tmp_path: Path) -> None:
+    more = "  num_layers: 8\n  num_moe_experts: 48\n  hidden_size: 7168\n"
+    text = OVERRIDES.replace("  seq_length", f"{more}  seq_length", 1)
+    found, _ = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-h100", "--gpus", "64", "--model", "kimi-k2")
+    assert found["model"] == {"preset": "kimi-k2", "layers": 8, "moe": {"experts": 48}}
+
+
+def test_the_users_values_of_variables(tmp_path: Path) -> None:
+    text = OVERRIDES.replace("tensor_model_parallel_size: 4", "tensor_model_parallel_size: ${TP}", 1)
+    here = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-30b-a3b")
+    found, _ = converted(tmp_path, "a.yaml", text, *here, "--var", "TP=2")
+    assert found["parallelism"]["tp"] == 2
+    assert "--var TP=VALUE gives one" in refused(tmp_path, "a.yaml", text, *here)
+    assert "--var: the file has no variable PP" in refused(tmp_path, "a.yaml", text, *here, "--var", "PP=2")
+    assert "--args: is of a script, which this file is not" in refused(tmp_path, "a.yaml", text, *here, "--args", "2")
+
+
+def test_overrides_that_say_no_degree_are_told_by_their_batch(tmp_path: Path) -> None:
+    """Megatron-Bridge's llama3_8b_pretrain_override_example_megatron_fsdp.yaml."""
+    text = """
+model: {seq_length: 4096}
+train: {global_batch_size: 8, micro_batch_size: 1}
+optimizer: {lr: 0.00025}
+dist: {use_megatron_fsdp: true}
+ddp: {data_parallel_sharding_strategy: optim_grads_params}
+"""
+    found, _ = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3-8b")
+    assert (found["parallelism"]["zero"], found["training"]["seq_len"]) == (3, 4096)

@@ -168,6 +168,23 @@ def launched(tmp_path: Path, launcher: str, more: str = "", config: str = "") ->
             {"dp": 4, "tp": 2},
             {"global_batch_size": 4},
         ),
+        (
+            "--use_fsdp --use_parallelism_config --parallelism_config_sp_size 2 "
+            "--parallelism_config_sp_backend deepspeed",
+            {"dp": 4, "cp": 2, "cp_method": "all_to_all"},
+            {"global_batch_size": 4},
+        ),
+        (
+            "--use_fsdp --use_parallelism_config --parallelism_config_cp_size 2 --parallelism_config_cp_backend torch",
+            {"dp": 4, "cp": 2, "cp_method": "all_gather", "cp_split": None},
+            {"global_batch_size": 4},
+        ),
+        (
+            "--use_deepspeed --zero_stage 3 --use_parallelism_config --parallelism_config_cp_size 2 "
+            "--parallelism_config_cp_backend deepspeed",
+            {"dp": 4, "cp": 2, "cp_method": "all_to_all"},
+            {},
+        ),
     ],
 )
 def test_accelerates_own_flags(tmp_path: Path, flags: str, layout: dict[str, Any], training: dict[str, Any]) -> None:

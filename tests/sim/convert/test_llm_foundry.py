@@ -89,3 +89,11 @@ def test_gathers_that_nothing_prefetches_are_named(tmp_path: Path) -> None:
         text = TEXT.replace("fsdp_config: {", f"fsdp_config: {{backward_prefetch: {word}, ", 1)
         assert word in text
         assert ("backward_prefetch no_prefetch" in converted(tmp_path, "mpt.yaml", text, *ON_8)[1]) == late
+
+
+def test_a_run_of_the_platform_has_the_config_in_it(tmp_path: Path) -> None:
+    indented = "".join(f"  {line}\n" for line in TEXT.splitlines())
+    text = f"image: mosaicml/llm-foundry:latest\ncompute: {{gpus: 8}}\nparameters:\n{indented}"
+    data, said = converted(tmp_path, "mcli.yaml", text, "--cluster", "dgx-h100")
+    assert (data["parallelism"]["dp"], data["model"]["layers"], data["training"]["seq_len"]) == (8, 32, 2048)
+    assert "not expressed here" not in said

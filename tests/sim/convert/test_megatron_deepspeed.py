@@ -114,3 +114,15 @@ def test_sequences_that_ulysses_splits(tmp_path: Path) -> None:
     found, _ = of(tmp_path, f"{SIZES} --fp16 --ds-sequence-parallel-size 4 --use-flash-attn-v2")
     layout = found["parallelism"]
     assert (layout["dp"], layout["cp"], layout["cp_method"]) == (4, 4, "all_to_all")
+
+
+def test_its_linear_layers_have_no_fused_sum_and_its_all_reduces_wait(tmp_path: Path) -> None:
+    """megatron/core/tensor_parallel/layers.py: `backward`; megatron/arguments.py: `validate_args`."""
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+    script = f"{SIZES} --bf16 --tensor-model-parallel-size 2"
+    found, said = of(tmp_path, script, config)
+    assert found["training"]["gradient_accumulation_fusion"] is False
+    assert found["parallelism"]["tp_overlap"] == "none"
+    assert "not expressed here" not in said
+    found, _ = of(tmp_path, f"{script} --sequence-parallel", config)
+    assert found["parallelism"]["tp_overlap"] == "wgrad"

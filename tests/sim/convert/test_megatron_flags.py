@@ -106,3 +106,13 @@ def test_a_long_sequence_s_mask_is_said(tmp_path: Path, tokens: str, flag: str, 
     _, notes = converted(tmp_path, "train.sh", text, *CLUSTER)
     assert said in notes
     assert ("attention masks" in notes) is bool(said)
+
+
+def test_sizes_that_the_named_model_does_not_have_are_said(tmp_path: Path) -> None:
+    text = (
+        "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 8 --hidden-size 4096 --num-attention-heads 32 "
+        "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --bf16\n"
+    )
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--model", "llama3-8b")
+    assert data["model"] == "llama3-8b"
+    assert "# --num-layers 8: the model of --model, which is simulated, has another\n" in said

@@ -172,7 +172,6 @@ def test_former_switches_of_cuda_graphs(tmp_path: Path, switch: str) -> None:
     ("flags", "waits"),
     [
         ("--checkpoint-activations", True),
-        ("--deepspeed --zero-stage 1 --checkpoint-activations", False),
         ("--deepspeed --zero-stage 1 --pad-vocab-size-to 128256", True),
         ("--activations-checkpoint-method uniform", False),
     ],

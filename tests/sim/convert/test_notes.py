@@ -84,3 +84,23 @@ def test_a_flag_that_megatron_ignores_today_is_explained(tmp_path: Path, paralle
     assert scenario["parallelism"]["tp_overlap"] == "wgrad"
     assert ("set parallelism.tp_overlap: none" in said) != parallel
     assert f"not expressed here: {flag}" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key"),
+    [
+        (
+            "a.yaml",
+            "model_name_or_path: llama3-8b\nper_device_train_batch_size: 1\nmax_length: 64\n",
+            "full_determinism",
+        ),
+        ("a.toml", '[model]\nname = "llama3"\nflavor = "8B"\n', "debug.deterministic"),
+        ("a.toml", '[model]\nname = "llama3"\nflavor = "8B"\n', "training.deterministic"),
+    ],
+)
+def test_deterministic_kernels_are_named_where_they_are_on(tmp_path: Path, name: str, text: str, key: str) -> None:
+    table, _, last = key.rpartition(".")
+    for word, said in (("true", True), ("false", False)):
+        line = f"[{table}]\n{last} = {word}\n" if table else f"{last}: {word}\n"
+        _, output = converted(tmp_path, name, text + line, "--cluster", "dgx-h100", "--gpus", "8")
+        assert (f"not expressed here: {key}\n" in output) is said

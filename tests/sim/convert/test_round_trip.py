@@ -58,6 +58,7 @@ def test_shipped_scenarios_that_come_back_take_the_same_time_and_memory(
     before = with_balanced_stages(scenario_for(shipped_scenarios()[name], trainer))
     for key in ("faults", "processes"):
         assert (getattr(before, key) is not None) == (f"# {key} are left out" in text)
+    assert (before.training is not None and before.training.tokens is not None) == ("# tokens are left out" in text)
     before = before.model_copy(update={"faults": None, "processes": None})
     after = came_back(tmp_path, before, trainer, text, before.cluster.name)
     assert simulated(after) == pytest.approx(simulated(as_told(before, after, text)), rel=1e-12)

@@ -91,3 +91,24 @@ def test_selective_recomputation_is_the_default(tmp_path: Path) -> None:
 )
 def test_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert said in refused(tmp_path, "sft.sh", DENSE.replace(old, new), *ON)
+
+
+def test_names_of_megatron_core_are_read_as_megatron_lms_flags(tmp_path: Path) -> None:
+    """swift/megatron/arguments/megatron_args.py, MegatronArguments: values of fields, not switches that turn off."""
+    more = (
+        "    --pipeline_model_parallel_size 2 --virtual_pipeline_model_parallel_size 2 --tensor_model_parallel_size 4 "
+        "--gradient_accumulation_fusion false --overlap_p2p_comm false --masked_softmax_fusion true\n"
+    )
+    text = DENSE.rstrip().replace("    --tensor_model_parallel_size 8 \\\n", "") + " \\\n" + more
+    data, said = converted(tmp_path, "a.sh", text, "--cluster", "dgx-h100", "--model", "qwen3-8b")
+    layout = data["parallelism"]
+    assert (layout["pp"], layout["virtual_stages"], layout["p2p_overlap"]) == (2, 2, False)
+    assert data["training"]["gradient_accumulation_fusion"] is False
+    assert "not expressed here" not in said
+
+
+def test_its_defaults_of_fsdp_and_of_the_loss(tmp_path: Path) -> None:
+    text = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --use_megatron_fsdp true --max_length 2048\n"
+    data, _ = converted(tmp_path, "a.sh", text, "--cluster", "dgx-h100", "--model", "qwen3-8b")
+    assert data["parallelism"]["zero"] == 3
+    assert data["training"]["cross_entropy"] == "native"

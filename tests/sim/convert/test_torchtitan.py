@@ -355,3 +355,53 @@ def test_gpus_that_are_not_the_product_of_all_degrees_are_refused(tmp_path: Path
     assert "32 GPUs; must be 16" in refused(tmp_path, "a.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
     data, _ = converted(tmp_path, "a.toml", text, "--cluster", "dgx-h100", "--gpus", "16")
     assert data["parallelism"]["dp"] == 8
+
+
+def test_tables_of_forks_are_named(tmp_path: Path) -> None:
+    text = TITAN + "\n[peft]\nenable_peft = true\nlora_rank = 64\n[checkpoint]\ninterval = 500\n"
+    _, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert "not expressed here: peft.enable_peft, peft.lora_rank" in said
+
+
+def test_a_python_config_with_the_tables_of_a_toml(tmp_path: Path) -> None:
+    """torchtitan/models/qwen3/train_configs/qwen3_32b.py of early 2026."""
+    text = """default_config = JobConfig(
+        model=Model(name="qwen3", flavor="32B"),
+        optimizer=Optimizer(lr=8e-4),
+        training=Training(local_batch_size=2, seq_len=4096),
+        activation_checkpoint=ActivationCheckpoint(mode="full", selective_ac_option="op"))"""
+    data, said = converted(tmp_path, "qwen3_32b.py", text, "--cluster", "dgx-h100", "--gpus", "8")
+    training = data["training"]
+    assert data["model"] == "qwen3-32b"
+    assert (training["micro_batch_size"], training["seq_len"], training["recompute"]) == (2, 4096, WHOLE)
+    assert "cuda_graphs" not in training
+    assert "not expressed here" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "degree", "dispatcher", "named"),
+    [
+        ('"30B-A3B", moe_comm_backend="deepep", attn_backend="sdpa"', 4, "deepep", ""),
+        ('"30B-A3B", moe_comm_backend="standard"', 4, None, ""),
+        (
+            '"30B-A3B", moe_comm_backend="hybridep", attn_backend="flex"',
+            4,
+            None,
+            "model.attn_backend, model.moe_comm_backend",
+        ),
+    ],
+)
+def test_arguments_of_the_models_registry(
+    tmp_path: Path, arguments: str, degree: int, dispatcher: str | None, named: str
+) -> None:
+    """torchtitan/models/qwen3/config_registry.py: `qwen3_moe_deepep`."""
+    (tmp_path / "qwen3").mkdir()
+    text = f"""def moe():
+    return Trainer.Config(
+        model_spec=model_registry({arguments}),
+        training=TrainingConfig(num_tokens_per_microbatch_per_dp_rank=8192, max_context_length=4096),
+        parallelism=ParallelismConfig(expert_parallel_degree={degree}))"""
+    data, said = converted(tmp_path / "qwen3", "config_registry.py", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["model"] == "qwen3-30b-a3b"
+    assert data["parallelism"].get("ep_dispatcher") == dispatcher
+    assert (f"not expressed here: {named}\n" in said) is bool(named)
