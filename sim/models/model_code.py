@@ -41,7 +41,12 @@ class ModelCode(NamedTuple):
 
     `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
     gradients; with rope its own copies bring them there. Of three indices or slices (`select`) each gradient is put
-    into zeros as large as the result, and these are added up.
+    into zeros as large as the result, and these are added up. Lists of one index (`index`) copy keys and values forward;
+    backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
+
+    `masks_causal`: torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as
+    truths, of which it makes numbers each time, or as numbers. `broadcasts_keys`: one key of all query heads is not
+    copied for each of them where there is such a mask, as other families' are.
 
     `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `router`: the router's
     kernels beside its matmul; None: those of the framework's record. `casts_router_weights`: the chosen experts'
@@ -61,7 +66,9 @@ class ModelCode(NamedTuple):
     turns_keys: bool = True
     turns: Literal["own", "promoted", "fp32"] = "own"
     joins_by_tokens: bool = False
-    split: Literal["split", "select"] = "split"
+    split: Literal["split", "select", "index"] = "split"
+    masks_causal: Literal["", "truths", "numbers"] = ""
+    broadcasts_keys: bool = False
     router_without_autocast: bool = False
     router: RouterKernels | None = None
     casts_router_weights: bool = False
@@ -79,6 +86,10 @@ MODEL_CODE: dict[str, ModelCode] = {
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER),
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
     "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True, casts_router_weights=True),
+    # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
+    # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
+    "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index"),
+    "falcon_rw": ModelCode(masks_causal="numbers", split="select"),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, Qwen 2's router
     "flex_olmo": ModelCode(turns="promoted", router=CASTING_ROUTER, casts_router_weights=True),
     "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same

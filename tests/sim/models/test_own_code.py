@@ -21,7 +21,7 @@ def layer_of(name: str, **training: Any) -> Any:
     return layer_block(make(MODELS[name], {**sizes, **training}), 1)
 
 
-@pytest.mark.parametrize("name", ["cohere", "olmo2", "phi3"])
+@pytest.mark.parametrize("name", ["cohere", "falcon", "olmo2", "phi3"])
 def test_kernels_beside_matmuls_move_what_the_captured_ones_move(tmp_path: Path, name: str) -> None:
     program, layer = capture(tmp_path, name, "sdpa", weights="bf16"), layer_of(name)
     for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
@@ -60,6 +60,20 @@ def test_a_window_is_a_mask_of_all_pairs(tmp_path: Path) -> None:
     assert "attention mask" not in {s.name for s in named.saved}
     (run,) = (i for i in named.forward if isinstance(i, Compute) and i.kind == "attention_forward")
     assert run.flops < 0.6 * described[0].flops
+
+
+def test_falcon_s_causal_mask_is_one_of_all_pairs_for_one_key(tmp_path: Path) -> None:
+    program, layer = capture(tmp_path, "falcon", "sdpa", weights="bf16"), layer_of("falcon")
+    mine = [o for o in program.operators if LAYER["falcon"] in o.module and o.launches]
+    attention = [i for o in mine if "attention" in o.name for i in computes_of(o)]
+    computes = [i for i in (*layer.forward, *layer.backward) if isinstance(i, Compute)]
+    described = [i for i in computes if i.kind.startswith("attention_")]
+    assert [(i.kind, i.flops, i.shape) for i in described] == [(i.kind, i.flops, i.shape) for i in attention]
+    for name, put in (("aten.index", "split_index"), ("aten.index_put_", "split_index_put")):
+        real = [i for o in mine if o.name == name for i in computes_of(o)]
+        (found,) = (i for i in computes if i.name == put)
+        assert found.kernels == sum(i.kernels for i in real)
+        assert found.bytes == pytest.approx(sum(i.bytes for i in real), rel=1e-3)  # the index itself
 
 
 @pytest.mark.parametrize(("name", "forward", "backward"), [("cohere", 52, 76), ("olmo2", 36, 60), ("llama", 20, 34)])
