@@ -36,6 +36,8 @@ def split_by_index(d: Dims, whole: int, keys: int) -> Operator:
     e, queries = d.act_bytes, whole - 2 * keys
     copies = memory_op("split_index", F, "embedding", 2 * keys, 4 * keys * e, d.act, 2, "index")
     zeros = memory_op("split_zeros", I, "elementwise", 2 * whole, 2 * whole * e, d.act, 2)
-    put = memory_op("split_index_put", I, "embedding", 2 * keys, 6 * keys * e, d.act, 2 * INDEX_PUT_KERNELS, "index_put")
+    put = memory_op(
+        "split_index_put", I, "embedding", 2 * keys, 6 * keys * e, d.act, 2 * INDEX_PUT_KERNELS, "index_put"
+    )
     sliced = memory_op("split_backward", I, "copy", queries, (whole + 2 * queries) * e, d.act, 2, "slice_backward")
     return Operator("split", (copies,), (zeros, put, sliced, accumulate(d, "split_gradient_sum", 2 * whole)))

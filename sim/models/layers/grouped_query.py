@@ -19,8 +19,8 @@ from sim.models.layers.head_gate import element_gate, head_gate, served_element_
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
-from sim.models.split_gradients import joined_gradients, split_by_index
 from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
+from sim.models.split_gradients import joined_gradients, split_by_index
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
