@@ -235,6 +235,7 @@ def _jais2(config: Config) -> Config:
 def _apertus(config: Config) -> Config:
     """Apertus (arXiv 2509.14233): Llama's layers with xIELU and norms of queries and keys."""
     require(config, "hidden_act", ("xielu",))
+    require(config, "output_vocab_size", (None, config["vocab_size"]))
     own = {"mlp": "xielu", "qk_norm": True, "separate_qkv": True}
     return llama({**config, "hidden_act": "silu"}) | own
 

@@ -178,7 +178,8 @@ def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
     found = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
     scores, *between, product, copied = found
-    assert isinstance(scores, Compute) and isinstance(product, Compute)
+    assert isinstance(scores, Compute)
+    assert isinstance(product, Compute)
     biases = (_copied_biases(d, c, name),) if d.code.scale == "matmul" else ()
     return (*biases, _of_scores(d, scores), *between, _by_probabilities(d, c, product), _ordering(d, copied))
 

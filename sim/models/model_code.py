@@ -10,11 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sim.models.framework_parts import (
+    AS_CHOSEN_ROUTER,
     CASTING_ROUTER,
     GPT_OSS_ROUTER,
     GRANITE_ROUTER,
     GROUPED_SIGMOID_ROUTER,
+    NARROW_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
+    WIDE_AS_CHOSEN_ROUTER,
+    WIDE_ROUTER,
     RouterKernels,
 )
 
@@ -42,8 +46,8 @@ class ModelCode(NamedTuple):
 
     `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
     gradients; with rope its own copies bring them there. Of three indices or slices (`select`) each gradient is put
-    into zeros as large as the result, and these are added up. Lists of one index (`index`) copy keys and values forward;
-    backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
+    into zeros as large as the result, and these are added up. Lists of one index (`index`) copy keys and values
+    forward; backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
 
     `masks_causal`: torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as
     truths, of which it makes numbers each time, or as numbers. `broadcasts_keys`: one key of all query heads is not
@@ -83,6 +87,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", turns_keys=False, split="select"),
     "cohere": ModelCode(turns="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
+    "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),  # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER),
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
@@ -91,8 +96,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index"),
     "falcon_rw": ModelCode(masks_causal="numbers", split="select"),
-    # flex_olmo/modeling_flex_olmo.py: rope of OLMo, Qwen 2's router
-    "flex_olmo": ModelCode(turns="promoted", router=CASTING_ROUTER, casts_router_weights=True),
+    # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
+    "flex_olmo": ModelCode(turns="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
@@ -106,12 +111,17 @@ MODEL_CODE: dict[str, ModelCode] = {
     "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter. AFMoE's router also casts its logits; MiniMax M2's has no scale.
     "hy_v3": ModelCode(router=SIGMOID_ROUTER),
+    "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
+    # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
+    "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(turns="promoted"),
+    # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
+    "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
-    # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter; Qwen 3, OLMoE and Mellum have the same
+    # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter with norm_topk_prob; Qwen 3 and Mellum have the same
     "qwen2_moe": ModelCode(router=CASTING_ROUTER, casts_router_weights=True),
 }
 

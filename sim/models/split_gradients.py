@@ -29,8 +29,8 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
 def split_by_index(d: Dims, whole: int, keys: int) -> Operator:
     """Keys and values, of `keys` elements each, that lists of one index copy out of a result of `whole` elements.
 
-    Backward: zeros for each of them (written) and torch's `index_put_` (accumulate), which reads the gradient, reads and
-    writes its place. The queries' gradient is put into zeros as a slice's is; two sums of whole results follow
+    Backward: zeros for each of them (written) and torch's `index_put_` (accumulate), which reads the gradient, reads
+    and writes its place. The queries' gradient is put into zeros as a slice's is; two sums of whole results follow
     (transformers/models/falcon/modeling_falcon.py: FalconAttention._split_heads).
     """
     e, queries = d.act_bytes, whole - 2 * keys

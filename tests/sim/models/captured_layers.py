@@ -81,7 +81,14 @@ MODELS["qwen2_moe"] |= {"code": "qwen2_moe"}
 OF_FP32 = EXPERTS | {"shared_experts": 1, "router_fp32": True}
 MODELS["ernie4_5_moe"] = WHOLE_HEADS | {"moe": OF_FP32, "code": "ernie4_5_moe"}
 MLA = {"q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-MODELS["deepseek_v2"] = WHOLE_HEADS | {"mla": MLA, "moe": OF_FP32}
+MODELS["deepseek_v2"] = WHOLE_HEADS | {"mla": MLA, "moe": OF_FP32, "code": "deepseek_v2"}
+CONFIGS["olmoe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
+MODELS["olmoe"] = WHOLE_HEADS | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": EXPERTS, "code": "olmoe"}
+CONFIGS["hunyuan_v1_moe"] = OF_EXPERTS | {"num_experts": 8, "moe_topk": 2, "intermediate_size": 256, "head_dim": 64}
+MODELS["hunyuan_v1_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": OF_FP32, "code": "hunyuan_v1_moe"}
+CONFIGS["lfm2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "num_dense_layers": 0}
+CONFIGS["lfm2_moe"] |= {"layer_types": ["full_attention"] * 3}
+MODELS["lfm2_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": EXPERTS, "code": "lfm2_moe"}
 OF_GPT = {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024}
 MODELS |= {
     "bloom": OF_GPT | {"mlp": "gelu_bloom", "embedding_norm": True, "code": "bloom"},

@@ -94,3 +94,27 @@ def test_experts_copies_are_issued_as_captured(tmp_path: Path) -> None:
     assert sum(i.kernels for i in mine if i.looped) == sum(i.kernels for i in real if i.looped)
     (joined,) = (sum(t.bytes for t in (*o.inputs, *o.outputs)) for o in experts if o.name == "aten.cat")
     assert [i.bytes for i in mine if "_join_" in i.name] == [joined]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("deepseek_v2", "mlp.gate"),
+        ("hunyuan_v1_moe", "mlp.gate"),
+        ("lfm2_moe", "feed_forward.gate"),
+        ("olmoe", "mlp.gate"),
+        ("qwen3_moe", "mlp.gate"),
+    ],
+)
+def test_a_router_has_the_kernels_that_run(tmp_path: Path, name: str, module: str) -> None:
+    """Of matmuls and casts of tokens the dtype; of all others their number."""
+    program, layer = capture(tmp_path, name, "sdpa", weights="bf16"), layer_of(name)
+    run = [o for o in program.operators if f"layers.1.{module}" in o.module and o.launches]
+    for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
+        mine = [i for i in items if isinstance(i, Compute) and i.name.split("_")[0] == "router" and i.kernels]
+        real = [i for o in run if o.phase == phase for i in computes_of(o)]
+        assert {i.dtype for i in mine if i.kind == "gemm"} == {i.dtype for i in real if i.kind == "gemm"}
+        summed = [i for i in mine if not i.name.endswith("_sum")]
+        of_tokens = [o for o in run if o.phase == phase and o.name in ("aten.add", "aten.add_")]
+        joined = [o for o in of_tokens if o.outputs[0].elements == BATCH * SEQ * 512]
+        assert sum(i.kernels for i in summed) == sum(i.kernels for i in real) - len(joined)
