@@ -118,3 +118,13 @@ def test_a_router_has_the_kernels_that_run(tmp_path: Path, name: str, module: st
         of_tokens = [o for o in run if o.phase == phase and o.name in ("aten.add", "aten.add_")]
         joined = [o for o in of_tokens if o.outputs[0].elements == BATCH * SEQ * 512]
         assert sum(i.kernels for i in summed) == sum(i.kernels for i in real) - len(joined)
+
+
+def test_xielu_s_kernels_with_numbers_of_their_own_are_not_vectorized(tmp_path: Path) -> None:
+    program, layer = capture(tmp_path, "apertus", "sdpa", weights="bf16"), layer_of("apertus")
+    run = [o for o in program.operators if "layers.1.mlp.act_fn" in o.module and o.launches]
+    for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
+        (mine,) = (i for i in items if isinstance(i, Compute) and i.name.endswith("_singly") and "xielu" in i.name)
+        real = [i for o in run if o.phase == phase for i in computes_of(o) if i.single_elements > BATCH * SEQ]
+        assert (mine.kernels, mine.single_elements) == (len(real), sum(i.single_elements for i in real))
+        assert mine.bytes == pytest.approx(sum(i.bytes for i in real), rel=1e-3)
