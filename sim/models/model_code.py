@@ -51,7 +51,8 @@ class ModelCode(NamedTuple):
 
     `masks_causal`: torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as
     truths, of which it makes numbers each time, or as numbers. `broadcasts_keys`: one key of all query heads is not
-    copied for each of them where there is such a mask, as other families' are.
+    copied for each of them where there is such a mask, as other families' are. `adds_biases_apart`: a linear layer's
+    bias is added by a kernel of its own (falcon/modeling_falcon.py: FalconLinear.forward).
 
     `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `router`: the router's
     kernels beside its matmul; None: those of the framework's record. `casts_router_weights`: the chosen experts'
@@ -74,6 +75,7 @@ class ModelCode(NamedTuple):
     split: Literal["split", "select", "index"] = "split"
     masks_causal: Literal["", "truths", "numbers"] = ""
     broadcasts_keys: bool = False
+    adds_biases_apart: bool = False
     router_without_autocast: bool = False
     router: RouterKernels | None = None
     casts_router_weights: bool = False
@@ -94,8 +96,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True, casts_router_weights=True),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
-    "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index"),
-    "falcon_rw": ModelCode(masks_causal="numbers", split="select"),
+    "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
+    "falcon_rw": ModelCode(masks_causal="numbers", split="select", adds_biases_apart=True),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
     "flex_olmo": ModelCode(turns="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same

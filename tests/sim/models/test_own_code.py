@@ -128,3 +128,15 @@ def test_xielu_s_kernels_with_numbers_of_their_own_are_not_vectorized(tmp_path: 
         real = [i for o in run if o.phase == phase for i in computes_of(o) if i.single_elements > BATCH * SEQ]
         assert (mine.kernels, mine.single_elements) == (len(real), sum(i.single_elements for i in real))
         assert mine.bytes == pytest.approx(sum(i.bytes for i in real), rel=1e-3)
+
+
+def test_falcon_s_biases_are_added_by_kernels_of_their_own(tmp_path: Path) -> None:
+    """`FalconLinear` multiplies and adds; in ALiBi's models the mask is one of numbers, which no layer makes anew."""
+    program, layer = capture(tmp_path, "falcon_rw", "sdpa", weights="bf16"), layer_of("falcon_rw")
+    linear = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+    run = [o for o in program.operators if "h.1." in o.module and o.phase == "forward" and o.launches]
+    real = [i for o in run if o.name == "aten.add" and o.module.endswith(linear) for i in computes_of(o)]
+    mine = [i for i in layer.forward if isinstance(i, Compute) and i.name.endswith("_bias")]
+    assert sorted(i.single_elements for i in mine) == sorted(i.single_elements for i in real)
+    assert sum(i.bytes for i in mine) == pytest.approx(sum(i.bytes for i in real), rel=0.01)
+    assert not [i for i in layer.forward if i.name == "attention_mask"]
