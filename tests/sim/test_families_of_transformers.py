@@ -270,25 +270,6 @@ def test_biases_of_some_matrices_alone_are_refused(tmp_path: Path, family: str, 
 
 
 @pytest.mark.parametrize(
-    ("family", "normalizes", "code"),
-    [
-        ("olmoe", False, "olmoe"),
-        ("olmoe", True, "qwen2_moe"),
-        ("qwen3_moe", False, "olmoe"),
-        ("qwen3_moe", True, "qwen2_moe"),
-        ("mellum", True, "qwen2_moe"),
-        ("qwen3_next", True, "qwen2_moe"),
-    ],
-)
-def test_whether_chosen_weights_are_divided_by_their_sum(
-    tmp_path: Path, family: str, normalizes: bool, code: str
-) -> None:
-    config = transformers.CONFIG_MAPPING[family](**SIZES | OWN.get(family, {}) | {"norm_topk_prob": normalizes})
-    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
-    assert load_model(str(tmp_path / "config.json")).code == code
-
-
-@pytest.mark.parametrize(
     ("family", "own"),
     [
         ("bailing_hybrid", {"layer_group_size": 2, "first_k_dense_replace": 3, "linear_conv_kernel_dim": 4}),

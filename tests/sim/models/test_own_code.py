@@ -140,3 +140,10 @@ def test_falcon_s_biases_are_added_by_kernels_of_their_own(tmp_path: Path) -> No
     assert sorted(i.single_elements for i in mine) == sorted(i.single_elements for i in real)
     assert sum(i.bytes for i in mine) == pytest.approx(sum(i.bytes for i in real), rel=0.01)
     assert not [i for i in layer.forward if i.name == "attention_mask"]
+
+
+def test_a_warning_names_the_kernel_that_skips_what_falcon_s_mask_hides() -> None:
+    sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "param_dtype": "bf16"}
+    (warning,) = (w for w in make(MODELS["falcon"], sizes).warnings if "causal mask" in w)
+    assert "flash2" in warning
+    assert not [w for w in make(MODELS["falcon"], sizes | {"attention_kernel": "flash2"}).warnings if "causal" in w]
