@@ -100,6 +100,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1024},
     "afmoe": {**EXPERTS, "num_shared_experts": 1, "num_dense_layers": 0},
     "hy_v3": {**EXPERTS, "mlp_layer_types": ["sparse"] * 8},
+    "smollm3": {},
+    "exaone4": {"sliding_window": 1024, "sliding_window_pattern": 4},
+    "seed_oss": {},
+    "ernie4_5": {},
+    "cohere2": {"sliding_window": 1024},
+    "dots1": {
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 1024,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,  # as released
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "lfm2_moe": {**EXPERTS, "num_dense_layers": 0, "layer_types": ["full_attention"] * 8},
+    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 2, "intermediate_size": 1024},
+    "deepseek_v2": {
+        **LATENT,
+        "n_routed_experts": 16,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1024,
+        "first_k_dense_replace": 0,
+        "n_group": 1,
+    },
 }
 
 

@@ -58,7 +58,7 @@ def _lfm2(config: Config) -> Config:
 def _lfm2_moe(config: Config) -> Config:
     """LFM2 with experts behind the first `num_dense_layers`."""
     moe = router(config, "num_experts") | {"dense_layers": config.get("num_dense_layers", 2)}
-    return _with_convolutions(config, _attention(config) | {"moe": moe})
+    return _with_convolutions(config, _attention(config) | {"moe": moe, "code": "lfm2_moe"})
 
 
 def _lfm3(config: Config) -> Config:

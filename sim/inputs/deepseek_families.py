@@ -16,6 +16,7 @@ def latent(config: Config) -> Config:
 
 def _deepseek(config: Config) -> Config:
     require(config, "moe_layer_freq", (1, None))
+    require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "n_routed_experts") | {
         "shared_experts": config.get("n_shared_experts"),
         "dense_layers": dense_layers(config),
@@ -30,7 +31,7 @@ def _deepseek(config: Config) -> Config:
 
 def _deepseek_v2(config: Config) -> Config:
     """DeepSeek V2, whose router takes a softmax."""
-    return _deepseek(config) | {"code": None}
+    return _deepseek(config) | {"code": "deepseek_v2"}
 
 
 def _deepseek_v32(config: Config) -> Config:
@@ -61,6 +62,7 @@ def _deepseek_v4(config: Config) -> Config:
     Layers whose experts a table chooses by the token (`num_hash_layers`) are simulated as those with a router: their
     scores are computed there too.
     """
+    require(config, "n_shared_experts", (1, None))  # the code has one, whatever the config says
     require(config, "hc_sinkhorn_iters", (20, None))
     for key in ("attention_bias", "mlp_bias"):
         require(config, key, (False, None))

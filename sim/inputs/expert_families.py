@@ -30,6 +30,11 @@ def router(
     return {"experts": config[experts], "top_k": config[top_k], "ffn": config[ffn]}
 
 
+def casting_router(config: Config, normalizes: bool) -> str:
+    """Whose code routes as Qwen 2's experts do: `norm_topk_prob` (by default as given) divides the chosen weights."""
+    return "qwen2_moe" if config.get("norm_topk_prob", normalizes) else "olmoe"
+
+
 def _experts_key(config: Config) -> str:
     """Where the number of experts stands: Transformers 5 writes `num_local_experts` for some families."""
     return "num_experts" if "num_experts" in config else "num_local_experts"
@@ -66,12 +71,12 @@ def _minimax_m2(config: Config) -> Config:
 def qwen2_moe(config: Config) -> Config:
     shared = {"shared_ffn": config["shared_expert_intermediate_size"], "shared_gate": True}
     moe = router(config, _experts_key(config)) | shared | {"every": every(config, "decoder_sparse_step")}
-    return qwen2(config) | {"qkv_bias": config.get("qkv_bias", True), "moe": moe, "code": "qwen2_moe"}
+    return qwen2(config) | {"qkv_bias": config.get("qkv_bias", True), "moe": moe, "code": casting_router(config, False)}
 
 
 def _qwen3_moe(config: Config) -> Config:
     moe = router(config, _experts_key(config)) | {"every": every(config, "decoder_sparse_step")}
-    return qwen3(config, head_dim=None) | {"moe": moe, "code": "qwen2_moe"}
+    return qwen3(config, head_dim=None) | {"moe": moe, "code": casting_router(config, False)}
 
 
 def _gpt_oss(config: Config) -> Config:
@@ -106,6 +111,7 @@ def _exaone_moe(config: Config) -> Config:
 
 def _afmoe(config: Config) -> Config:
     """Trinity (Arcee): windows with rope, gated attention, norms on both sides, DeepSeek's experts."""
+    require(config, "attention_bias", (False, None))  # the gates have none
     whole = {"head_dim": 128, "sliding_window": 1024, **config}
     step = config.get("global_attn_every_n_layers", 4)
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 2)}
@@ -116,6 +122,7 @@ def _afmoe(config: Config) -> Config:
 
 def _hy_v3(config: Config) -> Config:
     """Hunyuan 3: Qwen 3's attention, a shared expert beside the routed ones, first layers dense."""
+    require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
     moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
     return qwen3(config) | {"moe": moe, "code": "hy_v3"}
@@ -126,7 +133,7 @@ def _mellum(config: Config) -> Config:
     require(config, "num_nextn_predict_layers", (None, 0))
     kinds = config.get("mlp_layer_types") or ["sparse"]
     require({"mlp_layer_types": sorted({*kinds})}, "mlp_layer_types", (["sparse"],))
-    experts = {"moe": router(config, _experts_key(config)), "code": "qwen2_moe"}
+    experts = {"moe": router(config, _experts_key(config)), "code": casting_router(config, True)}
     found = llama({"head_dim": 128, **config}) | {"qk_norm": True} | experts
     return found | window({"sliding_window": 1024, **config}, "sliding_window", ["full"])
 
@@ -199,7 +206,7 @@ def _mimo_v2_flash(config: Config) -> Config:
     moe = router(config, "n_routed_experts") | {"dense_layers": dense_layers(whole), "router_fp32": True}
     of_windows = config.get("swa_num_key_value_heads", 2 * kv_heads)
     found = llama(whole | {"num_key_value_heads": of_windows, "attention_bias": False}) | {"moe": moe}
-    found |= {"v_head_dim": config.get("v_head_dim", 128), "sinks": True, "rope_share": 1 / 3}
+    found |= {"v_head_dim": config.get("v_head_dim", 128), "sinks": True, "rope_share": 1 / 3, "code": "deepseek_v3"}
     found |= {"qkv_bias": config.get("attention_bias", False), "left_out": ["the factor on values"]}
     found |= {"full_attention": {"kv_heads": kv_heads, "sinks": False}}
     return found | window(whole, "sliding_window", [])
@@ -277,14 +284,15 @@ def _hunyuan_moe(config: Config) -> Config:
     require(plain, "moe_intermediate_size", (plain["intermediate_size"], None))
     require(plain, "num_shared_expert", (1, None))
     require(plain, "moe_layer_num_skipped", (0, None))
-    moe = router(plain, "num_experts", "intermediate_size", "moe_topk") | {"shared_experts": 1}
-    return hunyuan(plain) | {"moe": moe}
+    moe = router(plain, "num_experts", "intermediate_size", "moe_topk") | {"shared_experts": 1, "router_fp32": True}
+    return hunyuan(plain) | {"moe": moe, "code": "hunyuan_v1_moe"}
 
 
 def _olmoe(config: Config) -> Config:
     require(config, "clip_qkv", (None,))
     moe = router(config, _experts_key(config), "intermediate_size")
-    return llama(config) | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": moe, "code": "qwen2_moe"}
+    own = {"qk_norm": True, "qk_norm_over": "all_heads", "code": casting_router(config, False)}
+    return llama(config) | own | {"moe": moe}
 
 
 def _sarvam_moe(config: Config) -> Config:

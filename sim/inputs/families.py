@@ -281,6 +281,11 @@ def _gemma4_full(config: Config, kinds: list[str]) -> Config:
     return {"kv_heads": sizes["num_key_value_heads"], "head_dim": sizes["head_dim"], "values_are_keys": equal}
 
 
+def _helium(config: Config) -> Config:
+    """Helium: Llama's layers, whose `attention_bias` is of queries, keys and values alone."""
+    return llama(config | {"attention_bias": False}) | {"qkv_bias": bool(config.get("attention_bias"))}
+
+
 def _exaone(config: Config) -> Config:
     """EXAONE 3: Llama's layers, under names of its own where the config is not Transformers'."""
     names = {"num_layers": "num_hidden_layers", "activation_function": "hidden_act"}
@@ -318,7 +323,7 @@ _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "llama": llama,
     "internlm3": Family(llama, {"head_dim": 128}, {"qkv_bias": (False, None), "bias": (False, None)}),
-    "helium": Family(llama, {"head_dim": 128}, own={"norm_in_fp32": True}),
+    "helium": Family(_helium, {"head_dim": 128}, own={"norm_in_fp32": True}),
     "granite": Family(llama, own={"code": "granite"}),
     "granite_swa": Family(
         llama, {"sliding_window": 128}, own={"sinks": True, "code": "granite"}, pattern=("full", *_SLIDING * 3)

@@ -125,7 +125,7 @@ def _falcon(config: Config) -> Config:
     require(config, "activation", ("gelu",))
     heads = _named(config, "num_attention_heads", "n_head")
     grouped = config.get("new_decoder_architecture", False)
-    norms = config.get("num_ln_in_parallel_attn") or (2 if grouped else 1)
+    norms = config.get("num_ln_in_parallel_attn") or (2 if grouped else 1)  # any other number than 2 is one
     parallel = grouped or config.get("parallel_attn", True)
     one_key = config.get("multi_query", True)
     return {
@@ -140,8 +140,8 @@ def _falcon(config: Config) -> Config:
         "tied_embeddings": config.get("tie_word_embeddings", True),
         "dropout": config.get("hidden_dropout"),
         "positions": "none" if config.get("alibi", False) else "rope",
-        "parallel_block": ("two_norms" if norms > 1 else True) if parallel else False,
-        "separate_qkv": True,  # one matrix, whose parts are copied apart: nothing of it is kept
+        "parallel_block": ("two_norms" if norms == 2 else True) if parallel else False,
+        "code": "falcon" if grouped or one_key else "falcon_rw",
     }
 
 
@@ -235,6 +235,7 @@ def _jais2(config: Config) -> Config:
 def _apertus(config: Config) -> Config:
     """Apertus (arXiv 2509.14233): Llama's layers with xIELU and norms of queries and keys."""
     require(config, "hidden_act", ("xielu",))
+    require(config, "output_vocab_size", (None, config["vocab_size"]))
     own = {"mlp": "xielu", "qk_norm": True, "separate_qkv": True}
     return llama({**config, "hidden_act": "silu"}) | own
 

@@ -102,6 +102,8 @@ def _bamba(config: Config) -> Config:
     found |= {"attention_pattern": _layer_types(config, names)}
     if "state_space" not in found["attention_pattern"]:
         return found
+    if not full:
+        del found["rope_share"]
     return found | {"state_space": _states(config, config.get("mamba_expand", 2) * config["hidden_size"])}
 
 
@@ -180,12 +182,14 @@ def _nemotron_h(config: Config) -> Config:
     if "experts" not in found["mlp_pattern"]:
         return found
     shared = {"shared_ffn": config["moe_shared_expert_intermediate_size"]}
-    return found | {"moe": router(config, "n_routed_experts") | shared}
+    moe = router(config, "n_routed_experts") | {"router_fp32": True}
+    return found | {"moe": moe | shared, "code": "deepseek_v3"}
 
 
 def _qwen3_next(config: Config) -> Config:
     """Qwen3-Next: the gated delta rule, in each fourth layer attention with a gate; experts with a gated shared one."""
-    found = qwen2_moe({"head_dim": 256, **config}) | {"qkv_bias": False, "qk_norm": True}
+    require(config, "attention_bias", (False, None))
+    found = qwen2_moe({"head_dim": 256, "norm_topk_prob": True, **config}) | {"qkv_bias": False, "qk_norm": True}
     return found | _gated_delta_layers(config)
 
 
@@ -295,10 +299,11 @@ def _kimi_linear(config: Config) -> Config:
     moe = router(config, "num_experts", top_k=top_k) | {
         "shared_experts": config.get("num_shared_experts", config.get("n_shared_experts", 1)),
         "dense_layers": dense_layers({"first_k_dense_replace": 1, **config}),
+        "router_fp32": True,
     }
     require(config, "moe_layer_freq", (1, None))
     found = llama(config) | {"kv_heads": None, "head_dim": None, "moe": moe, "positions": "none"}
-    found |= {"mla": latent(config), "state_space": states}
+    found |= {"mla": latent(config), "state_space": states, "code": "deepseek_v3"}
     return found | {"attention_pattern": _layer_types(config, names)}
 
 
@@ -336,6 +341,7 @@ def _bailing_hybrid(config: Config) -> Config:
         "state_space": states,
         "attention_pattern": _layer_types(config, names),
         "attention_gate": "per_head",
+        "code": "deepseek_v3",
         "trained_positions": config.get("model_max_length"),
     }
 
@@ -370,12 +376,14 @@ def _jamba(config: Config) -> Config:
         "attention_pattern": ["full" if attends else "state_space" for attends in every("attn", 8, 4)],
         "mlp_pattern": ["experts" if here else "dense" for here in routed],
     }
-    return found | ({"moe": router(config, "num_experts", "intermediate_size")} if any(routed) else {})
+    if "state_space" not in found["attention_pattern"]:
+        del found["state_space"]
+    moe = {"moe": router(config, "num_experts", "intermediate_size"), "code": "olmoe"}
+    return found | (moe if any(routed) else {})
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {
-    "mamba": _mamba1,
-    "falcon_mamba": _mamba1,
+    **dict.fromkeys(("mamba", "falcon_mamba"), _mamba1),
     "mamba2": _mamba2,
     "bamba": _bamba,
     "granitemoehybrid": _granite_hybrid,
@@ -386,9 +394,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "qwen3_next": _qwen3_next,
     "qwen3_5_text": _qwen3_5,
     "qwen3_5_moe_text": qwen3_5_moe,
-    "minimax": _minimax,
-    "minimax_m1": _minimax,
-    "minimax_text_01": _minimax,
+    **dict.fromkeys(("minimax", "minimax_m1", "minimax_text_01"), _minimax),
     "kimi_linear": _kimi_linear,
     "bailing_hybrid": _bailing_hybrid,
 }

@@ -172,7 +172,14 @@ def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator
         slower = f"torch's attention gets model.window {model.window} as a mask and computes all pairs of tokens"
         faster = "flash2 (attn_implementation flash_attention_2) skips the pairs that nobody sees"
         yield f"training.attention_kernel: {slower}; {faster}"
-    if t.attention == "fused" and not code_of(model.code, framework_of(t)).fused:
+    code = code_of(model.code, framework_of(t))
+    if code.masks_causal and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
+        slower = (
+            f"the code of {model.code} in Transformers gives torch's attention the causal mask, so that it computes"
+        )
+        faster = "flash2 (attn_implementation flash_attention_2) skips what the mask hides"
+        yield f"training.attention_kernel: {slower} all pairs of tokens; {faster}"
+    if t.attention == "fused" and not code.fused:
         does = f"which framework {t.framework} runs, computes attention in separate operators alone"
         yield f"training.attention: simulated as unfused; the code of {model.code} in Transformers, {does}"
 

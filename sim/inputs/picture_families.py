@@ -51,7 +51,7 @@ def _mistral4(config: Config) -> Config:
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _qwen2_vl),
     "qwen3_vl_text": _qwen3_vl,
-    "qwen3_vl_moe_text": WITH_EXPERTS["qwen3_moe"],
+    "qwen3_vl_moe_text": Family(WITH_EXPERTS["qwen3_moe"], {"norm_topk_prob": True}),
     "glm4v_text": _glm4v,
     "glm4v_moe_text": _glm4v_moe,
     "glm_ocr_text": _glm_ocr,

@@ -49,7 +49,8 @@ class Activation(Struct, frozen=True):
     `truths`: how many comparisons eager code keeps, a byte for each element.
     `clamped`: gate and up are clamped first. `under_autocast`: it is known what autocast makes of it: 16 bits
     throughout, or what eager code has in `promoted`. `torch_kernel`: torch's kernel of a formula that a model's own
-    code writes out (`writes_activations_out`).
+    code writes out (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward
+    and backward: accesses and how many.
     """
 
     gated: bool
@@ -63,6 +64,7 @@ class Activation(Struct, frozen=True):
     promoted: Promoted | None = None
     truths: int = 0
     torch_kernel: str = ""
+    singly: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
 
 
 _ONE = Passes(2, 1, 3, 1)
@@ -158,6 +160,10 @@ ACTIVATIONS: dict[str, Activation] = {
             ),
         ),
         truths=1,
+        # Products, comparisons and choices with a number that is a tensor of its own (alpha, beta, eps), which torch
+        # broadcasts: x times a number thrice, minimum, a difference times a number; backward the choices (2.5
+        # each: one operand is of truths), four products (2) and two comparisons (1.5).
+        singly=((10.0, 5), (16.0, 8)),
     ),
     # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product
     # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps

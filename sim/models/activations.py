@@ -142,10 +142,22 @@ def _run(d: Dims, mlp: str, name: str, phase: Phase, elements: float, of_all: tu
     """Kernels `of_all`: bytes of an element, and their number. Those over both dtypes are apart."""
     own = promoted(d, mlp)
     apart: tuple[Mixed, ...] = () if own is None else own.mixed[phase is not F]
-    moved = of_all[0] - sum(m.bytes * m.kernels for m in apart)
-    kernels = of_all[1] - sum(m.kernels for m in apart)
+    single: tuple[float, int] = (0.0, 0)
+    if own is None and not _fused(d, ACTIVATIONS[mlp]):
+        single = ACTIVATIONS[mlp].singly[phase is not F]
+    moved = of_all[0] - sum(m.bytes * m.kernels for m in apart) - single[0] * d.act_bytes
+    kernels = of_all[1] - sum(m.kernels for m in apart) - single[1]
     rest = memory_op(name, phase, "elementwise", elements, moved * elements, d.act, kernels, name)
-    return (*(_over_both(d, f"{name}_mixed", phase, elements, m) for m in apart), rest)
+    return (
+        *(_over_both(d, f"{name}_mixed", phase, elements, m) for m in apart),
+        *(_singly(d, f"{name}_singly", phase, elements, *single) if single[1] else ()),
+        rest,
+    )
+
+
+def _singly(d: Dims, name: str, phase: Phase, elements: float, accesses: float, kernels: int) -> Program:
+    made = memory_op(name, phase, "elementwise", elements, accesses * d.act_bytes * elements, d.act, kernels)
+    return (replace(made, single_elements=kernels * elements),)
 
 
 def _over_both(d: Dims, name: str, phase: Phase, elements: float, m: Mixed) -> Compute:

@@ -6,17 +6,20 @@ them.
 
 from __future__ import annotations
 
+import math
+
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Item, Program, Saved, TensorRole
+from sim.core.program import ALIGNED, Compute, Item, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
 from sim.models.score_kernels import (
     Passes,
+    masked_bytes,
     run_passes,
     score_gradient_bytes,
     score_passes,
@@ -174,9 +177,30 @@ def _scores(d: Dims, c: Core) -> float:
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
     found = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
-    scores, *between, copied = found
+    scores, *between, product, copied = found
     assert isinstance(scores, Compute)
-    return (_of_scores(d, scores), *between, _ordering(d, copied))
+    assert isinstance(product, Compute)
+    biases = (_copied_biases(d, c, name),) if d.code.scale == "matmul" else ()
+    return (*biases, _of_scores(d, scores), *between, _by_probabilities(d, c, product), _ordering(d, copied))
+
+
+def _copied_biases(d: Dims, c: Core, name: str) -> Compute:
+    """ALiBi's numbers, which `baddbmm`'s own call copies to the place of all scores, to add the product to them.
+
+    torch's aten/src/ATen/native/cuda/Blas.cpp: baddbmm_out_cuda_impl; bytes as of a captured call's copy.
+    """
+    n = _scores(d, c)
+    return replace(memory_op(f"{name}_biases", F, "copy", n, 2 * d.act_bytes * n, d.act, 0), single_elements=n)
+
+
+def _by_probabilities(d: Dims, c: Core, product: Compute) -> Compute:
+    """A matmul of probabilities, whose rows have a sink's more at their end: a part of each, of odd rows, is read where
+    it lies (transformers/models/gpt_oss/modeling_gpt_oss.py: eager_attention_forward, `probs[..., :-1]`), unless
+    dropout or a cast has copied it."""
+    copied = bool(d.dropout) or masked_bytes(d, scored_bytes(d)) > d.act_bytes or d.act_bytes >= FP32_BYTES
+    if not c.sinks or not d.framework.softmax_in_fp32 or copied:
+        return product
+    return replace(product, alignment=math.gcd(ALIGNED, c.kv_len + 1))
 
 
 def _of_scores(d: Dims, product: Compute) -> Compute:
@@ -227,7 +251,7 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     context = batch * rows * c.v_head_dim
     items: list[Item] = [
         _ordering(d, memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act)),
-        gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch),
+        _by_probabilities(d, c, gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch)),
         gemm(f"{name}_dprobs", I, rows, c.kv_len, c.v_head_dim, d.act, batch),
     ]
     if d.dropout:

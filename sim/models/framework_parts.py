@@ -81,6 +81,21 @@ TRANSFORMERS_ROUTER = PLAIN_ROUTER._replace(
 # transformers/models/qwen2_moe/modeling_qwen2_moe.py (Qwen2MoeTopKRouter): likewise, and the chosen weights are cast to
 # the logits' dtype, their gradient back.
 CASTING_ROUTER = TRANSFORMERS_ROUTER._replace(forward_kernels=8, backward_kernels=12)
+# The same without `norm_topk_prob`: the chosen weights are not divided by their sum. Of OLMoE and FlexOlmo as released,
+# and Jamba (jamba/modeling_jamba.py: JambaTopKRouter).
+AS_CHOSEN_ROUTER = CASTING_ROUTER._replace(forward_kernels=5, backward_kernels=5)
+# Of fp32 logits. hunyuan_v1_moe/modeling_hunyuan_v1_moe.py (HunYuanMoEV1Gate): softmax (8), top-k (4), the chosen
+# weights' sum, copy and quotient; backward seven kernels on them, zeros (4) that they are put into, the softmax's (12).
+# deepseek_v2/modeling_deepseek_v2.py (DeepseekV2TopkRouter): the chosen weights are multiplied by a number alone.
+WIDE_ROUTER = TRANSFORMERS_ROUTER._replace(
+    forward_kernels=6,
+    backward_kernels=10,
+    forward_accesses=0,
+    forward_bytes=12.0,
+    backward_accesses=0,
+    backward_bytes=16.0,
+)
+WIDE_AS_CHOSEN_ROUTER = WIDE_ROUTER._replace(forward_kernels=4, backward_kernels=4)
 # granitemoe/modeling_granitemoe.py (GraniteMoeTopKRouter): logits to fp32 (e + 4), top-k (4); of the chosen ones the
 # softmax and a cast. Backward: zeros (4) that the chosen ones' gradients are put into, to 16 bits (4 + e).
 GRANITE_ROUTER = PLAIN_ROUTER._replace(forward_kernels=5, backward_kernels=5)
@@ -93,6 +108,11 @@ GPT_OSS_ROUTER = PLAIN_ROUTER._replace(
 # then on those scores the sum, a small number added to it, the quotient and the scale. Backward: eight kernels on the
 # chosen scores, zeros for all experts (4) with the chosen ones' gradients added in, the sigmoid's (12).
 SIGMOID_ROUTER = PLAIN_ROUTER._replace(forward_kernels=9, backward_kernels=11, forward_bytes=20.0, backward_bytes=16.0)
+# lfm2_moe/modeling_lfm2_moe.py (Lfm2MoeTopKRouter): likewise, of 16-bit logits throughout but for the sum with the
+# experts' fp32 biases (e + 4) and the top-k of it (4).
+NARROW_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
+    forward_accesses=3, forward_bytes=8.0, backward_accesses=4, backward_bytes=0.0
+)
 # DeepSeek V3's also chooses groups, even if there is one (deepseek_v3/modeling_deepseek_v3.py:
 # DeepseekV3TopkRouter.forward), and copies the scores before it divides them. With several groups one kernel more
 # copies the groups' mask to all experts.

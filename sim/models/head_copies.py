@@ -19,6 +19,8 @@ Kind = Literal["copy", "permute"]
 
 def repeated(d: Dims, own: Core) -> Core:
     """The core of `own`, with a key and value head for each query head where the framework copies them."""
+    if own.masked and own.kv_heads == 1 and d.code.broadcasts_keys:
+        return own
     copies = own.masked or (d.framework.repeats_fused_keys if d.fused_attention else d.framework.repeats_keys)
     return replace(own, kv_heads=own.heads, repeats=own.heads // own.kv_heads) if copies else own
 

@@ -58,6 +58,7 @@ def linear(d: Dims, spec: Linear) -> Operator:
     saved = Saved(f"{spec.name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
+    forward += _biases_apart(d, spec)
     bias = spec.n if spec.bias else 0
     gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) if split and d.sp else 0
     gathered = 0 if d.partial_rows and spec.mode == "row" else gathered
@@ -76,6 +77,15 @@ def linear(d: Dims, spec: Linear) -> Operator:
         backward_bytes=gradients + weight_gradient_bytes(d, spec.k * max(spec.outs)),
     )
     return part if d.lora is None else with_adapters(d, spec, part)
+
+
+def _biases_apart(d: Dims, spec: Linear) -> Program:
+    """The sum of each result and its bias, which torch does not vectorize, where the model's code makes it."""
+    if not spec.bias or not d.code.adds_biases_apart:
+        return ()
+    sizes = [(spec.out_name(i), spec.rows * n) for i, n in enumerate(spec.outs)]
+    sums = (memory_op(f"{name}_bias", F, "elementwise", n, 2 * d.act_bytes * n, d.act) for name, n in sizes)
+    return tuple(replace(i, single_elements=float(i.shape[0])) for i in sums)
 
 
 def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:

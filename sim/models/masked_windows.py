@@ -23,7 +23,7 @@ def masked_window(d: Dims, own: Core) -> Core:
     """The core as torch computes it: all pairs of tokens, if windows are masks and the sequence fills one, or the
     causal mask is one, too."""
     filled = own.window is not None and own.window.tokens <= own.kv_len
-    made = filled or (own.causal and d.framework.masks_causal)
+    made = filled or (own.causal and (d.framework.masks_causal or bool(d.code.masks_causal)))
     if not made or not d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp):
         return own
     return replace(own, window=None, causal=False, masked=True)
@@ -36,7 +36,7 @@ def with_mask(d: Dims, core: Core, part: Operator) -> Operator:
     read (1) and a number is written (`act_bytes`), which is kept for the backward. A compiler makes the numbers once
     for all layers; they are not counted.
     """
-    if not core.masked or d.framework.masks_causal:
+    if not core.masked or d.framework.masks_causal or d.code.masks_causal == "numbers":
         return part
     pairs, e = float(core.q_len * core.kv_len), d.act_bytes
     moved = pairs + d.batch * pairs * (2 + e)

@@ -10,11 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sim.models.framework_parts import (
+    AS_CHOSEN_ROUTER,
     CASTING_ROUTER,
     GPT_OSS_ROUTER,
     GRANITE_ROUTER,
     GROUPED_SIGMOID_ROUTER,
+    NARROW_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
+    WIDE_AS_CHOSEN_ROUTER,
+    WIDE_ROUTER,
     RouterKernels,
 )
 
@@ -28,7 +32,8 @@ class ModelCode(NamedTuple):
     `fused`: a fused kernel can take the place of separate operators.
 
     Of separate operators alone. `scale`: scores are multiplied by a kernel of their own, in the matmul (backward scales
-    the gradients of queries and keys), or not at all. `scores_in_fp32`: queries and keys are cast to fp32 and
+    the gradients of queries and keys), or not at all; the
+    matmul adds ALiBi's numbers, too. `scores_in_fp32`: queries and keys are cast to fp32 and
     multiplied so, unless autocast casts them back. `softmax_in_fp32`: the softmax writes fp32, which is cast to the
     activations' dtype; else it writes the dtype of what it reads. `alibi`: a kernel adds fp32 biases of positions.
     `mask`: its numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
@@ -41,7 +46,13 @@ class ModelCode(NamedTuple):
 
     `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
     gradients; with rope its own copies bring them there. Of three indices or slices (`select`) each gradient is put
-    into zeros as large as the result, and these are added up.
+    into zeros as large as the result, and these are added up. Lists of one index (`index`) copy keys and values
+    forward; backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
+
+    `masks_causal`: torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as
+    truths, of which it makes numbers each time, or as numbers. `broadcasts_keys`: one key of all query heads is not
+    copied for each of them where there is such a mask, as other families' are. `adds_biases_apart`: a linear layer's
+    bias is added by a kernel of its own (falcon/modeling_falcon.py: FalconLinear.forward).
 
     `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `router`: the router's
     kernels beside its matmul; None: those of the framework's record. `casts_router_weights`: the chosen experts'
@@ -61,7 +72,10 @@ class ModelCode(NamedTuple):
     turns_keys: bool = True
     turns: Literal["own", "promoted", "fp32"] = "own"
     joins_by_tokens: bool = False
-    split: Literal["split", "select"] = "split"
+    split: Literal["split", "select", "index"] = "split"
+    masks_causal: Literal["", "truths", "numbers"] = ""
+    broadcasts_keys: bool = False
+    adds_biases_apart: bool = False
     router_without_autocast: bool = False
     router: RouterKernels | None = None
     casts_router_weights: bool = False
@@ -75,12 +89,17 @@ MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", turns_keys=False, split="select"),
     "cohere": ModelCode(turns="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
+    "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),  # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER),
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
     "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True, casts_router_weights=True),
-    # flex_olmo/modeling_flex_olmo.py: rope of OLMo, Qwen 2's router
-    "flex_olmo": ModelCode(turns="promoted", router=CASTING_ROUTER, casts_router_weights=True),
+    # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
+    # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
+    "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
+    "falcon_rw": ModelCode(masks_causal="numbers", split="select", adds_biases_apart=True),
+    # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
+    "flex_olmo": ModelCode(turns="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
@@ -94,12 +113,17 @@ MODEL_CODE: dict[str, ModelCode] = {
     "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter. AFMoE's router also casts its logits; MiniMax M2's has no scale.
     "hy_v3": ModelCode(router=SIGMOID_ROUTER),
+    "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
+    # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
+    "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(turns="promoted"),
+    # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
+    "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
-    # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter; Qwen 3, OLMoE and Mellum have the same
+    # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter with norm_topk_prob; Qwen 3 and Mellum have the same
     "qwen2_moe": ModelCode(router=CASTING_ROUTER, casts_router_weights=True),
 }
 

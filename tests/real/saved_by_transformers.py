@@ -263,6 +263,7 @@ BEFORE = {"olmo_hybrid": ["linear_attention"], "bailing_hybrid": ["linear_attent
 
 
 # dtype of the weights, and whether the forward runs under torch.autocast, on a CPU and in bf16
+MADE_IN_FP32 = ("mlp.gate.wg.weight",)  # hunyuan_v1_moe's router, which `from_pretrained` leaves in its own dtype
 WAYS = {"fp32": (torch.float32, False), "bf16": (torch.bfloat16, False), "autocast": (torch.float32, True)}
 # What is measured under it. Left out: layers that are not simulated so, GPT-2 and Phi (a CPU casts no powers), Falcon
 # (whose matmuls read transposed weights, which are cast each time).
@@ -301,6 +302,9 @@ def kept_bytes(config: Any, dtype: torch.dtype, autocast: bool = False) -> int:
         for name, parameter in model.named_parameters():
             if any(part in name for part in model._keep_in_fp32_modules_strict):
                 parameter.data = parameter.data.float()
+    for name, parameter in model.named_parameters():
+        if name.endswith(MADE_IN_FP32):
+            parameter.data = parameter.data.float()
     for module in model.modules():
         if type(module).__name__.endswith("Indexer"):  # it gives places alone, so that its graph is dropped at once
             module.forward = torch.no_grad()(module.forward)

@@ -37,7 +37,7 @@ CONVOLUTIONS = ["conv", "conv", "full_attention", "conv"] * 2
 WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 3}
 # What a family's config needs beside or in place of `SIZES`.
 OWN: dict[str, dict[str, Any]] = {
-    "afmoe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "num_dense_layers": 2},
+    "afmoe": {"num_experts": EXPERTS, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "num_dense_layers": 2},
     "axk1": LATENT | ROUTED,
     "axk2": LATENT | ROUTED | {"n_shared_experts": 1, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64},
     "bailing_hybrid": LATENT | {"num_local_experts": EXPERTS, "moe_intermediate_size": 128},
@@ -209,8 +209,11 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
+        ("afmoe", "attention_bias", True),
+        ("apertus1p5_text", "output_vocab_size", 64),
         ("axk2", "attention_bias", True),
         ("axk2", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
+        ("deepseek_v4", "n_shared_experts", 2),
         ("dots1", "n_group", 4),
         ("glm4_moe", "n_group", 4),
         ("gpt_bigcode", "add_cross_attention", True),
@@ -256,10 +259,23 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("family", "key"), [("deepseek_v2", "mlp_bias"), ("hy_v3", "mlp_bias"), ("qwen3_next", "attention_bias")]
+)
+def test_biases_of_some_matrices_alone_are_refused(tmp_path: Path, family: str, key: str) -> None:
+    """Routed experts have no biases, whatever `mlp_bias` says; of Qwen3-Next no config is known that asks for them."""
+    config = transformers.CONFIG_MAPPING[family](**SIZES | OWN.get(family, {}) | {key: True})
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    with pytest.raises(InputError, match=key):
+        load_model(str(tmp_path / "config.json"))
+
+
+@pytest.mark.parametrize(
     ("family", "own"),
     [
         ("bailing_hybrid", {"layer_group_size": 2, "first_k_dense_replace": 3, "linear_conv_kernel_dim": 4}),
+        ("bamba", {"attn_layer_indices": None}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("falcon", {"num_ln_in_parallel_attn": 3}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
         ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128}),
@@ -269,7 +285,9 @@ def test_a_config_that_asks_for_more_than_is_simulated_is_refused(
         ("gemma4_text", GEMMA_4_SMALL | {"use_double_wide_mlp": False, "vocab_size_per_layer_input": 500}),
         ("glm_moe_dsa", {"indexer_types": ["full", "full", *["shared"] * 3, "full", "shared", "shared"]}),
         ("granitemoeshared", {"shared_intermediate_size": 256}),
+        ("helium", {"attention_bias": True}),
         ("hyperclovax", {"use_post_norm": False}),
+        ("jamba", {"attn_layer_period": 1, "attn_layer_offset": 0}),
         ("laguna", LAGUNA),
         ("laguna", LAGUNA | {"gating": "per-head", "mlp_layer_types": ["dense"] * 3 + ["sparse"] * (LAYERS - 3)}),
         ("laguna", {"num_attention_heads_per_layer": [4] * LAYERS}),

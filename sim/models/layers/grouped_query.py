@@ -18,8 +18,9 @@ from sim.models.head_copies import ordered_heads, output_copied, repeated
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, accumulate, collective, keeping, memory_op
+from sim.models.operators import F, I, Operator, collective, keeping, memory_op
 from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
+from sim.models.split_gradients import joined_gradients, split_by_index
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
@@ -118,7 +119,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         core = ordered_heads(d, own, self.attended(scenario, d, shard), self.rope, joined)
         qkv, out = self.qkv_and_out(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
-        turned = d.tokens * self.turned_heads(d.tp) * self.head_dim
+        turned = d.tokens * self._turned_heads_of(d) * self.head_dim
         turn = (self._turn(d, turned),) if self.rope else ()
         if joined and not d.framework.fuses_rope:
             turn = (*turn, rope_join(d, turned))
@@ -127,15 +128,15 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
         # rope has made queries and keys anew; a layer norm of torch's keeps the old ones itself
-        keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm"
+        keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm" and d.code.split != "index"
         if self.rope and merged and keeps and d.fused_attention:
             core = keeping(core, "unturned queries and keys", turned * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
         if d.framework.copies_split_projection and d.fused_attention:
             turn = (*self._split(d), *turn)
-        if d.framework.joins_split_gradients and self.projections == 1 and (not self.rope or d.code.split == "select"):
-            turn = (_joined_gradients(d, d.tokens * self.expanded_width(d.tp)), *turn)
+        if d.framework.joins_split_gradients and self.projections == 1:
+            turn = (*self._gradients_put_together(d), *turn)
         if d.framework.attention_copies and (d.framework.copies_one_sequence or d.batch > 1):
             elements = d.framework.attention_copies * d.tokens * out.inputs
             turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
@@ -155,6 +156,11 @@ class GroupedQueryAttention(Struct, frozen=True):
     def turned_heads(self, tp: int) -> int:
         """Heads of one rank that rope turns: queries and keys."""
         return sum(self.heads_of(tp))
+
+    def _turned_heads_of(self, d: Dims) -> int:
+        """Likewise; Falcon's code copies several keys for every query head first (FalconAttention._split_heads)."""
+        copied_first = d.code.split == "index" and self.kv_heads > 1
+        return 2 * self.heads_of(d.tp)[0] if copied_first else self.turned_heads(d.tp)
 
     def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
         """The core: every query against the keys that it sees."""
@@ -186,6 +192,13 @@ class GroupedQueryAttention(Struct, frozen=True):
         back = memory_op("split_copies_backward", I, "copy", joined, e * joined, d.act)
         forward = (replace(ahead, plain_host=True),) if kernels else ()
         return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
+
+    def _gradients_put_together(self, d: Dims) -> tuple[Operator, ...]:
+        """What brings the gradients of queries, keys and values into that of the matmul's result."""
+        whole = d.tokens * self.expanded_width(d.tp)
+        if d.code.split == "index":
+            return (split_by_index(d, whole, d.tokens * self.heads_of(d.tp)[1] * self.head_dim),)
+        return (joined_gradients(d, whole),) if not self.rope or d.code.split == "select" else ()
 
     def _gates(self, d: Dims, elements: int) -> tuple[Operator, ...]:
         if self.gate == "per_head":
@@ -310,19 +323,3 @@ class GroupedQueryAttention(Struct, frozen=True):
 def _bias(d: Dims, elements: int) -> Operator:
     """The sum of a projection's output of `elements` and its bias, as a kernel of its own."""
     return Operator("qkv_bias", (memory_op("qkv_bias", F, "elementwise", elements, 2 * elements * d.act_bytes, d.act),))
-
-
-def _joined_gradients(d: Dims, elements: int) -> Operator:
-    """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them.
-
-    Where each is put into zeros of that size (`select`), all three together read their elements, write them and three
-    times as many zeros; profiles' points of such a copy count that tensor twice (`calibrate.elementwise`: 7 accesses in
-    all). Two sums follow.
-    """
-    if d.code.split == "select":
-        put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
-        added = accumulate(d, "split_gradient_sum", 2 * elements)
-        return Operator("split", (), (replace(put, single_elements=float(elements)), added))
-    joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
-    in_heads_order = 0.0 if d.fused_attention else float(elements)  # what unfused attention gives
-    return Operator("split", (), (replace(joined, single_elements=in_heads_order),))

@@ -50,6 +50,9 @@ CONFIGS["deepseek_v2"] = OF_EXPERTS | {"n_routed_experts": 8, "num_experts_per_t
 CONFIGS["deepseek_v2"] |= {"q_lora_rank": 192, "kv_lora_rank": 128, "first_k_dense_replace": 0, "n_group": 1}
 CONFIGS["gpt_oss"] = CONFIGS["llama"] | {"head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2}
 CONFIGS["gpt_oss"] |= {"layer_types": ["full_attention"] * 3}
+CONFIGS["falcon"] = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1024}
+CONFIGS["falcon_rw"] = CONFIGS["falcon"] | {"model_type": "falcon", "multi_query": False, "parallel_attn": False}
+CONFIGS["falcon_rw"] |= {"bias": True, "alibi": True}
 CONFIGS["gptj"] = CONFIGS["gpt2"] | {"rotary_dim": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"layers": 3, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "vocab": 1024, "bias": False}
@@ -80,7 +83,14 @@ MODELS["qwen2_moe"] |= {"code": "qwen2_moe"}
 OF_FP32 = EXPERTS | {"shared_experts": 1, "router_fp32": True}
 MODELS["ernie4_5_moe"] = WHOLE_HEADS | {"moe": OF_FP32, "code": "ernie4_5_moe"}
 MLA = {"q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
-MODELS["deepseek_v2"] = WHOLE_HEADS | {"mla": MLA, "moe": OF_FP32}
+MODELS["deepseek_v2"] = WHOLE_HEADS | {"mla": MLA, "moe": OF_FP32, "code": "deepseek_v2"}
+CONFIGS["olmoe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
+MODELS["olmoe"] = WHOLE_HEADS | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": EXPERTS, "code": "olmoe"}
+CONFIGS["hunyuan_v1_moe"] = OF_EXPERTS | {"num_experts": 8, "moe_topk": 2, "intermediate_size": 256, "head_dim": 64}
+MODELS["hunyuan_v1_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": OF_FP32, "code": "hunyuan_v1_moe"}
+CONFIGS["lfm2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "num_dense_layers": 0}
+CONFIGS["lfm2_moe"] |= {"layer_types": ["full_attention"] * 3}
+MODELS["lfm2_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": EXPERTS, "code": "lfm2_moe"}
 OF_GPT = {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024}
 MODELS |= {
     "bloom": OF_GPT | {"mlp": "gelu_bloom", "embedding_norm": True, "code": "bloom"},
@@ -91,8 +101,11 @@ MODELS |= {
     | {"attention_bias": False, "separate_qkv": True, "positions": "rope", "rope_share": 0.5}
     | {"parallel_block": True, "code": "gptj"},
     "mpt": OF_GPT | {"bias": False, "code": "mpt"},
+    "falcon_rw": OF_GPT | {"code": "falcon_rw"},
+    "falcon": OF_GPT
+    | {"kv_heads": 1, "bias": False, "norm_bias": True, "positions": "rope", "parallel_block": True, "code": "falcon"},
 }
-LAYER = dict.fromkeys(("gpt2", "gptj", "gpt_neo", "bloom"), "h.1") | {"mpt": "blocks.1"}
+LAYER = dict.fromkeys(("gpt2", "gptj", "gpt_neo", "bloom", "falcon", "falcon_rw"), "h.1") | {"mpt": "blocks.1"}
 LAYER |= dict.fromkeys((*MODELS.keys() - LAYER.keys(),), "layers.1")
 for activation in ("gelu_fast", "quick_gelu"):  # of GPT-2's layers, by the activation's name
     CONFIGS[activation] = CONFIGS["gpt2"] | {"model_type": "gpt2", "activation_function": activation}

@@ -14,7 +14,7 @@ from model_programs import make
 from sim.core.program import Block, Compute
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.scenario import parse_scenario
-from sim.models.captured import compute_of
+from sim.models.captured import compute_of, computes_of
 from sim.models.layer import layer_block
 from sim.simulation import simulate
 
@@ -87,7 +87,7 @@ def test_heads_are_copied_as_often_as_they_are(both: Any) -> None:
     copies of its own, and a sum over repeated heads moves what a copy does."""
     name, operators, block = both
     kinds = ("copy", "permute")
-    ahead = [i for i in items(block, "forward") if i.kind in kinds and "rope" not in i.name]
+    ahead = [i for i in items(block, "forward") if i.kind in kinds and "rope" not in i.name and i.kernels]
     assert (sum(i.bytes for i in ahead), sum(i.kernels for i in ahead)) == moved(operators, "forward", "aten.clone")
     clones = [compute_of(o) for o in operators if o.name == "aten.clone"]
     assert any(i.kind == "permute" for i in ahead) == any(i.kind == "permute" for i in clones)
@@ -140,6 +140,29 @@ def test_kernels_over_scores_with_sinks_are_those_that_run(phase: str, tmp_path:
     real = [i for i in made if i.shape[0] in (SCORES, SCORES // SEQ * (SEQ + 1))]
     assert [(i.kind, i.kernels) for i in mine] == [(i.kind, i.kernels) for i in real if i.bytes > SCORES]
     assert [i.bytes for i in mine] == pytest.approx([i.bytes for i in real if i.bytes > SCORES], rel=0.05)
+
+
+@pytest.mark.parametrize("precision", ["autocast", "bf16"])
+def test_probabilities_beside_a_sink_are_read_by_odd_rows(precision: str, tmp_path: Path) -> None:
+    """`probs[..., :-1]` is no copy, so that cuBLAS has no fast kernel for it; one that autocast casts is."""
+    options, training = PRECISIONS[precision]
+    program = capture(tmp_path, "gpt_oss", "eager", **options)
+    sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "attention": "unfused"}
+    block = layer_block(make(MODELS["gpt_oss"], {**sizes, **training}), 1)
+    operators = [o for o in program.operators if o.module.endswith("layers.1.self_attn") and "bmm" in o.name]
+    mine = [i for i in (*block.forward, *block.backward) if isinstance(i, Compute) and i.shape[0] == BATCH * 8]
+    found = [i.alignment for i in mine if i.kind == "gemm"]
+    assert sorted(found) == sorted(compute_of(o).alignment for o in operators if o.launches)
+
+
+def test_bloom_s_scores_are_added_to_copied_biases(tmp_path: Path) -> None:
+    program = capture(tmp_path, "bloom", "eager", weights="bf16")
+    sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "attention": "unfused"}
+    block = layer_block(make(MODELS["bloom"], {**sizes, "param_dtype": "bf16"}), 1)
+    (added,) = (o for o in program.operators if "h.1" in o.module and o.name == "aten.baddbmm")
+    (copy,) = (i for i in computes_of(added) if i.kind == "copy")
+    (mine,) = (i for i in block.forward if isinstance(i, Compute) and i.name == "attention_biases")
+    assert (mine.bytes, mine.kernels, mine.single_elements) == (copy.bytes, copy.kernels, copy.single_elements)
 
 
 @pytest.mark.parametrize("precision", ["autocast", "bf16"])

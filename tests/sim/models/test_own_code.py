@@ -21,7 +21,7 @@ def layer_of(name: str, **training: Any) -> Any:
     return layer_block(make(MODELS[name], {**sizes, **training}), 1)
 
 
-@pytest.mark.parametrize("name", ["cohere", "olmo2", "phi3"])
+@pytest.mark.parametrize("name", ["cohere", "falcon", "olmo2", "phi3"])
 def test_kernels_beside_matmuls_move_what_the_captured_ones_move(tmp_path: Path, name: str) -> None:
     program, layer = capture(tmp_path, name, "sdpa", weights="bf16"), layer_of(name)
     for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
@@ -62,6 +62,20 @@ def test_a_window_is_a_mask_of_all_pairs(tmp_path: Path) -> None:
     assert run.flops < 0.6 * described[0].flops
 
 
+def test_falcon_s_causal_mask_is_one_of_all_pairs_for_one_key(tmp_path: Path) -> None:
+    program, layer = capture(tmp_path, "falcon", "sdpa", weights="bf16"), layer_of("falcon")
+    mine = [o for o in program.operators if LAYER["falcon"] in o.module and o.launches]
+    attention = [i for o in mine if "attention" in o.name for i in computes_of(o)]
+    computes = [i for i in (*layer.forward, *layer.backward) if isinstance(i, Compute)]
+    described = [i for i in computes if i.kind.startswith("attention_")]
+    assert [(i.kind, i.flops, i.shape) for i in described] == [(i.kind, i.flops, i.shape) for i in attention]
+    for name, put in (("aten.index", "split_index"), ("aten.index_put_", "split_index_put")):
+        real = [i for o in mine if o.name == name for i in computes_of(o)]
+        (found,) = (i for i in computes if i.name == put)
+        assert found.kernels == sum(i.kernels for i in real)
+        assert found.bytes == pytest.approx(sum(i.bytes for i in real), rel=1e-3)  # the index itself
+
+
 @pytest.mark.parametrize(("name", "forward", "backward"), [("cohere", 52, 76), ("olmo2", 36, 60), ("llama", 20, 34)])
 def test_bytes_of_a_turned_element(name: str, forward: int, backward: int) -> None:
     """In fp32: 10 and 15 accesses of 4 bytes, 2 of 2, and casts of 6 bytes; closed forms of `wider_rope`."""
@@ -80,3 +94,56 @@ def test_experts_copies_are_issued_as_captured(tmp_path: Path) -> None:
     assert sum(i.kernels for i in mine if i.looped) == sum(i.kernels for i in real if i.looped)
     (joined,) = (sum(t.bytes for t in (*o.inputs, *o.outputs)) for o in experts if o.name == "aten.cat")
     assert [i.bytes for i in mine if "_join_" in i.name] == [joined]
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("deepseek_v2", "mlp.gate"),
+        ("hunyuan_v1_moe", "mlp.gate"),
+        ("lfm2_moe", "feed_forward.gate"),
+        ("olmoe", "mlp.gate"),
+        ("qwen3_moe", "mlp.gate"),
+    ],
+)
+def test_a_router_has_the_kernels_that_run(tmp_path: Path, name: str, module: str) -> None:
+    """Of matmuls and casts of tokens the dtype; of all others their number."""
+    program, layer = capture(tmp_path, name, "sdpa", weights="bf16"), layer_of(name)
+    run = [o for o in program.operators if f"layers.1.{module}" in o.module and o.launches]
+    for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
+        mine = [i for i in items if isinstance(i, Compute) and i.name.split("_")[0] == "router" and i.kernels]
+        real = [i for o in run if o.phase == phase for i in computes_of(o)]
+        assert {i.dtype for i in mine if i.kind == "gemm"} == {i.dtype for i in real if i.kind == "gemm"}
+        summed = [i for i in mine if not i.name.endswith("_sum")]
+        of_tokens = [o for o in run if o.phase == phase and o.name in ("aten.add", "aten.add_")]
+        joined = [o for o in of_tokens if o.outputs[0].elements == BATCH * SEQ * 512]
+        assert sum(i.kernels for i in summed) == sum(i.kernels for i in real) - len(joined)
+
+
+def test_xielu_s_kernels_with_numbers_of_their_own_are_not_vectorized(tmp_path: Path) -> None:
+    program, layer = capture(tmp_path, "apertus", "sdpa", weights="bf16"), layer_of("apertus")
+    run = [o for o in program.operators if "layers.1.mlp.act_fn" in o.module and o.launches]
+    for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
+        (mine,) = (i for i in items if isinstance(i, Compute) and i.name.endswith("_singly") and "xielu" in i.name)
+        real = [i for o in run if o.phase == phase for i in computes_of(o) if i.single_elements > BATCH * SEQ]
+        assert (mine.kernels, mine.single_elements) == (len(real), sum(i.single_elements for i in real))
+        assert mine.bytes == pytest.approx(sum(i.bytes for i in real), rel=1e-3)
+
+
+def test_falcon_s_biases_are_added_by_kernels_of_their_own(tmp_path: Path) -> None:
+    """`FalconLinear` multiplies and adds; in ALiBi's models the mask is one of numbers, which no layer makes anew."""
+    program, layer = capture(tmp_path, "falcon_rw", "sdpa", weights="bf16"), layer_of("falcon_rw")
+    linear = ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h")
+    run = [o for o in program.operators if "h.1." in o.module and o.phase == "forward" and o.launches]
+    real = [i for o in run if o.name == "aten.add" and o.module.endswith(linear) for i in computes_of(o)]
+    mine = [i for i in layer.forward if isinstance(i, Compute) and i.name.endswith("_bias")]
+    assert sorted(i.single_elements for i in mine) == sorted(i.single_elements for i in real)
+    assert sum(i.bytes for i in mine) == pytest.approx(sum(i.bytes for i in real), rel=0.01)
+    assert not [i for i in layer.forward if i.name == "attention_mask"]
+
+
+def test_a_warning_names_the_kernel_that_skips_what_falcon_s_mask_hides() -> None:
+    sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "param_dtype": "bf16"}
+    (warning,) = (w for w in make(MODELS["falcon"], sizes).warnings if "causal mask" in w)
+    assert "flash2" in warning
+    assert not [w for w in make(MODELS["falcon"], sizes | {"attention_kernel": "flash2"}).warnings if "causal" in w]

@@ -1,0 +1,43 @@
+"""How the gradients of queries, keys and values become that of the one matmul's result that they were cut from."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.models.dims import Dims
+from sim.models.operators import F, I, Operator, accumulate, memory_op
+
+INDEX_PUT_KERNELS = 8  # of torch's sort of one index and its sum by index (ATen/native/cuda/Indexing.cu)
+
+
+def joined_gradients(d: Dims, elements: int) -> Operator:
+    """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them.
+
+    Where each is put into zeros of that size (`select`), all three together read their elements, write them and three
+    times as many zeros; profiles' points of such a copy count that tensor twice (`calibrate.elementwise`: 7 accesses in
+    all). Two sums follow.
+    """
+    if d.code.split == "select":
+        put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
+        added = accumulate(d, "split_gradient_sum", 2 * elements)
+        return Operator("split", (), (replace(put, single_elements=float(elements)), added))
+    joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
+    in_heads_order = 0.0 if d.fused_attention else float(elements)  # what unfused attention gives
+    return Operator("split", (), (replace(joined, single_elements=in_heads_order),))
+
+
+def split_by_index(d: Dims, whole: int, keys: int) -> Operator:
+    """Keys and values, of `keys` elements each, that lists of one index copy out of a result of `whole` elements.
+
+    Backward: zeros for each of them (written) and torch's `index_put_` (accumulate), which reads the gradient, reads
+    and writes its place. The queries' gradient is put into zeros as a slice's is; two sums of whole results follow
+    (transformers/models/falcon/modeling_falcon.py: FalconAttention._split_heads).
+    """
+    e, queries = d.act_bytes, whole - 2 * keys
+    copies = memory_op("split_index", F, "embedding", 2 * keys, 4 * keys * e, d.act, 2, "index")
+    zeros = memory_op("split_zeros", I, "elementwise", 2 * whole, 2 * whole * e, d.act, 2)
+    put = memory_op(
+        "split_index_put", I, "embedding", 2 * keys, 6 * keys * e, d.act, 2 * INDEX_PUT_KERNELS, "index_put"
+    )
+    sliced = memory_op("split_backward", I, "copy", queries, (whole + 2 * queries) * e, d.act, 2, "slice_backward")
+    return Operator("split", (copies,), (zeros, put, sliced, accumulate(d, "split_gradient_sum", 2 * whole)))
