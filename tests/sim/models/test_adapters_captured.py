@@ -89,6 +89,7 @@ def test_kernels_beside_matmuls_move_what_the_captured_ones_move(
         mine = [o for o in layer_of(program, name) if o.phase == phase]
         kernels = [o for o in mine if not ("mm" in o.name or "attention" in o.name)]
         found = [i for i in items if isinstance(i, Compute) and i.kind not in MATMULS]
+        found = [i for i in found if i.name != "attention_biases"]  # copied by the matmul that adds to them
         moved = sum(t.bytes for o in kernels for t in (*o.inputs, *o.outputs))
         assert sum(i.bytes for i in found) == pytest.approx(moved - left_out[phase], rel=0.005)
         launched = sum(i.kernels for o in kernels for i in computes_of(o))
