@@ -22,7 +22,7 @@ LEFT_OUT = {
     # read by `dispatcher_of`; `shard_size` and fp32 parameters are refused before
     "ep_dispatcher all_reduce_once autocast "
     "loss_chunks",  # a loss in chunks is refused
-    "torchtitan": "inference rl indexer modules tokens virtual_stages bucket_bytes p2p_scatter "
+    "torchtitan": "inference rl indexer modules virtual_stages bucket_bytes p2p_scatter "
     "loss_chunks "  # a loss in chunks is refused
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap p2p_overlap "

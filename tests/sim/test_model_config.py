@@ -216,6 +216,7 @@ QWEN3_MOE = {
     "num_experts": 128,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
     "max_position_embeddings": 40960,
