@@ -60,8 +60,8 @@ def started(file: Path, text: str) -> Started | None:
         if found and type(many) is int and many > 1:
             notes.append(f"{data.get('kind')}: {MANY} {many}: the scenario is what the flags of one pod say")
     if not commands:
-        problem = "no container in it has a command, as its image says it"
-        raise InputError(f"{file}: {problem}: put the command that is started in a .sh")
+        problem = "no container has a command of its own: write the command that its image starts into a .sh file"
+        raise InputError(f"{file}: {problem}, and convert that file")
     return Started("\n".join(commands), tuple(notes))
 
 

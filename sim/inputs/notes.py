@@ -65,13 +65,16 @@ def _vocabulary_note(sections: Sections) -> Iterator[str]:
     pools = None if i is None else i.disaggregated
     degrees = {sections.parallelism.tp} if pools is None else {pools.prefill.tp, pools.decode.tp}
     for tp in sorted(degrees):
-        each = 128 if sections.training is None else framework_of(sections.training).vocabulary_multiple
-        multiple, why = each * tp, "tp" if each == 1 else f"{each}·tp"
         if i is not None:
             from sim.serve.engines.file import engine_of  # most scenarios are training steps
 
             multiple = engine_of(i.engine).padding_of_vocab(tp)
             why = f"{multiple}, by engine {i.engine}" + (f" with tp {tp}" if len(degrees) > 1 else "")
+        elif sections.training is not None:
+            each = framework_of(sections.training).vocabulary_multiple
+            multiple, why = each * tp, "tp" if each == 1 else f"{each}·tp"
+        else:
+            return
         if (padded := model.padded_vocab(tp, multiple)) != model.vocab:
             yield f"model.vocab: {model.vocab} is padded to {padded}, a multiple of {why}"
 
@@ -227,12 +230,12 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     In a static batch all requests start and end together.
     """
     from sim.serve.engines.file import engine_of  # most scenarios are training steps
+    from sim.serve.engines.record import Server
 
     p, gpu = sections.parallelism, sections.cluster.gpu
-    sizes = gpu.memory_bytes, p.tp, p.pp, i.longest(sections.model), i.drafts
-    own = engine_of(i.engine).defaults_on(
-        gpu.architecture, *sizes, not i.chunked_prefill, p.sharing_replicas, sections.model.mla is not None
-    )
+    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, i.drafts, sections.model.mla is not None)
+    whole = not i.chunked_prefill
+    own = engine_of(i.engine).defaults_on(gpu.architecture, server, i.longest(sections.model), whole)
     usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
     usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
     for key, values in usual.items():

@@ -58,20 +58,21 @@ def with_engine_split(parallelism: Parallelism, inference: Inference, model: Mod
 def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
     from sim.serve.engines.file import engine_of
+    from sim.serve.engines.record import Server
     from sim.serve.prices.formats import cache_dtype, with_block_tokens
 
     pools = inference.disaggregated
     size: Parallelism | PoolSize = parallelism if pools is None else pools.decode
-    engine, architecture = engine_of(inference.engine), gpu.architecture
+    engine = engine_of(inference.engine)
     said = "quantization" in inference.model_fields_set or dtype_bytes(inference.precision) < 2
     if engine.reads_checkpoint and not said:
         inference = inference.model_copy(update={"quantization": model.checkpoint_quantization})
     longest, whole = inference.longest(model), _asks_for_whole_prompts(inference)
 
     def defaults_of(size: Parallelism | PoolSize) -> Defaults:
-        ranks, replicas = (gpu.memory_bytes, size.tp, parallelism.pp), size.sharing_replicas
-        latent = model.mla is not None
-        return engine.defaults_on(architecture, *ranks, longest, inference.drafts, whole, replicas, latent)
+        drafts, latent = inference.drafts, model.mla is not None
+        server = Server(gpu.memory_bytes, size.tp, parallelism.pp, size.sharing_replicas, drafts, latent)
+        return engine.defaults_on(gpu.architecture, server, longest, whole)
 
     own = defaults_of(size)
     if pools is not None:

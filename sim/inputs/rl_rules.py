@@ -20,6 +20,7 @@ from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
 from sim.serve.engines.file import engine_of, found_engine
+from sim.serve.engines.record import Server
 from sim.serve.prices.formats import cache_dtype, with_block_tokens
 from topology.spec import GpuSpec
 
@@ -106,8 +107,8 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     engine = engine_of(generation.engine)
     g = generation
     sharing = max(1, g.ep * g.expert_tp // g.tp)
-    sizes = gpu.memory_bytes, g.tp, g.pp, model.longest
-    own = engine.defaults_on(gpu.architecture, *sizes, replicas=sharing, latent=model.mla is not None)
+    server = Server(gpu.memory_bytes, g.tp, g.pp, sharing, latent=model.mla is not None)
+    own = engine.defaults_on(gpu.architecture, server, model.longest)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
     own = engine.within_budget(with_block_tokens(own, inference, model, gpu), generation.max_batch_tokens)
     return inference.with_defaults(own, False, cache_dtype(inference, gpu, model))

@@ -31,11 +31,11 @@ class ModelCode(NamedTuple):
 
     `fused`: a fused kernel can take the place of separate operators.
 
-    Of separate operators alone. `scale`: scores are multiplied by a kernel of their own, in the matmul (backward scales
-    the gradients of queries and keys), or not at all; the
-    matmul adds ALiBi's numbers, too. `scores_in_fp32`: queries and keys are cast to fp32 and
-    multiplied so, unless autocast casts them back. `softmax_in_fp32`: the softmax writes fp32, which is cast to the
-    activations' dtype; else it writes the dtype of what it reads. `alibi`: a kernel adds fp32 biases of positions.
+    The next six hold for separate operators alone. `scale`: scores are multiplied by a kernel of their own, in the
+    matmul (backward scales the gradients of queries and keys; the matmul adds ALiBi's numbers, too), or not at all.
+    `scores_in_fp32`: queries and keys are cast to fp32 and multiplied so, unless autocast casts them back.
+    `softmax_in_fp32`: the softmax writes fp32, which is cast to the activations' dtype; else it writes the dtype of
+    what it reads. `alibi`: a kernel adds fp32 biases of positions.
     `mask`: its numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
     to another. `turns_keys`: torch.matmul copies keys with a head's numbers as rows.
 

@@ -55,8 +55,8 @@ class Defaults(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What decides how much of a GPU's memory an engine takes: the GPU's bytes, the server's ranks, replicas that share
-    experts, who drafts tokens, and whether attention is latent."""
+    """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
+    ranks and pipeline stages, replicas that share experts, who drafts tokens, and whether attention is latent."""
 
     memory_bytes: float
     tp: int = 1
@@ -363,30 +363,18 @@ class Engine:
         whole = {"max_batch_tokens"} if depends else set()
         return frozenset(whole.union(*[case.changes for case in self.cases if case.positions]))
 
-    def defaults_on(
-        self,
-        architecture: str,
-        memory_bytes: float,
-        tp: int,
-        pp: int,
-        positions: int,
-        drafts: Drafts = "none",
-        whole: bool = False,
-        replicas: int = 1,
-        latent: bool = False,
-    ) -> Defaults:
-        """What the engine sets by itself on such GPUs for requests of up to so many positions (0: unknown), split over
-        `tp`·`pp` ranks; `drafts`: who drafts tokens for it; `whole`: it is told to compute prompts whole; `replicas`:
-        how many share experts; `latent`: attention is."""
-        d, replicas = self.defaults, replicas if self.dp_attention else 1
-        tp *= replicas
+    def defaults_on(self, architecture: str, server: Server, positions: int, whole: bool = False) -> Defaults:
+        """What the engine sets by itself on such GPUs for requests of up to so many positions (0: unknown); `whole`: it
+        is told to compute prompts whole."""
+        d, replicas = self.defaults, server.replicas if self.dp_attention else 1
+        server = server._replace(tp=server.tp * replicas, replicas=replicas)  # SGLang counts all of them as tp
+        drafting = server.drafts != "none"
         for case in self.cases:
-            fits = memory_bytes >= case.memory_bytes and architecture not in case.but
-            if fits and tp >= case.tp and positions >= case.positions and (drafts != "none") >= case.drafting:
+            fits = server.memory_bytes >= case.memory_bytes and architecture not in case.but
+            if fits and server.tp >= case.tp and positions >= case.positions and drafting >= case.drafting:
                 d = d._replace(**case.changes)
         if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         if self.fraction is not None:
-            server = Server(memory_bytes, tp, pp, replicas, drafts, latent)
             d = d._replace(memory_fraction=self.fraction(server, d))
         return d._replace(max_batch_tokens=max(1, d.max_batch_tokens // replicas))

@@ -8,7 +8,8 @@ from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
 from sim.serve.engines.record import Defaults, Server
 
 GIB = 2.0**30
-DRAFTS_MIB = {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}  # STANDALONE: 6 GiB
+DRAFTS_MIB = {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}  # kept free for drafts of EAGLE, of STANDALONE
+DRAFTS_0510_MIB = DRAFTS_MIB | {"layer": 4 * 1024}
 
 
 def sglang_05_fraction(server: Server, d: Defaults) -> float:
@@ -57,7 +58,7 @@ def sglang_0510_fraction(server: Server, d: Defaults) -> float:
     [0.834, 0.786]
     """
     graphs = 0 if server.drafts != "none" else _prompt_graphs_mib(server, d)
-    return _fraction_left(server, d, graphs, 4 * 1024 if server.drafts == "layer" else DRAFTS_MIB[server.drafts])
+    return _fraction_left(server, d, graphs, DRAFTS_0510_MIB[server.drafts])
 
 
 def sglang_0514_fraction(server: Server, d: Defaults) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
-from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.engines.record import Engine, HostTimes, Server
 from sim.serve.prices.load import Load
 
 MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
@@ -98,8 +98,9 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     `pieces` of it."""
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
-    sizes = gpu.memory_bytes, p.tp, p.pp, served.longest(scenario.model), served.drafts
-    own = engine.defaults_on(gpu.architecture, *sizes, replicas=p.sharing_replicas)
+    latent = scenario.model.mla is not None
+    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, served.drafts, latent)
+    own = engine.defaults_on(gpu.architecture, server, served.longest(scenario.model))
     most = own.graphs_to, served.max_running_requests
     graphs = engine.graph_sizes(*most)
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)

@@ -56,9 +56,9 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ),
         ("config.json", '{"model": {}, "train_module": {}, "data_loader": {}}', "is a file of OLMo-core, which is not"),
         ("train.py", "from olmo_core.train import TrainerConfig", "has a command of OLMo, which is not read"),
-        ("a.yaml", "services: {vllm: {image: a}}", "no container in it has a command, as its image says it: put the"),
+        ("a.yaml", "services: {vllm: {image: a}}", "no container has a command of its own: write the"),
         ("a.yaml", "apiVersion: v1\nkind: Pod\nname: {{ .Release.Name }}", "is a template of Helm: convert what `helm"),
-        ("a.yaml", "apiVersion: v1\nkind: Service\nspec: {}", "no container in it has a command, as its image says it"),
+        ("a.yaml", "apiVersion: v1\nkind: Service\nspec: {}", "no container has a command of its own"),
         (
             "olmo.yaml",
             "model: {d_model: 64, n_layers: 2}\ndevice_train_microbatch_size: 2\nglobal_train_batch_size: 8",

@@ -11,6 +11,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
 from sim.serve.engines.names import engine_named
+from sim.serve.engines.record import Server
 from sim.serve.engines.sglang_memory import GIB
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.simulation import simulate_serving
@@ -72,7 +73,7 @@ def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
     engine: str, gib: int, tp: int, found: tuple[int, int, float]
 ) -> None:
     """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 16 + 128 MiB of 24,576 are not the cache's."""
-    d = ENGINES[engine].defaults_on("ada", gib * 2.0**30, tp, 1, 0)
+    d = ENGINES[engine].defaults_on("ada", Server(gib * GIB, tp), 0)
     assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
 
 
@@ -83,7 +84,7 @@ def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
 def test_vllm_captures_larger_graphs_on_large_blackwells_since_0_28(
     engine: str, architecture: str, graphs: int
 ) -> None:
-    d = ENGINES[engine].defaults_on(architecture, 180 * 2.0**30, 1, 1, 0)
+    d = ENGINES[engine].defaults_on(architecture, Server(180 * GIB), 0)
     assert d.graphs_to == graphs
     assert ENGINES[engine].graph_sizes(d.graphs_to, d.max_running_requests)[-1] == graphs
 
@@ -143,7 +144,8 @@ def test_what_a_scenario_resolves_to_parses_to_itself() -> None:
 
 def test_sglang_leaves_memory_for_every_rank_of_a_pipeline() -> None:
     """128 MiB each of 81,920."""
-    one, two = (ENGINES["sglang-0.5"].defaults_on("hopper", 80 * 2.0**30, 8, pp, 0).memory_fraction for pp in (1, 16))
+    servers = (Server(80 * GIB, 8, pp) for pp in (1, 16))
+    one, two = (ENGINES["sglang-0.5"].defaults_on("hopper", server, 0).memory_fraction for server in servers)
     assert one - two == pytest.approx(8 * 15 * 128 / 81920, abs=1e-3)
     section = {"engine": "sglang-0.5", "requests": ONE}
     data = {"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"tp": 8, "pp": 16}, "inference": section}
@@ -183,8 +185,7 @@ def test_sglang_keeps_room_for_graphs_of_prompts_where_it_has_them_and_for_draft
     engine: str, own: dict[str, Any], reserved_mib: float
 ) -> None:
     """Of 80 GiB with 4 ranks: 512 + 1.5 · 8,192 + 2 · 512 + 128 · 4 MiB, which are 14,336."""
-    given: dict[str, Any] = {"pp": 1, **own}
-    d = ENGINES[engine].defaults_on("hopper", 80 * GIB, 4, positions=0, **given)
+    d = ENGINES[engine].defaults_on("hopper", Server(80 * GIB, 4, **own), 0)
     assert d.memory_fraction == pytest.approx(1 - reserved_mib / (80 * 1024), abs=1e-3)
 
 
