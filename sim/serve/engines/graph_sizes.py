@@ -2,12 +2,28 @@
 
 A function is called after the first release with its rule. `to`: the largest size that the engine would capture
 (`Defaults.graphs_to`). `running`: `inference.max_running_requests`. A batch is padded to the next captured size. With
-speculative decoding a size counts sequences, and the graph computes all drafted tokens of each (`_drafting_`).
+speculative decoding, `_drafting_sizes` count sequences, and `_drafting_tokens` the tokens of whole sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 SMALL = (1, 2, 4)
+
+
+def of_sequences(sizes: Callable[[int, int], tuple[int, ...]]) -> Callable[[int, int, int], tuple[int, ...]]:
+    """Return the rule for tokens of an engine that captures so many sequences, each with all of its tokens.
+
+    >>> of_sequences(vllm_08_sizes)(8, 12, 3)
+    (3, 6, 12, 24)
+    """
+    return partial(_of_sequences, sizes)
+
+
+def _of_sequences(sizes: Callable[[int, int], tuple[int, ...]], to: int, running: int, each: int) -> tuple[int, ...]:
+    return tuple([n * each for n in sizes(to, running)])
 
 
 def vllm_05_sizes(to: int, running: int) -> tuple[int, ...]:

@@ -149,7 +149,9 @@ class Engine:
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
     )
-    may_overlap_drafting: bool = fact(False, "told to, also with tokens drafted by a model of their own")
+    may_overlap_drafting: bool = fact(
+        False, "with async_scheduling true it overlaps with tokens drafted by a model of their own, too"
+    )
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     hands_drafts_over: bool = fact(
@@ -159,11 +161,10 @@ class Engine:
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         vllm_05_sizes, "batches with a CUDA graph, of graphs_to and max_running_requests"
     )
-    drafting_sizes: Callable[[int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
-        None, "with drafted tokens, sequences of batches with a graph, which has all tokens of each; None: as without"
-    )
     drafting_tokens: Callable[[int, int, int], tuple[int, ...]] | None = fact(  # noqa: RUF009
-        None, "or the tokens of these batches, of graphs_to, max_running_requests and tokens of each sequence"
+        None,
+        "with drafted tokens, the tokens of batches with a graph, by graphs_to, max_running_requests and the tokens of "
+        "each sequence; None: as without drafts",
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
     prompt_sizes: Callable[[int, bool], tuple[int, ...]] | None = fact(  # noqa: RUF009

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.serve.engines.graph_sizes import (
+    of_sequences,
     sglang_04_drafting_sizes,
     sglang_04_sizes,
     sglang_046_drafting_sizes,
@@ -69,7 +70,7 @@ _SGLANG_04 = Engine(
     overlaps_drafting=(False, False),
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
-    drafting_sizes=sglang_04_drafting_sizes,
+    drafting_tokens=of_sequences(sglang_04_drafting_sizes),
     own_all_reduces=CUSTOM,
     fp32_logits=True,  # srt/layers/logits_processor.py: `logits.float()`
     reads_checkpoint=True,
@@ -97,7 +98,7 @@ _SGLANG_046 = replace(
     "DeepEP: enable_deepep_moe, later moe_a2a_backend",
     all2all=("allgather_reducescatter", "deepep"),
     dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
-    drafting_sizes=sglang_046_drafting_sizes,
+    drafting_tokens=of_sequences(sglang_046_drafting_sizes),
     fraction=sglang_046_fraction,
     cases=(*_SGLANG_04.cases, _OVER_80),
 )
@@ -110,7 +111,7 @@ _SGLANG_047 = replace(
     "model_executor/cuda_graph_runner.py)",
     two_batches=_SGLANG_TWO,
     eplb=True,  # srt/server_args.py: enable_eplb
-    drafting_sizes=sglang_047_drafting_sizes,
+    drafting_tokens=of_sequences(sglang_047_drafting_sizes),
     fraction=sglang_047_fraction,
     cases=(
         *_SGLANG_04.cases,
@@ -148,7 +149,7 @@ _SGLANG_05 = replace(
     # srt/layers/dp_attention.py, DpPaddingMode.get_dp_padding_mode: SUM_LEN with prompts (pull request 8280)
     sums_prompts=(True, True),
     graph_sizes=sglang_05_sizes,
-    drafting_sizes=sglang_05_drafting_sizes,
+    drafting_tokens=of_sequences(sglang_05_drafting_sizes),
     padded_experts=("own", "none"),
     unseen_share=0.8,  # srt/server_args.py, swa_full_tokens_ratio
     retract_room_tokens=1,

@@ -104,9 +104,7 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     most = own.graphs_to, served.max_running_requests
     graphs = engine.graph_sizes(*most)
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
-    if drafts is not None and engine.drafting_sizes is not None:
-        graphs = tuple([n * (1 + drafts.tokens) for n in engine.drafting_sizes(*most)])
-    elif drafts is not None and engine.drafting_tokens is not None:
+    if drafts is not None and engine.drafting_tokens is not None:
         graphs = engine.drafting_tokens(*most, 1 + drafts.tokens)
     graphs = graphs if served.cuda_graphs else ()
     prompts = graphs if engine.prompt_graphs else _prompt_sizes(scenario, engine)
