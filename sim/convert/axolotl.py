@@ -90,7 +90,9 @@ def _experts(s: Settings) -> dict[str, Any]:
         return {}
     backend = s.choice("expert_parallel_backend", DISPATCHERS, "auto")
     if backend is None:
-        s.notes.append("expert_parallel_backend auto: taken for torch's all-to-all; with DeepEP installed it is that")
+        s.notes.append(
+            "expert_parallel_backend auto: simulated as torch's all-to-all; Axolotl uses DeepEP where it is installed"
+        )
     return {"ep": ep, **({"ep_dispatcher": backend} if backend else {})}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sim.convert.megatron_model import SIZES as OF_FLAGS
 from sim.inputs.model_input import load_model
 
 ENUM = "AttnBackend"
@@ -41,13 +42,7 @@ def with_activation(merged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # `GPTModelProvider`'s keys (src/megatron/bridge/models/gpt_provider.py), and ours.
-SIZES = {
-    "num_layers": "layers",
-    "hidden_size": "hidden",
-    "ffn_hidden_size": "ffn",
-    "num_attention_heads": "heads",
-    "num_query_groups": "kv_heads",
-}
+SIZES = {flag.replace("-", "_"): ours for flag, ours in OF_FLAGS.items()}
 SIZES_OF_EXPERTS = {"num_moe_experts": "experts", "moe_ffn_hidden_size": "ffn", "moe_router_topk": "top_k"}
 
 

@@ -23,7 +23,13 @@ DELTA_NET = "gated_delta_net"
 USUAL_MULTIPLE = 128  # of --make-vocab-size-divisible-by
 
 
-SIZES = {"num-layers": "layers", "hidden-size": "hidden", "num-attention-heads": "heads"}
+SIZES = {
+    "num-layers": "layers",
+    "hidden-size": "hidden",
+    "ffn-hidden-size": "ffn",
+    "num-attention-heads": "heads",
+    "num-query-groups": "kv_heads",
+}
 
 
 def model_of(s: Settings) -> dict[str, Any]:
@@ -57,7 +63,7 @@ def note_other_sizes(s: Settings, model: str) -> None:
         if size.isdecimal() and int(size) != getattr(named, SIZES[flag])
     ]
     if other:
-        s.notes.append(f"{', '.join(other)}: the model of --model, which is simulated, has another")
+        s.notes.append(f"{', '.join(other)}: left out; the model that --model names is simulated with its own sizes")
 
 
 def _sizes(s: Settings) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def _with_variables(file: Path, text: str, given: Given, is_data: bool) -> str:
     """
     option = "--args" if given.arguments is not None else "--var" if given.variables and not is_data else ""
     if option:
-        raise InputError(f"{file}: {option}: is of a script, which this file is not")
+        raise InputError(f"{file}: {option}: can be given for a script only, and this file is none")
     if unknown := [name for name in given.variables if not re.search(rf"\$\{{?{name}\b", text)]:
         raise InputError(f"{file}: --var: the file has no variable {unknown[0]}")
     return with_values(text, given.variables, set()) if given.variables else text

@@ -124,7 +124,7 @@ def test_expert_parallelism_is_within_the_replicas(tmp_path: Path) -> None:
     assert "shard_size" not in layout
     assert "not expressed here" not in said
     _, said = converted(tmp_path, "b.yaml", EXPERTS.replace("deep_ep", "auto"), "--cluster", "dgx-h100", "--gpus", "8")
-    assert "expert_parallel_backend auto: taken for torch's all-to-all" in said
+    assert "expert_parallel_backend auto: simulated as torch's all-to-all" in said
 
 
 def test_experts_over_other_ranks_are_refused(tmp_path: Path) -> None:

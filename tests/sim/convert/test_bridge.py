@@ -414,7 +414,7 @@ def test_the_users_values_of_variables(tmp_path: Path) -> None:
     assert found["parallelism"]["tp"] == 2
     assert "--var TP=VALUE gives one" in refused(tmp_path, "a.yaml", text, *here)
     assert "--var: the file has no variable PP" in refused(tmp_path, "a.yaml", text, *here, "--var", "PP=2")
-    assert "--args: is of a script, which this file is not" in refused(tmp_path, "a.yaml", text, *here, "--args", "2")
+    assert "--args: can be given for a script only" in refused(tmp_path, "a.yaml", text, *here, "--args", "2")
 
 
 def test_overrides_that_say_no_degree_are_told_by_their_batch(tmp_path: Path) -> None:

@@ -115,4 +115,4 @@ def test_sizes_that_the_named_model_does_not_have_are_said(tmp_path: Path) -> No
     )
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100", "--model", "llama3-8b")
     assert data["model"] == "llama3-8b"
-    assert "# --num-layers 8: the model of --model, which is simulated, has another\n" in said
+    assert "# --num-layers 8: left out; the model that --model names is simulated with its own sizes\n" in said
