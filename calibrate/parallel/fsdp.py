@@ -1,9 +1,10 @@
 """ZeRO-3 as in PyTorch's FSDP: parameters are sharded too, and a block's parameters are gathered while it computes.
 
 A stage gathers a block's parameters while the block before it computes, and frees them afterwards, in the forward and
-again in the backward. If `reshard_after_forward` is false, they stay until the step's end. Gradients are reduced block
-by block, last block first, while the next block's backward runs. (Rajbhandari et al. 2020, arXiv 1910.02054, section
-5.3; Zhao et al. 2023, PyTorch FSDP, arXiv 2304.11277.) Units, gathers and reductions are in `zero.py`.
+again in the backward. If `reshard_after_forward` is false, they stay for the backward, which frees them, or (with a
+pipeline, or where gradients are reduced once a step) until the step's end. Gradients are reduced block by block, last
+block first, while the next block's backward runs. (Rajbhandari et al. 2020, arXiv 1910.02054, section 5.3; Zhao et al.
+2023, PyTorch FSDP, arXiv 2304.11277.) Units, gathers and reductions are in `zero.py`.
 
 Documentation: docs/data_parallel.md.
 """
@@ -29,8 +30,8 @@ class ShardedParameters(Sharded):
     A block has one unit for its dense parameters and one for its experts. A matrix that two blocks share is a unit of
     both. It is reduced once the first block, whose backward comes last, has added to it.
 
-    Without `reshard` parameters stay from the first forward until the step's end. `each`: gradients are reduced after
-    every micro-batch, else after the last; `replicas_once`: see `Sharded`.
+    Without `reshard` parameters stay from a forward to its backward, or (`stays`) from the first forward to the step's
+    end. `each`: gradients are reduced after every micro-batch, else after the last; `replicas_once`: see `Sharded`.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ShardedParameters(Sharded):
         sync: Sync,
         each: bool,
         replicas_once: bool,
-        reshard: bool,
+        kept: tuple[bool, bool],
         stage: int,
     ) -> None:
         units: list[Unit] = []
@@ -57,7 +58,8 @@ class ShardedParameters(Sharded):
             self.units_of.append([at[id(params[0])] for params, _ in groups])
             self.completes.append(list(range(first, len(units))))
         super().__init__(units, stage, replicas_once)
-        self.each, self.reshard = each, reshard
+        self.each = each
+        self.reshard, self.stays = kept
         self.sync = sync
         self.missing = [sync.micro_batches] * len(blocks)
         for u in self.units:
@@ -91,14 +93,16 @@ class ShardedParameters(Sharded):
         for u in self.units_of[i]:
             self.arrived(u)
 
-    def done(self, i: int) -> None:
-        """Free block i's parameters after its computation, unless they stay."""
+    def done(self, i: int, last_use: bool = False) -> None:
+        """Free block i's parameters after its computation, unless they stay; `last_use`: the micro-batch's backward."""
         if self.reshard:
-            self.release(i)
+            self.release(self.units_of[i])
+        elif last_use and not self.stays:
+            self.release(self.completes[i])
 
-    def release(self, i: int) -> None:
-        """Free block i's parameters."""
-        for u in self.units_of[i]:
+    def release(self, units: Sequence[int]) -> None:
+        """Free the parameters of units."""
+        for u in units:
             if not self.silent and u in self.gathers:
                 self.arrived(u)
                 del self.gathers[u]
@@ -106,7 +110,7 @@ class ShardedParameters(Sharded):
 
     def _release_all(self) -> None:
         for i in range(len(self.units_of)):
-            self.release(i)
+            self.release(self.units_of[i])
 
     def graded(self, i: int) -> None:
         """Reduce block i's gradients after a micro-batch's backward: after each, or after the last."""
@@ -169,7 +173,7 @@ class ShardedStage(Stage):
             self.sharded.ready(i)
             torch.autograd.backward(edges.pop(), grad)
             grad = x.grad
-            self.sharded.done(i)
+            self.sharded.done(i, last_use=True)
             self.after_block(i)
         return grad
 
@@ -189,7 +193,7 @@ class ShardedStage(Stage):
                 torch.autograd.backward(edges[i], grad)
                 grad = inputs[i].grad
             edges[i] = None
-            self.sharded.done(i)
+            self.sharded.done(i, last_use=True)
         self.store.deferred = None
         self.deferred[micro_batch] = (jobs, embedded, grad)
         return grad

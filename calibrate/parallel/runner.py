@@ -208,7 +208,8 @@ class Runner:
             frozenset(id(p) for p in _ends(blocks)) if alone else frozenset(),
         )
         if p.zero == 3:
-            return ShardedParameters(blocks, shared, sync, each, once, p.reshard_after_forward, s)
+            stays = (p.reshard_after_forward, p.keeps_gathered)
+            return ShardedParameters(blocks, shared, sync, each, once, stays, s)
         return ShardedOptimizer(blocks, shared, sync, each, once, p.param_gather_overlap, s, self.store)
 
     def _tied(self) -> list[nn.Parameter]:

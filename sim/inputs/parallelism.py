@@ -171,6 +171,17 @@ class Parallelism(UserInput):
         return self.all_reduce_once and self.zero >= 2 and not self.accumulate_unsharded
 
     @property
+    def keeps_gathered(self) -> bool:
+        """Parameters that ZeRO-3 keeps for the backward stay until the step's end; otherwise that backward frees them.
+
+        torch/distributed/fsdp: `_should_free_in_backward` in _runtime_utils.py keeps them where gradients are not
+        reduced, `post_backward` in _fully_shard/_fsdp_param_group.py unless a pipeline's stage asks for it
+        (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`).
+        """
+        once = self.accumulate_unsharded or self.reduces_rows
+        return self.zero == 3 and not self.reshard_after_forward and (once or self.pp > 1)
+
+    @property
     def expert_replicas(self) -> int:
         """Return how many ranks of a pipeline rank hold the same expert parameters."""
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)

@@ -8,7 +8,7 @@ reduce-scatter and an all-gather, a pass of Ψ each), with k micro-batches a ste
 - zero 2: a reduce-scatter each micro-batch, one all-gather: (k+1)Ψ; with `accumulate_unsharded` 2Ψ; with
   `accumulate_in_a_row` and r micro-batches in a row (k/r+1)Ψ; frameworks that all-reduce: (2k+1)Ψ;
 - zero 3: parameters gathered for each forward and again for each backward, gradients reduce-scattered: 3kΨ; with
-  `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` one gather a step instead of 2k.
+  `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` k gathers instead of 2k (`stays`: one a step).
 
 Hybrid sharding (`shard_size` below dp·cp) adds an all-reduce of the reduced shard over the replicas
 (Zhao et al. 2023, PyTorch FSDP, section 3.2), with every reduction or, with `all_reduce_once`, with the step's last
@@ -70,6 +70,7 @@ class DataParallel(Struct, frozen=True):
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
     on_host: bool = False  # shards of gradients go to host memory, where the optimizer runs
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
+    stays: bool = False  # ZeRO-3 without `reshard` keeps gathered parameters from the first forward to the step's end
 
     @property
     def behind_first(self) -> DataParallel:
@@ -221,6 +222,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         held_back_bytes=held_back,
         on_host=on_host,
         by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
+        stays=p.keeps_gathered,
     )
 
 
@@ -263,7 +265,7 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     """
     phase = Phase.FORWARD
     out: list[list[Item]] = [[] for _ in blocks]
-    if blocks and dp.zero == 3 and (dp.reshard or first):
+    if blocks and dp.zero == 3 and (first or not dp.stays):
         gathers = [dp.gather_block(b, phase, f"w{i}") for i, b in enumerate(blocks)]
         out[0] += gathers[0]
         for i, items in enumerate(out):

@@ -97,7 +97,8 @@ def _slowest(step: FinishedStep, stage: int, pipeline_rank: int, first: bool) ->
 
 
 def _compile(stage: Stage, step: FinishedStep, rank: int, first: bool) -> CompiledProgram:
-    alone = replace(stage, offload=())  # nothing is kept for a backward
+    # nothing is kept for a backward, and none frees what ZeRO-3 has gathered for it
+    alone = replace(stage, offload=(), dp=replace(stage.dp, stays=not stage.dp.reshard))
     return compile_program(alone.forward(first, True), step.pricing.on(rank))
 
 

@@ -97,7 +97,16 @@ def test_passes_with_accumulation(k: int) -> None:
     assert passes({"zero": 3}, k) == pytest.approx(3 * k)
     assert passes({"zero": 2, "accumulate_unsharded": True}, k) == pytest.approx(2)
     assert passes({"zero": 3, "accumulate_unsharded": True}, k) == pytest.approx(2 * k + 1)
-    assert passes({"zero": 3, "reshard_after_forward": False}, k) == pytest.approx(k + 1)
+    kept = {"zero": 3, "reshard_after_forward": False}
+    assert passes(kept, k) == pytest.approx(2 * k)
+    assert passes({**kept, "accumulate_unsharded": True}, k) == pytest.approx(2)
+
+
+def test_a_pipeline_keeps_what_it_gathered_until_the_steps_end() -> None:
+    """torch/distributed/pipelining/stage.py, `backward_maybe_with_nosync`: `set_reshard_after_backward(False)`."""
+    layout = {"dp": 4, "pp": 2, "zero": 3, "reshard_after_forward": False}
+    few, many = (traffic(("shard",), layout, global_batch_size=4 * k)["all_gather"] for k in (4, 8))
+    assert few == many
 
 
 @pytest.mark.parametrize(("m", "group", "rows"), [(8, 8, 1), (8, 4, 2), (10, 4, 3)])
