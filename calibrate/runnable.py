@@ -143,6 +143,8 @@ def _number_formats(s: Scenario, t: Training) -> Iterator[Problem]:
 def _optimizer(t: Training) -> Iterator[Problem]:
     if t.optimizer == "muon":
         yield "training.optimizer", t.optimizer, "adamw, sgd"
+    if t.adamw_kernels == "foreach":
+        yield "training.adamw_kernels", t.adamw_kernels, "fused"
     if t.optimizer_dtype != "fp32":
         yield "training.optimizer_dtype", t.optimizer_dtype, "fp32"
     if t.master_weights is False and t.param_dtype != "fp32":

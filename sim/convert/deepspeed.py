@@ -50,6 +50,7 @@ FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attenti
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
 OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
 EIGHT_BITS = "8bit"
+ADAMW_KERNELS = {"adamw_torch": "foreach", "adamw_torch_fused": "fused"}
 OTHER_STATES = {  # of optimizers with Adam in their names
     **dict.fromkeys(("galore", "apollo"), "of a low rank"),
     "4bit": "4 bits",
@@ -162,7 +163,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
         "framework": _framework(s, by_deepspeed),
         "attention": s.choice(*_attention(s), "auto") or "fused",
         "recompute": _recompute(s, any(recomputed)),
-        **_optimizer(s),
+        **_optimizer(s, by_deepspeed),
         **_offload(s.values.get("zero_optimization")),
         **({"activation_offload": True} if s.choice("activation_offloading", ON, "false") else {}),
         **({} if lora is None else {"lora": lora}),
@@ -255,8 +256,9 @@ def _framework(s: Settings, by_deepspeed: bool) -> str:
     return "deepspeed" if by_deepspeed else "transformers_compiled" if compiled else "transformers"
 
 
-def _optimizer(s: Settings) -> dict[str, Any]:
-    """AdamW, where no other name is given; 8-bit moments (bitsandbytes)."""
+def _optimizer(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
+    """AdamW, where no other name is given; 8-bit moments (bitsandbytes); torch's kernels (transformers/trainer.py:
+    `_get_adamw_torch` passes `fused` for one name alone)."""
     section, argument = s.take("optimizer", {}), s.take("optim", "")
     own = section.get("type") if isinstance(section, dict) else section
     name = str(own or argument).lower()  # DeepSpeed's own goes first (integrations/deepspeed.py)
@@ -266,7 +268,12 @@ def _optimizer(s: Settings) -> dict[str, Any]:
         s.notes.append(f"optimizer {name}: is simulated as AdamW")
     if special := next((word for word in OTHER_STATES if word in name), ""):
         s.notes.append(f"optimizer {name}: its states ({OTHER_STATES[special]}) are simulated as AdamW's")
-    return {"optimizer": found or "adamw", **({"optimizer_dtype": "int8"} if EIGHT_BITS in name else {})}
+    kernels = None if by_deepspeed else ADAMW_KERNELS.get(name)
+    return {
+        "optimizer": found or "adamw",
+        **({"optimizer_dtype": "int8"} if EIGHT_BITS in name else {}),
+        **({"adamw_kernels": kernels} if kernels else {}),
+    }
 
 
 def _offload(section: object) -> dict[str, Any]:

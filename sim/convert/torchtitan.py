@@ -74,8 +74,9 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     tensorwise = training["precision"] == "fp8" and training.get("fp8_recipe", "tensorwise") == "tensorwise"
     if layout["zero"] == 3 and tensorwise and not gathers_8_bits:
         layout["param_gather_dtype"] = "bf16"
-    for name, simulated in (("optimizer.name", ("Adam", "AdamW")), ("optimizer.implementation", ("fused",))):
-        s.choice(name, dict.fromkeys(simulated, True), simulated[0])
+    s.choice("optimizer.name", dict.fromkeys(("Adam", "AdamW"), True), "Adam")
+    if s.choice("optimizer.implementation", {"fused": "fused", "foreach": "foreach"}, "fused") == "foreach":
+        training["adamw_kernels"] = "foreach"
     sections = {"model": model, "training": training, "parallelism": without_none(layout)}
     return s.converted("torchtitan", machine, sections, name=function or "")
 

@@ -35,11 +35,11 @@ SIZE = "parallelism.pipeline_parallel_microbatch_size"
 DEGREE = "parallelism.pipeline_parallel_degree"
 POINTS = "parallelism.pipeline_parallel_split_points"
 BATCH = "training.batch_size"
+FUSED = "optimizer.fused"  # until pull request 881 of February 2025
 EARLY_STOP = "activation_checkpoint.early_stop"
 # Without effect on a step, or how it is simulated anyhow.
 IGNORED = (
     "training.warmup_steps",
-    "optimizer.fused",
     "training.enable_loss_parallel",
     "experimental.custom_model_path",
 )
@@ -47,6 +47,9 @@ IGNORED = (
 
 def as_of_2025(values: dict[str, Any]) -> dict[str, Any]:
     """The keys of 2025 that the values have or stand for; those that both have are of 2025."""
+    if FUSED in values:
+        fused = "fused" if values[FUSED] else "foreach"
+        values = {key: value for key, value in values.items() if key != FUSED} | {"optimizer.implementation": fused}
     if not any(key in values for key in (*RENAMED, *FLOAT8)):
         return {EARLY_STOP: True, **values} if BATCH in values else values
     found = {EARLY_STOP: True} | {key: value for key, value in values.items() if key not in IGNORED}

@@ -139,6 +139,7 @@ class Megatron(Emission):
         if t.batch_schedule:
             self.notes.append(f"batch_schedule is left out: every step has {t.global_batch_size:,} sequences")
         self.has_only("training.optimizer", ("adamw", "sgd"), "flags are written for Adam and SGD only")
+        self.has_only("training.adamw_kernels", (None, "fused"), "has a fused Adam of Apex or Transformer Engine")
         if r.mode == "selective_op":
             self.refuse("training.recompute", "has no such policy of recomputation", r.mode)
         does = "recomputes the first layers of each stage (recompute.layers)"

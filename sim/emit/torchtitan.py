@@ -71,6 +71,7 @@ class Titan(Emission):
                 **self._pipeline(),
             },
             "activation_checkpoint": self._recompute(),
+            **({"optimizer": {"implementation": "foreach"}} if t.adamw_kernels == "foreach" else {}),
             "compile": {"enable": bool(compiled)} | ({"components": compiled} if len(compiled) == 1 else {}),
             **self._quantized(),
         }

@@ -67,6 +67,8 @@ class TitanPython(Titan):
             does = "configurations in Python are not written for 8 bits; --emit torchtitan writes TOML"
             self.refuse("training.precision", does)
         tables.pop("quantize", None)
+        tables.pop("optimizer", None)
+        self.has_only("training.adamw_kernels", (None, "fused"), "is written with its fused AdamW")
         if p.cp > 1 and p.cp_method == "ring":
             self.refuse("parallelism.cp_method", "gathers keys and values (cp_method: all_gather)")
         training["disable_cuda_graphs"] = True  # otherwise torchtitan captures the whole step as a CUDA graph

@@ -181,6 +181,10 @@ class Training(UserInput):
         default_factory=lambda data: data["grad_dtype"], description="null: grad_dtype"
     )
     optimizer: OptimizerName = "adamw"
+    adamw_kernels: Literal["fused", "foreach"] | None = Field(
+        default=None,
+        description="fused: one for an update; foreach: one for each operator; null: as the framework does",
+    )
     optimizer_dtype: MomentDtype = Field(default="fp32", description="of Adam's two moments")
     master_weights: Literal[False] | None = Field(
         default=None, description="null: an fp32 copy where parameters are kept in 16 bits; false: none"

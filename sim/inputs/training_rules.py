@@ -38,6 +38,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _accumulation_fusion,
         _experts_apart,
         _fp8_attention,
+        _adamw_kernels,
         _fp8_activation_input,
         layers_in_sixteen_bits,
         offloaded_parts,
@@ -272,6 +273,14 @@ def _fp8_attention(sections: Sections, t: Training) -> Problems:
     ):
         if bad:
             yield ("training", "fp8_dot_product_attention"), f"found true; needs {what}"
+
+
+def _adamw_kernels(_: Sections, t: Training) -> Problems:
+    """Only torch's own AdamW has kernels to choose from."""
+    allowed = framework_of(t).adamw_kernels
+    if t.adamw_kernels is not None and t.adamw_kernels not in allowed:
+        what = f"allowed: {', '.join(allowed)}" if allowed else "it has an AdamW of its own"
+        yield ("training", "adamw_kernels"), f"found '{t.adamw_kernels}' with framework {t.framework}; {what}"
 
 
 def _fp8_activation_input(sections: Sections, t: Training) -> Problems:

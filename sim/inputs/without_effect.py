@@ -17,7 +17,7 @@ from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.models.frameworks import framework_of
-from sim.models.optimizers import OPTIMIZERS
+from sim.models.optimizers import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
 
 # Keys that decide how serving runs.
@@ -195,6 +195,15 @@ def _no_moments(s: Layout) -> str:
     return f"with optimizer {t.optimizer}, which has no moments" if t and none else _on_host(s)
 
 
+def _no_adamw(s: Layout) -> str:
+    t = s.training
+    if t is not None and not {t.optimizer, OPTIMIZERS[t.optimizer].others_by} & {ADAMW.name}:
+        return f"with optimizer {t.optimizer}"
+    if t is not None and t.optimizer_dtype == "int8":
+        return "with optimizer_dtype int8, which has a kernel of its own"
+    return "with optimizer_offload cpu, where the host updates parameters" if _on_host(s) else ""
+
+
 def _on_host(s: Layout) -> str:
     host = s.training is not None and s.training.optimizer_offload == "cpu"
     return "with optimizer_offload cpu, where the host keeps all states in fp32" if host else ""
@@ -259,6 +268,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("attention_kernel", _attention_kernel),
     Idle("grad_reduce_dtype", _reduces_nothing),
     Idle("gradient_accumulation_fusion", _fused_sums),
+    Idle("adamw_kernels", _no_adamw),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),
     Idle("master_weights", _no_copy),

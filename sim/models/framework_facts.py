@@ -238,6 +238,12 @@ class Framework(Struct, frozen=True):
     grouped_streams: int = 0
     """streams of grouped matmuls, each with a cuBLAS workspace [TE common/gemm: multi_stream_cublas_gemm]"""
 
+    adamw_kernels: tuple[str, ...] = ("fused", "foreach")
+    """values that `training.adamw_kernels` may have, the default first; empty: a library's own, which no switch changes
+    [torchtitan: components/optimizer.py; transformers/training_args.py: default_optim]"""
+    unscales_gradients: bool = True
+    """with precision fp16 and fp32 gradients, the loss's scale is taken out of them by a pass of its own, which also
+    looks for overflows [torch/amp/grad_scaler.py: _unscale_grads_; torch/distributed/fsdp/sharded_grad_scaler.py]"""
     adamw_by_operators: bool = False
     """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
     adds_gradients_late: bool = False

@@ -42,6 +42,11 @@ TORCH_RELEASES = (
     Former("2024-02", {"attention_kernel": "flash1"}, "torch 2.2: FlashAttention-2 in place of the first"),
     TORCH_CHECKPOINT,
 )
+ADAMW_FOREACH = Former(
+    "2025-08",
+    {"adamw_kernels": ("foreach", "fused")},
+    "transformers pull request 37358: adamw_torch_fused from torch 2.8 on",
+)
 _COMPILED = Framework(
     "compiled",  # plain torch code under torch.compile
     fuses_rmsnorm=True,
@@ -104,6 +109,7 @@ _TRANSFORMERS = Framework(
             "Transformers before 5.0: each expert has linear layers",
         ),
         Former("2026-01", {"checkpoint_stops_early": False}, "modeling_utils.py before 5.0: use_reentrant is true"),
+        ADAMW_FOREACH,
         *TORCH_RELEASES,
     ),
 )
@@ -161,7 +167,7 @@ _RECORDS = (
         checkpoint_asks_gradients=True,
         emitted_for=(),
         family="",
-        former=TORCH_RELEASES,
+        former=(TORCH_RELEASES[0], ADAMW_FOREACH, *TORCH_RELEASES[1:]),
     ),
     _TRANSFORMERS,
     replace(
@@ -173,8 +179,11 @@ _RECORDS = (
         autocasts=False,  # runtime/engine.py: _configure_distributed_model casts the model, unless torch_autocast is on
         copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
         keeps_gradients_at=(3,),
+        adamw_kernels=(),  # ops/adam: FusedAdam
+        unscales_gradients=False,  # runtime/zero/stage_1_and_2.py: unscale_and_clip_grads
         sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
         adapters_in_fp32=False,  # the same function casts them with the model
+        former=tuple(former for former in _TRANSFORMERS.former if former is not ADAMW_FOREACH),
     ),
     Framework(
         "gpt_neox",  # EleutherAI's trainer: Megatron-LM's layers of 2020 as torch's operators, under DeepSpeed's engine
@@ -185,6 +194,8 @@ _RECORDS = (
         autocasts=False,  # the engine casts the model, as in the record above
         copies_updated=True,
         keeps_gradients_at=(3,),
+        adamw_kernels=(),
+        unscales_gradients=False,
         sums_in_fp32=False,
         family="torch",
         former=TORCH_RELEASES[:2],
@@ -195,6 +206,8 @@ _RECORDS = (
         # reduce-scatter; a stage takes N micro-batches in a row. Whole sums of all stages would not fit in 80 GB.
         accumulates_in_a_row=True,
         attention_kernel="",  # not said
+        adamw_kernels=("fused",),
+        unscales_gradients=False,  # it trained in bf16
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's first FSDP
@@ -216,6 +229,7 @@ _RECORDS = (
         # and a scatter each; a gather.
         attention_copies=4,
         attention_copy_kernels=(30, 7),
+        adamw_kernels=(),
         adamw_by_operators=True,
         family="torch",
         former=(
@@ -260,6 +274,7 @@ _RECORDS = (
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
         keeps_gradients_at=EVERY_STAGE,  # the same file: build_grad_buffers
         copies_updated=True,  # the same file: step
+        unscales_gradients=False,  # what it does in fp16 was not read
         family="torch",
     ),
 )

@@ -17,6 +17,11 @@ from sim.models.optimizers import ADAMW, OPTIMIZERS, Optimizer
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
 
+# torch/optim/adam.py, `_multi_tensor_adam`. Parameters: decay (2), addcdiv (2); gradients: lerp, addcmul;
+# first moment: lerp (2), addcdiv; second: mul (2), addcmul (2), sqrt; the root, a tensor of its own: written, divided
+# (2), shifted (2), addcdiv.
+FOREACH_ACCESSES = {"parameter": 4, "gradient": 2, "moments": 8, "root": 6}
+FOREACH_KERNELS = 8
 # Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
 # (2) divided (2) and shifted (2), the parameter moved (4).
 ADAMW_OPERATOR_ACCESSES = 22
@@ -35,7 +40,7 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
 
     >>> from types import SimpleNamespace as N
     >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw", optimizer_dtype="fp32", master_weights=None,
-    ...       framework="eager", software_date=None)
+    ...       framework="eager", software_date=None, adamw_kernels=None)
     >>> optimizer_items(1000, t)[0].bytes
     30000.0
     """
@@ -59,6 +64,8 @@ def _one_pass(
     """One kernel that updates `n_params` parameters; `held`, `updated` and `written` are bytes of each."""
     if n_params <= 0:
         return ()
+    if optimizer is ADAMW and adamw_kernels(t) == "foreach":
+        return _foreach(n_params, t, updated, written)
     state = 2.0 * (updated + held.moments)
     moved = n_params * (dtype_bytes(t.grad_dtype) + state + written)
     framework = framework_of(t)
@@ -68,6 +75,23 @@ def _one_pass(
     # Instructions bound torch's fused AdamW where all is in 16 bits.
     of_torch = optimizer is ADAMW and framework.plain_host and not framework.adamw_by_operators
     return (replace(step, single_elements=float(n_params)) if of_torch else step,)
+
+
+def adamw_kernels(t: Training) -> str:
+    """Return which kernels AdamW is made of (`training.adamw_kernels`); 8-bit moments have a kernel of their own."""
+    if t.optimizer_dtype == "int8":
+        return "fused"
+    return t.adamw_kernels or next(iter(framework_of(t).adamw_kernels), "fused")
+
+
+def _foreach(n_params: int, t: Training, updated: float, written: float) -> Program:
+    """AdamW as one kernel over lists of tensors for each operator (`FOREACH_ACCESSES`); bytes as in `_one_pass`."""
+    sizes = {"parameter": updated, "gradient": dtype_bytes(t.grad_dtype)}
+    moment = moment_bytes(t)
+    each = sum(count * sizes.get(what, moment) for what, count in FOREACH_ACCESSES.items()) + written
+    kernels = FOREACH_KERNELS + bool(written)
+    step = memory_op("adamw", Phase.OPTIMIZER, "elementwise", n_params, n_params * each, "fp32", kernels)
+    return (replace(step, clocks=FUNCTION_CLOCKS * FOREACH_KERNELS * n_params),)
 
 
 class KeptBytes(NamedTuple):
@@ -145,6 +169,24 @@ def clip_items(n_params: int, t: Training) -> Program:
     if framework_of(t).plain_host:  # torch.nn.utils.clip_grad_norm_
         norm, scale = replace(norm, clocks=NORM_CLOCKS * n_params), replace(scale, clocks=FUNCTION_CLOCKS * n_params)
     return items_of_part(ModelPart.OPTIMIZER, (norm, scale))
+
+
+def unscale_items(n_params: int, t: Training) -> Program:
+    """What fp16 needs before clipping and update: gradients are divided by the loss's scale, and looked through for
+    overflows (`Framework.unscales_gradients`; torch's scaler refuses 16-bit gradients).
+
+    >>> from types import SimpleNamespace as N
+    >>> t = N(framework="eager", software_date=None, precision="fp16", param_dtype="fp32", grad_dtype="fp32",
+    ...       optimizer_offload=False)
+    >>> [i.bytes for i in unscale_items(1000, t)]
+    [8000.0]
+    """
+    whole = t.precision == "fp16" and t.param_dtype == "fp32" and t.optimizer_offload != "cpu"
+    if n_params <= 0 or not whole or not framework_of(t).unscales_gradients:
+        return ()
+    moved = 2.0 * n_params * dtype_bytes(t.grad_dtype)
+    made = memory_op("grad_unscale", Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32", kernel="grad_scale")
+    return items_of_part(ModelPart.OPTIMIZER, (replace(made, clocks=FUNCTION_CLOCKS * n_params),))
 
 
 def shard_items(n_params: int, t: Training) -> Program:

@@ -37,6 +37,7 @@ from sim.models.optimizer import (
     host_update_items,
     shard_items,
     state_bytes,
+    unscale_items,
 )
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
@@ -241,6 +242,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     clip, update = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
     if dp.zero:
         out += shard_items(dense + experts, t)
+    out += unscale_items(dense + experts, t)
     if t.gradient_clipping:
         scaling = clip[-1:] if t.optimizer_offload != "cpu" else ()  # there the host scales them
         out += [*clip[:-1], *_norm_reductions(plan, dp), *scaling]

@@ -54,6 +54,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "grad_dtype": ("bf16",),
         "grad_reduce_dtype": ("bf16", "fp32"),
         "optimizer": ("sgd",),
+        "adamw_kernels": ("foreach",),
         "optimizer_dtype": ("int8",),
         "master_weights": (False,),
         "gradient_clipping": (False,),

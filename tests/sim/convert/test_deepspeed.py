@@ -93,7 +93,8 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("optim: sgd", {"optimizer": "sgd"}),
         ("optim: adamw_8bit\noptimizer: {type: SGD}", {"optimizer": "sgd"}),
         ("optim: paged_adamw_8bit", {"optimizer": "adamw", "optimizer_dtype": "int8"}),
-        ("optim: adamw_torch_fused", {"optimizer": "adamw", "framework": "transformers"}),
+        ("optim: adamw_torch_fused", {"adamw_kernels": "fused", "framework": "transformers"}),
+        ("optim: adamw_torch", {"adamw_kernels": "foreach", "framework": "transformers"}),
         ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
         ("activation_offloading: true", {"activation_offload": True}),  # TRL's
         ("activation_checkpointing: true", {"recompute": "full"}),

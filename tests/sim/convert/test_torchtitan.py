@@ -73,10 +73,26 @@ def test_micro_batches_that_torch_refuses_are_refused(tmp_path: Path) -> None:
 
 
 def test_torchtitan_s_settings_without_effect_are_not_listed(tmp_path: Path) -> None:
-    keys = 'gc_freq = 50\n[optimizer]\nname = "AdamW"\nlr = 3e-4\nimplementation = "foreach"\n[parallelism]'
+    keys = 'gc_freq = 50\n[optimizer]\nname = "AdamW"\nlr = 3e-4\nimplementation = "for-loop"\n[parallelism]'
     text = TITAN.replace("[parallelism]", keys)
     said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")[1]
     assert "# not expressed here: optimizer.implementation\n" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "kernels"),
+    [
+        ('implementation = "foreach"', "foreach"),
+        ('implementation = "fused"', None),
+        ("fused = false", "foreach"),  # of 2024
+        ("fused = true", None),
+    ],
+)
+def test_the_kernels_of_adamw_are_read(tmp_path: Path, line: str, kernels: str | None) -> None:
+    text = TITAN.replace("[parallelism]", f"[optimizer]\n{line}\n[parallelism]")
+    data, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
+    assert data["training"].get("adamw_kernels") == kernels
+    assert "optimizer" not in said
 
 
 def test_a_torchtitan_python_config_is_read_and_not_run(tmp_path: Path) -> None:
