@@ -19,6 +19,7 @@ BUCKET_MIB = 25  # default of `ddp_bucket_cap_mb`
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 GATHERS = "llama3"  # in the name of an attention whose context-parallel ranks gather keys and values
+FUSED = "optimizer.optimizer_factory.torch_adam_is_fused"
 OPTIMIZERS = {"adamW": "adamw", "adam": "adamw", "sgd": "sgd"}
 
 
@@ -50,6 +51,8 @@ def convert_nanotron(file: Path, data: Mapping[str, Any], machine: Machine) -> C
         "master_weights": None if sums == "fp32" or dtype == "fp32" else False,
         "optimizer_dtype": "bf16" if sums == "bf16" else None,
         "optimizer": s.choice("optimizer.optimizer_factory.name", OPTIMIZERS, "adamW") or "adamw",
+        # helpers.py, init_optimizer_and_grad_accumulator: `fused` of torch's AdamW, which is else foreach
+        "adamw_kernels": None if s.flag(FUSED, True) else "foreach",
         "gradient_clipping": (s.number("optimizer.clip_grad") or 0.0) > 0,
         "recompute": "full" if s.flag("parallelism.recompute_layer") else "none",
         "framework": "nanotron",

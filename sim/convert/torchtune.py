@@ -25,6 +25,7 @@ SAME_SIZES = {"llama3-3-70b": "llama3.1-70b", "qwen3-moe-30b-a3b": "qwen3-30b-a3
 DTYPES = {"bf16": "bf16", "fp32": "fp32"}
 ATTENTION = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"), "output_proj": "attention_out"}
 OBJECTIVES = ("DPO", "PPO", "GRPO", "KL", "JS", "RSO", "SimPO", "Reward")  # in a loss's name: no next tokens alone
+OF_TORCH = ("torch.optim.AdamW", "torch.optim.Adam")
 CHUNKED = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
 KEEPS_ALL = (
     "loss in chunks: autograd keeps all chunks' logits for the backward, as is simulated; in the forward torchtune "
@@ -154,8 +155,9 @@ def _optimizer(s: Settings, sharded: bool) -> dict[str, Any]:
     eight = "8bit" in name.lower()
     dtype = "int8" if eight else "bf16" if s.values.get("dtype", "bf16") == "bf16" else "fp32"
     found = {"optimizer": known, "optimizer_dtype": dtype}
+    foreach = not s.flag("optimizer.fused") and s.values.get(f"optimizer.{COMPONENT}") in OF_TORCH
     if not (s.flag("fsdp_cpu_offload") and sharded):
-        return found
+        return found | ({"adamw_kernels": "foreach"} if foreach else {})
     s.notes.append(FSDP_ON_HOST)
     return found | {"optimizer_offload": "cpu"}
 

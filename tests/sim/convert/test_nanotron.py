@@ -39,6 +39,13 @@ def test_a_llama(tmp_path: Path) -> None:
     assert parse_scenario(data).parallelism.ranks == 16
 
 
+def test_the_kernels_of_adamw(tmp_path: Path) -> None:
+    data, notes = converted(tmp_path, "llama.yaml", TEXT.replace("is_fused: true", "is_fused: false"), *ON)
+    assert data["training"]["adamw_kernels"] == "foreach"
+    assert "not expressed" not in notes
+    assert parse_scenario(data)
+
+
 @pytest.mark.parametrize(("pp", "layers"), [(2, [11, 5]), (4, [6, 5, 5, 0])])
 def test_stages_by_cost(tmp_path: Path, pp: int, layers: list[int]) -> None:
     """models/base.py: the output matrix counts as four layers, and a stage closes behind its share."""

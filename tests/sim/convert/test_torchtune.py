@@ -75,6 +75,7 @@ def test_adapters(tmp_path: Path, builder: str, weights: str | None, model: str)
         ("compile: False", "compile: {model: False}", {"framework": "eager", "cross_entropy": "fused"}),
         ("dtype: bf16", "dtype: fp32", {"precision": "fp32", "optimizer_dtype": "fp32"}),
         ("torch.optim.AdamW", "bitsandbytes.optim.PagedAdamW8bit", {"optimizer_dtype": "int8"}),
+        (", fused: True", "", {"adamw_kernels": "foreach"}),
         ("device: cuda", "ac_mode: selective\nac_option: 2", {"recompute": {"mode": "full", "every": 2}}),
         ("clip_grad_norm: null", "clip_grad_norm: 1.0", {"gradient_clipping": True}),
         ("device: cuda", "enable_activation_offloading: True", {"activation_offload": True}),
