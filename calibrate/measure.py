@@ -351,7 +351,7 @@ def simulated_blocks(
     scenario: Scenario, numbers: dict[int, list[int]], part_of_stage: Sequence[int], rank: int
 ) -> tuple[dict[int, tuple[Block, ...]], list[tuple[str, int]]]:
     """Return what the simulator looks up in a profile: stages' blocks, and (op, bytes) of clipping and optimizer."""
-    from sim.models.optimizer import clip_items, optimizer_items
+    from sim.models.optimizer import clip_items, optimizer_items, prepared_gradients
     from sim.programs.stages import stage_blocks
     from sim.ranks.plan import make_plan
 
@@ -364,7 +364,8 @@ def simulated_blocks(
     sharded = bool(scenario.parallelism.zero)
     params = sum(-(-n // plan.group_size(group)) if sharded else n for n, group in kinds)
     t = scenario.for_training
-    ends = (*(clip_items(params, t) if t.gradient_clipping else ()), *optimizer_items(params, t))
+    norm, scaling = clip_items(params, t)
+    ends = (*prepared_gradients(params, t), *norm, *scaling, *optimizer_items(params, t))
     items = [(f"{i.kind}:{i.kernel}", round(i.bytes)) for i in ends if isinstance(i, Compute)]
     return blocks, items
 

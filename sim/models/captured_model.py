@@ -30,6 +30,7 @@ from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
 from sim.models.captured import items_of, known, masked_flops
 from sim.models.captured_memory import PieceMemory, ProgramLives
+from sim.models.optimizer import EndOfStep
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
 COMPILED = "inductor."  # kernels that torch.compile generates
@@ -60,10 +61,11 @@ class CapturedModel(Struct, frozen=True, eq=False):
     flops: tuple[float, float]
     unknown: dict[str, int]
 
-    def step_items(self, n_params: int) -> tuple[Program, Program]:
+    def step_items(self, n_params: int) -> EndOfStep:
         """Clipping and optimizer of so many of the parameters: their part of all bytes, matmuls as many as it takes."""
         part = min(1.0, n_params / max(1, self.trained))
-        return _part(self.clip, part), _part(self.update, part)
+        clip = _part(self.clip, part)  # its last kernel scales the gradients
+        return EndOfStep((), clip[:-1], clip[-1:], _part(self.update, part))
 
 
 def captured_model(path: str) -> CapturedModel:

@@ -8,6 +8,7 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Program
 from sim.models.captured_model import captured_model, with_accumulation
 from sim.models.dims import Shard
+from sim.models.optimizer import EndOfStep
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -66,7 +67,7 @@ class Captured:
         """Nothing: what was captured begins with the forward."""
         return ()
 
-    def step_items(self, n_params: int, dealt: Dealt) -> tuple[Program, Program]:
+    def step_items(self, n_params: int, dealt: Dealt) -> EndOfStep:
         """The program's own, as far as a rank's parameters go."""
         return self.model.step_items(n_params)
 

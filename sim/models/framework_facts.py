@@ -243,7 +243,8 @@ class Framework(Struct, frozen=True):
     [torchtitan: components/optimizer.py; transformers/training_args.py: default_optim]"""
     unscales_gradients: bool = True
     """with precision fp16 and fp32 gradients, the loss's scale is taken out of them by a pass of its own, which also
-    looks for overflows [torch/amp/grad_scaler.py: _unscale_grads_; torch/distributed/fsdp/sharded_grad_scaler.py]"""
+    looks for overflows [torch/amp/grad_scaler.py: _unscale_grads_; torch/distributed/fsdp/sharded_grad_scaler.py;
+    core/optimizer/optimizer.py: _unscale_main_grads_and_check_for_nan]"""
     adamw_by_operators: bool = False
     """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
     adds_gradients_late: bool = False
@@ -287,6 +288,9 @@ class Framework(Struct, frozen=True):
     """default of `training.zero_grad`: with these ZeRO stages gradients stay allocated between steps (keep), else they
     are freed (set_to_none) [core/distributed: ParamAndGradBuffer; DeepSpeed runtime/zero/stage3.py:
     grad_partitions_flat_buffer; torch/optim/optimizer.py: zero_grad]"""
+    widens_gradients: bool = False
+    """gradients of 16 bits are copied to fp32 before the optimizer, unless it keeps its moments in 16 bits
+    [core/optimizer: _copy_model_grads_to_main_grads, `use_precision_aware_optimizer`]"""
     copies_updated: bool = False
     """updated fp32 copies are read once more to write the 16-bit parameters, which the update's own kernel does not
     write [core/optimizer: _copy_main_params_to_model_params]"""

@@ -105,9 +105,9 @@ MEGATRON = Framework(
     zeroes_gradients=True,
     zero=MEGATRON_ZERO,
     keeps_gradients_at=EVERY_STAGE,
+    widens_gradients=True,
     copies_updated=True,
     adamw_kernels=(),  # core/optimizer: Apex's or Transformer Engine's FusedAdam
-    unscales_gradients=False,  # core/optimizer/optimizer.py has a scaler of its own
     plain_host=False,
     captures_layers=True,
     emitted_for=("megatron",),
@@ -117,7 +117,13 @@ MEGATRON = Framework(
             "2024-01",
             {
                 "copies_split_projection": False,
-                "kernels_after_loss_check": 0,  # `check_for_nan_in_loss_and_grad` is of the autumn of 2023
+                # `check_for_nan_in_loss_and_grad` is of the autumn of 2023.
+                "kernels_after_loss_check": 0,
+                "checks_gradients": False,
+                # Megatron-LM of 2023 has both passes, too. vtrain_single_node, whose Megatron runs under DeepSpeed, is
+                # met better without them (docs/accuracy.md, "What was fitted").
+                "widens_gradients": False,
+                "unscales_gradients": False,
                 # Tokens copied to the device and joined (2), labels and tokens cut out (2), the mask's ones, triangle
                 # and comparison (3), the loss's mask, positions (2).
                 "kernels_after_batch_sizes": 9,

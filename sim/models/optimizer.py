@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import ModelPart, Phase, Program
+from sim.core.program import Compute, ModelPart, Phase, Program
 from sim.models.frameworks import framework_of
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.muon import Dealt, muon_items
@@ -52,7 +52,7 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
     optimizer = OPTIMIZERS[t.optimizer]
     if optimizer.whole_matrices:
         rest = _one_pass(OPTIMIZERS[optimizer.others_by], dealt.rest, t, held, updated, written)
-        step = (*rest, *muon_items(dealt.matrices, dtype_bytes(t.grad_dtype), updated, moment_bytes(t), written))
+        step = (*rest, *muon_items(dealt.matrices, main_gradient_bytes(t), updated, moment_bytes(t), written))
     else:
         step = _one_pass(optimizer, n_params, t, held, updated, written)
     return items_of_part(ModelPart.OPTIMIZER, step)
@@ -67,7 +67,7 @@ def _one_pass(
     if optimizer is ADAMW and adamw_kernels(t) == "foreach":
         return _foreach(n_params, t, updated, written)
     state = 2.0 * (updated + held.moments)
-    moved = n_params * (dtype_bytes(t.grad_dtype) + state + written)
+    moved = n_params * (main_gradient_bytes(t) + state + written)
     framework = framework_of(t)
     if optimizer is ADAMW and framework.adamw_by_operators:
         moved = n_params * (ADAMW_OPERATOR_ACCESSES * updated + written)
@@ -156,37 +156,72 @@ def host_update_items(n_params: int, t: Training) -> Program:
     return items_of_part(ModelPart.OPTIMIZER, (made,))
 
 
-def clip_items(n_params: int, t: Training) -> Program:
-    """The gradients' norm (read once), then their scaling by the clipping factor (read and written).
+def main_gradient_bytes(t: Training) -> float:
+    """Bytes of a gradient as the optimizer reads it: fp32 where the framework copies it so (`widens_gradients`)."""
+    kept, framework = dtype_bytes(t.grad_dtype), framework_of(t)
+    widened = framework.widens_gradients and kept_bytes(t).master and moment_bytes(t) >= FP32_BYTES
+    return max(kept, FP32_BYTES) if widened else kept
 
-    Between the two the squared norms of all ranks' parts are summed: four bytes over the model's groups.
+
+class EndOfStep(NamedTuple):
+    """What a rank computes behind the reduction of its gradients: they are made ready, their norm is taken, they are
+    scaled by the clipping factor, and the parameters are updated."""
+
+    prepared: Program
+    norm: Program
+    scaling: Program
+    update: Program
+
+
+def prepared_gradients(n_params: int, t: Training) -> Program:
+    """What makes a rank's gradients ready for clipping and update.
+
+    They are copied to fp32 (`Framework.widens_gradients`), and with fp16 divided by the loss's scale and looked through
+    for overflows (`Framework.unscales_gradients`; torch's scaler refuses 16-bit gradients).
+
+    >>> from types import SimpleNamespace as N
+    >>> t = N(framework="megatron", grad_dtype="fp16", param_dtype="fp16", precision="fp16", software_date=None,
+    ...       optimizer="adamw", optimizer_dtype="fp32", master_weights=None, optimizer_offload=False)
+    >>> [(i.name, i.bytes) for i in prepared_gradients(1000, t)]
+    [('grad_widen', 6000.0), ('grad_unscale', 8000.0)]
     """
     if n_params <= 0:
         return ()
-    size = n_params * dtype_bytes(t.grad_dtype)
-    norm = memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm")
-    scale = memory_op("grad_scale", Phase.OPTIMIZER, "elementwise", n_params, 2 * size, "fp32", kernel="grad_scale")
-    if framework_of(t).plain_host:  # torch.nn.utils.clip_grad_norm_
-        norm, scale = replace(norm, clocks=NORM_CLOCKS * n_params), replace(scale, clocks=FUNCTION_CLOCKS * n_params)
-    return items_of_part(ModelPart.OPTIMIZER, (norm, scale))
+    kept, read, made = dtype_bytes(t.grad_dtype), main_gradient_bytes(t), list[Compute]()
+    if read > kept:
+        moved = n_params * (kept + read)
+        made.append(memory_op("grad_widen", Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32"))
+    if unscales(t):
+        made.append(_multiplied("grad_unscale", n_params, t))
+    return items_of_part(ModelPart.OPTIMIZER, made)
 
 
-def unscale_items(n_params: int, t: Training) -> Program:
-    """What fp16 needs before clipping and update: gradients are divided by the loss's scale, and looked through for
-    overflows (`Framework.unscales_gradients`; torch's scaler refuses 16-bit gradients).
+def unscales(t: Training) -> bool:
+    """Tell whether a pass of its own takes the loss's scale, which fp16 needs, out of the gradients."""
+    scaled = t.precision == "fp16" and main_gradient_bytes(t) >= FP32_BYTES and t.optimizer_offload != "cpu"
+    return scaled and framework_of(t).unscales_gradients
 
-    >>> from types import SimpleNamespace as N
-    >>> t = N(framework="eager", software_date=None, precision="fp16", param_dtype="fp32", grad_dtype="fp32",
-    ...       optimizer_offload=False)
-    >>> [i.bytes for i in unscale_items(1000, t)]
-    [8000.0]
+
+def _multiplied(name: str, n_params: int, t: Training) -> Compute:
+    """A pass that multiplies all gradients by one number, as torch's functions over lists of tensors do."""
+    moved = 2.0 * n_params * main_gradient_bytes(t)
+    made = memory_op(name, Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32", kernel="grad_scale")
+    return replace(made, clocks=FUNCTION_CLOCKS * n_params) if framework_of(t).plain_host else made
+
+
+def clip_items(n_params: int, t: Training) -> tuple[Program, Program]:
+    """The gradients' norm (read once), and their scaling by the clipping factor (read and written).
+
+    Between the two the squared norms of all ranks' parts are summed: four bytes over the model's groups.
     """
-    whole = t.precision == "fp16" and t.param_dtype == "fp32" and t.optimizer_offload != "cpu"
-    if n_params <= 0 or not whole or not framework_of(t).unscales_gradients:
-        return ()
-    moved = 2.0 * n_params * dtype_bytes(t.grad_dtype)
-    made = memory_op("grad_unscale", Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32", kernel="grad_scale")
-    return items_of_part(ModelPart.OPTIMIZER, (replace(made, clocks=FUNCTION_CLOCKS * n_params),))
+    if n_params <= 0 or not t.gradient_clipping:
+        return (), ()
+    size = n_params * main_gradient_bytes(t)
+    norm = memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm")
+    if framework_of(t).plain_host:  # torch.nn.utils.clip_grad_norm_
+        norm = replace(norm, clocks=NORM_CLOCKS * n_params)
+    scaling = _multiplied("grad_scale", n_params, t)
+    return items_of_part(ModelPart.OPTIMIZER, (norm,)), items_of_part(ModelPart.OPTIMIZER, (scaling,))
 
 
 def shard_items(n_params: int, t: Training) -> Program:

@@ -15,7 +15,7 @@ from sim.models.host_waits import after_batch_sizes
 from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
 from sim.models.mtp import mtp_block, mtp_output_block
-from sim.models.optimizer import clip_items, optimizer_items
+from sim.models.optimizer import EndOfStep, clip_items, optimizer_items, prepared_gradients
 from sim.models.recompute import mode_of_layer
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
@@ -109,10 +109,11 @@ class Described:
         """Return the number of parameters that several stages of a pipeline hold, on one rank."""
         return copied_table_params(self.scenario)
 
-    def step_items(self, n_params: int, dealt: Dealt) -> tuple[Program, Program]:
+    def step_items(self, n_params: int, dealt: Dealt) -> EndOfStep:
         """Clipping and optimizer of so many parameters, of which these are dealt to Muon."""
         t = self.scenario.for_training
-        return clip_items(n_params, t) if t.gradient_clipping else (), optimizer_items(n_params, t, dealt)
+        prepared, (norm, scaling) = prepared_gradients(n_params, t), clip_items(n_params, t)
+        return EndOfStep(prepared, norm, scaling, optimizer_items(n_params, t, dealt))
 
     def flops_per_token(self, causal_half: bool) -> float:
         """Model FLOPs of a token, the numerator of MFU; a frozen indexer has no gradients."""

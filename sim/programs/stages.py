@@ -37,7 +37,7 @@ from sim.models.optimizer import (
     host_update_items,
     shard_items,
     state_bytes,
-    unscale_items,
+    unscales,
 )
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
@@ -239,16 +239,15 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
     whole = OPTIMIZERS[t.optimizer].whole_matrices
     dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if whole else NOTHING_DEALT
-    clip, update = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
+    end = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
     if dp.zero:
         out += shard_items(dense + experts, t)
-    out += unscale_items(dense + experts, t)
+    out += [*end.prepared, *_overflow_flags(plan, dp)]
     if t.gradient_clipping:
-        scaling = clip[-1:] if t.optimizer_offload != "cpu" else ()  # there the host scales them
-        out += [*clip[:-1], *_norm_reductions(plan, dp), *scaling]
-    if update and t.optimizer_offload:
-        update = _with_host(update, dense + experts, dealt, t)
-    out += update
+        scaling = end.scaling if t.optimizer_offload != "cpu" else ()  # there the host scales them
+        out += [*end.norm, *_norm_reductions(plan, dp), *scaling]
+    visits = end.update and t.optimizer_offload
+    out += _with_host(end.update, dense + experts, dealt, t) if visits else end.update
     out += gather_after_optimizer(blocks, dp)
     return tuple(out)
 
@@ -286,17 +285,32 @@ def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training) -> Pro
     )
 
 
+def _overflow_flags(plan: Plan, dp: DataParallel) -> list[Item]:
+    """Whether a gradient of a scaled loss is infinite, four bytes, told to everyone who holds another part of them.
+
+    With post-validation it goes along the pipeline with the norm (`get_reduced_global_states` of Qi et al.'s fork).
+    """
+    t = plan.scenario.for_training
+    groups = _groups_of_norm(plan, dp) if unscales(t) and not t.optimizer_post_validation else []
+    return [Comm("gradient overflow", "all_reduce", g, FP32_BYTES, Phase.OPTIMIZER) for g in groups]
+
+
 def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
     """The squared norm, four bytes, summed over everyone who holds another part of the gradients.
 
     With post-validation a rank adds its part to the sum that the pipeline rank before it sends, and goes on with that
     (Qi et al. 2024, section 4; `do_partially_reduce_local_total_norm` of their fork of Megatron-LM).
     """
+    sums = [Comm("gradient norm", "all_reduce", g, NORM_BYTES, Phase.OPTIMIZER) for g in _groups_of_norm(plan, dp)]
     along_pipeline = plan.scenario.for_training.optimizer_post_validation
-    groups = [g for g in ("tp" if along_pipeline else "model",) if plan.group_size(g) > 1]
-    groups += ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
-    sums = [Comm("gradient norm", "all_reduce", g, NORM_BYTES, Phase.OPTIMIZER) for g in groups]
     return [*sums, Wait(NORM_BEFORE, Phase.OPTIMIZER)] if along_pipeline else [*sums]
+
+
+def _groups_of_norm(plan: Plan, dp: DataParallel) -> list[str]:
+    """The groups whose collectives join what ranks know of their parts of the gradients."""
+    model = "tp" if plan.scenario.for_training.optimizer_post_validation else "model"
+    shards = ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
+    return [*([model] if plan.group_size(model) > 1 else []), *shards]
 
 
 def stage_input_bytes(plan: Plan, part: int | None = None) -> float:

@@ -22,7 +22,7 @@ from sim.inputs.training_config import Training
 from sim.models.dims import dims
 from sim.models.frameworks import framework_of, frees_gradients
 from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
-from sim.models.optimizer import kept_bytes, matrix_kept_bytes
+from sim.models.optimizer import kept_bytes, main_gradient_bytes, matrix_kept_bytes
 from sim.models.source import captured_of, compute_bytes, source_of
 from sim.programs.data_parallel import DataParallel
 from sim.programs.stages import Stage
@@ -70,13 +70,16 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     n = _Elements(dense, experts, frozen, dense / dp.shard + experts / dp.expert_shard)
     optimizer = _optimizer_bytes(t, dp, blocks, n)
     away, visits = t.optimizer_offload, t.optimizer_offload is True  # the states come for the update, or never
-    cast = n.sharded * FP32_BYTES if dp.engine.shard_bytes and dp.zero >= 1 and away != "cpu" else 0.0
+    # A copy of the gradients for the optimizer, which is freed before the next step's first backward.
+    cast = FP32_BYTES if dp.engine.shard_bytes and dp.zero >= 1 and away != "cpu" else 0.0
+    if main_gradient_bytes(t) > dtype_bytes(t.grad_dtype):
+        cast = main_gradient_bytes(t)
     return States(
         _parameter_bytes(t, dp, blocks, n),
         _gradient_bytes(t, stages, n),
         0.0 if away else optimizer,
         _transient_bytes(plan, stages, blocks, n),
-        (optimizer if visits else 0.0) + cast,
+        (optimizer if visits else 0.0) + cast * (n.sharded if dp.zero >= 1 else n.whole),
     )
 
 

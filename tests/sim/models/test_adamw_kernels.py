@@ -10,7 +10,7 @@ from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.inputs.training_config import Training
-from sim.models.optimizer import optimizer_items, unscale_items
+from sim.models.optimizer import optimizer_items
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_of
 
@@ -62,20 +62,3 @@ def test_transformers_fuses_from_torch_2_8_on(framework: str, date: str | None, 
 def test_other_libraries_have_their_own(framework: str) -> None:
     with pytest.raises(InputError, match=f"found 'foreach' with framework {framework}; it has an AdamW of its own"):
         scenario(framework=framework, adamw_kernels="foreach")
-
-
-@pytest.mark.parametrize(
-    ("framework", "precision", "param_dtype", "passes"),
-    [
-        ("eager", "fp16", "fp32", 1),
-        ("composer", "fp16", "fp32", 1),
-        ("eager", "fp16", "fp16", 0),  # torch.amp.GradScaler refuses 16-bit gradients
-        ("eager", "bf16", "fp32", 0),
-        ("deepspeed", "fp16", "fp32", 0),
-    ],
-)
-def test_fp16_takes_the_losss_scale_out_of_gradients(
-    framework: str, precision: str, param_dtype: str, passes: int
-) -> None:
-    own = scenario(framework=framework, precision=precision, param_dtype=param_dtype).for_training
-    assert len(unscale_items(1000, own)) == passes
