@@ -150,11 +150,7 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> Non
         (load_measured, PROFILE, "is a calibration profile; a measured run is wanted"),
         (read_table, RUN, "is a measured run; a table of measurements is wanted"),
         (read_table, SCENARIO, "is a scenario; a table of measurements is wanted"),
-        (
-            _traces,
-            SCENARIO,
-            "is a scenario; a recorded trace is wanted: profiler JSON, Chakra's .et or Nsight",
-        ),
+        (_traces, SCENARIO, "is a scenario; a recorded trace is wanted: profiler JSON, Chakra's .et or Nsight"),
         (_traces, RUN, "is a measured run; a recorded trace is wanted: profiler JSON"),
     ):
         with pytest.raises(InputError) as error:

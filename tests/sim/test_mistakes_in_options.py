@@ -49,7 +49,8 @@ def test_another_command_than_replay_says_what_it_wants(tmp_path: Path) -> None:
     path = tmp_path / "rank0.json"
     path.touch()
     said = invoked(diagnose, str(path), code=2).output
-    assert "is empty; a recorded trace is wanted: profiler JSON" in said and "replay" not in said
+    assert "is empty; a recorded trace is wanted: profiler JSON" in said
+    assert "replay" not in said
 
 
 def test_a_scenario_that_cannot_be_read_is_no_fault_of_the_models() -> None:
@@ -59,5 +60,5 @@ def test_a_scenario_that_cannot_be_read_is_no_fault_of_the_models() -> None:
 
 
 def test_json_that_ends_within_a_text() -> None:
-    with pytest.raises(InputError, match="x:1: is not JSON: Unterminated string starting at column 2$"):
+    with pytest.raises(InputError, match=r"x:1: is not JSON: Unterminated string starting at column 2$"):
         parse_json('{"a', "x")
