@@ -182,14 +182,10 @@ def _grad_dtype(s: Settings) -> str | None:
 def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     recipe = s.take("fp8-recipe")
     precision = precision_of(s, recipe)
-    unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
-    if fused := not unfused <= s.values.keys():
-        unfused = set()  # some of them: no framework is so
-    s.taken |= unfused
+    framework = _framework(s)
     attention = attention_of(s, machine)
     if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
-    framework = "eager" if not fused else MEGATRON_BRIDGE.name if _as_recipes_run(s) else MEGATRON.name
     recipe = recipe or (FP8_RECIPE if framework == MEGATRON_BRIDGE.name else None)
     micro_batch, sequence = s.integer("micro-batch-size"), s.integer("seq-length")
     note_mask(s, sequence, micro_batch)
@@ -221,6 +217,15 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
     )
+
+
+def _framework(s: Settings) -> str:
+    """The framework whose kernels the flags choose: without any of Megatron's fusions torch's own."""
+    unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
+    if unfused <= s.values.keys():  # with only some off, no framework is so: the flags are left to the notes
+        s.taken |= unfused
+        return "eager"
+    return MEGATRON_BRIDGE.name if _as_recipes_run(s) else MEGATRON.name
 
 
 def _as_recipes_run(s: Settings) -> bool:
