@@ -118,9 +118,9 @@ def branch_gradient_casts(d: Dims, name: str, elements: float) -> Program:
     return (cast(d, f"{name}_grad_cast", I, elements),)
 
 
-def turns_wide(d: Dims) -> bool:
+def rope_gives_fp32(d: Dims) -> bool:
     """Tell whether rope multiplies by fp32 cosines, so that queries and keys come out of it in fp32."""
-    return casts_apart(d) and d.framework.turns_in_fp32 and d.code.turns == "own"
+    return casts_apart(d) and d.framework.rope_in_fp32 and d.code.rope_dtype == "own"
 
 
 def wider_rope(d: Dims) -> tuple[More, More]:
@@ -133,9 +133,9 @@ def wider_rope(d: Dims) -> tuple[More, More]:
     """
     e = d.act_bytes
     more = FP32_BYTES - e
-    if d.code.turns == "fp32":
+    if d.code.rope_dtype == "fp32":
         casts = 2 * (FP32_BYTES + e)
         return More(10 * more + casts, 2), More(15 * more + casts, 2)
-    if not (turns_wide(d) or d.code.turns == "promoted"):
+    if not (rope_gives_fp32(d) or d.code.rope_dtype == "promoted"):
         return More(), More()
     return More(2 * more + 3 * more + FP32_BYTES + e, 1), More(3 * (FP32_BYTES + e) + 2 * 2 * more, 3)

@@ -37,12 +37,12 @@ class ModelCode(NamedTuple):
     `softmax_in_fp32`: the softmax writes fp32, which is cast to the activations' dtype; else it writes the dtype of
     what it reads. `alibi`: a kernel adds fp32 biases of positions.
     `mask`: its numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
-    to another. `turns_keys`: torch.matmul copies keys with a head's numbers as rows.
+    to another. `transposes_keys`: torch.matmul copies keys with a head's numbers as rows.
 
-    `turns`: the dtype of rope's products where separate kernels run it: the activations', fp32 from the product with
+    `rope_dtype`: the dtype of rope's products in separate kernels: the activations', fp32 from the product with
     fp32 cosines on (`promoted`), or fp32 throughout, of queries and keys that were cast; the result is cast back.
 
-    `joins_by_tokens`: a head's turned part is joined to the rest while heads lie beside each other in a token's row.
+    `joins_by_tokens`: a head's part with rope is joined to the rest while heads lie beside each other in a token's row.
 
     `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
     gradients; with rope its own copies bring them there. Of three indices or slices (`select`) each gradient is put
@@ -69,8 +69,8 @@ class ModelCode(NamedTuple):
     softmax_in_fp32: bool = True
     alibi: bool = False
     mask: Literal["added", "filled", "chosen and added"] = "added"
-    turns_keys: bool = True
-    turns: Literal["own", "promoted", "fp32"] = "own"
+    transposes_keys: bool = True
+    rope_dtype: Literal["own", "promoted", "fp32"] = "own"
     joins_by_tokens: bool = False
     split: Literal["split", "select", "index"] = "split"
     masks_causal: Literal["", "truths", "numbers"] = ""
@@ -87,19 +87,19 @@ class ModelCode(NamedTuple):
 LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
-    "bloom": ModelCode(fused=False, scale="matmul", turns_keys=False, split="select"),
-    "cohere": ModelCode(turns="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
+    "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
+    "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),  # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER),
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
-    "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True, casts_router_weights=True),
+    "ernie4_5_moe": ModelCode(rope_dtype="fp32", router_without_autocast=True, casts_router_weights=True),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
     "falcon_rw": ModelCode(masks_causal="numbers", split="select", adds_biases_apart=True),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
-    "flex_olmo": ModelCode(turns="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    "flex_olmo": ModelCode(rope_dtype="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
@@ -119,7 +119,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
-    "olmo": ModelCode(turns="promoted"),
+    "olmo": ModelCode(rope_dtype="promoted"),
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
     "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
