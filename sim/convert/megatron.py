@@ -160,7 +160,7 @@ def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
 
 
 def _grad_dtype(s: Settings) -> str | None:
-    """What gradients are summed up and reduced in; None where parameters are in fp32 (`validate_args`).
+    """Return the dtype in which gradients add up and are reduced; None where parameters have fp32 (`validate_args`).
 
     Torch's FSDP2, which gets no policy of mixed precision, has them in the parameters' dtype (core/distributed,
     torch_fully_sharded_data_parallel.py).
@@ -239,7 +239,7 @@ def _as_recipes_run(s: Settings) -> bool:
 
 
 def _zero_grad(s: Settings, framework: str) -> str | None:
-    """What becomes of gradients between steps; None where the framework's record says so already.
+    """Return whether gradients are kept or freed between steps; None where the framework's record says so already.
 
     Megatron-LM keeps its gradient buffers (core/distributed: ParamAndGradBuffer), whatever it fuses. Torch's FSDP2 and
     DeepSpeed have gradients of their own, which are freed, but for those of ZeRO-3 of DeepSpeed.
@@ -251,7 +251,7 @@ def _zero_grad(s: Settings, framework: str) -> str | None:
 
 
 def _moments(s: Settings) -> str | None:
-    """What Adam's moments are kept in; None where they are in fp32. Two of different dtypes are not simulated."""
+    """Return the dtype of Adam's moments; None for fp32. Two moments of different dtypes are not simulated."""
     s.choice("main-params-dtype", {"fp32": True, "torch.float32": True}, "fp32")
     if not s.flag("use-precision-aware-optimizer"):
         return None
@@ -263,7 +263,7 @@ def _moments(s: Settings) -> str | None:
 
 
 def _graphs(s: Settings) -> str | None:
-    """What runs as CUDA graphs: layers, of which a scope may name parts, or the whole iteration."""
+    """Return `cuda_graphs`: layers, of which a scope may name parts, or the whole iteration."""
     graphs = s.choice("cuda-graph-impl", GRAPHS, "none")
     if graphs is None:
         return None

@@ -159,7 +159,7 @@ def _part_rows(x: RankParts) -> tuple[str, list[tuple[str, str, str]]]:
 
 
 def _described(result: Result) -> Mapping[str, Any]:
-    """What was simulated, in words and as the scenario's JSON, and where its prices come from."""
+    """Return the simulated scenario in words and as JSON, and where its prices come from."""
     scenario = result.scenario
     return {
         "result": result,

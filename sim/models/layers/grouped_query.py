@@ -216,7 +216,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
 
     def _gradients_put_together(self, d: Dims) -> tuple[Operator, ...]:
-        """What brings the gradients of queries, keys and values into that of the matmul's result."""
+        """Return the kernel that joins the gradients of queries, keys and values to that of the projection's result."""
         whole = d.tokens * self.expanded_width(d.tp)
         if d.code.split == "index":
             return (split_by_index(d, whole, d.tokens * self.heads_of(d.tp)[1] * self.head_dim),)
@@ -252,8 +252,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         return replace(made, saved=(*made.saved, Saved(f"{name} statistics", 2 * FP32_BYTES * rows)))
 
     def _sums_over_heads(self, d: Dims) -> Operator:
-        """What norms over all heads need of other ranks' heads: for each token the sum of squares of its queries and
-        that of its keys, and in backward the two sums of input times gradient; fp32, one all-reduce each way.
+        """Return the all-reduces over tp of norms over all heads: forward for each token the sum of squares of its
+        queries and that of its keys, backward the two sums of input times gradient; fp32 [tokens, 2], one each way.
 
         As vLLM runs MiniMax-M2 (`MiniMaxText01RMSNormTP.forward_qk`). A norm that is one kernel can then no longer sum
         by itself: a kernel before it reads queries and keys, or these and their gradients. Left out: implementations

@@ -229,7 +229,7 @@ def index_operator(
 
 
 def _kept_for_loss(x: Indexer, d: Dims, of: Indexed, alone: bool) -> list[Saved]:
-    """What a trained indexer keeps for the gradients of its loss; `alone` as in `index_operator`."""
+    """Return the tensors that a trained indexer keeps for the gradients of its loss; `alone` as in `index_operator`."""
     assert of.query_rank is not None
     e, tokens = d.act_bytes, d.tokens
     saved = [
