@@ -45,7 +45,7 @@ Step = tuple[str, "list[Record]"]
 
 @click.command("calibrate", cls=Command)
 @click.option("--out", type=OUTPUT, default=DEFAULT_OUT, metavar="FILE", help="profile to write, or to replace")
-@click.option("--device", default="", metavar="cpu|cuda", help="default: cuda if there is a GPU")
+@click.option("--device", default="", show_default=False, metavar="cpu|cuda", help="by default cuda if there is a GPU")
 @click.option("--quick", is_flag=True, help="measure fewer shapes; takes a minute on a CPU")
 @click.option("--only", multiple=True, metavar="GROUP", help=f"one of {', '.join(GROUPS)}; may be repeated")
 @click.option("--cpu-seconds", is_flag=True, help="count CPU time instead of wall time, for busy CPUs")

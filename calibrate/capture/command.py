@@ -32,19 +32,26 @@ if TYPE_CHECKING:
 @click.option("--table", type=FILE, metavar="TABLE.json", help="capture each row that has the key `program`")
 @click.option("--script", metavar="'train.py ARGS'", help="capture ranks of a distributed script")
 @click.option("--world-size", type=click.IntRange(1, 1_000_000), metavar="N", help="ranks of --script")
-@click.option("--ranks", metavar="R,…", default="0", help="ranks to capture, separated by commas [0]")
-@click.option("--gpus-per-node", type=click.IntRange(1), default=8, metavar="N", help="ranks of --script on a node [8]")
+@click.option("--ranks", metavar="R,…", default="0", help="ranks to capture, separated by commas")
+@click.option("--gpus-per-node", type=click.IntRange(1), default=8, metavar="N", help="ranks of --script on a node")
 @gathered(
     Options,
     "options",
-    click.option("--seq-len", type=click.IntRange(1), default=1024, metavar="N", help="tokens of a sequence [1024]"),
-    click.option("--micro-batch-size", type=click.IntRange(1), default=1, metavar="N", help="sequences [1]"),
-    click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="dtype of parameters [fp32]"),
+    click.option("--seq-len", type=click.IntRange(1), default=1024, metavar="N", help="tokens of a sequence"),
+    click.option("--micro-batch-size", type=click.IntRange(1), default=1, metavar="N", help="sequences"),
+    click.option("--weights", type=click.Choice(["fp32", "bf16"]), default="fp32", help="dtype of parameters"),
     click.option("--autocast", type=click.Choice(["bf16", "fp16"]), help="run under CUDA's torch.autocast"),
-    click.option("--attention", type=click.Choice(["sdpa", "eager"]), help="implementation [Transformers' choice]"),
+    click.option(
+        "--attention", type=click.Choice(["sdpa", "eager"]), help="implementation; by default Transformers' choice"
+    ),
     click.option("--gradient-checkpointing", is_flag=True, help="recompute each layer in its backward"),
     click.option("--compile", "compiled", is_flag=True, help="capture the step as torch.compile runs it"),
-    click.option("--optimizer", type=click.Choice(["adamw", "adamw_foreach", "sgd"]), default="adamw", help="[adamw]"),
+    click.option(
+        "--optimizer",
+        type=click.Choice(["adamw", "adamw_foreach", "sgd"]),
+        default="adamw",
+        help="whose update is captured",
+    ),
     click.option("--forward", is_flag=True, help="capture a forward alone, as inference runs it"),
     click.option(
         "--generate",
@@ -58,7 +65,7 @@ if TYPE_CHECKING:
         "--lora", "lora_rank", type=click.IntRange(1), metavar="RANK", help="train only adapters of this rank (peft)"
     ),
 )
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels are captured [cuda]")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", help="whose kernels are captured")
 @click.option("--routing", type=click.Choice(["balanced"]), help="give each expert equally many tokens")
 def main(
     what: str | None,

@@ -43,21 +43,12 @@ def huggingface_maker(config: Mapping[str, Any], options: Options) -> Callable[[
 
 def _step(config: Mapping[str, Any], options: Options) -> Step:
     """Make the model and its batch, and what one step of them runs."""
-    import torch
-    from torch.utils._pytree import tree_map_only
-
-    from calibrate.capture.huggingface_inputs import batch_for, with_random_values
-
     trains = not (options.forward or options.new_tokens)
     found = _read_config(config)
     _complete(found, trains)
     model = _model(found, options, trains)
     facts = {"model_type": config["model_type"], **_facts(found, options)}
-    batch = batch_for(model, options.micro_batch_size, options.seq_len, trains)
-    if options.random_values:
-        with_random_values(batch, found)
-    if options.weights == "bf16":
-        batch = tree_map_only(torch.Tensor, lambda x: x.bfloat16() if x.is_floating_point() else x, batch)
+    batch = _batch(model, found, options, trains)
     if options.lora_rank is not None:
         model = with_adapters(model, options.lora_rank)
     run = _generation(model, batch, options.new_tokens) if options.new_tokens else model
@@ -76,13 +67,29 @@ def _step(config: Mapping[str, Any], options: Options) -> Step:
         model,
         loss,
         make_optimizer(parameters, options.optimizer) if trains else None,
-        options.seq_len + (options.new_tokens or 0),
-        options.micro_batch_size,
-        options.autocast or "",
-        options.clip_grad_norm,
-        facts,
-        options.compiled,
+        seq_len=options.seq_len + (options.new_tokens or 0),
+        micro_batch_size=options.micro_batch_size,
+        autocast=options.autocast or "",
+        clip_grad_norm=options.clip_grad_norm,
+        facts=facts,
+        compiled=options.compiled,
     )
+
+
+def _batch(model: Any, config: Any, options: Options, trains: bool) -> dict[str, Any]:
+    """Make the model's inputs, numbers that are no integers in the weights' dtype."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    from calibrate.capture.huggingface_inputs import batch_for, with_random_values
+
+    batch = batch_for(model, options.micro_batch_size, options.seq_len, trains)
+    if options.random_values:
+        with_random_values(batch, config)
+    if options.weights != "bf16":
+        return batch
+    narrow: dict[str, Any] = tree_map_only(torch.Tensor, lambda x: x.bfloat16() if x.is_floating_point() else x, batch)
+    return narrow
 
 
 def _model(config: Any, options: Options, trains: bool) -> Any:

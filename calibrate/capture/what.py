@@ -17,6 +17,7 @@ from calibrate.capture.step_checks import checked_step
 from sim.core.errors import InputError
 from sim.core.files import MAX_JSON_BYTES, read_text
 from sim.core.json_text import parse_json
+from sim.inputs.input_source import show
 
 
 def maker(what: str, options: Options) -> Callable[[], Step]:
@@ -57,6 +58,8 @@ def _config_of(path: Path) -> dict[str, Any]:
     data = parse_json(
         read_text(path, MAX_JSON_BYTES), str(path), finite=False
     )  # a state-space model's config may hold Infinity
-    if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: found {show(data)}; a Hugging Face config.json is a mapping")
+    if not isinstance(data.get("model_type"), str):
         raise InputError(f"{path}: model_type: is missing; a Hugging Face config.json has one")
     return data

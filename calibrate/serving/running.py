@@ -60,7 +60,14 @@ def numbers(option: str, value: str, most: int, such_as: str) -> tuple[int, ...]
 @click.command("running-engine", cls=Command)
 @scenario_argument
 @click.option("--url", required=True, metavar="URL", help="the server's address, such as http://localhost:8000")
-@click.option("--api-key", envvar="OPENAI_API_KEY", default="", metavar="KEY", help="default: OPENAI_API_KEY")
+@click.option(
+    "--api-key",
+    envvar="OPENAI_API_KEY",
+    default="",
+    show_default=False,
+    metavar="KEY",
+    help="by default the value of the environment variable OPENAI_API_KEY",
+)
 @click.option("--model", metavar="NAME", help="the server's name of the model; by default the first that it lists")
 @click.option("--concurrency", metavar="N,…", default="1,8,32", help="requests at once, and on average")
 @click.option("--prompt-len", metavar="N,…", default="128,1024", help="tokens of a prompt")

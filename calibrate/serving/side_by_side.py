@@ -156,25 +156,17 @@ def compare(
     requests = accepted(make_requests(inference.requests), inference)
     drafted = 0 if inference.speculative is None else inference.speculative.tokens
     longest = max(r.prompt_tokens + r.output_tokens for r in requests) + drafted
-    model, tp = make_model(scenario.model, max(longest, LONGEST), device=device), scenario.parallelism.tp
-    if tp > 1:
-        model = split(model)
-    if inference.quantization != "none":
-        quantize(model.blocks)
+    model, tp = _target(scenario, max(longest, LONGEST), device), scenario.parallelism.tp
     settings = _settings(inference, len(requests), longest)
-    block = settings.block_tokens
     prompts = _prompts(requests, scenario.model.vocab)
-    drafts, models = None, [model]
-    if inference.speculative is not None and (small := inference.speculative.draft) is not None:
-        models.append(make_model(small, max(longest, LONGEST), seed=1, device=device))
-        cache = make_cache(small, settings.blocks, block, model.dtype, device)
-        drafts = Drafts(models[1], cache, inference.speculative.tokens)
+    drafts = _drafts(inference, settings, max(longest, LONGEST), model.dtype, device)
+    models = [model] if drafts is None else [model, drafts.model]
     samples: list[Samples] = [{} for _ in models]
 
     def measure(times: int) -> None:
         for _ in range(times):
             for made, own, checked in zip(models, samples, (drafted + 1 if drafted else 0, 0), strict=False):
-                sample_parts(made, block, own, clock, checked=checked)
+                sample_parts(made, settings.block_tokens, own, clock, checked=checked)
 
     measure(1)  # warms up
     for own in samples:
@@ -191,6 +183,25 @@ def compare(
     profile = Profile(name="serving-engine", source="calibrate.serving.measure", blocks=blocks)
     simulated = simulate_serving(_with_acceptance(scenario, drafts), profile).result
     return Comparison(profile, _result(served), simulated)
+
+
+def _target(scenario: Scenario, longest: int, device: str) -> Model:
+    """Return the served model for sequences of up to `longest` tokens, split over ranks and quantized as it says."""
+    model = make_model(scenario.model, longest, device=device)
+    if scenario.parallelism.tp > 1:
+        model = split(model)
+    if scenario.for_serving.quantization != "none":
+        quantize(model.blocks)
+    return model
+
+
+def _drafts(inference: Inference, settings: Settings, longest: int, dtype: torch.dtype, device: str) -> Drafts | None:
+    """Return the draft model of speculative decoding with its own cache; None where none drafts."""
+    if inference.speculative is None or inference.speculative.draft is None:
+        return None
+    small = inference.speculative.draft
+    cache = make_cache(small, settings.blocks, settings.block_tokens, dtype, device)
+    return Drafts(make_model(small, longest, seed=1, device=device), cache, inference.speculative.tokens)
 
 
 def _settings(inference: Inference, requests: int, longest: int) -> Settings:

@@ -38,10 +38,13 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the text as a number."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
+        try:
+            finite = math.isfinite(float(value))
+        except ValueError:
+            self.fail(f"found '{str(value)[:40]}'; must be a number", param, ctx)
+        if not finite:
             self.fail(f"found {value}; must be a finite number", param, ctx)
-        return number
+        return float(super().convert(value, param, ctx))
 
 
 class OutputSeries(OutputFile):

@@ -78,9 +78,25 @@ class Seconds(FloatParamType):
         return seconds
 
 
+class Tokens(FloatParamType):
+    """A number of tokens: `15e12`, `300B`, `15T`."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the text as a number of tokens."""
+        from sim.inputs.units import TOKENS as UNIT  # with pydantic, which --help does without
+
+        try:
+            return float(UNIT.parse(value))
+        except ValueError as error:
+            self.fail(f"found '{str(value)[:40]}'; {error}", param, ctx)
+
+
 Data = dict[str, Any]  # a result as its JSON has it
 SCENARIO = ScenarioFile()
 SECONDS = Seconds()
+TOKENS = Tokens()
 
 
 def write_page(path: Path, text: str) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sim.core.engines import Engine
 
 MAX_TRACES = 4096
-WANTED = "replay takes profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
+WANTED = "a recorded trace is wanted: profiler JSON, Chakra's .et or Nsight Systems' .sqlite"
 
 
 class WhatIf(Struct, frozen=True, dict=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.commands.files_named import OUTPUT, FiniteRange, OutputSeries
-from sim.commands.options import SECONDS, Report, engine_option, gathered, joined, json_option, overrides_option
+from sim.commands.options import SECONDS, TOKENS, Report, engine_option, gathered, joined, json_option, overrides_option
 from sim.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class RunOptions(Report, frozen=True, kw_only=True):
     advise: bool | None = None
     operators: bool = False
     require_fit: bool = False
-    tokens: str | None = None
+    tokens: float | None = None
     price: float | None = None
     slo: str | None = None
     measured: float | None = None
@@ -115,7 +115,10 @@ run_options = gathered(
     click.option("--operators", is_flag=True, help="list the longest operators of each class of equal ranks"),
     click.option("--require-fit", is_flag=True, help="exit code 1 if the step does not fit in memory"),
     click.option(
-        "--tokens", metavar="N", help="tokens of the whole training, such as 15T; adds steps, days, GPU hours"
+        "--tokens",
+        type=TOKENS,
+        metavar="N",
+        help="tokens of the whole training, such as 15T; adds steps, days, GPU hours",
     ),
     click.option(
         "--price", type=FiniteRange(0), metavar="PER_GPU_HOUR", help="price of a GPU hour; adds cost and energy"

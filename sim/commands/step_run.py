@@ -158,9 +158,13 @@ def _advice(simulation: Simulation, path: Path, options: RunOptions) -> list[Tri
 def page_of(simulation: Simulation, memory: list[MemoryCurve], advice: Sequence[Tried] | None = None) -> str:
     """The page of a step, with what spans are made of and waited for."""
     from sim.results.operator_times import runs_of_details, time_by_operator, time_by_part
-    from sim.views.timeline_page import timeline_page
+    from sim.views.timeline_page import StepDetails, timeline_page
 
-    whole = (simulation.outcome, simulation.timeline, memory, simulation.critical_rows)
-    runs = runs_of_details(simulation, simulation.timeline.details)
-    times = time_by_operator(simulation), time_by_part(simulation)
-    return timeline_page(*whole, *times, simulation.waits, runs, advice)
+    details = StepDetails(
+        operators=time_by_operator(simulation),
+        model_parts=time_by_part(simulation),
+        waits=simulation.waits,
+        runs=runs_of_details(simulation, simulation.timeline.details),
+        advice=advice,
+    )
+    return timeline_page(simulation.outcome, simulation.timeline, memory, simulation.critical_rows, details)

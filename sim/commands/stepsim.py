@@ -75,7 +75,7 @@ CALIBRATE = {
     "fit": Lazy("calibrate.fit", "Fit a profile's coefficients to your own step times"),
 }
 COMMANDS = {
-    "run": Lazy("sim.commands.run", "Simulate a training step or a serving workload"),
+    "run": Lazy("sim.commands.run", "Simulate a training step, serving, or a step of reinforcement learning"),
     "search": Lazy("sim.commands.search", "Find the fastest layouts that fit in memory"),
     "map": Lazy("sim.commands.map", "Find the best layout for each model size and number of GPUs"),
     "quality": Lazy("sim.commands.quality", "Join a table of models' scores with simulated throughput and memory"),
@@ -100,7 +100,7 @@ def main() -> None:
 
 @main.group("calibrate", cls=LazyGroup, lazy=CALIBRATE)
 def calibrate() -> None:
-    """Measure this machine, or run scenarios on it (needs torch)"""
+    """Measure this machine, or run scenarios on it (all commands but fit need torch)"""
 
 
 @main.command("scenarios", cls=Command)

@@ -76,7 +76,7 @@ def with_flags(config: dict[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_accelerate(file: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """What Accelerate's config says, as `TrainingArguments` would; what these lack stays by its own name.
+    """Return an Accelerate config as keys of `TrainingArguments`; what these lack keeps Accelerate's name.
 
     Raises:
         InputError: for Megatron-LM within Accelerate.

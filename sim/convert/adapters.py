@@ -11,8 +11,8 @@ from sim.inputs.input_source import show
 
 
 class _Switch(NamedTuple):
-    """How a trainer says that there are adapters: the key, the words that do, the key of the rank and its default, and
-    the default of `lora_dropout`."""
+    """Hold a trainer's way to ask for adapters: the `key` and those of its values (`words`) that do, the key of the
+    `rank`, its `default`, and the default `dropout`."""
 
     key: str
     words: tuple[str, ...]

@@ -117,7 +117,7 @@ def _plain(text: str) -> str:
 
 
 def _value(found: re.Match[str], arrays: Mapping[str, Array]) -> str | None:
-    """What a reference stands for; None where that is open, or no array."""
+    """Return the text that a reference to a shell array expands to; None where it is unknown, or no array."""
     length, key, more = found[1], found[3], found[4] or ""
     array = arrays.get(_name(found))
     if array is None:

@@ -30,14 +30,14 @@ PLAIN = re.compile(r"[\w@%+=:,./${}?-]+")  # needs no quotes
 
 
 class Started(Struct, frozen=True):
-    """What containers start: a shell script, and notes on how often."""
+    """Hold the shell script that a file's containers run, and notes on how many copies of each there are."""
 
     script: str
     notes: tuple[str, ...] = ()
 
 
 def started(file: Path, text: str) -> Started | None:
-    """What the containers of a file start; None for a YAML of something else.
+    """Return the script that the containers of a Compose or Kubernetes file run; None for another YAML.
 
     Raises:
         InputError: for YAML that cannot be read, and where no container has a command.

@@ -104,8 +104,9 @@ def _of_recipe(file: Path, text: str, words: list[str], flags: dict[str, Any]) -
 
 
 def _deepspeed_chat(flags: dict[str, Any]) -> dict[str, Any]:
-    """What DeepSpeed's examples say by flags of their own (DeepSpeedExamples, applications/DeepSpeed-Chat: `main.py`,
-    and in dschat/utils ds_utils.py `get_train_ds_config`, module/lora.py `LinearLayer_LoRA`)."""
+    """Take the flags that only DeepSpeed's examples have, as sections of its config (DeepSpeedExamples,
+    applications/DeepSpeed-Chat: `main.py`, and in dschat/utils ds_utils.py `get_train_ds_config`, module/lora.py
+    `LinearLayer_LoRA`)."""
     zero: dict[str, Any] = {"stage": flags.pop("zero_stage", 0)}
     on_host = {"device": "cpu"} if flags.pop("offload", False) else None
     if on_host:

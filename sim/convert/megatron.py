@@ -160,7 +160,7 @@ def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
 
 
 def _grad_dtype(s: Settings) -> str | None:
-    """What gradients are summed up and reduced in; None where parameters are in fp32 (`validate_args`).
+    """Return the dtype in which gradients add up and are reduced; None where parameters have fp32 (`validate_args`).
 
     Torch's FSDP2, which gets no policy of mixed precision, has them in the parameters' dtype (core/distributed,
     torch_fully_sharded_data_parallel.py).
@@ -182,14 +182,10 @@ def _grad_dtype(s: Settings) -> str | None:
 def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     recipe = s.take("fp8-recipe")
     precision = precision_of(s, recipe)
-    unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
-    if fused := not unfused <= s.values.keys():
-        unfused = set()  # some of them: no framework is so
-    s.taken |= unfused
+    framework = _framework(s)
     attention = attention_of(s, machine)
     if attention["attention"] == "fused":
         s.take("no-masked-softmax-fusion")  # of the unfused softmax
-    framework = "eager" if not fused else MEGATRON_BRIDGE.name if _as_recipes_run(s) else MEGATRON.name
     recipe = recipe or (FP8_RECIPE if framework == MEGATRON_BRIDGE.name else None)
     micro_batch, sequence = s.integer("micro-batch-size"), s.integer("seq-length")
     note_mask(s, sequence, micro_batch)
@@ -223,6 +219,15 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     )
 
 
+def _framework(s: Settings) -> str:
+    """The framework whose kernels the flags choose: without any of Megatron's fusions torch's own."""
+    unfused = {f"no-{name}-fusion" for name in MEGATRON_FUSIONS}
+    if unfused <= s.values.keys():  # with only some off, no framework is so: the flags are left to the notes
+        s.taken |= unfused
+        return "eager"
+    return MEGATRON_BRIDGE.name if _as_recipes_run(s) else MEGATRON.name
+
+
 def _as_recipes_run(s: Settings) -> bool:
     """Whether the flags are what NVIDIA's recipes set, which is a framework of its own; they are taken then."""
     wanted = {"no-check-for-nan-in-loss-and-grad", "ddp-average-in-collective"}
@@ -234,7 +239,7 @@ def _as_recipes_run(s: Settings) -> bool:
 
 
 def _zero_grad(s: Settings, framework: str) -> str | None:
-    """What becomes of gradients between steps; None where the framework's record says so already.
+    """Return whether gradients are kept or freed between steps; None where the framework's record says so already.
 
     Megatron-LM keeps its gradient buffers (core/distributed: ParamAndGradBuffer), whatever it fuses. Torch's FSDP2 and
     DeepSpeed have gradients of their own, which are freed, but for those of ZeRO-3 of DeepSpeed.
@@ -246,7 +251,7 @@ def _zero_grad(s: Settings, framework: str) -> str | None:
 
 
 def _moments(s: Settings) -> str | None:
-    """What Adam's moments are kept in; None where they are in fp32. Two of different dtypes are not simulated."""
+    """Return the dtype of Adam's moments; None for fp32. Two moments of different dtypes are not simulated."""
     s.choice("main-params-dtype", {"fp32": True, "torch.float32": True}, "fp32")
     if not s.flag("use-precision-aware-optimizer"):
         return None
@@ -258,7 +263,7 @@ def _moments(s: Settings) -> str | None:
 
 
 def _graphs(s: Settings) -> str | None:
-    """What runs as CUDA graphs: layers, of which a scope may name parts, or the whole iteration."""
+    """Return `cuda_graphs`: layers, of which a scope may name parts, or the whole iteration."""
     graphs = s.choice("cuda-graph-impl", GRAPHS, "none")
     if graphs is None:
         return None

@@ -95,7 +95,8 @@ def _config(file: Path, script: str, flags: dict[str, Any], notes: list[str]) ->
 
 
 def _engine(config: Settings | None, flags: dict[str, Any]) -> dict[str, Any]:
-    """What DeepSpeed's engine does, by its file, or else by the flags; None for flags that it passes over."""
+    """Return flags by what DeepSpeed's engine does: by its config, or without one by the flags; None for flags that it
+    ignores."""
     if config is None:
         return {"zero-stage": str(flags.get("zero-stage", DEFAULT_STAGE)), "deepspeed-config": None}
     zero = config.section("zero_optimization")

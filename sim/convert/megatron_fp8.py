@@ -21,7 +21,8 @@ def precision_of(s: Settings, recipe: Any) -> str:
 
 
 def in_8_bits(s: Settings, precision: str) -> dict[str, Any]:
-    """What besides layers' matmuls is multiplied or kept in 8 bits; without 8-bit matmuls only activations can be."""
+    """Return keys of what besides layers' matmuls is multiplied or kept in 8 bits: without 8-bit matmuls activations
+    alone."""
     attention, stored = s.flag("fp8-dot-product-attention"), s.flag("activation-func-fp8-input-store")
     return {
         "fp8_output_proj": (precision == "mxfp8" and s.flag("fp8-output-proj")) or None,

@@ -52,7 +52,8 @@ def _value(text: str, model: Mapping[str, Any]) -> Any:
 
 
 def of_nemo(data: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
-    """What NeMo says by other values than Megatron-LM's flags; `merged`: the keys of all sections."""
+    """Return settings that NeMo gives by other values than Megatron-LM, as flags of the latter; `merged`: the keys of
+    all sections."""
     trainer, model = data["trainer"], data["model"]
     found: dict[str, Any] = {}
     if precision := PRECISIONS.get(str(trainer.get("precision"))):
@@ -74,7 +75,7 @@ def of_nemo(data: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any
 
 
 def _replicas(model: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
-    """How replicas share states and gradients."""
+    """Return Megatron-LM's flags of how replicas share states and gradients: FSDP, or the distributed optimizer."""
     if merged.get("fsdp"):
         kept = merged.get("fsdp_sharding_strategy", "full") == "grad"
         return {"use_torch_fsdp2": True, "torch_fsdp2_no_reshard_after_forward": kept, "ub_tp_comm_overlap": False}

@@ -36,8 +36,8 @@ MOST_TESTS = 50  # that are tried
 
 
 class Given(Struct, frozen=True):
-    """What the user says of a script: values of `variables`, which the script's own do not change, and its
-    `arguments`; None where the user says nothing of these."""
+    """Hold what --var and --args say: values of `variables`, which the script's own assignments do not change, and its
+    `arguments`; None without --args."""
 
     variables: Mapping[str, str] = {}
     arguments: tuple[str, ...] | None = None
@@ -147,7 +147,7 @@ def _differing(one: Any, other: Any, path: str = "") -> set[str]:
 
 
 def _open(file: Path, text: str, test: OpenTest, differing: set[str]) -> str:
-    """What to say of a test that decides, and of what would decide it."""
+    """Return the message for a test that the file leaves open although keys (`differing`) depend on it."""
     keys = sorted(differing)
     more = f" and {len(keys) - MOST_KEYS} more keys" if len(keys) > MOST_KEYS else ""
     tests = ", ".join(f"`{words[:60]}`" for words in test.tests[:8] if words != "else")
@@ -156,7 +156,7 @@ def _open(file: Path, text: str, test: OpenTest, differing: set[str]) -> str:
 
 
 def _advice(text: str, test: OpenTest) -> str:
-    """How a user decides the test: by its variables, where it has any."""
+    """Return how a user decides the test: by --var, --args, or by editing the file."""
     assigned = {name: value for name, _, value in ASSIGNMENT.findall(text)}
     names = dict.fromkeys(a or b for words in test.tests for a, _, b in VARIABLE.findall(words))
     named = [name for name in names if NAME.fullmatch(name)]

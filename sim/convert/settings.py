@@ -28,7 +28,8 @@ _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 
 
 def lacking(file: Path, value: object) -> str:
-    """What to say behind a script's value that lacks something, and how its user gives that; empty for all others."""
+    """Return the end of a message on a value that holds an unknown variable, argument or command, and how the user
+    gives it; empty for a plain value."""
     if UNSET_ARGUMENT.search(str(value)):
         return ", an argument of the script: --args 'FIRST SECOND …' gives it"
     if str(value).strip() == "$" or "`" in str(value):
@@ -133,7 +134,7 @@ class Settings(Struct, dict=True):
         return None if self.take(name) is None else self.integer(name)
 
     def choice(self, name: str, ours: Mapping[str, T], default: str) -> T | None:
-        """What is ours for the word that is given. One that has nothing is not taken, and so reported."""
+        """Return our value for the word that is given; None, and a note at the end, for a word that `ours` lacks."""
         word = str(self.values.get(name, default)).strip("\"' ")
         (self.taken if word in ours else self.unknown).add(name)
         return ours.get(word)

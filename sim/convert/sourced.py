@@ -40,7 +40,7 @@ def with_sourced(file: Path, text: str) -> Sourced:
 
 
 def advice(absent: tuple[str, ...]) -> str:
-    """What to say of the absent files behind an error, or alone."""
+    """Return the advice on files that a script reads and that are absent; it follows an error, or is a note."""
     return f"the script reads {', '.join(absent)}, not found beside it: put it there, or give what it sets by --var"
 
 

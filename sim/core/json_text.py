@@ -33,9 +33,8 @@ def parse_json(text: str, label: str, finite: bool = True, line: int | None = No
     except _GivenTwice as error:
         raise InputError(f"{label}{_where(text, error.args[0], first)}") from None
     except json.JSONDecodeError as error:
-        raise InputError(
-            f"{label}:{first - 1 + error.lineno}: is not JSON: {error.msg} at column {error.colno}"
-        ) from None
+        what = error.msg.removesuffix(" at")  # of some messages, such as "Unterminated string starting at"
+        raise InputError(f"{label}:{first - 1 + error.lineno}: is not JSON: {what} at column {error.colno}") from None
     except RecursionError:
         raise InputError(f"{place}: nested too deeply") from None
     except ValueError as error:  # NaN, and integers of thousands of digits

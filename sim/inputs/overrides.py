@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ _SHORT_FORMS: dict[KeyPath, str] = {
     ("inference", "speculative", "draft"): "preset",
     ("training", "recompute"): "mode",
 }
+
+# An entry of a list as messages write it, `stragglers[0].rank`, which is read as `stragglers.0.rank`.
+_ENTRY = re.compile(r"\[(\d+)\]")
 
 # A key's former name, still read, and what it is called now.
 FORMER_NAMES: dict[tuple[str, str], str] = {("training", "elementwise"): "framework"}
@@ -110,12 +114,12 @@ def with_overrides(source: Source, overrides: Sequence[str]) -> Source:
 def _overridden(source: Source, option: str) -> Source:
     text, separator, value_text = option.partition("=")
     label = f"--set {one_line(option, 80)}"
-    keys = text.strip().split(".")
+    keys = _ENTRY.sub(r".\1", text.strip()).split(".")
     if not separator or not all(keys):
         raise InputError(f"{label}: must be KEY=VALUE, such as parallelism.pp=4")
     if len(keys) > 16:
         raise InputError(f"{label}: the key has more than 16 parts")
-    value, _ = parse_yaml(value_text, label)
+    value, _ = parse_yaml(value_text, f"--set {one_line(text.strip(), 80)}")
     path = _present(tuple(keys))
     data = _put(source.data, path, value, (), label)
     placed = tuple(int(key) if _is_index(str(key)) else key for key in path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -206,10 +206,52 @@ def resolve(source: Source, name: str) -> Scenario:
     source = _plain_numbers(with_present_names(source))
     data = {key: value for key, value in source.data.items() if value is not None}
     _check_sections(source, data)
+    sections, rl, written = _read_sections(data, source)
+    check_rules(sections, source)
+    rl, rl_notes = (None, ()) if rl is None else with_rl_engine(rl, sections, source)
+    calibration, unknown = resolve_calibration(data, sections.cluster, source)
+    calibrations, more_unknown = resolve_calibrations(data, sections.cluster, source)
+    return Scenario(
+        name=data.get("name", name),
+        model=sections.model,
+        training=sections.training,
+        parallelism=sections.parallelism,
+        cluster=sections.cluster,
+        calibration=calibration,
+        calibrations=calibrations,
+        inference=sections.inference,
+        distillation=sections.distillation,
+        rl=rl,
+        faults=sections.faults,
+        processes=read_processes(data, sections.training, sections.parallelism, source),
+        engine=_engine(data, source),
+        warnings=(
+            *(*unknown, *more_unknown, *unknown_architecture(sections.cluster, written.ranks)),
+            *prediction_note(written.model, sections.model),
+            *notes(sections, written.parallelism, written.of_inference, rl is not None),
+            *rl_notes,
+        ),
+        source=replace(source, data={}),
+    )
+
+
+class _Written(NamedTuple):
+    """Hold what a file says before defaults that follow from other keys. `of_inference`: keys that it gives there;
+    `ranks`: GPUs that it asks for."""
+
+    model: ModelConfig
+    parallelism: Parallelism
+    of_inference: frozenset[str]
+    ranks: int
+
+
+def _read_sections(data: dict[str, Any], source: Source) -> tuple[Sections, Rl | None, _Written]:
+    """Each section checked for itself, with the defaults that follow from others; the rules between sections and the
+    engine of `rl` are for the caller."""
     whole = resolve_model(data["model"], source, ("model",))
     training = _training(data, whole, source)
     inference = read_inference(data, source)
-    given = set() if inference is None else set(inference.model_fields_set)
+    of_inference = frozenset() if inference is None else frozenset(inference.model_fields_set)
     seq_len = sequence_length(training, inference)
     model = with_positions(as_trained(whole, training), seq_len)
     written = _parallelism(data.get("parallelism", {}), source)
@@ -224,32 +266,7 @@ def resolve(source: Source, name: str) -> Scenario:
         parallelism = with_engine_dispatch(parallelism, inference, cluster.gpu)
     faults, distillation = read_faults(data, source), read_distillation(data, source, seq_len)
     sections = Sections(model, training, parallelism, cluster, inference, distillation, faults, seq_len)
-    check_rules(sections, source)
-    rl_notes: tuple[str, ...] = ()
-    if rl is not None:
-        rl, rl_notes = with_rl_engine(rl, sections, source)
-    calibration, unknown = resolve_calibration(data, cluster, source)
-    calibrations, more_unknown = resolve_calibrations(data, cluster, source)
-    return Scenario(
-        name=data.get("name", name),
-        model=model,
-        training=training,
-        parallelism=parallelism,
-        cluster=cluster,
-        calibration=calibration,
-        calibrations=calibrations,
-        inference=inference,
-        distillation=distillation,
-        rl=rl,
-        faults=faults,
-        processes=read_processes(data, training, parallelism, source),
-        engine=_engine(data, source),
-        warnings=(
-            *(*unknown, *more_unknown, *unknown_architecture(cluster, ranks)),
-            *(*prediction_note(whole, model), *notes(sections, written, given, rl is not None), *rl_notes),
-        ),
-        source=replace(source, data={}),
-    )
+    return sections, rl, _Written(whole, written, of_inference, ranks)
 
 
 def _check_key(path: KeyPath, data: dict[str, Any], own: Sequence[str], source: Source) -> None:

@@ -27,7 +27,7 @@ SET_BY_ENGINES = {"ep_dispatch_dtype"}  # where a serving workload leaves it out
 
 
 class Layout(Protocol):
-    """What decides whether a key has an effect: a scenario, or its sections while it is read."""
+    """The sections that decide whether a key has an effect: those of a scenario, or of `Sections` while one is read."""
 
     @property
     def model(self) -> ModelConfig: ...

@@ -41,7 +41,8 @@ def activation_traffic(d: Dims, mlp: str) -> Traffic:
 
 
 def promoted(d: Dims, mlp: str) -> Promoted | None:
-    """What the activation moves and keeps where autocast runs a part of it in fp32, which it then gives on."""
+    """Return what the activation reads, writes and keeps where autocast runs a part of it in fp32, so that its result
+    has fp32, too; None where no part of it does."""
     return None if _fused(d, ACTIVATIONS[mlp]) or not lists_apart(d) else ACTIVATIONS[mlp].promoted
 
 

@@ -54,7 +54,8 @@ def masked_select_bytes(op: CapturedOperator) -> float:
 
 
 def indexed_bytes(op: CapturedOperator) -> float:
-    """What is taken out of a table, besides the indices, and places of a mask, of which one for each row is taken."""
+    """Return the bytes that an indexed look-up reads: the rows taken, the indices, and of a boolean mask the places of
+    its true entries, one for each row taken."""
     masks = [x for x in op.inputs[1:] if x.dtype == "bool"]
     row = math.prod(op.inputs[0].shape[sum(max(1, len(x.shape)) for x in masks) :])
     found = op.outputs[0].elements / max(1, row)

@@ -29,7 +29,8 @@ from sim.models.operators import F, I, Linear, accumulate, memory_op
 
 
 class More(NamedTuple):
-    """What a chain of kernels moves beside what it moves in 16 bits: bytes of an element, and kernels."""
+    """Hold what a chain of kernels costs in fp32 beyond its cost in 16 bits: bytes moved for an element, and
+    kernels."""
 
     bytes: float = 0.0
     kernels: int = 0
@@ -83,7 +84,8 @@ def reads_wide(d: Dims, spec: Linear) -> bool:
 
 
 def kept_copies(d: Dims, spec: Linear) -> int:
-    """How many copies of its input a layer keeps."""
+    """Return the number of copies of its input that a layer keeps for the backward: each matmul its own cast of an fp32
+    input, else one."""
     return len(spec.outs) if reads_wide(d, spec) else 1
 
 
@@ -100,7 +102,8 @@ def operand_casts(d: Dims, spec: Linear) -> Program:
 
 
 def input_gradient_casts(d: Dims, spec: Linear, i: int, rows: int) -> Program:
-    """What follows the i-th matmul of a layer's input gradient: it comes to fp32, and is added to those before it."""
+    """Return the kernels behind the i-th matmul of a layer's input gradient: the cast to fp32 and the sum with the
+    gradients of the matmuls before it."""
     elements = rows * spec.k
     if not reads_wide(d, spec):
         return (accumulate(d, f"{spec.name}_dgrad_sum", elements),) if i else ()
@@ -118,13 +121,13 @@ def branch_gradient_casts(d: Dims, name: str, elements: float) -> Program:
     return (cast(d, f"{name}_grad_cast", I, elements),)
 
 
-def turns_wide(d: Dims) -> bool:
+def rope_gives_fp32(d: Dims) -> bool:
     """Tell whether rope multiplies by fp32 cosines, so that queries and keys come out of it in fp32."""
-    return casts_apart(d) and d.framework.turns_in_fp32 and d.code.turns == "own"
+    return casts_apart(d) and d.framework.rope_in_fp32 and d.code.rope_dtype == "own"
 
 
 def wider_rope(d: Dims) -> tuple[More, More]:
-    """What rope moves more of a tensor in separate kernels that compute in fp32, forward and backward.
+    """Return what separate kernels of rope cost in fp32 beyond their cost in 16 bits, forward and backward.
 
     Where fp32 cosines and sines multiply it, forward: two products are written in fp32 (2 more each), read and added in
     it (6 more), and their sum is cast (4 and 2). Backward: the gradient is cast to fp32 (6), both products read and
@@ -133,9 +136,9 @@ def wider_rope(d: Dims) -> tuple[More, More]:
     """
     e = d.act_bytes
     more = FP32_BYTES - e
-    if d.code.turns == "fp32":
+    if d.code.rope_dtype == "fp32":
         casts = 2 * (FP32_BYTES + e)
         return More(10 * more + casts, 2), More(15 * more + casts, 2)
-    if not (turns_wide(d) or d.code.turns == "promoted"):
+    if not (rope_gives_fp32(d) or d.code.rope_dtype == "promoted"):
         return More(), More()
     return More(2 * more + 3 * more + FP32_BYTES + e, 1), More(3 * (FP32_BYTES + e) + 2 * 2 * more, 3)

@@ -216,7 +216,8 @@ def _gradient_bytes(d: Dims, c: Core) -> float:
 
 
 def _keys_sent(d: Dims, own: Core, step: int, gathers: bool, phase: Phase, name: str) -> list[Item]:
-    """What leaves before step `step`: the block at hand to the next rank, or once all of them to all."""
+    """Return the message sent before step `step`: in a ring the present block of keys and values to the next rank; with
+    `gathers` one all-gather of all blocks before the first step."""
     if gathers:
         return [] if step else [_sent(d, f"{name}0", "all_gather", d.cp * kv_bytes(d, own), phase)]
     return [_sent(d, f"{name}{step}", "send_recv", kv_bytes(d, own), phase)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from sim.models.window import windows_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
+    from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import Lora, Training
     from topology.spec import ClusterSpec
@@ -65,7 +66,7 @@ class Dims(Struct, frozen=True):
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     micro_batches: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
-    turns_frozen: bool  # of frozen weights there are rows alone, and each backward transposes them
+    transposes_frozen: bool  # of frozen weights there are rows alone, and each backward transposes them
     recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more
     reduced_over: int = 1
     experts_reduced_over: int = 1
@@ -212,7 +213,7 @@ def layer_dims(scenario: Scenario, layer: int) -> Dims:
     if not in_sixteen_bits(scenario, layer):
         return d
     usual = {"recipe": None, "linear": d.act, "linear_bytes": d.act_bytes, "weight_shards": 1}
-    return replace(d, fp8_attention=False, turns_frozen=False, in_sixteen_bits=True, **usual)
+    return replace(d, fp8_attention=False, transposes_frozen=False, in_sixteen_bits=True, **usual)
 
 
 def _widens_stream(m: ModelConfig, adapters: str, autocast: bool) -> bool:
@@ -220,6 +221,79 @@ def _widens_stream(m: ModelConfig, adapters: str, autocast: bool) -> bool:
     embedding (transformers/models/bloom/modeling_bloom.py: `word_embeddings_layernorm`) in fp32, and a sum of both
     dtypes is fp32 (`dropout_add`)."""
     return adapters == "autocast" and not autocast and m.embedding_norm and m.norm == "layernorm"
+
+
+def _own_tokens(t: Training, p: Parallelism) -> dict[str, Any]:
+    """Fields of `Dims`: how many tokens of a micro-batch the rank has, and how it shares them with others."""
+    seq = ceil_div(t.seq_len, p.cp)
+    tokens, sp = t.micro_batch_size * seq, p.sp and p.tp > 1
+    return {
+        "batch": t.micro_batch_size,
+        "full_seq": t.seq_len,
+        "seq": seq,
+        "tokens": tokens,
+        "rows": ceil_div(tokens, p.tp) if sp else tokens,
+        "tp": p.tp,
+        "sp": sp,
+        "cp": p.cp,
+        "tp_overlap": p.tp_overlap,
+    }
+
+
+def _gradient_sums(scenario: Scenario) -> dict[str, Any]:
+    """Fields of `Dims`: the dtypes of gradients, and whether a rank adds up whole ones or shards of them."""
+    p, t = scenario.parallelism, scenario.for_training
+    whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
+    reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
+    return {
+        "grad_bytes": dtype_bytes(t.grad_dtype),
+        "micro_batches": max(1, scenario.micro_batches),
+        "reduced_over": reduced_over,
+        "experts_reduced_over": experts_reduced_over,
+        "shard_sum_bytes": dtype_bytes(t.grad_reduce_dtype if holds_back_sums(scenario) else t.grad_dtype),
+    }
+
+
+def _quantizing(scenario: Scenario, framework: Framework) -> dict[str, Any]:
+    """Fields of `Dims`: the matmuls' number format, and what is quantized when and how often."""
+    p, t = scenario.parallelism, scenario.for_training
+    recipe, frozen = recipe_of(t), t.lora is not None
+    alike = _orders_alike(scenario.cluster, framework, recipe)
+    gathers_each = _is_sharded(p) and p.reshard_after_forward
+    return {
+        "linear": t.precision,
+        "linear_bytes": dtype_bytes(t.precision) + (0.0 if recipe is None else recipe.scale_bytes),
+        "recipe": recipe,
+        "fp8_attention": t.fp8_dot_product_attention,
+        "fp8_activation_input": t.activation_func_fp8_input_store,
+        "quantized_copies": 1 if frozen or alike else 2,
+        "transposes_frozen": frozen and recipe is not None and recipe.one_scale and recipe.caches_weights and not alike,
+        "quantized_for": 1 if gathers_each else max(1, scenario.micro_batches),
+        "weight_shards": p.shard_size if gathers_quantized_shards(scenario) else 1,
+    }
+
+
+def _casts(m: ModelConfig, t: Training, p: Parallelism) -> dict[str, Any]:
+    """Fields of `Dims`: the dtypes outside quantized matmuls, and what autocast, adapters and norms turn into fp32."""
+    act, autocast = sixteen_bit(t.precision), autocasts(t, p, m)
+    adapters = "autocast" if t.lora is not None and autocast else adapter_casts(t, p)
+    return {
+        "act": act,
+        "act_bytes": dtype_bytes(act),
+        "normed_bytes": dtype_bytes(act),
+        "lora": t.lora,
+        "four_bit": t.lora is not None and t.lora.weights == "nf4",
+        "adapters": adapters,
+        "autocast": autocast,
+        "wide_stream": _widens_stream(m, adapters, autocast),
+        "norm_in_fp32": m.norm_in_fp32,
+        "torch_norms": m.norm == "layernorm" and not m.norm_in_fp32,
+    }
+
+
+def _is_sharded(p: Parallelism) -> bool:
+    """Tell whether several ranks share a parameter (ZeRO-3, FSDP)."""
+    return p.zero == 3 and p.sharded_over[0] > 1
 
 
 def dims(scenario: Scenario) -> Dims:
@@ -231,59 +305,19 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    sharded = p.zero == 3 and p.sharded_over[0] > 1
-    act, framework, recipe = sixteen_bit(t.precision), _switched(framework_of(t), t, sharded), recipe_of(t)
+    framework = _switched(framework_of(t), t, _is_sharded(p))
     code = code_of(m.code, framework)
-    gathers_each = sharded and p.reshard_after_forward
-    seq = ceil_div(t.seq_len, p.cp)
-    tokens = t.micro_batch_size * seq
-    sp = p.sp and p.tp > 1
-    whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
-    reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
-    micro_batches = max(1, scenario.micro_batches)
-    autocast = autocasts(t, p, m)
-    adapters = "autocast" if t.lora is not None and autocast else adapter_casts(t, p)
-    alike, frozen = _orders_alike(scenario.cluster, framework, recipe), t.lora is not None
     return Dims(
-        batch=t.micro_batch_size,
-        full_seq=t.seq_len,
-        seq=seq,
-        tokens=tokens,
-        rows=ceil_div(tokens, p.tp) if sp else tokens,
+        **_own_tokens(t, p),
+        **_gradient_sums(scenario),
+        **_quantizing(scenario, framework),
+        **_casts(m, t, p),
         hidden=m.hidden,
-        tp=p.tp,
-        sp=sp,
-        cp=p.cp,
-        act=act,
-        linear=t.precision,
-        act_bytes=dtype_bytes(act),
-        linear_bytes=dtype_bytes(t.precision) + (0.0 if recipe is None else recipe.scale_bytes),
-        grad_bytes=dtype_bytes(t.grad_dtype),
         dropout=m.dropout,
+        streams=streams_of(m),
         framework=framework,
-        fused_attention=t.attention == "fused" and code.fused,
         code=code,
+        fused_attention=t.attention == "fused" and code.fused,
         attention_kernel=t.attention_kernel or "",
         experts_apart=t.moe_grouped_gemm is False,
-        fp8_attention=t.fp8_dot_product_attention,
-        fp8_activation_input=t.activation_func_fp8_input_store,
-        tp_overlap=p.tp_overlap,
-        quantized_copies=1 if frozen or alike else 2,
-        turns_frozen=frozen and recipe is not None and recipe.one_scale and recipe.caches_weights and not alike,
-        quantized_for=1 if gathers_each else micro_batches,
-        recipe=recipe,
-        weight_shards=p.shard_size if gathers_quantized_shards(scenario) else 1,
-        micro_batches=micro_batches,
-        reduced_over=reduced_over,
-        experts_reduced_over=experts_reduced_over,
-        shard_sum_bytes=dtype_bytes(t.grad_reduce_dtype if holds_back_sums(scenario) else t.grad_dtype),
-        lora=t.lora,
-        adapters=adapters,
-        wide_stream=_widens_stream(m, adapters, autocast),
-        four_bit=t.lora is not None and t.lora.weights == "nf4",
-        norm_in_fp32=m.norm_in_fp32,
-        torch_norms=m.norm == "layernorm" and not m.norm_in_fp32,
-        autocast=autocast,
-        normed_bytes=dtype_bytes(act),
-        streams=streams_of(m),
     )

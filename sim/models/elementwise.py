@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MASK_BYTES = 1.0
 INPUT_GRADIENT_ACCESSES = 3  # of a norm's backward: input and output gradient read, input gradient written
-ROPE_SINGLE = 4.5  # numbers that rope's kernels of one direction handle one at a time, for each number that is turned
+ROPE_SINGLE = 4.5  # numbers that rope's kernels of one direction handle one at a time, for each number that it rotates
 
 
 class Traffic(Struct, frozen=True):
@@ -240,7 +240,7 @@ def rope(d: Dims, elements: float) -> Operator:
 
 
 def rope_join(d: Dims, elements: float) -> Operator:
-    """The turned part of queries' and keys' heads joined to the rest, `elements` in all: read and written.
+    """The part with rope of queries' and keys' heads joined to the rest, `elements` in all: read and written.
 
     `fills_cut_gradients`: the backward is `_cut_gradients`.
     """

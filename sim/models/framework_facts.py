@@ -148,7 +148,7 @@ class Framework(Struct, frozen=True):
     autocasts: bool = True
     """default of `training.autocast` for fp32 parameters [transformers/trainer.py: autocast_smart_context_manager;
     torchtitan/distributed/utils.py: maybe_enable_amp]"""
-    turns_in_fp32: bool = False
+    rope_in_fp32: bool = False
     """under autocast rope multiplies by fp32 cosines, which have the embedding's dtype, and its result is cast to 16
     bits for attention [transformers/models/llama/modeling_llama.py: LlamaRotaryEmbedding]"""
 

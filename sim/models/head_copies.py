@@ -71,11 +71,11 @@ def _further_casts(d: Dims, core: Core, name: str, phase: Phase) -> Program:
     return (cast(d, name, phase, more, kernels=0, widens=phase is not F),)
 
 
-def ordered_heads(d: Dims, core: Core, part: Operator, turned: bool, joined: bool) -> Operator:
+def ordered_heads(d: Dims, core: Core, part: Operator, rope: bool, joined: bool) -> Operator:
     """The part, with what its batched matmuls cannot read where it lies copied into heads' order. In a token's row
     heads lie beside each other, and of several sequences torch.matmul wants all heads as one dimension (`reshape`).
 
-    `turned`: rope brings the gradients of queries and keys back to tokens' order by its own copies. `joined`: it made
+    `rope`: rope brings the gradients of queries and keys back to tokens' order by its own copies. `joined`: it made
     queries and keys anew by joining two parts, in heads' order. Copies for each query head are in that order, too.
     Queries and keys that the model's code multiplies in fp32 are cast before, and their gradients behind.
     """
@@ -88,14 +88,14 @@ def ordered_heads(d: Dims, core: Core, part: Operator, turned: bool, joined: boo
     if d.batch > 1:
         alone, size = core.repeats == 1, scored_bytes(d)
         made_anew = joined and not d.code.joins_by_tokens
-        kind: Kind = "permute" if d.code.turns_keys else "copy"
+        kind: Kind = "permute" if d.code.transposes_keys else "copy"
         ahead = (
             *ahead,
             *(() if made_anew else _ordered(d, "attention_order", F, [queries], size)),
             *(_ordered(d, "attention_order_keys", F, [keys], size, kind) if alone and not made_anew else ()),
             *(_ordered(d, "attention_order", F, [values], d.act_bytes) if alone else ()),
         )
-        of_heads = [values / core.repeats, *([] if turned else [queries])]
+        of_heads = [values / core.repeats, *([] if rope else [queries])]
         if d.code.split != "select":  # whose own copies bring gradients into place
             back = (*back, *_ordered(d, "attention_backward_order", I, of_heads, d.act_bytes))
     return replace(part, forward=(*ahead, *part.forward), backward=(*part.backward, *back))

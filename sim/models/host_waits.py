@@ -12,8 +12,8 @@ from sim.models.operators import F, memory_op
 
 
 def after_loss_check(d: Dims) -> Program:
-    """What follows the wait for the loss, to see whether it is a number (Megatron-LM's `validate_result` in
-    core/rerun_state_machine.py, before it `assert not loss.isnan()`): kernels on one number.
+    """Return the kernels, on one number each, that the host launches after it has waited for the loss to check that it
+    is a number (Megatron-LM's `validate_result` in core/rerun_state_machine.py, before it `assert not loss.isnan()`).
 
     The host's time for them counts in full.
     """
@@ -25,8 +25,9 @@ def after_loss_check(d: Dims) -> Program:
 
 
 def after_batch_sizes(d: Dims) -> Program:
-    """What follows the wait for a batch's sizes, which Megatron-LM of 2023 broadcasts on the device and copies back
-    (core/tensor_parallel/data.py: `sizes_cuda.cpu()`) on every stage: tokens, labels, masks and positions.
+    """Return the kernels of tokens, labels, masks and positions [batch, seq] that the host launches on every stage
+    after it has waited for a batch's sizes, which Megatron-LM of 2023 broadcasts on the device and copies back
+    (core/tensor_parallel/data.py: `sizes_cuda.cpu()`).
 
     The host's time for them counts in full.
     """

@@ -55,8 +55,8 @@ class LayerInputs(Struct, frozen=True):
         return self.branch_elements + self.hidden
 
     def made(self, d: Dims) -> tuple[Operator, ...]:
-        """What is made of the embedding's result once, all of whose backward is weight gradient; without the table's
-        look-up."""
+        """Return the operators that make all layers' inputs [rows, layers, width] of the embedding's result, once a
+        micro-batch; the table's look-up is not among them. Their whole backward is weight gradient."""
         rows, n, e = d.rows * self.layers, d.rows * self.layers * self.width, d.act_bytes
         accesses, kernels = (3, 1) if d.framework.fuses_chains else (9, 4)  # scale, sum, scale, and one more backward
         project = Linear("layer_inputs", d.rows, self.hidden, (self.layers * self.width,))

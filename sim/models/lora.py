@@ -165,38 +165,53 @@ def _summed(d: Dims, own: Dims, name: str, elements: float) -> tuple[Program, Pr
     return (scaled, mixed(added, 3), cast(d, f"{name}_result_cast", F, elements)), (*back, scale_back)
 
 
+class _Sizes(NamedTuple):
+    """Hold an adapter's sizes on a rank: A is [rank_of_a, k], B [width, rank]; `out`: numbers of its result."""
+
+    mode: str  # as of the frozen layer: "column", "row" or "plain"
+    rank_of_a: int
+    width: int
+    out: int
+
+
+def _sizes(d: Dims, spec: Linear, n: int, rank: int) -> _Sizes:
+    """The sizes of the adapter of a matrix of `n` outputs."""
+    mode = spec.mode if d.tp > 1 else "plain"
+    return _Sizes(
+        mode,
+        rank_of_a=ceil_div(rank, d.tp) if mode == "column" else rank,
+        width=ceil_div(n, d.tp) if mode == "row" else n,
+        out=ceil_div(spec.rows, d.tp) * n if mode == "row" and d.sp else spec.rows * n,
+    )
+
+
+def _input_gathers(d: Dims, name: str, mode: str, rows: int, size: float) -> tuple[int, Program, Program]:
+    """The rows of its input that an adapter has of itself, the gather of the others, and the reduce-scatter of their
+    gradient; `size`: bytes of the whole input. Only beside a frozen layer that gathers within its matmul."""
+    if not (mode == "column" and d.overlaps_in_library):
+        return rows, (), ()
+    gather = collective(f"{name}_gather", "all_gather", size, F)
+    return ceil_div(rows, d.tp), (gather,), (collective(f"{name}_a_dgrad_reduce_scatter", "reduce_scatter", size, I),)
+
+
 def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
     """The adapter of one of a layer's matrices."""
     assert d.lora is not None
-    own = _own(d)
+    own, wide = _own(d), reads_wide(d, spec)
     r, rows, k, n, e = d.lora.rank, spec.rows, spec.k, spec.outs[number], own.act_bytes
-    mode = spec.mode if d.tp > 1 else "plain"
-    rank_of_a = ceil_div(r, d.tp) if mode == "column" else r
-    width = ceil_div(n, d.tp) if mode == "row" else n
-    out = ceil_div(rows, d.tp) * n if mode == "row" and d.sp else rows * n
+    mode, rank_of_a, width, out = _sizes(d, spec, n, r)
+    params = rank_of_a * k + r * width
     name = f"{spec.out_name(number)}_lora"
     summed, summed_back = _summed(d, own, name, out)
     inner, forth, back = _messages(d, name, mode, rows * r * e, rows * n * e)
-    apart = mode == "column" and d.overlaps_in_library
-    gathers = (collective(f"{name}_gather", "all_gather", rows * k * e, F),) if apart else ()
-    taken = (ceil_div(rows, d.tp) if apart else rows) * k
-    wide = reads_wide(d, spec)
-    given, given_back = _inputs(d, name, taken, wide)
-    narrow, narrow_back = _weight_casts(d, name, rank_of_a * k + r * width)
-    scatters = (collective(f"{name}_a_dgrad_reduce_scatter", "reduce_scatter", rows * k * e, I),) if apart else ()
+    own_rows, gathers, scatters = _input_gathers(d, name, mode, rows, rows * k * e)
+    given, given_back = _inputs(d, name, own_rows * k, wide)
+    narrow, narrow_back = _weight_casts(d, name, params)
+    a, b = gemm(f"{name}_a", F, rows, rank_of_a, k, own.act), gemm(f"{name}_b", F, rows, width, r, own.act)
     return _Adapter(
-        rank_of_a * k + r * width,
-        (
-            *given,
-            *narrow,
-            *gathers,
-            gemm(f"{name}_a", F, rows, rank_of_a, k, own.act),
-            *inner,
-            gemm(f"{name}_b", F, rows, width, r, own.act),
-            *forth,
-            *summed,
-        ),
-        (
+        params,
+        forward=(*given, *narrow, *gathers, a, *inner, b, *forth, *summed),
+        backward=(
             *summed_back,
             gemm(f"{name}_b_lora_dgrad", I, rows, r, width, own.act),
             *back,
@@ -204,11 +219,11 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
             *weight_gradient(own, f"{name}_a_wgrad", rows, k, rank_of_a, own.act),
             *narrow_back,
         ),
-        (
+        of_input=(
             gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, own.act),
             *scatters,
             *given_back,
-            accumulate(in_fp32(d) if wide else d, f"{name}_dgrad_sum", taken),
+            accumulate(in_fp32(d) if wide else d, f"{name}_dgrad_sum", own_rows * k),
         ),
     )
 

@@ -27,79 +27,73 @@ if TYPE_CHECKING:
 
 
 class ModelCode(NamedTuple):
-    """How a model's own code computes a layer. The defaults are Llama's (llama/modeling_llama.py); routers: Mixtral's.
+    """Hold how a model's own code computes a layer. Defaults: Llama's code (llama/modeling_llama.py), Mixtral's
+    router."""
 
-    `fused`: a fused kernel can take the place of separate operators.
-
-    The next six hold for separate operators alone. `scale`: scores are multiplied by a kernel of their own, in the
-    matmul (backward scales the gradients of queries and keys; the matmul adds ALiBi's numbers, too), or not at all.
-    `scores_in_fp32`: queries and keys are cast to fp32 and multiplied so, unless autocast casts them back.
-    `softmax_in_fp32`: the softmax writes fp32, which is cast to the activations' dtype; else it writes the dtype of
-    what it reads. `alibi`: a kernel adds fp32 biases of positions.
-    `mask`: its numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
-    to another. `turns_keys`: torch.matmul copies keys with a head's numbers as rows.
-
-    `turns`: the dtype of rope's products where separate kernels run it: the activations', fp32 from the product with
-    fp32 cosines on (`promoted`), or fp32 throughout, of queries and keys that were cast; the result is cast back.
-
-    `joins_by_tokens`: a head's turned part is joined to the rest while heads lie beside each other in a token's row.
-
-    `split`: how queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
-    gradients; with rope its own copies bring them there. Of three indices or slices (`select`) each gradient is put
-    into zeros as large as the result, and these are added up. Lists of one index (`index`) copy keys and values
-    forward; backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
-
-    `masks_causal`: torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as
-    truths, of which it makes numbers each time, or as numbers. `broadcasts_keys`: one key of all query heads is not
-    copied for each of them where there is such a mask, as other families' are. `adds_biases_apart`: a linear layer's
-    bias is added by a kernel of its own (falcon/modeling_falcon.py: FalconLinear.forward).
-
-    `router_without_autocast`: the router of experts multiplies in fp32 under autocast, too. `router`: the router's
-    kernels beside its matmul; None: those of the framework's record. `casts_router_weights`: the chosen experts'
-    weights have the logits' dtype, so that 16-bit results are weighted and added up in 16 bits. `every_expert`: all
-    experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
-
-    `norm_weights_from_1`: a norm multiplies by 1 plus its weight. `scales_branches`: the results of attention and MLP
-    are multiplied by a constant before they are added to the residual stream.
-    """
-
+    # A fused attention kernel can take the place of separate operators.
     fused: bool = True
+
+    # Attention by separate operators alone:
+    # Scores are scaled by a kernel of their own, in the matmul (which adds ALiBi's biases, too; its backward scales the
+    # gradients of queries and keys), or not at all.
     scale: Literal["scores", "matmul", "none"] = "scores"
-    scores_in_fp32: bool = False
+    scores_in_fp32: bool = False  # queries and keys are cast to fp32 and multiplied so, unless autocast casts them back
+    # The softmax writes fp32, which is cast to the activations' dtype; else the dtype of what it reads.
     softmax_in_fp32: bool = True
-    alibi: bool = False
+    alibi: bool = False  # a kernel adds fp32 biases of positions
+    # The mask's numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
+    # to another.
     mask: Literal["added", "filled", "chosen and added"] = "added"
-    turns_keys: bool = True
-    turns: Literal["own", "promoted", "fp32"] = "own"
+    transposes_keys: bool = True  # torch.matmul copies keys to [head_dim, seq]
+
+    # Rope's products in separate kernels have the activations' dtype, fp32 from the product with fp32 cosines on
+    # ("promoted"), or fp32 throughout, of queries and keys that were cast; the result is cast back.
+    rope_dtype: Literal["own", "promoted", "fp32"] = "own"
+    # A head's part with rope is joined to the rest while a token's heads lie beside each other, [seq, heads, head_dim].
     joins_by_tokens: bool = False
+
+    # How queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
+    # gradients; with rope its own copies bring them there. Of three indices or slices ("select") each gradient is put
+    # into zeros as large as the result, and these are added up. Lists of one index ("index") copy keys and values
+    # forward; backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
     split: Literal["split", "select", "index"] = "split"
+
+    # Torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as truths, of which it
+    # makes numbers each time, or as numbers.
     masks_causal: Literal["", "truths", "numbers"] = ""
+    # With such a mask, one key of all query heads is not copied for each of them, as other families' keys are.
     broadcasts_keys: bool = False
+    # A linear layer's bias is added by a kernel of its own (falcon/modeling_falcon.py: FalconLinear.forward).
     adds_biases_apart: bool = False
-    router_without_autocast: bool = False
-    router: RouterKernels | None = None
+
+    router_without_autocast: bool = False  # the router of experts multiplies in fp32 under autocast, too
+    router: RouterKernels | None = None  # the router's kernels beside its matmul; None: those of the framework's record
+    # The chosen experts' weights have the logits' dtype, so that 16-bit results are weighted and summed in 16 bits.
     casts_router_weights: bool = False
-    norm_weights_from_1: bool = False
+
+    norm_weights_from_1: bool = False  # a norm multiplies by 1 plus its weight
+    # The results of attention and MLP are multiplied by a constant before they are added to the residual stream.
     scales_branches: bool = False
+    # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     every_expert: bool = False
 
 
 LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
-    "bloom": ModelCode(fused=False, scale="matmul", turns_keys=False, split="select"),
-    "cohere": ModelCode(turns="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
+    "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
+    "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),  # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER),
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
-    "ernie4_5_moe": ModelCode(turns="fp32", router_without_autocast=True, casts_router_weights=True),
+    "ernie4_5_moe": ModelCode(rope_dtype="fp32", router_without_autocast=True, casts_router_weights=True),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
     "falcon_rw": ModelCode(masks_causal="numbers", split="select", adds_biases_apart=True),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
-    "flex_olmo": ModelCode(turns="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    "flex_olmo": ModelCode(rope_dtype="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
@@ -119,7 +113,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
-    "olmo": ModelCode(turns="promoted"),
+    "olmo": ModelCode(rope_dtype="promoted"),
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
     "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward

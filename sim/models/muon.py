@@ -26,7 +26,8 @@ ITERATIONS = 5
 
 
 class Dealt(NamedTuple):
-    """What of a rank's parameters Muon updates: layers' matrices, whole ones; `rest`: how many others it has."""
+    """Hold a rank's parameters as Muon sees them: whole `matrices` of layers, which it updates, and the number of
+    others (`rest`), which AdamW does."""
 
     matrices: tuple[WeightShape, ...] = ()
     rest: int = 0

@@ -225,7 +225,8 @@ def clip_items(n_params: int, t: Training) -> tuple[Program, Program]:
 
 
 def shard_items(n_params: int, t: Training) -> Program:
-    """What a framework does to its shard of the gradients before the optimizer reads it (`ZeroEngine.shard_bytes`)."""
+    """Return the kernel that a framework runs on its shard of the gradients before the optimizer reads it: ZeRO engines
+    that move `ZeroEngine.shard_bytes` for each of `n_params`."""
     moved = n_params * framework_of(t).zero.shard_bytes
     if not moved:
         return ()

@@ -84,10 +84,11 @@ def weight_casts(d: Dims, name: str, size: float) -> Program:
 
 
 def weight_casts_again(d: Dims, name: str, size: float) -> Program:
-    """The other order of weights, where it is made in the backward; of frozen ones in each (`Dims.turns_frozen`)."""
+    """The other order of weights, where it is made in the backward; of frozen ones in each
+    (`Dims.transposes_frozen`)."""
     if d.recipe is None:
         return ()
-    if d.turns_frozen:
+    if d.transposes_frozen:
         moved = 2 * d.quantized_weight_element_bytes * size
         return (memory_op(f"{name}_weight_transpose", I, "cast", size, moved, d.act, 1, d.recipe.kernel),)
     return _of_other_order(d.recipe, _weights(d, f"{name}_weight_cast_again", I, size, d.recipe.weights_again))

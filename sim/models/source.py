@@ -47,7 +47,7 @@ class Described:
         return self._ends(embedding_block(self.scenario))[0]
 
     def before_forward(self) -> Program:
-        """What every stage does before the forward of a micro-batch."""
+        """Return what every stage runs before the forward of a micro-batch."""
         return after_batch_sizes(dims(self.scenario))
 
     def layer(self, number: int, shard: Shard) -> Block:

@@ -13,8 +13,9 @@ StreamKind = Literal["mixed", "independent", "gated"]
 
 
 class _Weights(Struct, frozen=True):
-    """What a kind computes of a token's streams: `weights` for each of them, and further ones for each pair where
-    `mixes`; with so many learned `scales`. `gated`: a gate for each number, through matrices of low rank."""
+    """Hold how a kind of streams combines them: `weights` computed for each of a token's streams, and where it `mixes`
+    one for each pair; `scales`: learned factors of these. `gated`: instead a gate for each number, by low-rank
+    matrices."""
 
     weights: int
     mixes: bool = False
@@ -30,7 +31,8 @@ _KINDS: dict[str, _Weights] = {
 
 
 class Streams(Struct, frozen=True):
-    """How many streams of `hidden` numbers the residual stream is; `rank`: of gates' matrices (kind gated).
+    """Hold the residual stream of a model: `number` streams of `hidden` numbers a token; `rank`: of gates' matrices
+    (kind gated).
 
     >>> Streams(1, 4096).branch_parameters, Streams(4, 4096).branch_parameters, Streams(4, 4096).head_parameters
     (0, 393243, 65541)

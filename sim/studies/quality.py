@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.core.units import counted
-from sim.inputs.scenario import load_scenario
+from sim.inputs.scenario import load_scenario, read_source
+from sim.inputs.shipped import scenario_file
 from sim.serve.simulation import simulate_serving
 
 MOST_BYTES, MOST_MODELS = 1_000_000, 1_000
@@ -69,6 +70,7 @@ def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = 
     Raises:
         InputError: if the scenario is wrong for every model.
     """
+    read_source(scenario_file(scenario), overrides)  # a file that cannot be read is no fault of the models
     rows = [_served(scenario, score, overrides) for score in scores]
     if all(row["refused"] for row in rows):
         raise InputError(f"{rows[0]['refused']}; none of {counted(len(rows), 'model')} can be served")

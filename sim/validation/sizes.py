@@ -101,7 +101,7 @@ class Sizes:
 
     @property
     def rotated(self) -> float:
-        """Elements that rope turns: queries, as wide as all their heads, and keys, of fewer heads."""
+        """Elements that rope rotates: queries, as wide as all their heads, and keys, of fewer heads."""
         if not self.has("heads"):
             return self.plane
         heads = self("heads")

@@ -73,7 +73,7 @@ def row_words(row: JsonRow, least: int = 2) -> str:
 
 
 def same_host_words(engines: Sequence[str]) -> str:
-    """What engines have in common whose host nobody has measured apart."""
+    """Say that these engines share one record of host times, because nobody has measured each of them."""
     return f"{', '.join(engines)}: one record of host times; between them only schedulers, kernels and memory differ"
 
 

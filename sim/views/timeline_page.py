@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.core.timeline import Timeline
 from sim.core.units import counted, percent, ranks_text, seconds
@@ -43,31 +43,43 @@ _RANK_COLOURS = {
 }
 
 
+class StepDetails(NamedTuple):
+    """Hold what a page shows of a training step beside its result, as far as it was asked for.
+
+    `operators`: the time by operator of each class of ranks, whose longest are listed; `model_parts`: by part of the
+    model; `waits`: what each span waited for, and `runs`: the operators of each detail, for the span that a click pins;
+    `advice`: the changes that were tried and help, None if none were tried.
+    """
+
+    operators: Sequence[RankOperators] = ()
+    model_parts: Sequence[RankParts] = ()
+    waits: SpanWaits | None = None
+    runs: Sequence[Runs] = ()
+    advice: Sequence[Tried] | None = None
+
+
+NO_DETAILS = StepDetails()
+
+
 def timeline_page(
     result: Result,
     timeline: Timeline,
     memory: Sequence[MemoryCurve],
     critical: Sequence[int] = (),
-    operators: Sequence[RankOperators] = (),
-    model_parts: Sequence[RankParts] = (),
-    waits: SpanWaits | None = None,
-    runs: Sequence[Runs] = (),
-    advice: Sequence[Tried] | None = None,
+    details: StepDetails = NO_DETAILS,
     served: ServingPlots | None = None,
 ) -> str:
     """HTML of a page that opens without network: a result, its timeline and its memory over time.
 
-    `critical` are the indices of the spans on the critical path, which the page can outline; `operators` the time by
-    operator, whose longest are listed; `model_parts` the time by part of the model; `waits` what each span waited for,
-    and `runs` the operators of each detail, for the span that a click pins; `advice` the changes that were tried and
-    help, None if none were tried; `served` the plots of a serving workload's requests.
+    `critical` are the indices of the spans on the critical path, which the page can outline; `served` the plots of a
+    serving workload's requests.
     """
     from sim.views.figures import NEAR_MOST
 
-    plots, data, styles = _plots_and_data(result, timeline, memory, critical, waits)
-    data["operators"] = [[(s, [(o.operator, o.phase, o.seconds) for o in rows]) for s, rows in run] for run in runs]
+    plots, data, styles = _plots_and_data(result, timeline, memory, critical, details.waits)
+    data["operators"] = [_run_rows(run) for run in details.runs]
     if isinstance(result, StepResult):
-        parts = _step_parts(result, timeline, advice, host_wait_s(model_parts))
+        parts = _step_parts(result, timeline, details.advice, host_wait_s(details.model_parts))
     else:
         data["item"] = "iteration"
         if served is not None:
@@ -88,8 +100,8 @@ def timeline_page(
         fullest=fullest(memory) if memory else 0,
         styles=styles,
         rank_colours=_RANK_COLOURS,
-        operators=[_operator_rows(x) for x in operators[:OPERATOR_CLASSES]],
-        model_parts=[_part_rows(x) for x in model_parts[:OPERATOR_CLASSES]],
+        operators=[_operator_rows(x) for x in details.operators[:OPERATOR_CLASSES]],
+        model_parts=[_part_rows(x) for x in details.model_parts[:OPERATOR_CLASSES]],
         **_described(result),
         **parts,
     )
@@ -130,6 +142,11 @@ def _rank_rows(result: StepResult) -> list[tuple[str, dict[str, float]]]:
     ]
 
 
+def _run_rows(run: Runs) -> list[tuple[float, list[tuple[str, str, float]]]]:
+    """The operators of one detail, as the page's script reads them."""
+    return [(s, [(o.operator, o.phase, o.seconds) for o in rows]) for s, rows in run]
+
+
 def _operator_rows(x: RankOperators) -> tuple[str, list[tuple[str, str, str, str]]]:
     """A class of ranks and its longest operators."""
     rows = x.operators[:OPERATORS_SHOWN]
@@ -142,7 +159,7 @@ def _part_rows(x: RankParts) -> tuple[str, list[tuple[str, str, str]]]:
 
 
 def _described(result: Result) -> Mapping[str, Any]:
-    """What was simulated, in words and as the scenario's JSON, and where its prices come from."""
+    """Return the simulated scenario in words and as JSON, and where its prices come from."""
     scenario = result.scenario
     return {
         "result": result,

@@ -15,7 +15,7 @@ from sim.views.difference import difference_page
 from sim.views.map_page import map_page
 from sim.views.search_page import search_page
 from sim.views.serving_search_page import serving_search_page
-from sim.views.timeline_page import timeline_page
+from sim.views.timeline_page import StepDetails, timeline_page
 from sim.views.topology_page import topology_page
 from tests.browser.test_compare_page import compared
 from tests.sim.cases import case
@@ -103,8 +103,8 @@ def step() -> str:
     from sim.results.operator_times import time_by_operator, time_by_part
 
     done = simulate(case({"pp": 2, "tp": 2}), expand=True)
-    times = time_by_operator(done), time_by_part(done)
-    return timeline_page(done.outcome, done.timeline, done.memory_over(1), done.critical_rows, *times, done.waits)
+    details = StepDetails(time_by_operator(done), time_by_part(done), done.waits)
+    return timeline_page(done.outcome, done.timeline, done.memory_over(1), done.critical_rows, details)
 
 
 def drawn_map() -> str:

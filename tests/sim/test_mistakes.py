@@ -150,8 +150,8 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> Non
         (load_measured, PROFILE, "is a calibration profile; a measured run is wanted"),
         (read_table, RUN, "is a measured run; a table of measurements is wanted"),
         (read_table, SCENARIO, "is a scenario; a table of measurements is wanted"),
-        (_traces, SCENARIO, "is a scenario; replay takes profiler JSON, Chakra's .et or Nsight Systems'"),
-        (_traces, RUN, "is a measured run; replay takes profiler JSON"),
+        (_traces, SCENARIO, "is a scenario; a recorded trace is wanted: profiler JSON, Chakra's .et or Nsight"),
+        (_traces, RUN, "is a measured run; a recorded trace is wanted: profiler JSON"),
     ):
         with pytest.raises(InputError) as error:
             read(path)  # type: ignore[operator]

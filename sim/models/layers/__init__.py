@@ -224,15 +224,15 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
         return _grouped(model, layer)
     ranks, widths = (c.q_lora_rank, c.kv_lora_rank), (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim)
     x = model.indexer
-    sizes = (model.hidden, model.heads, *ranks, *widths, model.attention_gate, model.sinks, _turned(model, layer))
+    sizes = (model.hidden, model.heads, *ranks, *widths, model.attention_gate, model.sinks, _has_rope(model, layer))
     if x is None:
         return LatentAttention(*sizes)
     selects = model.attention_kind(layer) != "reused"
     return SparseLatentAttention(*sizes, indexer=Indexer(x.heads, x.head_dim, x.top_k), selects=selects)
 
 
-def _turned(model: ModelConfig, layer: int) -> bool:
-    """Tell whether rope turns the queries and keys of a layer."""
+def _has_rope(model: ModelConfig, layer: int) -> bool:
+    """Tell whether rope rotates the queries and keys of a layer."""
     return model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0)
 
 
@@ -241,7 +241,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
     merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
     own, gate = model.full_attention if model.attention_kind(layer) == "full" else None, model.attention_gate
     assert gate != "latent", "refused by sim.inputs.model_rules"
-    turned = _turned(model, layer)
+    rope = _has_rope(model, layer)
     found = GroupedQueryAttention(
         model.hidden,
         model.heads if own is None or own.heads is None else own.heads,
@@ -252,7 +252,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
         bias=model.biased_attention,
         out_bias=model.biased_attention_out,
         qkv_bias=model.qkv_bias,
-        qk_norm=False if model.qk_norm == "l2" and not turned else model.qk_norm,
+        qk_norm=False if model.qk_norm == "l2" and not rope else model.qk_norm,
         qk_norm_over=model.qk_norm_over,
         norm_weights=model.norm_weights,
         sinks=model.sinks if own is None or own.sinks is None else own.sinks,
@@ -261,7 +261,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
         softcap=model.attention_softcap is not None,
         rope_share=model.rope_share,
         scaled_rope=model.scaled_rope,
-        rope=turned,
+        rope=rope,
         projections=1 if merged else 3,
         window=window_of(model, layer),
     )

@@ -1,6 +1,6 @@
 """Indexers that choose whole blocks of keys for grouped queries (MiniMax M3, Qwen 4).
 
-A few heads and one key of a token come from the hidden state; each passes an RMS norm, then rope turns it. MiniMax M3:
+A few heads and one key of a token come from the hidden state; each passes an RMS norm, then rope. MiniMax M3:
 every head scores all keys, the best score of a block's keys is the block's, and each head chooses for a part of the
 groups of query heads; the block that the query is in is always chosen (`MiniMaxM3VLIndexer` in
 transformers/models/minimax_m3_vl/modeling_minimax_m3_vl.py). Qwen 4: the keys of a whole block are averaged before

@@ -4,8 +4,8 @@ A query sees its window, and of the tokens before it one vector for each `rate` 
 softmax over the window of `rate` tokens for each number (DeepSeek-V4 report, 2026, section 2.3; `DeepseekV4Attention`
 in transformers/models/deepseek_v4/modeling_deepseek_v4.py). With an `indexer` (layers of kind compressed_sparse) it
 sees the best `top_k` of these vectors, and each is made of two windows' tokens, so that its projections are twice as
-wide. Queries come from a latent, a norm without weights follows; rope turns the last `rope_width` numbers of queries
-and keys, and turns the result's back, as values were turned too. The result is brought to the hidden size by two
+wide. Queries come from a latent, a norm without weights follows; rope rotates the last `rope_width` numbers of queries
+and keys, and rotates the result's back, as values were rotated too. The result is brought to the hidden size by two
 matrices, the first one for each group of heads.
 
 A kernel reads what a query sees once for all its heads, as in DeepSeek's sparse attention (FlashMLA): window and

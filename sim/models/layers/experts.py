@@ -186,8 +186,8 @@ class Experts(Struct, frozen=True):
         return collective(name, kind, size, F, group=group)
 
     def _sends(self, d: ServingDims, tokens: int) -> float:
-        """How often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each node,
-        or within one node once to each rank (deep_ep/buffer.py, `internode_dispatch`, `intranode_dispatch`). Of N
+        """Return how often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each
+        node, or within one node once to each rank (deep_ep/buffer.py, `internode_dispatch`, `intranode_dispatch`). Of N
         nodes or ranks k experts by chance lie on N·(1 - (1 - 1/N)^k); the model may allow fewer nodes,
         `max_nodes_per_token`."""
         top_k, places = self.moe.copies, d.once_to

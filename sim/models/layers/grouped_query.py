@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.attention import Core, attention_flops
-from sim.models.casts import turns_wide
+from sim.models.casts import rope_gives_fp32
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
@@ -42,8 +43,8 @@ class GroupedQueryAttention(Struct, frozen=True):
     `norm_weights`: they have weights. `sinks`: a learned score of each query head (gpt-oss), which kernels add to a
     row's softmax at no cost. `gate`: a second query projection whose sigmoid multiplies the result (Qwen3-Next), or one
     number of each head and token that does (`per_head`: LFM3). `softcap`: scores are capped (Gemma 2). `rope_share`: of
-    a head's width, turned apart and joined to the rest (GLM-4.5); None: heads are turned whole. `scaled_rope`: what is
-    turned is scaled (gpt-oss). `value_norm`: an RMS norm without weights on each head's values; `values_are_keys`:
+    a head's width, rotated apart and joined to the rest (GLM-4.5); None: whole heads are. `scaled_rope`: what is
+    rotated is scaled (gpt-oss). `value_norm`: an RMS norm without weights on each head's values; `values_are_keys`:
     values are what the key projection gives (Gemma 4). `v_head_dim`: the width of a value head where it is not
     `head_dim`."""
 
@@ -110,63 +111,84 @@ class GroupedQueryAttention(Struct, frozen=True):
     def core(self, d: Dims) -> Core:
         """Shapes of the attention on one rank's tokens."""
         sizes = (*self.heads_of(d.tp), *self.widths)
-        wide = self.rope and turns_wide(d)
+        wide = self.rope and rope_gives_fp32(d)
         return Core(d.seq, d.seq, *sizes, window=self.window, softcap=self.softcap, sinks=self.sinks, wide_keys=wide)
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Projection to query, key and value, their norms, rope, core, output projection."""
-        joined, own = self.rope and self.rope_share is not None, repeated(d, self.core(d))
-        core = ordered_heads(d, own, self.attended(scenario, d, shard), self.rope, joined)
         qkv, out = self.qkv_and_out(d.tp)
         merged = self.projections == 1 or d.framework.merges_projections
-        turned = d.tokens * self._turned_heads_of(d) * self.head_dim
-        turn = (self._turn(d, turned),) if self.rope else ()
-        if joined and not d.framework.fuses_rope:
-            turn = (*turn, rope_join(d, turned))
+        projection = linear(d, qkv.linear(d.tokens, merged=merged))
+        if d.framework.merges_projections:  # queries, keys and values apart (Megatron-Core's muon.py: `muon_split_qkv`)
+            projection = replace(projection, products=tuple((n, qkv.inputs) for n in qkv.outputs))
+        return (
+            projection,
+            *self._before_core(d, qkv, out),
+            self._core(scenario, d, shard, merged),
+            *self._gates(d, d.tokens * out.inputs),
+            linear(d, out.linear(d.tokens)),
+        )
+
+    def _joins(self, d: Dims) -> bool:
+        """Tell whether a head's part with rope is joined to the rest by a kernel of its own."""
+        return self._has_joined_rope and not d.framework.fuses_rope
+
+    @property
+    def _has_joined_rope(self) -> bool:
+        return self.rope and self.rope_share is not None
+
+    def _rope_elements(self, d: Dims) -> int:
+        """Numbers of the queries and keys with rope on this rank, [tokens, heads, head_dim]."""
+        return d.tokens * self._rope_heads_of(d) * self.head_dim
+
+    def _before_core(self, d: Dims, qkv: Matrix, out: Matrix) -> Iterator[Operator]:
+        """Yield what runs between the projection and the core, in this order."""
+        f = d.framework
+        if qkv.bias and f.adds_projection_bias_apart:
+            yield _bias(d, d.tokens * sum(qkv.outputs))
+        if f.joins_split_gradients and self.projections == 1:
+            yield from self._gradients_put_together(d)
+        if f.copies_split_projection and d.fused_attention:
+            yield from self._split(d)
+        yield from self._head_norms(d)
+        if self.rope:
+            yield self._rope(d, self._rope_elements(d))
+        if self._joins(d):
+            yield rope_join(d, self._rope_elements(d))
+        if f.attention_copies and (f.copies_one_sequence or d.batch > 1):
+            elements = f.attention_copies * d.tokens * out.inputs
+            yield copied("attention_copies", d, elements, f.attention_copy_kernels)
+
+    def _core(self, scenario: Scenario, d: Dims, shard: Shard, merged: bool) -> Operator:
+        """The attention itself, with what it keeps and copies; `merged`: one matmul makes queries, keys and values."""
+        own, (qkv, out) = repeated(d, self.core(d)), self.qkv_and_out(d.tp)
+        core = ordered_heads(d, own, self.attended(scenario, d, shard), self.rope, self._has_joined_rope)
+        if self._joins(d):
             core = output_copied(d, core, d.tokens * out.inputs)
-        turn = (*self._head_norms(d), *turn)
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
         # rope has made queries and keys anew; a layer norm of torch's keeps the old ones itself
         keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm" and d.code.split != "index"
         if self.rope and merged and keeps and d.fused_attention:
-            core = keeping(core, "unturned queries and keys", turned * d.act_bytes)
+            core = keeping(core, "unturned queries and keys", self._rope_elements(d) * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
-        if d.framework.copies_split_projection and d.fused_attention:
-            turn = (*self._split(d), *turn)
-        if d.framework.joins_split_gradients and self.projections == 1:
-            turn = (*self._gradients_put_together(d), *turn)
-        if d.framework.attention_copies and (d.framework.copies_one_sequence or d.batch > 1):
-            elements = d.framework.attention_copies * d.tokens * out.inputs
-            turn = (*turn, copied("attention_copies", d, elements, d.framework.attention_copy_kernels))
-        if qkv.bias and d.framework.adds_projection_bias_apart:
-            turn = (_bias(d, d.tokens * sum(qkv.outputs)), *turn)
-        before = linear(d, qkv.linear(d.tokens, merged=merged))
-        if d.framework.merges_projections:  # queries, keys and values apart (Megatron-Core's muon.py: `muon_split_qkv`)
-            before = replace(before, products=tuple((n, qkv.inputs) for n in qkv.outputs))
-        return (
-            before,
-            *turn,
-            core,
-            *self._gates(d, d.tokens * out.inputs),
-            linear(d, out.linear(d.tokens)),
-        )
+        return core
 
-    def turned_heads(self, tp: int) -> int:
-        """Heads of one rank that rope turns: queries and keys."""
+    def rope_heads(self, tp: int) -> int:
+        """Heads of one rank with rope: queries and keys."""
         return sum(self.heads_of(tp))
 
-    def _turned_heads_of(self, d: Dims) -> int:
+    def _rope_heads_of(self, d: Dims) -> int:
         """Likewise; Falcon's code copies several keys for every query head first (FalconAttention._split_heads)."""
         copied_first = d.code.split == "index" and self.kv_heads > 1
-        return 2 * self.heads_of(d.tp)[0] if copied_first else self.turned_heads(d.tp)
+        return 2 * self.heads_of(d.tp)[0] if copied_first else self.rope_heads(d.tp)
 
     def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
         """The core: every query against the keys that it sees."""
         return attention_core(scenario, d, shard, self.core(d))
 
-    def _turn(self, d: Dims, elements: int) -> Operator:
+    def _rope(self, d: Dims, elements: int) -> Operator:
         """The rotary embedding of queries and keys of `elements`."""
         share = 1.0 if self.rope_share is None else self.rope_share
         if self.scaled_rope:
@@ -178,7 +200,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 
         The queries of several KV heads lie apart and become one row of heads (`reshape`). Where rope makes keys anew,
         values have other strides than keys and are made contiguous. The three gradients are joined (`torch.cat`), but
-        if the kernel wrote all of them into one tensor, as it does for equal heads that are not turned.
+        if the kernel wrote all of them into one tensor, as it does for equal heads without rope.
         """
         heads, kv_heads = self.heads_of(d.tp)
         grouped = heads > kv_heads
@@ -194,7 +216,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
 
     def _gradients_put_together(self, d: Dims) -> tuple[Operator, ...]:
-        """What brings the gradients of queries, keys and values into that of the matmul's result."""
+        """Return the kernel that joins the gradients of queries, keys and values to that of the projection's result."""
         whole = d.tokens * self.expanded_width(d.tp)
         if d.code.split == "index":
             return (split_by_index(d, whole, d.tokens * self.heads_of(d.tp)[1] * self.head_dim),)
@@ -230,8 +252,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         return replace(made, saved=(*made.saved, Saved(f"{name} statistics", 2 * FP32_BYTES * rows)))
 
     def _sums_over_heads(self, d: Dims) -> Operator:
-        """What norms over all heads need of other ranks' heads: for each token the sum of squares of its queries and
-        that of its keys, and in backward the two sums of input times gradient; fp32, one all-reduce each way.
+        """Return the all-reduces over tp of norms over all heads: forward for each token the sum of squares of its
+        queries and that of its keys, backward the two sums of input times gradient; fp32 [tokens, 2], one each way.
 
         As vLLM runs MiniMax-M2 (`MiniMaxText01RMSNormTP.forward_qk`). A norm that is one kernel can then no longer sum
         by itself: a kernel before it reads queries and keys, or these and their gradients. Left out: implementations
@@ -283,10 +305,10 @@ class GroupedQueryAttention(Struct, frozen=True):
         gate = (served_element_gate(d, n),) if self.gate else ()
         if self.gate == "per_head":
             gate = (served_head_gate(d, n, tokens * self.heads_of(d.tp)[0]),)
-        turned = rope_cache(d, tokens, self.expanded_width(d.tp))
+        rotated = rope_cache(d, tokens, self.expanded_width(d.tp))
         split = self.qk_norm_over == "all_heads" and d.tp > 1
         sums = (collective("head_sums_total", "all_reduce", SUMS_BYTES * tokens, F),) if split else ()
-        return (*served_linear(d, qkv, tokens), *sums, turned, *gate, *served_linear(d, out, tokens))
+        return (*served_linear(d, qkv, tokens), *sums, rotated, *gate, *served_linear(d, out, tokens))
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token's queries, keys and values on one rank, which the rope-and-cache kernel of serving engines

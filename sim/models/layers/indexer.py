@@ -201,8 +201,8 @@ def index_operator(
     forward += [i for part in linears for i in part.forward]
     norm = tokens * x.head_dim
     forward.append(memory_op("index_key_norm", F, "norm", norm, 2 * norm * e, d.act))
-    turned = tokens * (x.heads + 1) * x.head_dim
-    forward.append(memory_op("index_rope", F, "elementwise", turned, 2 * turned * e, d.act, 2))
+    rotated = tokens * (x.heads + 1) * x.head_dim
+    forward.append(memory_op("index_rope", F, "elementwise", rotated, 2 * rotated * e, d.act, 2))
     if d.cp > 1:
         forward.append(collective("index_key_gather", "all_gather", tokens * d.cp * x.head_dim * e, F, group="cp"))
     for q, kv in keys.pieces:
@@ -223,13 +223,13 @@ def index_operator(
         weights=tuple((m.width, m.inputs) for m in matrices),
         tensors=(*(m.elements for m in matrices), x.head_dim, x.head_dim),
         forward_bytes=pairs * FP32_BYTES,
-        backward_bytes=2 * pairs * FP32_BYTES + turned * e,
+        backward_bytes=2 * pairs * FP32_BYTES + rotated * e,
         learns_alone=True,
     )
 
 
 def _kept_for_loss(x: Indexer, d: Dims, of: Indexed, alone: bool) -> list[Saved]:
-    """What a trained indexer keeps for the gradients of its loss; `alone` as in `index_operator`."""
+    """Return the tensors that a trained indexer keeps for the gradients of its loss; `alone` as in `index_operator`."""
     assert of.query_rank is not None
     e, tokens = d.act_bytes, d.tokens
     saved = [

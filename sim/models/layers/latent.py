@@ -38,7 +38,7 @@ class LatentAttention(Struct, frozen=True):
     rope and a part with it; the keys' part with rope is shared by all heads. `gate`: a sigmoid of every number
     multiplies the result (Hunyuan 4), one of each head and token (`per_head`: Ling 3), or one that is projected with
     the query from its latent, normed and not, joined (`latent`: A.X K2). `sinks`: a learned score of each head. `rope`
-    false: nothing turns the second part (Kimi Linear)."""
+    false: no rope on the second part (Kimi Linear)."""
 
     part: ClassVar = ModelPart.ATTENTION
 
@@ -127,7 +127,7 @@ class LatentAttention(Struct, frozen=True):
         core = output_copied(d, core, d.tokens * out.inputs)
         raised = (
             linear(d, layer(kv_up)),
-            *self.turned(d, heads),
+            *self.rotary(d, heads),
             self._assembled(d, heads),
         )
         return (
@@ -142,7 +142,7 @@ class LatentAttention(Struct, frozen=True):
             linear(d, out.linear(d.tokens)),
         )
 
-    def turned(self, d: Dims, heads: int) -> tuple[Operator, ...]:
+    def rotary(self, d: Dims, heads: int) -> tuple[Operator, ...]:
         """The rope of every head's query and of the shared key; nothing without positions."""
         return (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),) if self.rope else ()
 

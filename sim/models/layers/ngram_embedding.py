@@ -148,7 +148,8 @@ class NgramEmbedding(Struct, frozen=True):
         return (self.kernel - 1) * self.size
 
     def sequence_bytes(self, d: ServingDims) -> float:
-        """What a sequence keeps, however long it is: the convolution's inputs and the tokens of an n-gram."""
+        """Return the bytes that a served sequence keeps, whatever its length: the convolution's last inputs and the
+        last tokens of an n-gram."""
         return self.reach * self.streams.width * d.act_bytes + (self.size - 1) * TOKEN_BYTES
 
     def served_rest(self, tp: int) -> int:

@@ -31,7 +31,7 @@ class SharedKeysAttention(GroupedQueryAttention, frozen=True):
         first, out = super().qkv_and_out(tp)
         return replace(first, outputs=first.outputs[:1]), out
 
-    def turned_heads(self, tp: int) -> int:
+    def rope_heads(self, tp: int) -> int:
         """Query heads."""
         return self.heads_of(tp)[0]
 

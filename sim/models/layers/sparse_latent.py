@@ -101,7 +101,7 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         return self._absorbed(d, indexer, x.slots(d.full_seq))
 
     def _absorbed(self, d: Dims, indexer: tuple[Operator, ...], slots: int) -> tuple[Operator, ...]:
-        """Operators of the multi-query mode; the latents' rope key is turned, and gathered over tp with the latent."""
+        """Operators of the multi-query mode; the latents' rope key is rotated, and gathered over tp with the latent."""
         *query, kv_down, _, out = self.projections(d.tp)
         heads = ceil_div(self.heads, d.tp)
         down, up = (linear(d, m.linear(d.rows if m.split == "plain" else d.tokens)) for m in query)
@@ -113,7 +113,7 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
             *inside("mla_up_proj", (up,)),
             linear(d, kv_down.linear(d.rows, False)),
             latent_norm(d, "kv", self.latent_rank),
-            *inside("mla_up_proj", self.turned(d, heads)),
+            *inside("mla_up_proj", self.rotary(d, heads)),
             *shared,
             *inside("mla_up_proj", (per_head(d, "query_absorb", heads, self.plain_width, self.latent_rank, True),)),
             *(linear(d, gate.linear(d.tokens, False)) for gate in self._gate(d.tp)),
