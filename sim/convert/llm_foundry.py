@@ -26,10 +26,13 @@ PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8":
 SHARDING: dict[str, dict[str, Any]] = {
     "FULL_SHARD": {"zero": 3},
     "SHARD_GRAD_OP": {"zero": 3, "reshard_after_forward": False},
-    "NO_SHARD": {"zero": 0},
+    "NO_SHARD": {"zero": 3, "shard_size": 1},  # all-reduces whole gradients after each micro-batch's backward
 }
 ATTENTION = {"torch": "unfused", "flash": "fused", "triton": "fused"}
 NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+LOW = "low_precision_"
+# llmfoundry/models/layers/norm.py: LPLayerNorm casts its input, and torch's autocast casts that of the others.
+IN_FP32 = "runs in fp32 under autocast; it is simulated in 16 bits, as those named low_precision run"
 BACKWARD_POST = "BACKWARD_POST"  # Composer's default, which framework composer is for
 KINDS = {"mptmlp": "gelu", "te_ln_mlp": "gelu", "mptglu": "geglu"}
 
@@ -130,7 +133,10 @@ def _mpt(s: Settings) -> dict[str, Any]:
     alibi, rope = s.flag("model.attn_config.alibi"), s.flag("model.attn_config.rope")
     learned = s.flag("model.learned_pos_emb", True) and not (alibi or rope)
     ffn = s.whole("model.ffn_config.ffn_hidden_size") or int((s.number("model.expansion_ratio", 4) or 4) * hidden)
-    norm = str(s.take("model.norm_type", "low_precision_layernorm")).removeprefix("low_precision_")
+    named = str(s.take("model.norm_type", LOW + "layernorm"))
+    norm = named.removeprefix(LOW)
+    if norm == named and s.values.get("precision", "amp_bf16") != "fp32":
+        s.notes.append(f"model.norm_type {named}: {IN_FP32}")
     s.take("model.max_seq_len")
     return {
         "layers": s.size("model.n_layers"),
@@ -149,6 +155,11 @@ def _mpt(s: Settings) -> dict[str, Any]:
 
 
 def _fsdp(s: Settings) -> dict[str, Any]:
+    """FSDP as its section says; torch's DDP where there is none (llmfoundry/command_utils/train.py hands on None;
+    composer/trainer/trainer.py: `prepare_ddp_module`). Composer reduces gradients of FSDP in each micro-batch, those of
+    DDP in the last (composer/distributed/dist_strategy.py: `ddp_sync_context`)."""
+    if not any(key.startswith("fsdp_config.") for key in s.values):
+        return {"zero": 0}
     if (word := str(s.take("fsdp_config.backward_prefetch", BACKWARD_POST))) != BACKWARD_POST:
         note_prefetch(s, "fsdp_config.backward_prefetch", word)
     return dict(s.choice("fsdp_config.sharding_strategy", SHARDING, "FULL_SHARD") or SHARDING["FULL_SHARD"])

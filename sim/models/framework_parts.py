@@ -151,6 +151,10 @@ class ZeroEngine(NamedTuple):
     `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
     dtype of the reduction; `views_accesses`: in the layers' dtype, where gradients of views are joined to one of the
     flat parameter. `joining_kernels`: of these, for each tensor and for each message.
+    `copies_replicas`: with ZeRO-0, torch's DDP: each gradient is divided into its bucket (2 accesses) and copied back
+    when all are reduced (2), in place of these copies, and all buckets stay beside the gradients
+    (torch/csrc/distributed/c10d/reducer.cpp: `mark_variable_ready_dense`, `copy_bucket_to_grad`, unless
+    `gradient_as_bucket_view`).
     `buffers`: tensors of a bucket's size that stay; there is one more where reductions overlap with ZeRO-1 or -2, and
     one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
     the optimizer reads an fp32 copy of it. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
@@ -176,6 +180,7 @@ class ZeroEngine(NamedTuple):
     joining_accesses: int = 0
     views_accesses: int = 0
     joining_kernels: tuple[int, int] = (0, 0)
+    copies_replicas: bool = False
     buffers: int = 0
     shard_bytes: float = 0.0
     on_host_at: tuple[int, ...] = ()

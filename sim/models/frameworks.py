@@ -47,6 +47,7 @@ ADAMW_FOREACH = Former(
     {"adamw_kernels": ("foreach", "fused")},
     "transformers pull request 37358: adamw_torch_fused from torch 2.8 on",
 )
+REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
 _COMPILED = Framework(
     "compiled",  # plain torch code under torch.compile
     fuses_rmsnorm=True,
@@ -63,6 +64,7 @@ _COMPILED = Framework(
     context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
     keeps_gathered=True,
     scatters_sums_apart=True,
+    zero=REPLICAS_COPIED,  # torchtitan: models/llama3/infra/parallelize.py, apply_ddp
     loss=COMPILED_LOSS,
     router=COMPILED_ROUTER,
     uses_torch_compile=True,
@@ -98,6 +100,7 @@ _TRANSFORMERS = Framework(
     gathers_logits=True,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
     rope_in_fp32=True,
+    zero=REPLICAS_COPIED,  # accelerate/utils/dataclasses.py: DistributedDataParallelKwargs
     experts_in_param_dtype=True,
     cuts_expert_halves=True,
     adapters_in_fp32=True,
@@ -215,7 +218,12 @@ _RECORDS = (
         # gathered, and the backward of torch.split joins their gradients (2 accesses). _runtime_utils.py,
         # `_reduce_grad`: these are divided (2).
         zero=ZeroEngine(
-            copies_gathered=False, gathers_apart=False, joining_accesses=2, views_accesses=2, joining_kernels=(0, 2)
+            copies_gathered=False,
+            gathers_apart=False,
+            joining_accesses=2,
+            views_accesses=2,
+            joining_kernels=(0, 2),
+            copies_replicas=True,  # composer/distributed/dist_strategy.py: prepare_ddp_module
         ),
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",

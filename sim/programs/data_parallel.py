@@ -18,8 +18,7 @@ All of a rank's data-parallel traffic queues on one stream, "dp", but for that a
 replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
 
 Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
-it, and in some frameworks joined and divided (`ZeroEngine.joining_accesses`). Left out: layer-norm gradients'
-all-reduce over tp under sequence parallelism.
+it, and copied, joined and divided as `ZeroEngine` says. Left out: norms' gradients' all-reduce over tp with sp.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from sim.models.source import compute_bytes, source_of
 from sim.ranks.plan import Plan
 
 DP, REPLICA = "dp", "replica"
+DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
 
 
 class DataParallel(Struct, frozen=True):
@@ -88,6 +88,11 @@ class DataParallel(Struct, frozen=True):
     def at_the_end(self) -> bool:
         """Gradients are reduced when the last backward has ended, if they are reduced once a step."""
         return self.sync in ("after_backward", "reduce_broadcast") and not self.each_row
+
+    @property
+    def copies_replicas(self) -> bool:
+        """Gradients are copied into buckets, which stay, and back (`ZeroEngine.copies_replicas`)."""
+        return self.zero == 0 and self.engine.copies_replicas and self.shard * self.replica > 1
 
     @property
     def keeps_shards(self) -> bool:
@@ -376,13 +381,14 @@ class _Buckets:
 def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> list[Compute]:
     """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`)."""
     size, engine = sum(c.bytes for c in reduced if c.stream == DP), dp.engine
-    elements = size / dp.gradient_bytes
+    elements, (each, once) = size / dp.gradient_bytes, engine.joining_kernels
     moved = size * engine.joining_accesses + elements * dp.parameter_bytes * engine.views_accesses
+    if dp.copies_replicas:
+        moved, each, once = DDP_ACCESSES * size, 2, 0
     if not moved:
         return []
-    each, once = engine.joining_kernels
     made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", elements, moved, "bf16", each * tensors + once)
-    return [replace(made, part=ModelPart.OPTIMIZER)]
+    return [replace(made, part=ModelPart.OPTIMIZER, looped=dp.copies_replicas)]  # torch's reducer is in C++
 
 
 def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

@@ -106,7 +106,8 @@ def _gradient_bytes(t: Training, stages: Sequence[Stage], n: _Elements) -> float
     # or lies beside them where they are kept.
     own_bytes, held_back = dtype_bytes(t.grad_dtype), dp.held_back_bytes
     each = max(own_bytes, held_back) if frees_gradients(t, dp.zero) else own_bytes + held_back
-    return gradients * (each + buckets) + whole * own_bytes
+    beside = n.whole * dp.gradient_bytes if dp.copies_replicas else 0.0  # buckets that gradients are copied into
+    return gradients * (each + buckets) + whole * own_bytes + beside
 
 
 def reduces_rows(dp: DataParallel) -> bool:

@@ -61,12 +61,29 @@ def test_an_mpt(tmp_path: Path) -> None:
             {"micro_batch_size": 128},
         ),
         ("no_bias: true, ", "", "model", {"bias": True}),
+        ("FULL_SHARD", "NO_SHARD", "parallelism", {"zero": 3, "shard_size": 1}),
     ],
 )
 def test_keys(tmp_path: Path, old: str, new: str, section: str, found: dict[str, object]) -> None:
     data, _ = converted(tmp_path, "mpt.yaml", TEXT.replace(old, new), *ON_8)
     assert found.items() <= data[section].items()
     assert parse_scenario(data)
+
+
+def test_without_fsdp_s_section_ddp_runs(tmp_path: Path) -> None:
+    """llmfoundry/command_utils/train.py: `fsdp_config` None."""
+    first, last = TEXT.index("fsdp_config:"), TEXT.index("max_duration:")
+    data, notes = converted(tmp_path, "mpt.yaml", TEXT[:first] + TEXT[last:], *ON_8)
+    assert data["parallelism"] == {"dp": 8, "zero": 0}
+    assert parse_scenario(data).parallelism.dp_sync == "bucketed"
+    assert "autocast" not in notes
+
+
+def test_norms_in_fp32_are_named(tmp_path: Path) -> None:
+    text = TEXT.replace("no_bias: true", "norm_type: layernorm, no_bias: true")
+    data, notes = converted(tmp_path, "mpt.yaml", text, *ON_8)
+    assert data["model"]["norm"] == "layernorm"
+    assert "model.norm_type layernorm: runs in fp32 under autocast" in notes
 
 
 def test_a_model_of_the_hub_with_adapters(tmp_path: Path) -> None:

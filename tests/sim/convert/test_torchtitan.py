@@ -79,22 +79,6 @@ def test_torchtitan_s_settings_without_effect_are_not_listed(tmp_path: Path) -> 
     assert "# not expressed here: optimizer.implementation\n" in said
 
 
-@pytest.mark.parametrize(
-    ("line", "kernels"),
-    [
-        ('implementation = "foreach"', "foreach"),
-        ('implementation = "fused"', None),
-        ("fused = false", "foreach"),  # of 2024
-        ("fused = true", None),
-    ],
-)
-def test_the_kernels_of_adamw_are_read(tmp_path: Path, line: str, kernels: str | None) -> None:
-    text = TITAN.replace("[parallelism]", f"[optimizer]\n{line}\n[parallelism]")
-    data, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "32")
-    assert data["training"].get("adamw_kernels") == kernels
-    assert "optimizer" not in said
-
-
 def test_a_torchtitan_python_config_is_read_and_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "llama3"
     folder.mkdir()
