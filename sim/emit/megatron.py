@@ -226,7 +226,7 @@ class Megatron(Emission):
         moe, p = self.scenario.model.moe, self.scenario.parallelism
         if moe is None:
             return {}
-        if flex := dispatcher_of(p).once_to_a_node:
+        if flex := dispatcher_of(p).once_to_a_place:
             self.notes.append("moe-token-dispatcher-type flex: DeepEP; releases before 0.15 need moe-enable-deepep too")
         dense, layers = moe.dense_layers, self.scenario.model.layers
         groups, top_groups = moe.groups, moe.top_groups

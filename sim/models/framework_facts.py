@@ -39,6 +39,9 @@ class Framework(Struct, frozen=True):
     every layer [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb, `mscale`]"""
     fuses_activation: bool = False
     """SwiGLU and squared ReLU are one kernel, not two [core/fusions/fused_bias_swiglu.py]"""
+    fuses_weighted_relu2: bool = False
+    """an expert's squared ReLU multiplies by the router's weight in its own kernel, as a gated activation does
+    [core/transformer/moe/experts.py: use_fused_weighted_squared_relu]"""
     writes_activations_out: bool = False
     """GPT-2's and GPT-NeoX-20B's GELU (`gelu_new`, `gelu_fast`) is separate operators, as its formula is written, not
     torch's kernel of it [transformers/activations.py: NewGELUActivation, FastGELUActivation]"""

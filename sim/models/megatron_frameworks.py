@@ -134,6 +134,7 @@ MEGATRON_BRIDGE = replace(
     MEGATRON,
     name="megatron_bridge",
     kin="megatron",
+    fuses_weighted_relu2=True,  # recipes/nemotronh: use_fused_weighted_squared_relu
     fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
     router=FUSED_ROUTER,  # configs: moe_router_fusion
     kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss

@@ -133,8 +133,13 @@ def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Pro
     token_dispatcher.py: `preprocess`, `drop_and_pad`).
 
     DeepEP counts in a kernel of its own and gathers within its exchange, whatever the framework (Megatron-Core,
-    transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`)."""
+    transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`). HybridEP gathers the map itself, and a kernel
+    reads all of it (DeepEP, csrc/hybrid_ep/executor/executor.cu: `metadata_preprocess_core`)."""
     ranks = ep * expert_tp
+    if r.dispatcher.map_byte:
+        every = r.dispatcher.map_byte * r.tokens * moe.experts * ranks
+        layout = memory_op("dispatch_layout", F, "elementwise", every, every, d.act)
+        return collective("gather_map", "all_gather", every, F, group="ep"), replace(layout, plain_host=True)
     if not r.dispatcher.messages_beside:
         choices = r.tokens * moe.top_k
         layout = memory_op("dispatch_layout", F, "elementwise", choices, INDEX_BYTES * choices, d.act)

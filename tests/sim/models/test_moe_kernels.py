@@ -78,6 +78,29 @@ def test_results_are_read_again_for_the_routers_gradient_where_they_are_weighted
     assert found.bytes == accesses * TOKENS * 1024 * 2
 
 
+@pytest.mark.parametrize(
+    ("framework", "mlp", "forward", "backward"),
+    [
+        ("megatron_bridge", "relu2", [4], [4, 6]),  # fused: the weights' gradient reads gradient and input again
+        ("megatron", "relu2", [4, 12], [6, 34]),  # torch's product in fp32, and what casts it
+        ("megatron", "gelu", [4, 12], [6, 34]),
+        ("megatron", "swiglu", [6], [6, 10]),
+        ("eager", "relu2", [8], [20]),  # weighs results, not activations
+    ],
+)
+def test_an_experts_activation_is_weighted(framework, mlp, forward, backward):
+    """Bytes of an inner element between both matmuls, with 16-bit activations."""
+    block = layer_block(make(MOE | {"mlp": mlp, "bias": False}, {"framework": framework}), 0)
+    elements = TOKENS * 2 * MOE["moe"]["ffn"]
+
+    parts = (mlp, f"{mlp}_backward", "expert_weighting", "expert_weighting_backward", "expert_weights_grad")
+
+    def between(program: Any) -> list[float]:
+        return sorted(i.bytes / elements for i in program if isinstance(i, Compute) and i.name in parts)
+
+    assert (between(block.forward), between(block.backward)) == (forward, backward)
+
+
 def test_megatron_adds_second_biases_expert_by_expert():
     """Product, sum and join: 1 + 3 + 2 accesses forward, 8 backward, of every copy's row (TEGroupedMLP._apply_bias)."""
     block = layer_block(make(MOE | {"bias": True}, {"framework": "megatron"}), 0)
