@@ -166,8 +166,9 @@ def _weighting(d: Dims, elements: float) -> Operator:
     Megatron-Core's TEGroupedMLP (transformer/moe/experts.py, `bias_act_func`) has a fused kernel for the weighted
     SwiGLU, one for the weighted squared ReLU if a switch asks for it, and none for others. Accesses per element:
     forward product (e+4), cast (4+e); backward cast (e+4), both products (4+4 and 4+e+4), the first cast (4+e), the
-    second summed over a row (4). The activation's output is kept for the probability's gradient. torch holds the incoming gradient, both products and the first one's cast at once:
-    autograd casts to an input's dtype, and sums over what was broadcast, after the operator has returned.
+    second summed over a row (4). The activation's output is kept for the probability's gradient. torch holds the
+    incoming gradient, both products and the first one's cast at once: autograd casts to an input's dtype, and sums over
+    what was broadcast, after the operator has returned.
     """
     e = d.act_bytes
     forward, backward = (2 * FP32_BYTES + 2 * e) * elements, (7 * FP32_BYTES + 3 * e) * elements
