@@ -136,6 +136,7 @@ MEGATRON_BRIDGE = replace(
     kin="megatron",
     fuses_weighted_relu2=True,  # recipes/nemotronh: use_fused_weighted_squared_relu
     fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
+    assembles_in_latent_rope=True,
     router=FUSED_ROUTER,  # configs: moe_router_fusion
     kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss
     checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
