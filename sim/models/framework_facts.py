@@ -194,6 +194,9 @@ class Framework(Struct, frozen=True):
     starts_with_own_rows: bool = False
     """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
     parallel/tensor_parallel/functional.py]"""
+    copies_around_scans: bool = False
+    """layers with a state copy, gate and norm around the scan by kernels of their own [core/ssm: mamba_mixer.py,
+    gated_delta_net.py]"""
     adds_projection_bias_apart: bool = False
     """the bias of queries, keys and values is added by a kernel of its own [core/tensor_parallel/layers.py:
     LinearWithGradAccumulationAndAsyncCommunication.forward]"""

@@ -64,6 +64,7 @@ MEGATRON = Framework(
     scales_rope_apart=True,
     fuses_activation=True,
     clamps_apart=True,
+    copies_around_scans=True,
     fuses_residual=True,
     fuses_hyper_connections=True,  # use_fused_mhc
     fuses_adapter_sum=True,
