@@ -10,6 +10,7 @@ from model_programs import MOE, TOKENS, comm_bytes, comms, make, named
 from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.model_config import MoeConfig
+from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 from sim.models.moe.routing import expert_load
 from sim.prices.coefficients import PriceOptions
@@ -179,6 +180,16 @@ def test_transformer_engine_launches_for_each_expert():
     fp8 = {"precision": "fp8"}
     assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="tensorwise") == (4 * (2 + 2), True)
     assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="delayed") == (1, False)
+
+
+def test_four_bits_of_all_experts_are_quantized_at_once_and_weights_one_by_one():
+    """Transformer Engine's split_quantize_nvfp4_impl: largest values, rows and columns, a kernel each for all groups."""
+    training = {"framework": "megatron", "precision": "nvfp4", "seq_len": 512, "global_batch_size": 4}
+    layout = {"dp": 4, "ep": 4}
+    scenario = parse_scenario({"model": MOE, "training": training, "parallelism": layout, "cluster": "dgx-b200"})
+    found = layer_block(scenario, 0).forward
+    assert [(i.kernels, i.looped) for i in named(found, "experts_up_cast")] == [(3, False)]
+    assert [i.kernels for i in named(found, "experts_up_weight_cast")] == [4 * 2]
 
 
 def test_a_loop_over_groups_costs_the_host_a_launch_each():
