@@ -183,7 +183,7 @@ def test_transformer_engine_launches_for_each_expert():
 
 
 def test_four_bits_of_all_experts_are_quantized_at_once_and_weights_one_by_one():
-    """Transformer Engine's split_quantize_nvfp4_impl: largest values, rows and columns, a kernel each for all groups."""
+    """Transformer Engine's split_quantize_nvfp4_impl: largest values, rows, columns, each a kernel of all groups."""
     training = {"framework": "megatron", "precision": "nvfp4", "seq_len": 512, "global_batch_size": 4}
     layout = {"dp": 4, "ep": 4}
     scenario = parse_scenario({"model": MOE, "training": training, "parallelism": layout, "cluster": "dgx-b200"})
