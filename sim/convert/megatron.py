@@ -30,6 +30,7 @@ from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
 from sim.models.frameworks import framework_at
 from sim.models.megatron_frameworks import MEGATRON, MEGATRON_BRIDGE, MEGATRON_ZERO
+from sim.models.moe.dispatchers import DISPATCHERS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
@@ -153,9 +154,8 @@ def _note_experts(s: Settings, p: dict[str, Any], framework: str) -> None:
         )
     if absent := [f"--{name}" for name in SIMULATED_OF_EXPERTS[framework] if not s.flag(name)]:
         s.notes.append(f"simulated as with {' and '.join(absent)}")
-    if p.get("ep_dispatcher") == "deepep":  # older and newer names of what flex does by default
+    if p.get("ep_dispatcher"):  # the older name of what flex does by default
         s.flag("moe-enable-deepep")
-        s.choice("moe-flex-dispatcher-backend", {"deepep": True}, "deepep")
     s.notes.append("experts are loaded evenly; model.moe.imbalance says otherwise")
 
 
@@ -287,6 +287,17 @@ def _recompute(s: Settings) -> Any:
     return {"mode": "selective", "modules": named} if granularity == "selective" and named else granularity
 
 
+def _dispatcher(s: Settings) -> str | None:
+    """The library that `flex` calls (transformer/moe/token_dispatcher.py, `MoEFlexTokenDispatcher`); None: no `flex`.
+
+    A library that is not simulated is reported, and DeepEP taken in its place.
+    """
+    if s.values.get("moe-token-dispatcher-type") != "flex":
+        return None
+    backends = {name: name for name in DISPATCHERS if name != "all_to_all"}
+    return s.choice("moe-flex-dispatcher-backend", backends, "deepep") or "deepep"
+
+
 def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     tp, pp, cp = (s.size(f"{what}-parallel-size", 1) for what in ("tensor-model", "pipeline-model", "context"))
     dp = s.ranks(gpus, machine, tp * pp * cp, "tp · pp · cp")
@@ -302,7 +313,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep": ep,
         "expert_tp": expert_tp,
         "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
-        "ep_dispatcher": "deepep" if experts and s.values.get("moe-token-dispatcher-type") == "flex" else None,
+        "ep_dispatcher": _dispatcher(s) if experts else None,
         "cp_method": _cp_method(s),
         "tp_overlap": _tp_overlap(s, tp),
         "dp_sync": None if fsdp2 else "bucketed" if overlap else "after_backward",

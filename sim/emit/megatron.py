@@ -227,7 +227,8 @@ class Megatron(Emission):
         moe, p = self.scenario.model.moe, self.scenario.parallelism
         if moe is None:
             return {}
-        if flex := dispatcher_of(p).once_to_a_node:
+        flex = dispatcher_of(p).once_to_a_place
+        if flex and p.ep_dispatcher == "deepep":
             self.notes.append("moe-token-dispatcher-type flex: DeepEP; releases before 0.15 need moe-enable-deepep too")
         dense, layers = moe.dense_layers, self.scenario.model.layers
         groups, top_groups = moe.groups, moe.top_groups
@@ -241,6 +242,7 @@ class Megatron(Emission):
             "moe-grouped-gemm": self.training.moe_grouped_gemm is None,
             "moe-permute-fusion": framework_of(self.training).maps_copies,
             "moe-token-dispatcher-type": "flex" if flex else "alltoall",
+            "moe-flex-dispatcher-backend": p.ep_dispatcher if flex and p.ep_dispatcher != "deepep" else None,
             "moe-router-force-load-balancing": True,
             "expert-model-parallel-size": p.ep,
             "expert-tensor-parallel-size": p.expert_tp,

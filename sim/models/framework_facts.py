@@ -31,6 +31,9 @@ class Framework(Struct, frozen=True):
     fuses_latent_rope: bool = False
     """rope of latent attention, with interleaved pairs, is one kernel for each tensor
     [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental]"""
+    assembles_in_latent_rope: bool = False
+    """queries of latent attention are turned in place, and the kernel that turns the shared key writes keys and values
+    of every head from the up-projection's result [core/fusions/fused_mla_yarn_rope_apply.py]"""
     fills_cut_gradients: bool = False
     """the gradient of a part cut out of a tensor is a tensor of zeros with that part filled in, and such are added up,
     in rope and behind it [torch: slice_backward]"""
@@ -39,6 +42,9 @@ class Framework(Struct, frozen=True):
     every layer [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb, `mscale`]"""
     fuses_activation: bool = False
     """SwiGLU and squared ReLU are one kernel, not two [core/fusions/fused_bias_swiglu.py]"""
+    fuses_weighted_relu2: bool = False
+    """an expert's squared ReLU multiplies by the router's weight in its own kernel, as a gated activation does
+    [core/transformer/moe/experts.py: use_fused_weighted_squared_relu]"""
     writes_activations_out: bool = False
     """GPT-2's and GPT-NeoX-20B's GELU (`gelu_new`, `gelu_fast`) is separate operators, as its formula is written, not
     torch's kernel of it [transformers/activations.py: NewGELUActivation, FastGELUActivation]"""
@@ -188,6 +194,9 @@ class Framework(Struct, frozen=True):
     starts_with_own_rows: bool = False
     """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
     parallel/tensor_parallel/functional.py]"""
+    copies_around_scans: bool = False
+    """layers with a state copy, gate and norm around the scan by kernels of their own [core/ssm: mamba_mixer.py,
+    gated_delta_net.py]"""
     adds_projection_bias_apart: bool = False
     """the bias of queries, keys and values is added by a kernel of its own [core/tensor_parallel/layers.py:
     LinearWithGradAccumulationAndAsyncCommunication.forward]"""

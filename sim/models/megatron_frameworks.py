@@ -64,6 +64,7 @@ MEGATRON = Framework(
     scales_rope_apart=True,
     fuses_activation=True,
     clamps_apart=True,
+    copies_around_scans=True,
     fuses_residual=True,
     fuses_hyper_connections=True,  # use_fused_mhc
     fuses_adapter_sum=True,
@@ -142,7 +143,9 @@ MEGATRON_BRIDGE = replace(
     MEGATRON,
     name="megatron_bridge",
     kin="megatron",
+    fuses_weighted_relu2=True,  # recipes/nemotronh: use_fused_weighted_squared_relu
     fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
+    assembles_in_latent_rope=True,
     router=FUSED_ROUTER,  # configs: moe_router_fusion
     kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss
     checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad

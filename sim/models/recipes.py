@@ -56,7 +56,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     `shards_quantized`: FSDP gathers layers' matrices in the format. `kernel`: the matmul where it is not the usual one,
     whose gradients' sums leave Hopper's tensor cores to be added in fp32. `again`: the kernel of the other order, where
     it has a speed of its own. `quantizes_groups`: one kernel quantizes the operands of all groups of a grouped matmul
-    (TE `nvte_multi_cast_transpose`), else each has its own.
+    (TE `nvte_multi_cast_transpose`, `nvte_group_hadamard_transform_amax` and its like), else each has its own.
     `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
     """
 

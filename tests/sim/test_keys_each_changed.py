@@ -41,7 +41,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "tp_overlap": ("wgrad",),
         "ep_overlap": (True,),
         "ep_dispatch_dtype": ("fp8",),
-        "ep_dispatcher": ("deepep",),
+        "ep_dispatcher": ("deepep", "hybridep"),
         "p2p_overlap": (True, False),
         "p2p_scatter": (True,),
     },

@@ -176,20 +176,37 @@ class LatentAttention(Struct, frozen=True):
         Every rank has its heads' gradients of that key, which are summed: by the reduce-scatter that answers the
         gather, or without sequence parallelism, where nothing is gathered, by an all-reduce.
         """
-        query, value = self.widths
-        n, e = d.tokens * heads, d.act_bytes
-        parts, copied = 2 * n * query, 0 if d.framework.keeps_merged_outputs else n * value
-        joined = n * (query + self.plain_width + value)
-        back = (2 * joined + n * self.rope_width) * e
-        forward: Program = (
-            memory_op("assemble_qk", F, "copy", parts + copied, 2 * (parts + copied) * e, d.act, 3 if copied else 2),
-        )
-        backward: Program = (memory_op("assemble_qk_backward", I, "copy", joined, back, d.act, 3),)
+        (query, _), n, e = self.widths, d.tokens * heads, d.act_bytes
+        by_rope = d.framework.assembles_in_latent_rope and self.rope
+        ahead, back = self._written_by_rope(d, n) if by_rope else self._joined(d, n)
+        forward: Program = (ahead,)
+        backward: Program = (back,)
         if d.tp > 1:
             size, summed = d.tokens * self.rope_width * e, "reduce_scatter" if d.sp else "all_reduce"
             forward = (*((collective("rope_key_gather", "all_gather", size, F),) if d.sp else ()), *forward)
             backward = (*backward, collective(f"rope_key_grad_{summed}", summed, size, I))
-        return Operator("assemble_qk", forward, backward, backward_bytes=2 * parts * e)
+        return Operator("assemble_qk", forward, backward, backward_bytes=4 * n * query * e)
+
+    def _joined(self, d: Dims, n: float) -> tuple[Compute, Compute]:
+        """Copies of `n` heads' queries, keys and, if need be, values, each by its own kernel, and their gradients."""
+        (query, value), e = self.widths, d.act_bytes
+        copied = 0 if d.framework.keeps_merged_outputs else n * value
+        elements, joined = 2 * n * query + copied, n * (query + self.plain_width + value)
+        back = (2 * joined + n * self.rope_width) * e
+        return (
+            memory_op("assemble_qk", F, "copy", elements, 2 * elements * e, d.act, 3 if copied else 2),
+            memory_op("assemble_qk_backward", I, "copy", joined, back, d.act, 3),
+        )
+
+    def _written_by_rope(self, d: Dims, n: float) -> tuple[Compute, Compute]:
+        """What the kernel that turns the shared key moves besides: `n` heads' keys without rope and values are read,
+        keys and values written; backward the other way round (`assembles_in_latent_rope`, Megatron-Core's
+        rotary_fwd_kv_kernel and rotary_bwd_kv_kernel). Queries are turned in place."""
+        query, value = self.widths
+        moved = n * (self.plain_width + value + query + value) * d.act_bytes
+        names = (("assemble_qk", F), ("assemble_qk_backward", I))
+        ahead, back = (memory_op(name, phase, "copy", n * (query + value), moved, d.act) for name, phase in names)
+        return ahead, back
 
     def other_parameters(self) -> int:
         """Weights of the norms of both latents, and sinks."""

@@ -43,6 +43,7 @@ class Scan(Struct, frozen=True, forbid_unknown_fields=True):
     norm_of_head: bool = False  # the gated norm has weights for one head, which all share
     systems: bool = False  # a triangular system of each chunk is kept, and the gates that made it
     channel_gates: bool = False  # a gate for every channel, and the norm's, each through a matrix of rank P
+    around: str = ""  # Megatron-Core's kernels around it, by their name in `sim.models.layers.state_kernels`
     whole_gates: bool = False  # the same through matrices of full rank, which are parts of the input projection
 
     def flops_per_token(self, sizes: dict[str, int], heads: int, groups: int) -> float:

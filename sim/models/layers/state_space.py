@@ -3,7 +3,8 @@
 Input projection, a short causal convolution with SiLU, the scan by chunks (`sim.models.layers.scans`), a gated RMS
 norm, output projection: Mamba2Mixer of Transformers and `mamba_ssm/modules/mamba2.py`; Qwen3NextGatedDeltaNet. In
 training the scan is one autograd function that keeps the projected input and its own output, and computes the rest
-again (`MambaSplitConv1dScanCombinedFn`); the output projection stands apart and keeps its input, as in Megatron-Core.
+again (`MambaSplitConv1dScanCombinedFn`); the output projection stands apart and keeps its input, as in Megatron-Core,
+whose own kernels around the scan are in `sim.models.layers.state_kernels`.
 
 Serving keeps of a sequence, however long it is, the last `conv_kernel` − 1 inputs of the convolution and one state of
 N·P numbers a head.
@@ -20,6 +21,7 @@ from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.scans import Scan
+from sim.models.layers.state_kernels import AROUND, Around, Sizes, gated_norm
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, W, memory_op
 from sim.models.served import ServingDims, served_linear
@@ -124,25 +126,38 @@ class StateSpace(Struct, frozen=True):
         """Everything between the projections."""
         at = _Run(d.batch, d.seq, d.tp, d.act_bytes, d.act)
         inner, convolved = at.tokens * self.inner(d.tp) * at.size, at.tokens * self.convolved(d.tp) * at.size
-        states = self._moved("S", at)
+        states, around = self._moved("S", at), self._around(d, at)
         backward = (
-            *self._gate(at, I, "gated_norm_backward"),
+            *around.after_back,
             *(() if self.scan.keeps_convolved else (self._convolution(at, I, "convolution_again", 2),)),
             self._decays(at, I, "decays_again"),
             *self._products(at, I),
             self._decays(at, I, "decays_backward"),
+            *around.between_back,
             self._convolution(at, I, "convolution_backward", 3),
             self._convolution(at, W, "convolution_wgrad", 2),
+            *around.before_back,
         )
+        first, *rest = self._mixed(at)
         return Operator(
             "state_space",
-            (*self._mixed(at), *self._gate(at, F, "gated_norm")),
+            (*around.before, first, *around.between, *rest, *around.after),
             backward,
-            self._saved(d, at),
+            (*self._saved(d, at), *around.saved),
             params=self.other_parameters(d.tp),
             forward_bytes=convolved + inner + states,
             backward_bytes=2 * convolved + 3 * inner + 2 * states,
         )
+
+    def _around(self, d: Dims, at: _Run) -> Around:
+        """What the framework runs around the convolution and the scan."""
+        own = self.scan.around if d.framework.copies_around_scans and self.gated_norm else ""
+        return AROUND[own](self._sizes_of(at))
+
+    def _sizes_of(self, at: _Run) -> Sizes:
+        heads, groups = self.split(at.tp)
+        widths = (self._projected(at.tp), self.convolved(at.tp), self.inner(at.tp))
+        return Sizes(at.batch, at.tokens, *widths, groups * self.state, heads * self.state, heads, at.size, at.dtype)
 
     def _saved(self, d: Dims, at: _Run) -> tuple[Saved, ...]:
         """Projected input and scanned output; the delta rule's convolved input, gates and triangular systems too."""
@@ -177,11 +192,6 @@ class StateSpace(Struct, frozen=True):
         """Steps and their running sums over a chunk: read once, two fp32 results."""
         n = at.tokens * self.split(at.tp)[0]
         return memory_op(name, phase, "elementwise", n, (at.size + 2 * FP32_BYTES) * n, at.dtype)
-
-    def _gate(self, at: _Run, phase: Phase, name: str) -> Program:
-        """Norm and gate in one kernel: two reads and a write, backward three and two."""
-        n, accesses, kernels = at.tokens * self.inner(at.tp), *((3, 1) if phase is F else (5, 2))
-        return (memory_op(name, phase, "norm", n, accesses * at.size * n, at.dtype, kernels),)
 
     def _moved(self, letter: str, at: _Run) -> float:
         """Bytes of one tensor of a `Product`."""
@@ -238,7 +248,7 @@ class StateSpace(Struct, frozen=True):
     def serve(self, d: ServingDims, tokens: int) -> Program:
         """Projections and gated norm, which depend on the number of tokens alone."""
         *before, last = self.matrices(d.tp)
-        gate = self._gate(_Run(1, tokens, d.tp, d.act_bytes, d.act), F, "gated_norm")
+        gate = gated_norm(self._sizes_of(_Run(1, tokens, d.tp, d.act_bytes, d.act))).after
         projections = [item for matrix in before for item in served_linear(d, matrix, tokens)]
         return (*projections, *gate, *served_linear(d, last, tokens))
 

@@ -173,14 +173,15 @@ class _Trip(Struct, frozen=True):
 
         Copies of all expert_tp ranks are sorted at once, after they are gathered (`MoEAlltoAllTokenDispatcher` in
         Megatron-Core's transformer/moe/token_dispatcher.py). A dispatcher that makes copies on arrival needs the sort
-        for one expert too: a map and the copies, of as many tokens as there are copies, since two experts of one token
-        are rarely on one rank. `results_read`: for the gradient of the weights that results were multiplied by.
+        for one expert too: a map and the copies, which are as many as or more than the tokens that arrived.
+        `results_read`: for the gradient of the weights that results were multiplied by.
         """
         p, d = self.layout, self.d
         n = self.r.fullest * p.expert_tp * d.hidden
         if self.way.copies_on_arrival:
             again = results_read and not d.framework.weights_experts_after_activation
-            return (memory_op(name, phase, "permute", n, (3 if again else 2) * n * d.act_bytes, d.act, 2),)
+            moved = (2 if again else 1) * n + self.r.arrived * p.expert_tp * d.hidden
+            return (memory_op(name, phase, "permute", n, moved * d.act_bytes, d.act, 2),)
         if not self.sorts_chunks:
             return ()
         kernels = 2 if self.maps and phase is F else 1  # the forward makes a map, one number for each row
@@ -195,8 +196,8 @@ def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
     """Copies sorted by expert, exchanged, gathered over expert_tp; the gradients back the same way."""
     e, trip = d.act_bytes, _trip(scenario, d, r)
     n, moved = trip.copies * d.hidden, (r.tokens * d.hidden + r.sent * d.hidden) * e
-    choices = r.wire * moe_of(scenario).top_k
-    there, back = choices * trip.way.choice_bytes, choices * trip.way.choice_gradient_bytes
+    choices, weights = r.wire * moe_of(scenario).top_k, r.wire * r.domain_experts * trip.way.domain_expert_bytes
+    there, back = choices * trip.way.choice_bytes + weights, choices * trip.way.choice_gradient_bytes + weights
     forward = (
         *trip.at_home_map(),
         *trip.at_home("permute", F, moved),

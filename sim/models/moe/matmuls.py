@@ -36,7 +36,7 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     made = () if fused else inside("moe_act", _activated(d, activation, rows * ffn))
     apart = d.experts_apart and r.experts > 1
     made, joined = (_each_by_itself(made, r.experts), (_joined(d, rows),)) if apart else (made, ())
-    filled, cut = ((), ()) if fused else _padding(d, moe, rows, r.experts)
+    filled, cut = ((), ()) if fused or r.dispatcher.fills_tiles else _padding(d, moe, rows, r.experts)
     parts = (*filled, up, *made, down, *cut, *joined)
     return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
 
@@ -82,8 +82,8 @@ def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[
     was filled is cut off again (Transformer Engine's `Fp8Padding`, `Fp8Unpadding`; backward the other way round).
 
     The fp32 probabilities of rows are filled up by a kernel of their own (core/transformer/moe/experts.py:
-    `quantization_padding`). Nothing is copied where a capacity gives every expert a multiple. What is filled up, at
-    most a tile an expert, is not computed here.
+    `quantization_padding`). Nothing is copied where a capacity or the dispatcher gives every expert a multiple
+    (`Fp8Padding.forward`: "no padding needed"). What is filled up, at most a tile an expert, is not computed here.
     """
     tile = ALIGNED_ROWS if d.recipe is None or d.recipe.one_scale else 2 * ALIGNED_ROWS
     even = moe.capacity_factor is not None and rows % (experts * tile) == 0
@@ -144,27 +144,31 @@ def _activated(d: Dims, mlp: str, elements: float) -> tuple[Operator, ...]:
 
     A gated activation's kernel multiplies by itself (`weighted_bias_swiglu_impl` in Megatron-Core's
     fusions/fused_bias_swiglu.py). torch compiles its backward into two kernels, since the gradients of both halves and
-    the weights', a sum over one half, have different sizes: the second reads gradient, gate and up again.
+    the weights', a sum over one half, have different sizes: the second reads gradient, gate and up again. A squared
+    ReLU's does where `fuses_weighted_relu2` (fusions/fused_weighted_squared_relu.py: `weighted_squared_relu_back`
+    reads gradient and input again). All others are weighted by torch's operators.
     """
     made = activation(d, mlp, elements, d.framework.cuts_expert_halves)
     if not d.framework.weights_experts_after_activation:
         return (made,)
-    if mlp == "gelu":
+    if not is_gated(mlp) and not (mlp == "relu2" and d.framework.fuses_weighted_relu2):
         return made, _weighting(d, elements)
-    if not (is_gated(mlp) and d.framework.fuses_activation):
+    if not d.framework.fuses_activation:
         return (made,)
-    again = memory_op("expert_weights_grad", I, "elementwise", elements, 3 * d.act_bytes * elements, d.act)
-    return (replace(made, backward=(*made.backward, again)),)
+    again = 3 if is_gated(mlp) else 2
+    read = memory_op("expert_weights_grad", I, "elementwise", elements, again * d.act_bytes * elements, d.act)
+    return (replace(made, backward=(*made.backward, read)),)
 
 
 def _weighting(d: Dims, elements: float) -> Operator:
-    """What leaves a GELU, times the router's fp32 probability of its copy: torch multiplies in fp32 and casts back.
+    """What leaves an activation, times the router's fp32 probability of its copy: torch multiplies in fp32, casts back.
 
     Megatron-Core's TEGroupedMLP (transformer/moe/experts.py, `bias_act_func`) has a fused kernel for the weighted
-    SwiGLU and none for GELU. Accesses per element: forward product (e+4), cast (4+e); backward cast (e+4), both
-    products (4+4 and 4+e+4), the first cast (4+e), the second summed over a row (4). The GELU's output is kept for the
-    probability's gradient. torch holds the incoming gradient, both products and the first one's cast at once:
-    autograd casts to an input's dtype, and sums over what was broadcast, after the operator has returned.
+    SwiGLU, one for the weighted squared ReLU if a switch asks for it, and none for others. Accesses per element:
+    forward product (e+4), cast (4+e); backward cast (e+4), both products (4+4 and 4+e+4), the first cast (4+e), the
+    second summed over a row (4). The activation's output is kept for the probability's gradient. torch holds the
+    incoming gradient, both products and the first one's cast at once: autograd casts to an input's dtype, and sums over
+    what was broadcast, after the operator has returned.
     """
     e = d.act_bytes
     forward, backward = (2 * FP32_BYTES + 2 * e) * elements, (7 * FP32_BYTES + 3 * e) * elements
@@ -172,6 +176,6 @@ def _weighting(d: Dims, elements: float) -> Operator:
         "expert_weighting",
         (memory_op("expert_weighting", F, "elementwise", elements, forward, d.act, 2),),
         (memory_op("expert_weighting_backward", I, "elementwise", elements, backward, d.act, 5),),
-        (Saved("gelu output", elements * e),),
+        (Saved("activation output", elements * e),),
         backward_bytes=(3 * FP32_BYTES + e) * elements,
     )

@@ -29,7 +29,8 @@ class _Casts(NamedTuple):
     16 bits, kept so, and its gradient back (`sim.models.casts`). `upcast`: it chooses by fp32 logits of a 16-bit input.
     `ahead`: of `upcast`, the matmul is in fp32, of a copy of its input, which is kept. Without `ahead`, as in
     Megatron-Core's `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers
-    to an fp32 result and the backward copies its input.
+    to an fp32 result and the backward copies its input. Its products of fp32 numbers are Transformer Engine's, in tf32
+    (common/gemm/cublaslt_gemm.cu: "Use TF32 only for pure FP32 GEMM").
     """
 
     wide: bool
@@ -51,7 +52,8 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     m, h, x, e = r.tokens, d.hidden, moe.choices, d.act_bytes
     casts = _casts(d, moe)
     in_fp32 = casts.upcast or casts.wide
-    dtype, backward_dtype = "fp32" if casts.ahead or casts.wide else d.act, "fp32" if in_fp32 else d.act
+    fp32_product = "tf32" if casts.upcast and not casts.ahead else "fp32"
+    dtype, backward_dtype = "fp32" if casts.ahead or casts.wide else d.act, fp32_product if in_fp32 else d.act
     choose, choose_back = _choice(d, moe, m, FP32_BYTES if in_fp32 else e)
     forward = (
         *((_copy(d, "router_cast", F, m * h),) if casts.ahead else ()),
@@ -133,8 +135,13 @@ def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Pro
     token_dispatcher.py: `preprocess`, `drop_and_pad`).
 
     DeepEP counts in a kernel of its own and gathers within its exchange, whatever the framework (Megatron-Core,
-    transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`)."""
+    transformer/moe/fused_a2a.py: `FusedDispatch`, `get_dispatch_layout`). HybridEP gathers the map itself, and a kernel
+    reads all of it (DeepEP, csrc/hybrid_ep/executor/executor.cu: `metadata_preprocess_core`)."""
     ranks = ep * expert_tp
+    if r.dispatcher.map_byte:
+        every = r.dispatcher.map_byte * r.tokens * moe.experts * ranks
+        layout = memory_op("dispatch_layout", F, "elementwise", every, every, d.act)
+        return collective("gather_map", "all_gather", every, F, group="ep"), replace(layout, plain_host=True)
     if not r.dispatcher.messages_beside:
         choices = r.tokens * moe.top_k
         layout = memory_op("dispatch_layout", F, "elementwise", choices, INDEX_BYTES * choices, d.act)

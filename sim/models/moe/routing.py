@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,9 @@ class Routing(Struct, frozen=True):
 
     `tokens`: this rank's own, before copying to their top-k experts; `sent`: copies it sends to their
     experts; `received`: copies that its experts compute, in the mean over layers; `fullest`: in one layer on the rank
-    with most, for which all others wait; `wire`: copies that cross the network, the larger of out and in;
-    `dispatcher`: who takes them there.
+    with most, for which all others wait; `wire`: copies that are sent, the larger of out and in; `arrived`: tokens that
+    a rank gets if each comes to it once; `domain_experts`: experts in a rank's NVLink domain; `dispatcher`: who takes
+    copies there.
     """
 
     tokens: int
@@ -32,6 +34,8 @@ class Routing(Struct, frozen=True):
     received: float
     fullest: float
     wire: float
+    arrived: float
+    domain_experts: float
     dispatcher: Dispatcher
 
 
@@ -72,8 +76,8 @@ def _zipf(experts: int, copies: float, zipf: float, seed: int, layer: int, token
 def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     """Tensor-parallel ranks share their tokens out; all ranks of an ep group route alike, but for what chance adds.
 
-    A dispatcher that goes by nodes sends a token once to each node of the ep group that has experts of it. Where the
-    group lies within one NVLink domain nothing crosses, and each copy goes to its expert's rank by itself.
+    A dispatcher that goes by places sends a token once to each node of the ep group that has experts of it. Where the
+    group lies within one NVLink domain these are ranks.
     """
     moe, p = moe_of(scenario), scenario.parallelism
     tokens = ceil_div(d.tokens, d.tp)
@@ -81,35 +85,66 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     local = ceil_div(moe.experts, p.ep)
     received = sum(load[shard.ep_rank * local : (shard.ep_rank + 1) * local])
     sent = sum(load) / p.ep
-    share, dispatcher = 1.0, dispatcher_of(p)
-    nodes = expert_nodes(p, scenario.cluster.domain_gpus) if dispatcher.once_to_a_node else 1
-    if nodes > 1:
-        share = min(1.0, nodes_of_a_token(moe, nodes) / moe.copies)
+    dispatcher, nodes = dispatcher_of(p), expert_nodes(p, scenario.cluster.domain_gpus)
+    to_ranks = min(1.0, ranks_of_a_token(moe, p.ep, nodes) / moe.copies)
+    to_nodes = min(1.0, nodes_of_a_token(moe, nodes) / moe.copies)
+    share = (to_nodes if nodes > 1 else to_ranks) if dispatcher.once_to_a_place else 1.0
     by_chance = d.framework.routes_by_chance and moe.imbalance == "balanced" and moe.capacity_factor is None
     fullest = received
     if by_chance and p.ep > 1:
         fullest += copies_beyond(moe, tokens * p.ep * p.expert_tp, p.ep) / p.expert_tp
-    return Routing(tokens, min(local, moe.experts), sent, received, fullest, max(sent, fullest) * share, dispatcher)
+    wire, beside = max(sent, fullest) * share, moe.experts / nodes
+    return Routing(
+        tokens, min(local, moe.experts), sent, received, fullest, wire, fullest * to_ranks, beside, dispatcher
+    )
 
 
 def dispatcher_of(p: Parallelism) -> Dispatcher:
-    """Who takes tokens to their experts; a library that goes by nodes has nothing to do on one rank."""
+    """Who takes tokens to their experts; a library that goes by places has nothing to do on one rank."""
     return DISPATCHERS[p.ep_dispatcher or "all_to_all"] if p.ep > 1 else ALL_TO_ALL
 
 
 def nodes_of_a_token(moe: MoeConfig, nodes: int) -> float:
-    """Return on how many of `nodes` a token's experts lie: as many as the model allows (`max_nodes_per_token`), or of k
-    experts chosen by chance N·(1 - (1 - 1/N)^k).
+    """Return on how many of `nodes` a token's experts lie: as many as the model allows (`max_nodes_per_token`), or as
+    many as chance gives.
 
     >>> from types import SimpleNamespace as N
-    >>> round(nodes_of_a_token(N(max_nodes_per_token=None, copies=8), 4), 2)
-    3.6
-    >>> nodes_of_a_token(N(max_nodes_per_token=4, copies=8), 8)
+    >>> round(nodes_of_a_token(N(max_nodes_per_token=None, experts=64, copies=8), 4), 2)
+    3.66
+    >>> nodes_of_a_token(N(max_nodes_per_token=4, experts=64, copies=8), 8)
     4.0
     """
     if moe.max_nodes_per_token is not None:
         return float(min(nodes, moe.max_nodes_per_token))
-    return nodes * float(1.0 - (1.0 - 1.0 / nodes) ** moe.copies)
+    return _places_by_chance(moe.experts, moe.copies, nodes)
+
+
+def ranks_of_a_token(moe: MoeConfig, ranks: int, nodes: int) -> float:
+    """Return on how many of the `ranks` of an ep group a token's experts lie, if these are chosen by chance on as many
+    of the group's `nodes` as the model allows.
+
+    >>> from types import SimpleNamespace as N
+    >>> free = N(max_nodes_per_token=None, experts=64, copies=8)
+    >>> [round(ranks_of_a_token(free, ranks, 1), 2) for ranks in (8, 64)]
+    [5.43, 8.0]
+    """
+    allowed = moe.max_nodes_per_token
+    share = 1.0 if allowed is None or nodes == 1 else min(1.0, allowed / nodes)
+    return _places_by_chance(moe.experts * share, moe.copies, ranks * share)
+
+
+def _places_by_chance(experts: float, copies: float, places: float) -> float:
+    """Return on how many of `places`, each with as many of the `experts`, as many different ones as `copies` lie, by
+    chance.
+
+    A place without any has probability C(experts - own, copies) / C(experts, copies), here by gamma functions.
+    """
+    others = experts - experts / places
+    if copies > others:
+        return min(places, copies)
+    parts = ((others, 1.0), (experts - copies, 1.0), (others - copies, -1.0), (experts, -1.0))
+    missed = math.exp(sum(sign * math.lgamma(n + 1.0) for n, sign in parts))
+    return places * (1.0 - missed)
 
 
 def expert_nodes(p: Parallelism, domain_gpus: int) -> int:

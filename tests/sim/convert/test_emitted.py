@@ -94,7 +94,7 @@ def test_how_tokens_choose_and_find_their_experts_is_read_back(
     assert {key: after["model"]["moe"][key] for key in keys if key in after["model"]["moe"]} == expected
 
 
-@pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep"])
+@pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep", "hybridep"])
 def test_a_dispatcher_without_limited_nodes_is_read_back(tmp_path: Path, dispatcher: str) -> None:
     experts = {"experts": 64, "top_k": 4, "ffn": 512}
     model = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 32000, "moe": experts}

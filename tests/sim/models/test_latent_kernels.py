@@ -77,6 +77,15 @@ def test_queries_keys_and_values_are_put_together() -> None:
     assert said("transformers", "assemble_qk").bytes == 2 * forward.elements - values  # a view of what is kept anyway
 
 
+def test_the_kernel_that_turns_the_shared_key_writes_keys_and_values() -> None:
+    """Megatron-Core's fusions/fused_mla_yarn_rope_apply.py: keys without rope and values are read, keys and values
+    written, and backward their gradients the other way round; queries are turned in place."""
+    block = layer_block(scenario("megatron_bridge"), 0)
+    found = [i for p in (block.forward, block.backward) for i in p if isinstance(i, Compute) and "assemble" in i.name]
+    moved = 2 * TOKENS * HEADS * (PLAIN + VALUE + PLAIN + ROPE + VALUE)
+    assert [(i.bytes, i.kernels) for i in found] == [(moved, 1), (moved, 1)]
+
+
 def test_without_positions_nothing_turns_the_latents() -> None:
     """Kimi Linear's latent attention has no rope (`mla_use_nope`); each second layer may go without."""
     mla = {

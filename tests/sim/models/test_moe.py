@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -22,6 +23,11 @@ from sim.models.parameters import count_parameters
 # Copies of the fullest of four ranks ÷ the mean, where Megatron-Core balances experts by chance.
 FULLEST = 1.0 + copies_beyond(MoeConfig(**MOE["moe"]), 4 * TOKENS, 4) / (2 * TOKENS)
 KINDS = ("gemm", "grouped_gemm")
+
+
+def places(experts: int, top_k: int, among: int) -> float:
+    """On how many of `among` places a token's experts lie, counted over all choices of different experts."""
+    return among * (1 - math.comb(experts - experts // among, top_k) / math.comb(experts, top_k))
 
 
 def test_flops_are_those_of_the_active_experts():
@@ -72,21 +78,42 @@ def test_copies_are_counted_over_all_ranks_that_share_the_experts():
 
 
 @pytest.mark.parametrize("framework", ["megatron", "eager"])
-def test_who_sends_tokens_once_to_a_node_copies_them_on_arrival(framework):
-    """One exchange there with indices and weights, one back; each way copies are made or added up once."""
+def test_who_sends_tokens_once_to_a_rank_copies_them_on_arrival(framework):
+    """One exchange there with indices and weights, one back, of a token for each rank with experts of it; each way
+    copies are made of what arrived, or added up, once."""
     limited = MOE | {"moe": MOE["moe"] | {"max_nodes_per_token": 1}}
     block = layer_block(make(limited, {"framework": framework}, dp=4, ep=4), 0)
     most = FULLEST if framework == "megatron" else 1.0
-    size, choices = most * TOKENS * 2 * 1024 * 2, most * TOKENS * 2 * 2
+    size, once = most * TOKENS * 2 * 1024 * 2, places(16, 2, 4) / 2
+    sent, choices = once * size, once * most * TOKENS * 2 * 2
     found = [i.bytes for p in (block.forward, block.backward) for i in p if getattr(i, "kind", "") == "all_to_all"]
-    assert found == pytest.approx([size + choices * (8 + 4), size, size, size + choices * 4])
-    for program, read in ((block.forward, 2), (block.backward, 2 if framework == "megatron" else 3)):
+    assert found == pytest.approx([sent + choices * (8 + 4), sent, sent, sent + choices * 4])
+    for program, read in ((block.forward, 1), (block.backward, 1 if framework == "megatron" else 2)):
         moved = [i.bytes for i in program if getattr(i, "kind", "") == "permute"]
-        assert sorted(moved) == pytest.approx([2 * size, read * size])
+        assert sorted(moved) == pytest.approx([size + sent, read * size + sent])
+
+
+def test_hybridep_gathers_the_map_and_sends_the_weights_of_all_experts_of_the_domain():
+    """A byte for each token and expert of all ranks, four bytes for each expert of the domain beside each token and its
+    gradient; rows of 8-bit experts are filled up on arrival."""
+    own = {"framework": "megatron", "precision": "fp8"}
+    deep, hybrid = (layer_block(make(MOE, own, dp=4, ep=4, ep_dispatcher=n), 0) for n in ("deepep", "hybridep"))
+    (gather,), (layout,) = named(hybrid.forward, "gather_map"), named(hybrid.forward, "dispatch_layout")
+    assert (gather.kind, gather.bytes, layout.bytes) == ("all_gather", 4 * TOKENS * 16, 4 * TOKENS * 16)
+    tokens = FULLEST * TOKENS * places(16, 2, 4)
+
+    def sent(block: Any) -> list[float]:
+        programs = (block.forward, block.backward)
+        return [i.bytes for p in programs for i in p if getattr(i, "kind", "") == "all_to_all"]
+
+    alike = [tokens * 1024 * 2] * 4
+    assert sent(hybrid) == pytest.approx([n + tokens * more for n, more in zip(alike, (64, 0, 0, 64), strict=True)])
+    assert sent(deep) == pytest.approx([n + tokens * more for n, more in zip(alike, (24, 0, 0, 8), strict=True)])
+    assert [bool(named(b.forward, "experts_padding")) for b in (deep, hybrid)] == [True, False]
 
 
 def test_node_limited_routing_sends_each_token_to_few_nodes():
-    """At most once to each node of the ep group; within one node each copy goes by itself."""
+    """At most once to each node of the ep group; within one node once to each rank."""
     limited = MOE | {"moe": MOE["moe"] | {"experts": 64, "top_k": 8, "max_nodes_per_token": 4}}
     free = MOE | {"moe": MOE["moe"] | {"experts": 64, "top_k": 8}}
 
@@ -97,24 +124,29 @@ def test_node_limited_routing_sends_each_token_to_few_nodes():
 
     assert parts(64) == 4 / 8  # eight nodes, of which four
     assert parts(16) == 2 / 8  # two nodes
-    assert parts(8) == 1  # one
+    assert parts(8) == pytest.approx(places(64, 8, 8) / 8)  # one
     assert parts(8, pp=2, rank_order="tp-cp-pp-dp") == 2 / 8
 
 
-def test_deepep_sends_a_token_once_to_each_node_that_chance_gives_its_experts():
-    """Of k experts by chance on N nodes lie N·(1 - (1 - 1/N)^k); within one node each copy goes by itself."""
+@pytest.mark.parametrize("dispatcher", ["deepep", "hybridep"])
+def test_a_token_is_sent_once_to_each_node_or_rank_that_chance_gives_its_experts(dispatcher):
+    """Of N nodes; within one node of its ranks: no rank has two of a token's experts where each has one."""
     free = MOE | {"moe": MOE["moe"] | {"experts": 64, "top_k": 8}}
 
     def part(ranks: int) -> float:
         few, many = (
             layer_block(make(free, dp=ranks, ep=ranks, ep_dispatcher=name), 0).forward
-            for name in ("deepep", "all_to_all")
+            for name in (dispatcher, "all_to_all")
         )
         (home,), (every,) = named(few, "combine"), named(many, "combine")
         return home.bytes / every.bytes
 
-    assert part(32) == pytest.approx(4 * (1 - 0.75**8) / 8)
-    assert part(8) == 1
+    assert part(32) == pytest.approx(places(64, 8, 4) / 8)
+    assert part(8) == pytest.approx(places(64, 8, 8) / 8)
+    few = {"experts": 8, "top_k": 2, "ffn": 64}
+    blocks = (layer_block(make(MOE | {"moe": few}, dp=8, ep=8, ep_dispatcher=n), 0) for n in (dispatcher, "all_to_all"))
+    one, every = (named(block.forward, "combine")[0].bytes for block in blocks)
+    assert one == pytest.approx(every)
 
 
 def test_parameters_split_over_experts():

@@ -10,6 +10,7 @@ from model_programs import MOE, TOKENS, comm_bytes, comms, make, named
 from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.model_config import MoeConfig
+from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 from sim.models.moe.routing import expert_load
 from sim.prices.coefficients import PriceOptions
@@ -78,6 +79,29 @@ def test_results_are_read_again_for_the_routers_gradient_where_they_are_weighted
     assert found.bytes == accesses * TOKENS * 1024 * 2
 
 
+@pytest.mark.parametrize(
+    ("framework", "mlp", "forward", "backward"),
+    [
+        ("megatron_bridge", "relu2", [4], [4, 6]),  # fused: the weights' gradient reads gradient and input again
+        ("megatron", "relu2", [4, 12], [6, 34]),  # torch's product in fp32, and what casts it
+        ("megatron", "gelu", [4, 12], [6, 34]),
+        ("megatron", "swiglu", [6], [6, 10]),
+        ("eager", "relu2", [8], [20]),  # weighs results, not activations
+    ],
+)
+def test_an_experts_activation_is_weighted(framework, mlp, forward, backward):
+    """Bytes of an inner element between both matmuls, with 16-bit activations."""
+    block = layer_block(make(MOE | {"mlp": mlp, "bias": False}, {"framework": framework}), 0)
+    elements = TOKENS * 2 * MOE["moe"]["ffn"]
+
+    parts = (mlp, f"{mlp}_backward", "expert_weighting", "expert_weighting_backward", "expert_weights_grad")
+
+    def between(program: Any) -> list[float]:
+        return sorted(i.bytes / elements for i in program if isinstance(i, Compute) and i.name in parts)
+
+    assert (between(block.forward), between(block.backward)) == (forward, backward)
+
+
 def test_megatron_adds_second_biases_expert_by_expert():
     """Product, sum and join: 1 + 3 + 2 accesses forward, 8 backward, of every copy's row (TEGroupedMLP._apply_bias)."""
     block = layer_block(make(MOE | {"bias": True}, {"framework": "megatron"}), 0)
@@ -128,7 +152,7 @@ def test_megatrons_fp32_router_casts_backward_alone():
     assert len(fp32.forward) == len(plain.forward)
     casts = [i for i in fp32.backward if isinstance(i, Compute) and i.kind == "cast"]
     assert [i.bytes for i in casts] == [TOKENS * MOE["hidden"] * 6.0] * 2
-    assert [i.dtype for n in ("router_dgrad", "router_wgrad") for i in named(fp32.backward, n)] == ["fp32", "fp32"]
+    assert [i.dtype for n in ("router_dgrad", "router_wgrad") for i in named(fp32.backward, n)] == ["tf32", "tf32"]
 
 
 @pytest.mark.parametrize("framework", ["eager", "transformers", "compiled"])
@@ -156,6 +180,16 @@ def test_transformer_engine_launches_for_each_expert():
     fp8 = {"precision": "fp8"}
     assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="tensorwise") == (4 * (2 + 2), True)
     assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="delayed") == (1, False)
+
+
+def test_four_bits_of_all_experts_are_quantized_at_once_and_weights_one_by_one():
+    """Transformer Engine's split_quantize_nvfp4_impl: largest values, rows, columns, each a kernel of all groups."""
+    training = {"framework": "megatron", "precision": "nvfp4", "seq_len": 512, "global_batch_size": 4}
+    layout = {"dp": 4, "ep": 4}
+    scenario = parse_scenario({"model": MOE, "training": training, "parallelism": layout, "cluster": "dgx-b200"})
+    found = layer_block(scenario, 0).forward
+    assert [(i.kernels, i.looped) for i in named(found, "experts_up_cast")] == [(3, False)]
+    assert [i.kernels for i in named(found, "experts_up_weight_cast")] == [4 * 2]
 
 
 def test_a_loop_over_groups_costs_the_host_a_launch_each():
