@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sim.serve.engines.graph_sizes import vllm_05_sizes
+from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
@@ -56,7 +56,8 @@ class Defaults(NamedTuple):
 
 class Server(NamedTuple):
     """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
-    ranks and pipeline stages, replicas that share experts, who drafts tokens, and whether attention is latent."""
+    ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, and the
+    largest batch with a CUDA graph that somebody asks for (None: nobody does)."""
 
     memory_bytes: float
     tp: int = 1
@@ -64,6 +65,7 @@ class Server(NamedTuple):
     replicas: int = 1
     drafts: Drafts = "none"
     latent: bool = False
+    graphs_to: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -165,6 +167,9 @@ class Engine:
         None,
         "with drafted tokens, the tokens of batches with a graph, by graphs_to, max_running_requests and the tokens of "
         "each sequence; None: as without drafts",
+    )
+    asked_graphs: AskedGraphs | None = fact(  # noqa: RUF009  a tuple
+        None, "what it makes of batches with a graph that somebody asks for; None: nobody can"
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
     prompt_sizes: Callable[[int, bool], tuple[int, ...]] | None = fact(  # noqa: RUF009
@@ -374,6 +379,9 @@ class Engine:
             fits = server.memory_bytes >= case.memory_bytes and architecture not in case.but
             if fits and server.tp >= case.tp and positions >= case.positions and drafting >= case.drafting:
                 d = d._replace(**case.changes)
+        if server.graphs_to is not None and self.asked_graphs is not None:
+            most = server.graphs_to if self.asked_graphs.extends else min(server.graphs_to, d.graphs_to)
+            d = d._replace(graphs_to=most)
         if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         if self.fraction is not None:

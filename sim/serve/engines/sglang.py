@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.serve.engines.graph_sizes import (
+    AskedGraphs,
     of_sequences,
     sglang_04_drafting_sizes,
     sglang_04_sizes,
@@ -71,6 +72,7 @@ _SGLANG_04 = Engine(
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_tokens=of_sequences(sglang_04_drafting_sizes),
+    asked_graphs=AskedGraphs(sglang_04_sizes, sglang_04_drafting_sizes, sequences=True, extends=False),
     own_all_reduces=CUSTOM,
     fp32_logits=True,  # srt/layers/logits_processor.py: `logits.float()`
     reads_checkpoint=True,
@@ -99,6 +101,7 @@ _SGLANG_046 = replace(
     all2all=("allgather_reducescatter", "deepep"),
     dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
     drafting_tokens=of_sequences(sglang_046_drafting_sizes),
+    asked_graphs=AskedGraphs(sglang_04_sizes, sglang_046_drafting_sizes, sequences=True, extends=False),
     fraction=sglang_046_fraction,
     cases=(*_SGLANG_04.cases, _OVER_80),
 )
@@ -112,6 +115,7 @@ _SGLANG_047 = replace(
     two_batches=_SGLANG_TWO,
     eplb=True,  # srt/server_args.py: enable_eplb
     drafting_tokens=of_sequences(sglang_047_drafting_sizes),
+    asked_graphs=AskedGraphs(sglang_04_sizes, sglang_047_drafting_sizes, sequences=True),
     fraction=sglang_047_fraction,
     cases=(
         *_SGLANG_04.cases,
@@ -150,6 +154,7 @@ _SGLANG_05 = replace(
     sums_prompts=(True, True),
     graph_sizes=sglang_05_sizes,
     drafting_tokens=of_sequences(sglang_05_drafting_sizes),
+    asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True),
     padded_experts=("own", "none"),
     unseen_share=0.8,  # srt/server_args.py, swa_full_tokens_ratio
     retract_room_tokens=1,
@@ -212,6 +217,7 @@ _SGLANG_0520 = replace(
     source="as sglang-0.5.14; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
     "modelled: since 0.5.16 graphs of prompts also where replicas share experts (srt/model_executor/"
     "cuda_graph_config.py, default_prefill_backend), since 0.5.22 graphs to max_running_requests where that is stated",
+    asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True, keeps_largest=True),
     cases=(_sized(20, 4096, 48), _sized(20, 4096, 160, tp=4), *_SGLANG_0510.cases[2:]),
 )
 RECORDS = (

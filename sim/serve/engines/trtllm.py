@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.serve.engines.graph_sizes import of_sequences, trtllm_10_sizes, trtllm_13_sizes
+from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
 from sim.serve.engines.record import Defaults, Engine
@@ -55,6 +55,7 @@ _TRTLLM_1 = Engine(
     overlaps=True,
     graph_sizes=trtllm_10_sizes,
     drafting_tokens=of_sequences(trtllm_10_sizes),
+    asked_graphs=AskedGraphs(trtllm_10_sizes, sequences=True, keeps_largest=True),
     overlaps_drafting=(True, False),
     padded_experts=("alike", "alike"),
     reserved_output=1.0,
@@ -120,5 +121,6 @@ RECORDS = (
         all2all=("deepep", "allgather_reducescatter"),  # fused_moe/communication/communication_factory.py: it is 1
         graph_sizes=trtllm_13_sizes,
         drafting_tokens=of_sequences(trtllm_13_sizes),
+        asked_graphs=AskedGraphs(trtllm_13_sizes, sequences=True, keeps_largest=True),
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.serve.engines.graph_sizes import (
+    AskedGraphs,
     vllm_014_drafting_tokens,
     vllm_014_sizes,
     vllm_030_drafting_tokens,
@@ -126,6 +127,7 @@ _VLLM_09 = Engine(
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
     hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
     graph_sizes=vllm_08_sizes,
+    asked_graphs=AskedGraphs(vllm_08_sizes),  # config/scheduler.py, cuda_graph_sizes
     prompt_graphs=True,
     whole_graphs=False,
     whole_prompts=True,
@@ -178,6 +180,7 @@ _VLLM_14 = replace(
     overlaps_drafting=(True, False),
     adapters_drafting=True,  # 0.14.1, v1/worker/gpu_input_batch.py, make_lora_inputs: an adapter for each sampled token
     graph_sizes=vllm_014_sizes,
+    asked_graphs=AskedGraphs(vllm_014_sizes, whole=True),
     drafting_tokens=vllm_014_drafting_tokens,
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import Inference
 from sim.serve.engines.record import Engine, HostTimes, Server
 from sim.serve.prices.load import Load
 
@@ -99,16 +100,24 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
     latent = scenario.model.mla is not None
-    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, served.drafts, latent)
+    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, served.drafts, latent, served.graphs_to)
     own = engine.defaults_on(gpu.architecture, server, served.longest(scenario.model))
-    most = own.graphs_to, served.max_running_requests
-    graphs = engine.graph_sizes(*most)
+    each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.tokens
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
-    if drafts is not None and engine.drafting_tokens is not None:
-        graphs = engine.drafting_tokens(*most, 1 + drafts.tokens)
-    graphs = graphs if served.cuda_graphs else ()
+    graphs = _graphs(engine, served, own.graphs_to, each) if served.cuda_graphs else ()
     prompts = graphs if engine.prompt_graphs else _prompt_sizes(scenario, engine)
     return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, pieces, graphs, prompts, overlaps)
+
+
+def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int, ...]:
+    """Tokens of batches with a CUDA graph, the largest of the size `to`; `each`: of a sequence."""
+    running, asked = served.max_running_requests, engine.asked_graphs
+    if served.graphs_to is None or asked is None:
+        drafting = engine.drafting_tokens
+        return engine.graph_sizes(to, running) if each == 1 or drafting is None else drafting(to, running, each)
+    sizes = served.cuda_graph_sizes
+    found = asked.up_to(to, running, each) if sizes is None else asked.of(sizes, running, each)
+    return tuple([n for n in found if n <= served.max_batch_tokens])
 
 
 def _prompt_sizes(scenario: Scenario, engine: Engine) -> tuple[int, ...]:
