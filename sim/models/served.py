@@ -57,11 +57,13 @@ class ServingDims(Struct, frozen=True):
     dtype of an indexer's scores, 8 bits where the GPU multiplies them;
     `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results;
     `prompt_sums`: whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts'
-    results; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single
-    one, how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
-    `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
-    see the tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output
-    matrix; `cp`: ranks over which prompts and caches are split.
+    results; `fused_quantization`: norms and activations of dense layers write the 8 bits that the next matmul reads;
+    `norm_in_sum_bytes`: of an all-reduce over tp that also adds and norms, at most; `expert_nodes`: NVLink domains that
+    the experts lie in; `once_to`: of these, or of the ranks of a single one, how many there are to which a token
+    travels once, whatever experts it has there; 0: a copy for each expert; `eplb`: how experts are placed on ranks,
+    None: in their order; `shared_tp`: ranks that split shared experts, which see the tokens of all replicas then, 0:
+    those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output matrix; `cp`: ranks over which prompts
+    and caches are split.
     """
 
     model: ModelConfig
@@ -99,6 +101,8 @@ class ServingDims(Struct, frozen=True):
     head_vocab: int = 0  # of the output matrix's entries on a rank, where head_tp ranks split it
     cp: int = 1
     cp_method: str = "ring"
+    fused_quantization: bool = False
+    norm_in_sum_bytes: float = 0.0
 
     @property
     def stream_width(self) -> int:
@@ -165,8 +169,14 @@ def served_spread(d: ServingDims, name: str, tokens: int) -> Compute:
     return memory_op(name, F, "elementwise", n, n * d.act_bytes * (2 + 1 / d.model.hyper_connections), d.act)
 
 
-def served_linear(d: ServingDims, matrix: Matrix, tokens: int) -> list[Item]:
-    """`[tokens, inputs] x [inputs, outputs]`, with the conversions that the weights' format needs."""
+def sum_norms(d: ServingDims, tokens: int) -> bool:
+    """Whether the all-reduce over tp before a norm computes that norm, too."""
+    return d.tp > 1 and not d.sp and tokens * d.model.hidden * d.act_bytes <= d.norm_in_sum_bytes
+
+
+def served_linear(d: ServingDims, matrix: Matrix, tokens: int, quantized: bool = False) -> list[Item]:
+    """`[tokens, inputs] x [inputs, outputs]`, with the conversions that the weights' format needs; `quantized`: what
+    comes before has converted the input."""
     name, k, n = matrix.name, matrix.inputs, matrix.width
     activations, out = tokens * k, tokens * n
     if d.linear == d.act:
@@ -174,7 +184,7 @@ def served_linear(d: ServingDims, matrix: Matrix, tokens: int) -> list[Item]:
         return [replace(product, bytes=(activations + out) * d.act_bytes + k * n * d.weight_bytes)]
     cast = memory_op(f"{name}_quantize", F, "cast", activations, activations * (d.act_bytes + 1.0), d.act)
     if d.linear != "int8":
-        return [cast, gemm(name, F, tokens, n, k, d.linear, out_bytes=out * d.act_bytes)]
+        return [*([] if quantized else [cast]), gemm(name, F, tokens, n, k, d.linear, out_bytes=out * d.act_bytes)]
     outliers = math.ceil(k * OUTLIER_SHARE)
     moved = out * (FP32_BYTES + 2 * d.act_bytes)
     return [

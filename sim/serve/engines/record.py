@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
+from sim.serve.engines.kernel_facts import LatentBlocks, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import OwnAllReduce
-
-LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
@@ -83,33 +82,6 @@ class Case(NamedTuple):
     tp: int = 1
     positions: int = 0
     drafting: bool = False
-
-
-class TwoBatches(NamedTuple):
-    """Two-batch overlap of iterations with at least so many tokens: of single tokens, and with prompts among them.
-    `attention_apart`: single tokens' attention is cut into two parts (`sim.serve.prices.two_batches`)."""
-
-    decode_tokens: int = 2
-    prompt_tokens: int = 2
-    attention_apart: bool = False
-
-
-class LatentBlocks(NamedTuple):
-    """Tokens of a block of latent attention's cache, by the GPU's kernel; 0: as of other attention. `narrow`: with a
-    cache of 8 bits on Hopper; `blackwell`: on compute capability 10.x; `selected`: attention over selected keys."""
-
-    hopper: int = 0
-    narrow: int = 0
-    blackwell: int = 0
-    selected: int = 0
-
-    def on(self, architecture: str, memory_bytes: float, narrow: bool, selected: bool) -> int:
-        """Tokens of a block, or 0, on such GPUs, with such a cache; memory tells 10.x from 12.x, as in `Case`s."""
-        if architecture == "hopper":
-            own = self.narrow if narrow else self.hopper
-        else:
-            own = self.blackwell if architecture == "blackwell" and memory_bytes >= LARGEST_BYTES else 0
-        return self.selected or own if selected else own
 
 
 T = TypeVar("T")
@@ -250,6 +222,12 @@ class Engine:
     own_all_reduces: Mapping[str, OwnAllReduce] = field(
         default_factory=dict,
         metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
+    )
+    summed_norms: SummedNorms | None = fact(  # noqa: RUF009  a tuple
+        None, "which all-reduces over tp also add and norm; None: none"
+    )
+    fuses_quantization: bool = fact(
+        False, "norms and activations of dense layers write the fp8 that the next matmul reads; else a kernel more does"
     )
     fp8_cache: bool = fact(
         False,

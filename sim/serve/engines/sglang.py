@@ -16,8 +16,9 @@ from sim.serve.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
+from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, TwoBatches
 from sim.serve.engines.own_all_reduce import CUSTOM
-from sim.serve.engines.record import LARGEST_BYTES, Case, Defaults, Engine, LatentBlocks, TwoBatches
+from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import (
     GIB,
     sglang_046_fraction,

@@ -71,7 +71,28 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         head_vocab=m.padded_vocab(head_tp, engine.padding_of_vocab(head_tp)) // head_tp if head_tp else 0,
         cp=p.cp,
         cp_method=p.cp_method,
+        fused_quantization=_writes_8_bits(scenario, linear),
+        norm_in_sum_bytes=_norm_in_sum_bytes(scenario),
     )
+
+
+def _writes_8_bits(scenario: Scenario, linear: str) -> bool:
+    """Whether norms and activations write 8 bits themselves; not beside a checkpoint's blocks, whose quantization is an
+    operator of its own (vLLM, config/vllm.py: `+quant_fp8`), nor without torch.compile (--enforce-eager)."""
+    i = scenario.for_serving
+    blocks = scenario.model.checkpoint_quantization.startswith("fp8")
+    return engine_of(i.engine).fuses_quantization and i.cuda_graphs and linear == "fp8" and not blocks
+
+
+def _norm_in_sum_bytes(scenario: Scenario) -> float:
+    """The largest all-reduce over tp that also adds and norms, in kernels that need NVLink within a node."""
+    p, cluster = scenario.parallelism, scenario.cluster
+    norms, compiled = engine_of(scenario.for_serving.engine).summed_norms, scenario.for_serving.cuda_graphs
+    if norms is None or not compiled or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
+        return 0.0
+    if norms.alone and (p.dp > 1 or p.pp > 1):
+        return 0.0
+    return norms.most_bytes(cluster.gpu.architecture, cluster.gpu.memory_bytes, p.tp)
 
 
 def _balanced(eplb: Eplb, p: Parallelism, gpus_per_node: int) -> BalancedExperts:
