@@ -153,6 +153,11 @@ class Engine:
     whole_graphs: bool = fact(
         True, "an iteration of single tokens is one graph; else its graphs have all but attention, too"
     )
+    whole_to_running: bool = fact(
+        False,
+        "whole graphs have at most the tokens of max_running_requests; a batch that is padded to more has graphs of "
+        "all but attention",
+    )
     padded_experts: tuple[PaddedExperts, PaddedExperts] = fact(
         ("own", "own"),
         "experts that tokens which pad a batch to a graph's size choose, where ranks hold all experts and where these "

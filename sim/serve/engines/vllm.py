@@ -171,6 +171,7 @@ _VLLM_11 = replace(
     latent_blocks=_BLOCKS_11,
     all2all=("allgather_reducescatter", "deepep", "naive"),  # envs.py, later config/parallel.py; pull request 23964
     whole_graphs=True,
+    whole_to_running=True,  # v1/cudagraph_dispatcher.py, initialize_cudagraph_keys (until 0.30 pull request 57355)
     own_all_reduces=CUSTOM_LESS,
     # Since 0.10: layers/quantization/input_quant_fp8.py, QuantFP8 is torch's operators by default, which torch.compile
     # puts into the norm's and the activation's kernel (pull request 19830).

@@ -10,6 +10,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.prices.costs import iteration_costs
+from sim.serve.prices.load import Load
 from sim.serve.simulation import simulate_serving
 from tests.sim.serve.serving_cases import ONE, engine_scenario
 
@@ -109,3 +110,14 @@ def test_a_static_batch_takes_what_it_needs() -> None:
     assert texts == [
         "inference.kv_cache.max_tokens: of no effect with batching static, which takes the memory that it needs"
     ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "tokens", "pieces"),
+    [("vllm-0.19", 96, 0), ("vllm-0.19", 97, 97), ("vllm-0.28", 97, 0), ("vllm-v1", 96, 97), ("sglang-0.5", 97, 0)],
+)
+def test_the_last_requests_of_vllm_have_no_whole_graph(engine: str, tokens: int, pieces: int) -> None:
+    """Of 100 requests, 97 are padded to 104 tokens before 0.30, which has a graph of 100 (pull request 57355)."""
+    s = engine_scenario(engine, batching="continuous", max_running_requests=100)
+    host = iteration_costs(s, load_profile(s.calibration)).host
+    assert host.launches(0, Load(tokens, tokens, 1000 * tokens, (), tokens)) == pieces
