@@ -46,24 +46,23 @@ class ServedElements(NamedTuple):
 class ServingDims(Struct, frozen=True):
     """Sizes on one rank; `vocab` is its tensor-parallel share.
 
-    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of
-    their weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of
-    the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
-    are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
-    them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
-    `group_reads`: the part of these further reads that comes from memory; `any_group`: once for however many query
-    heads; `fp32_logits`: tokens are chosen out of a copy of the logits in fp32; `fp32_states`: so are states kept,
-    unless the model says their dtype; `index_dtype`:
-    dtype of an indexer's scores, 8 bits where the GPU multiplies them;
-    `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results;
-    `prompt_sums`: whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts'
-    results; `fused_quantization`: norms and activations of dense layers write the 8 bits that the next matmul reads;
-    `norm_in_sum_bytes`: of an all-reduce over tp that also adds and norms, at most; `expert_nodes`: NVLink domains that
-    the experts lie in; `once_to`: of these, or of the ranks of a single one, how many there are to which a token
-    travels once, whatever experts it has there; 0: a copy for each expert; `eplb`: how experts are placed on ranks,
-    None: in their order; `shared_tp`: ranks that split shared experts, which see the tokens of all replicas then, 0:
-    those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output matrix; `cp`: ranks over which prompts
-    and caches are split.
+    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of their
+    weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of the cache;
+    `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there are measured
+    ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between them;
+    `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads; `group_reads`:
+    the part of these further reads that comes from memory; `any_group`: once for however many query heads;
+    `fp32_logits`: tokens are chosen out of a copy of the logits in fp32; `fp32_states`: so are states kept, unless the
+    model says their dtype; `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them;
+    `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results; `prompt_sums`:
+    whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts' results;
+    `fused_quantization`: norms and activations of dense layers write the 8 bits that the next matmul reads;
+    `norm_in_sum_bytes`: of an all-reduce over tp that also adds and norms, at most, `experts_sum_norms`: experts' does,
+    too; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
+    how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert; `eplb`:
+    how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which see the
+    tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output matrix;
+    `cp`: ranks over which prompts and caches are split.
     """
 
     model: ModelConfig
@@ -103,6 +102,7 @@ class ServingDims(Struct, frozen=True):
     cp_method: str = "ring"
     fused_quantization: bool = False
     norm_in_sum_bytes: float = 0.0
+    experts_sum_norms: bool = False
 
     @property
     def stream_width(self) -> int:

@@ -168,7 +168,8 @@ class LayerSpec(Struct, frozen=True):
         items: list[Item] = []
         plain = self.norm_position == "pre" and self.parallel is False
         if self.attention is not None:
-            summed = plain and isinstance(self.mlp, DenseMlp) and sum_norms(d, tokens)  # by the layer's before
+            before = d.experts_sum_norms or isinstance(self.mlp, DenseMlp)  # the layer before ends alike
+            summed = plain and before and sum_norms(d, tokens)
             items += [] if summed else [served_add_norm(d, "attention_norm", tokens)]
             items += _gated(d, "attention_norm", tokens, self.gate_of(self.attention))
             items += self.attention.serve(d, tokens)

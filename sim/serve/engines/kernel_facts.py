@@ -19,18 +19,25 @@ class TwoBatches(NamedTuple):
 
 class SummedNorms(NamedTuple):
     """All-reduces that also add and norm, as one kernel over NVLink: the most bytes by the number of ranks, on Hopper
-    and on compute capability 10.x; `alone`: only of a server of one replica without pipeline stages."""
+    and on compute capability 10.x, and the most tokens (0: any); `alone`: only of a server of one replica without
+    pipeline stages; `codes`: only of models with this code (`model.code`; empty: of all); `experts`: those of experts
+    norm, too."""
 
     hopper: Mapping[int, float]
     blackwell: Mapping[int, float]
+    tokens: int = 0
     alone: bool = False
+    codes: tuple[str, ...] = ()
+    experts: bool = False
 
-    def most_bytes(self, architecture: str, memory_bytes: float, ranks: int) -> float:
+    def most_bytes(self, architecture: str, memory_bytes: float, ranks: int, token_bytes: float) -> float:
         """Bytes of the largest one on such GPUs, or 0; memory tells 10.x from 12.x, as in `Case`s."""
         if architecture == "hopper":
-            return self.hopper.get(ranks, 0.0)
-        large = architecture == "blackwell" and memory_bytes >= LARGEST_BYTES
-        return self.blackwell.get(ranks, 0.0) if large else 0.0
+            most = self.hopper.get(ranks, 0.0)
+        else:
+            large = architecture == "blackwell" and memory_bytes >= LARGEST_BYTES
+            most = self.blackwell.get(ranks, 0.0) if large else 0.0
+        return min(most, self.tokens * token_bytes) if self.tokens else most
 
 
 class LatentBlocks(NamedTuple):

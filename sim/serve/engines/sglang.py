@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from sim.serve.engines.graph_sizes import (
@@ -16,7 +17,7 @@ from sim.serve.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
-from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, TwoBatches
+from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import CUSTOM
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import (
@@ -177,6 +178,12 @@ _SGLANG_05 = replace(
 # srt/server_args.py, _get_default_attn_backend: trtllm_mha on compute capability 10.x, whose pages have 64 tokens
 # (_handle_attention_backend_compatibility).
 _TRTLLM_MHA = Case({"block_tokens": 64}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
+# srt/server_args.py, the list of architectures that sets enable_flashinfer_allreduce_fusion on compute capability 9.0
+# and 10.x (DeepSeek V3, GLM 4.5, gpt-oss, Qwen3's experts; not with dp attention, DeepEP, several nodes nor on H20);
+# srt/layers/communicator.py, FUSE_ALLREDUCE_MAX_BATCH_SIZE, should_fuse_mlp_allreduce_with_next_layer. Assumption: the
+# kernel takes as long as the all-reduce that it replaces.
+_ANY_SIZE = dict.fromkeys((2, 4, 8), math.inf)
+_SUMMED_NORMS = SummedNorms(_ANY_SIZE, _ANY_SIZE, 2048, codes=("deepseek_v3", "gpt_oss", "qwen2_moe"), experts=True)
 _SGLANG_0510 = replace(
     _SGLANG_05,
     name="sglang-0.5.10",
@@ -185,6 +192,7 @@ _SGLANG_0510 = replace(
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331; "
     "srt/server_args.py, _handle_piecewise_cuda_graph: not with dp attention, pipeline stages, DeepEP, LoRA, drafts)",
     sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv (pull request 22642)
+    summed_norms=_SUMMED_NORMS,
     prompt_sizes=sglang_0510_prompt_sizes,
     fraction=sglang_0510_fraction,
     cases=(_sized(20, 2048, 24), *_SGLANG_05.cases[1:], _TRTLLM_MHA),

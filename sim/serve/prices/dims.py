@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
     from sim.inputs.serving_keys import Eplb
+    from sim.serve.engines.kernel_facts import SummedNorms
 
 
 def serving_dims(scenario: Scenario) -> ServingDims:
@@ -72,7 +73,8 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         cp=p.cp,
         cp_method=p.cp_method,
         fused_quantization=_writes_8_bits(scenario, linear),
-        norm_in_sum_bytes=_norm_in_sum_bytes(scenario),
+        norm_in_sum_bytes=_norm_in_sum_bytes(scenario, engine.summed_norms),
+        experts_sum_norms=engine.summed_norms is not None and engine.summed_norms.experts,
     )
 
 
@@ -84,15 +86,17 @@ def _writes_8_bits(scenario: Scenario, linear: str) -> bool:
     return engine_of(i.engine).fuses_quantization and i.cuda_graphs and linear == "fp8" and not blocks
 
 
-def _norm_in_sum_bytes(scenario: Scenario) -> float:
+def _norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
     """The largest all-reduce over tp that also adds and norms, in kernels that need NVLink within a node."""
-    p, cluster = scenario.parallelism, scenario.cluster
-    norms, compiled = engine_of(scenario.for_serving.engine).summed_norms, scenario.for_serving.cuda_graphs
-    if norms is None or not compiled or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
+    p, cluster, i, m = scenario.parallelism, scenario.cluster, scenario.for_serving, scenario.model
+    if norms is None or not i.cuda_graphs or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
         return 0.0
-    if norms.alone and (p.dp > 1 or p.pp > 1):
+    if (norms.alone and (p.dp > 1 or p.pp > 1)) or (norms.codes and m.code not in norms.codes):
         return 0.0
-    return norms.most_bytes(cluster.gpu.architecture, cluster.gpu.memory_bytes, p.tp)
+    if norms.experts and (p.sharing_replicas > 1 or i.all2all_backend == "deepep" or cluster.gpu.name == "h20"):
+        return 0.0
+    token_bytes = m.hidden * dtype_bytes(sixteen_bit(i.precision))
+    return norms.most_bytes(cluster.gpu.architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
 
 
 def _balanced(eplb: Eplb, p: Parallelism, gpus_per_node: int) -> BalancedExperts:

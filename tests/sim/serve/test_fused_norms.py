@@ -68,6 +68,24 @@ def test_experts_sums_norm_nothing() -> None:
     assert small_kernels(d) == ("attention_norm",)
 
 
+@pytest.mark.parametrize(
+    ("model", "more", "found"),
+    [
+        ("qwen3-30b-a3b", {}, ()),
+        ("qwen3-30b-a3b", {"engine": "sglang-0.5"}, ("attention_norm", "mlp_norm")),
+        ("mixtral-8x7b", {}, ("attention_norm", "mlp_norm")),  # is none of the models that SGLang fuses
+        ("llama3-8b", {}, ("attention_norm", "mlp_norm")),
+        ("qwen3-30b-a3b", {"layout": {"dp": 2, "ep": 4}}, ("attention_norm", "mlp_norm")),
+        ("qwen3-30b-a3b", {"cluster": "dgx-a100"}, ("attention_norm", "mlp_norm")),
+    ],
+)
+def test_sglang_norms_in_the_sums_of_some_models(model: str, more: dict[str, Any], found: tuple[str, ...]) -> None:
+    """Of up to 2,048 tokens, behind attention and behind experts."""
+    d = dims(**{"engine": "sglang-0.5.10", "tp": 2, "model": model, "precision": "bf16", **more})
+    assert small_kernels(d, 2048) == found
+    assert "mlp_norm" in small_kernels(d, 2049)
+
+
 def test_blocks_of_a_checkpoint_are_quantized_by_themselves() -> None:
     d = dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200")
     assert not d.fused_quantization
