@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.core.program import Comm
+from sim.core.program import Compute
 from sim.inputs.scenario import parse_scenario
 from sim.models.layers import layer_specs
 from sim.models.served import ServingDims
@@ -30,7 +30,7 @@ def dims(
 def small_kernels(d: ServingDims, tokens: int = 8) -> tuple[str, ...]:
     """Norms and quantizations of the first layer, in order."""
     program = layer_specs(d.model)[0].serve_tokens(d, tokens)
-    names = [item.name for item in program if not isinstance(item, Comm)]
+    names = [item.name for item in program if isinstance(item, Compute)]
     return tuple(name for name in names if name.endswith(("_norm", "_quantize")))
 
 
