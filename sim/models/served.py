@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.models.layers.matrix import Matrix
 
+Quantizing = Literal["norms", "activations", "sums"]  # sums: all-reduces that norm
 OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
 
 
@@ -56,13 +57,13 @@ class ServingDims(Struct, frozen=True):
     model says their dtype; `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them;
     `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results; `prompt_sums`:
     whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts' results;
-    `fused_quantization`: norms and activations of dense layers write the 8 bits that the next matmul reads;
-    `norm_in_sum_bytes`: of an all-reduce over tp that also adds and norms, at most, `experts_sum_norms`: experts' does,
-    too; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single one,
-    how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert; `eplb`:
-    how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which see the
-    tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output matrix;
-    `cp`: ranks over which prompts and caches are split.
+    `quantizing`: what writes the few bits that the next matmul of a dense layer reads, so that no kernel of its own
+    does; `norm_in_sum_bytes`: of an all-reduce over tp that also adds and norms, at most, `experts_sum_norms`: experts'
+    does, too; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single
+    one, how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
+    `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
+    see the tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output
+    matrix; `cp`: ranks over which prompts and caches are split.
     """
 
     model: ModelConfig
@@ -100,7 +101,7 @@ class ServingDims(Struct, frozen=True):
     head_vocab: int = 0  # of the output matrix's entries on a rank, where head_tp ranks split it
     cp: int = 1
     cp_method: str = "ring"
-    fused_quantization: bool = False
+    quantizing: tuple[Quantizing, ...] = ()
     norm_in_sum_bytes: float = 0.0
     experts_sum_norms: bool = False
 
@@ -167,6 +168,11 @@ def served_spread(d: ServingDims, name: str, tokens: int) -> Compute:
     """A branch's result added to the mixed streams, in one kernel."""
     n = tokens * d.model.hyper_connections * d.model.hidden
     return memory_op(name, F, "elementwise", n, n * d.act_bytes * (2 + 1 / d.model.hyper_connections), d.act)
+
+
+def norm_quantizes(d: ServingDims, tokens: int) -> bool:
+    """Whether the kernel of the norm before a matmul also quantizes its input."""
+    return ("sums" if sum_norms(d, tokens) else "norms") in d.quantizing
 
 
 def sum_norms(d: ServingDims, tokens: int) -> bool:

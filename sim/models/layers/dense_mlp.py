@@ -13,7 +13,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, collective, memory_op
-from sim.models.served import ServedElements, ServingDims, served_linear, sum_norms
+from sim.models.served import ServedElements, ServingDims, norm_quantizes, served_linear
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -113,9 +113,9 @@ class DenseMlp(Struct, frozen=True):
         return self.routed(d, tokens) if d.dense_tp else self.compute(d, tokens, "mlp")
 
     def compute(self, d: ServingDims, tokens: int, name: str) -> Program:
-        """Projections and activation of `tokens` on one of tp ranks; an all-reduce that norms quantizes nothing."""
+        """Projections and activation of `tokens` on one of tp ranks."""
         up, down = self.matrices(d.tp)
         inner, reads = tokens * down.inputs, len(up.outputs) + 1
         act = memory_op(f"{name}_{self.activation}", F, "elementwise", inner, reads * inner * d.act_bytes, d.act)
-        by_norm = d.fused_quantization and not sum_norms(d, tokens)
-        return (*served_linear(d, up, tokens, by_norm), act, *served_linear(d, down, tokens, d.fused_quantization))
+        first = served_linear(d, up, tokens, norm_quantizes(d, tokens))
+        return (*first, act, *served_linear(d, down, tokens, "activations" in d.quantizing))

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.serve.engines.kernel_facts import LatentBlocks, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import OwnAllReduce
+
+if TYPE_CHECKING:
+    from sim.models.served import Quantizing
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
@@ -231,8 +234,12 @@ class Engine:
     summed_norms: SummedNorms | None = fact(  # noqa: RUF009  a tuple
         None, "which all-reduces over tp also add and norm; None: none"
     )
-    fuses_quantization: bool = fact(
-        False, "norms and activations of dense layers write the fp8 that the next matmul reads; else a kernel more does"
+    quantizing: Mapping[str, tuple[Quantizing, ...]] = field(
+        default_factory=dict,
+        metadata={
+            "meaning": "by a matmul's dtype, which kernels of dense layers write its input in that dtype; after others "
+            "a kernel of its own does"
+        },
     )
     fp8_cache: bool = fact(
         False,

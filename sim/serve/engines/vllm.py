@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from sim.serve.engines.graph_sizes import (
     AskedGraphs,
@@ -17,6 +18,9 @@ from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, SummedNo
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, MIB
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import GIB
+
+if TYPE_CHECKING:
+    from sim.models.served import Quantizing
 
 _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
 # Large GPUs but A100, which 0.8 does not except: vLLM, engine/arg_utils.py (the API server's; offline 16,384 and 8,192
@@ -37,6 +41,7 @@ _BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
 # and replicas since pull request 41458 (May 2026). Assumption: the kernel takes as long as the all-reduce that it
 # replaces.
 _SUMMED_NORMS = SummedNorms({2: 64 * MIB, 4: 2 * MIB, 8: 0.5 * MIB}, {2: 64 * MIB, 4: 32 * MIB, 8: MIB}, alone=True)
+_QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("norms", "activations")}
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
 # before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
@@ -175,7 +180,7 @@ _VLLM_11 = replace(
     own_all_reduces=CUSTOM_LESS,
     # Since 0.10: layers/quantization/input_quant_fp8.py, QuantFP8 is torch's operators by default, which torch.compile
     # puts into the norm's and the activation's kernel (pull request 19830).
-    fuses_quantization=True,
+    quantizing=_QUANTIZING,
 )
 _VLLM_14 = replace(
     _VLLM_11,
@@ -278,6 +283,8 @@ RECORDS = (
         host=hosts(V1_32),
         overlaps_drafting=(True, True),
         summed_norms=_SUMMED_NORMS._replace(alone=False),
+        # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
+        quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
         graph_sizes=vllm_030_sizes,
         drafting_tokens=vllm_030_drafting_tokens,
         cases=(_LARGE, _LARGEST, _BLACKWELL),

@@ -8,7 +8,7 @@ from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import QUANTIZATIONS
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
-from sim.models.served import ServingDims
+from sim.models.served import Quantizing, ServingDims
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.formats import cache_dtype, linear_format
@@ -72,18 +72,18 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         head_vocab=m.padded_vocab(head_tp, engine.padding_of_vocab(head_tp)) // head_tp if head_tp else 0,
         cp=p.cp,
         cp_method=p.cp_method,
-        fused_quantization=_writes_8_bits(scenario, linear),
+        quantizing=_quantizing(scenario, linear),
         norm_in_sum_bytes=_norm_in_sum_bytes(scenario, engine.summed_norms),
         experts_sum_norms=engine.summed_norms is not None and engine.summed_norms.experts,
     )
 
 
-def _writes_8_bits(scenario: Scenario, linear: str) -> bool:
-    """Whether norms and activations write 8 bits themselves; not beside a checkpoint's blocks, whose quantization is an
+def _quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
+    """What writes inputs in few bits itself; nothing beside a checkpoint's blocks in fp8, whose quantization is an
     operator of its own (vLLM, config/vllm.py: `+quant_fp8`), nor without torch.compile (--enforce-eager)."""
     i = scenario.for_serving
-    blocks = scenario.model.checkpoint_quantization.startswith("fp8")
-    return engine_of(i.engine).fuses_quantization and i.cuda_graphs and linear == "fp8" and not blocks
+    blocks = linear == "fp8" and scenario.model.checkpoint_quantization.startswith("fp8")
+    return engine_of(i.engine).quantizing.get(linear, ()) if i.cuda_graphs and not blocks else ()
 
 
 def _norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:

@@ -49,6 +49,13 @@ def small_kernels(d: ServingDims, tokens: int = 8) -> tuple[str, ...]:
         ("vllm-0.28", {"tp": 2, "layout": {"dp": 2}}, ("qkv_quantize", "attention_out_quantize", "mlp_up_quantize")),
         ("vllm-0.28", {"tp": 2, "cluster": "dgx-a100", "precision": "bf16"}, ("attention_norm", "mlp_norm")),
         ("vllm-0.28", {"tp": 2, "precision": "bf16"}, ()),
+        ("vllm-0.28", {"tp": 2, "precision": "nvfp4", "cluster": "dgx-b200"}, ("attention_out_quantize",)),
+        (
+            "vllm-0.28",
+            {"precision": "nvfp4", "cluster": "dgx-b200"},
+            ("attention_norm", "qkv_quantize", "attention_out_quantize", "mlp_norm", "mlp_up_quantize"),
+        ),
+        ("vllm-0.14", {"precision": "nvfp4", "cluster": "dgx-b200"}, PLAIN),
     ],
 )
 def test_which_small_kernels_a_layer_has(engine: str, more: dict[str, Any], found: tuple[str, ...]) -> None:
@@ -88,7 +95,7 @@ def test_sglang_norms_in_the_sums_of_some_models(model: str, more: dict[str, Any
 
 def test_blocks_of_a_checkpoint_are_quantized_by_themselves() -> None:
     d = dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200")
-    assert not d.fused_quantization
+    assert not d.quantizing
 
 
 def test_gpus_without_nvlink_sum_and_norm_apart() -> None:
