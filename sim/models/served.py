@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
-from sim.core.quantization import Quantization
+from sim.core.quantization import Quantization, Quantizing
 from sim.models.attention import Core, unfused_core
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.models.layers.matrix import Matrix
 
-Quantizing = Literal["norms", "activations", "sums"]  # sums: all-reduces that norm
 OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from sim.core.quantization import Quantizing
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.serve.engines.kernel_facts import LatentBlocks, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import OwnAllReduce
-
-if TYPE_CHECKING:
-    from sim.models.served import Quantizing
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from sim.core.quantization import Quantizing
 from sim.serve.engines.graph_sizes import (
     AskedGraphs,
     vllm_014_drafting_tokens,
@@ -18,9 +18,6 @@ from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, SummedNo
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, MIB
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import GIB
-
-if TYPE_CHECKING:
-    from sim.models.served import Quantizing
 
 _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
 # Large GPUs but A100, which 0.8 does not except: vLLM, engine/arg_utils.py (the API server's; offline 16,384 and 8,192
