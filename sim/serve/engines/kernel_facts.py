@@ -21,7 +21,8 @@ class SummedNorms(NamedTuple):
     """All-reduces that also add and norm, as one kernel over NVLink: the most bytes by the number of ranks, on Hopper
     and on compute capability 10.x, and the most tokens (0: any); `alone`: only of a server of one replica without
     pipeline stages; `codes`: only of models with this code (`model.code`; empty: of all); `experts`: those of experts
-    norm, too."""
+    norm, too; `states`: also of models with layers that keep a state, whose norms add 1 to their weights (Qwen3-Next).
+    """
 
     hopper: Mapping[int, float]
     blackwell: Mapping[int, float]
@@ -29,6 +30,7 @@ class SummedNorms(NamedTuple):
     alone: bool = False
     codes: tuple[str, ...] = ()
     experts: bool = False
+    states: bool = False
 
     def most_bytes(self, architecture: str, memory_bytes: float, ranks: int, token_bytes: float) -> float:
         """Bytes of the largest one on such GPUs, or 0; memory tells 10.x from 12.x, as in `Case`s."""

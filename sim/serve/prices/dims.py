@@ -93,6 +93,8 @@ def _norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
         return 0.0
     if (norms.alone and (p.dp > 1 or p.pp > 1)) or (norms.codes and m.code not in norms.codes):
         return 0.0
+    if m.state_space is not None and not norms.states:
+        return 0.0
     if norms.experts and (p.sharing_replicas > 1 or i.all2all_backend == "deepep" or cluster.gpu.name == "h20"):
         return 0.0
     token_bytes = m.hidden * dtype_bytes(sixteen_bit(i.precision))

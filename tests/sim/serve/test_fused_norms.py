@@ -93,6 +93,19 @@ def test_sglang_norms_in_the_sums_of_some_models(model: str, more: dict[str, Any
     assert "mlp_norm" in small_kernels(d, 2049)
 
 
+def test_tensorrt_llm_norms_in_the_sums_of_its_own_kernels() -> None:
+    """On 4 GPUs below 1 MB: 122 tokens of 4,096 numbers in 16 bits, of Qwen3 235B."""
+    d = dims("trtllm-1.0", tp=4, model="qwen3-235b-a22b", precision="bf16")
+    assert small_kernels(d, 122) == ()
+    assert small_kernels(d, 123) == ("attention_norm", "mlp_norm")
+
+
+@pytest.mark.parametrize(("engine", "fused"), [("vllm-0.28", False), ("trtllm-1.3", False), ("sglang-0.5.20", True)])
+def test_norms_of_a_model_with_states(engine: str, fused: bool) -> None:
+    d = dims(engine, tp=2, model="qwen3-next-80b-a3b", precision="bf16")
+    assert (d.norm_in_sum_bytes > 0) == fused
+
+
 def test_blocks_of_a_checkpoint_are_quantized_by_themselves() -> None:
     d = dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200")
     assert not d.quantizing
