@@ -179,7 +179,8 @@ _SGLANG_05 = replace(
 # (_handle_attention_backend_compatibility).
 _TRTLLM_MHA = Case({"block_tokens": 64}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
 # srt/server_args.py, the list of architectures that sets enable_flashinfer_allreduce_fusion on compute capability 9.0
-# and 10.x (DeepSeek V3, GLM 4.5, gpt-oss, Qwen3's experts, Qwen3-Next; not with dp attention, DeepEP, several nodes nor on H20);
+# and 10.x (DeepSeek V3, GLM 4.5, gpt-oss, Qwen3's experts, Qwen3-Next; not with dp attention, DeepEP, several nodes nor
+# on H20);
 # srt/layers/communicator.py, FUSE_ALLREDUCE_MAX_BATCH_SIZE, should_fuse_mlp_allreduce_with_next_layer. Assumption: the
 # kernel takes as long as the all-reduce that it replaces.
 _ANY_SIZE = dict.fromkeys((2, 4, 8), math.inf)
