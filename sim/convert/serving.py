@@ -5,7 +5,6 @@ Names, defaults and their sources: `serving_flags.yaml` beside this file.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from msgspec import Struct, field
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
+from sim.convert.serving_graphs import cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
@@ -32,6 +32,7 @@ from sim.serve.engines.names import engine_named
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
+LISTED = ("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode")
 FROM_TEXT = ("ngram", "suffix")  # vLLM's drafts that repeat earlier tokens (config/speculative.py)
 # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig of its config).
 GIB = 2**30
@@ -184,7 +185,7 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
     """A server's layout and its other settings. vLLM's data-parallel ranks are of one server, which splits each expert
     over all of them (model_executor/layers/fused_moe/config.py: flatten_tp_across_dp)."""
     replicas = s.size("dp", 1)
-    inference, layout = _inference(s), _layout(s, machine)
+    inference, layout = _inference(s, machine.model or as_model(model)), _layout(s, machine)
     if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
         limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
         inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
@@ -230,7 +231,7 @@ def _settings(file: Path, words: list[str], names: _Server) -> Settings:
     """A command's values by setting; of flags that are no setting by their own names."""
     words = words[1:] if words[:1] == ["serve"] else words
     words = [OPTIMIZATION.sub("-O=", word) for word in words]
-    values, written = _by_setting(flags_of(words, short=True), names)
+    values, written = _by_setting(flags_of(words, short=True, listed=LISTED), names)
     if words and not words[0].startswith("-"):
         values["model"] = words[0]
     return Settings(file, values, written=written)
@@ -278,7 +279,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     return without_none({"tp": tp, "pp": pp, "dp": dp, **experts, **split})
 
 
-def _inference(s: Settings) -> dict[str, Any]:
+def _inference(s: Settings, model: str) -> dict[str, Any]:
     tokens, offload = _tokens(s), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
     if tokens is not None and tokens < 0:  # SGLang: no chunks
@@ -286,13 +287,14 @@ def _inference(s: Settings) -> dict[str, Any]:
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
-    unoptimized = s.choice("optimization", dict.fromkeys("123", False) | {"0": True}, "3")  # 0: no CUDA graphs
     weights = _names().weights.get(str(s.values.get("quantization")))
     if weights is not None:
         s.take("quantization")
+    block = s.whole("block")
     kept = {
         "dtype": s.choice("cache", _names().caches, "auto") or None,
-        "block_tokens": s.whole("block"),
+        "block_tokens": block,
+        "max_tokens": cache_tokens(s, model, block),
         "memory_fraction": s.number("memory"),
         "free_fraction": s.number("free"),
     }
@@ -306,7 +308,7 @@ def _inference(s: Settings) -> dict[str, Any]:
             "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),
-            "cuda_graphs": False if s.flag("eager") or unoptimized or without_graphs or _compiled_bare(s) else None,
+            **graphs_of(s, without_graphs),
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
             "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,
@@ -321,44 +323,17 @@ def _tokens(s: Settings) -> int | None:
     return s.whole("tokens") if given is None else given if s.take("tokens") else None
 
 
-def _compiled_bare(s: Settings) -> bool:
-    """Whether vLLM's --compilation-config switches CUDA graphs off (config/compilation.py: CUDAGraphMode.NONE); what
-    else it says is left out, and told."""
-    config = dict(_json_object(s, "compilation", "compilation-config"))
-    mode = config.pop("cudagraph_mode", s.take("graph_mode"))
-    s.notes += [f"--compilation-config: {', '.join(config)}: not expressed here"] if config else []
-    if mode is not None and str(mode).upper() not in ("NONE", "0", "FULL_AND_PIECEWISE"):
-        s.notes.append(
-            f"--compilation-config: cudagraph_mode {mode}: not expressed here, the engine's default is taken"
-        )
-    return str(mode).upper() in ("NONE", "0") and mode is not None
-
-
 def _eplb(s: Settings) -> dict[str, Any] | None:
     """Experts placed by popularity: vLLM's number of copies may also be in a JSON object."""
-    config = _json_object(s, "eplb_config", "eplb-config")
+    config = json_object(s, "eplb_config", "eplb-config")
     copies = Settings(s.file, {"redundant": config.get("num_redundant_experts", s.take("redundant"))})
     return {"redundant_experts": copies.whole("redundant") or 0} if s.flag("eplb") else None
-
-
-def _json_object(s: Settings, name: str, flag: str) -> dict[str, Any]:
-    """A flag's value that is a JSON object; empty where it is not given."""
-    given = s.take(name)
-    if given is None:
-        return {}
-    try:
-        config = json.loads(str(given))
-    except ValueError:
-        config = None
-    if not isinstance(config, dict):
-        raise InputError(f"{s.file}: --{flag}: found {show(given)}; must be a JSON object")
-    return config
 
 
 def _speculative(s: Settings) -> dict[str, Any] | None:
     """A draft model, or the model's own prediction layer."""
     drafted = Settings(s.file, {"tokens": s.take("drafted"), "draft": s.take("draft")})
-    if config := _json_object(s, "speculative", "speculative-config"):
+    if config := json_object(s, "speculative", "speculative-config"):
         if (method := str(config.get("method"))) in FROM_TEXT:
             s.notes.append(f"--speculative-config: drafts of method {method}, without a model, are not simulated")
             return None

@@ -206,6 +206,9 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
         yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
     if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
+    for key in ("cuda_graph_max_size", "cuda_graph_sizes"):
+        if getattr(i, key) is not None and not i.cuda_graphs:
+            yield f"inference.{key}: of no effect with cuda_graphs false"
     if i.async_scheduling is False and not engine.overlaps:
         yield f"inference.async_scheduling: of no effect with engine {i.engine}, which does not do so by itself"
     if i.preemption == "swap" and i.batching != "static" and engine.never_preempts:
@@ -233,7 +236,8 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     from sim.serve.engines.record import Server
 
     p, gpu = sections.parallelism, sections.cluster.gpu
-    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, i.drafts, sections.model.mla is not None)
+    latent = sections.model.mla is not None
+    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, i.drafts, latent, i.graphs_to)
     whole = not i.chunked_prefill
     own = engine_of(i.engine).defaults_on(gpu.architecture, server, i.longest(sections.model), whole)
     usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
@@ -245,6 +249,8 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     for key, alike in shares.items():
         if getattr(i.kv_cache, key) not in alike:
             yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"
+    if i.kv_cache.max_tokens is not None:
+        yield "inference.kv_cache.max_tokens: of no effect with batching static, which takes the memory that it needs"
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:

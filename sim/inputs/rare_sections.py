@@ -71,7 +71,8 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
 
     def defaults_of(size: Parallelism | PoolSize) -> Defaults:
         drafts, latent = inference.drafts, model.mla is not None
-        server = Server(gpu.memory_bytes, size.tp, parallelism.pp, size.sharing_replicas, drafts, latent)
+        sharing, graphs_to = size.sharing_replicas, inference.graphs_to
+        server = Server(gpu.memory_bytes, size.tp, parallelism.pp, sharing, drafts, latent, graphs_to)
         return engine.defaults_on(gpu.architecture, server, longest, whole)
 
     own = defaults_of(size)

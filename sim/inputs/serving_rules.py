@@ -19,6 +19,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
     for rule in (
         _inference,
         _budget,
+        _graphs,
         _preemption,
         _pools,
         _all2all,
@@ -77,6 +78,21 @@ def _budget(sections: Sections, inference: Inference) -> Problems:
     if budget < longest and not inference.chunked_prefill:
         why = "and computes prompts whole (chunked_prefill false)"
         yield path, f"found {budget:,}; {words} max_request_tokens ({longest:,}) {why}"
+
+
+def _graphs(sections: Sections, inference: Inference) -> Problems:
+    """Sizes of CUDA graphs are asked for with engines that let one, and in one way (vLLM, config/vllm.py,
+    _set_cudagraph_sizes, and TensorRT-LLM, llmapi/llm_args.py, CudaGraphConfig, raise a ValueError for two)."""
+    largest, sizes = inference.cuda_graph_max_size, inference.cuda_graph_sizes
+    for key, value in (("cuda_graph_max_size", largest), ("cuda_graph_sizes", sizes)):
+        if value is not None and engine_of(inference.engine).asked_graphs is None:
+            able = ", ".join([name for name, engine in ENGINES.items() if engine.asked_graphs is not None])
+            shown = value if isinstance(value, int) else list(value)
+            why = f"nobody can ask engine {inference.engine} for sizes of CUDA graphs; allowed with: {able}"
+            yield ("inference", key), f"found {shown}; {why}"
+    if largest is not None and sizes is not None and largest != max(sizes):
+        why = f"cuda_graph_sizes end at {max(sizes):,}; leave one of them out"
+        yield ("inference", "cuda_graph_max_size"), f"found {largest:,}; {why}"
 
 
 def _preemption(sections: Sections, inference: Inference) -> Problems:

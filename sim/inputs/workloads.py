@@ -81,6 +81,12 @@ class KvCache(UserInput):
     free_fraction: float = Field(
         default=1.0, gt=0, le=1, description="the cache's part of what weights and activations leave"
     )
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=10**12,
+        description="the most tokens of a replica's cache; null: all that there is room for",
+    )
     tiers: Tiers | None = Field(default=None, description="where prefixes go that the GPU's cache evicts")
 
 
@@ -141,6 +147,7 @@ def _record_of(name: str) -> str:
     return "" if found is None else found.name
 
 
+GraphSize = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 RouterName = Literal["round_robin", "least_loaded", "prefix_aware"]  # those of sim.serve.replicas.router.ROUTERS
 EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES, _record_of)]
 
@@ -177,6 +184,15 @@ class Inference(UserInput):
         default=True, description="prompts in chunks, beside tokens of running requests; false: as the engine without"
     )
     cuda_graphs: bool = Field(default=True, description="false: the engine launches all kernels one by one")
+    cuda_graph_max_size: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_TOKENS,
+        description="the largest batch with a CUDA graph, in tokens (vLLM) or sequences (others); null: engine's",
+    )
+    cuda_graph_sizes: Annotated[tuple[GraphSize, ...], Field(min_length=1), BeforeValidator(as_tuple)] | None = Field(
+        default=None, description="all batches with a CUDA graph, in the same numbers; null: engine's"
+    )
     async_scheduling: bool | None = Field(
         default=None, description="the host prepares an iteration while the GPU computes the one before; null: engine's"
     )
@@ -225,6 +241,11 @@ class Inference(UserInput):
         """Return the layouts of its replicas: those of both pools, else `parallelism`."""
         pools = self.disaggregated
         return (parallelism,) if pools is None else (pools.prefill, pools.decode)
+
+    @property
+    def graphs_to(self) -> int | None:
+        """The largest batch with a CUDA graph that is asked for; None where nobody does."""
+        return self.cuda_graph_max_size if self.cuda_graph_sizes is None else max(self.cuda_graph_sizes)
 
     @property
     def drafts(self) -> Drafts:

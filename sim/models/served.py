@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
-from sim.core.quantization import Quantization
+from sim.core.quantization import Quantization, Quantizing
 from sim.models.attention import Core, unfused_core
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
@@ -46,18 +46,19 @@ class ServedElements(NamedTuple):
 class ServingDims(Struct, frozen=True):
     """Sizes on one rank; `vocab` is its tensor-parallel share.
 
-    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of
-    their weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of
-    the cache; `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there
-    are measured ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between
-    them; `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads;
-    `group_reads`: the part of these further reads that comes from memory; `any_group`: once for however many query
-    heads; `fp32_logits`: tokens are chosen out of a copy of the logits in fp32; `fp32_states`: so are states kept,
-    unless the model says their dtype; `index_dtype`:
-    dtype of an indexer's scores, 8 bits where the GPU multiplies them;
-    `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results;
-    `prompt_sums`: whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts'
-    results; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single
+    `act`: dtype of activations; `linear`: dtype in which linear layers multiply; `weight_bytes`: per element of their
+    weights in memory, scales included, `expert_weight_bytes` of routed experts'; `kv_bytes`: per element of the cache;
+    `dispatch_bytes`: of what is sent to experts; `one_kernel`: experts are one operator, for which there are measured
+    ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between them;
+    `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads; `group_reads`:
+    the part of these further reads that comes from memory; `any_group`: once for however many query heads;
+    `fp32_logits`: tokens are chosen out of a copy of the logits in fp32; `fp32_states`: so are states kept, unless the
+    model says their dtype; `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them;
+    `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results; `prompt_sums`:
+    whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts' results;
+    `quantizing`: what writes the few bits that the next matmul of a dense layer reads, so that no kernel of its own
+    does; `norm_in_sum_bytes`: of an all-reduce over tp that also adds and norms, at most, `experts_sum_norms`: experts'
+    does, too; `expert_nodes`: NVLink domains that the experts lie in; `once_to`: of these, or of the ranks of a single
     one, how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
     `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
     see the tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output
@@ -99,6 +100,9 @@ class ServingDims(Struct, frozen=True):
     head_vocab: int = 0  # of the output matrix's entries on a rank, where head_tp ranks split it
     cp: int = 1
     cp_method: str = "ring"
+    quantizing: tuple[Quantizing, ...] = ()
+    norm_in_sum_bytes: float = 0.0
+    experts_sum_norms: bool = False
 
     @property
     def stream_width(self) -> int:
@@ -165,8 +169,19 @@ def served_spread(d: ServingDims, name: str, tokens: int) -> Compute:
     return memory_op(name, F, "elementwise", n, n * d.act_bytes * (2 + 1 / d.model.hyper_connections), d.act)
 
 
-def served_linear(d: ServingDims, matrix: Matrix, tokens: int) -> list[Item]:
-    """`[tokens, inputs] x [inputs, outputs]`, with the conversions that the weights' format needs."""
+def norm_quantizes(d: ServingDims, tokens: int) -> bool:
+    """Whether the kernel of the norm before a matmul also quantizes its input."""
+    return ("sums" if sum_norms(d, tokens) else "norms") in d.quantizing
+
+
+def sum_norms(d: ServingDims, tokens: int) -> bool:
+    """Whether the all-reduce over tp before a norm computes that norm, too."""
+    return d.tp > 1 and not d.sp and tokens * d.model.hidden * d.act_bytes <= d.norm_in_sum_bytes
+
+
+def served_linear(d: ServingDims, matrix: Matrix, tokens: int, quantized: bool = False) -> list[Item]:
+    """`[tokens, inputs] x [inputs, outputs]`, with the conversions that the weights' format needs; `quantized`: what
+    comes before has converted the input."""
     name, k, n = matrix.name, matrix.inputs, matrix.width
     activations, out = tokens * k, tokens * n
     if d.linear == d.act:
@@ -174,7 +189,7 @@ def served_linear(d: ServingDims, matrix: Matrix, tokens: int) -> list[Item]:
         return [replace(product, bytes=(activations + out) * d.act_bytes + k * n * d.weight_bytes)]
     cast = memory_op(f"{name}_quantize", F, "cast", activations, activations * (d.act_bytes + 1.0), d.act)
     if d.linear != "int8":
-        return [cast, gemm(name, F, tokens, n, k, d.linear, out_bytes=out * d.act_bytes)]
+        return [*([] if quantized else [cast]), gemm(name, F, tokens, n, k, d.linear, out_bytes=out * d.act_bytes)]
     outliers = math.ceil(k * OUTLIER_SHARE)
     moved = out * (FP32_BYTES + 2 * d.act_bytes)
     return [

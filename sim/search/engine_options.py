@@ -21,6 +21,7 @@ OPTIONS = (
     "prefix_cache",
     "preemption",
     "cuda_graphs",
+    "cuda_graph_max_size",
     "quantization",
     "async_scheduling",
     "all2all_backend",
@@ -29,6 +30,7 @@ OPTIONS = (
     "kv_cache.block_tokens",
     "kv_cache.dtype",
     "kv_cache.memory_fraction",
+    "kv_cache.max_tokens",
 )
 Choice = Mapping[str, Any]  # values of some of `OPTIONS`
 Axes = Sequence[tuple[tuple[str, ...], list[tuple[Any, ...]]]]  # keys that are varied together, rows of their values

@@ -26,9 +26,12 @@ from sim.serve.prices.iteration_parts import StageLayers
 from sim.serve.prices.weight_offload import layer_weight_bytes
 from sim.serve.requests import Request
 
+UNLIMITED = 2**62  # blocks
+
 
 class Capacity(NamedTuple):
-    """Cache of one replica. `blocks` are simulated, `blocks_fit` what there is room for on the fullest stage.
+    """Cache of one replica. `blocks` are simulated, `blocks_fit` what there is room for on the fullest stage, at most
+    as many as `kv_cache.max_tokens` has; `room`: also beyond these.
 
     `longest_fit`: blocks of the longest request that the engine is made ready for, of which layers with windows keep
     less (`Inference.longest`). `token_bytes`: of one token on the stage with most layers (`stage_token_bytes`: the
@@ -38,6 +41,7 @@ class Capacity(NamedTuple):
 
     blocks: int
     blocks_fit: int
+    room: int
     longest_fit: int
     reserve_tokens: int
     token_bytes: tuple[float, ...]
@@ -232,6 +236,15 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
     return min(int(max(0.0, room) // (each * cache.block_tokens)) for room, each in rooms)
 
 
+def _most_blocks(i: Inference) -> int:
+    """Whole blocks that a cache may have where somebody limits its tokens; a static batch takes what it needs (vLLM,
+    v1/core/kv_cache_utils.py, may_override_num_blocks; SGLang, model_executor/model_runner_kv_cache_mixin.py,
+    _apply_token_constraints)."""
+    if i.kv_cache.max_tokens is None or i.batching == "static":
+        return UNLIMITED
+    return i.kv_cache.max_tokens // i.kv_cache.block_tokens
+
+
 def cache_capacity(
     scenario: Scenario, costs: IterationCosts, requests: Items[Request], held_bytes: float = 0.0
 ) -> Capacity:
@@ -274,12 +287,13 @@ def cache_capacity(
     def room(stages: list[_Held]) -> int:
         return min(_blocks_fit(scenario, held_bytes, static, of_stage) for of_stage in stages if of_stage.token)
 
-    fit = room(held)
-    longest_fit = room(_held(i, costs, alone, buffers, i.longest(d.model) or mean))
+    allowed, all_fit = _most_blocks(i), room(held)
+    fit = min(allowed, all_fit)
+    longest_fit = min(allowed, room(_held(i, costs, alone, buffers, i.longest(d.model) or mean)))
     each = -(-max(longest - 1, reserve) // block)
     engine = engine_of(i.engine)  # a block more where no sequence goes on without a free one, or computes one again
     spare = int(engine.watermark is not None or (engine.drops_last_hit and i.drafts == "layer"))
     needed = each * (sequences if static else 1) + spare
     host_bytes = scenario.cluster.gpu.memory_bytes
     host_tokens = int(host_bytes // max(per_token))
-    return Capacity(max(fit, needed), fit, longest_fit, reserve, per_token, weights, buffers, host_tokens)
+    return Capacity(max(fit, needed), fit, all_fit, longest_fit, reserve, per_token, weights, buffers, host_tokens)

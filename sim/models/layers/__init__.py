@@ -45,6 +45,7 @@ from sim.models.served import (
     served_spread,
     served_sum,
     served_sum_of_streams,
+    sum_norms,
 )
 from sim.models.streams import Streams, streams_of
 from sim.models.window import Window, window_of
@@ -165,18 +166,20 @@ class LayerSpec(Struct, frozen=True):
         if self.streams.number > 1:
             return self._serve_streams(d, tokens)
         items: list[Item] = []
+        plain = self.norm_position == "pre" and self.parallel is False
         if self.attention is not None:
-            items += [
-                served_add_norm(d, "attention_norm", tokens),
-                *_gated(d, "attention_norm", tokens, self.gate_of(self.attention)),
-            ]
+            before = d.experts_sum_norms or isinstance(self.mlp, DenseMlp)  # the layer before ends alike
+            summed = plain and before and sum_norms(d, tokens)
+            items += [] if summed else [served_add_norm(d, "attention_norm", tokens)]
+            items += _gated(d, "attention_norm", tokens, self.gate_of(self.attention))
             items += self.attention.serve(d, tokens)
             items += served_sum(d, "attention_out", tokens)
         if self.norm_position == "both":
             branches = (("attention_post_norm", self.attention), ("mlp_post_norm", self.mlp))
             items += [served_norm(d, name, tokens) for name, branch in branches if branch is not None]
         if self.mlp is not None:
-            items += [] if self.parallel is True else [served_add_norm(d, "mlp_norm", tokens)]
+            summed = plain and self.attention is not None and sum_norms(d, tokens)
+            items += [] if summed or self.parallel is True else [served_add_norm(d, "mlp_norm", tokens)]
             items += _gated(d, "mlp_norm", tokens, self.gate_of(self.mlp))
             items += self.mlp.serve(d, tokens)
             items += served_sum(d, "mlp_down", tokens)

@@ -13,7 +13,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, collective, memory_op
-from sim.models.served import ServedElements, ServingDims, served_linear
+from sim.models.served import ServedElements, ServingDims, norm_quantizes, served_linear
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -117,4 +117,5 @@ class DenseMlp(Struct, frozen=True):
         up, down = self.matrices(d.tp)
         inner, reads = tokens * down.inputs, len(up.outputs) + 1
         act = memory_op(f"{name}_{self.activation}", F, "elementwise", inner, reads * inner * d.act_bytes, d.act)
-        return (*served_linear(d, up, tokens), act, *served_linear(d, down, tokens))
+        first = served_linear(d, up, tokens, norm_quantizes(d, tokens))
+        return (*first, act, *served_linear(d, down, tokens, "activations" in d.quantizing))

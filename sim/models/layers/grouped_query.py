@@ -20,7 +20,14 @@ from sim.models.layers.head_gate import element_gate, head_gate, served_element_
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
-from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
+from sim.models.served import (
+    ServingDims,
+    norm_quantizes,
+    prefill_attention,
+    rope_cache,
+    served_linear,
+    unfused_attention,
+)
 from sim.models.split_gradients import joined_gradients, split_by_index
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
@@ -308,7 +315,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         rotated = rope_cache(d, tokens, self.expanded_width(d.tp))
         split = self.qk_norm_over == "all_heads" and d.tp > 1
         sums = (collective("head_sums_total", "all_reduce", SUMS_BYTES * tokens, F),) if split else ()
-        return (*served_linear(d, qkv, tokens), *sums, rotated, *gate, *served_linear(d, out, tokens))
+        first = served_linear(d, qkv, tokens, norm_quantizes(d, tokens))
+        return (*first, *sums, rotated, *gate, *served_linear(d, out, tokens))
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token's queries, keys and values on one rank, which the rope-and-cache kernel of serving engines

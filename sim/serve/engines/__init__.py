@@ -8,7 +8,8 @@ simulator asks for an engine's name. `sim.serve.engines.hosts` has their host se
 from __future__ import annotations
 
 from sim.serve.engines import sglang, trtllm, vllm
-from sim.serve.engines.record import Engine, TwoBatches
+from sim.serve.engines.kernel_facts import TwoBatches
+from sim.serve.engines.record import Engine
 
 _BUNDLED = Engine(
     "bundled",

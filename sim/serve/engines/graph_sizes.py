@@ -3,12 +3,14 @@
 A function is called after the first release with its rule. `to`: the largest size that the engine would capture
 (`Defaults.graphs_to`). `running`: `inference.max_running_requests`. A batch is padded to the next captured size. With
 speculative decoding, `_drafting_sizes` count sequences, and `_drafting_tokens` the tokens of whole sequences.
+`AskedGraphs`: the sizes that somebody asks for in their place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 SMALL = (1, 2, 4)
 
@@ -73,7 +75,16 @@ def vllm_014_drafting_tokens(to: int, running: int, each: int) -> tuple[int, ...
     >>> vllm_014_drafting_tokens(512, 4, 4), vllm_014_drafting_tokens(512, 256, 5)[-2:]
     ((4, 8, 16, 24, 32), (480, 500))
     """
-    sizes = vllm_014_sizes(to, running * each)
+    return in_whole_sequences(vllm_014_sizes(to, running * each), each)
+
+
+def in_whole_sequences(sizes: tuple[int, ...], each: int) -> tuple[int, ...]:
+    """Return sizes in tokens, rounded up to whole sequences of `each`, up to the largest (vLLM 0.14,
+    config/compilation.py, adjust_cudagraph_sizes_for_spec_decode).
+
+    >>> in_whole_sequences((1, 2, 4, 8), 3)
+    (3, 6)
+    """
     return tuple(sorted({whole for n in sizes if (whole := -(-n // each) * each) <= sizes[-1]}))
 
 
@@ -188,3 +199,56 @@ def _with_most(sizes: tuple[int, ...], to: int, running: int) -> tuple[int, ...]
     """Return the sizes up to `running`, and `running` itself if larger ones would be captured."""
     kept = {n for n in sizes if n <= min(to, running)} | ({running} if running < to else set())
     return tuple(sorted(kept))
+
+
+class AskedGraphs(NamedTuple):
+    """What an engine makes of CUDA graphs that somebody asks for: up to a stated largest size, or of stated sizes.
+
+    `sizes`, `drafting`: as `Engine.graph_sizes`, also with drafted tokens (None: as without). `sequences`: the numbers
+    count sequences, each with all of its tokens, up to `running`; else tokens. `whole`: with drafts these are
+    rounded up to whole sequences. `extends`: more may be asked for than the engine has by itself. `keeps_largest`: the
+    stated largest size is one of those that are captured, also between two steps.
+
+    vLLM: config/vllm.py, _set_cudagraph_sizes (max_cudagraph_capture_size, cudagraph_capture_sizes; what is asked for
+    does not depend on max_num_seqs). SGLang: server_args.py, later arg_groups/cuda_graph_hook.py (cuda_graph_max_bs,
+    cuda_graph_bs; the largest is kept since 0.5.20), cuda_graph_runner.py, get_batch_sizes_to_capture (0.4.6: filters
+    the usual ones alone). TensorRT-LLM: llmapi/llm_args.py, CudaGraphConfig; _torch/pyexecutor/model_engine.py,
+    _filter_cuda_graph_batch_sizes.
+    """
+
+    sizes: Callable[[int, int], tuple[int, ...]]
+    drafting: Callable[[int, int], tuple[int, ...]] | None = None
+    sequences: bool = False
+    whole: bool = False
+    extends: bool = True
+    keeps_largest: bool = False
+
+    def up_to(self, largest: int, running: int, each: int) -> tuple[int, ...]:
+        """Return tokens of batches with a graph up to `largest`, where each sequence has `each` to compute.
+
+        >>> AskedGraphs(vllm_014_sizes, whole=True).up_to(16, 4, 3)
+        (3, 6, 9)
+        >>> AskedGraphs(sglang_05_sizes, sequences=True, keeps_largest=True).up_to(20, 4096, 1)
+        (1, 2, 4, 8, 12, 16, 20)
+        """
+        rule = self.drafting if each > 1 and self.drafting is not None else self.sizes
+        sizes = {*rule(largest, running if self.sequences else largest)}
+        if self.keeps_largest and largest <= running:
+            sizes.add(largest)
+        return self._tokens(tuple(sorted(sizes)), each)
+
+    def of(self, asked: Sequence[int], running: int, each: int) -> tuple[int, ...]:
+        """Return tokens of batches with a graph where these sizes are `asked` for.
+
+        >>> AskedGraphs(sglang_05_sizes, sequences=True).of([8, 64, 2], 48, 2)
+        (4, 16, 96)
+        """
+        sizes = tuple(sorted({*asked}))
+        if self.sequences and sizes[-1] > running:
+            sizes = (*[n for n in sizes if n < running], running)
+        return self._tokens(sizes, each)
+
+    def _tokens(self, sizes: tuple[int, ...], each: int) -> tuple[int, ...]:
+        if self.sequences:
+            return tuple([n * each for n in sizes])
+        return in_whole_sequences(sizes, each) if self.whole and each > 1 else sizes

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from sim.serve.engines.graph_sizes import vllm_05_sizes
+from sim.core.quantization import Quantizing
+from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
+from sim.serve.engines.kernel_facts import LatentBlocks, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import OwnAllReduce
-
-LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
@@ -56,7 +56,8 @@ class Defaults(NamedTuple):
 
 class Server(NamedTuple):
     """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
-    ranks and pipeline stages, replicas that share experts, who drafts tokens, and whether attention is latent."""
+    ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, and the
+    largest batch with a CUDA graph that somebody asks for (None: nobody does)."""
 
     memory_bytes: float
     tp: int = 1
@@ -64,6 +65,7 @@ class Server(NamedTuple):
     replicas: int = 1
     drafts: Drafts = "none"
     latent: bool = False
+    graphs_to: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -81,33 +83,6 @@ class Case(NamedTuple):
     tp: int = 1
     positions: int = 0
     drafting: bool = False
-
-
-class TwoBatches(NamedTuple):
-    """Two-batch overlap of iterations with at least so many tokens: of single tokens, and with prompts among them.
-    `attention_apart`: single tokens' attention is cut into two parts (`sim.serve.prices.two_batches`)."""
-
-    decode_tokens: int = 2
-    prompt_tokens: int = 2
-    attention_apart: bool = False
-
-
-class LatentBlocks(NamedTuple):
-    """Tokens of a block of latent attention's cache, by the GPU's kernel; 0: as of other attention. `narrow`: with a
-    cache of 8 bits on Hopper; `blackwell`: on compute capability 10.x; `selected`: attention over selected keys."""
-
-    hopper: int = 0
-    narrow: int = 0
-    blackwell: int = 0
-    selected: int = 0
-
-    def on(self, architecture: str, memory_bytes: float, narrow: bool, selected: bool) -> int:
-        """Tokens of a block, or 0, on such GPUs, with such a cache; memory tells 10.x from 12.x, as in `Case`s."""
-        if architecture == "hopper":
-            own = self.narrow if narrow else self.hopper
-        else:
-            own = self.blackwell if architecture == "blackwell" and memory_bytes >= LARGEST_BYTES else 0
-        return self.selected or own if selected else own
 
 
 T = TypeVar("T")
@@ -166,6 +141,9 @@ class Engine:
         "with drafted tokens, the tokens of batches with a graph, by graphs_to, max_running_requests and the tokens of "
         "each sequence; None: as without drafts",
     )
+    asked_graphs: AskedGraphs | None = fact(  # noqa: RUF009  a tuple
+        None, "what it makes of batches with a graph that somebody asks for; None: nobody can"
+    )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
     prompt_sizes: Callable[[int, bool], tuple[int, ...]] | None = fact(  # noqa: RUF009
         None,
@@ -175,6 +153,11 @@ class Engine:
     )
     whole_graphs: bool = fact(
         True, "an iteration of single tokens is one graph; else its graphs have all but attention, too"
+    )
+    whole_to_running: bool = fact(
+        False,
+        "whole graphs have at most the tokens of max_running_requests; a batch that is padded to more has graphs of "
+        "all but attention",
     )
     padded_experts: tuple[PaddedExperts, PaddedExperts] = fact(
         ("own", "own"),
@@ -245,6 +228,16 @@ class Engine:
     own_all_reduces: Mapping[str, OwnAllReduce] = field(
         default_factory=dict,
         metadata={"meaning": "all-reduces over NVLink in kernels of its own, by GPU architecture; elsewhere NCCL's"},
+    )
+    summed_norms: SummedNorms | None = fact(  # noqa: RUF009  a tuple
+        None, "which all-reduces over tp also add and norm; None: none"
+    )
+    quantizing: Mapping[str, tuple[Quantizing, ...]] = field(
+        default_factory=dict,
+        metadata={
+            "meaning": "by a matmul's dtype, which kernels of dense layers write its input in that dtype; after others "
+            "a kernel of its own does"
+        },
     )
     fp8_cache: bool = fact(
         False,
@@ -374,6 +367,9 @@ class Engine:
             fits = server.memory_bytes >= case.memory_bytes and architecture not in case.but
             if fits and server.tp >= case.tp and positions >= case.positions and drafting >= case.drafting:
                 d = d._replace(**case.changes)
+        if server.graphs_to is not None and self.asked_graphs is not None:
+            most = server.graphs_to if self.asked_graphs.extends else min(server.graphs_to, d.graphs_to)
+            d = d._replace(graphs_to=most)
         if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         if self.fraction is not None:

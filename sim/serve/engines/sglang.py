@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from sim.serve.engines.graph_sizes import (
+    AskedGraphs,
     of_sequences,
     sglang_04_drafting_sizes,
     sglang_04_sizes,
@@ -15,8 +17,9 @@ from sim.serve.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
+from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import CUSTOM
-from sim.serve.engines.record import LARGEST_BYTES, Case, Defaults, Engine, LatentBlocks, TwoBatches
+from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import (
     GIB,
     sglang_046_fraction,
@@ -71,6 +74,7 @@ _SGLANG_04 = Engine(
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_tokens=of_sequences(sglang_04_drafting_sizes),
+    asked_graphs=AskedGraphs(sglang_04_sizes, sglang_04_drafting_sizes, sequences=True, extends=False),
     own_all_reduces=CUSTOM,
     fp32_logits=True,  # srt/layers/logits_processor.py: `logits.float()`
     reads_checkpoint=True,
@@ -99,6 +103,7 @@ _SGLANG_046 = replace(
     all2all=("allgather_reducescatter", "deepep"),
     dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
     drafting_tokens=of_sequences(sglang_046_drafting_sizes),
+    asked_graphs=AskedGraphs(sglang_04_sizes, sglang_046_drafting_sizes, sequences=True, extends=False),
     fraction=sglang_046_fraction,
     cases=(*_SGLANG_04.cases, _OVER_80),
 )
@@ -112,6 +117,7 @@ _SGLANG_047 = replace(
     two_batches=_SGLANG_TWO,
     eplb=True,  # srt/server_args.py: enable_eplb
     drafting_tokens=of_sequences(sglang_047_drafting_sizes),
+    asked_graphs=AskedGraphs(sglang_04_sizes, sglang_047_drafting_sizes, sequences=True),
     fraction=sglang_047_fraction,
     cases=(
         *_SGLANG_04.cases,
@@ -150,6 +156,7 @@ _SGLANG_05 = replace(
     sums_prompts=(True, True),
     graph_sizes=sglang_05_sizes,
     drafting_tokens=of_sequences(sglang_05_drafting_sizes),
+    asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True),
     padded_experts=("own", "none"),
     unseen_share=0.8,  # srt/server_args.py, swa_full_tokens_ratio
     retract_room_tokens=1,
@@ -171,6 +178,15 @@ _SGLANG_05 = replace(
 # srt/server_args.py, _get_default_attn_backend: trtllm_mha on compute capability 10.x, whose pages have 64 tokens
 # (_handle_attention_backend_compatibility).
 _TRTLLM_MHA = Case({"block_tokens": 64}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
+# srt/server_args.py, the list of architectures that sets enable_flashinfer_allreduce_fusion on compute capability 9.0
+# and 10.x (DeepSeek V3, GLM 4.5, gpt-oss, Qwen3's experts, Qwen3-Next; not with dp attention, DeepEP, several nodes nor
+# on H20);
+# srt/layers/communicator.py, FUSE_ALLREDUCE_MAX_BATCH_SIZE, should_fuse_mlp_allreduce_with_next_layer. Assumption: the
+# kernel takes as long as the all-reduce that it replaces.
+_ANY_SIZE = dict.fromkeys((2, 4, 8), math.inf)
+_SUMMED_NORMS = SummedNorms(
+    _ANY_SIZE, _ANY_SIZE, 2048, codes=("deepseek_v3", "gpt_oss", "qwen2_moe"), experts=True, states=True
+)
 _SGLANG_0510 = replace(
     _SGLANG_05,
     name="sglang-0.5.10",
@@ -179,6 +195,7 @@ _SGLANG_0510 = replace(
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331; "
     "srt/server_args.py, _handle_piecewise_cuda_graph: not with dp attention, pipeline stages, DeepEP, LoRA, drafts)",
     sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv (pull request 22642)
+    summed_norms=_SUMMED_NORMS,
     prompt_sizes=sglang_0510_prompt_sizes,
     fraction=sglang_0510_fraction,
     cases=(_sized(20, 2048, 24), *_SGLANG_05.cases[1:], _TRTLLM_MHA),
@@ -212,6 +229,7 @@ _SGLANG_0520 = replace(
     source="as sglang-0.5.14; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
     "modelled: since 0.5.16 graphs of prompts also where replicas share experts (srt/model_executor/"
     "cuda_graph_config.py, default_prefill_backend), since 0.5.22 graphs to max_running_requests where that is stated",
+    asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True, keeps_largest=True),
     cases=(_sized(20, 4096, 48), _sized(20, 4096, 160, tp=4), *_SGLANG_0510.cases[2:]),
 )
 RECORDS = (

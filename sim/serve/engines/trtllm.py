@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.serve.engines.graph_sizes import of_sequences, trtllm_10_sizes, trtllm_13_sizes
+from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
+from sim.serve.engines.kernel_facts import SummedNorms
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
 from sim.serve.engines.record import Defaults, Engine
 
@@ -16,6 +17,13 @@ _TRTLLM_LIMITS = _TRTLLM_FREE._replace(max_running_requests=2048)
 
 # `fp32_logits`: models/modeling_utils.py, logits_dtype float32; 1.0, _torch/modules/logits_processor.py.
 _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of the ranks
+
+# _torch/models/modeling_deepseekv3.py, modeling_gpt_oss.py, modeling_qwen3_moe.py: AllReduceFusionOp.RESIDUAL_RMS_NORM
+# behind attention and behind experts, without attention dp; in the kernels of strategy MIN_LATENCY, below whose sizes
+# they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Not modelled: Llama's wider than 4,096
+# (modeling_llama.py), which fuse it, too, unlike Qwen3's dense ones. Assumption: it takes as long as the all-reduce.
+_SIZES = MIN_LATENCY["hopper"].below
+_SUMMED_NORMS = SummedNorms(_SIZES, _SIZES, codes=("deepseek_v3", "gpt_oss", "qwen2_moe"), experts=True)
 
 _TRTLLM_08 = Engine(
     "trtllm",
@@ -55,6 +63,7 @@ _TRTLLM_1 = Engine(
     overlaps=True,
     graph_sizes=trtllm_10_sizes,
     drafting_tokens=of_sequences(trtllm_10_sizes),
+    asked_graphs=AskedGraphs(trtllm_10_sizes, sequences=True, keeps_largest=True),
     overlaps_drafting=(True, False),
     padded_experts=("alike", "alike"),
     reserved_output=1.0,
@@ -62,6 +71,7 @@ _TRTLLM_1 = Engine(
     prompts_beside=True,
     fp8_cache=True,
     own_all_reduces=MIN_LATENCY,
+    summed_norms=_SUMMED_NORMS,
     eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
     # Without NVLink between nodes all-to-alls need TRTLLM_CAN_USE_DEEP_EP, which is 0 (fused_moe_wide_ep.py,
     # select_alltoall_method_type).
@@ -120,5 +130,6 @@ RECORDS = (
         all2all=("deepep", "allgather_reducescatter"),  # fused_moe/communication/communication_factory.py: it is 1
         graph_sizes=trtllm_13_sizes,
         drafting_tokens=of_sequences(trtllm_13_sizes),
+        asked_graphs=AskedGraphs(trtllm_13_sizes, sequences=True, keeps_largest=True),
     ),
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sim.core.quantization import Quantizing
 from sim.serve.engines.graph_sizes import (
+    AskedGraphs,
     vllm_014_drafting_tokens,
     vllm_014_sizes,
     vllm_030_drafting_tokens,
@@ -12,8 +14,9 @@ from sim.serve.engines.graph_sizes import (
     vllm_08_sizes,
 )
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
-from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS
-from sim.serve.engines.record import LARGEST_BYTES, Case, Defaults, Engine, LatentBlocks, TwoBatches
+from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, SummedNorms, TwoBatches
+from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, MIB
+from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import GIB
 
 _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
@@ -30,6 +33,12 @@ _BLACKWELL = Case({"graphs_to": 1024}, memory_bytes=LARGEST_BYTES, but=("hopper"
 _BLOCKS_08, _BLOCKS_09 = LatentBlocks(64, 64), LatentBlocks(64, 64, 128)
 _BLOCKS_11, _BLOCKS_14 = LatentBlocks(64, 64, 128, 64), LatentBlocks(64, 64, 64, 64)
 _BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
+# compilation/passes/fusion/allreduce_rms_fusion.py, FI_ALLREDUCE_FUSION_MAX_SIZE_MB (FlashInfer's kernel); on by
+# default with tp above 1: config/vllm.py, OPTIMIZATION_LEVEL_02 and enable_allreduce_rms_fusion. With pipeline stages
+# and replicas since pull request 41458 (May 2026). Assumption: the kernel takes as long as the all-reduce that it
+# replaces.
+_SUMMED_NORMS = SummedNorms({2: 64 * MIB, 4: 2 * MIB, 8: 0.5 * MIB}, {2: 64 * MIB, 4: 32 * MIB, 8: MIB}, alone=True)
+_QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("norms", "activations")}
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
 # before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
@@ -126,6 +135,7 @@ _VLLM_09 = Engine(
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
     hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
     graph_sizes=vllm_08_sizes,
+    asked_graphs=AskedGraphs(vllm_08_sizes),  # config/scheduler.py, cuda_graph_sizes
     prompt_graphs=True,
     whole_graphs=False,
     whole_prompts=True,
@@ -163,7 +173,11 @@ _VLLM_11 = replace(
     latent_blocks=_BLOCKS_11,
     all2all=("allgather_reducescatter", "deepep", "naive"),  # envs.py, later config/parallel.py; pull request 23964
     whole_graphs=True,
+    whole_to_running=True,  # v1/cudagraph_dispatcher.py, initialize_cudagraph_keys (until 0.30 pull request 57355)
     own_all_reduces=CUSTOM_LESS,
+    # Since 0.10: layers/quantization/input_quant_fp8.py, QuantFP8 is torch's operators by default, which torch.compile
+    # puts into the norm's and the activation's kernel (pull request 19830).
+    quantizing=_QUANTIZING,
 )
 _VLLM_14 = replace(
     _VLLM_11,
@@ -178,6 +192,7 @@ _VLLM_14 = replace(
     overlaps_drafting=(True, False),
     adapters_drafting=True,  # 0.14.1, v1/worker/gpu_input_batch.py, make_lora_inputs: an adapter for each sampled token
     graph_sizes=vllm_014_sizes,
+    asked_graphs=AskedGraphs(vllm_014_sizes, whole=True),
     drafting_tokens=vllm_014_drafting_tokens,
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
@@ -197,6 +212,7 @@ _VLLM_19 = replace(
     overlaps_stages=True,
     may_overlap_drafting=True,
     whole_prompts_fit=True,
+    summed_norms=_SUMMED_NORMS,
     copies_blocks=False,  # pull request 38460 (April 2026, in 0.20): one cuMemcpyBatchAsync for all blocks and layers
     all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
     gathers_narrow=True,  # pull request 32567 (January 2026), prepare_finalize/naive_dp_ep.py: quantizes first
@@ -263,6 +279,9 @@ RECORDS = (
         " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
         host=hosts(V1_32),
         overlaps_drafting=(True, True),
+        summed_norms=_SUMMED_NORMS._replace(alone=False),
+        # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
+        quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
         graph_sizes=vllm_030_sizes,
         drafting_tokens=vllm_030_drafting_tokens,
         cases=(_LARGE, _LARGEST, _BLACKWELL),

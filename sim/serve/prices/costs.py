@@ -34,7 +34,7 @@ from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
-from sim.serve.engines.record import TwoBatches
+from sim.serve.engines.kernel_facts import TwoBatches
 from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
 from sim.serve.prices.all_reduce_prices import all_reduces
 from sim.serve.prices.dims import serving_dims

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
+from sim.inputs.workloads import Inference
 from sim.serve.engines.record import Engine, HostTimes, Server
 from sim.serve.prices.load import Load
 
@@ -14,7 +15,8 @@ MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that
 class Host(Struct, frozen=True):
     """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage without a CUDA
     graph; `pieces`: with graphs of all but attention; `graph_sizes`: tokens of batches with a CUDA graph;
-    `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does."""
+    `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does; `whole_to`: the most tokens of a
+    whole iteration's graph, None: of all of these sizes."""
 
     engine: Engine
     times: HostTimes
@@ -24,6 +26,7 @@ class Host(Struct, frozen=True):
     graph_sizes: tuple[int, ...] = ()
     prompt_sizes: tuple[int, ...] = ()
     overlaps: bool = False
+    whole_to: int | None = None
 
     def padded(self, tokens: int, prompts: bool = False) -> int:
         """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
@@ -85,7 +88,10 @@ class Host(Struct, frozen=True):
         """What a stage's host launches one by one; the one graph of a whole iteration does not count."""
         if not self._graphed(load):
             return self.kernels[stage]
-        return 0 if self.engine.whole_graphs and not load.prefills else self.pieces[stage]
+        whole = self.engine.whole_graphs and not load.prefills
+        if whole and self.whole_to is not None and self.padded(load.tokens) > self.whole_to:
+            whole = False
+        return 0 if whole else self.pieces[stage]
 
     def _graphed(self, load: Load) -> bool:
         """Whether CUDA graphs have the iteration's kernels, or all but those of attention."""
@@ -99,16 +105,27 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
     latent = scenario.model.mla is not None
-    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, served.drafts, latent)
+    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, served.drafts, latent, served.graphs_to)
     own = engine.defaults_on(gpu.architecture, server, served.longest(scenario.model))
-    most = own.graphs_to, served.max_running_requests
-    graphs = engine.graph_sizes(*most)
+    each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.tokens
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
-    if drafts is not None and engine.drafting_tokens is not None:
-        graphs = engine.drafting_tokens(*most, 1 + drafts.tokens)
-    graphs = graphs if served.cuda_graphs else ()
+    graphs = _graphs(engine, served, own.graphs_to, each) if served.cuda_graphs else ()
     prompts = graphs if engine.prompt_graphs else _prompt_sizes(scenario, engine)
-    return Host(engine, engine.host_on(gpu.architecture), p.tp, kernels, pieces, graphs, prompts, overlaps)
+    tokens = served.max_running_requests * (1 if drafts is None else 1 + drafts.tokens)
+    whole_to = tokens if engine.whole_to_running else None
+    times = engine.host_on(gpu.architecture)
+    return Host(engine, times, p.tp, kernels, pieces, graphs, prompts, overlaps, whole_to)
+
+
+def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int, ...]:
+    """Tokens of batches with a CUDA graph, the largest of the size `to`; `each`: of a sequence."""
+    running, asked = served.max_running_requests, engine.asked_graphs
+    if served.graphs_to is None or asked is None:
+        drafting = engine.drafting_tokens
+        return engine.graph_sizes(to, running) if each == 1 or drafting is None else drafting(to, running, each)
+    sizes = served.cuda_graph_sizes
+    found = asked.up_to(to, running, each) if sizes is None else asked.of(sizes, running, each)
+    return tuple([n for n in found if n <= served.max_batch_tokens])
 
 
 def _prompt_sizes(scenario: Scenario, engine: Engine) -> tuple[int, ...]:

@@ -57,8 +57,13 @@ def lacks_memory(sim: Served) -> list[str]:
     out = []
     for pool in sim.pools:
         c, block = pool.capacity, sim.scenario.for_serving.kv_cache.block_tokens
-        if c.blocks > c.blocks_fit:
-            where = "" if len(sim.pools) == 1 else f", pool {pool.name}"
+        where = "" if len(sim.pools) == 1 else f", pool {pool.name}"
+        if c.blocks > c.blocks_fit and c.room >= c.blocks:
+            out.append(
+                f"does not fit in the cache{where}: the requests need {c.blocks * block:,} tokens; "
+                f"inference.kv_cache.max_tokens leaves room for {c.blocks_fit * block:,}"
+            )
+        elif c.blocks > c.blocks_fit:
             out.append(
                 f"does not fit in memory{where}: the requests need a cache of {c.blocks * block:,} tokens; beside "
                 f"weights and buffers there is room for {c.blocks_fit * block:,}"
@@ -77,6 +82,7 @@ def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
             f"requests come faster than they are served: {waiting:,} of {len(sim.sequences):,} wait when the last one "
             "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
         )
+    out += _cache_too_large(sim)
     linear = sim.costs.dims.linear
     if QUANTIZATIONS[inference.quantization].matmul not in (None, linear):
         out.append(
@@ -84,6 +90,19 @@ def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
             f"weights are kept in 8 bits and multiplied in {linear}"
         )
     return out + roofline_warnings(shares)
+
+
+def _cache_too_large(sim: Served) -> list[str]:
+    """Warn of a cache that is asked for and does not fit: SGLang and TensorRT-LLM take what fits (SGLang,
+    model_executor/model_runner_kv_cache_mixin.py, _apply_token_constraints), vLLM as much as it is told
+    (v1/core/kv_cache_utils.py, may_override_num_blocks)."""
+    i = sim.scenario.for_serving
+    room = min([pool.capacity.room for pool in sim.pools]) * i.kv_cache.block_tokens
+    asked = i.kv_cache.max_tokens or 0
+    if i.batching == "static" or asked <= room:
+        return []
+    does = "vLLM runs out of memory with so many" if i.engine.startswith("vllm") else "the engine takes no more"
+    return [f"inference.kv_cache.max_tokens: found {asked:,}; there is room for {room:,}, and {does}"]
 
 
 def _whole_prompts(sim: Served) -> list[str]:

@@ -42,11 +42,8 @@ def test_caches_chunks_and_graphs_by_their_flags(
     ("graphs", "told"),
     [
         ("{max_batch_size: 64, enable_padding: true}", ""),
-        ("{max_batch_size: 32}", "cuda_graph_config.max_batch_size"),
-        (
-            "{batch_sizes: [1, 2, 4], enable_padding: false}",
-            "cuda_graph_config.batch_sizes, cuda_graph_config.enable_padding",
-        ),
+        ("{max_batch_size: 32}", ""),
+        ("{batch_sizes: [1, 2, 4], enable_padding: false}", "cuda_graph_config.enable_padding"),
     ],
 )
 def test_graphs_that_tensorrt_llm_is_told_and_that_are_not_simulated_are_named(
@@ -55,3 +52,49 @@ def test_graphs_that_tensorrt_llm_is_told_and_that_are_not_simulated_are_named(
     (tmp_path / "more.yml").write_text(f"cuda_graph_config: {graphs}\n")
     _, text = converted(tmp_path, f"trtllm-serve llama3-8b --max_batch_size 64 --config more.yml\n{BENCH}")
     assert (f"not expressed here: {told}\n" in text) if told else ("not expressed here" not in text)
+
+
+@pytest.mark.parametrize(
+    ("server", "expected", "told"),
+    [
+        ("vllm serve llama3-8b --max-cudagraph-capture-size 64", {"cuda_graph_max_size": 64}, ""),
+        ("vllm serve llama3-8b --cudagraph-capture-sizes 4 1 2", {"cuda_graph_sizes": [1, 2, 4]}, ""),
+        ("vllm serve llama3-8b --cuda-graph-sizes 128", {"cuda_graph_max_size": 128}, ""),
+        ("vllm serve llama3-8b --cuda-graph-sizes 8 16", {"cuda_graph_sizes": [8, 16]}, ""),
+        ("""vllm serve llama3-8b -cc '{"cudagraph_capture_sizes": [1, 8]}'""", {"cuda_graph_sizes": [1, 8]}, ""),
+        ("vllm serve llama3-8b -cc.max_cudagraph_capture_size=0", {"cuda_graphs": False}, ""),
+        ("sglang serve --model-path llama3-8b --cuda-graph-max-bs 24", {"cuda_graph_max_size": 24}, ""),
+        ("sglang serve --model-path llama3-8b --cuda-graph-bs-decode 1 2", {"cuda_graph_sizes": [1, 2]}, ""),
+        (
+            """sglang serve --model-path llama3-8b --cuda-graph-config '{"decode": {"max_bs": 8, "wide": 1}}'""",
+            {"cuda_graph_max_size": 8},
+            "--cuda-graph-config: decode: wide: not expressed here",
+        ),
+        ("sglang serve --model-path llama3-8b --max-total-tokens 9000", {"kv_cache": {"max_tokens": 9000}}, ""),
+        ("vllm serve llama3-8b --num-gpu-blocks-override 512", {"kv_cache": {"max_tokens": 8192}}, ""),
+        (
+            "vllm serve llama3-8b --num-gpu-blocks-override 512 --block-size 32",
+            {"kv_cache": {"block_tokens": 32, "max_tokens": 16384}},
+            "",
+        ),
+        (
+            "vllm serve gpt-oss-20b --num-gpu-blocks-override 512",
+            {},
+            "--num-gpu-blocks-override: blocks of this model are not expressed here",
+        ),
+    ],
+)
+def test_sizes_of_graphs_and_of_the_cache(tmp_path: Path, server: str, expected: dict[str, Any], told: str) -> None:
+    found, text = converted(tmp_path, f"{server}\n{BENCH}")
+    assert expected.items() <= found["inference"].items()
+    assert ("not expressed here" in text) == bool(told)
+    assert told in text
+    parse_scenario(found)
+
+
+def test_sizes_that_tensorrt_llm_is_told(tmp_path: Path) -> None:
+    (tmp_path / "more.yml").write_text(
+        "cuda_graph_config: {batch_sizes: [8, 2]}\nkv_cache_config: {max_tokens: 4096}\n"
+    )
+    found, _ = converted(tmp_path, f"trtllm-serve llama3-8b --config more.yml\n{BENCH}")
+    assert (found["inference"]["cuda_graph_sizes"], found["inference"]["kv_cache"]) == ([2, 8], {"max_tokens": 4096})

@@ -76,6 +76,8 @@ SECTION: dict[str, list[Any]] = {
     "max_batch_tokens": [64],
     "chunked_prefill": [False],
     "cuda_graphs": [False],
+    "cuda_graph_max_size": [1],
+    "cuda_graph_sizes": [[1]],
     "preemption": ["swap"],
     "prefix_cache": ["none"],
     "router": ["least_loaded"],
@@ -91,7 +93,7 @@ SECTION: dict[str, list[Any]] = {
     "afd": [{"expert_gpus": 2}],
     "disaggregated": [{"prefill": {"replicas": 1}, "decode": {"replicas": 1}}],
     "autoscaling": [{"min_replicas": 1}],
-    "kv_cache": [{"memory_fraction": 0.01}],
+    "kv_cache": [{"memory_fraction": 0.01}, {"max_tokens": 2000}],
 }
 # Heard only where blocks run out, prompts share beginnings, or heads share keys: test_preemption.py, test_prefixes.py,
 # test_prices.py.

@@ -10,7 +10,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.models.layers.experts import LOW_LATENCY_TOKENS
 from sim.prices.profiles import load_profile
-from sim.serve.engines.record import TwoBatches
+from sim.serve.engines.kernel_facts import TwoBatches
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.iteration_parts import Work
 from sim.serve.prices.load import Load

@@ -1,0 +1,60 @@
+"""Facts of a serving engine's kernels that have several numbers: fields of `sim.serve.engines.record.Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
+
+
+class TwoBatches(NamedTuple):
+    """Two-batch overlap of iterations with at least so many tokens: of single tokens, and with prompts among them.
+    `attention_apart`: single tokens' attention is cut into two parts (`sim.serve.prices.two_batches`)."""
+
+    decode_tokens: int = 2
+    prompt_tokens: int = 2
+    attention_apart: bool = False
+
+
+class SummedNorms(NamedTuple):
+    """All-reduces that also add and norm, as one kernel over NVLink: the most bytes by the number of ranks, on Hopper
+    and on compute capability 10.x, and the most tokens (0: any); `alone`: only of a server of one replica without
+    pipeline stages; `codes`: only of models with this code (`model.code`; empty: of all); `experts`: those of experts
+    norm, too; `states`: also of models with layers that keep a state, whose norms add 1 to their weights (Qwen3-Next).
+    """
+
+    hopper: Mapping[int, float]
+    blackwell: Mapping[int, float]
+    tokens: int = 0
+    alone: bool = False
+    codes: tuple[str, ...] = ()
+    experts: bool = False
+    states: bool = False
+
+    def most_bytes(self, architecture: str, memory_bytes: float, ranks: int, token_bytes: float) -> float:
+        """Bytes of the largest one on such GPUs, or 0; memory tells 10.x from 12.x, as in `Case`s."""
+        if architecture == "hopper":
+            most = self.hopper.get(ranks, 0.0)
+        else:
+            large = architecture == "blackwell" and memory_bytes >= LARGEST_BYTES
+            most = self.blackwell.get(ranks, 0.0) if large else 0.0
+        return min(most, self.tokens * token_bytes) if self.tokens else most
+
+
+class LatentBlocks(NamedTuple):
+    """Tokens of a block of latent attention's cache, by the GPU's kernel; 0: as of other attention. `narrow`: with a
+    cache of 8 bits on Hopper; `blackwell`: on compute capability 10.x; `selected`: attention over selected keys."""
+
+    hopper: int = 0
+    narrow: int = 0
+    blackwell: int = 0
+    selected: int = 0
+
+    def on(self, architecture: str, memory_bytes: float, narrow: bool, selected: bool) -> int:
+        """Tokens of a block, or 0, on such GPUs, with such a cache; memory tells 10.x from 12.x, as in `Case`s."""
+        if architecture == "hopper":
+            own = self.narrow if narrow else self.hopper
+        else:
+            own = self.blackwell if architecture == "blackwell" and memory_bytes >= LARGEST_BYTES else 0
+        return self.selected or own if selected else own

@@ -1,0 +1,117 @@
+"""Norms in all-reduces, and inputs in 8 bits that norms and activations write, as vLLM's torch.compile fuses them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.core.program import Compute
+from sim.inputs.scenario import parse_scenario
+from sim.models.layers import layer_specs
+from sim.models.served import ServingDims
+from sim.serve.prices.dims import serving_dims
+from tests.sim.serve.serving_cases import ONE
+
+PLAIN = ("attention_norm", "qkv_quantize", "attention_out_quantize", "mlp_norm", "mlp_up_quantize", "mlp_down_quantize")
+
+
+def dims(
+    engine: str, tp: int = 1, cluster: Any = "dgx-h100", model: str = "llama3-8b", **inference: Any
+) -> ServingDims:
+    """Sizes of a rank that serves in fp8."""
+    section = {"engine": engine, "precision": "fp8", "requests": ONE, **inference}
+    layout = {"tp": tp, **inference.pop("layout", {})}
+    section.pop("layout", None)
+    data = {"model": model, "cluster": cluster, "parallelism": layout, "inference": section}
+    return serving_dims(parse_scenario(data))
+
+
+def small_kernels(d: ServingDims, tokens: int = 8) -> tuple[str, ...]:
+    """Norms and quantizations of the first layer, in order."""
+    program = layer_specs(d.model)[0].serve_tokens(d, tokens)
+    names = [item.name for item in program if isinstance(item, Compute)]
+    return tuple(name for name in names if name.endswith(("_norm", "_quantize")))
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "found"),
+    [
+        ("vllm-v1", {}, PLAIN),
+        ("vllm-0.11", {}, ("attention_norm", "attention_out_quantize", "mlp_norm")),
+        ("vllm-0.28", {"cuda_graphs": False}, PLAIN),
+        ("sglang-0.5.20", {}, PLAIN),
+        ("trtllm-1.3", {}, PLAIN),
+        # The sum norms, and what it has normed is quantized by itself; the activation still quantizes.
+        ("vllm-0.28", {"tp": 2}, ("qkv_quantize", "attention_out_quantize", "mlp_up_quantize")),
+        ("vllm-0.14", {"tp": 2}, ("attention_norm", "attention_out_quantize", "mlp_norm")),
+        ("vllm-0.19", {"tp": 2, "layout": {"dp": 2}}, ("attention_norm", "attention_out_quantize", "mlp_norm")),
+        ("vllm-0.28", {"tp": 2, "layout": {"dp": 2}}, ("qkv_quantize", "attention_out_quantize", "mlp_up_quantize")),
+        ("vllm-0.28", {"tp": 2, "cluster": "dgx-a100", "precision": "bf16"}, ("attention_norm", "mlp_norm")),
+        ("vllm-0.28", {"tp": 2, "precision": "bf16"}, ()),
+        ("vllm-0.28", {"tp": 2, "precision": "nvfp4", "cluster": "dgx-b200"}, ("attention_out_quantize",)),
+        (
+            "vllm-0.28",
+            {"precision": "nvfp4", "cluster": "dgx-b200"},
+            ("attention_norm", "qkv_quantize", "attention_out_quantize", "mlp_norm", "mlp_up_quantize"),
+        ),
+        ("vllm-0.14", {"precision": "nvfp4", "cluster": "dgx-b200"}, PLAIN),
+    ],
+)
+def test_which_small_kernels_a_layer_has(engine: str, more: dict[str, Any], found: tuple[str, ...]) -> None:
+    assert small_kernels(dims(engine, **more)) == found
+
+
+def test_a_large_sum_norms_nothing() -> None:
+    """On 8 H100 up to half a MiB: 64 tokens of 4,096 numbers in 16 bits."""
+    d = dims("vllm-0.28", tp=8)
+    assert "mlp_norm" not in small_kernels(d, 64)
+    assert "mlp_norm" in small_kernels(d, 65)
+
+
+def test_experts_sums_norm_nothing() -> None:
+    """The norm before experts follows attention's sum, the norm before attention experts'."""
+    d = dims("vllm-0.28", tp=2, model="mixtral-8x7b", precision="bf16")
+    assert small_kernels(d) == ("attention_norm",)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "found"),
+    [
+        ("qwen3-30b-a3b", {}, ()),
+        ("qwen3-30b-a3b", {"engine": "sglang-0.5"}, ("attention_norm", "mlp_norm")),
+        ("mixtral-8x7b", {}, ("attention_norm", "mlp_norm")),  # is none of the models that SGLang fuses
+        ("llama3-8b", {}, ("attention_norm", "mlp_norm")),
+        ("qwen3-30b-a3b", {"layout": {"dp": 2, "ep": 4}}, ("attention_norm", "mlp_norm")),
+        ("qwen3-30b-a3b", {"cluster": "dgx-a100"}, ("attention_norm", "mlp_norm")),
+    ],
+)
+def test_sglang_norms_in_the_sums_of_some_models(model: str, more: dict[str, Any], found: tuple[str, ...]) -> None:
+    """Of up to 2,048 tokens, behind attention and behind experts."""
+    d = dims(**{"engine": "sglang-0.5.10", "tp": 2, "model": model, "precision": "bf16", **more})
+    assert small_kernels(d, 2048) == found
+    assert "mlp_norm" in small_kernels(d, 2049)
+
+
+def test_tensorrt_llm_norms_in_the_sums_of_its_own_kernels() -> None:
+    """On 4 GPUs below 1 MB: 122 tokens of 4,096 numbers in 16 bits, of Qwen3 235B."""
+    d = dims("trtllm-1.0", tp=4, model="qwen3-235b-a22b", precision="bf16")
+    assert small_kernels(d, 122) == ()
+    assert small_kernels(d, 123) == ("attention_norm", "mlp_norm")
+
+
+@pytest.mark.parametrize(("engine", "fused"), [("vllm-0.28", False), ("trtllm-1.3", False), ("sglang-0.5.20", True)])
+def test_norms_of_a_model_with_states(engine: str, fused: bool) -> None:
+    d = dims(engine, tp=2, model="qwen3-next-80b-a3b", precision="bf16")
+    assert (d.norm_in_sum_bytes > 0) == fused
+
+
+def test_blocks_of_a_checkpoint_are_quantized_by_themselves() -> None:
+    d = dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200")
+    assert not d.quantizing
+
+
+def test_gpus_without_nvlink_sum_and_norm_apart() -> None:
+    workstation = {"gpu": "rtx-pro-6000-server", "gpus_per_node": 8}
+    assert dims("vllm-0.28", tp=2, cluster=workstation).norm_in_sum_bytes == 0
+    assert dims("vllm-0.28", tp=2, cluster="dgx-b200").norm_in_sum_bytes == 64 * 2**20
