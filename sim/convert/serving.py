@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
-from sim.convert.serving_graphs import cache_tokens, graphs_of, json_object
+from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
@@ -294,6 +294,7 @@ def _inference(s: Settings, model: str) -> dict[str, Any]:
     kept = {
         "dtype": s.choice("cache", _names().caches, "auto") or None,
         "block_tokens": block,
+        "memory_bytes": cache_bytes(s),
         "max_tokens": cache_tokens(s, model, block),
         "memory_fraction": s.number("memory"),
         "free_fraction": s.number("free"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sim.convert.serving_options import most_tokens
 from sim.convert.settings import Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
@@ -51,6 +52,12 @@ def cache_tokens(s: Settings, model: str, block: int | None) -> int | None:
         s.notes.append(f"{s.written_as('cache_blocks')}: blocks of this model are not expressed here")
         return None
     return blocks * (block or BLOCK_TOKENS)
+
+
+def cache_bytes(s: Settings) -> int | None:
+    """vLLM's bytes of the cache on each GPU, which may end in a letter (engine/arg_utils.py, human_readable_int)."""
+    given = s.take("cache_bytes")
+    return None if given is None else most_tokens(str(given)) or s.size("cache_bytes")
 
 
 def _plain(model: str, block: int | None) -> bool:

@@ -206,6 +206,9 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
         yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
     if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
+    for key in ("memory_fraction", "free_fraction"):
+        if i.kv_cache.memory_bytes is not None and key in i.kv_cache.model_fields_set:
+            yield f"inference.kv_cache.{key}: of no effect beside kv_cache.memory_bytes"
     for key in ("cuda_graph_max_size", "cuda_graph_sizes"):
         if getattr(i, key) is not None and not i.cuda_graphs:
             yield f"inference.{key}: of no effect with cuda_graphs false"
@@ -249,8 +252,9 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     for key, alike in shares.items():
         if getattr(i.kv_cache, key) not in alike:
             yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"
-    if i.kv_cache.max_tokens is not None:
-        yield "inference.kv_cache.max_tokens: of no effect with batching static, which takes the memory that it needs"
+    for key in ("max_tokens", "memory_bytes"):
+        if getattr(i.kv_cache, key) is not None:
+            yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:

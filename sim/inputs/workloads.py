@@ -81,6 +81,12 @@ class KvCache(UserInput):
     free_fraction: float = Field(
         default=1.0, gt=0, le=1, description="the cache's part of what weights and activations leave"
     )
+    memory_bytes: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e15,
+        description="bytes of the cache on each GPU, in place of both fractions; null: these",
+    )
     max_tokens: int | None = Field(
         default=None,
         ge=1,
@@ -268,8 +274,10 @@ class Inference(UserInput):
         own = {key: getattr(d, key) for key in keys}
         kept = {"block_tokens": d.block_tokens, "memory_fraction": d.memory_fraction, "free_fraction": d.free_fraction}
         given = self.kv_cache.model_fields_set
-        if "memory_fraction" in given:  # it says all of what the cache gets
+        if {"memory_fraction", "memory_bytes"} & given:  # it says all of what the cache gets
             del kept["free_fraction"]
+        if "memory_bytes" in given:
+            del kept["memory_fraction"]
         missing: dict[str, object] = {k: v for k, v in kept.items() if k not in given}
         if self.kv_cache.dtype is None:
             missing["dtype"] = cache_dtype

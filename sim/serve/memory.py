@@ -221,13 +221,14 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
     model's weights and cache (mem_fraction_static); buffers and the draft, which is loaded later and has as many tokens
     in its own cache, have room in the rest (srt/managers/scheduler.py; srt/model_executor/model_runner.py,
     draft_runner_cache_size), since 0.5.14 in m as well (`Engine.drafts_inside`). Static batching allocates what it
-    needs.
+    needs. `memory_bytes` take the place of both, as far as the GPU has them (vLLM, v1/worker/gpu_worker.py,
+    determine_available_memory: kv_cache_memory_bytes).
     """
     cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.shown_bytes
     kept, f = memory * cache.memory_fraction - others_bytes, cache.free_fraction
     taken, token = held.weights + held.drafts[0] + held.buffers, held.token + held.drafts[1]
-    if static:
-        rooms = [(memory - others_bytes - taken, token)]
+    if static or cache.memory_bytes is not None:
+        rooms = [(memory - others_bytes - taken, token), *([] if static else [(cache.memory_bytes or 0.0, token)])]
     elif (engine := engine_of(scenario.for_serving.engine)).activations_outside:
         own = (held.weights + held.drafts[0], token) if engine.drafts_inside else (held.weights, held.token)
         rooms = [((kept - own[0]) * f, own[1]), ((memory - others_bytes - taken) * f, token)]

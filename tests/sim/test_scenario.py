@@ -264,6 +264,7 @@ def test_inference_defaults() -> None:
             "dtype": "bf16",
             "memory_fraction": 0.9,
             "free_fraction": 1.0,
+            "memory_bytes": None,
             "max_tokens": None,
             "tiers": None,
         },

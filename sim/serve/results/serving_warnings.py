@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
 from sim.core.quantization import QUANTIZATIONS
+from sim.core.units import n_bytes
 from sim.programs.priced_items import Shares
 from sim.ranks.faults import has_jitter
 from sim.results.metrics import roofline_warnings
@@ -97,12 +98,18 @@ def _cache_too_large(sim: Served) -> list[str]:
     model_executor/model_runner_kv_cache_mixin.py, _apply_token_constraints), vLLM as much as it is told
     (v1/core/kv_cache_utils.py, may_override_num_blocks)."""
     i = sim.scenario.for_serving
-    room = min([pool.capacity.room for pool in sim.pools]) * i.kv_cache.block_tokens
-    asked = i.kv_cache.max_tokens or 0
-    if i.batching == "static" or asked <= room:
+    block, asked, out = i.kv_cache.block_tokens, i.kv_cache.max_tokens or 0, []
+    if i.batching == "static":
         return []
     does = "vLLM runs out of memory with so many" if i.engine.startswith("vllm") else "the engine takes no more"
-    return [f"inference.kv_cache.max_tokens: found {asked:,}; there is room for {room:,}, and {does}"]
+    room = min([pool.capacity.room for pool in sim.pools]) * block
+    if asked > room:
+        out.append(f"inference.kv_cache.max_tokens: found {asked:,}; there is room for {room:,}, and {does}")
+    held = min([(pool.capacity.room + 1) * block * pool.capacity.stage_token_bytes for pool in sim.pools])
+    if (given := i.kv_cache.memory_bytes) is not None and given > held:
+        words = f"found {n_bytes(given)}; beside weights and an iteration's tensors there are {n_bytes(held)}"
+        out.append(f"inference.kv_cache.memory_bytes: {words}, and {does}")
+    return out
 
 
 def _whole_prompts(sim: Served) -> list[str]:

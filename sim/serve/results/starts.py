@@ -52,7 +52,8 @@ def why_not_so_long(pools: tuple[Pool, ...]) -> str | None:
 def _part_for_engine(pool: Pool, memory: float) -> str:
     """What the engine takes of a GPU, where that is not all."""
     inference = pool.scenario.for_serving
-    share = 1.0 if inference.batching == "static" else inference.kv_cache.memory_fraction
+    whole = inference.batching == "static" or inference.kv_cache.memory_bytes is not None
+    share = 1.0 if whole else inference.kv_cache.memory_fraction
     if share == 1.0:
         return ""
     return f", of which the engine takes {n_bytes(share * memory)} (kv_cache.memory_fraction {percent(share)})"

@@ -71,6 +71,7 @@ def test_graphs_that_tensorrt_llm_is_told_and_that_are_not_simulated_are_named(
             "--cuda-graph-config: decode: wide: not expressed here",
         ),
         ("sglang serve --model-path llama3-8b --max-total-tokens 9000", {"kv_cache": {"max_tokens": 9000}}, ""),
+        ("vllm serve llama3-8b --kv-cache-memory-bytes 8G", {"kv_cache": {"memory_bytes": 8 * 2**30}}, ""),
         ("vllm serve llama3-8b --num-gpu-blocks-override 512", {"kv_cache": {"max_tokens": 8192}}, ""),
         (
             "vllm serve llama3-8b --num-gpu-blocks-override 512 --block-size 32",

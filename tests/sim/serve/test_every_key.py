@@ -93,7 +93,7 @@ SECTION: dict[str, list[Any]] = {
     "afd": [{"expert_gpus": 2}],
     "disaggregated": [{"prefill": {"replicas": 1}, "decode": {"replicas": 1}}],
     "autoscaling": [{"min_replicas": 1}],
-    "kv_cache": [{"memory_fraction": 0.01}, {"max_tokens": 2000}],
+    "kv_cache": [{"memory_fraction": 0.01}, {"max_tokens": 2000}, {"memory_bytes": 10**7}],
 }
 # Heard only where blocks run out, prompts share beginnings, or heads share keys: test_preemption.py, test_prefixes.py,
 # test_prices.py.

@@ -89,6 +89,18 @@ def test_a_cache_has_no_more_tokens_than_stated() -> None:
     assert cache(1000, "sglang-0.5") == (1000, [])  # blocks of one token
 
 
+def test_a_cache_has_the_stated_bytes() -> None:
+    """Of 128 KiB a token, whatever part of the memory is the engine's."""
+    token = 2**17
+    for fraction in ({}, {"memory_fraction": 0.3}):
+        found, texts = cache(None, kv_cache={"memory_bytes": 1000 * token, **fraction})
+        assert found == 992
+        assert [text for text in texts if "memory_fraction: of no effect" in text][:1] == texts
+    _, (text,) = cache(None, kv_cache={"memory_bytes": 1e12})
+    assert "kv_cache.memory_bytes: found 931.3 GiB" in text
+    assert text.endswith("vLLM runs out of memory with so many")
+
+
 @pytest.mark.parametrize(
     ("engine", "does"), [("vllm-0.28", "vLLM runs out of memory with so many"), ("sglang-0.5", "takes no more")]
 )
