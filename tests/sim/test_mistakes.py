@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sim.commands.layout_options import limit_bytes, parse_only
-from sim.commands.replay import load as load_traces
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
 from sim.inputs.explain import all_keys, explain
@@ -19,6 +18,7 @@ from sim.inputs.synonyms import NO_KEY, synonyms, value_synonyms
 from sim.inputs.yaml_input import parse_yaml
 from sim.prices.profiles import load_profile
 from sim.studies.regression import regress
+from sim.traces.reading import load as load_traces
 from sim.validation.tables import read_table
 from tests.processes import ROOT
 
