@@ -30,8 +30,8 @@ RANKS_SHOWN, WAITS_SHOWN, NAME = 5, 5, 60
 def main(traces: tuple[Path, ...], groups: Path | None, step: int | None, report: Report) -> None:
     """Find the slow rank in recorded traces of several ranks: who waits for it, what its repair would gain, and the
     operators behind it."""
-    from sim.commands.replay import load
     from sim.traces.diagnosis import as_json, diagnose
+    from sim.traces.reading import load
 
     recording = load(traces, step, groups)
     found = diagnose(recording)

@@ -32,6 +32,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     if not sections.cluster.gpu.nvlink and sections.cluster.intra_node.kind != "pcie":
         yield f"cluster.gpu.nvlink: of no effect with intra_node.kind {sections.cluster.intra_node.kind}"
     yield from _switch_note(sections)
+    yield from _empty_stages_note(sections, written)
     yield from _expert_split_note(sections)
     yield from _popularity_note(sections)
     yield from _packing_note(sections)
@@ -55,6 +56,18 @@ def prediction_note(whole: ModelConfig, trained: ModelConfig) -> Iterator[str]:
     """Return that the framework does not train the model's prediction layers."""
     if whole.mtp_layers > trained.mtp_layers:
         yield "model.mtp_layers: simulated without; Hugging Face Transformers trains no multi-token prediction"
+
+
+def _empty_stages_note(sections: Sections, written: Parallelism) -> Iterator[str]:
+    """Return that stages beside the first (embedding) and the last (output) hold nothing, unless the scenario itself
+    says how many layers each has. torchtitan refuses such a split (distributed/pipeline_parallel.py: "Number of stages
+    cannot be greater than effective layers", which are the layers, embedding and output)."""
+    p, counts = sections.parallelism, sections.parallelism.layers_per_stage
+    if "layers_per_stage" in written.model_fields_set or not isinstance(counts, tuple):
+        return
+    empty = sum(not n for k, n in enumerate(counts) if k not in (0, len(counts) - 1, p.mtp_stage))
+    if empty:
+        yield f"parallelism.pp: {empty} of {p.stages} stages hold nothing; model.layers is {sections.model.layers}"
 
 
 def _vocabulary_note(sections: Sections) -> Iterator[str]:

@@ -306,7 +306,8 @@ def _check_sections(source: Source, data: dict[str, Any]) -> None:
         if key not in data:
             raise source.error((key,), "is required and missing")
     if "training" not in data and "inference" not in data:
-        raise source.error(("training",), "is required and missing (or give inference for a serving workload)")
+        hint = "it describes the updates of rl" if "rl" in data else "or give inference for a serving workload"
+        raise source.error(("training",), f"is required and missing ({hint})")
     if "training" in data and "inference" in data and "rl" not in data:
         raise source.error(("inference",), "cannot be given with training; a scenario has one of the two")
     if "distillation" in data and "training" not in data:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sim.core import shipped as shipped_files
 from sim.core.errors import InputError
-from sim.core.files import read_json
+from sim.inputs.file_kinds import read_data, refuse_other_kind
 from sim.prices.profile import Profile
 from sim.prices.profile_input import profile_from
 
@@ -40,6 +40,8 @@ def read_profile(path: Path) -> Profile:
     """Read a profile from a file of at most 64 MiB.
 
     Raises:
-        InputError: as for `profile_input.profile_from`, and if the file cannot be read.
+        InputError: as for `profile_input.profile_from`, and if the file cannot be read or is of another kind.
     """
-    return profile_from(read_json(path), str(path))
+    data = read_data(path)
+    refuse_other_kind(path, data, "a calibration profile is wanted", own="profile")
+    return profile_from(data, str(path))

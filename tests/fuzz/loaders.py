@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sim.commands.replay import load as load_traces
 from sim.commands.validate import validate_tables
 from sim.core.program import Compute, Phase
 from sim.inputs.measured_run import load_measured
@@ -20,6 +19,7 @@ from sim.simulation import simulate
 from sim.studies.measured import own_profile, parsed_scenario, to_timeline
 from sim.traces.chakra_in import read_groups
 from sim.traces.chakra_out import write_chakra
+from sim.traces.reading import load as load_traces
 from sim.traces.replay import replay
 from sim.validation.tables import read_table
 from tests.sim.measured_runs import recorded

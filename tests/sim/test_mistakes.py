@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from sim.commands.layout_options import limit_bytes, parse_only
-from sim.commands.replay import load as load_traces
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
 from sim.inputs.explain import all_keys, explain
@@ -19,6 +18,7 @@ from sim.inputs.synonyms import NO_KEY, synonyms, value_synonyms
 from sim.inputs.yaml_input import parse_yaml
 from sim.prices.profiles import load_profile
 from sim.studies.regression import regress
+from sim.traces.reading import load as load_traces
 from sim.validation.tables import read_table
 from tests.processes import ROOT
 
@@ -44,6 +44,8 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("tensor_parallel_degree=8", "unknown key; here it is parallelism.tp"),
         ("training.gradient_checkpointing=true", "here it is training.recompute"),
         ("model.num_hidden_layers=8", "here it is model.layers"),
+        ("model.hidden_act=silu", "unknown key; here it is model.mlp"),
+        ("model.sliding_window=4096", "unknown key; here it is model.window"),
         ("training.gradient_accumulation_steps=4", "here it is training.global_batch_size"),
         ("training.learning_rate=1e-4", "unknown key; there is no such key here, since it changes neither"),
         ("training.framework=torchtitan", "here it is eager or compiled"),
@@ -150,6 +152,8 @@ def test_a_file_of_another_kind_is_named_with_the_command_that_takes_it() -> Non
         (load_measured, PROFILE, "is a calibration profile; a measured run is wanted"),
         (read_table, RUN, "is a measured run; a table of measurements is wanted"),
         (read_table, SCENARIO, "is a scenario; a table of measurements is wanted"),
+        (load_profile, SCENARIO, "is a scenario; a calibration profile is wanted"),
+        (load_profile, RUN, "is a measured run; a calibration profile is wanted"),
         (_traces, SCENARIO, "is a scenario; a recorded trace is wanted: profiler JSON, Chakra's .et or Nsight"),
         (_traces, RUN, "is a measured run; a recorded trace is wanted: profiler JSON"),
     ):

@@ -90,6 +90,7 @@ def test_explore_refuses_a_step() -> None:
             "inference: cannot be combined with rl; rl.generation",
         ),
         ({"faults": {"jitter": {"sigma": 0.1}}}, "faults: cannot be combined with rl"),
+        ({"training": None}, "training: is required and missing (it describes the updates of rl)"),
     ],
 )
 def test_mistakes_are_named(change: dict[str, Any], message: str) -> None:

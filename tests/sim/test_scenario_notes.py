@@ -350,3 +350,19 @@ def test_efficiencies_that_measured_collectives_do_not_read_are_named(links: dic
 def test_switches_that_are_not_there_reduce_nothing() -> None:
     warnings = parse_scenario(small(cluster={"preset": "cpu-host", "intra_node": {"nvls_efficiency": 0.5}})).warnings
     assert any(w.startswith("cluster.intra_node.nvls_efficiency: of no effect with kind pcie") for w in warnings)
+
+
+@pytest.mark.parametrize(("more", "empty"), [(0, 0), (2, 0), (3, 1), (12, 10)])
+def test_stages_that_hold_nothing_are_counted(more: int, empty: int) -> None:
+    """Two more than layers hold the embedding and the output; a scenario that says the split itself gets no note."""
+    layers = 4
+    cut = {"pp": layers + more}
+    found = [w for w in parse_scenario(_of_layers(layers, cut)).warnings if "hold nothing" in w]
+    assert found == [f"parallelism.pp: {empty} of {layers + more} stages hold nothing; model.layers is 4"] * bool(empty)
+    stated = {**cut, "layers_per_stage": [1] * layers + [0] * more}
+    assert not any("hold nothing" in w for w in parse_scenario(_of_layers(layers, stated)).warnings)
+
+
+def _of_layers(layers: int, parallelism: dict[str, Any]) -> dict[str, Any]:
+    data = small(parallelism=parallelism)
+    return {**data, "model": {**data["model"], "layers": layers}}

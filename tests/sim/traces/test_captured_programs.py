@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sim.commands.replay import load_programs, main
+from sim.commands.replay import main
 from sim.core.errors import InputError
 from sim.inputs.program_file import CapturedOperator, HostCopy, Tensor
 from sim.inputs.script_program import Collective, Entry, RankProgram, What, read_rank_program
@@ -21,6 +21,7 @@ from sim.prices.coefficients import Coefficients
 from sim.prices.profiles import load_profile
 from sim.traces.program_in import program_recording
 from sim.traces.program_prices import ProgramPrices
+from sim.traces.reading import load_programs
 from sim.traces.replay import rank_times, replay
 from tests.processes import invoked
 from topology.network import Network

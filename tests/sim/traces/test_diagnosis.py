@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sim.commands.replay import load
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
@@ -19,6 +18,7 @@ from sim.traces.chakra_out import write_chakra
 from sim.traces.diagnosis import diagnose, verdict
 from sim.traces.kineto import read_kineto
 from sim.traces.matching import join
+from sim.traces.reading import load
 from sim.traces.recording import Recording
 from sim.traces.replay import RankTimes, Replay, rank_times
 from tests.modules import run_module

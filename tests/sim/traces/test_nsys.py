@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from sim.commands.diagnose import main as diagnose
-from sim.commands.replay import load
 from sim.commands.replay import main as replay_command
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
 from sim.traces.changes import Change, doubts, kernel_scales, network_of
+from sim.traces.reading import load
 from sim.traces.recording import Recording
 from sim.traces.replay import rank_times, replay
 from tests.processes import invoked

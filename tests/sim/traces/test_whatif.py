@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sim.commands.replay import load
 from sim.inputs.scenario import load_scenario
 from sim.simulation import simulate
 from sim.traces.chakra_out import write_chakra
 from sim.traces.changes import MATMUL, Change, doubts, dp_change, gpu_pair, network_of
 from sim.traces.kineto import read_kineto
 from sim.traces.matching import join
+from sim.traces.reading import load
 from sim.traces.recording import Message, Node, Recording
 from sim.traces.replay import replay
 from tests.sim.traces import programs as p
