@@ -190,11 +190,20 @@ def holds_back_sums(scenario: Scenario) -> bool:
     return p.holds_back_replicas and p.sharded_over[0] < p.dp * p.cp and scenario.micro_batches > 1
 
 
-def _switched(framework: Framework, t: Training, sharded: bool) -> Framework:
+def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) -> Framework:
     """The record with a fusion off that the step runs without; `sharded`: by Megatron's FSDP, which has none
-    (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP")."""
-    off = (t.gradient_accumulation_fusion is False or sharded) and framework.accumulates_in_matmul
-    return replace(framework, accumulates_in_matmul=False) if off else framework
+    (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP").
+
+    Megatron-Core's grouped experts with biases refuse the fused sum of bias, dropout and residual, which is one switch
+    for all layers (transformer/moe/experts.py: "bias_dropout_fusion is not supported in TEGroupedMLP when
+    add_bias_linear=True").
+    """
+    off: dict[str, bool] = {}
+    if (t.gradient_accumulation_fusion is False or sharded) and framework.accumulates_in_matmul:
+        off["accumulates_in_matmul"] = False
+    if framework.biases_experts_one_by_one and m.moe is not None and m.bias and t.moe_grouped_gemm is not False:
+        off["fuses_residual"] = False
+    return replace(framework, **off) if off else framework
 
 
 def in_sixteen_bits(scenario: Scenario, layer: int) -> bool:
@@ -305,7 +314,7 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    framework = _switched(framework_of(t), t, _is_sharded(p))
+    framework = _switched(framework_of(t), m, t, _is_sharded(p))
     code = code_of(m.code, framework)
     return Dims(
         **_own_tokens(t, p),

@@ -53,6 +53,9 @@ class Framework(Struct, frozen=True):
     [core/fusions/fused_bias_geglu.py: weighted_bias_quick_geglu_impl]"""
     fuses_residual: bool = False
     """bias, dropout and residual sum are one kernel [core/fusions/fused_bias_dropout.py]"""
+    passes_biases_on: bool = False
+    """the last matmul of attention and MLP never adds its bias, which is added before dropout and the residual sum
+    [core/transformer/attention.py, mlp.py: skip_bias_add]"""
     fuses_hyper_connections: bool = False
     """hyper-connections are four kernels: weights, Sinkhorn, the branch's input, new streams
     [core/fusions/fused_mhc_kernels.py]"""

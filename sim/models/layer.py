@@ -63,15 +63,20 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
     parts: tuple[Operator, ...] = of_part(ModelPart.EMBEDDING, ngrams)
     if spec.attention is not None:
         inner = spec.attention.train(scenario, d, shard)
-        branch = _branch(m, d, spec, "attention", inner, m.biased_attention_out and d.tp > 1)
+        branch = _branch(m, d, spec, "attention", inner, m.biased_attention_out and _passes_on(d))
         parts += of_part(spec.attention.part, branch)
     if spec.mlp is not None:
         inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
-        branch = _branch(m, d, spec, "mlp", inner, spec.mlp.bias_after and d.tp > 1, spec.attention is not None)
+        branch = _branch(m, d, spec, "mlp", inner, spec.mlp.bias_after and _passes_on(d), spec.attention is not None)
         parts += of_part(spec.mlp.part, branch)
     if spec.inputs is not None:
         parts += of_part(ModelPart.MLP, spec.inputs.branch(m, d))
     return parts
+
+
+def _passes_on(d: Dims) -> bool:
+    """Tell whether a branch's last matmul leaves its bias to the sum with the residual stream."""
+    return d.tp > 1 or d.framework.passes_biases_on
 
 
 def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
@@ -88,12 +93,12 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
         *inside("layernorm", norms),
         branch_sum(d),
         *spec.attention.train(scenario, d, shard),
-        residual(_before_sum(d), "attention_residual", m.biased_attention_out and d.tp > 1),
+        residual(_before_sum(d), "attention_residual", m.biased_attention_out and _passes_on(d)),
     )
     mlp = (
         *inside(spec.mlp.module, (replace(first, saved=own), *rest)),
         *_sum_of_branches(d),
-        residual(d, "mlp_residual", spec.mlp.bias_after and d.tp > 1),
+        residual(d, "mlp_residual", spec.mlp.bias_after and _passes_on(d)),
     )
     return (*of_part(spec.attention.part, attention), *of_part(spec.mlp.part, mlp))
 

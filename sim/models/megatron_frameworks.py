@@ -66,6 +66,7 @@ MEGATRON = Framework(
     clamps_apart=True,
     copies_around_scans=True,
     fuses_residual=True,
+    passes_biases_on=True,
     fuses_hyper_connections=True,  # use_fused_mhc
     fuses_adapter_sum=True,
     norm_backward_accesses=3,

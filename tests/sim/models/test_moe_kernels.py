@@ -113,6 +113,14 @@ def test_megatron_adds_second_biases_expert_by_expert():
     assert plain.expert_params == block.expert_params
 
 
+@pytest.mark.parametrize(("own", "found"), [({}, (10, 2)), ({"moe_grouped_gemm": False}, (6, 1))])
+def test_biased_experts_leave_the_residual_sum_unfused(own, found):
+    """TEGroupedMLP refuses `bias_dropout_fusion` with biases: attention's is added (4 bytes) before the sum (6)."""
+    block = layer_block(make(MOE | {"bias": True}, {"framework": "megatron"} | own), 0)
+    (summed,) = named(block.forward, "attention_residual")
+    assert (summed.bytes / (TOKENS * MOE["hidden"]), summed.kernels) == found
+
+
 def test_groups_cost_kernels_and_no_bytes_less():
     """`group_limited_topk` of Megatron-Core's moe_utils.py: 11 kernels, 2 backward; its all-to-all sends every copy."""
 
