@@ -21,6 +21,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _budget,
         _graphs,
         _preemption,
+        _stages,
         _pools,
         _all2all,
         _asynchronous,
@@ -102,6 +103,13 @@ def _preemption(sections: Sections, inference: Inference) -> Problems:
         return
     able = ", ".join([name for name, other in ENGINES.items() if other.swaps and not other.never_preempts])
     yield ("inference", "preemption"), f"found 'swap'; engine {inference.engine} swaps no requests; allowed with {able}"
+
+
+def _stages(sections: Sections, inference: Inference) -> Problems:
+    """Each pipeline stage of an engine has a layer, for whose keys and values it makes its cache."""
+    pp, layers = sections.parallelism.pp, sections.model.layers
+    if pp > layers:
+        yield ("parallelism", "pp"), f"found {pp}; the model has {counted(layers, 'layer')}, and each stage needs one"
 
 
 def _pools(sections: Sections, inference: Inference) -> Problems:

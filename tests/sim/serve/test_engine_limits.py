@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
@@ -334,3 +335,13 @@ def test_replicas_that_share_no_experts_or_are_no_sglang_keep_the_chunk() -> Non
         inference = {"engine": engine, "requests": requests}
         given = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "parallelism": layout, "inference": inference}
         assert parse_scenario(given).for_serving.max_batch_tokens == 8192
+
+
+def test_each_pipeline_stage_has_a_layer() -> None:
+    """As many stages as layers are served; a stage more would have no keys and values."""
+    data = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": ONE}}
+    assert parse_scenario({**data, "parallelism": {"pp": 32}}).parallelism.pp == 32
+    with pytest.raises(
+        InputError, match="pp: found 33; the model has 32 layers, and each stage needs one"
+    ):
+        parse_scenario({**data, "parallelism": {"pp": 33}})
