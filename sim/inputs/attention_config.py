@@ -45,7 +45,7 @@ class BlockIndexerConfig(UserInput):
 
 class CompressedAttentionConfig(UserInput):
     """DeepSeek V4's attention: one head of `head_dim` numbers a token is key and value of all query heads, of which
-    `rope_head_dim` are turned. A query sees its window, and in layers of kind `compressed` what each `rate` tokens
+    `rope_head_dim` have rope. A query sees its window, and in layers of kind `compressed` what each `rate` tokens
     before it are compressed to; in layers of kind `compressed_sparse` those of each `sparse_rate` tokens that the
     `indexer` selects.
 

@@ -236,14 +236,14 @@ def _olmo_hybrid(config: Config) -> Config:
         "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * width,
     }
     names = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
-    turned = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta")) is not None
+    rope = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta")) is not None
     return llama({**config, "head_dim": None}) | {
         "qk_norm": True,
         "qk_norm_over": "all_heads",
         "norm_position": "by_kind",
         "norm_in_fp32": True,
         "code": "olmo",
-        "positions": "rope" if turned else "none",
+        "positions": "rope" if rope else "none",
         "state_space": _gated_delta(config | sizes),
         "attention_pattern": _layer_types(config, names),
     }

@@ -185,7 +185,7 @@ class ModelConfig(UserInput):
     matrix has one too (Phi 2); `qkv_bias`: only the query, key and value projections (Qwen2); `norm_weights` false:
     norms only normalize (OLMo); `embedding_norm`: the embedding's result passes a norm (BLOOM); `qk_norm`: an RMS
     norm with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon), or without weights
-    where rope turns them (Llama 4's L2 norm), or over all heads at once (OLMo 2); `value_norm`: one without weights
+    where they have rope (Llama 4's L2 norm), or over all heads at once (OLMo 2); `value_norm`: one without weights
     on values (Gemma 4). `norm_position`: before attention and MLP, after them (OLMo 2), both (Gemma 2), or
     `by_kind`: after them in layers with attention, before them in layers with a state (OLMo Hybrid).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
@@ -200,9 +200,9 @@ class ModelConfig(UserInput):
     before the cast back (Gemma). `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2).
     `merged_projections`: query, key and value are one matrix, gate and up another, in the model's own code (Phi 3);
     `separate_qkv`: they are three although the MLP has no gate (OPT), where GPT-2 has one. `code`: the family whose own
-    code in Transformers computes the layers (`sim.models.model_code`). `rope_share`: of a head's width, if it is turned
-    apart and joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: turned queries and keys are multiplied by a factor
-    other than 1 (YaRN, in gpt-oss). `hyper_connections`: the residual stream is so many streams (DeepSeek V4):
+    code in Transformers computes the layers (`sim.models.model_code`). `rope_share`: of a head's width, if it gets rope
+    apart and is joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: queries and keys with rope are multiplied by a
+    factor other than 1 (YaRN, in gpt-oss). `hyper_connections`: the residual stream is so many streams (DeepSeek V4):
     attention and MLP read a sum of them, their result is added to each, and the streams are mixed, by weights that each
     token computes from its streams. `hyper_connection_kind`: they are not mixed (independent: Hunyuan 4), or a gate of
     each number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms (gated: Qwen 4).

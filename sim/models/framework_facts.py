@@ -32,8 +32,8 @@ class Framework(Struct, frozen=True):
     """rope of latent attention, with interleaved pairs, is one kernel for each tensor
     [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental]"""
     assembles_in_latent_rope: bool = False
-    """queries of latent attention are turned in place, and the kernel that turns the shared key writes keys and values
-    of every head from the up-projection's result [core/fusions/fused_mla_yarn_rope_apply.py]"""
+    """rope rotates queries of latent attention in place, and its kernel for the shared key writes keys and values of
+    every head from the up-projection's result [core/fusions/fused_mla_yarn_rope_apply.py]"""
     fills_cut_gradients: bool = False
     """the gradient of a part cut out of a tensor is a tensor of zeros with that part filled in, and such are added up,
     in rope and behind it [torch: slice_backward]"""

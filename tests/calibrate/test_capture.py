@@ -318,7 +318,7 @@ def test_views_in_place_start_no_kernel() -> None:
 
 
 def test_results_without_elements_start_no_kernel() -> None:
-    """As the rest of a head that rope turns whole (Phi-3), which is cast and copied."""
+    """As the rest of a head that has rope as a whole (Phi-3), which is cast and copied."""
 
     def step() -> Step:
         model, x = torch.nn.Linear(8, 8), torch.zeros(8, 8)

@@ -253,7 +253,7 @@ LAYOUTS: list[tuple[list[str], str]] = [
     ),
     (["model.rope_share=0.5"], "model.rope_share: found 0.5; needs positions: rope, found none"),
     (["model.no_rope_every=2"], "model.no_rope_every: found 2; needs positions: rope, found none"),
-    (["model.qk_norm=l2"], "model.qk_norm: found 'l2', a norm of what rope turns; needs positions: rope"),
+    (["model.qk_norm=l2"], "model.qk_norm: found 'l2', a norm of queries and keys with rope; needs positions: rope"),
     (["model.norm=rmsnorm", "model.norm_bias=true"], "model.norm_bias: found true; an RMS norm has no bias"),
     (
         ["model.separate_qkv=true", "model.merged_projections=true"],

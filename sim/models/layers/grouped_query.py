@@ -177,7 +177,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         # rope has made queries and keys anew; a layer norm of torch's keeps the old ones itself
         keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm" and d.code.split != "index"
         if self.rope and merged and keeps and d.fused_attention:
-            core = keeping(core, "unturned queries and keys", self._rope_elements(d) * d.act_bytes)
+            core = keeping(core, "queries and keys before rope", self._rope_elements(d) * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
             core = keeping(core, "keys and values beside queries", d.tokens * sum(qkv.outputs[1:3]) * d.act_bytes)
         return core
