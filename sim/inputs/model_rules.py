@@ -106,7 +106,8 @@ def _positions(m: ModelConfig) -> Problems:
         if (given := getattr(m, key)) and m.positions != "rope":
             yield (key,), f"found {show(given)}; needs positions: rope, found {m.positions}"
     if m.qk_norm == "l2" and m.positions != "rope":
-        yield ("qk_norm",), f"found 'l2', a norm of queries and keys with rope; needs positions: rope, found {m.positions}"
+        why = f"a norm of queries and keys with rope; needs positions: rope, found {m.positions}"
+        yield ("qk_norm",), f"found 'l2', {why}"
 
 
 def _reused(m: ModelConfig) -> Problems:
