@@ -115,6 +115,8 @@ def read_trace(path: str | Path) -> tuple[Request, ...]:
 def _rows(reader: Iterator[list[str]], path: str) -> Iterator[Request]:
     header = [name.strip() for name in next(reader, [])]
     allowed = (*REQUIRED, *OPTIONAL)
+    if not header:
+        raise InputError(f"{path}: has no line of column names; needs {', '.join(REQUIRED)}")
     for name in REQUIRED:
         if name not in header:
             raise InputError(f"{path}:1: column {name} is missing; found {show(', '.join(header))}")

@@ -34,7 +34,7 @@ HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "csv:1: column arrival_s is missing"),
+        ("", "csv: has no line of column names; needs arrival_s"),
         (HEAD, "holds no requests"),
         ("arrival_s,prompt_tokens\n0,1\n", "column output_tokens is missing"),
         (HEAD + "0,1\n", "csv:2: has 2 values; the header has 3"),
