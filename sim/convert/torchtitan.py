@@ -21,7 +21,13 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import Source, show
 from sim.inputs.model_input import resolve_model
 from sim.inputs.parallelism import split_layers
-from sim.inputs.trainer_names import TITAN_GATHERS_8_BITS, TITAN_MODELS, TITAN_POLICIES, TITAN_SCHEDULES
+from sim.inputs.trainer_names import (
+    TITAN_DDP_BUCKET,
+    TITAN_GATHERS_8_BITS,
+    TITAN_MODELS,
+    TITAN_POLICIES,
+    TITAN_SCHEDULES,
+)
 from sim.schedules import FORMS
 
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
@@ -33,7 +39,6 @@ IN_16_BITS = (
 )
 DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep"}
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
-DDP_BUCKET = "100MiB"  # models/llama3/infra/parallelize.py: apply_ddp, `bucket_cap_mb`
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -138,7 +143,7 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
         "ep_dispatcher": _dispatcher(s) if ep > 1 else None,
         "expert_tp": degree("expert_tensor_parallel_degree") if ep > 1 else None,
         "zero": 3 if sharded else 0,
-        "bucket_bytes": DDP_BUCKET if not sharded and replicate > 1 else None,
+        "bucket_bytes": TITAN_DDP_BUCKET if not sharded and replicate > 1 else None,
         "shard_size": shard * cp if sharded and replicate > 1 else None,
         "accumulate_unsharded": pp > 1 if sharded else None,
         "reshard_after_forward": None if not sharded else reshard == "always" or (reshard == "default" and pp == 1),

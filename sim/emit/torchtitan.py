@@ -11,7 +11,8 @@ import tomli_w
 from sim.core.units import counted
 from sim.emit.common import Emission
 from sim.inputs.model_input import load_model
-from sim.inputs.trainer_names import LLAMA3_FLAVORS, TITAN_GATHERS_8_BITS, TITAN_SCHEDULES
+from sim.inputs.trainer_names import LLAMA3_FLAVORS, TITAN_DDP_BUCKET, TITAN_GATHERS_8_BITS, TITAN_SCHEDULES
+from sim.inputs.units import BYTES
 from sim.models.dims import gathers_quantized_shards, holds_back_sums, in_sixteen_bits
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
@@ -145,6 +146,9 @@ class Titan(Emission):
                 does = "computes in fp32 with tp or pp above 1, unless FSDP (zero: 3) casts to 16 bits"
                 self.refuse("parallelism.zero", does)
             self.has_only("training.autocast", (None, True), "runs replicas under torch.autocast")
+            if not alone and p.bucket_bytes != BYTES.parse(TITAN_DDP_BUCKET):
+                own = f"torchtitan's buckets have {TITAN_DDP_BUCKET}"
+                self.notes.append(f"bucket_bytes is not set, {p.bucket_bytes:,.0f} bytes are simulated; {own}")
             return p.dp, 1
         # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of
         # torch.distributed.pipelining.stage); without one, in each micro-batch (torchtitan's `train_step`).

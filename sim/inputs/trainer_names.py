@@ -39,6 +39,7 @@ TITAN_MODELS: dict[str, str | dict[str, Any]] = {
 }
 # Classes of Python configs, and what activation_checkpoint.mode of TOML configs says for each.
 TITAN_POLICIES = {"SelectiveAC": "selective", "FullAC": "full"}
+TITAN_DDP_BUCKET = "100MiB"  # models/llama3/infra/parallelize.py: apply_ddp, `bucket_cap_mb`
 TITAN_GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; refused beside `recipe_name`
 MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}  # by parallelism.cp_method
 # --attention-backend by training.attention_kernel. It makes Transformer Engine try nothing else (NVTE_FLASH_ATTN,

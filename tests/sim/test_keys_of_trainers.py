@@ -19,10 +19,9 @@ ALWAYS = "version calibration calibrations engine warnings source software_date 
 # Not read by these files, and why that changes nothing.
 LEFT_OUT = {
     "megatron": "inference rl indexer layers_per_stage "  # refused before; read as `stage_layers`
-    # read by `dispatcher_of`; `shard_size` and fp32 parameters are refused before
-    "ep_dispatcher all_reduce_once autocast "
+    "all_reduce_once autocast "  # `shard_size` and fp32 parameters are refused before
     "loss_chunks",  # a loss in chunks is refused
-    "torchtitan": "inference rl indexer modules virtual_stages bucket_bytes p2p_scatter "
+    "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
     "loss_chunks "  # a loss in chunks is refused
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap p2p_overlap "

@@ -333,7 +333,7 @@ def test_bad_options(
 
 
 def test_inference_is_refused(tmp_path: Path) -> None:
-    data = {k: v for k, v in BASE.items() if k != "training"}
+    data = {k: v for k, v in BASE.items() if k not in ("training", "parallelism")}
     file = tmp_path / "serve.yaml"
     file.write_text(json.dumps({**data, "inference": {"requests": {"prompt_len": 8, "output_len": 8}}}))
     with pytest.raises(InputError, match="training"):

@@ -341,7 +341,5 @@ def test_each_pipeline_stage_has_a_layer() -> None:
     """As many stages as layers are served; a stage more would have no keys and values."""
     data = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": ONE}}
     assert parse_scenario({**data, "parallelism": {"pp": 32}}).parallelism.pp == 32
-    with pytest.raises(
-        InputError, match="pp: found 33; the model has 32 layers, and each stage needs one"
-    ):
+    with pytest.raises(InputError, match="pp: found 33; the model has 32 layers, and each stage needs one"):
         parse_scenario({**data, "parallelism": {"pp": 33}})
