@@ -1,4 +1,4 @@
-"""AdamW in one kernel and in one for each operator, and the pass that takes fp16's loss scale out of gradients."""
+"""AdamW in one kernel, and in one for each operator over all tensors."""
 
 from __future__ import annotations
 
