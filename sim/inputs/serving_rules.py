@@ -82,17 +82,17 @@ def _budget(sections: Sections, inference: Inference) -> Problems:
 
 
 def _graphs(sections: Sections, inference: Inference) -> Problems:
-    """Sizes of CUDA graphs are asked for with engines that let one, and in one way (vLLM, config/vllm.py,
-    _set_cudagraph_sizes, and TensorRT-LLM, llmapi/llm_args.py, CudaGraphConfig, raise a ValueError for two)."""
+    """Some engines have a flag for sizes of CUDA graphs. The largest size and a list of sizes must agree (vLLM,
+    config/vllm.py, _set_cudagraph_sizes, and TensorRT-LLM, llmapi/llm_args.py, CudaGraphConfig: a ValueError)."""
     largest, sizes = inference.cuda_graph_max_size, inference.cuda_graph_sizes
     for key, value in (("cuda_graph_max_size", largest), ("cuda_graph_sizes", sizes)):
         if value is not None and engine_of(inference.engine).asked_graphs is None:
             able = ", ".join([name for name, engine in ENGINES.items() if engine.asked_graphs is not None])
             shown = value if isinstance(value, int) else list(value)
-            why = f"nobody can ask engine {inference.engine} for sizes of CUDA graphs; allowed with: {able}"
+            why = f"engine {inference.engine} has no flag for sizes of CUDA graphs; allowed with: {able}"
             yield ("inference", key), f"found {shown}; {why}"
     if largest is not None and sizes is not None and largest != max(sizes):
-        why = f"cuda_graph_sizes end at {max(sizes):,}; leave one of them out"
+        why = f"the largest of cuda_graph_sizes is {max(sizes):,}; leave one of the two keys out"
         yield ("inference", "cuda_graph_max_size"), f"found {largest:,}; {why}"
 
 

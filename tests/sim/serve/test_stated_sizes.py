@@ -66,9 +66,9 @@ def test_sglang_keeps_less_free_for_smaller_graphs() -> None:
 @pytest.mark.parametrize(
     ("stated", "why"),
     [
-        ({"engine": "vllm-0.6", "cuda_graph_max_size": 8}, "nobody can ask engine vllm-0.6 for sizes of CUDA graphs"),
-        ({"engine": "trtllm", "cuda_graph_sizes": [8]}, "nobody can ask engine trtllm"),
-        ({"cuda_graph_sizes": [8], "cuda_graph_max_size": 9}, "cuda_graph_sizes end at 8; leave one of them out"),
+        ({"engine": "vllm-0.6", "cuda_graph_max_size": 8}, "engine vllm-0.6 has no flag for sizes of CUDA graphs"),
+        ({"engine": "trtllm", "cuda_graph_sizes": [8]}, "engine trtllm has no flag for sizes"),
+        ({"cuda_graph_sizes": [8], "cuda_graph_max_size": 9}, "largest of cuda_graph_sizes is 8; leave one of the two"),
     ],
 )
 def test_sizes_that_an_engine_does_not_take_are_refused(stated: dict[str, Any], why: str) -> None:
