@@ -33,7 +33,7 @@ from calibrate.parallel.storages import storages
 from calibrate.timed_rounds import Calibration
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.records import framework_of
 
 TARGETS = {  # names in Transformers' models of the simulator's linear layers
     "qkv": ("q_proj", "k_proj", "v_proj", "c_attn", "query_key_value"),

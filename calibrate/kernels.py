@@ -182,7 +182,7 @@ def _batched(bench: Bench, dtype: str, batch: int, s: int, d: int) -> list[Recor
 def _convolution(bench: Bench, phase: str, dtype: str, shape: tuple[int, int, int, int, int]) -> list[Record]:
     """Time a convolution, or its backward with the gradients of input and weight.
 
-    The point's shape is that of the matmul that computes it, as `sim.models.captured` has it.
+    The point's shape is that of the matmul that computes it, as `sim.models.captured.operators` has it.
     """
     images, pixels, read, written, kernel = shape
     calls: list[Callable[[], object]] = []

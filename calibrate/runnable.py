@@ -11,7 +11,7 @@ from sim.core.units import counted
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
 from sim.models.activations import is_gated
-from sim.models.frameworks import FRAMEWORKS, framework_of
+from sim.models.frameworks.records import FRAMEWORKS, framework_of
 from sim.models.linear import CHUNKS
 from sim.schedules import FORMS, ScheduleForm
 

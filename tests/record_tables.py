@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from sim.models.framework_facts import Framework
-from sim.models.framework_parts import (
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.parts import (
     ContextKernels,
     RouterKernels,
     UnfusedLoss,
     ZeroEngine,
 )
-from sim.models.frameworks import FRAMEWORKS
+from sim.models.frameworks.records import FRAMEWORKS
 from sim.models.recipes import RECIPES, Pass
 
 

@@ -32,8 +32,8 @@ from calibrate.fused import CHAINS
 from calibrate.norm import eager_rms_norm
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.program_file import Tensor as Described
-from sim.models.captured_kernels import moved_bytes
-from sim.models.captured_layout import casts_of, single_elements
+from sim.models.captured.kernels import moved_bytes
+from sim.models.captured.layout import casts_of, single_elements
 from sim.models.elementwise import rms_norm_eager
 from sim.prices.unvectorized import sm_clocks_per_s
 from topology.presets import GPUS

@@ -209,7 +209,7 @@ def compiled(folder: Path) -> list[str]:
 def _generated(folder: Path, row: Any) -> list[str]:
     """Return a row's generated kernels, the longest first: as measured, and as captured with their bytes."""
     from sim.inputs.program_file import read_program
-    from sim.models.captured import compute_of
+    from sim.models.captured.operators import compute_of
     from sim.traces.program_prices import ProgramPrices
     from topology.presets import CLUSTERS
 

@@ -28,7 +28,7 @@ from calibrate.capture.step import Step
 from calibrate.capture.step_checks import checked_loss, without_gradients
 from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
-from sim.models.captured_waits import READ
+from sim.models.captured.waits import READ
 
 
 def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = False) -> tuple[Step, Recorder]:

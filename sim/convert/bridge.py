@@ -21,9 +21,9 @@ from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of
-from sim.inputs.layers_apart_rules import IN_SIXTEEN_BITS
 from sim.inputs.model_input import load_model
-from sim.models.megatron_frameworks import MEGATRON, MEGATRON_BRIDGE
+from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
+from sim.models.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE
 
 # Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).
 SECTIONS = ("optimizer", "model", "dataset", "train", "tokenizer", "dist", "ddp", "comm_overlap", "mixed_precision")

@@ -22,7 +22,7 @@ from sim.convert.trl import loss_in_chunks
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.model_input import model_presets
-from sim.models.frameworks import DEEPSPEED_ZERO
+from sim.models.frameworks.records import DEEPSPEED_ZERO
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")

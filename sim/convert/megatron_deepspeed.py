@@ -15,7 +15,7 @@ from sim.convert.named_files import named_mapping
 from sim.convert.settings import Settings
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
-from sim.models.frameworks import DEEPSPEED_ZERO
+from sim.models.frameworks.records import DEEPSPEED_ZERO
 
 PRECISIONS = ("bf16", "fp16")
 BF16_SHARDS = "DeepSpeed's bf16 optimizer shards its states also with ZeRO stage 0 (runtime/bf16_optimizer.py): zero 1"

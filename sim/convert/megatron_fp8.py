@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.convert.settings import Settings
-from sim.inputs.layers_apart_rules import IN_SIXTEEN_BITS
+from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 
 IN_8_BITS = "--fp8-param-gather: parameters are gathered and kept in 16 bits here, where Megatron-LM does both in 8"
 LOW = ("fp8", "mxfp8", "nvfp4")

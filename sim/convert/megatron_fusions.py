@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.convert.settings import Settings
-from sim.models.frameworks import framework_at
+from sim.models.frameworks.records import framework_at
 
 
 def fusions(s: Settings, framework: str) -> dict[str, Any]:

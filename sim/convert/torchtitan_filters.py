@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from sim.convert.settings import Settings
-from sim.inputs.layers_apart_rules import IN_SIXTEEN_BITS
+from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 
 SECTIONS = {"fp8": "float8", "mxfp8": "mx"}  # of a precision
 HEADS = ("output", "lm_head")  # the output matrix, by release

@@ -18,9 +18,9 @@ from sim.inputs.trainer_names import (
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
 )
-from sim.models.framework_facts import Framework
-from sim.models.frameworks import framework_of, frees_gradients
-from sim.models.megatron_frameworks import FUSED_ROUTER, MEGATRON_ZERO
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON_ZERO
+from sim.models.frameworks.records import framework_of, frees_gradients
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early

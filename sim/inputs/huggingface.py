@@ -12,32 +12,22 @@ from msgspec import Struct
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.core.json_text import parse_json
-from sim.inputs import (
-    convolution_families,
-    deepseek_families,
-    expert_families,
-    families,
-    gpt_families,
-    hub_families,
-    hybrid_families,
-    picture_families,
-    selected_families,
-)
-from sim.inputs.families import Config, NotExpressibleError
+from sim.inputs.families import convolutions, deepseek, dense, experts, gpt, hub, hybrids, pictures, selected_keys
+from sim.inputs.families.dense import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
 from sim.inputs.yaml_input import MAX_BYTES, one_line
 
 FAMILIES = (
-    gpt_families.FAMILIES
-    | families.FAMILIES
-    | expert_families.FAMILIES
-    | deepseek_families.FAMILIES
-    | hybrid_families.FAMILIES
-    | convolution_families.FAMILIES
-    | selected_families.FAMILIES
-    | hub_families.FAMILIES
-    | picture_families.FAMILIES
+    gpt.FAMILIES
+    | dense.FAMILIES
+    | experts.FAMILIES
+    | deepseek.FAMILIES
+    | hybrids.FAMILIES
+    | convolutions.FAMILIES
+    | selected_keys.FAMILIES
+    | hub.FAMILIES
+    | pictures.FAMILIES
 )
 _FILE = Path(__file__).parents[1] / "presets" / "huggingface.yaml"
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from sim.core.files import read_text
 from sim.inputs.input_source import Source, file_named, nearest, show, validate
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.model_rules import check_model
 from sim.inputs.overrides import merge
+from sim.inputs.rules.model import check_model
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.records import framework_of
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training

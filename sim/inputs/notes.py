@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
+from sim.inputs.rules.without_effect import SERVED, keys_without_effect
 from sim.inputs.sections import Sections
-from sim.inputs.without_effect import SERVED, keys_without_effect
 from sim.models.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.records import framework_of
 from sim.models.model_code import code_of
 
 if TYPE_CHECKING:

@@ -141,14 +141,14 @@ def read_rl(
     """The section, with a value in place of every null that stands for a default."""
     if "rl" not in data:
         return None
-    from sim.inputs.rl_rules import resolve_rl
+    from sim.inputs.rules.rl import resolve_rl
 
     return resolve_rl(data, model, training, parallelism, source)
 
 
 def with_rl_engine(rl: Rl, sections: Sections, source: Source) -> tuple[Rl, tuple[str, ...]]:
-    """Fill in the generation engine of an rl step: `rl_rules.with_engine`, loaded when needed."""
-    from sim.inputs.rl_rules import with_engine
+    """Fill in the generation engine of an rl step: `rules.rl.with_engine`, loaded when needed."""
+    from sim.inputs.rules.rl import with_engine
 
     return with_engine(rl, sections, source)
 

@@ -39,7 +39,7 @@ from sim.inputs.rare_sections import (
     with_engine_split,
     with_rl_engine,
 )
-from sim.inputs.rules import check_rules, check_size
+from sim.inputs.rules.ranks import check_rules, check_size
 from sim.inputs.sections import Sections
 from sim.inputs.shipped import scenario_file
 from sim.inputs.training_config import Training

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import peak_flops_per_s
-from sim.inputs.layout_rules import Sizes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
+from sim.inputs.rules.layout import Sizes
 from sim.inputs.training_config import Training
 from topology.spec import ClusterSpec
 

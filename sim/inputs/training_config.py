@@ -11,8 +11,8 @@ from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import MAX_LAYERS
 from sim.inputs.units import TOKENS
-from sim.models.framework_parts import AttentionKernel
-from sim.models.frameworks import FRAMEWORKS, framework_at
+from sim.models.frameworks.parts import AttentionKernel
+from sim.models.frameworks.records import FRAMEWORKS, framework_at
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.recipes import RecipeName
 

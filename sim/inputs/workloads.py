@@ -335,7 +335,7 @@ class LinkFault(UserInput):
 
     @property
     def nodes(self) -> tuple[int, int]:
-        """The numbers of the two nodes, the lower one first; `fault_rules` has refused other names."""
+        """The numbers of the two nodes, the lower one first; `rules.faults` has refused other names."""
         a, b = sorted(map(numbered, self.between))
         return a, b
 
@@ -349,7 +349,7 @@ class NicFault(UserInput):
 
     @property
     def node_number(self) -> int:
-        """The node's number; `fault_rules` has refused other names."""
+        """The node's number; `rules.faults` has refused other names."""
         return numbered(self.node)
 
 

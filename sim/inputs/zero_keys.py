@@ -8,8 +8,8 @@ from typing import Any
 from sim.core.dtypes import dtype_bytes
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
-from sim.models.framework_parts import ZeroEngine
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.parts import ZeroEngine
+from sim.models.frameworks.records import framework_of
 
 
 def zero_keys(training: Training, p: Parallelism, zero: int, dp: int, given: Collection[str]) -> dict[str, Any]:

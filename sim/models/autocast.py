@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 from sim.core.dtypes import sixteen_bit
 from sim.models.activation_facts import ACTIVATIONS
-from sim.models.framework_facts import Framework
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.records import framework_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig, MoeConfig

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.models.autocast import adapter_casts, autocasts
-from sim.models.framework_facts import Framework
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.records import framework_of
 from sim.models.model_code import LLAMA, ModelCode, code_of
 from sim.models.packing import PackedBatch, pack
 from sim.models.recipes import Recipe, recipe_of

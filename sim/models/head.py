@@ -15,7 +15,7 @@ from sim.models.chunked_loss import chunked_output, looped_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import table_elements
-from sim.models.framework_parts import UnfusedLoss
+from sim.models.frameworks.parts import UnfusedLoss
 from sim.models.host_waits import after_loss_check
 from sim.models.hyper_connections import last_sum
 from sim.models.layer import shape_key

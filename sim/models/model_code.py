@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from sim.models.framework_parts import (
+from sim.models.frameworks.parts import (
     AS_CHOSEN_ROUTER,
     CASTING_ROUTER,
     GPT_OSS_ROUTER,
@@ -23,7 +23,7 @@ from sim.models.framework_parts import (
 )
 
 if TYPE_CHECKING:
-    from sim.models.framework_facts import Framework
+    from sim.models.frameworks.facts import Framework
 
 
 class ModelCode(NamedTuple):

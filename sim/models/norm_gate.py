@@ -19,7 +19,7 @@ from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, gemm, memory_op
 
 if TYPE_CHECKING:
-    from sim.models.served import ServingDims
+    from sim.models.serving.operators import ServingDims
 
 
 class NormGate(Struct, frozen=True):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, ModelPart, Phase, Program
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.records import framework_of
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op

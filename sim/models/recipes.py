@@ -22,8 +22,8 @@ import msgspec
 from msgspec import Struct
 
 from sim.core.errors import InputError
-from sim.models.framework_facts import Framework
-from sim.models.frameworks import Named, framework_of
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.records import Named, framework_of
 
 RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
 

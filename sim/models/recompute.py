@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole, Wait, WeightShape
 from sim.models.dims import Dims
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.records import framework_of
 from sim.models.operators import (
     Operator,
     backward_moments,

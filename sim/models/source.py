@@ -22,8 +22,8 @@ from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backwa
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
-    from sim.models.captured_model import CapturedModel
-    from sim.models.captured_source import Captured
+    from sim.models.captured.model import CapturedModel
+    from sim.models.captured.source import Captured
     from sim.models.muon import Dealt
 
 
@@ -31,7 +31,7 @@ def source_of(scenario: Scenario) -> Described | Captured:
     """Return what a scenario's step is built from. Each source has the methods of `Described`."""
     if scenario.model.program is None:
         return Described(scenario)
-    from sim.models.captured_source import Captured  # what few scenarios need is loaded for them
+    from sim.models.captured.source import Captured  # what few scenarios need is loaded for them
 
     return Captured(scenario, scenario.model.program)
 
@@ -140,7 +140,7 @@ def captured_of(model: ModelConfig) -> CapturedModel | None:
     """The captured model that a model's `program` names, if there is one."""
     if model.program is None:
         return None
-    from sim.models.captured_model import captured_model
+    from sim.models.captured.model import captured_model
 
     return captured_model(model.program)
 

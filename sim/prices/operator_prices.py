@@ -23,8 +23,8 @@ from sim.core.program import (
     Compute,
     Phase,
 )
-from sim.models.framework_parts import AttentionKernel
-from sim.models.frameworks import attention_picks
+from sim.models.frameworks.parts import AttentionKernel
+from sim.models.frameworks.records import attention_picks
 from sim.prices.attention_speed import SCORES, SPARSE, attention_peak, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions

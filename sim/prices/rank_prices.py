@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.records import framework_of
 from sim.models.optimizer import HOST_UPDATE
 from sim.prices.cost import Cost
 from sim.prices.operator_prices import Costs

@@ -32,8 +32,8 @@ from msgspec.structs import replace
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Comm, Compute, Item, ModelPart, Phase, Program, Wait
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
-from sim.models.framework_parts import ZeroEngine
-from sim.models.frameworks import framework_of, frees_gradients
+from sim.models.frameworks.parts import ZeroEngine
+from sim.models.frameworks.records import framework_of, frees_gradients
 from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of

@@ -20,7 +20,7 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind
 from sim.inputs.training_config import Training
 from sim.models.dims import dims
-from sim.models.frameworks import framework_of, frees_gradients
+from sim.models.frameworks.records import framework_of, frees_gradients
 from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
 from sim.models.optimizer import kept_bytes, main_gradient_bytes, matrix_kept_bytes
 from sim.models.source import captured_of, compute_bytes, source_of

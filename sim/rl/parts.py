@@ -6,7 +6,7 @@ import math
 
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rl_config import RewardModel, Rl
-from sim.inputs.rl_rules import inference_of, layout_of
+from sim.inputs.rules.rl import inference_of, layout_of
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Recompute
 from sim.inputs.workloads import RequestPattern

@@ -16,8 +16,8 @@ from sim.inputs.absolute_paths import anchored
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
 from sim.inputs.parallelism import Parallelism
+from sim.inputs.rules.without_effect import idle_keys
 from sim.inputs.shipped import shipped_name
-from sim.inputs.without_effect import idle_keys
 from sim.schedules import FORMS
 from sim.search.space import LAID_OUT, RECOMPUTE, Layout, Space, scenario_of
 

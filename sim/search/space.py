@@ -1,6 +1,6 @@
 """Enumerate the layouts that a search goes through, tell which are legal, and make the scenario of each.
 
-A layout is legal if `parse_scenario` accepts its scenario. The reader's own rules (`sim.inputs.layout_rules`) decide
+A layout is legal if `parse_scenario` accepts its scenario. The reader's own rules (`sim.inputs.rules.layout`) decide
 this from the layout's sizes, without parsing.
 
 The space of N GPUs: tp·cp·pp·dp = N; sp only with tp above 1; ep over the divisors of the experts; zero above 0 only if
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, get_args
 
 from msgspec import Struct
 
-from sim.inputs.layout_rules import LAYOUT_RULES, MESH_RULES, Problem, Sizes, first_problem
 from sim.inputs.parallelism import Parallelism, all_replicas, form_of, overlaps_messages, split_layers
+from sim.inputs.rules.layout import LAYOUT_RULES, MESH_RULES, Problem, Sizes, first_problem
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Recompute, RecomputeMode, Training
 from sim.inputs.zero_keys import zero_keys

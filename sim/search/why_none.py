@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from sim.inputs.layout_rules import LAYOUT_RULES, Problem, first_problem
+from sim.inputs.rules.layout import LAYOUT_RULES, Problem, first_problem
 from sim.inputs.yaml_input import dotted
 from sim.search.space import Grid, Space, grid_problem, grids, layouts_of, partial_layouts_of, sizes_of
 

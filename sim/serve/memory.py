@@ -16,8 +16,8 @@ from sim.models.layer_inputs import layer_inputs_of
 from sim.models.layers import Attention, LayerSpec, norm_elements
 from sim.models.layers.grouped_query import GroupedQueryAttention as Grouped
 from sim.models.layers.latent import LatentAttention
-from sim.models.served import ServingDims
-from sim.models.served_adapters import adapter_elements
+from sim.models.serving.adapters import adapter_elements
+from sim.models.serving.operators import ServingDims
 from sim.models.streams import streams_of
 from sim.serve.cache.layer_groups import CacheGroups, Layers, room_for, state_block
 from sim.serve.engines.file import engine_of

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.models.frameworks import framework_of
+from sim.models.frameworks.records import framework_of
 from sim.results.losses import lost_parts
 from sim.results.records import Record
 from sim.schedules import FORMS

@@ -8,8 +8,8 @@ from collections import Counter
 from sim.inputs.calibration_input import profile_of
 from sim.inputs.program_file import CapturedOperator, HostCopy
 from sim.inputs.script_program import Collective
-from sim.models.captured import computes_of, copy_kind, known
-from sim.models.captured_bytes import written_bytes
+from sim.models.captured.bytes import written_bytes
+from sim.models.captured.operators import computes_of, copy_kind, known
 from sim.prices.coefficients import BURST_S
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile

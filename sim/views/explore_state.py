@@ -14,7 +14,7 @@ from msgspec import Struct
 from sim.core.dtypes import Precision
 from sim.inputs.model_input import model_presets
 from sim.inputs.parallelism import split_layers
-from sim.models.frameworks import FRAMEWORKS
+from sim.models.frameworks.records import FRAMEWORKS
 from sim.schedules import FORMS
 from topology.presets import CLUSTERS
 

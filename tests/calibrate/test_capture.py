@@ -12,7 +12,7 @@ import pytest
 
 from sim.core.program import Compute
 from sim.inputs.scenario import parse_scenario
-from sim.models.captured_model import captured_model
+from sim.models.captured.model import captured_model
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
@@ -334,8 +334,8 @@ def test_results_without_elements_start_no_kernel() -> None:
 
 
 def test_each_operator_of_the_table_of_kernels_is_torchs() -> None:
-    from sim.models.captured import SOLVERS
-    from sim.models.captured_kernels import KERNELS
+    from sim.models.captured.kernels import KERNELS
+    from sim.models.captured.operators import SOLVERS
 
     names = [name.removeprefix("aten.") for name in (*KERNELS, *SOLVERS) if name.startswith("aten.")]
     assert [name for name in names if not hasattr(torch.ops.aten, name)] == []

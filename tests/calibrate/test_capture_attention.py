@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sim.core.program import Compute
-from sim.models.captured import compute_of
-from sim.models.captured_model import captured_model
+from sim.models.captured.model import captured_model
+from sim.models.captured.operators import compute_of
 from tests.calibrate.test_capture_operators import captured, launched
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.inputs.program_file import CapturedOperator, Tensor
-from sim.models.captured import compute_of
+from sim.models.captured.operators import compute_of
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 

@@ -12,7 +12,7 @@ import pytest
 from sim.core.errors import InputError
 from sim.inputs.program_file import CapturedProgram, read_program
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.models.captured_model import captured_model
+from sim.models.captured.model import captured_model
 from sim.simulation import simulate
 from tests.modules import run_module
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
-from sim.models.captured import compute_of, known
+from sim.models.captured.operators import compute_of, known
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 Make = Callable[[], Any]
@@ -189,7 +189,7 @@ def test_a_product_of_8_bits_has_its_peak(tmp_path: Path) -> None:
 
 
 def test_zeros_like_a_tensor_do_not_read_it(tmp_path: Path) -> None:
-    from sim.models.captured_kernels import moved_bytes
+    from sim.models.captured.kernels import moved_bytes
 
     def make() -> Any:
         model = torch.nn.Linear(16, 4)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.program_file import CapturedOperator, read_program
-from sim.models.captured import computes_of, known
+from sim.models.captured.operators import computes_of, known
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 

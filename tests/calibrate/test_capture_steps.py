@@ -11,8 +11,8 @@ import pytest
 
 from sim.core.program import Comm
 from sim.inputs.program_file import CapturedProgram, read_program
-from sim.models.captured import compute_of, items_of, known
-from sim.models.captured_kernels import moved_bytes
+from sim.models.captured.kernels import moved_bytes
+from sim.models.captured.operators import compute_of, items_of, known
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 F = torch.nn.functional

@@ -20,8 +20,8 @@ def test_the_page_and_its_pictures_are_as_written() -> None:
 
 def test_today_s_families_have_a_section() -> None:
     """Each family beside those of one model's many names, and those that have a shipped model."""
+    from sim.inputs.families.pictures import FAMILIES as PICTURES
     from sim.inputs.huggingface import FAMILIES
-    from sim.inputs.picture_families import FAMILIES as PICTURES
 
     shown = {row["config"]["model_type"] for row in yaml.safe_load(DATA.read_text("utf-8")) if "config" in row}
     shipped = {

@@ -14,8 +14,8 @@ from sim.commands.validate import validate_tables
 from sim.core.errors import InputError
 from sim.core.program import Role
 from sim.inputs.program_file import CapturedOperator, Tensor, read_program
-from sim.models.captured import compute_of, computes_of, known, masked_flops
-from sim.models.captured_kernels import moved_bytes
+from sim.models.captured.kernels import moved_bytes
+from sim.models.captured.operators import compute_of, computes_of, known, masked_flops
 from sim.prices.roofline import shape_flops
 from sim.validation.tables import read_table
 

@@ -6,7 +6,7 @@ import pytest
 
 from sim.core.program import Compute
 from sim.inputs.program_file import CapturedOperator, Tensor
-from sim.models.captured import compute_of, computes_of
+from sim.models.captured.operators import compute_of, computes_of
 from sim.prices.unvectorized import DEPTHWISE_CLOCKS, least_seconds
 
 LAST = (32 * 256, 1, 512, 32)  # strides of [2, 32, 16, 16] with the channels last

@@ -13,7 +13,7 @@ from sim.core.program import Comm
 from sim.inputs.input_source import Source
 from sim.inputs.program_file import read_program
 from sim.inputs.scenario import parse_scenario
-from sim.models.captured_model import CapturedModel, captured_model
+from sim.models.captured.model import CapturedModel, captured_model
 from sim.search.best_first import BestFirst
 from sim.search.evaluation import evaluate, pack
 from sim.search.space_of_scenario import make_space

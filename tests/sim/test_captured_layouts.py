@@ -16,9 +16,9 @@ from sim.inputs.input_source import Source
 from sim.inputs.program_blocks import pieces_of
 from sim.inputs.program_file import CapturedProgram, Storage, read_program
 from sim.inputs.scenario import parse_scenario
-from sim.models.captured import compute_of
-from sim.models.captured_memory import rounded
-from sim.models.captured_model import captured_model
+from sim.models.captured.memory import rounded
+from sim.models.captured.model import captured_model
+from sim.models.captured.operators import compute_of
 from sim.search.best_first import BestFirst
 from sim.search.evaluation import evaluate, pack
 from sim.search.space_of_scenario import make_space

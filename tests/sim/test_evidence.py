@@ -13,8 +13,8 @@ import pytest
 
 from sim.core.normal import NINETY_BY_MEAN, NINETY_PERCENT, student_by_normal
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.models.framework_facts import Framework
-from sim.models.frameworks import FRAMEWORKS
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.records import FRAMEWORKS
 from sim.prices.profiles import load_profile
 from sim.results.certainty import HELD_OUT
 from sim.results.evidence import (

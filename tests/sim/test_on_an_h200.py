@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sim.inputs.program_file import CapturedOperator, Tensor
-from sim.models.captured import computes_of
+from sim.models.captured.operators import computes_of
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from topology.presets import GPUS

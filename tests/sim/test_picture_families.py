@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sim.core.errors import InputError
+from sim.inputs.families.pictures import FAMILIES as PICTURES
 from sim.inputs.huggingface import FAMILIES
 from sim.inputs.model_input import load_model
-from sim.inputs.picture_families import FAMILIES as PICTURES
 from sim.models.parameters import count_parameters
 from tests.sim.test_families_of_transformers import LATENT, ROUTED, SIZES
 

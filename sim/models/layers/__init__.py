@@ -37,7 +37,7 @@ from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
 from sim.models.norm_gate import NormGate
-from sim.models.served import (
+from sim.models.serving.operators import (
     ServedElements,
     ServingDims,
     served_add_norm,
@@ -243,7 +243,7 @@ def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:
     # one matrix in GPT-2's code, three in Llama's
     merged = model.merged_projections or not (is_gated(model.mlp) or model.separate_qkv)
     own, gate = model.full_attention if model.attention_kind(layer) == "full" else None, model.attention_gate
-    assert gate != "latent", "refused by sim.inputs.model_rules"
+    assert gate != "latent", "refused by sim.inputs.rules.model"
     rope = _has_rope(model, layer)
     found = GroupedQueryAttention(
         model.hidden,

@@ -13,7 +13,7 @@ from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.state_space import StateSpace
 from sim.models.operators import F, I, Operator, accumulate, memory_op, of_part
-from sim.models.served import ServingDims, served_sum
+from sim.models.serving.operators import ServingDims, served_sum
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

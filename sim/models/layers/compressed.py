@@ -36,7 +36,7 @@ from sim.models.layers.shared_vectors import latents_shared, per_head, sparse_co
 from sim.models.layers.sparse_latent import LEAST_HEADS
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, gemm, keeping, memory_op
-from sim.models.served import ServingDims, rope_cache, served_linear, unfused_attention
+from sim.models.serving.operators import ServingDims, rope_cache, served_linear, unfused_attention
 from sim.models.window import Window
 from sim.prices.attention_speed import SPARSE
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops

@@ -13,7 +13,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, collective, memory_op
-from sim.models.served import ServedElements, ServingDims, norm_quantizes, served_linear
+from sim.models.serving.operators import ServedElements, ServingDims, norm_quantizes, served_linear
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

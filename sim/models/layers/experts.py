@@ -18,7 +18,7 @@ from sim.models.moe.router import router
 from sim.models.moe.routing import routing
 from sim.models.moe.shared import shared_parts
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
-from sim.models.served import ServedElements, ServingDims
+from sim.models.serving.operators import ServedElements, ServingDims
 from sim.prices.roofline import MOE_LAYER
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from sim.models.layers.head_gate import element_gate, head_gate, served_element_
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
-from sim.models.served import (
+from sim.models.serving.operators import (
     ServingDims,
     norm_quantizes,
     prefill_attention,

@@ -10,7 +10,7 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Saved
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, memory_op
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 
 
 def head_gate(d: Dims, elements: int, gates: int) -> Operator:

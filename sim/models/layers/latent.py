@@ -24,7 +24,7 @@ from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
 from sim.models.recompute_modules import inside
-from sim.models.served import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
+from sim.models.serving.operators import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
 from sim.prices.roofline import ATTENTION_DECODE
 
 if TYPE_CHECKING:

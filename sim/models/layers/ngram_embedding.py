@@ -31,7 +31,7 @@ from sim.models.operators import F, I, Linear, Operator, W, collective, gemm, me
 from sim.models.streams import Streams
 
 if TYPE_CHECKING:
-    from sim.models.served import ServingDims
+    from sim.models.serving.operators import ServingDims
 
 TOKEN_BYTES = 8.0  # an int64 number of a token or of a row
 HASH_KERNELS = 40

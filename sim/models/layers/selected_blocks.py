@@ -22,7 +22,7 @@ from sim.models.layers.block_indexer import BlockIndexer
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.matrix import Matrix
 from sim.models.operators import F, I, Operator
-from sim.models.served import ServingDims, served_linear
+from sim.models.serving.operators import ServingDims, served_linear
 from sim.prices.attention_speed import SPARSE
 from sim.prices.roofline import shape_flops
 

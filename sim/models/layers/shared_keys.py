@@ -17,7 +17,7 @@ from sim.models.head_copies import repeated
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.matrix import Matrix
 from sim.models.operators import I, Operator, accumulate
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

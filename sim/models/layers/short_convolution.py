@@ -19,7 +19,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, W, memory_op
-from sim.models.served import ServingDims, served_linear
+from sim.models.serving.operators import ServingDims, served_linear
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

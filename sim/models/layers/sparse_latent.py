@@ -28,7 +28,7 @@ from sim.models.layers.shared_vectors import latents_shared, per_head, sparse_co
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, gemm
 from sim.models.recompute_modules import inside
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 from sim.prices.attention_speed import SPARSE
 from sim.prices.roofline import shape_flops
 

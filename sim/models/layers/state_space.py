@@ -24,7 +24,7 @@ from sim.models.layers.scans import Scan
 from sim.models.layers.state_kernels import AROUND, Around, Sizes, gated_norm
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, W, memory_op
-from sim.models.served import ServingDims, served_linear
+from sim.models.serving.operators import ServingDims, served_linear
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -36,7 +36,7 @@ from sim.models.layers.selective_scan import SelectiveScan
 from sim.models.layers.shared_keys import SharedKeysAttention
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.state_space import StateSpace
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 
 MUCH_MORE = 1.5  # layers of the most frequent kind ÷ those of the rarest
 STEP = 16  # tokens of a block

@@ -39,7 +39,7 @@ from msgspec.structs import replace
 from sim.core.program import Comm
 from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 from sim.ranks.plan import Plan
 from sim.serve.prices.host import Host
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work

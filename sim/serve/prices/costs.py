@@ -20,9 +20,9 @@ from sim.inputs.serving_keys import ServedLora
 from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec, layer_specs
 from sim.models.layers.grouped_query import GroupedQueryAttention
-from sim.models.served import ServingDims, embedding_tokens, head_samples
-from sim.models.served_adapters import adapter_products
-from sim.models.served_context import split_decode, split_prefill
+from sim.models.serving.adapters import adapter_products
+from sim.models.serving.context_parallel import split_decode, split_prefill
+from sim.models.serving.operators import ServingDims, embedding_tokens, head_samples
 from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.profile import Profile
@@ -319,7 +319,7 @@ class IterationCosts(Struct):
     def _program(self, key: Key) -> Program:
         if self.dims.cp > 1 and key.work in (Work.PREFILL, Work.DECODE):
             attention = self.attentions[key.spec]
-            assert isinstance(attention, GroupedQueryAttention), "refused by sim.inputs.layout_rules"
+            assert isinstance(attention, GroupedQueryAttention), "refused by sim.inputs.rules.layout"
             if key.work is Work.PREFILL:
                 return split_prefill(self.dims, attention, key.c, key.a, key.a + key.b)
             return split_decode(self.dims, attention, key.a, key.b)

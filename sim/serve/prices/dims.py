@@ -8,7 +8,7 @@ from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import QUANTIZATIONS, Quantizing
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.formats import cache_dtype, linear_format

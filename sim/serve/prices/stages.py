@@ -7,8 +7,8 @@ from collections import Counter
 from sim.core.program import Compute
 from sim.inputs.serving_keys import ServedLora
 from sim.models.layers import Attention, LayerSpec
-from sim.models.served import ServingDims, embedding_tokens, head_samples
-from sim.models.served_adapters import adapter_products
+from sim.models.serving.adapters import adapter_products
+from sim.models.serving.operators import ServingDims, embedding_tokens, head_samples
 from sim.prices.kernel_file import kernel_file
 from sim.prices.profile import Profile
 from sim.prices.roofline import MOE_LAYER

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 from sim.ranks.plan import Plan
 from sim.serve.engines.kernel_facts import TwoBatches
 from sim.serve.prices.host import Host

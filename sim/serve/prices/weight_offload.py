@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from sim.inputs.serving_keys import WeightOffload
 from sim.models.layers import LayerSpec
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 from topology.network import Network
 
 

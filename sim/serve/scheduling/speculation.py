@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Speculative
 from sim.models.layers import LayerSpec
-from sim.models.served_prediction import prediction_module
+from sim.models.serving.prediction import prediction_module
 from sim.serve.prices.load import Load
 
 _WORD = (1 << 64) - 1

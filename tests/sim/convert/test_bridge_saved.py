@@ -82,7 +82,7 @@ def test_the_files_number_of_layers_goes_before_that_of_the_model_which_it_names
 def test_the_framework_is_that_of_nvidias_recipes_where_the_file_has_what_they_set(
     tmp_path: Path, old: str, new: str, framework: str
 ) -> None:
-    """`MEGATRON_BRIDGE` in sim/models/megatron_frameworks.py."""
+    """`MEGATRON_BRIDGE` in sim/models/frameworks/megatron.py."""
     assert of(tmp_path, (old, new))["training"]["framework"] == framework
 
 

@@ -12,7 +12,7 @@ from sim.emit import TRAINERS, emit
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
 from sim.models.balance import with_balanced_stages
-from sim.models.frameworks import frees_gradients
+from sim.models.frameworks.records import frees_gradients
 from sim.models.recipes import recipe_of
 from sim.models.recompute import stops_early
 from sim.simulation import simulate

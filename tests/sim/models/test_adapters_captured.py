@@ -11,7 +11,7 @@ from model_programs import make
 
 from sim.core.program import Block, Compute
 from sim.inputs.program_file import CapturedProgram
-from sim.models.captured import computes_of
+from sim.models.captured.operators import computes_of
 from sim.models.layer import layer_block
 
 FP32 = {"param_dtype": "fp32"}

@@ -13,7 +13,7 @@ from model_programs import GPT, LLAMA, make
 from sim.core.errors import InputError
 from sim.core.program import Compute, Item
 from sim.inputs.program_file import CapturedProgram
-from sim.models.captured import computes_of
+from sim.models.captured.operators import computes_of
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block

@@ -25,7 +25,7 @@ from sim.models.layers.shared_keys import SharedKeysAttention
 from sim.models.layers.short_convolution import ShortConvolution
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.layers.state_space import StateSpace
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.stages import attentions_of
 

@@ -14,7 +14,7 @@ from model_programs import make
 from sim.core.program import Block, Compute
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.scenario import parse_scenario
-from sim.models.captured import compute_of, computes_of
+from sim.models.captured.operators import compute_of, computes_of
 from sim.models.layer import layer_block
 from sim.simulation import simulate
 

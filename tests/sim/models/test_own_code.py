@@ -10,7 +10,7 @@ from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
 from model_programs import make
 
 from sim.core.program import Compute
-from sim.models.captured import computes_of
+from sim.models.captured.operators import computes_of
 from sim.models.layer import layer_block
 
 MATMULS = ("gemm", "attention_forward", "attention_backward")

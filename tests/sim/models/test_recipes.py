@@ -11,7 +11,7 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Program
 from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
-from sim.models.frameworks import FRAMEWORKS
+from sim.models.frameworks.records import FRAMEWORKS
 from sim.models.layer import layer_block
 from sim.models.linear import linear
 from sim.models.mtp import mtp_block

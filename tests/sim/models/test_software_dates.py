@@ -10,7 +10,7 @@ from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
-from sim.models.frameworks import FRAMEWORKS, framework_at
+from sim.models.frameworks.records import FRAMEWORKS, framework_at
 from sim.models.head import cross_entropy, output_parts
 from sim.models.layer import layer_block
 from sim.models.linear import linear

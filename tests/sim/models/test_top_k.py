@@ -6,7 +6,7 @@ import pytest
 from model_programs import MOE, make, named
 
 from sim.inputs.program_file import CapturedOperator, Tensor
-from sim.models.captured import computes_of
+from sim.models.captured.operators import computes_of
 from sim.models.layer import layer_block
 from sim.models.top_k import top_k_clocks
 from sim.prices.operator_prices import Costs

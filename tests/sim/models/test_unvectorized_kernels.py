@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase
 from sim.inputs.program_file import CapturedOperator, Tensor
-from sim.models.captured import compute_of
-from sim.models.captured_layout import is_vectorized, single_elements
+from sim.models.captured.layout import is_vectorized, single_elements
+from sim.models.captured.operators import compute_of
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile

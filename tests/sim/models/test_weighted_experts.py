@@ -9,7 +9,7 @@ from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
 from model_programs import make
 
 from sim.core.program import Compute
-from sim.models.captured import compute_of, computes_of
+from sim.models.captured.operators import compute_of, computes_of
 from sim.models.layer import layer_block
 
 TOP_K = 2

@@ -14,7 +14,7 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import load_scenario
 from sim.models.layers.grouped_query import GroupedQueryAttention
-from sim.models.served_context import split_decode, split_prefill
+from sim.models.serving.context_parallel import split_decode, split_prefill
 from sim.prices.profiles import load_profile
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.load import Load

@@ -10,7 +10,7 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.layers import layer_specs
-from sim.models.served import head_samples
+from sim.models.serving.operators import head_samples
 from sim.prices.profiles import load_profile
 from sim.serve.memory import weight_bytes
 from sim.serve.prices.costs import iteration_costs

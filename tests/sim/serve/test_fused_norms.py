@@ -9,7 +9,7 @@ import pytest
 from sim.core.program import Compute
 from sim.inputs.scenario import parse_scenario
 from sim.models.layers import layer_specs
-from sim.models.served import ServingDims
+from sim.models.serving.operators import ServingDims
 from sim.serve.prices.dims import serving_dims
 from tests.sim.serve.serving_cases import ONE
 

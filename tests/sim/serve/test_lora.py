@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
 from sim.models.layers import layer_specs
-from sim.models.served_adapters import adapter_elements
+from sim.models.serving.adapters import adapter_elements
 from sim.prices.profiles import load_profile
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.load import Load

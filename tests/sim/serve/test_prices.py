@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import parse_scenario
-from sim.models.served import embedding_tokens
+from sim.models.serving.operators import embedding_tokens
 from sim.prices.coefficients import Coefficients
 from sim.prices.kernel_file import kernel_file
 from sim.prices.kernel_tables import lookup, make_table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.core.program import Compute
-from sim.models.served import head_samples
+from sim.models.serving.operators import head_samples
 from sim.serve.engines import ENGINES
 from sim.serve.prices.dims import serving_dims
 from tests.sim.cases import scenario_with

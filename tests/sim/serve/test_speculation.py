@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.models.operators import F, gemm
-from sim.models.served import served_norm
+from sim.models.serving.operators import served_norm
 from sim.serve.memory import weight_bytes
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.load import Load

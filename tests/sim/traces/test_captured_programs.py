@@ -16,7 +16,7 @@ from sim.commands.replay import main
 from sim.core.errors import InputError
 from sim.inputs.program_file import CapturedOperator, HostCopy, Tensor
 from sim.inputs.script_program import Collective, Entry, RankProgram, What, read_rank_program
-from sim.models.captured_kernels import moved_bytes
+from sim.models.captured.kernels import moved_bytes
 from sim.prices.coefficients import Coefficients
 from sim.prices.profiles import load_profile
 from sim.traces.program_in import program_recording

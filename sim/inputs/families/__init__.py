@@ -1,0 +1,1 @@
+"""Hugging Face's keys of families of models, as a scenario's `model`."""

@@ -1,0 +1,400 @@
+"""Hugging Face's keys of families with state-space or linear-attention layers, beside attention or without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sim.inputs.families.deepseek import latent
+from sim.inputs.families.dense import Config, NotExpressibleError, llama, qwen3, require, rope_share
+from sim.inputs.families.experts import dense_layers, qwen2_moe, router
+from sim.inputs.input_source import show
+
+_KINDS = {  # names of a layer's kind: a scenario's attention and, where the layer has one thing alone, its MLP
+    "linear_attention": ("state_space", "none"),
+    "mamba": ("state_space", "none"),
+    "attention": ("full", "none"),
+    "full_attention": ("full", "none"),
+    "mlp": ("none", "dense"),
+    "moe": ("none", "experts"),
+}
+
+
+def _kinds(names: list[str], key: str) -> list[tuple[str, str]]:
+    if unknown := [name for name in names if name not in _KINDS]:
+        raise NotExpressibleError(f"{key}: found {show(unknown[0])}; can be simulated: {', '.join(_KINDS)}")
+    return [_KINDS[name] for name in names]
+
+
+def _layer_types(config: Config, default: list[str]) -> list[str]:
+    """The kinds of attention of all layers, by `layer_types` or `layers_block_type`."""
+    key = "layer_types" if config.get("layer_types") is not None else "layers_block_type"
+    found = config[key] if config.get(key) is not None else default
+    return [attention for attention, _ in _kinds(found, key)]
+
+
+def _mamba2(config: Config) -> Config:
+    """Mamba 2: nothing but state-space layers."""
+    require(config, "hidden_act", ("silu", "swish"))
+    heads, groups = config["num_heads"], config.get("n_groups", 8)
+    states = {
+        "heads": heads,
+        "head_dim": config["head_dim"],
+        "state": config["state_size"],
+        "groups": groups,
+        "conv_kernel": config.get("conv_kernel", 4),
+        "conv_bias": config.get("use_conv_bias", True),
+        "bias": config.get("use_bias", False),
+        "chunk": config.get("chunk_size", 256),
+    }
+    return {
+        "layers": config["num_hidden_layers"],
+        "hidden": config["hidden_size"],
+        "heads": heads,
+        "head_dim": config["head_dim"],
+        "vocab": config["vocab_size"],
+        "norm": "rmsnorm",
+        "bias": False,
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        "state_space": states,
+        "mlp_pattern": ["none"],
+    }
+
+
+def _mamba1(config: Config) -> Config:
+    """Mamba (arXiv 2312.00752): nothing but selective scans; Falcon Mamba's norms of steps, B and C have no weights."""
+    require(config, "hidden_act", ("silu", "swish"))
+    require(config, "use_bias", (False,))
+    hidden, rank = config["hidden_size"], config.get("time_step_rank", "auto")
+    inner = config.get("intermediate_size") or config.get("expand", 2) * hidden
+    states = {
+        "kind": "mamba1",
+        "heads": inner,
+        "head_dim": 1,
+        "state": config.get("state_size", 16),
+        "rank": -(-hidden // 16) if rank == "auto" else rank,
+        "conv_kernel": config.get("conv_kernel", 4),
+        "conv_bias": config.get("use_conv_bias", True),
+        "gated_norm": False,
+    }
+    return {
+        "layers": _layers(config),
+        "hidden": hidden,
+        "heads": 1,
+        "vocab": config["vocab_size"],
+        "norm": "rmsnorm",
+        "bias": False,
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "state_space": states,
+        "mlp_pattern": ["none"],
+    }
+
+
+def _layers(config: Config) -> int:
+    """Mamba's first configs say `n_layer`."""
+    return int(config["num_hidden_layers"] if "num_hidden_layers" in config else config["n_layer"])
+
+
+def _bamba(config: Config) -> Config:
+    """Bamba: Mamba 2, attention in the layers that `attn_layer_indices` names, an MLP in each."""
+    full = config.get("attn_layer_indices") or []
+    names = ["attention" if i in full else "mamba" for i in range(config["num_hidden_layers"])]
+    found = llama(config) | {"rope_share": rope_share(config, 0.5)}
+    found |= {"attention_pattern": _layer_types(config, names)}
+    if "state_space" not in found["attention_pattern"]:
+        return found
+    if not full:
+        del found["rope_share"]
+    return found | {"state_space": _states(config, config.get("mamba_expand", 2) * config["hidden_size"])}
+
+
+def _states(config: Config, inner: int) -> Config:
+    """Sizes under the names that hybrids of Granite's and Falcon's make share; `inner`: all heads' width."""
+    heads, width = config["mamba_n_heads"], config.get("mamba_d_head", "auto")
+    return {
+        "heads": heads,
+        "head_dim": inner // heads if width == "auto" else width,
+        "state": config["mamba_d_state"],
+        "groups": config.get("mamba_n_groups", 1),
+        "conv_kernel": config.get("mamba_d_conv", 4),
+        "conv_bias": config.get("mamba_conv_bias", True),
+        "bias": config.get("mamba_proj_bias", False),
+        "chunk": config.get("mamba_chunk_size", 256),
+    }
+
+
+def _granite_hybrid(config: Config) -> Config:
+    """Granite 4: Mamba 2 or attention, then experts beside a shared MLP, or that alone."""
+    shared, experts = config["shared_intermediate_size"], config.get("num_local_experts", 0)
+    found = llama({**config, "intermediate_size": shared}) | {
+        "positions": "rope" if config.get("position_embedding_type") == "rope" else "none",
+        "attention_pattern": _layer_types(config, ["mamba"] * config["num_hidden_layers"]),
+        "code": "granite",
+    }
+    if "state_space" in found["attention_pattern"]:
+        found["state_space"] = _states(config, config.get("mamba_expand", 2) * config["hidden_size"])
+    if experts:
+        found["moe"] = router(config, "num_local_experts", "intermediate_size") | {"shared_ffn": shared}
+    return found
+
+
+def _falcon_h1(config: Config) -> Config:
+    """Falcon-H1: attention and Mamba 2 side by side in every layer, then an MLP."""
+    for key in ("mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias"):
+        require(config, key, (False, None))
+    inner = config.get("mamba_d_ssm") or config.get("mamba_expand", 2) * config["hidden_size"]
+    states = _states(config, inner) | {"gated_norm": config.get("mamba_rms_norm", False)}
+    return llama(config) | {"state_space": states, "attention_pattern": ["beside"]}
+
+
+_NEMOTRON = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+
+
+def _nemotron_h(config: Config) -> Config:
+    """Nemotron-H: each layer is one thing, Mamba 2, attention, an MLP or experts; squared ReLU, no positions."""
+    require(config, "mlp_hidden_act", ("relu2",))
+    for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
+        require(config, key, (False, None))
+    require(config, "moe_latent_size", (None,))
+    require(config, "num_nextn_predict_layers", (0, None))
+    for key in ("n_group", "n_shared_experts"):
+        require(config, key, (1, None))
+    names = config.get("layers_block_type") or [_NEMOTRON.get(sign, sign) for sign in config["hybrid_override_pattern"]]
+    kinds = _kinds(names, "hybrid_override_pattern")
+    states = {
+        "heads": config["mamba_num_heads"],
+        "head_dim": config["mamba_head_dim"],
+        "state": config["ssm_state_size"],
+        "groups": config.get("n_groups", 8),
+        "conv_kernel": config.get("conv_kernel", 4),
+        "conv_bias": config.get("use_conv_bias", True),
+        "chunk": config.get("chunk_size", 128),
+        "state_dtype": config.get("mamba_ssm_cache_dtype", "float32"),
+    }
+    found = llama({"num_hidden_layers": len(kinds), "intermediate_size": 21504, **config}) | {
+        "layers": len(kinds),
+        "mlp": "relu2",
+        "positions": "none",
+        "state_space": states,
+        "head_dim": config.get("head_dim") or config.get("attention_head_dim"),
+        "attention_pattern": [a for a, _ in kinds],
+        "mlp_pattern": [m for _, m in kinds],
+    }
+    if "experts" not in found["mlp_pattern"]:
+        return found
+    shared = {"shared_ffn": config["moe_shared_expert_intermediate_size"]}
+    moe = router(config, "n_routed_experts") | {"router_fp32": True}
+    return found | {"moe": moe | shared, "code": "deepseek_v3"}
+
+
+def _qwen3_next(config: Config) -> Config:
+    """Qwen3-Next: the gated delta rule, in each fourth layer attention with a gate; experts with a gated shared one."""
+    require(config, "attention_bias", (False, None))
+    found = qwen2_moe({"head_dim": 256, "norm_topk_prob": True, **config}) | {"qkv_bias": False, "qk_norm": True}
+    return found | _gated_delta_layers(config)
+
+
+def _qwen3_5(config: Config) -> Config:
+    """Qwen3.5: Qwen3-Next's layers with a dense MLP."""
+    return qwen3({"head_dim": 256, **config}) | _gated_delta_layers(config)
+
+
+def qwen3_5_moe(config: Config) -> Config:
+    """Qwen3.5 with experts in every layer."""
+    return _qwen3_next({"intermediate_size": config["moe_intermediate_size"], **config})
+
+
+def _gated_delta_layers(config: Config) -> Config:
+    """The gated delta rule; in each so-many-th layer attention with a gate."""
+    names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
+    own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": _gated_delta(config)}
+    return own | {"attention_pattern": _layer_types(config, names)}
+
+
+def _gated_delta(config: Config) -> Config:
+    return {
+        "kind": "gated_delta",
+        "heads": config["linear_num_value_heads"],
+        "head_dim": config["linear_value_head_dim"],
+        "state": config["linear_key_head_dim"],
+        "groups": config["linear_num_key_heads"],
+        "chunk": 64,
+        "conv_kernel": config.get("linear_conv_kernel_dim", 4),
+        "conv_bias": False,
+        "state_dtype": config.get("mamba_ssm_dtype"),  # Qwen 3.5's is float32
+    }
+
+
+def _olmo_hybrid(config: Config) -> Config:
+    """OLMo Hybrid: the gated delta rule, in each fourth layer OLMo 3's attention over all tokens, or without rope."""
+    heads, count = config["num_attention_heads"], config["num_hidden_layers"]
+    keys = config.get("linear_num_key_heads") or heads
+    width = config.get("linear_key_head_dim") or int(0.75 * config["hidden_size"] / keys)
+    sizes = {
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": config.get("linear_num_value_heads") or heads,
+        "linear_key_head_dim": width,
+        "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * width,
+    }
+    names = ["full_attention" if i % 4 == 3 or i == count - 1 < 3 else "linear_attention" for i in range(count)]
+    rope = (config.get("rope_parameters") or {}).get("rope_theta", config.get("rope_theta")) is not None
+    return llama({**config, "head_dim": None}) | {
+        "qk_norm": True,
+        "qk_norm_over": "all_heads",
+        "norm_position": "by_kind",
+        "norm_in_fp32": True,
+        "code": "olmo",
+        "positions": "rope" if rope else "none",
+        "state_space": _gated_delta(config | sizes),
+        "attention_pattern": _layer_types(config, names),
+    }
+
+
+def _minimax(config: Config) -> Config:
+    """MiniMax-Text-01 and M1: lightning attention, in each so-many-th layer attention; experts."""
+    heads, width = config["num_attention_heads"], config.get("head_dim")
+    width = width or config["hidden_size"] // heads
+    signs = config.get("attn_type_list")  # 0 for lightning attention
+    kinds = None if signs is None else ["full_attention" if sign else "linear_attention" for sign in signs]
+    names = kinds or ["full_attention", "linear_attention"]
+    states = {
+        "kind": "lightning",
+        "heads": heads,
+        "head_dim": width,
+        "state": width,
+        "groups": heads,
+        "conv_kernel": 0,
+        "conv_bias": False,
+        "chunk": config.get("block_size", 256),
+    }
+    found = llama(config) | {"moe": router(config, "num_local_experts", "intermediate_size")}
+    return found | {"state_space": states, "attention_pattern": _layer_types(config, names)}
+
+
+# Of the delta rule with a gate for every channel, whatever else is kept in (vLLM, mamba_utils.py: kda_state_dtype).
+KDA_STATE = "float32"
+
+
+def _kimi_linear(config: Config) -> Config:
+    """Kimi Linear: the delta rule with a gate for every channel, in each fourth layer latent attention; experts."""
+    own = config.get("linear_attn_config") or {}
+    heads = own.get("num_heads", config.get("linear_num_heads"))
+    width = own.get("head_dim", config.get("linear_head_dim"))
+    if heads is None or width is None:
+        raise KeyError("linear_attn_config")
+    layers = config["num_hidden_layers"]
+    full = own.get("full_attn_layers") or [i + 1 for i in range(layers) if i and i % 4 == 0]  # counted from 1
+    names = ["full_attention" if i + 1 in full else "linear_attention" for i in range(layers)]
+    states = {
+        "kind": "kda",
+        "heads": heads,
+        "head_dim": width,
+        "state": width,
+        "groups": heads,
+        "chunk": 64,
+        "conv_kernel": own.get("short_conv_kernel_size", config.get("linear_conv_kernel_dim", 4)),
+        "conv_bias": False,
+        "state_dtype": KDA_STATE,
+    }
+    top_k = "num_experts_per_token" if "num_experts_per_token" in config else "num_experts_per_tok"
+    moe = router(config, "num_experts", top_k=top_k) | {
+        "shared_experts": config.get("num_shared_experts", config.get("n_shared_experts", 1)),
+        "dense_layers": dense_layers({"first_k_dense_replace": 1, **config}),
+        "router_fp32": True,
+    }
+    require(config, "moe_layer_freq", (1, None))
+    found = llama(config) | {"kv_heads": None, "head_dim": None, "moe": moe, "positions": "none"}
+    found |= {"mla": latent(config), "state_space": states, "code": "deepseek_v3"}
+    return found | {"attention_pattern": _layer_types(config, names)}
+
+
+def _bailing_hybrid(config: Config) -> Config:
+    """Ling 3: Kimi's delta rule with whole matrices to its gates, in each sixth layer latent attention with a gate on
+    its heads; DeepSeek V3's experts."""
+    require(config, "attention_bias", (False, None))
+    heads, width = config["num_attention_heads"], config.get("linear_head_dim", config.get("head_dim", 128))
+    layers, group = config["num_hidden_layers"], config.get("layer_group_size", 6)
+    groups = config.get("num_expert_group", config.get("n_group", 8))
+    names = ["linear_attention" if (i + 1) % group else "full_attention" for i in range(layers)]
+    top_k = "num_experts_per_token" if "num_experts_per_token" in config else "num_experts_per_tok"
+    moe = router(config, "num_experts", top_k=top_k) | {
+        "shared_experts": config.get("num_shared_experts", 1),
+        "dense_layers": dense_layers({"first_k_dense_replace": 2, **config}),
+        "router_fp32": True,
+        "max_nodes_per_token": None if groups == 1 else config.get("topk_group", 4),
+    }
+    states = {
+        "kind": "kda_whole",
+        "heads": heads,
+        "head_dim": width,
+        "state": width,
+        "groups": heads,
+        "chunk": 64,
+        "conv_kernel": config.get("short_conv_kernel_size", 4),
+        "conv_bias": False,
+        "state_dtype": KDA_STATE,
+    }
+    return llama(config) | {
+        "kv_heads": None,
+        "head_dim": None,
+        "mla": latent(config),
+        "moe": moe,
+        "state_space": states,
+        "attention_pattern": _layer_types(config, names),
+        "attention_gate": "per_head",
+        "code": "deepseek_v3",
+        "trained_positions": config.get("model_max_length"),
+    }
+
+
+def _jamba(config: Config) -> Config:
+    """Jamba: Mamba 1, in each eighth layer attention; an MLP or experts in turn; no positions."""
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    require(config, "mamba_proj_bias", (False, None))
+    rank = config.get("mamba_dt_rank", "auto")
+    states = {
+        "kind": "mamba1",
+        "heads": config.get("mamba_expand", 2) * hidden,
+        "head_dim": 1,
+        "groups": 1,
+        "state": config.get("mamba_d_state", 16),
+        "rank": -(-hidden // 16) if rank == "auto" else rank,
+        "conv_kernel": config.get("mamba_d_conv", 4),
+        "conv_bias": config.get("mamba_conv_bias", True),
+        "inner_norms": True,
+        "gated_norm": False,
+    }
+
+    def every(what: str, period: int, offset: int) -> list[bool]:
+        first, step = config.get(f"{what}_layer_offset", offset), config.get(f"{what}_layer_period", period)
+        return [(i - first) % step == 0 for i in range(layers)]
+
+    experts = config.get("num_experts", 16)
+    routed = every("expert", 2, 1) if experts > 1 else [False] * layers
+    found = llama(config) | {
+        "positions": "none",
+        "state_space": states,
+        "attention_pattern": ["full" if attends else "state_space" for attends in every("attn", 8, 4)],
+        "mlp_pattern": ["experts" if here else "dense" for here in routed],
+    }
+    if "state_space" not in found["attention_pattern"]:
+        del found["state_space"]
+    moe = {"moe": router(config, "num_experts", "intermediate_size"), "code": "olmoe"}
+    return found | (moe if any(routed) else {})
+
+
+FAMILIES: dict[str, Callable[[Config], Config]] = {
+    **dict.fromkeys(("mamba", "falcon_mamba"), _mamba1),
+    "mamba2": _mamba2,
+    "bamba": _bamba,
+    "granitemoehybrid": _granite_hybrid,
+    "falcon_h1": _falcon_h1,
+    "nemotron_h": _nemotron_h,
+    "jamba": _jamba,
+    "olmo_hybrid": _olmo_hybrid,
+    "qwen3_next": _qwen3_next,
+    "qwen3_5_text": _qwen3_5,
+    "qwen3_5_moe_text": qwen3_5_moe,
+    **dict.fromkeys(("minimax", "minimax_m1", "minimax_text_01"), _minimax),
+    "kimi_linear": _kimi_linear,
+    "bailing_hybrid": _bailing_hybrid,
+}

@@ -1,0 +1,64 @@
+"""Rules on keys of `training` that treat some layers otherwise than the rest."""
+
+from __future__ import annotations
+
+from sim.inputs.input_source import Problems
+from sim.inputs.sections import Sections
+from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
+from sim.models.frameworks.records import framework_of
+from sim.models.recipes import recipe_of
+
+IN_SIXTEEN_BITS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
+
+
+def layers_in_sixteen_bits(sections: Sections, t: Training) -> Problems:
+    """Layers that stay in 16 bits need others that do not. Megatron-Core refuses delayed scaling beside them, whose
+    largest values it would reduce wrongly (core/fp8_utils.py: `get_fp8_context`)."""
+    layers, recipe = sections.model.layers, recipe_of(t)
+    delayed = recipe is not None and recipe.name == "delayed" and framework_of(t).accumulates_in_matmul
+    for key in IN_SIXTEEN_BITS:
+        number = getattr(t, key)
+        for bad, what in (
+            (recipe is None, "needs training.precision fp8, mxfp8 or nvfp4"),
+            (sections.model.program is not None, "needs a described model; a captured program has its own matmuls"),
+            (delayed, "needs an fp8_recipe other than delayed"),
+            (number > layers, f"must be at most model.layers ({layers})"),
+        ):
+            if number and bad:
+                yield ("training", key), f"found {number}; {what}"
+
+
+def offloaded_parts(sections: Sections, t: Training) -> Problems:
+    """Parts that there are, and one of the two: layers of which one stays (Transformer Engine, cpu_offload.py:
+    "last layer is not offloaded"), or modules, as Megatron-Core has them (transformer_config.py)."""
+    offload, path = t.activation_offload, ("training", "activation_offload")
+    if not isinstance(offload, ActivationOffload):
+        return
+    if (offload.layers is None) == (not offload.modules):
+        yield path, "give either layers or modules"
+    elif sections.model.program is not None:
+        yield path, "found layers or modules; a captured program's activations are offloaded whole (true)"
+    elif offload.layers is not None and offload.layers >= (layers := sections.model.layers):
+        yield (
+            (*path, "layers"),
+            f"found {offload.layers}; must be less than model.layers ({layers}): the last one stays",
+        )
+    yield from _offloaded_modules(sections, t, offload.modules)
+
+
+def _offloaded_modules(sections: Sections, t: Training, modules: tuple[OffloadModule, ...]) -> Problems:
+    """Attention's result is kept by the core, too, so that it goes with it; a layer that runs again keeps its input."""
+    path, again, experts = ("training", "activation_offload", "modules"), t.recompute.mode, sections.model.moe
+    for module in modules:
+        ends = module == "layer_input"
+        for bad, what in (
+            (module == "attn_proj" and "core_attn" not in modules, "core_attn beside it, which keeps the same tensor"),
+            (module in ("expert_fc1", "moe_act") and experts is None, "model.moe"),
+            (module == "moe_act" and t.fused_experts, "training.fused_experts false"),
+            (ends and again != "full", "training.recompute full"),
+            (not ends and again in ("full", "selective_op"), f"training.recompute none or selective, not {again}"),
+        ):
+            if bad:
+                yield path, f"found '{module}'; needs {what}"
+    if len(set(modules)) < len(modules):
+        yield path, f"found {list(modules)}; each at most once"

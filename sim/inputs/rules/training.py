@@ -1,0 +1,386 @@
+"""Rules between keys of a training step: its number formats, packing, optimizer, recomputation and batches."""
+
+from __future__ import annotations
+
+from sim.core.dtypes import MUON_DTYPE, sixteen_bit
+from sim.core.errors import InputError
+from sim.inputs.input_source import Problems, show
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.rules.layers_apart import layers_in_sixteen_bits, offloaded_parts
+from sim.inputs.rules.layout import batch, first_problem, micro_batches
+from sim.inputs.sections import Sections, sizes_of
+from sim.inputs.training_config import Packing, Recompute, Training
+from sim.models.activation_facts import ACTIVATIONS
+from sim.models.autocast import adapter_casts, casts_on_use, not_under_autocast
+from sim.models.frameworks.records import framework_of
+from sim.models.optimizers import OPTIMIZERS
+from sim.models.recipes import recipe_of
+from topology.architectures import ARCHITECTURES
+
+FUSES_EXPERTS = [name for name, chip in ARCHITECTURES.items() if chip.fuses_experts]
+
+
+def training_problems(sections: Sections, t: Training) -> Problems:
+    """Return what is wrong with a training step."""
+    for rule in (
+        _dtypes,
+        _attention_kernel,
+        _autocast,
+        _indexer,
+        _packing,
+        _recipe,
+        _gathers,
+        _optimizer,
+        _post_validation,
+        _four_bits,
+        _frozen_experts,
+        _fused_experts,
+        _accumulation_fusion,
+        _experts_apart,
+        _fp8_attention,
+        _adamw_kernels,
+        _fp8_activation_input,
+        layers_in_sixteen_bits,
+        offloaded_parts,
+        _output,
+        _recompute,
+        _loss,
+        _batches,
+    ):
+        yield from rule(sections, t)
+
+
+def _dtypes(_: Sections, t: Training) -> Problems:
+    allowed = tuple(dict.fromkeys((sixteen_bit(t.precision), "fp32")))
+    if t.param_dtype not in allowed:
+        why = f"precision {t.precision} keeps parameters in {' or '.join(allowed)}"
+        yield ("training", "param_dtype"), f"found '{t.param_dtype}'; {why}"
+
+
+def _attention_kernel(_: Sections, t: Training) -> Problems:
+    """No fused kernel by name for fp32: they take 16 bits (flash-attention: csrc/flash_attn/flash_api.cpp,
+    flash_attn_triton.py; cuDNN's in torch: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    if t.precision == "fp32" and t.attention == "fused" and t.attention_kernel is not None:
+        why = "it takes queries, keys and values in 16 bits, and precision is fp32"
+        yield ("training", "attention_kernel"), f"found '{t.attention_kernel}'; {why}"
+
+
+def _autocast(sections: Sections, t: Training) -> Problems:
+    """Autocast casts whole fp32 parameters, and not what was not followed through its lists."""
+    if not t.autocast:
+        return
+    path, p, model = ("training", "autocast"), sections.parallelism, sections.model
+    if adapter_casts(t, p):
+        return
+    if not casts_on_use(t, p, model):
+        given = "a captured program has its own" if model.program is not None else f"zero {p.zero}"
+        why = "it casts whole fp32 parameters (training.param_dtype fp32, precision bf16 or fp16, zero below 3)"
+        yield path, f"found true with param_dtype {t.param_dtype}, precision {t.precision}, {given}; {why}"
+    elif bad := not_under_autocast(t, p, model):
+        yield path, f"found true; not simulated with {bad}"
+
+
+def _indexer(sections: Sections, t: Training) -> Problems:
+    """No training of indexers that the model lacks, and no warm-up that is not simulated."""
+    if t.indexer == "trained":
+        return
+    path, found = ("training", "indexer"), f"found '{t.indexer}'"
+    if sections.model.indexer is None:
+        yield path, f"{found}; needs model.indexer"
+    if t.indexer == "warm_up" and "reused" in sections.model.attention_pattern:
+        yield path, f"{found}; not simulated with layers of kind reused; allowed: trained, frozen"
+    if t.indexer == "warm_up" and sections.model.compressed_attention is not None:
+        yield path, f"{found}; not simulated with model.compressed_attention; allowed: trained, frozen"
+    if t.indexer == "warm_up" and (sections.parallelism.pp > 1 or framework_of(t).masks_unselected):
+        why = "simulated only at pp 1 (stages would exchange no gradients) and in frameworks that train indexers"
+        yield path, f"{found}; {why}"
+
+
+def _packing(sections: Sections, t: Training) -> Problems:
+    """No documents longer than a sequence, and no attention that cannot skip pairs between documents."""
+    x, m, p = t.packing, sections.model, sections.parallelism
+    if x is None:
+        return
+    path = ("training", "packing")
+    if bool(x.lengths) == (x.mean_seq_len is not None):
+        yield path, "needs either lengths, or mean_seq_len to draw lengths from"
+    if sum(x.lengths) > t.seq_len:
+        yield (*path, "lengths"), f"found {sum(x.lengths)} tokens in all; a sequence has {t.seq_len} (training.seq_len)"
+    longest = min(t.seq_len, x.max_seq_len or t.seq_len)
+    if x.min_seq_len > longest:
+        yield (*path, "min_seq_len"), f"found {x.min_seq_len}; must be at most {longest}, the longest document"
+    if x.mean_seq_len is not None and not x.min_seq_len <= x.mean_seq_len <= longest:
+        allowed = f"between the shortest document ({x.min_seq_len}) and the longest ({longest})"
+        yield (*path, "mean_seq_len"), f"found {x.mean_seq_len:g}; must lie {allowed}"
+    if x.mean_seq_len is not None:
+        yield from _drawn(x, t)
+    for bad, what in (
+        (m.program is not None, "a captured program, whose attention is replayed as it was"),
+        (m.indexer is not None, "model.indexer"),
+        (m.block_indexer is not None, "model.block_indexer"),
+        (
+            t.attention == "unfused",
+            "unfused attention (training.attention), which also computes scores between documents",
+        ),
+        (
+            p.cp > 1 and m.window is not None and p.cp_method != "all_to_all",
+            "model.window and cp, unless cp_method is all_to_all",
+        ),
+    ):
+        if bad:
+            yield path, f"packed documents are not simulated with {what}"
+
+
+def _drawn(x: Packing, t: Training) -> Problems:
+    """No more documents than can be drawn in seconds."""
+    from sim.models.packing import MOST_DOCUMENTS, expected_tokens  # with numpy, which no other reader needs
+
+    tokens = expected_tokens(x, t.seq_len)
+    if t.global_batch_size * t.seq_len / tokens > MOST_DOCUMENTS:
+        found = (
+            f"found {x.mean_seq_len:g} with lognormal_sigma {x.lognormal_sigma:g}; clipped to the allowed lengths, "
+            f"the documents have {tokens:.3g} tokens on average"
+        )
+        most = f"at most {MOST_DOCUMENTS:,} documents are drawn for a step; give lengths or a smaller lognormal_sigma"
+        yield ("training", "packing", "mean_seq_len"), f"{found}; {most}"
+
+
+def _recipe(_: Sections, t: Training) -> Problems:
+    """A recipe that the framework has for the precision."""
+    try:
+        recipe_of(t)
+    except InputError as error:
+        yield ("training", "fp8_recipe"), str(error)
+
+
+def _gathers(sections: Sections, t: Training) -> Problems:
+    """Parameters are gathered in the 16 bits that they are used in, or in fp8 where a recipe casts shards."""
+    p, recipe = sections.parallelism, None if t.lora is not None else recipe_of(t)
+    in_8_bits = p.zero == 3 and recipe is not None and recipe.shards_quantized
+    path, used = ("parallelism", "param_gather_dtype"), sixteen_bit(t.precision)
+    if p.param_gather_dtype == "fp8" and not in_8_bits:
+        yield path, "found 'fp8'; needs zero 3, precision fp8, torchao's recipe tensorwise and no lora"
+    if p.param_gather_dtype == "bf16" and used != "bf16":
+        yield path, f"found 'bf16'; with precision {t.precision} parameters are used in {used}"
+
+
+def _optimizer(sections: Sections, t: Training) -> Problems:
+    """Muon's matrices and their gradients are whole on a rank, and multiplied in bf16. A captured program's states stay
+    where they are."""
+    optimizer = OPTIMIZERS[t.optimizer]
+    if t.optimizer_offload and sections.model.program is not None:
+        yield ("training", "optimizer_offload"), f"found {show(t.optimizer_offload)}; a captured program's states stay"
+    if t.optimizer_offload == "cpu":
+        if not optimizer.on_host:
+            yield ("training", "optimizer_offload"), f"found 'cpu'; on the host adamw is simulated, not {t.optimizer}"
+        if sections.cluster.host_memory_bandwidth_bytes_per_s is None:
+            wanted = "training.optimizer_offload cpu needs the bandwidth of the memory of a node's CPUs"
+            yield ("cluster", "host_memory_bandwidth_bytes_per_s"), f"is missing; {wanted}"
+    if not optimizer.whole_matrices:
+        return
+    if why := sections.without_peak(MUON_DTYPE):
+        yield ("training", "optimizer"), f"found '{t.optimizer}', which multiplies in {MUON_DTYPE}; {why}"
+    zero = sections.parallelism.zero
+    if zero >= 2:
+        why = "Muon needs a matrix's whole gradient: zero 0 or 1"
+        yield ("parallelism", "zero"), f"found {zero}; {why}"
+    if t.lora is not None:
+        yield ("training", "optimizer"), f"found '{t.optimizer}'; adapters are simulated with adamw and sgd"
+    if sections.model.program is not None:
+        yield ("training", "optimizer"), f"found '{t.optimizer}'; a captured program has its own optimizer"
+
+
+def _post_validation(sections: Sections, t: Training) -> Problems:
+    """Post-validation is about ranks of a pipeline, whose messages do not keep them in step."""
+    path, p = ("training", "optimizer_post_validation"), sections.parallelism
+    if t.optimizer_post_validation and p.pp == 1:
+        yield path, "found true; needs a pipeline (parallelism.pp above 1)"
+    if t.optimizer_post_validation and not p.p2p_overlap:
+        yield path, f"found true; needs parallelism.p2p_overlap true (schedule {p.schedule} has false by default)"
+
+
+def _four_bits(sections: Sections, t: Training) -> Problems:
+    """Frozen weights in 4 bits are multiplied in 16."""
+    if t.lora is None or t.lora.weights is None:
+        return
+    path = ("training", "lora", "weights")
+    if sections.model.moe is not None:
+        yield path, f"found '{t.lora.weights}'; experts are simulated in 16 bits only"
+    if sixteen_bit(t.precision) != t.precision:
+        yield path, f"found '{t.lora.weights}'; precision {t.precision} multiplies in 8 bits or less"
+
+
+def _frozen_experts(sections: Sections, t: Training) -> Problems:
+    """Experts without gradients are cut over the ranks that all other parameters are cut over."""
+    p = sections.parallelism
+    if t.lora is not None and sections.model.moe is not None and p.zero == 3 and p.ep * p.expert_tp != p.tp:
+        why = "frozen experts are simulated sharded as other parameters: zero below 3, or ep·expert_tp = tp"
+        yield ("parallelism", "zero"), f"found {p.zero}; {why}"
+
+
+def _fused_experts(sections: Sections, t: Training) -> Problems:
+    """Transformer Engine's fused kernels are for gated experts in MXFP8, and for some GPUs. They compute the activation
+    within a matmul, so it cannot be recomputed by itself."""
+    if not t.fused_experts:
+        return
+    model = sections.model
+    gated = ACTIVATIONS[(model.moe and model.moe.activation) or model.mlp].gated
+    for bad, what in (
+        (model.moe is None, "model.moe"),
+        (not gated, "experts with a gated activation"),
+        (t.precision != "mxfp8", "training.precision mxfp8"),
+        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
+        (not sections.cluster.gpu.chip.fuses_experts, f"GPUs of architecture {' or '.join(FUSES_EXPERTS)}"),
+        (t.recompute.mode == "selective" and "moe_act" in t.recompute.modules, "recompute without module moe_act"),
+        (t.lora is not None, "training without lora"),
+    ):
+        if bad:
+            yield ("training", "fused_experts"), f"found true; needs {what}"
+
+
+def _experts_apart(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core's experts without --moe-grouped-gemm."""
+    if t.moe_grouped_gemm is None:
+        return
+    for bad, what in (
+        (sections.model.moe is None, "model.moe"),
+        (not framework_of(t).runs_experts_apart, "a framework of Megatron-Core (megatron, megatron_bridge or nemo)"),
+        (t.fused_experts, "training.fused_experts false"),
+    ):
+        if bad:
+            yield ("training", "moe_grouped_gemm"), f"found false; needs {what}"
+
+
+def _accumulation_fusion(_: Sections, t: Training) -> Problems:
+    """Only Megatron-Core's linear layers have this fusion (core/tensor_parallel/layers.py)."""
+    own = framework_of(t).accumulates_in_matmul
+    if t.gradient_accumulation_fusion is not None and not own:
+        needed = "found false; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
+        yield ("training", "gradient_accumulation_fusion"), needed
+
+
+def _fp8_attention(sections: Sections, t: Training) -> Problems:
+    """cuDNN's kernels in 8 bits, which Transformer Engine alone runs, and of packed sequences not with its context
+    parallelism (pytorch/attention/dot_product_attention/utils.py: get_attention_backend)."""
+    if not t.fp8_dot_product_attention:
+        return
+    for bad, what in (
+        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
+        (recipe_of(t) is None, "training.precision fp8, mxfp8 or nvfp4"),
+        (t.attention == "unfused", "training.attention fused"),
+        (t.packing is not None and sections.parallelism.cp > 1, "sequences of one document, or cp 1"),
+        (sections.model.program is not None, "a described model; a captured program has its own attention"),
+    ):
+        if bad:
+            yield ("training", "fp8_dot_product_attention"), f"found true; needs {what}"
+
+
+def _adamw_kernels(_: Sections, t: Training) -> Problems:
+    """Only torch's own AdamW has kernels to choose from."""
+    allowed = framework_of(t).adamw_kernels
+    if t.adamw_kernels is not None and t.adamw_kernels not in allowed:
+        what = f"allowed: {', '.join(allowed)}" if allowed else "it has an AdamW of its own"
+        yield ("training", "adamw_kernels"), f"found '{t.adamw_kernels}' with framework {t.framework}; {what}"
+
+
+def _fp8_activation_input(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core stores the input of fused SwiGLU alone (transformer_config.py: `activation_func_fp8_input_store`),
+    which fused experts' kernels do not keep."""
+    if not t.activation_func_fp8_input_store:
+        return
+    model = sections.model
+    used = {model.mlp, (model.moe and model.moe.activation) or model.mlp}
+    for bad, what in (
+        (used != {"swiglu"}, "model.mlp swiglu"),
+        (not framework_of(t).fuses_activation, "a framework with a fused activation"),
+        (t.fused_experts, "training.fused_experts false"),
+        (model.program is not None, "a described model; a captured program keeps what it keeps"),
+    ):
+        if bad:
+            yield ("training", "activation_func_fp8_input_store"), f"found true; needs {what}"
+
+
+def _output(sections: Sections, t: Training) -> Problems:
+    """Transformer Engine's linear layer in the place of the output projection, for MXFP8 alone."""
+    if not t.fp8_output_proj:
+        return
+    for bad, what in (
+        (t.precision != "mxfp8", "training.precision mxfp8"),
+        (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
+        (t.cross_entropy == "chunked", "a training.cross_entropy other than chunked"),
+        (t.lora is not None, "training without lora"),
+        (sections.model.tied_embeddings, "a model whose output projection is not its embedding"),
+    ):
+        if bad:
+            yield ("training", "fp8_output_proj"), f"found true; needs {what}"
+
+
+def _recompute(sections: Sections, t: Training) -> Problems:
+    path, recompute, model = ("training", "recompute"), t.recompute, sections.model
+    if recompute.layers is not None and recompute.every is not None:
+        yield path, "found both layers and every; give one of the two"
+    for key in ("layers", "every", "early_stop"):
+        if getattr(recompute, key) is not None and recompute.mode != "full":
+            yield (*path, key), f"cannot be given with mode {recompute.mode}; only mode full takes it"
+    if recompute.early_stop and framework_of(t).checkpoint_stops_early is None:
+        yield (*path, "early_stop"), f"found true; framework {t.framework} runs whole layers again"
+    if recompute.early_stop is False and framework_of(t).uses_torch_compile:
+        why = f"with framework {t.framework}, torch.compile leaves out of the backward what no gradient needs"
+        yield (*path, "early_stop"), f"found false; {why}"
+    yield from _modules(recompute, model)
+    if recompute.layers is not None and recompute.layers > model.layers:
+        yield (*path, "layers"), f"found {recompute.layers}; must be at most model.layers ({model.layers})"
+
+
+def _modules(recompute: Recompute, model: ModelConfig) -> Problems:
+    """No parts that the model lacks, and no `modules` with a mode other than selective."""
+    path, modules = ("training", "recompute", "modules"), recompute.modules
+    usual = Recompute.model_fields["modules"].default  # which resolved scenarios write out for every mode
+    if modules != usual and recompute.mode != "selective":
+        yield path, f"cannot be given with mode {recompute.mode}; only mode selective takes it"
+    if len(set(modules)) < len(modules):
+        yield path, f"found {list(modules)}; each at most once"
+    shared = model.moe is not None and model.moe.shared_width > 0
+    for name, there, needed in (
+        ("moe", model.moe is not None, "model.moe"),
+        ("moe_act", model.moe is not None, "model.moe"),
+        ("shared_experts", shared, "shared experts in model.moe"),
+        ("mla_up_proj", model.mla is not None, "model.mla"),
+        ("mlp", model.has_dense_layers, "layers with a dense MLP"),
+    ):
+        if name in modules and not there:
+            yield path, f"found '{name}'; needs {needed}"
+
+
+def _loss(sections: Sections, t: Training) -> Problems:
+    path, d = ("training", "cross_entropy"), sections.distillation
+    if t.cross_entropy == "native" and framework_of(t).native_loss is None:
+        yield path, "found 'native'; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
+    if t.cross_entropy == "chunked" and d is not None and d.mode == "logits":
+        yield path, "found 'chunked'; distillation.mode logits needs all logits (unfused or fused)"
+    if t.loss_chunks is not None and t.cross_entropy != "chunked":
+        yield (
+            ("training", "loss_chunks"),
+            f"found {t.loss_chunks}; needs cross_entropy chunked, found {t.cross_entropy}",
+        )
+
+
+def _batches(sections: Sections, t: Training) -> Problems:
+    """A schedule of batches starts with the first token, grows in tokens to less than all, and every batch is legal."""
+    path, schedule = ("training", "batch_schedule"), t.batch_schedule
+    if not schedule:
+        return
+    if t.tokens is None:
+        yield path, "found phases without training.tokens, which says where the last one ends"
+        return
+    starts = [phase.from_tokens for phase in schedule]
+    if starts[0] != 0:
+        yield (*path, 0, "from_tokens"), f"found {starts[0]:g}; the first phase starts at 0"
+    for i, (before, start) in enumerate(zip(starts, [*starts[1:], t.tokens], strict=True), 1):
+        if start <= before:
+            where = (*path, i, "from_tokens") if i < len(starts) else ("training", "tokens")
+            yield where, f"found {start:g}; must be above {before:g}, where the phase before starts"
+    for i, phase in enumerate(schedule):
+        changed = t.model_copy(update={"global_batch_size": phase.global_batch_size})
+        if problem := first_problem((batch, micro_batches), sizes_of(sections._replace(training=changed))):
+            yield (*path, i, "global_batch_size"), problem[1]

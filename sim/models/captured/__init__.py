@@ -1,0 +1,1 @@
+"""Captured programs: the operators that a run recorded, as kernels, bytes and memory of a model."""

@@ -1,0 +1,162 @@
+"""Clocks that torch's kernels take for their instructions, where these outlast the bytes.
+
+`Clocks.shared` are of one multiprocessor, and all share them. `Clocks.alone` are of one thread block that works while
+others wait or have ended. The constants are of torch 2.11 on an H200 at 1.98 GHz, read off single operators by shape
+(scenarios/measured/gpu_kernels/h200.json); the training steps in scenarios/measured/gpu_programs_h200 showed which
+operators need them. fp16 is taken to be as bf16.
+
+Layer norms (ATen/native/cuda/layer_norm_kernel.cu): one thread block normalizes a row. For the gradients of weight and
+bias each block adds up all rows of 32 columns, one after another. From 65,537 rows on, and where such blocks are fewer
+than half of the multiprocessors, several blocks share the rows.
+
+Batch norms (cuda/Normalization.cuh): one thread block adds up a channel, so few channels of many places leave
+multiprocessors idle. Channels that lie last in memory are added up by rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sim.inputs.program_file import CapturedOperator
+from sim.models.captured.bytes import FOREACH
+from sim.models.captured.layout import NARROW, has_channels_last
+from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
+from sim.models.top_k import top_k_clocks
+
+ROW_CLOCKS, ROW_BACKWARD_CLOCKS = 260.0, 180.0  # a layer norm's row
+SUMMED_ROW_CLOCKS = 7.2  # that one block adds to the gradients of 32 weights
+SHARED_FROM_ROWS, COLUMNS, MULTIPROCESSORS = 65537, 32, 132
+LAYER_ELEMENT_CLOCKS = {"forward": (0.35, 0.5), "backward": (0.56, 0.8)}  # 16 bits, fp32
+
+
+class BatchNorm(NamedTuple):
+    """Clocks of a batch norm for each element, and for each place of a channel and each image's channel."""
+
+    element: float
+    place: float = 0.0  # of the one block that adds up a channel
+    plane: float = 0.0
+
+
+# forward and backward, by 16 bits and fp32 (which cuDNN runs)
+CHANNELS_FIRST = {
+    ("forward", True): BatchNorm(0.85, 1.5, 130.0),
+    ("forward", False): BatchNorm(0.6, 0.85, 50.0),
+    ("backward", True): BatchNorm(0.59, 3.27, 65.0),
+    ("backward", False): BatchNorm(0.5, 2.71, 65.0),
+}
+CHANNELS_LAST = {
+    ("forward", True): BatchNorm(1.2),
+    ("forward", False): BatchNorm(0.85),
+    ("backward", True): BatchNorm(1.0),
+    ("backward", False): BatchNorm(1.3),
+}
+POOL_CLOCKS, POOL_BACKWARD_CLOCKS = 4.2, 11.6  # for each result of windows of 3 x 3
+GATHER_CLOCKS, SCATTER_ADD_CLOCKS = 1.0, 3.2  # an element along a row
+CUMULATIVE_CLOCKS = 1.5  # an element of a cumulative sum
+ROLL_CLOCKS = 1.24
+# A sum over the last dimension, for each row: 64 numbers of a row take as long as 256.
+SUM_CLOCKS, SUM_NARROW_CLOCKS, SHORTEST_SUM = 60.0, 100.0, 32
+STRIDED_SUM_CLOCKS = 1.8  # for each element, if they do not lie together (Mamba 2 and Falcon-H1)
+
+
+class Clocks(NamedTuple):
+    """Clocks of one multiprocessor that all share, and clocks of one thread block alone."""
+
+    shared: float = 0.0
+    alone: float = 0.0
+
+
+def _direction(op: CapturedOperator) -> str:
+    return "backward" if "backward" in op.name else "forward"
+
+
+def _layer_norm(op: CapturedOperator) -> Clocks:
+    """Return a layer norm's; its first input is the input, or the result's gradient.
+
+    >>> from sim.inputs.program_file import Tensor
+    >>> x, w = Tensor("bf16", (32768, 1024), ()), Tensor("bf16", (1024,), ())
+    >>> forward = CapturedOperator("aten.native_layer_norm", "forward", "", (x, w, w), (x,), 1, False)
+    >>> round(_layer_norm(forward).shared / 132 / 1.98e3)  # microseconds on an H200; measured: 78.7
+    78
+    """
+    x = op.inputs[0]
+    weights = next((t for t in op.inputs[1:] if t.shape and t.shape == x.shape[-len(t.shape) :]), None)
+    width = math.prod(weights.shape) if weights is not None and weights.shape != x.shape else x.shape[-1]
+    rows, direction = x.elements / max(1, width), _direction(op)
+    element = LAYER_ELEMENT_CLOCKS[direction][x.dtype not in NARROW]
+    row = ROW_CLOCKS if direction == "forward" else ROW_BACKWARD_CLOCKS
+    divided = rows >= SHARED_FROM_ROWS and width / COLUMNS < MULTIPROCESSORS / 2
+    alone = 0.0 if direction == "forward" or divided or len(op.outputs) < 2 else rows * SUMMED_ROW_CLOCKS
+    return Clocks(rows * row + x.elements * element, alone)
+
+
+def _batch_norm(op: CapturedOperator) -> Clocks:
+    x = op.inputs[1] if _direction(op) == "backward" else op.inputs[0]
+    if len(x.shape) < 3:
+        return Clocks()
+    last = has_channels_last(x)
+    costs = (CHANNELS_LAST if last else CHANNELS_FIRST)[_direction(op), x.dtype in NARROW]
+    planes = x.shape[0] * x.shape[1]
+    return Clocks(x.elements * costs.element + planes * costs.plane, x.elements / x.shape[1] * costs.place)
+
+
+def _sum(op: CapturedOperator) -> Clocks:
+    """Return those of a sum over the last dimension; of other sums and of short rows none are known."""
+    x, out = op.inputs[0], op.outputs[0]
+    row = x.shape[-1] if x.shape else 1
+    kept = out.shape[:-1] if out.shape[-1:] == (1,) and len(out.shape) == len(x.shape) else out.shape
+    if kept != x.shape[:-1] or row < SHORTEST_SUM:
+        return Clocks()
+    if x.strides:
+        return Clocks(x.elements * STRIDED_SUM_CLOCKS)
+    return Clocks(out.elements * (SUM_NARROW_CLOCKS if x.dtype in NARROW else SUM_CLOCKS))
+
+
+def _top_k(op: CapturedOperator) -> Clocks:
+    x, chosen = (t.shape[-1] if t.shape else 1 for t in (op.inputs[0], op.outputs[0]))
+    rows = op.inputs[0].elements / max(1, x)
+    return Clocks(top_k_clocks(rows, x, chosen, op.inputs[0].dtype in NARROW))
+
+
+def _each_result(clocks: float) -> Callable[[CapturedOperator], Clocks]:
+    return lambda op: Clocks(op.outputs[0].elements * clocks)
+
+
+def _each_input(place: int, clocks: float) -> Callable[[CapturedOperator], Clocks]:
+    return lambda op: Clocks(op.inputs[place].elements * clocks) if len(op.inputs) > place else Clocks()
+
+
+def _foreach(op: CapturedOperator) -> Clocks:
+    # Lists of a function's operands have as many elements; the outputs are those of one list, or of the results.
+    reduces = op.name == "aten._foreach_norm"
+    lists = op.inputs if reduces else op.outputs or op.inputs
+    return Clocks(sum(x.elements for x in lists) * (NORM_CLOCKS if reduces else FUNCTION_CLOCKS))
+
+
+_OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
+    "aten.native_layer_norm": _layer_norm,
+    "aten.native_layer_norm_backward": _layer_norm,
+    "aten.native_batch_norm": _batch_norm,
+    "aten.native_batch_norm_backward": _batch_norm,
+    "aten.max_pool2d_with_indices": _each_result(POOL_CLOCKS),
+    "aten.max_pool2d_with_indices_backward": _each_input(0, POOL_BACKWARD_CLOCKS),
+    "aten.gather": _each_result(GATHER_CLOCKS),
+    "aten.scatter_add": _each_input(-1, SCATTER_ADD_CLOCKS),
+    "aten.scatter_add_": _each_input(-1, SCATTER_ADD_CLOCKS),
+    "aten.cumsum": _each_result(CUMULATIVE_CLOCKS),
+    "aten.roll": _each_result(ROLL_CLOCKS),
+    "aten.topk": _top_k,
+    "aten.sum": _sum,
+    "aten.mean": _sum,
+}
+
+
+def clocks_of(op: CapturedOperator) -> Clocks:
+    """Return the clocks that an operator's instructions take; none where nothing is known of them."""
+    if not op.inputs:
+        return Clocks()
+    if op.name in _OF and op.outputs:
+        return _OF[op.name](op)
+    return _foreach(op) if op.name.startswith(FOREACH) else Clocks()

@@ -1,0 +1,190 @@
+"""Records of Megatron-Core and of the trainers that run it (see `sim.models.frameworks.records`)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.parts import (
+    GROUP_BYTES,
+    GROUP_KERNELS,
+    ContextKernels,
+    Former,
+    RouterKernels,
+    UnfusedLoss,
+    ZeroEngine,
+)
+
+EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
+# megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
+# shard (4), their logits (4), logarithm and difference (2), mean over the text's mask and over replicas (6); backward:
+# the target's one subtracted (6), the mean's gradient (3) (`loss_func` in pretrain_gpt.py).
+MEGATRON_LOSS = UnfusedLoss(6, 2, 32.0, 8.0, overwrites="logits", forward_token_kernels=19, backward_token_kernels=9)
+# megatron/core/fusions/fused_cross_entropy.py: the same functions, each compiled by itself (`jit_fuser`). What torch's
+# compiler makes of them: logits to fp32 with their maximum; exponentials in place with their sum (8 bytes a logit); the
+# division in place (8); backward a copy of the softmax (8), and the gradient made of it (4), written in 16 bits and
+# into the softmax (4). On one number a token, forward: mask and target's logit (2), loss, mean (6); backward: the
+# target's one subtracted, the mean's gradient (3). Target's logit and sum are one message.
+NATIVE_LOSS = MEGATRON_LOSS._replace(
+    forward_kernels=3,
+    forward_bytes=16.0,
+    backward_bytes=12.0,
+    overwrites="copy",
+    forward_token_kernels=9,
+    backward_token_kernels=4,
+    reductions=2,
+)
+# megatron/core/transformer/moe/moe_utils.py and router.py. Forward: softmax, top-k and its sort, cast, probabilities
+# (3) and map (5) written to [tokens, experts]; the auxiliary loss's own scores (8: softmax, top-k, sort, map), tokens
+# of each expert, four kernels of the loss, three of its record. Backward: gather, cast, top-k (2), softmax, cast; of
+# the auxiliary loss scale (2), product (3), softmax, cast, and the sum of both gradients. With a capacity: top-k of
+# probabilities over tokens, its mask (4), product. 9 accesses of the layer's dtype and 55 bytes; 5 and 40.
+MEGATRON_ROUTER = RouterKernels(
+    28, 14, 9, 55.0, 5, 40.0, capacity_kernels=6, group_kernels=GROUP_KERNELS, group_bytes=GROUP_BYTES
+)
+# `moe_router_fusion`, Transformer Engine from 2.6 on: choice, scores of the loss, tokens of each expert, the loss and
+# its record (3); random logits (2) where the balance is forced. Backward: both kernels, the loss's, its scale, the sum.
+FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6, torch_top_k=False)
+
+# megatron/core/distributed: distributed_data_parallel.py, `bucket_size`, and no buckets where `pp_rank > 0` or
+# `disable_bucketing` (megatron/training/training.py: `model_chunk_idx > 0`); param_and_grad_buffer.py of Megatron-FSDP,
+# `fetch_bucket`: parameters are views of a bucket.
+MEGATRON_ZERO = ZeroEngine(
+    bucket_elements=(40_000_000, 1_000_000),
+    first_stage_alone=True,
+    copies_gathered=False,
+    gathers_apart=False,
+    shards_apart=False,
+)
+_TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
+MEGATRON = Framework(
+    "megatron",  # Megatron-Core with Transformer Engine's layers
+    fuses_rmsnorm=True,
+    fuses_rope=True,
+    scales_rope_apart=True,
+    fuses_activation=True,
+    clamps_apart=True,
+    copies_around_scans=True,
+    fuses_residual=True,
+    passes_biases_on=True,
+    fuses_hyper_connections=True,  # use_fused_mhc
+    fuses_adapter_sum=True,
+    norm_backward_accesses=3,
+    casts_routers=False,
+    skips_masked_scores=True,
+    attention_kernel="megatron",
+    copies_split_projection=True,
+    overlaps_in_library=True,
+    context=ContextKernels(copies=True),
+    loss=MEGATRON_LOSS,
+    native_loss=NATIVE_LOSS,
+    vocabulary_multiple=128,  # megatron/training/arguments.py: make_vocab_size_divisible_by
+    merges_projections=True,
+    accumulates_in_matmul=True,
+    keeps_empty_gradients=True,
+    quantizer="te",
+    fp8_recipe="delayed",
+    skips_transposes=True,
+    weights_experts_after_activation=True,
+    sends_probabilities=True,
+    counts_copies=True,
+    routes_by_chance=True,
+    maps_copies=True,  # moe_permute_fusion
+    router=MEGATRON_ROUTER,
+    loops_over_experts=True,
+    pads_experts=True,
+    biases_experts_one_by_one=True,
+    splits_experts_over_tp=True,
+    runs_experts_apart=True,
+    engine_workspaces=1,
+    grouped_streams=4,
+    checkpoint_stops_early=None,
+    autocasts=False,  # core/transformer/module.py: Float16Module
+    # The mask's sum, copied and cast (3); loss and sum as one record (2); the loss by tokens and micro-batches (3).
+    kernels_after_loss_check=8,
+    checks_gradients=True,
+    averages_gradients=True,
+    zeroes_gradients=True,
+    zero=MEGATRON_ZERO,
+    keeps_gradients_at=EVERY_STAGE,
+    widens_gradients=True,
+    copies_updated=True,
+    adamw_kernels=(),  # core/optimizer: Apex's or Transformer Engine's FusedAdam
+    plain_host=False,
+    captures_layers=True,
+    emitted_for=("megatron",),
+    former=(
+        _TE2,
+        Former(
+            "2024-01",
+            {
+                "copies_split_projection": False,
+                # `check_for_nan_in_loss_and_grad` is of the autumn of 2023.
+                "kernels_after_loss_check": 0,
+                "checks_gradients": False,
+                # Megatron-LM of 2023 has both passes, too. vtrain_single_node, whose Megatron runs under DeepSpeed, is
+                # met better without them (docs/accuracy.md, "What was fitted").
+                "widens_gradients": False,
+                "unscales_gradients": False,
+                # Tokens copied to the device and joined (2), labels and tokens cut out (2), the mask's ones, triangle
+                # and comparison (3), the loss's mask, positions (2).
+                "kernels_after_batch_sizes": 9,
+                "adds_projection_bias_apart": True,
+                "keeps_empty_gradients": False,
+                "engine_workspaces": 0,
+                "grouped_streams": 0,
+            },
+            "megatron/arguments.py of 2023: `--transformer-impl` is local, which is without Transformer Engine",
+        ),
+        Former("2023-06", {"sends_pieces": True}, "removed when pipelines moved to megatron/core: pull request 334"),
+    ),
+)
+# NVIDIA's recipes for it: scripts/performance of NeMo-Megatron-Bridge set `apply_rope_fusion`.
+MEGATRON_BRIDGE = replace(
+    MEGATRON,
+    name="megatron_bridge",
+    kin="megatron",
+    fuses_weighted_relu2=True,  # recipes/nemotronh: use_fused_weighted_squared_relu
+    fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
+    assembles_in_latent_rope=True,
+    router=FUSED_ROUTER,  # configs: moe_router_fusion
+    kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss
+    checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
+    averages_gradients=False,  # recipes: average_in_collective
+    fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling
+    sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
+    cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
+    zero=MEGATRON.zero._replace(bucket_elements=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
+)
+# NeMo, as its launcher (NeMo-Framework-Launcher) runs it.
+NEMO = replace(
+    MEGATRON,
+    name="nemo",
+    kin="megatron",
+    # No number of the loss is read: nlp/models/language_modeling/megatron_gpt_model.py,
+    # get_forward_output_and_loss_func.
+    kernels_after_loss_check=0,
+    # conf/training: bucket_cap_mb 125, of fp32, in Apex's optimizer on every stage.
+    zero=MEGATRON.zero._replace(bucket_elements=(125 * 2**18, 0), first_stage_alone=False),
+    emitted_for=(),
+    former=(
+        # FlashAttention-2 in place of cuDNN's kernel. Transformer Engine gives it [sequences, tokens, ...] of
+        # [tokens, sequences, ...], and copies back (pytorch/attention.py: FlashAttention.forward).
+        Former(
+            "2024-09",
+            {
+                "attention_kernel": "flash2",
+                "attention_copies": 4,
+                "copies_one_sequence": False,
+                "attention_copy_kernels": (2, 2),
+            },
+            "launcher_scripts/conf/config.yaml: NVTE_FUSED_ATTN 0, until pull request 422 of the launcher",
+        ),
+        Former(
+            "2024-01",
+            {"attention_kernel": "megatron", "attention_copies": 0},
+            "launcher_scripts/conf/config.yaml of 23.11, without NVTE_FUSED_ATTN",
+        ),
+        _TE2,
+    ),
+)

@@ -1,0 +1,348 @@
+"""One record for each training framework: which operators share a kernel, what is kept, who adds up gradients.
+
+`training.framework` names one of `FRAMEWORKS`. Adding a framework is one more record there: the key's allowed values,
+the JSON Schema and `--explain` follow from the dict, and nothing else in the simulator asks for a framework's name.
+
+A record holds what releases of today do; `former` what older ones did, until when. `training.software_date` says which
+are meant.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
+from sim.models.frameworks.parts import (
+    COMPILED_ROUTER,
+    TORCH_LOSS,
+    TRANSFORMERS_ROUTER,
+    ContextKernels,
+    Former,
+    UnfusedLoss,
+    ZeroEngine,
+)
+
+# nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
+NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
+# torch/distributed/tensor/parallel/loss.py: `_log_softmax` holds its fp32 input and what is shifted by its maximum;
+# `_nll_loss_and_log_softmax_backward` adds the exponentials to a dense gradient, each a tensor of its own.
+LOSS_PARALLEL = TORCH_LOSS._replace(split_tensors=3)
+# torchtitan: components/loss.py compiles the loss by itself, so the logits are an input of the graph, and Inductor does
+# not write the gradient over them. torch/_functorch/partitioners.py keeps them for the backward with each row's maximum
+# and the logarithm of its sum, which one pass finds (torch/_inductor/config.py: `online_softmax`).
+COMPILED_LOSS = UnfusedLoss(3, 1, 0.0, 0.0, copies=False, reads=1, backward_reads=1, keeps="logits")
+# torch has FlashAttention-2 from 2.2 on, and had the first before. It prefers cuDNN's kernel on Hopper and Blackwell
+# where cuDNN is above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
+TORCH_CHECKPOINT = Former("2023-10", {"checkpoint_stops_early": False}, "torch 2.1: set_checkpoint_early_stop")
+TORCH_RELEASES = (
+    Former("2026-03", {"attention_kernel": "torch_2024"}, "torch 2.11: check_prefer_cudnn_attention"),
+    Former("2024-02", {"attention_kernel": "flash1"}, "torch 2.2: FlashAttention-2 in place of the first"),
+    TORCH_CHECKPOINT,
+)
+ADAMW_FOREACH = Former(
+    "2025-08",
+    {"adamw_kernels": ("foreach", "fused")},
+    "transformers pull request 37358: adamw_torch_fused from torch 2.8 on",
+)
+REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
+_COMPILED = Framework(
+    "compiled",  # plain torch code under torch.compile
+    fuses_rmsnorm=True,
+    fuses_rope=True,
+    fuses_activation=True,
+    fuses_residual=True,
+    fuses_hyper_connections=True,  # by chains
+    fuses_adapter_sum=True,
+    fuses_latent_rope=True,
+    fuses_chains=True,
+    # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
+    # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
+    # inductor's `reorder_for_compute_comm_overlap` is off).
+    context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
+    keeps_gathered=True,
+    scatters_sums_apart=True,
+    zero=REPLICAS_COPIED,  # torchtitan: models/llama3/infra/parallelize.py, apply_ddp
+    loss=COMPILED_LOSS,
+    router=COMPILED_ROUTER,
+    uses_torch_compile=True,
+    emitted_for=("torchtitan",),
+    family="torch",
+    former=(
+        Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
+        # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
+        Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
+        Former("2025-04", {"reruns_messages": True}, "pytorch pull request 150302: allow collectives to be DCEd"),
+        Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
+    ),
+)
+_TRANSFORMERS = Framework(
+    "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
+    norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
+    writes_activations_out=True,
+    runs_model_code=True,
+    trains_prediction_layers=False,  # its models leave a checkpoint's modules out
+    softmax_in_fp32=True,  # the same file: eager_attention_forward
+    repeats_keys=True,  # the same file: repeat_kv
+    orders_heads=True,
+    keeps_merged_outputs=True,
+    output_follows_queries=True,
+    masks_unselected=True,
+    masks_windows=True,
+    # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
+    routing_bytes=36.0,
+    copies_by_index=True,
+    router=TRANSFORMERS_ROUTER,
+    joins_split_gradients=True,
+    reduces_each_input=True,
+    gathers_logits=True,
+    fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
+    rope_in_fp32=True,
+    zero=REPLICAS_COPIED,  # accelerate/utils/dataclasses.py: DistributedDataParallelKwargs
+    experts_in_param_dtype=True,
+    cuts_expert_halves=True,
+    adapters_in_fp32=True,
+    checkpoint_asks_gradients=True,
+    former=(
+        Former(
+            "2026-01",
+            {"experts_in_param_dtype": False, "cuts_expert_halves": False},
+            "Transformers before 5.0: each expert has linear layers",
+        ),
+        Former("2026-01", {"checkpoint_stops_early": False}, "modeling_utils.py before 5.0: use_reentrant is true"),
+        ADAMW_FOREACH,
+        *TORCH_RELEASES,
+    ),
+)
+# deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
+# `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:
+# `__params_to_release` keeps what the backward's prefetch has passed over). stage_1_and_2.py: a bucket is filled (2
+# accesses), divided by the ranks (2), and its parts joined (2) for one all-reduce (`use_multi_rank_bucket_allreduce`),
+# and parameters are gathered in `step`. runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced: joined and
+# divided likewise. Of a shard, before the optimizer: largest and smallest number (4 bytes, has_inf_or_nan), an fp64
+# copy for the norm (16, get_grad_norm_direct), the fp32 copy (6), and clipping that (4 more than in 16 bits).
+DEEPSPEED_ZERO = ZeroEngine(
+    all_reduced_at=(1, 2),
+    alone_at=(0, 1, 2),
+    gathers_ahead=False,
+    bucket_bytes=2 * 500_000_000,
+    gather_bucket_bytes=2 * 50_000_000,
+    buckets_shards=True,
+    closes_before=True,
+    joining_accesses=6,
+    joining_kernels=(1, 2),  # copied into the bucket; divided, and the ranks' parts joined
+    buffers=1,
+    shard_bytes=30.0,
+    # stage_1_and_2.py: async_inplace_copy_grad_to_fp32_buffer_from_gpu; stage3.py: grad_partitions_flat_buffer
+    on_host_at=(2, 3),
+    live_elements=1_000_000_000,
+    gathers_apart=False,
+    shards_apart=False,
+)
+_RECORDS = (
+    Framework(
+        "eager",
+        # calibrate/parallel/expert.py: expert, token and place of a copy in 64 bits; its fp32 weight, before it is
+        # divided by the token's sum and after
+        routing_bytes=32.0,
+        vocabulary_multiple=128,  # calibrate/model.py
+        emitted_for=("torchtitan", "megatron"),
+        measurable=True,
+        family="torch",
+        former=TORCH_RELEASES,
+    ),
+    MEGATRON,
+    MEGATRON_BRIDGE,
+    NEMO,
+    _COMPILED,
+    replace(  # Hugging Face Transformers' modules under torch.compile, as its Trainer's torch_compile
+        _COMPILED,
+        name="transformers_compiled",
+        kin="transformers",
+        masks_windows=True,
+        masks_causal=True,
+        returns_logits=True,
+        reduces_each_input=True,
+        gathers_logits=True,
+        adapters_in_fp32=True,
+        checkpoint_asks_gradients=True,
+        emitted_for=(),
+        family="",
+        former=(TORCH_RELEASES[0], ADAMW_FOREACH, *TORCH_RELEASES[1:]),
+    ),
+    _TRANSFORMERS,
+    replace(
+        _TRANSFORMERS,
+        name="deepspeed",  # Transformers' modules under DeepSpeed's engine
+        kin="transformers",
+        gathers_logits=False,  # its own layers in place of `tp_plan`
+        zero=DEEPSPEED_ZERO,
+        autocasts=False,  # runtime/engine.py: _configure_distributed_model casts the model, unless torch_autocast is on
+        copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
+        keeps_gradients_at=(3,),
+        adamw_kernels=(),  # ops/adam: FusedAdam
+        unscales_gradients=False,  # runtime/zero/stage_1_and_2.py: unscale_and_clip_grads
+        sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
+        adapters_in_fp32=False,  # the same function casts them with the model
+        former=tuple(former for former in _TRANSFORMERS.former if former is not ADAMW_FOREACH),
+    ),
+    Framework(
+        "gpt_neox",  # EleutherAI's trainer: Megatron-LM's layers of 2020 as torch's operators, under DeepSpeed's engine
+        sums_branches_together=True,
+        vocabulary_multiple=128,  # megatron/neox_arguments/neox_args.py: make_vocab_size_divisible_by
+        checkpoint_stops_early=None,  # deepspeed/runtime/activation_checkpointing: CheckpointFunction
+        zero=DEEPSPEED_ZERO,  # megatron/training.py: setup_model_and_optimizer
+        autocasts=False,  # the engine casts the model, as in the record above
+        copies_updated=True,
+        keeps_gradients_at=(3,),
+        adamw_kernels=(),
+        unscales_gradients=False,
+        sums_in_fp32=False,
+        family="torch",
+        former=TORCH_RELEASES[:2],
+    ),
+    Framework(
+        "meta_llama3",  # Meta's own trainer of Llama 3, of which its paper says this
+        # Section 3.3.2: FSDP shards the gradients; FP32 sums over multiple micro-batches in backward, and then the
+        # reduce-scatter; a stage takes N micro-batches in a row. Whole sums of all stages would not fit in 80 GB.
+        accumulates_in_a_row=True,
+        attention_kernel="",  # not said
+        adamw_kernels=("fused",),
+        unscales_gradients=False,  # it trained in bf16
+    ),
+    Framework(
+        "composer",  # MosaicML's llm-foundry: torch's first FSDP
+        # torch/distributed/fsdp. _flat_param.py, `_get_unflat_views_unaligned`: parameters are views of what is
+        # gathered, and the backward of torch.split joins their gradients (2 accesses). _runtime_utils.py,
+        # `_reduce_grad`: these are divided (2).
+        zero=ZeroEngine(
+            copies_gathered=False,
+            gathers_apart=False,
+            joining_accesses=2,
+            views_accesses=2,
+            joining_kernels=(0, 2),
+            copies_replicas=True,  # composer/distributed/dist_strategy.py: prepare_ddp_module
+        ),
+        quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
+        fp8_recipe="delayed",
+        attention_kernel="flash2",
+        cross_entropy="fused",  # llm-foundry models/mpt/modeling_mpt.py, ComposerMPTCausalLM: `loss_fn`
+        metric_losses=2,  # the same class: `use_train_metrics`, LanguageCrossEntropy and LanguagePerplexity
+        joins_split_gradients=True,  # llm-foundry models/layers/attention.py: Wqkv is cut by `chunk`
+        # The same file, flash_attn_fn: unpad_input of query, key and value, pad_input. Each of three
+        # (flash_attn/bert_padding.py) sums the mask, lists what is not zero (3), takes the largest, sums up, pads (2)
+        # and gathers; before them a mask of ones, after them zeros that the output is written to (2). Backward: zeros
+        # and a scatter each; a gather.
+        attention_copies=4,
+        attention_copy_kernels=(30, 7),
+        adamw_kernels=(),
+        adamw_by_operators=True,
+        family="torch",
+        former=(
+            # scripts/train/yamls/pretrain/*.yaml and scripts/train/benchmarking/submit_benchmarks.py: `attn_impl`. The
+            # Triton kernel reads padded tokens where they are (triton_flash_attn_fn).
+            Former(
+                "2024-02",
+                {"attention_kernel": "triton_2022", "attention_copies": 0},
+                "llm-foundry: `attn_impl: triton`, llmfoundry/models/layers/flash_attn_triton.py",
+            ),
+            TORCH_CHECKPOINT,
+            Former("2023-05", {"cross_entropy": "unfused"}, "mosaicml/examples, mosaic_gpt.py: ComposerMosaicGPT.loss"),
+        ),
+    ),
+    Framework(
+        "nanotron",
+        checkpoint_stops_early=False,  # utils.py: checkpoint_method calls torch's reentrant checkpoint
+        fuses_rmsnorm=True,  # nn/layer_norm.py: flash-attn's Triton kernels; one pass backward makes both gradients
+        norm_backward_accesses=3,
+        # flash_attn/ops/triton/layer_norm.py: `_dw.sum(0).to(weight.dtype)` behind it, and the sum in fp32
+        norm_backward_kernels=4,
+        fuses_rope=True,  # models/llama.py: flash-attn's rotary kernel
+        reads_strided=True,  # GLUActivation; CausalSelfAttention.forward
+        merges_projections=True,  # the same file: qkv_proj, gate_up_proj
+        attention_kernel="flash2",
+        # CausalSelfAttention.forward: query, key and value put in order (3), key and value joined (2) and put in order
+        # (2), two zeros, sums and running sums of the mask; backward: gradients of key and value joined, stacked with
+        # the query's, put in order.
+        attention_copies=7,
+        attention_copy_kernels=(9, 3),
+        keeps_ordered_heads=True,
+        loss=NANOTRON_LOSS,
+        starts_with_own_rows=True,
+        communicators=(("tp",), ("cp",), ("dp",), ("pp",), ("tp", "pp")),  # parallel/context.py
+        # Two with each tensor's shape and kind; the mask of the sequence goes with the output.
+        small_messages=(5, 2),
+        plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
+        adds_gradients_late=True,
+        autocasts=False,  # trainer.py: the model is made in 16 bits
+        zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,)),
+        gathers_tensor_by_tensor=True,
+        zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
+        keeps_gradients_at=EVERY_STAGE,  # the same file: build_grad_buffers
+        copies_updated=True,  # the same file: step
+        unscales_gradients=False,  # what it does in fp16 was not read
+        family="torch",
+    ),
+)
+FRAMEWORKS: dict[str, Framework] = {record.name: record for record in _RECORDS}
+
+
+class Named(Protocol):
+    """The part of a scenario that names a framework: `training`."""
+
+    @property
+    def framework(self) -> str:
+        """The record's name."""
+
+    @property
+    def software_date(self) -> str | None:
+        """A month or a day; None: today."""
+
+
+class Trained(Named, Protocol):
+    """The part of a scenario that says what becomes of gradients between steps: `training`."""
+
+    @property
+    def zero_grad(self) -> str | None:
+        """keep, set_to_none, or None: as the framework does."""
+
+
+def framework_of(training: Named) -> Framework:
+    """The record that `training.framework` names, as it was on `training.software_date`."""
+    return framework_at(training.framework, training.software_date)
+
+
+def framework_at(name: str, date: str | None) -> Framework:
+    """A record as it was in a month or on a day ("2024-12", "2024-12-23"); None: as it is.
+
+    >>> framework_at("compiled", "2024-12-23").attention_kernel, framework_at("compiled", None).attention_kernel
+    ('torch_2024', 'torch')
+    """
+    record = FRAMEWORKS[name]
+    for former in record.former:
+        if date is not None and date < former.until:
+            record = replace(record, **former.facts)
+    return record
+
+
+def frees_gradients(training: Trained, zero: int) -> bool:
+    """Whether gradients are freed between steps: as `training.zero_grad` says, else as the framework does.
+
+    >>> from types import SimpleNamespace as N
+    >>> frees_gradients(N(framework="eager", software_date=None, zero_grad=None), 0)
+    True
+    >>> frees_gradients(N(framework="megatron", software_date=None, zero_grad=None), 1)
+    False
+    """
+    if training.zero_grad is None:
+        return zero not in framework_of(training).keeps_gradients_at
+    return training.zero_grad == "set_to_none"
+
+
+def attention_picks() -> frozenset[str]:
+    """Kernels that frameworks pick by themselves: where a profile has no such coefficients, the usual kernel's hold."""
+    dates = [f.until for record in FRAMEWORKS.values() for f in record.former]
+    found = {framework_at(name, date).attention_kernel for name in FRAMEWORKS for date in (None, "0000", *dates)}
+    return frozenset(found) - {""}

@@ -1,0 +1,1 @@
+"""Serving: the operators of one iteration on one rank."""
