@@ -112,6 +112,10 @@ _ROWS = (
     "pytorch/pytorch issue 147971: CUTLASS's rowwise matmul on an H100, fast accumulation, has 90 to 100 % of cuBLAS's "
     "speed in most shapes: the middle"
 )
+_CUDA_11 = (
+    "pytorch/pytorch issue 100850: a product of 2,048 x 8,192 x 8,192 in 16 bits on an H100 with cuBLAS 11.11.3 has "
+    "720 Tflop/s (with cuBLAS 12.0.2 743); this profile's points have 794"
+)
 _QUANTIZE = (
     "AIConfigurator 0.12.0 (NVIDIA, Apache-2.0), vLLM 0.24.0 on {}: tensors of 2^29 elements and more, the largest "
     "values read (computescale_perf) and cast from 16 to 8 bits (scale_matrix_perf), 5 bytes an element (m, k, "
@@ -374,7 +378,8 @@ COEFFICIENTS: dict[str, Coefficients] = {
     "v100": _gpu("v100", "a100", 1.25, A100_FLASH),
     "a100-sxm": _gpu("a100-sxm", "a100", 1.25, A100_FLASH | A100_FLASH2 | A100_SOFTMAX),
     "a100-pcie": _gpu("a100-pcie", "a100", 1.25, A100_FLASH | A100_FLASH2 | A100_SOFTMAX),
-    "h100-sxm": _gpu("h100-sxm", "h100", 1.25, H100_FLASH | _sparse("h100", (1462, 994), 0.597, 0.438)),
+    "h100-sxm": _gpu("h100-sxm", "h100", 1.25, H100_FLASH | _sparse("h100", (1462, 994), 0.597, 0.438))
+    | {"matmul_slowdown_cuda_11": (1.1, _CUDA_11)},
     "h200-sxm": _gpu("h200-sxm", "h100", 1.25, H100_FLASH | _sparse("h200", (1462, 994), 0.586, 0.437)),
     "b200-sxm": _gpu("b200-sxm", "b200", 1.79, _blackwell("b200", (1584, 1244), 0.255, 0.37)),
     "b300-sxm": _gpu("b300-sxm", "b300", 1.63, _blackwell("b300", (1696, 1244), 0.268, 0.401)),

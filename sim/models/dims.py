@@ -138,7 +138,9 @@ class Dims(Struct, frozen=True):
     @property
     def matmul(self) -> str:
         """The linear layers' matmul, where it is not the usual one."""
-        return "" if self.recipe is None else self.recipe.kernel
+        if self.recipe is not None:
+            return self.recipe.kernel
+        return self.framework.matmul_library if dtype_bytes(self.linear) == 2 else ""
 
     @property
     def recipe_key(self) -> str:

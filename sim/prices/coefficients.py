@@ -27,6 +27,7 @@ from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK, coefficient_of
 from sim.core.program import TORCH_SOFTMAXES
 from sim.inputs.input_source import nearest, show
+from sim.models.frameworks.parts import MATMUL_LIBRARIES
 from sim.models.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
 
@@ -239,7 +240,9 @@ _PLACES = {name: Place(name, f.metadata["positive"]) for name, f in _FIELDS.item
 _PLACES |= {f"peak_{dtype}_flops_per_s": Place("peak_flops_per_s", True, dtype) for dtype in DTYPES}
 _PLACES |= {f"memory_efficiency_{kind}": Place("memory_efficiency_of", True, kind) for kind in _KINDS}
 _PLACES |= {coefficient_of(kind): Place("host_work_s", False, kind) for kind in HOST_WORK}
-_PLACES |= {f"matmul_slowdown_{kernel}": Place("matmul_slowdown_of", True, kernel) for kernel in _KERNELS}
+_PLACES |= {
+    f"matmul_slowdown_{kernel}": Place("matmul_slowdown_of", True, kernel) for kernel in (*_KERNELS, *MATMUL_LIBRARIES)
+}
 
 
 @lru_cache(maxsize=1024)  # each name of a profile is asked for twice

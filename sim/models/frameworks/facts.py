@@ -122,6 +122,9 @@ class Framework(Struct, frozen=True):
     """torch's fused attention gets a window as a mask: it computes all pairs of tokens, with keys and values copied for
     each query head; a kernel named by `training.attention_kernel` skips what the window hides
     [transformers/integrations/sdpa_attention.py; masking_utils.py: _ignore_causal_mask_sdpa]"""
+    matmul_library: str = ""
+    """library whose 16-bit matmuls are slower than a profile's points, which is one of `MATMUL_LIBRARIES`; a profile
+    that says how much slower has `matmul_slowdown_NAME` [CUDA's release in torch's wheels, or in a trainer's image]"""
     attention_kernel: str = "torch"
     """kernel (or who chooses it: `torch`, `megatron`) whose coefficients price fused attention, if the profile has
     them; empty: the profile's usual one [sim.prices.attention_speed]"""

@@ -119,6 +119,8 @@ NARROW_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
 GROUPED_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     forward_kernels=20, forward_bytes=48.0, group_kernels=(1, 0), group_bytes=(4.0, 0.0)
 )
+# cuBLAS of CUDA 11.8, the first for Hopper.
+MATMUL_LIBRARIES = ("cuda_11",)
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name
 
 

@@ -37,10 +37,12 @@ COMPILED_LOSS = UnfusedLoss(3, 1, 0.0, 0.0, copies=False, reads=1, backward_read
 # torch has FlashAttention-2 from 2.2 on, and had the first before. It prefers cuDNN's kernel on Hopper and Blackwell
 # where cuDNN is above 9.15.0, which torch has from 2.11 on (pytorch pull request 162073; transformers' 48163 tells it).
 TORCH_CHECKPOINT = Former("2023-10", {"checkpoint_stops_early": False}, "torch 2.1: set_checkpoint_early_stop")
+TORCH_CUDA_11 = Former("2023-10", {"matmul_library": "cuda_11"}, "torch 2.1: wheels of CUDA 12.1 in place of 11.8")
 TORCH_RELEASES = (
     Former("2026-03", {"attention_kernel": "torch_2024"}, "torch 2.11: check_prefer_cudnn_attention"),
     Former("2024-02", {"attention_kernel": "flash1"}, "torch 2.2: FlashAttention-2 in place of the first"),
     TORCH_CHECKPOINT,
+    TORCH_CUDA_11,
 )
 ADAMW_FOREACH = Former(
     "2025-08",
@@ -201,7 +203,7 @@ _RECORDS = (
         unscales_gradients=False,
         sums_in_fp32=False,
         family="torch",
-        former=TORCH_RELEASES[:2],
+        former=(*TORCH_RELEASES[:2], TORCH_CUDA_11),
     ),
     Framework(
         "meta_llama3",  # Meta's own trainer of Llama 3, of which its paper says this
@@ -247,6 +249,11 @@ _RECORDS = (
                 "2024-02",
                 {"attention_kernel": "triton_2022", "attention_copies": 0},
                 "llm-foundry: `attn_impl: triton`, llmfoundry/models/layers/flash_attn_triton.py",
+            ),
+            Former(
+                "2023-11",
+                {"matmul_library": "cuda_11"},
+                "llm-foundry, scripts/train/benchmarking/sweep.sh: image 2.0.1_cu118",
             ),
             TORCH_CHECKPOINT,
             Former("2023-05", {"cross_entropy": "unfused"}, "mosaicml/examples, mosaic_gpt.py: ComposerMosaicGPT.loss"),

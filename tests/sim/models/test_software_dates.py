@@ -57,6 +57,16 @@ def test_attention_of_2024_takes_longer_on_hopper_alone() -> None:
     assert attention_s("dgx-a100", "2024-12") == attention_s("dgx-a100", None)
 
 
+def test_matmuls_of_cuda_11_take_longer_on_an_h100_alone() -> None:
+    def matmul_s(cluster: str, date: str) -> float:
+        rows = result(scenario(cluster, framework="eager", software_date=date))["time_by_operator"][0]["operators"]
+        return sum(row["seconds"] for row in rows if row["operator"].startswith(("mlp_up_0", "mlp_down")))
+
+    slower = matmul_s("dgx-h100", "2023-09") / matmul_s("dgx-h100", "2023-10")
+    assert 1.02 < slower <= 1.1  # a slower matmul draws less power, so the power limit slows it less
+    assert matmul_s("dgx-a100", "2023-09") == matmul_s("dgx-a100", "2023-10")
+
+
 def column_layer(s: Scenario) -> Operator:
     return linear(dims(s), Linear("up", 4096, 4096, (8192,), "column"))
 
