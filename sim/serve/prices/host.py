@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
-from sim.serve.engines.record import Engine, HostTimes, Server
+from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.engines.server import server_of
 from sim.serve.prices.load import Load
 
 MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
@@ -104,8 +105,7 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     `pieces` of it."""
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
-    latent = scenario.model.mla is not None
-    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, served.drafts, latent, served.graphs_to)
+    server = server_of(gpu, scenario.model, served, p, p.pp)
     own = engine.defaults_on(gpu.architecture, server, served.longest(scenario.model))
     each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.tokens
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
