@@ -60,6 +60,18 @@ class Host(Struct, frozen=True):
         own_s = self.own_s(load)
         return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
+    def stage_seconds(self, each: list[tuple[float, float, float]], load: Load) -> tuple[float, ...]:
+        """Seconds of one iteration on every stage, of its GPU's seconds, those of drafting and of copied weights there.
+        Of many stages most are alike: as long, with as many launches, and not the first."""
+        found: dict[tuple[float, ...], float] = {}
+        out = []
+        for stage, parts in enumerate(each):
+            key = (*parts, self.kernels[stage], self.pieces[stage], stage == 0)
+            if key not in found:
+                found[key] = self.seconds_each(stage, [parts[0]], load, *parts[1:])[0]
+            out.append(found[key])
+        return tuple(out)
+
     def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:
         """Seconds for which a stage's GPU computes, with the gaps in which it waits for a kernel's launch."""
         launches_s = self.launches_s(stage, load)
