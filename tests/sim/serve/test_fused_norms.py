@@ -13,6 +13,7 @@ from sim.models.served import ServingDims
 from sim.serve.prices.dims import serving_dims
 from tests.sim.serve.serving_cases import ONE
 
+BEHIND_NORMS = ("attention_norm", "qkv_quantize", "mlp_norm", "mlp_up_quantize")
 PLAIN = ("attention_norm", "qkv_quantize", "attention_out_quantize", "mlp_norm", "mlp_up_quantize", "mlp_down_quantize")
 
 
@@ -41,7 +42,17 @@ def small_kernels(d: ServingDims, tokens: int = 8) -> tuple[str, ...]:
         ("vllm-0.11", {}, ("attention_norm", "attention_out_quantize", "mlp_norm")),
         ("vllm-0.28", {"cuda_graphs": False}, PLAIN),
         ("sglang-0.5.20", {}, PLAIN),
-        ("trtllm-1.3", {}, PLAIN),
+        ("trtllm-1.3", {}, BEHIND_NORMS),
+        ("trtllm-1.3", {"cuda_graphs": False}, BEHIND_NORMS),
+        ("trtllm-1.3", {"lora": {"rank": 8, "adapters": 2}}, PLAIN),
+        # Llama's all-reduces norm, and quantize, in models wider than 4,096.
+        ("trtllm-1.3", {"tp": 2}, BEHIND_NORMS),
+        ("trtllm-1.3", {"tp": 2, "model": "llama3-70b"}, ()),
+        (
+            "trtllm-1.3",
+            {"tp": 2, "model": "qwen3-32b"},
+            ("attention_norm", "qkv_quantize", "mlp_norm", "mlp_up_quantize"),
+        ),
         # The sum norms, and what it has normed is quantized by itself; the activation still quantizes.
         ("vllm-0.28", {"tp": 2}, ("qkv_quantize", "attention_out_quantize", "mlp_up_quantize")),
         ("vllm-0.14", {"tp": 2}, ("attention_norm", "attention_out_quantize", "mlp_norm")),
@@ -80,6 +91,7 @@ def test_experts_sums_norm_nothing() -> None:
     [
         ("qwen3-30b-a3b", {}, ()),
         ("qwen3-30b-a3b", {"engine": "sglang-0.5"}, ("attention_norm", "mlp_norm")),
+        ("qwen3-30b-a3b", {"cuda_graphs": False}, ()),  # in the layers' code, not torch.compile's
         ("mixtral-8x7b", {}, ("attention_norm", "mlp_norm")),  # is none of the models that SGLang fuses
         ("llama3-8b", {}, ("attention_norm", "mlp_norm")),
         ("qwen3-30b-a3b", {"layout": {"dp": 2, "ep": 4}}, ("attention_norm", "mlp_norm")),
@@ -100,9 +112,25 @@ def test_tensorrt_llm_norms_in_the_sums_of_its_own_kernels() -> None:
     assert small_kernels(d, 123) == ("attention_norm", "mlp_norm")
 
 
-@pytest.mark.parametrize(("engine", "fused"), [("vllm-0.28", False), ("trtllm-1.3", False), ("sglang-0.5.20", True)])
-def test_norms_of_a_model_with_states(engine: str, fused: bool) -> None:
-    d = dims(engine, tp=2, model="qwen3-next-80b-a3b", precision="bf16")
+@pytest.mark.parametrize(
+    ("engine", "model", "gpu", "fused"),
+    [
+        ("vllm-0.28", "qwen3-next-80b-a3b", "h100-sxm", False),
+        ("trtllm-1.3", "qwen3-next-80b-a3b", "h100-sxm", False),
+        ("sglang-0.5.10", "qwen3-next-80b-a3b", "h100-sxm", False),
+        ("sglang-0.5.11", "qwen3-next-80b-a3b", "h100-sxm", True),
+        ("sglang-0.5.20", "qwen3-next-80b-a3b", "h100-sxm", True),
+        ("sglang-0.5.10", "deepseek-v3.2", "h200-sxm", False),
+        ("sglang-0.5.11", "deepseek-v3.2", "h200-sxm", True),
+        ("sglang-0.5.10", "qwen3-30b-a3b", "h20", False),
+        ("sglang-0.5.11", "qwen3-30b-a3b", "h20", False),
+        ("sglang-0.5.14", "qwen3-30b-a3b", "h20", True),
+        ("trtllm-1.3", "qwen3-30b-a3b", "h20", True),
+        ("vllm-0.28", "qwen3-30b-a3b", "h20", True),
+    ],
+)
+def test_norms_of_some_models_and_gpus_by_release(engine: str, model: str, gpu: str, fused: bool) -> None:
+    d = dims(engine, tp=8, model=model, cluster={"gpu": gpu, "gpus_per_node": 8}, precision="bf16")
     assert (d.norm_in_sum_bytes > 0) == fused
 
 
