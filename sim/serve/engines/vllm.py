@@ -197,6 +197,9 @@ _VLLM_14 = replace(
     asked_graphs=AskedGraphs(vllm_014_sizes, whole=True),
     drafting_tokens=vllm_014_drafting_tokens,
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
+    # Pull request 27883 (compilation/fusion.py, RMSNormQuantFusionPass: group shapes), on where `+quant_fp8` is:
+    # config/vllm.py, enable_norm_fusion. Not beside DeepGEMM's packed scales (fp8_utils.py, _run_deepgemm).
+    quantizing_blocks=("norms",),
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
 )
 _VLLM_19 = replace(
@@ -284,6 +287,8 @@ RECORDS = (
         summed_norms=_SUMMED_NORMS._replace(alone=False),
         # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
         quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
+        # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.
+        quantizing_blocks=("norms", "activations"),
         graph_sizes=vllm_030_sizes,
         drafting_tokens=vllm_030_drafting_tokens,
         cases=(_LARGE, _LARGEST, _BLACKWELL),

@@ -23,13 +23,17 @@ LLAMA = {  # what a model of Llama's or Mistral's code has
 
 
 def quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
-    """What writes inputs in few bits itself; nothing beside a checkpoint's blocks in fp8, whose quantization is an
-    operator of its own (vLLM, config/vllm.py: `+quant_fp8`), nor without torch.compile (--enforce-eager) where it
-    fuses, nor beside LoRA adapters where the engine does not (`Engine.quantizing_compiled`)."""
+    """What writes inputs in few bits itself; nothing without torch.compile (--enforce-eager) where it fuses, nor beside
+    LoRA adapters where the engine does (`Engine.quantizing_compiled`).
+
+    A checkpoint's blocks in fp8 are quantized by an operator of its own (vLLM, config/vllm.py: `+quant_fp8`), which
+    torch.compile fuses with nothing, but vLLM's own passes with some (`Engine.quantizing_blocks`).
+    """
     i = scenario.for_serving
-    engine = engine_of(i.engine)
-    if linear == "fp8" and scenario.model.checkpoint_quantization.startswith("fp8"):
-        return ()
+    engine, blocks = engine_of(i.engine), linear == "fp8" and scenario.model.checkpoint_quantization.startswith("fp8")
+    if blocks:
+        fused = i.cuda_graphs and scenario.cluster.gpu.architecture == "hopper"
+        return engine.quantizing_blocks if fused else ()
     if not i.cuda_graphs if engine.quantizing_compiled else i.lora is not None:
         return ()
     own, norms = engine.quantizing.get(linear, ()), engine.summed_norms

@@ -134,9 +134,37 @@ def test_norms_of_some_models_and_gpus_by_release(engine: str, model: str, gpu: 
     assert (d.norm_in_sum_bytes > 0) == fused
 
 
-def test_blocks_of_a_checkpoint_are_quantized_by_themselves() -> None:
+@pytest.mark.parametrize(
+    ("engine", "cluster", "more", "found"),
+    [
+        ("vllm-0.11", "dgx-h200", {}, ()),
+        ("vllm-0.14", "dgx-h200", {}, ("norms",)),
+        ("vllm-0.19", "dgx-h200", {"cuda_graphs": False}, ()),
+        ("vllm-0.28", "dgx-h200", {}, ("norms", "activations")),
+        ("vllm-0.28", "dgx-b200", {}, ()),
+        ("sglang-0.5.20", "dgx-h200", {}, ()),
+        ("trtllm-1.3", "dgx-h200", {}, ()),
+    ],
+)
+def test_what_quantizes_beside_a_checkpoints_blocks(
+    engine: str, cluster: str, more: dict[str, Any], found: tuple[str, ...]
+) -> None:
+    assert dims(engine, model="deepseek-v3", tp=8, cluster=cluster, **more).quantizing == found
+
+
+def test_a_norm_before_blocks_writes_the_latents_input_and_that_of_a_dense_mlp() -> None:
+    """Of more tokens than the all-reduce norms; the latents' own norms and the output write 16 bits."""
+    before = small_kernels(dims("vllm-0.11", model="deepseek-v3", tp=8, cluster="dgx-h200"), 512)
+    after = small_kernels(dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200"), 512)
+    fused = ("query_down_quantize", "kv_down_quantize", "mlp_up_quantize", "mlp_down_quantize")
+    assert tuple(name for name in before if name not in fused) == after
+
+
+def test_a_norm_writes_no_shared_experts_input() -> None:
+    """Their router reads it in 16 bits."""
     d = dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200")
-    assert not d.quantizing
+    program = layer_specs(d.model)[-1].serve_tokens(d, 512)
+    assert "mlp_up_quantize" in [item.name for item in program if isinstance(item, Compute)]
 
 
 def test_gpus_without_nvlink_sum_and_norm_apart() -> None:
