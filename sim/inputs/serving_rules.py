@@ -165,7 +165,7 @@ def _asynchronous(sections: Sections, inference: Inference) -> Problems:
         yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {able}"
     elif not engine.overlaps_with(True, inference.drafts, sections.parallelism.pp):
         beside = "pipeline stages" if sections.parallelism.pp > 1 else "drafted tokens"
-        yield path, f"found true; engine {inference.engine} cannot do that with {beside}; allowed: null"
+        yield path, f"found true; engine {inference.engine} cannot do that with {beside}; allowed: null, false"
 
 
 def _two_batches(sections: Sections, inference: Inference) -> Problems:

@@ -237,7 +237,8 @@ _SGLANG_0520 = replace(
     date="2026-09",
     source="as sglang-0.5.14; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
     "modelled: since 0.5.16 graphs of prompts also where replicas share experts (srt/model_executor/"
-    "cuda_graph_config.py, default_prefill_backend), since 0.5.22 graphs to max_running_requests where that is stated",
+    "cuda_graph_config.py, default_prefill_backend), since 0.5.22 graphs to max_running_requests where that is stated, "
+    "since 0.5.23 graphs of prompts to 8,192 tokens with latent attention (srt/arg_groups/memory_hook.py)",
     asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True, keeps_largest=True),
     cases=(_sized(20, 4096, 48), _sized(20, 4096, 160, tp=4), *_SGLANG_0510.cases[2:]),
 )

@@ -32,9 +32,9 @@ def quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
     i = scenario.for_serving
     engine, blocks = engine_of(i.engine), linear == "fp8" and scenario.model.checkpoint_quantization.startswith("fp8")
     if blocks:
-        fused = i.cuda_graphs and scenario.cluster.gpu.architecture == "hopper"
+        fused = _compiled(scenario) and scenario.cluster.gpu.architecture == "hopper"
         return engine.quantizing_blocks if fused else ()
-    if not i.cuda_graphs if engine.quantizing_compiled else i.lora is not None:
+    if not _compiled(scenario) if engine.quantizing_compiled else i.lora is not None:
         return ()
     own, norms = engine.quantizing.get(linear, ()), engine.summed_norms
     sums = norms is not None and linear in norms.llama_writes and _is_llama(scenario.model, norms)
@@ -46,7 +46,7 @@ def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
     p, cluster, i, m = scenario.parallelism, scenario.cluster, scenario.for_serving, scenario.model
     if norms is None or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
         return 0.0
-    if (norms.compiled and not i.cuda_graphs) or (norms.alone and (p.dp > 1 or p.pp > 1)):
+    if (norms.compiled and not _compiled(scenario)) or (norms.alone and (p.dp > 1 or p.pp > 1)):
         return 0.0
     if norms.codes and m.code not in norms.codes and not _is_llama(m, norms):
         return 0.0
@@ -56,6 +56,13 @@ def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
         return 0.0
     token_bytes = m.hidden * dtype_bytes(sixteen_bit(i.precision))
     return norms.most_bytes(cluster.gpu.architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
+
+
+def _compiled(scenario: Scenario) -> bool:
+    """Whether torch.compile makes a model's kernels: not with --enforce-eager, nor for DeepSeek V4 and MiniMax M3
+    (vLLM, config/vllm.py, architectures with VLLM_USE_BREAKABLE_CUDAGRAPH; since 0.30 DeepSeek V3.2, too)."""
+    m = scenario.model
+    return scenario.for_serving.cuda_graphs and m.compressed_attention is None and m.block_indexer is None
 
 
 def _is_llama(m: ModelConfig, norms: SummedNorms) -> bool:
