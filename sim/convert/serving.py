@@ -17,6 +17,8 @@ from msgspec import Struct, field
 
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
+from sim.convert.serving_adapters import adapters_of
+from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
@@ -32,8 +34,10 @@ from sim.serve.engines.names import engine_named
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
-LISTED = ("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode")
-FROM_TEXT = ("ngram", "suffix")  # vLLM's drafts that repeat earlier tokens (config/speculative.py)
+LISTED = (
+    *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
+    *("lora-modules", "lora-paths"),
+)
 # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig of its config).
 GIB = 2**30
 _FILE = Path(__file__).with_name("serving_flags.yaml")
@@ -185,7 +189,7 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
     """A server's layout and its other settings. vLLM's data-parallel ranks are of one server, which splits each expert
     over all of them (model_executor/layers/fused_moe/config.py: flatten_tp_across_dp)."""
     replicas = s.size("dp", 1)
-    inference, layout = _inference(s, machine.model or as_model(model)), _layout(s, machine)
+    inference, layout = _inference(s, product, machine.model or as_model(model)), _layout(s, machine)
     if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
         limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
         inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
@@ -279,7 +283,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     return without_none({"tp": tp, "pp": pp, "dp": dp, **experts, **split})
 
 
-def _inference(s: Settings, model: str) -> dict[str, Any]:
+def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     tokens, offload = _tokens(s), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
     if tokens is not None and tokens < 0:  # SGLang: no chunks
@@ -313,7 +317,8 @@ def _inference(s: Settings, model: str) -> dict[str, Any]:
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
             "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,
-            "speculative": _speculative(s),
+            "speculative": drafts_of(s),
+            "lora": adapters_of(s, product),
         }
     )
 
@@ -329,23 +334,6 @@ def _eplb(s: Settings) -> dict[str, Any] | None:
     config = json_object(s, "eplb_config", "eplb-config")
     copies = Settings(s.file, {"redundant": config.get("num_redundant_experts", s.take("redundant"))})
     return {"redundant_experts": copies.whole("redundant") or 0} if s.flag("eplb") else None
-
-
-def _speculative(s: Settings) -> dict[str, Any] | None:
-    """A draft model, or the model's own prediction layer."""
-    drafted = Settings(s.file, {"tokens": s.take("drafted"), "draft": s.take("draft")})
-    if config := json_object(s, "speculative", "speculative-config"):
-        if (method := str(config.get("method"))) in FROM_TEXT:
-            s.notes.append(f"--speculative-config: drafts of method {method}, without a model, are not simulated")
-            return None
-        own = "mtp" in str(config.get("method"))
-        drafted = Settings(
-            s.file, {"tokens": config.get("num_speculative_tokens", 1), "draft": None if own else config.get("model")}
-        )
-    tokens, draft = drafted.whole("tokens"), drafted.take("draft")
-    if tokens is None:
-        return None
-    return without_none({"tokens": tokens, "draft": draft and as_model(str(draft))})
 
 
 def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:

@@ -32,6 +32,8 @@ def graphs_of(s: Settings, without: bool) -> dict[str, Any]:
         found = _sizes(s, "former_sizes", former)
         largest, sizes = (found[0], None) if len(found) == 1 else (None, found)
     unoptimized = s.choice("optimization", dict.fromkeys("123", False) | {"0": True}, "3")  # 0: no CUDA graphs
+    if str(s.values.get("optimization")) == "1" and not s.flag("eager"):  # config/vllm.py, OPTIMIZATION_LEVEL_01
+        s.notes.append("-O1: graphs of all but attention alone, and no fused all-reduces: not expressed here")
     none = [s.flag("eager"), unoptimized, without, _compiled_bare(s, compiled), decode.pop("backend", "") == "disabled"]
     s.notes += [f"--cuda-graph-config: decode: {', '.join(decode)}: not expressed here"] if decode else []
     if any(none) or largest == 0:

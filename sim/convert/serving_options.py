@@ -33,6 +33,7 @@ SETTINGS = {
     "kv_cache_config.max_tokens": "cache_tokens",
     "cuda_graph_config.max_batch_size": "graphs_to",
     "cuda_graph_config.batch_sizes": "graph_sizes",
+    "speculative_config.decoding_type": "algorithm",
     "speculative_config.num_nextn_predict_layers": "drafted",
     "speculative_config.max_draft_len": "drafted",
     "speculative_config.speculative_model": "draft",
@@ -40,7 +41,7 @@ SETTINGS = {
 }
 WITHOUT_EFFECT = (
     *("backend", "print_iter_log", "stream_interval", "num_postprocess_workers", "trust_remote_code"),
-    *("speculative_config.decoding_type", "enable_iter_perf_stats", "enable_autotuner"),
+    *("enable_iter_perf_stats", "enable_autotuner"),
 )
 
 

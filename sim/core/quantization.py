@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 Quantization = Literal[
     "none", "int8_weight_only", "llm_int8", "fp8", "int4_weight_only", "mxfp4_experts", "fp8_mxfp4_experts"
 ]
-Quantizing = Literal["norms", "activations", "sums"]  # kernels that write few bits; sums: all-reduces that norm
+# Kernels that write few bits; sums: all-reduces that norm
+Quantizing = Literal["norms", "attention", "activations", "sums"]
 # 4-bit weights with an 8-bit scale for 32 (OCP Microscaling Formats v1.0): gpt-oss's experts, multiplied in 16 bits
 # (gpt-oss model card, arXiv 2508.10925, section 2.1; Marlin's and triton_kernels' matmuls convert on the way)
 MXFP4_BYTES = 0.5 + 1 / 32

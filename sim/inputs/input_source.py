@@ -169,7 +169,7 @@ def nearest(word: Any, known: Iterable[str], alike: float = 0.5) -> str:
 def unknown_key(key: Any, known: Iterable[str], section: str = "") -> str:
     """Say what is wrong with a key of a top-level section: the one that was meant, else all that are allowed."""
     names = list(known)
-    other = synonym(key)
+    other = synonym(key, section)
     # A word may have a key in several sections: prompt_len in those of requests and of rl.
     if section and not other.startswith(f"; here it is {section}."):
         other = next((f"; did you mean '{name}'?" for name in names if other.endswith(f".{name}")), other)

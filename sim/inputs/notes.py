@@ -249,11 +249,10 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     In a static batch all requests start and end together.
     """
     from sim.serve.engines.file import engine_of  # most scenarios are training steps
-    from sim.serve.engines.record import Server
+    from sim.serve.engines.server import server_of
 
     p, gpu = sections.parallelism, sections.cluster.gpu
-    latent = sections.model.mla is not None
-    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, i.drafts, latent, i.graphs_to)
+    server = server_of(gpu, sections.model, i, p, p.pp)
     whole = not i.chunked_prefill
     own = engine_of(i.engine).defaults_on(gpu.architecture, server, i.longest(sections.model), whole)
     usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}

@@ -58,7 +58,7 @@ def with_engine_split(parallelism: Parallelism, inference: Inference, model: Mod
 def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
     from sim.serve.engines.file import engine_of
-    from sim.serve.engines.record import Server
+    from sim.serve.engines.server import server_of
     from sim.serve.prices.formats import cache_dtype, with_block_tokens
 
     pools = inference.disaggregated
@@ -70,9 +70,7 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     longest, whole = inference.longest(model), _asks_for_whole_prompts(inference)
 
     def defaults_of(size: Parallelism | PoolSize) -> Defaults:
-        drafts, latent = inference.drafts, model.mla is not None
-        sharing, graphs_to = size.sharing_replicas, inference.graphs_to
-        server = Server(gpu.memory_bytes, size.tp, parallelism.pp, sharing, drafts, latent, graphs_to)
+        server = server_of(gpu, model, inference, size, parallelism.pp)
         return engine.defaults_on(gpu.architecture, server, longest, whole)
 
     own = defaults_of(size)

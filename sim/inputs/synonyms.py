@@ -15,8 +15,18 @@ NO_KEY = "none"  # in place of a key, for names of what decides nothing
 
 @cache
 def synonyms() -> dict[str, str]:
-    """The key of each name; `NO_KEY` where there is none."""
-    return {word: key for key, words in _read("synonyms.yaml").items() for word in words.split()}
+    """The key of each name, the first one where there are several; `NO_KEY` where there is none."""
+    return {word: keys[0] for word, keys in _keys().items()}
+
+
+@cache
+def _keys() -> dict[str, list[str]]:
+    """All keys of each name: programs of several kinds may have it."""
+    found: dict[str, list[str]] = {}
+    for key, words in _read("synonyms.yaml").items():
+        for word in words.split():
+            found.setdefault(word, []).append(key)
+    return found
 
 
 @cache
@@ -39,13 +49,17 @@ def _plain(word: object) -> str:
     return str(word).lower().lstrip("-").replace("-", "_")
 
 
-def synonym(word: object) -> str:
-    """`; here it is parallelism.pp` for another program's name of a key, that there is none, or nothing.
+def synonym(word: object, section: str = "") -> str:
+    """`; here it is parallelism.pp` for another program's name of a key, that there is none, or nothing. Of several
+    keys, that of the `section` in which it was found.
 
     >>> synonym("pipeline-model-parallel-size"), synonym("colour")
     ('; here it is parallelism.pp', '')
+    >>> synonym("block_size"), synonym("block_size", "inference")
+    ('; here it is training.seq_len', '; here it is inference.kv_cache.block_tokens')
     """
-    key = synonyms().get(_plain(word))
+    keys = _keys().get(_plain(word), [])
+    key = next((one for one in keys if one.startswith(f"{section}.")), keys[0] if keys else "")
     if key == NO_KEY:
         return "; there is no such key here, since it changes neither a step's time nor its memory"
     return f"; here it is {key}" if key else ""

@@ -28,6 +28,7 @@ class QuickPass:
         self.pending = iter(replica.sequences)
         self.next: Sequence | None = next(self.pending, None)
         self.free_s = [0.0] * len(costs.stages)
+        self.sent_s: dict[int, list[float]] = {}  # from each stage to the next, by an iteration's tokens
         self.in_flight: list[tuple[float, int, Work]] = []
         self.left = len(replica.sequences)
         # When each request that may be sent before another ends reaches the engine at the earliest.
@@ -88,13 +89,17 @@ class QuickPass:
         return self._until(self._next_event(now, work is not None))
 
     def _pass_stages(self, now: float, load: Load) -> tuple[tuple[float, float], ...]:
+        sent_s = self.sent_s.get(load.tokens)
+        if sent_s is None:
+            sent_s = [self.costs.send_s(i, load.tokens) for i in range(len(self.free_s) - 1)]
+            self.sent_s[load.tokens] = sent_s
         spans, ready = [], now
         for i, seconds in enumerate(self.costs.stage_seconds(load)):
             start = max(ready, self.free_s[i])
-            self.free_s[i] = start + seconds
-            spans.append((start, start + seconds))
-            if i + 1 < len(self.free_s):
-                ready = start + seconds + self.costs.send_s(i, load.tokens)
+            end = self.free_s[i] = start + seconds
+            spans.append((start, end))
+            if i < len(sent_s):
+                ready = end + sent_s[i]
         return tuple(spans)
 
     def _next_event(self, now: float, started: bool) -> float:

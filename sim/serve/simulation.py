@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sim.serve.replicas.autoscaler import Span
     from sim.serve.replicas.handover import Transfer
 
-SIMPY_REQUESTS = 1000  # on SimPy they take a tenth of a second longer, which nobody notices
+SIMPY_REQUESTS = 1000  # on SimPy they take a tenth of a second longer, which nobody notices; with pipeline stages fewer
 
 
 def simulate_serving(
@@ -43,9 +43,10 @@ def simulate_serving(
     """Serve the scenario's requests, or `requests` in their place.
 
     `engine`: simpy (`sim.serve.on_simpy`); static (`sim.serve.quick_pass`), which gives the same times where replicas
-    do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests. Without
-    `group` the scheduler looks at every sequence in every iteration, which changes no time. `held_bytes` of every GPU
-    belong to others. `costs`: of another simulation of this scenario, whose prices are known; of one pool.
+    do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests, by the
+    pipeline stages that each passes. Without `group` the scheduler looks at every sequence in every iteration, which
+    changes no time. `held_bytes` of every GPU belong to others. `costs`: of another simulation of this scenario, whose
+    prices are known; of one pool.
 
     Raises:
         InputError: without an inference section, for a trace that cannot be read, or for an engine that does not know
@@ -154,5 +155,5 @@ def _path(scenario: Scenario, engine: Engine, requests: tuple[Request, ...]) -> 
     coupled = coupling(scenario)
     if coupled and engine == "static":
         raise scenario.error((), f"--engine static does not know {coupled}; simpy does (auto)")
-    small = len(requests) <= SIMPY_REQUESTS
+    small = len(requests) * scenario.parallelism.pp <= SIMPY_REQUESTS
     return "simpy" if coupled or engine == "simpy" or (engine == "auto" and small) else "static"

@@ -37,9 +37,10 @@ def print_serving(
 
 def cache_lines(result: ServingResult) -> list[tuple[str, str]]:
     """Return what there is to say about the workload and its cache, as (name, value)."""
+    since_first_s = result.requests / result.requests_per_s if result.requests_per_s else result.duration_s
     served = (
-        f"{counted(result.requests, 'request')}, {counted(result.output_tokens, 'token')} in "
-        f"{seconds(result.duration_s)} ({result.requests_per_s:.3g} requests/s), "
+        f"{counted(result.requests, 'request')}, {counted(result.output_tokens, 'output token')} in "
+        f"{seconds(since_first_s)} ({result.requests_per_s:.3g} requests/s), "
         f"{counted(result.iterations, 'iteration')}"
     )
     used = [*_cache_used(result), *_found_again(result), *_beside_the_cache(result)]

@@ -73,6 +73,12 @@ def test_keys_and_values(override: str, said: str) -> None:
         ("inference.engine=bundle", "did you mean 'bundled'?"),
         ("inference.requests.trace=requests.csv", "cannot stand beside trace, which is another form of this mapping"),
         ("inference.requests.prompt_length=8", "unknown key; did you mean 'prompt_len'?"),
+        ("inference.kv_cache.block_size=32", "here it is inference.kv_cache.block_tokens"),  # not training.seq_len
+        ("inference.page_size=32", "here it is inference.kv_cache.block_tokens"),
+        ("inference.chunked_prefill_size=4096", "here it is inference.max_batch_tokens"),
+        ("inference.speculative.num_speculative_tokens=3", "here it is inference.speculative.tokens"),
+        ("inference.enable_expert_parallel=true", "here it is parallelism.ep"),
+        ("inference.kv_cache.free_gpu_memory_fraction=0.8", "here it is inference.kv_cache.free_fraction"),
     ],
 )
 def test_keys_and_values_of_serving(override: str, said: str) -> None:

@@ -20,7 +20,7 @@ from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
 from sim.serve.engines.file import engine_of, found_engine
-from sim.serve.engines.record import Server
+from sim.serve.engines.server import server_of
 from sim.serve.prices.formats import cache_dtype, with_block_tokens
 from topology.spec import GpuSpec
 
@@ -105,11 +105,9 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     if generation.kv_cache is not None:
         given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
     engine = engine_of(generation.engine)
-    g = generation
-    sharing = max(1, g.ep * g.expert_tp // g.tp)
-    server = Server(gpu.memory_bytes, g.tp, g.pp, sharing, latent=model.mla is not None)
-    own = engine.defaults_on(gpu.architecture, server, model.longest)
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
+    server = server_of(gpu, model, inference, layout_of(generation, model), generation.pp)
+    own = engine.defaults_on(gpu.architecture, server, model.longest)
     own = engine.within_budget(with_block_tokens(own, inference, model, gpu), generation.max_batch_tokens)
     return inference.with_defaults(own, False, cache_dtype(inference, gpu, model))
 

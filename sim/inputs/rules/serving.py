@@ -165,7 +165,7 @@ def _asynchronous(sections: Sections, inference: Inference) -> Problems:
         yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {able}"
     elif not engine.overlaps_with(True, inference.drafts, sections.parallelism.pp):
         beside = "pipeline stages" if sections.parallelism.pp > 1 else "drafted tokens"
-        yield path, f"found true; engine {inference.engine} cannot do that with {beside}; allowed: null"
+        yield path, f"found true; engine {inference.engine} cannot do that with {beside}; allowed: null, false"
 
 
 def _two_batches(sections: Sections, inference: Inference) -> Problems:
@@ -260,7 +260,9 @@ def _lora(sections: Sections, inference: Inference) -> Problems:
     have = ["attention_out"] if sections.model.mla else ["qkv", "attention_out"]
     have += ["mlp_up", "mlp_down"] if sections.model.has_dense_layers else []
     if wrong := [t for t in lora.targets if t not in have]:
-        yield (*path, "targets"), f"found '{wrong[0]}'; adapters of this model are on {', '.join(have)}"
+        found = f"found '{wrong[0]}'" if "targets" in lora.model_fields_set else f"left out, so '{wrong[0]}' is one"
+        on = ", ".join(have)
+        yield (*path, "targets"), f"{found}; adapters of this model are on {on} (targets: [{on}])"
     if inference.speculative is not None and not engine_of(inference.engine).adapters_drafting:
         able = ", ".join([name for name, engine in ENGINES.items() if engine.adapters_drafting])
         why = f"engine {inference.engine} has no adapters beside inference.speculative; allowed with engine {able}"

@@ -117,5 +117,7 @@ class DenseMlp(Struct, frozen=True):
         up, down = self.matrices(d.tp)
         inner, reads = tokens * down.inputs, len(up.outputs) + 1
         act = memory_op(f"{name}_{self.activation}", F, "elementwise", inner, reads * inner * d.act_bytes, d.act)
-        first = served_linear(d, up, tokens, norm_quantizes(d, tokens))
+        # A router reads the same input as shared experts, in 16 bits (vLLM, layers/fused_moe: one operator has both).
+        normed = name != "shared" and norm_quantizes(d, tokens)
+        first = served_linear(d, up, tokens, normed)
         return (*first, act, *served_linear(d, down, tokens, "activations" in d.quantizing))

@@ -15,7 +15,7 @@ from sim.models.moe.exchange import combine, dispatch
 from sim.models.moe.fullest import fullest_rank
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.router import router
-from sim.models.moe.routing import routing
+from sim.models.moe.routing import places_by_chance, routing
 from sim.models.moe.shared import shared_parts
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
 from sim.models.serving.operators import ServedElements, ServingDims
@@ -187,13 +187,14 @@ class Experts(Struct, frozen=True):
 
     def _sends(self, d: ServingDims, tokens: int) -> float:
         """Return how often a token is sent: once for each expert; DeepEP's kernels for many tokens send it once to each
-        node, or within one node once to each rank (deep_ep/buffer.py, `internode_dispatch`, `intranode_dispatch`). Of N
-        nodes or ranks k experts by chance lie on N·(1 - (1 - 1/N)^k); the model may allow fewer nodes,
-        `max_nodes_per_token`."""
+        node, or within one node once to each rank (deep_ep/buffer.py, `internode_dispatch`, `intranode_dispatch`): as
+        many as different experts, or copies of experts, by chance lie on (`places_by_chance`); the model may allow
+        fewer nodes, `max_nodes_per_token`."""
         top_k, places = self.moe.copies, d.once_to
         if not places or tokens <= LOW_LATENCY_TOKENS:
             return top_k
-        found: float = places * (1.0 - (1.0 - 1.0 / places) ** top_k)
+        held = self.moe.experts + (d.eplb.redundant if d.eplb is not None else 0)
+        found = places_by_chance(held, top_k, places)
         limit = self.moe.max_nodes_per_token if d.expert_nodes > 1 else None
         return min(top_k, found, float(limit or places))
 

@@ -316,7 +316,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         split = self.qk_norm_over == "all_heads" and d.tp > 1
         sums = (collective("head_sums_total", "all_reduce", SUMS_BYTES * tokens, F),) if split else ()
         first = served_linear(d, qkv, tokens, norm_quantizes(d, tokens))
-        return (*first, *sums, rotated, *gate, *served_linear(d, out, tokens))
+        quantized = "attention" in d.quantizing and not gate
+        return (*first, *sums, rotated, *gate, *served_linear(d, out, tokens, quantized))
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token's queries, keys and values on one rank, which the rope-and-cache kernel of serving engines

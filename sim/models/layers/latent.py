@@ -24,7 +24,14 @@ from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
 from sim.models.recompute_modules import inside
-from sim.models.serving.operators import ServingDims, prefill_attention, rope_cache, served_linear, unfused_attention
+from sim.models.serving.operators import (
+    ServingDims,
+    norm_quantizes,
+    prefill_attention,
+    rope_cache,
+    served_linear,
+    unfused_attention,
+)
 from sim.prices.roofline import ATTENTION_DECODE
 
 if TYPE_CHECKING:
@@ -236,7 +243,8 @@ class LatentAttention(Struct, frozen=True):
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp; the latent is expanded
         in the attention."""
         *projected, _, out = self.matrices(d.tp)
-        items = [item for matrix in projected for item in served_linear(d, matrix, tokens)]
+        normed = norm_quantizes(d, tokens)  # what the norm before attention writes, not the latents' own norms
+        items = [i for m in projected for i in served_linear(d, m, tokens, normed and m.inputs == self.hidden)]
         heads = tokens * ceil_div(self.heads, d.tp)
         gate: Program = (served_element_gate(d, heads * self.value_width),) if self.gate else ()
         if self.gate == "per_head":

@@ -116,7 +116,7 @@ def nodes_of_a_token(moe: MoeConfig, nodes: int) -> float:
     """
     if moe.max_nodes_per_token is not None:
         return float(min(nodes, moe.max_nodes_per_token))
-    return _places_by_chance(moe.experts, moe.copies, nodes)
+    return places_by_chance(moe.experts, moe.copies, nodes)
 
 
 def ranks_of_a_token(moe: MoeConfig, ranks: int, nodes: int) -> float:
@@ -130,14 +130,17 @@ def ranks_of_a_token(moe: MoeConfig, ranks: int, nodes: int) -> float:
     """
     allowed = moe.max_nodes_per_token
     share = 1.0 if allowed is None or nodes == 1 else min(1.0, allowed / nodes)
-    return _places_by_chance(moe.experts * share, moe.copies, ranks * share)
+    return places_by_chance(moe.experts * share, moe.copies, ranks * share)
 
 
-def _places_by_chance(experts: float, copies: float, places: float) -> float:
+def places_by_chance(experts: float, copies: float, places: float) -> float:
     """Return on how many of `places`, each with as many of the `experts`, as many different ones as `copies` lie, by
     chance.
 
     A place without any has probability C(experts - own, copies) / C(experts, copies), here by gamma functions.
+
+    >>> round(places_by_chance(256, 8, 4), 3)
+    3.614
     """
     others = experts - experts / places
     if copies > others:

@@ -157,6 +157,11 @@ class FoundPrefixes(Struct):
         self.reserved -= added
         sequence.shared += added * block
 
+    def may_share(self, sequence: Sequence) -> bool:
+        """Whether a sequence has whole blocks of the shared beginning that are not its prefix's, if its prompt is
+        computed."""
+        return sequence.reads is not None and sequence.request.prefix_tokens // self.cache.block_tokens > sequence.reads
+
     @property
     def blocks_at_once(self) -> int:
         """Blocks that can be had without anything copied away."""

@@ -21,7 +21,10 @@ class SummedNorms(NamedTuple):
     """All-reduces that also add and norm, as one kernel over NVLink: the most bytes by the number of ranks, on Hopper
     and on compute capability 10.x, and the most tokens (0: any); `alone`: only of a server of one replica without
     pipeline stages; `codes`: only of models with this code (`model.code`; empty: of all); `experts`: those of experts
-    norm, too; `states`: also of models with layers that keep a state, whose norms add 1 to their weights (Qwen3-Next).
+    norm, too; `states`: also of models with layers that keep a state, whose norms add 1 to their weights (Qwen3-Next);
+    `selected`: also of models whose attention selects keys (DeepSeek V3.2); `but`: not on these GPUs; `compiled`:
+    torch.compile puts them there, so that there are none without it; `llama_above`: also of models of Llama's code that
+    are wider, whose sums write the few bits of `llama_writes`.
     """
 
     hopper: Mapping[int, float]
@@ -31,6 +34,11 @@ class SummedNorms(NamedTuple):
     codes: tuple[str, ...] = ()
     experts: bool = False
     states: bool = False
+    selected: bool = True
+    but: tuple[str, ...] = ()
+    compiled: bool = False
+    llama_above: int | None = None
+    llama_writes: tuple[str, ...] = ()
 
     def most_bytes(self, architecture: str, memory_bytes: float, ranks: int, token_bytes: float) -> float:
         """Bytes of the largest one on such GPUs, or 0; memory tells 10.x from 12.x, as in `Case`s."""

@@ -239,6 +239,12 @@ class Engine:
             "a kernel of its own does"
         },
     )
+    quantizing_blocks: tuple[Quantizing, ...] = fact(
+        (), "likewise beside a checkpoint's blocks in fp8, on Hopper (others keep their scales in another order)"
+    )
+    quantizing_compiled: bool = fact(
+        True, "torch.compile puts this there, so not with cuda_graphs false; else it is so in all but LoRA's iterations"
+    )
     fp8_cache: bool = fact(
         False,
         "the cache is in fp8 if linear layers have 8 or 4 bits; with a checkpoint published in fp8, only if the "

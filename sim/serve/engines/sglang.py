@@ -179,13 +179,20 @@ _SGLANG_05 = replace(
 # (_handle_attention_backend_compatibility).
 _TRTLLM_MHA = Case({"block_tokens": 64}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
 # srt/server_args.py, the list of architectures that sets enable_flashinfer_allreduce_fusion on compute capability 9.0
-# and 10.x (DeepSeek V3, GLM 4.5, gpt-oss, Qwen3's experts, Qwen3-Next; not with dp attention, DeepEP, several nodes nor
-# on H20);
+# and 10.x (0.5.10: DeepSeek V3, GLM 4.5, gpt-oss, Qwen3's experts; 0.5.11: DeepSeek V3.2, Qwen3-Next; not with dp
+# attention, DeepEP, several nodes, nor, to 0.5.12, on H20; 0.5.20: arg_groups/overrides.py). Of each layer's code, so
+# also without CUDA graphs. Not modelled: several nodes of B200 and later with NVLink between them (0.5.14);
 # srt/layers/communicator.py, FUSE_ALLREDUCE_MAX_BATCH_SIZE, should_fuse_mlp_allreduce_with_next_layer. Assumption: the
 # kernel takes as long as the all-reduce that it replaces.
 _ANY_SIZE = dict.fromkeys((2, 4, 8), math.inf)
 _SUMMED_NORMS = SummedNorms(
-    _ANY_SIZE, _ANY_SIZE, 2048, codes=("deepseek_v3", "gpt_oss", "qwen2_moe"), experts=True, states=True
+    _ANY_SIZE,
+    _ANY_SIZE,
+    2048,
+    codes=("deepseek_v3", "gpt_oss", "qwen2_moe"),
+    experts=True,
+    selected=False,
+    but=("h20",),
 )
 _SGLANG_0510 = replace(
     _SGLANG_05,
@@ -209,6 +216,7 @@ _SGLANG_0511 = replace(
     "SGLANG_ENABLE_SPEC_V2, true since; srt/server_args.py, _handle_speculative_decoding: not with "
     "speculative_eagle_topk above 1)",
     overlaps_drafting=(True, True),
+    summed_norms=_SUMMED_NORMS._replace(states=True, selected=True),
 )
 _SGLANG_0514 = replace(
     _SGLANG_0511,
@@ -219,6 +227,7 @@ _SGLANG_0514 = replace(
     "(srt/managers/scheduler.py, init_model_worker; srt/model_executor/pool_configurator.py, EAGLE/STANDALONE; "
     "srt/server_args.py, _handle_gpu_memory_settings)",
     drafts_inside=True,
+    summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
     fraction=sglang_0514_fraction,
 )
 _SGLANG_0520 = replace(
@@ -228,7 +237,8 @@ _SGLANG_0520 = replace(
     date="2026-09",
     source="as sglang-0.5.14; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
     "modelled: since 0.5.16 graphs of prompts also where replicas share experts (srt/model_executor/"
-    "cuda_graph_config.py, default_prefill_backend), since 0.5.22 graphs to max_running_requests where that is stated",
+    "cuda_graph_config.py, default_prefill_backend), since 0.5.22 graphs to max_running_requests where that is stated, "
+    "since 0.5.23 graphs of prompts to 8,192 tokens with latent attention (srt/arg_groups/memory_hook.py)",
     asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True, keeps_largest=True),
     cases=(_sized(20, 4096, 48), _sized(20, 4096, 160, tp=4), *_SGLANG_0510.cases[2:]),
 )

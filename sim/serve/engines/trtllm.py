@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sim.core.quantization import Quantizing
 from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
 from sim.serve.engines.kernel_facts import SummedNorms
@@ -20,10 +21,21 @@ _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of 
 
 # _torch/models/modeling_deepseekv3.py, modeling_gpt_oss.py, modeling_qwen3_moe.py: AllReduceFusionOp.RESIDUAL_RMS_NORM
 # behind attention and behind experts, without attention dp; in the kernels of strategy MIN_LATENCY, below whose sizes
-# they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Not modelled: Llama's wider than 4,096
-# (modeling_llama.py), which fuse it, too, unlike Qwen3's dense ones. Assumption: it takes as long as the all-reduce.
+# they are (thop/allreduceOp.cpp); Qwen3-Next's not (modeling_qwen3_next.py). Llama's and Mistral's models wider than
+# 4,096 (modeling_llama.py, LlamaDecoderLayer: enable_fusion) do, too, unlike Qwen3's dense ones, and the kernel writes
+# fp8 and nvfp4 (RESIDUAL_RMS_NORM_QUANT_FP8, _NVFP4). Assumption: it takes as long as the all-reduce.
 _SIZES = MIN_LATENCY["hopper"].below
-_SUMMED_NORMS = SummedNorms(_SIZES, _SIZES, codes=("deepseek_v3", "gpt_oss", "qwen2_moe"), experts=True)
+_SUMMED_NORMS = SummedNorms(
+    _SIZES,
+    _SIZES,
+    codes=("deepseek_v3", "gpt_oss", "qwen2_moe"),
+    experts=True,
+    llama_above=4096,
+    llama_writes=("fp8", "nvfp4"),
+)
+# fp8: attention writes it (_torch/modules/attention.py: out_scale where o_proj.has_fp8_qdq), the activation, too
+# (gated_mlp.py of 1.1.0rc6, _apply_activation; not in 0.20), neither beside LoRA.
+_QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("attention", "activations")}
 
 _TRTLLM_08 = Engine(
     "trtllm",
@@ -72,6 +84,8 @@ _TRTLLM_1 = Engine(
     fp8_cache=True,
     own_all_reduces=MIN_LATENCY,
     summed_norms=_SUMMED_NORMS,
+    quantizing=_QUANTIZING,
+    quantizing_compiled=False,
     eplb=True,  # llmapi/llm_args.py: MoeLoadBalancerConfig
     # Without NVLink between nodes all-to-alls need TRTLLM_CAN_USE_DEEP_EP, which is 0 (fused_moe_wide_ep.py,
     # select_alltoall_method_type).

@@ -37,7 +37,9 @@ _BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
 # default with tp above 1: config/vllm.py, OPTIMIZATION_LEVEL_02 and enable_allreduce_rms_fusion. With pipeline stages
 # and replicas since pull request 41458 (May 2026). Assumption: the kernel takes as long as the all-reduce that it
 # replaces.
-_SUMMED_NORMS = SummedNorms({2: 64 * MIB, 4: 2 * MIB, 8: 0.5 * MIB}, {2: 64 * MIB, 4: 32 * MIB, 8: MIB}, alone=True)
+_SUMMED_NORMS = SummedNorms(
+    {2: 64 * MIB, 4: 2 * MIB, 8: 0.5 * MIB}, {2: 64 * MIB, 4: 32 * MIB, 8: MIB}, alone=True, compiled=True
+)
 _QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("norms", "activations")}
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
@@ -195,6 +197,9 @@ _VLLM_14 = replace(
     asked_graphs=AskedGraphs(vllm_014_sizes, whole=True),
     drafting_tokens=vllm_014_drafting_tokens,
     whole_prompt_tokens=0,  # engine/arg_utils.py: the larger of max_model_len and the default
+    # Pull request 27883 (compilation/fusion.py, RMSNormQuantFusionPass: group shapes), on where `+quant_fp8` is:
+    # config/vllm.py, enable_norm_fusion. Not beside DeepGEMM's packed scales (fp8_utils.py, _run_deepgemm).
+    quantizing_blocks=("norms",),
     two_batches=TwoBatches(32, 512),  # config/parallel.py: dbo_decode_token_threshold, dbo_prefill_token_threshold
 )
 _VLLM_19 = replace(
@@ -282,6 +287,8 @@ RECORDS = (
         summed_norms=_SUMMED_NORMS._replace(alone=False),
         # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
         quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
+        # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.
+        quantizing_blocks=("norms", "activations"),
         graph_sizes=vllm_030_sizes,
         drafting_tokens=vllm_030_drafting_tokens,
         cases=(_LARGE, _LARGEST, _BLACKWELL),

@@ -88,8 +88,8 @@ class IterationCosts(Struct):
         if self.of_stages:
             return tuple([own.stage_seconds(load)[i] for i, own in enumerate(self.of_stages)])
         load = self.own_share(load)
-        each = enumerate(zip(self.device_seconds(load), self.draft_seconds(load), self.copied_s, strict=True))
-        return tuple([self.host.seconds_each(i, [s], load, draft_s, copy)[0] for i, (s, draft_s, copy) in each])
+        each = zip(self.device_seconds(load), self.draft_seconds(load), self.copied_s, strict=True)
+        return self.host.stage_seconds(list(each), load)
 
     @property
     def copied_s(self) -> tuple[float, ...]:

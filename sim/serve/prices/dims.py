@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
-from sim.core.quantization import QUANTIZATIONS, Quantizing
+from sim.core.quantization import QUANTIZATIONS
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
 from sim.models.serving.operators import ServingDims
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.formats import cache_dtype, linear_format
+from sim.serve.prices.fused import norm_in_sum_bytes, quantizing
 
 if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
     from sim.inputs.serving_keys import Eplb
-    from sim.serve.engines.kernel_facts import SummedNorms
 
 
 def serving_dims(scenario: Scenario) -> ServingDims:
@@ -72,33 +72,10 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         head_vocab=m.padded_vocab(head_tp, engine.padding_of_vocab(head_tp)) // head_tp if head_tp else 0,
         cp=p.cp,
         cp_method=p.cp_method,
-        quantizing=_quantizing(scenario, linear),
-        norm_in_sum_bytes=_norm_in_sum_bytes(scenario, engine.summed_norms),
+        quantizing=quantizing(scenario, linear),
+        norm_in_sum_bytes=norm_in_sum_bytes(scenario, engine.summed_norms),
         experts_sum_norms=engine.summed_norms is not None and engine.summed_norms.experts,
     )
-
-
-def _quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
-    """What writes inputs in few bits itself; nothing beside a checkpoint's blocks in fp8, whose quantization is an
-    operator of its own (vLLM, config/vllm.py: `+quant_fp8`), nor without torch.compile (--enforce-eager)."""
-    i = scenario.for_serving
-    blocks = linear == "fp8" and scenario.model.checkpoint_quantization.startswith("fp8")
-    return engine_of(i.engine).quantizing.get(linear, ()) if i.cuda_graphs and not blocks else ()
-
-
-def _norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
-    """The largest all-reduce over tp that also adds and norms, in kernels that need NVLink within a node."""
-    p, cluster, i, m = scenario.parallelism, scenario.cluster, scenario.for_serving, scenario.model
-    if norms is None or not i.cuda_graphs or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
-        return 0.0
-    if (norms.alone and (p.dp > 1 or p.pp > 1)) or (norms.codes and m.code not in norms.codes):
-        return 0.0
-    if m.state_space is not None and not norms.states:
-        return 0.0
-    if norms.experts and (p.sharing_replicas > 1 or i.all2all_backend == "deepep" or cluster.gpu.name == "h20"):
-        return 0.0
-    token_bytes = m.hidden * dtype_bytes(sixteen_bit(i.precision))
-    return norms.most_bytes(cluster.gpu.architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
 
 
 def _balanced(eplb: Eplb, p: Parallelism, gpus_per_node: int) -> BalancedExperts:

@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
-from sim.serve.engines.record import Engine, HostTimes, Server
+from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.engines.server import server_of
 from sim.serve.prices.load import Load
 
 MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
@@ -59,6 +60,18 @@ class Host(Struct, frozen=True):
         own_s = self.own_s(load)
         return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
+    def stage_seconds(self, each: list[tuple[float, float, float]], load: Load) -> tuple[float, ...]:
+        """Seconds of one iteration on every stage, of its GPU's seconds, those of drafting and of copied weights there.
+        Of many stages most are alike: as long, with as many launches, and not the first."""
+        found: dict[tuple[float, ...], float] = {}
+        out = []
+        for stage, parts in enumerate(each):
+            key = (*parts, self.kernels[stage], self.pieces[stage], stage == 0)
+            if key not in found:
+                found[key] = self.seconds_each(stage, [parts[0]], load, *parts[1:])[0]
+            out.append(found[key])
+        return tuple(out)
+
     def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:
         """Seconds for which a stage's GPU computes, with the gaps in which it waits for a kernel's launch."""
         launches_s = self.launches_s(stage, load)
@@ -104,8 +117,7 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     `pieces` of it."""
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
-    latent = scenario.model.mla is not None
-    server = Server(gpu.memory_bytes, p.tp, p.pp, p.sharing_replicas, served.drafts, latent, served.graphs_to)
+    server = server_of(gpu, scenario.model, served, p, p.pp)
     own = engine.defaults_on(gpu.architecture, server, served.longest(scenario.model))
     each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.tokens
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)

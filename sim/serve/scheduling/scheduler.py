@@ -83,14 +83,15 @@ class Scheduler(RunningSequences):
         """
         pieces: list[Piece] = []
         budget, preempted, cache, plain = self.token_budget, False, self.cache, self.plain_tokens
-        for sequence in list(self.running):
+        for sequence in [x for x in self.running if not x.in_flight]:  # with many stages few of all
             if budget <= 0 or len(pieces) >= self.limits.batch_sequences:
                 break
-            if sequence.in_flight or sequence.ready_s > now_s:
+            if sequence.ready_s > now_s:
                 continue
             if not sequence.running and not (self.token_more and sequence in self.leaving):
                 continue
-            if plain and sequence.next_fits(cache.block_tokens):  # as below, for most sequences, most of the time
+            # As below, for most sequences, most of the time.
+            if plain and sequence.next_fits(cache.block_tokens) and not (self.by_content and self.may_share(sequence)):
                 sequence.in_flight = True
                 cache.tokens += 1
                 pieces.append(Piece(sequence, 1, True))
@@ -121,8 +122,9 @@ class Scheduler(RunningSequences):
 
     @property
     def plain_tokens(self) -> bool:
-        """Whether a token that fits into its sequence's last block changes nothing else in the cache."""
-        return not self.drafted and not self.by_content and self.watermark is None
+        """Whether a token that fits into the last block of a sequence which has no block to share changes nothing else
+        in the cache."""
+        return not self.drafted and self.watermark is None
 
     @property
     def prompts_first(self) -> bool:

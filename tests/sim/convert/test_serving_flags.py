@@ -25,6 +25,8 @@ from tests.sim.convert.test_serving import BENCH, converted
             {},
             "--compilation-config: cudagraph_mode PIECEWISE: not expressed here",
         ),
+        ("vllm serve llama3-8b -O1", {}, "-O1: graphs of all but attention alone, and no fused all-reduces"),
+        ("vllm serve llama3-8b -O2", {}, ""),
         ("""vllm serve llama3-8b -cc '{"level": 3}'""", {}, "--compilation-config: level: not expressed here"),
     ],
 )

@@ -13,6 +13,7 @@ from sim.models.serving.operators import ServingDims
 from sim.serve.prices.dims import serving_dims
 from tests.sim.serve.serving_cases import ONE
 
+BEHIND_NORMS = ("attention_norm", "qkv_quantize", "mlp_norm", "mlp_up_quantize")
 PLAIN = ("attention_norm", "qkv_quantize", "attention_out_quantize", "mlp_norm", "mlp_up_quantize", "mlp_down_quantize")
 
 
@@ -41,7 +42,17 @@ def small_kernels(d: ServingDims, tokens: int = 8) -> tuple[str, ...]:
         ("vllm-0.11", {}, ("attention_norm", "attention_out_quantize", "mlp_norm")),
         ("vllm-0.28", {"cuda_graphs": False}, PLAIN),
         ("sglang-0.5.20", {}, PLAIN),
-        ("trtllm-1.3", {}, PLAIN),
+        ("trtllm-1.3", {}, BEHIND_NORMS),
+        ("trtllm-1.3", {"cuda_graphs": False}, BEHIND_NORMS),
+        ("trtllm-1.3", {"lora": {"rank": 8, "adapters": 2}}, PLAIN),
+        # Llama's all-reduces norm, and quantize, in models wider than 4,096.
+        ("trtllm-1.3", {"tp": 2}, BEHIND_NORMS),
+        ("trtllm-1.3", {"tp": 2, "model": "llama3-70b"}, ()),
+        (
+            "trtllm-1.3",
+            {"tp": 2, "model": "qwen3-32b"},
+            ("attention_norm", "qkv_quantize", "mlp_norm", "mlp_up_quantize"),
+        ),
         # The sum norms, and what it has normed is quantized by itself; the activation still quantizes.
         ("vllm-0.28", {"tp": 2}, ("qkv_quantize", "attention_out_quantize", "mlp_up_quantize")),
         ("vllm-0.14", {"tp": 2}, ("attention_norm", "attention_out_quantize", "mlp_norm")),
@@ -80,6 +91,7 @@ def test_experts_sums_norm_nothing() -> None:
     [
         ("qwen3-30b-a3b", {}, ()),
         ("qwen3-30b-a3b", {"engine": "sglang-0.5"}, ("attention_norm", "mlp_norm")),
+        ("qwen3-30b-a3b", {"cuda_graphs": False}, ()),  # in the layers' code, not torch.compile's
         ("mixtral-8x7b", {}, ("attention_norm", "mlp_norm")),  # is none of the models that SGLang fuses
         ("llama3-8b", {}, ("attention_norm", "mlp_norm")),
         ("qwen3-30b-a3b", {"layout": {"dp": 2, "ep": 4}}, ("attention_norm", "mlp_norm")),
@@ -100,15 +112,60 @@ def test_tensorrt_llm_norms_in_the_sums_of_its_own_kernels() -> None:
     assert small_kernels(d, 123) == ("attention_norm", "mlp_norm")
 
 
-@pytest.mark.parametrize(("engine", "fused"), [("vllm-0.28", False), ("trtllm-1.3", False), ("sglang-0.5.20", True)])
-def test_norms_of_a_model_with_states(engine: str, fused: bool) -> None:
-    d = dims(engine, tp=2, model="qwen3-next-80b-a3b", precision="bf16")
+@pytest.mark.parametrize(
+    ("engine", "model", "gpu", "fused"),
+    [
+        ("vllm-0.28", "qwen3-next-80b-a3b", "h100-sxm", False),
+        ("trtllm-1.3", "qwen3-next-80b-a3b", "h100-sxm", False),
+        ("sglang-0.5.10", "qwen3-next-80b-a3b", "h100-sxm", False),
+        ("sglang-0.5.11", "qwen3-next-80b-a3b", "h100-sxm", True),
+        ("sglang-0.5.20", "qwen3-next-80b-a3b", "h100-sxm", True),
+        ("sglang-0.5.10", "deepseek-v3.2", "h200-sxm", False),
+        ("sglang-0.5.11", "deepseek-v3.2", "h200-sxm", True),
+        ("sglang-0.5.10", "qwen3-30b-a3b", "h20", False),
+        ("sglang-0.5.11", "qwen3-30b-a3b", "h20", False),
+        ("sglang-0.5.14", "qwen3-30b-a3b", "h20", True),
+        ("trtllm-1.3", "qwen3-30b-a3b", "h20", True),
+        ("vllm-0.28", "qwen3-30b-a3b", "h20", True),
+    ],
+)
+def test_norms_of_some_models_and_gpus_by_release(engine: str, model: str, gpu: str, fused: bool) -> None:
+    d = dims(engine, tp=8, model=model, cluster={"gpu": gpu, "gpus_per_node": 8}, precision="bf16")
     assert (d.norm_in_sum_bytes > 0) == fused
 
 
-def test_blocks_of_a_checkpoint_are_quantized_by_themselves() -> None:
+@pytest.mark.parametrize(
+    ("engine", "cluster", "more", "found"),
+    [
+        ("vllm-0.11", "dgx-h200", {}, ()),
+        ("vllm-0.14", "dgx-h200", {}, ("norms",)),
+        ("vllm-0.19", "dgx-h200", {"cuda_graphs": False}, ()),
+        ("vllm-0.28", "dgx-h200", {}, ("norms", "activations")),
+        ("vllm-0.28", "dgx-b200", {}, ()),
+        ("vllm-0.28", "dgx-h200", {"model": "deepseek-v4-flash"}, ()),  # torch.compile has no part in it
+        ("sglang-0.5.20", "dgx-h200", {}, ()),
+        ("trtllm-1.3", "dgx-h200", {}, ()),
+    ],
+)
+def test_what_quantizes_beside_a_checkpoints_blocks(
+    engine: str, cluster: str, more: dict[str, Any], found: tuple[str, ...]
+) -> None:
+    assert dims(engine, **{"model": "deepseek-v3", "tp": 8, "cluster": cluster, **more}).quantizing == found
+
+
+def test_a_norm_before_blocks_writes_the_latents_input_and_that_of_a_dense_mlp() -> None:
+    """Of more tokens than the all-reduce norms; the latents' own norms and the output write 16 bits."""
+    before = small_kernels(dims("vllm-0.11", model="deepseek-v3", tp=8, cluster="dgx-h200"), 512)
+    after = small_kernels(dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200"), 512)
+    fused = ("query_down_quantize", "kv_down_quantize", "mlp_up_quantize", "mlp_down_quantize")
+    assert tuple(name for name in before if name not in fused) == after
+
+
+def test_a_norm_writes_no_shared_experts_input() -> None:
+    """Their router reads it in 16 bits."""
     d = dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200")
-    assert not d.quantizing
+    program = layer_specs(d.model)[-1].serve_tokens(d, 512)
+    assert "mlp_up_quantize" in [item.name for item in program if isinstance(item, Compute)]
 
 
 def test_gpus_without_nvlink_sum_and_norm_apart() -> None:

@@ -160,7 +160,11 @@ def test_the_shipped_scenario_swaps() -> None:
 @pytest.mark.parametrize(
     ("inference", "model", "message"),
     [
-        ({"lora": {}}, "mixtral-8x7b", "targets: found 'mlp_up'; adapters of this model are on qkv, attention_out"),
+        (
+            {"lora": {}},
+            "mixtral-8x7b",
+            "targets: left out, so 'mlp_up' is one; adapters of this model are on qkv, attention_out",
+        ),
         (
             {"lora": {"adapters": 2, "max_loras": 1}, "batching": "static"},
             None,

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from sim.commands.run import main
-from sim.core.units import n_bytes
+from sim.core.units import n_bytes, seconds
 from sim.inputs.scenario import load_scenario
 from sim.search.slo import parse_slo
 from sim.serve.results.distributions import distributions
@@ -122,3 +122,12 @@ def test_the_cache_in_the_memory_table_is_said_to_hold_kept_prefixes() -> None:
     assert f"; {n_bytes(kept)} with prefixes kept" in dict(cache_lines(served))["in use"]
     served = simulate_serving(load_scenario("scenarios/serve_llama8b.yaml", [changes[0]])).outcome
     assert "kept" not in dict(cache_lines(served))["in use"]
+
+
+def test_the_time_in_the_summary_is_that_of_its_rates() -> None:
+    """From the first arrival on; `duration_s` is from 0."""
+    sim = served("serve_llama8b", "inference.requests.count=2", "inference.requests.rate_per_s=0.1")
+    since_first_s = sim.end_s - sim.start_s
+    assert since_first_s < 0.9 * sim.outcome.duration_s
+    line = dict(cache_lines(sim.outcome))["served"]
+    assert line.startswith(f"2 requests, {sim.outcome.output_tokens} output tokens in {seconds(since_first_s)} (")

@@ -10,8 +10,13 @@ from hypothesis import strategies as st
 
 from benchmarks.serving import conversations
 from sim.inputs.scenario import parse_scenario
+from sim.prices.profiles import load_profile
+from sim.serve.prices.costs import iteration_costs
+from sim.serve.prices.host import Host
+from sim.serve.prices.load import Load
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
+from tests.sim.cases import llama_like
 from tests.sim.serve.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, requests_of, serving, settings_of
 
 
@@ -75,3 +80,28 @@ def test_all_who_come_while_others_run_are_known_when_these_end() -> None:
     middle_s = (running.first_token_s + running.finish_s) / 2
     quick, *_ = every_way(scenario, (first, first, Request(1e-4, 8, 3), Request(middle_s, 8, 3)))
     assert quick.sequences[2].first_token_s == quick.sequences[3].first_token_s
+
+
+def test_requests_that_pass_many_stages_take_the_quick_pass() -> None:
+    def path(pp: int) -> str:
+        many = {"prompt_len": 64, "output_len": 2, "count": 300}
+        return simulate_serving(serving({"requests": many}, parallelism={"pp": pp})).path
+
+    assert [path(2), path(4)] == ["simpy", "static"]
+
+
+def test_of_alike_stages_the_hosts_seconds_are_worked_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def seconds_each(host: Host, stage: int, *rest: Any) -> list[float]:
+        asked.append(stage)
+        return worked_out(host, stage, *rest)
+
+    worked_out = Host.seconds_each
+    monkeypatch.setattr(Host, "seconds_each", seconds_each)
+    scenario = serving(model=llama_like(layers=8, hidden=256, heads=8, vocab=1024), parallelism={"pp": 8})
+    costs = iteration_costs(scenario, load_profile(scenario.calibration))
+    seconds = costs.stage_seconds(Load(64, 64, 64 * 1000, (), 64))
+    assert asked == [0, 1, 7]  # the first adds embedding and the host's own work, the last one the output layer
+    assert len(seconds) == 8
+    assert len({*seconds[1:7]}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import comb
 from typing import Any
 
 import pytest
@@ -137,9 +138,9 @@ def sent_bytes(scenario: Scenario, tokens: int) -> list[float]:
 def test_deep_ep_sends_a_token_to_each_expert_or_with_many_tokens_to_each_node() -> None:
     hidden, few, many = 7168, LOW_LATENCY_TOKENS, LOW_LATENCY_TOKENS + 1
     assert sent_bytes(wide(32), few) == [few * 8 * hidden * 1.0, few * 8 * hidden * 2.0]
-    nodes = 4 * (1 - (3 / 4) ** 8)
+    nodes = 4 * (1 - comb(192, 8) / comb(256, 8))  # a token's 8 of 256 experts are different ones
     assert sent_bytes(wide(32), many) == pytest.approx([many * nodes * hidden * n for n in (1, 2)])
     assert sent_bytes(wide(64), many) == pytest.approx([many * 4 * hidden * n for n in (1, 2)])  # the model's limit
-    ranks = 8 * (1 - (7 / 8) ** 8)  # of one node
+    ranks = 8 * (1 - comb(224, 8) / comb(256, 8))  # of one node
     assert sent_bytes(wide(8), many) == pytest.approx([many * ranks * hidden * n for n in (1, 2)])
     assert sent_bytes(wide(32, "bundled", quantization="fp8"), many) == [many * 8 * hidden * 2.0] * 2

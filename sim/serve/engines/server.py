@@ -1,0 +1,26 @@
+"""The server that an engine's own defaults depend on, of a scenario's sections."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.serve.engines.record import Server
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
+    from sim.inputs.parallelism import Parallelism
+    from sim.inputs.workloads import Inference, PoolSize
+    from topology.spec import GpuSpec
+
+
+def server_of(gpu: GpuSpec, model: ModelConfig, served: Inference, layout: Parallelism | PoolSize, pp: int) -> Server:
+    """One replica of `model` on `pp` stages, laid out as the replicas of a scenario or of one of its pools are."""
+    return Server(
+        memory_bytes=gpu.memory_bytes,
+        tp=layout.tp,
+        pp=pp,
+        replicas=layout.sharing_replicas,
+        drafts=served.drafts,
+        latent=model.mla is not None,
+        graphs_to=served.graphs_to,
+    )

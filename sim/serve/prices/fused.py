@@ -1,0 +1,71 @@
+"""Which of an engine's kernels of a served model also do what comes next: all-reduces that norm, and kernels that write
+their result in few bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sim.core.dtypes import dtype_bytes, sixteen_bit
+from sim.core.quantization import Quantizing
+from sim.serve.engines.file import engine_of
+
+if TYPE_CHECKING:
+    from sim.inputs.model_config import ModelConfig
+    from sim.inputs.scenario import Scenario
+    from sim.serve.engines.kernel_facts import SummedNorms
+
+LLAMA = {  # what a model of Llama's or Mistral's code has
+    **dict.fromkeys(("code", "moe", "mla", "state_space")),
+    **dict.fromkeys(("qk_norm", "qkv_bias", "merged_projections", "parallel_block"), False),
+    "norm": "rmsnorm",
+    "norm_position": "pre",
+}
+
+
+def quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
+    """What writes inputs in few bits itself; nothing without torch.compile (--enforce-eager) where it fuses, nor beside
+    LoRA adapters where the engine does (`Engine.quantizing_compiled`).
+
+    A checkpoint's blocks in fp8 are quantized by an operator of its own (vLLM, config/vllm.py: `+quant_fp8`), which
+    torch.compile fuses with nothing, but vLLM's own passes with some (`Engine.quantizing_blocks`).
+    """
+    i = scenario.for_serving
+    engine, blocks = engine_of(i.engine), linear == "fp8" and scenario.model.checkpoint_quantization.startswith("fp8")
+    if blocks:
+        fused = _compiled(scenario) and scenario.cluster.gpu.architecture == "hopper"
+        return engine.quantizing_blocks if fused else ()
+    if not _compiled(scenario) if engine.quantizing_compiled else i.lora is not None:
+        return ()
+    own, norms = engine.quantizing.get(linear, ()), engine.summed_norms
+    sums = norms is not None and linear in norms.llama_writes and _is_llama(scenario.model, norms)
+    return (*own, "sums") if sums else own
+
+
+def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
+    """The largest all-reduce over tp that also adds and norms, in kernels that need NVLink within a node."""
+    p, cluster, i, m = scenario.parallelism, scenario.cluster, scenario.for_serving, scenario.model
+    if norms is None or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
+        return 0.0
+    if (norms.compiled and not _compiled(scenario)) or (norms.alone and (p.dp > 1 or p.pp > 1)):
+        return 0.0
+    if norms.codes and m.code not in norms.codes and not _is_llama(m, norms):
+        return 0.0
+    if (m.state_space is not None and not norms.states) or (m.indexer is not None and not norms.selected):
+        return 0.0
+    if cluster.gpu.name in norms.but or (norms.experts and (p.sharing_replicas > 1 or i.all2all_backend == "deepep")):
+        return 0.0
+    token_bytes = m.hidden * dtype_bytes(sixteen_bit(i.precision))
+    return norms.most_bytes(cluster.gpu.architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
+
+
+def _compiled(scenario: Scenario) -> bool:
+    """Whether torch.compile makes a model's kernels: not with --enforce-eager, nor for DeepSeek V4 and MiniMax M3
+    (vLLM, config/vllm.py, architectures with VLLM_USE_BREAKABLE_CUDAGRAPH; since 0.30 DeepSeek V3.2, too)."""
+    m = scenario.model
+    return scenario.for_serving.cuda_graphs and m.compressed_attention is None and m.block_indexer is None
+
+
+def _is_llama(m: ModelConfig, norms: SummedNorms) -> bool:
+    """Whether a model has Llama's or Mistral's code, and is as wide as theirs has to be."""
+    alike = all(getattr(m, key) == value for key, value in LLAMA.items())
+    return norms.llama_above is not None and m.hidden > norms.llama_above and alike
