@@ -341,6 +341,8 @@ class Megatron(Emission):
             "fp8-format": "hybrid" if t.precision in ("fp8", "mxfp8") else None,
             "fp4-format": "e2m1" if t.precision == "nvfp4" else None,
             "fp8-recipe": recipe.name if recipe is not None and recipe.name != "delayed" else None,
+            **({"fp8-param-gather": True} if t.fp8_param_gather else {}),
+            **({"reuse-grad-buf-for-mxfp8-param-ag": True} if t.fp8_param_gather and t.precision == "mxfp8" else {}),
             **in_sixteen_bits(self),
             **offloaded(self),
             "grad-reduce-in-bf16": pair[0] == "bf16",

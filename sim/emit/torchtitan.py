@@ -119,6 +119,7 @@ class Titan(Emission):
         self.has_only("training.zero_grad", ("set_to_none", None), "sets gradients to none")
         self.has_only("training.grad_reduce_dtype", ("fp32",), "reduces gradients in fp32")
         self.has_only("training.precision", ("bf16", "fp32", "fp8", "mxfp8"), "has bf16, fp32, fp8 and mxfp8")
+        self.has_only("training.fp8_param_gather", (False,), "keeps no parameters in 8 bits")
         self.has_only("training.optimizer", ("adamw",), "has Adam and AdamW")
         self.has_only("training.moe_grouped_gemm", (None,), "groups experts' matmuls")
         self.has_only("training.gradient_accumulation_fusion", (None,), "adds gradients by kernels of their own")

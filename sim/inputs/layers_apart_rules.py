@@ -62,3 +62,17 @@ def _offloaded_modules(sections: Sections, t: Training, modules: tuple[OffloadMo
                 yield path, f"found '{module}'; needs {what}"
     if len(set(modules)) < len(modules):
         yield path, f"found {list(modules)}; each at most once"
+
+
+def eight_bit_parameters(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core's distributed optimizer casts to Transformer Engine's 8 bits (optimizer/distrib_optimizer.py)."""
+    recipe = recipe_of(t) if t.fp8_param_gather else None
+    for bad, what in (
+        (recipe is None or recipe.format == "nvfp4" or recipe.quantizer != "te", "Transformer Engine's fp8 or mxfp8"),
+        (sections.parallelism.zero != 1, "parallelism.zero 1"),
+        (t.lora is not None or bool(t.optimizer_offload), "training without lora and optimizer_offload"),
+        (t.param_dtype == "fp32" or t.master_weights is not None, "parameters of 16 bits with fp32 copies"),
+        (sections.model.program is not None, "a described model"),
+    ):
+        if t.fp8_param_gather and bad:
+            yield ("training", "fp8_param_gather"), f"found true; needs {what}"

@@ -217,6 +217,9 @@ class Training(UserInput):
         description="cross_entropy chunked: chunks of a micro-batch's tokens in a loop of plain torch; null: Liger's",
     )
     fp8_output_proj: bool = Field(default=False, description="the output projection is multiplied in MXFP8, too")
+    fp8_param_gather: bool = Field(
+        default=False, description="layers' matrices are parameters in the matmuls' 8 bits, with no 16-bit ones beside"
+    )
     gradient_accumulation_fusion: Literal[False] | None = Field(
         default=None, description="false: kernels of their own add weight gradients; null: as the framework does"
     )

@@ -66,6 +66,7 @@ class Dims(Struct, frozen=True):
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     micro_batches: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
+    eight_bit_parameters: bool  # weights are kept in the matmuls' format alone (`training.fp8_param_gather`)
     transposes_frozen: bool  # of frozen weights there are rows alone, and each backward transposes them
     recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more
     reduced_over: int = 1
@@ -222,7 +223,8 @@ def layer_dims(scenario: Scenario, layer: int) -> Dims:
     if not in_sixteen_bits(scenario, layer):
         return d
     usual = {"recipe": None, "linear": d.act, "linear_bytes": d.act_bytes, "weight_shards": 1}
-    return replace(d, fp8_attention=False, transposes_frozen=False, in_sixteen_bits=True, **usual)
+    off = dict.fromkeys(("fp8_attention", "transposes_frozen", "eight_bit_parameters"), False)
+    return replace(d, in_sixteen_bits=True, **off, **usual)
 
 
 def _widens_stream(m: ModelConfig, adapters: str, autocast: bool) -> bool:
@@ -276,6 +278,7 @@ def _quantizing(scenario: Scenario, framework: Framework) -> dict[str, Any]:
         "fp8_attention": t.fp8_dot_product_attention,
         "fp8_activation_input": t.activation_func_fp8_input_store,
         "quantized_copies": 1 if frozen or alike else 2,
+        "eight_bit_parameters": t.fp8_param_gather,
         "transposes_frozen": frozen and recipe is not None and recipe.one_scale and recipe.caches_weights and not alike,
         "quantized_for": 1 if gathers_each else max(1, scenario.micro_batches),
         "weight_shards": p.shard_size if gathers_quantized_shards(scenario) else 1,

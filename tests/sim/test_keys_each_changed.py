@@ -71,6 +71,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "gradient_accumulation_fusion": (False,),
         "cublas_workspace_config": (":16:8",),
         "fp8_dot_product_attention": (True,),
+        "fp8_param_gather": (True,),
         "activation_func_fp8_input_store": (True,),
         "num_layers_at_start_in_bf16": (1,),
         "num_layers_at_end_in_bf16": (1,),
