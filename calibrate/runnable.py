@@ -246,6 +246,8 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
     if p.tp > 1 and p.tp_overlap != "none" and p.form.backward != "whole":
         whole = _names(lambda f: f.backward == "whole")
         yield "parallelism.tp_overlap", p.tp_overlap, f"none; wgrad and full at pp 1 or with schedules {whole}"
+    if p.tp > 1 and p.sp and p.tp_overlap_except:
+        yield "parallelism.tp_overlap_except", ", ".join(p.tp_overlap_except), "an empty list"
     tokens = t.micro_batch_size * t.seq_len // p.cp // (p.tp if p.sp else 1)
     if p.tp > 1 and p.tp_overlap == "full" and tokens < CHUNKS:
         yield "training.seq_len", f"{counted(tokens, 'token')} on a rank", f"at least {CHUNKS} with tp_overlap full"

@@ -76,3 +76,15 @@ def eight_bit_parameters(sections: Sections, t: Training) -> Problems:
     ):
         if t.fp8_param_gather and bad:
             yield ("training", "fp8_param_gather"), f"found true; needs {what}"
+
+
+def waiting_layers(sections: Sections, t: Training) -> Problems:
+    """Layers that do not overlap need others that do, by Transformer Engine's userbuffers (Megatron-Core,
+    extensions/transformer_engine.py: `tp_comm_overlap_disable_qkv`, `tp_comm_overlap_disable_fc1`)."""
+    found = ", ".join(sections.parallelism.tp_overlap_except)
+    for bad, what in (
+        (sections.parallelism.tp_overlap != "full", "parallelism.tp_overlap full"),
+        (not framework_of(t).overlaps_in_library, "a framework with Transformer Engine's userbuffers"),
+    ):
+        if found and bad:
+            yield ("parallelism", "tp_overlap_except"), f"found {found}; needs {what}"

@@ -5,7 +5,12 @@ from __future__ import annotations
 from sim.core.dtypes import MUON_DTYPE, sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.input_source import Problems, show
-from sim.inputs.layers_apart_rules import eight_bit_parameters, layers_in_sixteen_bits, offloaded_parts
+from sim.inputs.layers_apart_rules import (
+    eight_bit_parameters,
+    layers_in_sixteen_bits,
+    offloaded_parts,
+    waiting_layers,
+)
 from sim.inputs.layout_rules import batch, first_problem, micro_batches
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.sections import Sections, sizes_of
@@ -44,6 +49,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         offloaded_parts,
         _output,
         eight_bit_parameters,
+        waiting_layers,
         _recompute,
         _loss,
         _batches,

@@ -257,6 +257,9 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("cp_method", _with_one("cp")),
     Idle("cp_split", _cp_split),
     Idle("tp_overlap", _with_one("tp")),
+    Idle(
+        "tp_overlap_except", lambda s: "" if s.parallelism.sp else "without sp" if s.parallelism.tp > 1 else "with tp 1"
+    ),
     Idle("ep_overlap", _with_one("ep")),
     Idle("ep_dispatch_dtype", _with_one("ep")),
     Idle("ep_dispatcher", _with_one("ep")),

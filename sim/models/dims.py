@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from topology.spec import ClusterSpec
 
 
+# Linear layers by the names of `parallelism.tp_overlap_except`, Transformer Engine's for its buffers (`ub_name`).
+COLUMN_LAYERS = {"qkv": "qkv", "fc1": "mlp_up"}
+
+
 class Shard(Struct, frozen=True):
     """Hold a rank's context- and expert-parallel coordinates, which the scenario does not have."""
 
@@ -63,6 +67,7 @@ class Dims(Struct, frozen=True):
     fp8_attention: bool  # attention multiplies 8-bit numbers
     fp8_activation_input: bool  # of an MLP's activation the input is kept in 8 bits
     tp_overlap: str
+    waiting_layers: tuple[str, ...]  # of those that overlap column layers whose forward waits for its whole input
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     micro_batches: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
@@ -248,6 +253,7 @@ def _own_tokens(t: Training, p: Parallelism) -> dict[str, Any]:
         "sp": sp,
         "cp": p.cp,
         "tp_overlap": p.tp_overlap,
+        "waiting_layers": tuple(COLUMN_LAYERS[name] for name in p.tp_overlap_except),
     }
 
 

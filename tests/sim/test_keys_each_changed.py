@@ -39,6 +39,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "cp_method": ("all_gather",),
         "cp_split": ("contiguous",),
         "tp_overlap": ("wgrad",),
+        "tp_overlap_except": (["qkv"],),
         "ep_overlap": (True,),
         "ep_dispatch_dtype": ("fp8",),
         "ep_dispatcher": ("deepep", "hybridep"),

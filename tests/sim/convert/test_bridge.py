@@ -259,6 +259,17 @@ def test_recipes_of_mixed_precision_by_name(
     assert bool(listed) == bool(noted)
 
 
+@pytest.mark.parametrize(("tp", "waits"), [(4, ["qkv"]), (1, None)])
+def test_a_layer_that_does_not_overlap(tmp_path: Path, tp: int, waits: list[str] | None) -> None:
+    """`tp_comm_overlap_disable_qkv` of ModelParallelConfig."""
+    keys = "  tp_comm_overlap: true\n  tp_comm_overlap_disable_qkv: true\n"
+    text = DENSE.replace("model:\n", f"model:\n{keys}")
+    text = text.replace("tensor_model_parallel_size: 4", f"tensor_model_parallel_size: {tp}")
+    data, said = converted(tmp_path, "o.yaml", text, *WITH_8B)
+    assert data["parallelism"].get("tp_overlap_except") == waits
+    assert "tp_comm_overlap_disable_qkv" not in said
+
+
 APEX = """optim:
     name: distributed_fused_adam
     overlap_grad_sync: true
