@@ -117,7 +117,7 @@ def _training(s: Scenario) -> Iterator[Problem]:
     for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
         if getattr(t, key):
             yield f"training.{key}", getattr(t, key), "0"
-    for key in ("gradient_accumulation_fusion", "cublas_workspace_config", "moe_grouped_gemm"):
+    for key in ("gradient_accumulation_fusion", "cublas_workspace_config", "moe_grouped_gemm", "moe_router_fusion"):
         if (found := getattr(t, key)) is not None:
             yield f"training.{key}", found, "null"
     if t.cross_entropy != "unfused":

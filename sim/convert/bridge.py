@@ -180,11 +180,14 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     s = Settings(file, flags, written=names)
     found = described(s, machine, _gpus(data))
     if (lora := lora_of(file, data)) is not None:
-        found["training"] |= {"lora": lora, "fp8_param_gather": None}
+        found["training"]["lora"] = lora
+        found["training"].pop("fp8_param_gather", None)  # of trained parameters
     if machine.model is not None and (asked.model is None or overrides):
         found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
     if whole and found["training"]["framework"] == MEGATRON.name and runs_as_recipes(data, merged):
-        found["training"]["framework"] = MEGATRON_BRIDGE.name
+        found["training"].pop("moe_router_fusion", None)
+        unfused = merged.get("num_moe_experts") and not merged.get("moe_router_fusion")
+        found["training"] |= {"framework": MEGATRON_BRIDGE.name} | ({"moe_router_fusion": False} if unfused else {})
     if is_nemo(data):
         adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
     simulated = {"fp8_param_gather"} if found["training"].get("fp8_param_gather") else set()

@@ -6,6 +6,7 @@ from typing import Any
 
 from sim.convert.settings import Settings
 from sim.models.frameworks import framework_at
+from sim.models.megatron_frameworks import ROUTERS
 
 
 def fusions(s: Settings, framework: str) -> dict[str, Any]:
@@ -13,6 +14,7 @@ def fusions(s: Settings, framework: str) -> dict[str, Any]:
     return {
         "cross_entropy": _loss(s, framework),
         "moe_grouped_gemm": _grouped_experts(s, framework),
+        "moe_router_fusion": _fused_router(s, framework),
         "gradient_accumulation_fusion": _accumulation_fusion(s, framework),
     }
 
@@ -22,6 +24,12 @@ def _grouped_experts(s: Settings, framework: str) -> bool | None:
     fused = {"use-transformer-engine-op-fuser", "moe-mlp-glu-interleave-size"} <= s.values.keys()
     grouped = s.flag("moe-grouped-gemm") or fused or "num-experts" not in s.values
     return None if grouped or not framework_at(framework, None).runs_experts_apart else False
+
+
+def _fused_router(s: Settings, framework: str) -> bool | None:
+    """On where the script turns it on for a router that the framework does not fuse."""
+    fuses = "num-experts" in s.values and s.flag("moe-router-fusion")
+    return True if fuses and framework_at(framework, None).router == ROUTERS[False] else None
 
 
 def _accumulation_fusion(s: Settings, framework: str) -> bool | None:

@@ -366,9 +366,13 @@ class Megatron(Emission):
         return {
             "no-check-for-nan-in-loss-and-grad": not framework.checks_gradients,
             "ddp-average-in-collective": not framework.averages_gradients,
-            "moe-router-fusion": m.moe is not None and framework.router == FUSED_ROUTER,
+            "moe-router-fusion": m.moe is not None and self._fuses_router(framework),
             "enable-experimental": m.mla is not None and framework.fuses_latent_rope,
         }
+
+    def _fuses_router(self, framework: Framework) -> bool:
+        chosen = self.training.moe_router_fusion
+        return framework.router == FUSED_ROUTER if chosen is None else chosen
 
     def _backend(self) -> str:
         t = self.training

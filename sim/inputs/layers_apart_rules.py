@@ -6,6 +6,7 @@ from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
 from sim.models.frameworks import framework_of
+from sim.models.megatron_frameworks import ROUTERS
 from sim.models.recipes import recipe_of
 
 IN_SIXTEEN_BITS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
@@ -88,3 +89,13 @@ def waiting_layers(sections: Sections, t: Training) -> Problems:
     ):
         if found and bad:
             yield ("parallelism", "tp_overlap_except"), f"found {found}; needs {what}"
+
+
+def router_fusion(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core's router, fused or not (`moe_router_fusion` of TransformerConfig)."""
+    for bad, what in (
+        (sections.model.moe is None, "model.moe"),
+        (framework_of(t).router not in ROUTERS.values(), "framework megatron, megatron_bridge or nemo"),
+    ):
+        if t.moe_router_fusion is not None and bad:
+            yield ("training", "moe_router_fusion"), f"found {str(t.moe_router_fusion).lower()}; needs {what}"

@@ -241,6 +241,9 @@ class Training(UserInput):
     moe_grouped_gemm: Literal[False] | None = Field(
         default=None, description="false: each expert's layers run by themselves; null: grouped, as the framework does"
     )
+    moe_router_fusion: bool | None = Field(
+        default=None, description="Transformer Engine's kernels of the router; null: as the framework does"
+    )
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"
     )

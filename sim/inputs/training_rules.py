@@ -9,6 +9,7 @@ from sim.inputs.layers_apart_rules import (
     eight_bit_parameters,
     layers_in_sixteen_bits,
     offloaded_parts,
+    router_fusion,
     waiting_layers,
 )
 from sim.inputs.layout_rules import batch, first_problem, micro_batches
@@ -50,6 +51,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _output,
         eight_bit_parameters,
         waiting_layers,
+        router_fusion,
         _recompute,
         _loss,
         _batches,

@@ -17,6 +17,7 @@ from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.models.frameworks import framework_of
+from sim.models.megatron_frameworks import ROUTERS
 from sim.models.optimizers import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
 
@@ -220,6 +221,12 @@ def _fused_sums(s: Layout) -> str:
     return "with zero 3, as Megatron's FSDP has no such fusion" if sharded else ""
 
 
+def _own_router(s: Layout) -> str:
+    t = s.training
+    own = t is not None and ROUTERS.get(bool(t.moe_router_fusion)) == framework_of(t).router
+    return f"with framework {t.framework}, whose router is so" if t is not None and own else ""
+
+
 def _captured(s: Layout) -> str:
     captured = s.model.program is not None and s.training is not None and s.training.zero_grad == "keep"
     return "with a captured program, whose gradients come and go as it ran" if captured else ""
@@ -271,6 +278,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("attention_kernel", _attention_kernel),
     Idle("grad_reduce_dtype", _reduces_nothing),
     Idle("gradient_accumulation_fusion", _fused_sums),
+    Idle("moe_router_fusion", _own_router),
     Idle("adamw_kernels", _no_adamw),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),

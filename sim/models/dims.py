@@ -11,6 +11,7 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.models.autocast import adapter_casts, autocasts
 from sim.models.framework_facts import Framework
 from sim.models.frameworks import framework_of
+from sim.models.megatron_frameworks import ROUTERS
 from sim.models.model_code import LLAMA, ModelCode, code_of
 from sim.models.packing import PackedBatch, pack
 from sim.models.recipes import Recipe, recipe_of
@@ -197,14 +198,17 @@ def holds_back_sums(scenario: Scenario) -> bool:
 
 
 def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) -> Framework:
-    """The record with a fusion off that the step runs without; `sharded`: by Megatron's FSDP, which has none
-    (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP").
+    """The record with a fusion off that the step runs without, or a router's on; `sharded`: by Megatron's FSDP, which
+    has none of the first (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with
+    Megatron FSDP").
 
     Megatron-Core's grouped experts with biases refuse the fused sum of bias, dropout and residual, which is one switch
     for all layers (transformer/moe/experts.py: "bias_dropout_fusion is not supported in TEGroupedMLP when
     add_bias_linear=True").
     """
-    off: dict[str, bool] = {}
+    off: dict[str, Any] = {}
+    if t.moe_router_fusion is not None and framework.router in ROUTERS.values():
+        off["router"] = ROUTERS[t.moe_router_fusion]
     if (t.gradient_accumulation_fusion is False or sharded) and framework.accumulates_in_matmul:
         off["accumulates_in_matmul"] = False
     if framework.biases_experts_one_by_one and m.moe is not None and m.bias and t.moe_grouped_gemm is not False:

@@ -69,6 +69,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "fp8_output_proj": (True,),
         "fused_experts": (True,),
         "moe_grouped_gemm": (False,),
+        "moe_router_fusion": (True, False),
         "gradient_accumulation_fusion": (False,),
         "cublas_workspace_config": (":16:8",),
         "fp8_dot_product_attention": (True,),
