@@ -111,7 +111,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
     yield from _attention(s, t)
     if not framework_of(t).measurable:
         yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
-    for key in ("fp8_dot_product_attention", "activation_func_fp8_input_store", "fp8_param_gather"):
+    switches = ("fp8_dot_product_attention", "activation_func_fp8_input_store", "fp8_param_gather")
+    for key in (*switches, "moe_shared_expert_overlap"):
         if getattr(t, key):
             yield f"training.{key}", "true", "false"
     for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):

@@ -190,7 +190,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         found["training"] |= {"framework": MEGATRON_BRIDGE.name} | ({"moe_router_fusion": False} if unfused else {})
     if is_nemo(data):
         adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
-    simulated = {"fp8_param_gather"} if found["training"].get("fp8_param_gather") else set()
+    simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if found["training"].get(key)}
     noted = [written[key] for key in NOTED if merged.get(key) not in OFF and key not in simulated]
     apart = {name for name in FUSED.values() if name in flags}
     noted += [

@@ -123,6 +123,7 @@ class Titan(Emission):
         self.has_only("training.optimizer", ("adamw",), "has Adam and AdamW")
         self.has_only("training.moe_grouped_gemm", (None,), "groups experts' matmuls")
         self.has_only("training.moe_router_fusion", (None,), "chooses experts by torch's operators")
+        self.has_only("training.moe_shared_expert_overlap", (False,), "runs shared experts behind the routed ones")
         self.has_only("training.gradient_accumulation_fusion", (None,), "adds gradients by kernels of their own")
         self.has_only("training.gradient_clipping", (True,), "always clips")
         self.has_only("training.attention", ("fused",), "uses fused attention")

@@ -99,3 +99,20 @@ def router_fusion(sections: Sections, t: Training) -> Problems:
     ):
         if t.moe_router_fusion is not None and bad:
             yield ("training", "moe_router_fusion"), f"found {str(t.moe_router_fusion).lower()}; needs {what}"
+
+
+def shared_experts_beside(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core's shared experts beside NCCL's exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
+    moe, p, r = sections.model.moe, sections.parallelism, t.recompute
+    by_library = p.ep_dispatcher not in (None, "all_to_all") or (
+        moe is not None and moe.max_nodes_per_token is not None
+    )
+    for bad, what in (
+        (moe is None or not moe.shared_width, "model.moe with shared experts"),
+        (not framework_of(t).sends_probabilities, "framework megatron, megatron_bridge or nemo"),
+        (p.ep_overlap, "parallelism.ep_overlap false"),
+        (by_library, "parallelism.ep_dispatcher all_to_all"),
+        (r.mode == "selective" and "shared_experts" in r.modules, "recompute without module shared_experts"),
+    ):
+        if t.moe_shared_expert_overlap and bad:
+            yield ("training", "moe_shared_expert_overlap"), f"found true; needs {what}"

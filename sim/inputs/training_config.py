@@ -241,6 +241,9 @@ class Training(UserInput):
     moe_grouped_gemm: Literal[False] | None = Field(
         default=None, description="false: each expert's layers run by themselves; null: grouped, as the framework does"
     )
+    moe_shared_expert_overlap: bool = Field(
+        default=False, description="shared experts run beside the exchanges of routed ones"
+    )
     moe_router_fusion: bool | None = Field(
         default=None, description="Transformer Engine's kernels of the router; null: as the framework does"
     )

@@ -10,6 +10,7 @@ from sim.inputs.layers_apart_rules import (
     layers_in_sixteen_bits,
     offloaded_parts,
     router_fusion,
+    shared_experts_beside,
     waiting_layers,
 )
 from sim.inputs.layout_rules import batch, first_problem, micro_batches
@@ -52,6 +53,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         eight_bit_parameters,
         waiting_layers,
         router_fusion,
+        shared_experts_beside,
         _recompute,
         _loss,
         _batches,

@@ -279,6 +279,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("grad_reduce_dtype", _reduces_nothing),
     Idle("gradient_accumulation_fusion", _fused_sums),
     Idle("moe_router_fusion", _own_router),
+    Idle("moe_shared_expert_overlap", _with_one("ep")),
     Idle("adamw_kernels", _no_adamw),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),

@@ -70,6 +70,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "fused_experts": (True,),
         "moe_grouped_gemm": (False,),
         "moe_router_fusion": (True, False),
+        "moe_shared_expert_overlap": (True,),
         "gradient_accumulation_fusion": (False,),
         "cublas_workspace_config": (":16:8",),
         "fp8_dot_product_attention": (True,),
