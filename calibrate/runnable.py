@@ -111,13 +111,14 @@ def _training(s: Scenario) -> Iterator[Problem]:
     yield from _attention(s, t)
     if not framework_of(t).measurable:
         yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
-    for key in ("fp8_dot_product_attention", "activation_func_fp8_input_store"):
+    switches = ("fp8_dot_product_attention", "activation_func_fp8_input_store", "fp8_param_gather")
+    for key in (*switches, "moe_shared_expert_overlap"):
         if getattr(t, key):
             yield f"training.{key}", "true", "false"
     for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
         if getattr(t, key):
             yield f"training.{key}", getattr(t, key), "0"
-    for key in ("gradient_accumulation_fusion", "cublas_workspace_config", "moe_grouped_gemm"):
+    for key in ("gradient_accumulation_fusion", "cublas_workspace_config", "moe_grouped_gemm", "moe_router_fusion"):
         if (found := getattr(t, key)) is not None:
             yield f"training.{key}", found, "null"
     if t.cross_entropy != "unfused":
@@ -246,6 +247,8 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
     if p.tp > 1 and p.tp_overlap != "none" and p.form.backward != "whole":
         whole = _names(lambda f: f.backward == "whole")
         yield "parallelism.tp_overlap", p.tp_overlap, f"none; wgrad and full at pp 1 or with schedules {whole}"
+    if p.tp > 1 and p.sp and p.tp_overlap_except:
+        yield "parallelism.tp_overlap_except", ", ".join(p.tp_overlap_except), "an empty list"
     tokens = t.micro_batch_size * t.seq_len // p.cp // (p.tp if p.sp else 1)
     if p.tp > 1 and p.tp_overlap == "full" and tokens < CHUNKS:
         yield "training.seq_len", f"{counted(tokens, 'token')} on a rank", f"at least {CHUNKS} with tp_overlap full"

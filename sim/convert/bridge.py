@@ -82,7 +82,12 @@ FP8: dict[str, dict[str, Any]] = {
         **_ends_in_16_bits(1),
     },
     "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
-    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp8_param_gather": True},
+    "mxfp8": {
+        "fp8": "e4m3",
+        "fp8_recipe": "mxfp8",
+        "fp8_param_gather": True,
+        "reuse_grad_buf_for_mxfp8_param_ag": True,
+    },
 }
 MIXED: dict[str, dict[str, Any]] = {
     **{f"{bits}_mixed": {bits: True} for bits in ("bf16", "fp16")},
@@ -176,13 +181,17 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     found = described(s, machine, _gpus(data))
     if (lora := lora_of(file, data)) is not None:
         found["training"]["lora"] = lora
+        found["training"].pop("fp8_param_gather", None)  # of trained parameters
     if machine.model is not None and (asked.model is None or overrides):
         found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
     if whole and found["training"]["framework"] == MEGATRON.name and runs_as_recipes(data, merged):
-        found["training"]["framework"] = MEGATRON_BRIDGE.name
+        found["training"].pop("moe_router_fusion", None)
+        unfused = merged.get("num_moe_experts") and not merged.get("moe_router_fusion")
+        found["training"] |= {"framework": MEGATRON_BRIDGE.name} | ({"moe_router_fusion": False} if unfused else {})
     if is_nemo(data):
         adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
-    noted = [written[key] for key in NOTED if merged.get(key) not in OFF]
+    simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if found["training"].get(key)}
+    noted = [written[key] for key in NOTED if merged.get(key) not in OFF and key not in simulated]
     apart = {name for name in FUSED.values() if name in flags}
     noted += [
         names[name] for name in sorted((s.unknown | apart) - s.taken) if name in names and names[name] not in noted

@@ -70,6 +70,5 @@ def runs_as_recipes(data: Mapping[str, Any], merged: Mapping[str, Any]) -> bool:
     checks = data.get("rerun_state_machine")
     in_loss = checks.get("check_for_nan_in_loss", True) if isinstance(checks, dict) else True
     unchecked = not in_loss and merged.get("check_for_nan_in_grad") is False
-    fused_router = bool(merged.get("moe_router_fusion")) or not merged.get("num_moe_experts")
     fused_rope = bool(merged.get("apply_rope_fusion")) or not merged.get("multi_latent_attention")
-    return unchecked and bool(merged.get("average_in_collective")) and fused_router and fused_rope
+    return unchecked and bool(merged.get("average_in_collective")) and fused_rope

@@ -316,6 +316,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep_dispatcher": _dispatcher(s) if experts else None,
         "cp_method": _cp_method(s),
         "tp_overlap": _tp_overlap(s, tp),
+        "tp_overlap_except": _waiting_layers(s, tp),
         "dp_sync": None if fsdp2 else "bucketed" if overlap else "after_backward",
         "rank_order": "tp-cp-pp-dp" if s.flag("use-tp-pp-dp-mapping") else None,
         **_zero(s, dp * cp),
@@ -347,6 +348,12 @@ def _tp_overlap(s: Settings, tp: int) -> str | None:
             "older release, in which backward waits for this message, set parallelism.tp_overlap: none"
         )
     return "full" if full else "wgrad" if tp > 1 else None
+
+
+def _waiting_layers(s: Settings, tp: int) -> list[str] | None:
+    """Column layers that do not overlap their input's gather, keys of `TransformerConfig`."""
+    off = [name for name in ("qkv", "fc1") if s.flag(f"tp-comm-overlap-disable-{name}")]
+    return off if off and tp > 1 and s.flag("sequence-parallel") and s.flag("tp-comm-overlap") else None
 
 
 def _expert_degrees(s: Settings, tp: int, ranks: int) -> tuple[int, int]:

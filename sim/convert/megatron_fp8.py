@@ -9,6 +9,9 @@ from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 
 IN_8_BITS = "--fp8-param-gather: parameters are gathered and kept in 16 bits here, where Megatron-LM does both in 8"
 LOW = ("fp8", "mxfp8", "nvfp4")
+# Each with its own 8-bit parameters, or none on the GPU to cast (training/arguments.py).
+OTHER_SHARDS = ("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "deepspeed")
+ELSEWHERE = ("optimizer-cpu-offload", "offload-optimizer-states")
 
 
 def precision_of(s: Settings, recipe: Any) -> str:
@@ -16,7 +19,6 @@ def precision_of(s: Settings, recipe: Any) -> str:
     precision = "bf16" if s.flag("bf16") else "fp16" if s.flag("fp16") else "fp32"
     if s.take("fp8-format") is not None:
         precision = "mxfp8" if recipe == "mxfp8" else "fp8"
-        s.notes += [IN_8_BITS] if s.flag("fp8-param-gather") else []
     return "nvfp4" if s.take("fp4-format") is not None else precision
 
 
@@ -29,8 +31,23 @@ def in_8_bits(s: Settings, precision: str) -> dict[str, Any]:
         "fp8_dot_product_attention": (attention and precision in LOW) or None,
         "activation_func_fp8_input_store": stored or None,
         "fused_experts": _fused_experts(s, precision),
+        "fp8_param_gather": _parameters(s, precision),
         **_in_sixteen_bits(s, precision),
     }
+
+
+def _parameters(s: Settings, precision: str) -> bool | None:
+    """Whether parameters are kept in 8 bits, which is simulated with the distributed optimizer; MXFP8's are only where
+    they are gathered in the gradients' buffer."""
+    reuse = "reuse-grad-buf-for-mxfp8-param-ag"
+    if precision not in ("fp8", "mxfp8") or not s.flag("fp8-param-gather"):
+        return None
+    reused = precision == "fp8" or s.flag(reuse)
+    others = any(s.values.get(name) for name in (*OTHER_SHARDS, *ELSEWHERE))
+    if reused and s.values.get("use-distributed-optimizer") and not others:
+        return True
+    s.notes.append(IN_8_BITS)
+    return None
 
 
 def _in_sixteen_bits(s: Settings, precision: str) -> dict[str, int]:

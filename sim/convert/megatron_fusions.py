@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.convert.settings import Settings
+from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_at
 
 
@@ -13,6 +14,8 @@ def fusions(s: Settings, framework: str) -> dict[str, Any]:
     return {
         "cross_entropy": _loss(s, framework),
         "moe_grouped_gemm": _grouped_experts(s, framework),
+        "moe_router_fusion": _fused_router(s, framework),
+        "moe_shared_expert_overlap": _shared_beside(s, framework),
         "gradient_accumulation_fusion": _accumulation_fusion(s, framework),
     }
 
@@ -22,6 +25,22 @@ def _grouped_experts(s: Settings, framework: str) -> bool | None:
     fused = {"use-transformer-engine-op-fuser", "moe-mlp-glu-interleave-size"} <= s.values.keys()
     grouped = s.flag("moe-grouped-gemm") or fused or "num-experts" not in s.values
     return None if grouped or not framework_at(framework, None).runs_experts_apart else False
+
+
+def _fused_router(s: Settings, framework: str) -> bool | None:
+    """On where the script turns it on for a router that the framework does not fuse."""
+    fuses = "num-experts" in s.values and s.flag("moe-router-fusion")
+    return True if fuses and framework_at(framework, None).router == ROUTERS[False] else None
+
+
+def _shared_beside(s: Settings, framework: str) -> bool | None:
+    """On where the script has shared experts, and NCCL exchanges tokens; else left to the notes."""
+    flag, width = "moe-shared-expert-overlap", s.values.get("moe-shared-expert-intermediate-size")
+    simulated = "num-experts" in s.values and width and framework_at(framework, None).sends_probabilities
+    others = s.values.get("moe-token-dispatcher-type") == "flex" or s.values.get("overlap-moe-expert-parallel-comm")
+    if not s.values.get(flag) or not simulated or others or "shared_experts" in str(s.values.get("recompute-modules")):
+        return None
+    return s.flag(flag) or None
 
 
 def _accumulation_fusion(s: Settings, framework: str) -> bool | None:

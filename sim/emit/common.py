@@ -95,6 +95,7 @@ class Emission(Struct, dict=True):
         self.has_only("training.fused_experts", (False,), "runs experts' activation apart with the flags written here")
         self.has_only("parallelism.dp_sync", ("bucketed", "after_backward"), "reduces gradients in buckets")
         self.has_only("parallelism.gather_bucket_bytes", (None,), "gathers a layer in one message")
+        self.has_only("parallelism.tp_overlap_except", ((),), "overlaps all layers alike with the flags written here")
         if p.cp > 1:
             self.has_only("parallelism.cp_split", ("zigzag",), "splits sequences in zigzag")
         if p.zero > 0 and p.param_gather_dtype == "fp32":

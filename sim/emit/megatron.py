@@ -254,6 +254,7 @@ class Megatron(Emission):
             "moe-router-num-groups": groups,
             "moe-router-group-topk": None if groups is None else top_groups,
             "overlap-moe-expert-parallel-comm": p.ep_overlap,
+            "moe-shared-expert-overlap": self.training.moe_shared_expert_overlap,
         }
 
     def _batch(self) -> Flags:
@@ -341,6 +342,8 @@ class Megatron(Emission):
             "fp8-format": "hybrid" if t.precision in ("fp8", "mxfp8") else None,
             "fp4-format": "e2m1" if t.precision == "nvfp4" else None,
             "fp8-recipe": recipe.name if recipe is not None and recipe.name != "delayed" else None,
+            **({"fp8-param-gather": True} if t.fp8_param_gather else {}),
+            **({"reuse-grad-buf-for-mxfp8-param-ag": True} if t.fp8_param_gather and t.precision == "mxfp8" else {}),
             **in_sixteen_bits(self),
             **offloaded(self),
             "grad-reduce-in-bf16": pair[0] == "bf16",
@@ -364,9 +367,13 @@ class Megatron(Emission):
         return {
             "no-check-for-nan-in-loss-and-grad": not framework.checks_gradients,
             "ddp-average-in-collective": not framework.averages_gradients,
-            "moe-router-fusion": m.moe is not None and framework.router == FUSED_ROUTER,
+            "moe-router-fusion": m.moe is not None and self._fuses_router(framework),
             "enable-experimental": m.mla is not None and framework.fuses_latent_rope,
         }
+
+    def _fuses_router(self, framework: Framework) -> bool:
+        chosen = self.training.moe_router_fusion
+        return framework.router == FUSED_ROUTER if chosen is None else chosen
 
     def _backend(self) -> str:
         t = self.training

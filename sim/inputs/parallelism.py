@@ -136,6 +136,11 @@ class Parallelism(UserInput):
     cp_method: Literal["ring", "all_gather", "all_to_all"] = "ring"
     cp_split: Literal["zigzag", "contiguous", "striped"] = "zigzag"
     tp_overlap: Literal["none", "wgrad", "full"] = "none"
+    tp_overlap_except: Annotated[tuple[Literal["qkv", "fc1"], ...], BeforeValidator(as_tuple)] = Field(
+        default=(),
+        description="tp_overlap full: column layers whose forward waits for its whole input",
+        json_schema_extra={"default": None},
+    )
     ep_overlap: bool = False
     ep_dispatch_dtype: TransportDtype | None = None
     ep_dispatcher: Annotated[str, OneOf(DISPATCHERS)] | None = Field(

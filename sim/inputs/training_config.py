@@ -217,6 +217,9 @@ class Training(UserInput):
         description="cross_entropy chunked: chunks of a micro-batch's tokens in a loop of plain torch; null: Liger's",
     )
     fp8_output_proj: bool = Field(default=False, description="the output projection is multiplied in MXFP8, too")
+    fp8_param_gather: bool = Field(
+        default=False, description="layers' matrices are parameters in the matmuls' 8 bits, with no 16-bit ones beside"
+    )
     gradient_accumulation_fusion: Literal[False] | None = Field(
         default=None, description="false: kernels of their own add weight gradients; null: as the framework does"
     )
@@ -237,6 +240,12 @@ class Training(UserInput):
     )
     moe_grouped_gemm: Literal[False] | None = Field(
         default=None, description="false: each expert's layers run by themselves; null: grouped, as the framework does"
+    )
+    moe_shared_expert_overlap: bool = Field(
+        default=False, description="shared experts run beside the exchanges of routed ones"
+    )
+    moe_router_fusion: bool | None = Field(
+        default=None, description="Transformer Engine's kernels of the router; null: as the framework does"
     )
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"

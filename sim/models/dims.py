@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.models.autocast import adapter_casts, autocasts
 from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
 from sim.models.model_code import LLAMA, ModelCode, code_of
 from sim.models.packing import PackedBatch, pack
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import Lora, Training
     from topology.spec import ClusterSpec
+
+
+# Linear layers by the names of `parallelism.tp_overlap_except`, Transformer Engine's for its buffers (`ub_name`).
+COLUMN_LAYERS = {"qkv": "qkv", "fc1": "mlp_up"}
 
 
 class Shard(Struct, frozen=True):
@@ -63,9 +68,11 @@ class Dims(Struct, frozen=True):
     fp8_attention: bool  # attention multiplies 8-bit numbers
     fp8_activation_input: bool  # of an MLP's activation the input is kept in 8 bits
     tp_overlap: str
+    waiting_layers: tuple[str, ...]  # of those that overlap column layers whose forward waits for its whole input
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     micro_batches: int
     quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
+    eight_bit_parameters: bool  # weights are kept in the matmuls' format alone (`training.fp8_param_gather`)
     transposes_frozen: bool  # of frozen weights there are rows alone, and each backward transposes them
     recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more
     reduced_over: int = 1
@@ -193,14 +200,17 @@ def holds_back_sums(scenario: Scenario) -> bool:
 
 
 def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) -> Framework:
-    """The record with a fusion off that the step runs without; `sharded`: by Megatron's FSDP, which has none
-    (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP").
+    """The record with a fusion off that the step runs without, or a router's on; `sharded`: by Megatron's FSDP, which
+    has none of the first (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with
+    Megatron FSDP").
 
     Megatron-Core's grouped experts with biases refuse the fused sum of bias, dropout and residual, which is one switch
     for all layers (transformer/moe/experts.py: "bias_dropout_fusion is not supported in TEGroupedMLP when
     add_bias_linear=True").
     """
-    off: dict[str, bool] = {}
+    off: dict[str, Any] = {}
+    if t.moe_router_fusion is not None and framework.router in ROUTERS.values():
+        off["router"] = ROUTERS[t.moe_router_fusion]
     if (t.gradient_accumulation_fusion is False or sharded) and framework.accumulates_in_matmul:
         off["accumulates_in_matmul"] = False
     if framework.biases_experts_one_by_one and m.moe is not None and m.bias and t.moe_grouped_gemm is not False:
@@ -224,7 +234,8 @@ def layer_dims(scenario: Scenario, layer: int) -> Dims:
     if not in_sixteen_bits(scenario, layer):
         return d
     usual = {"recipe": None, "linear": d.act, "linear_bytes": d.act_bytes, "weight_shards": 1}
-    return replace(d, fp8_attention=False, transposes_frozen=False, in_sixteen_bits=True, **usual)
+    off = dict.fromkeys(("fp8_attention", "transposes_frozen", "eight_bit_parameters"), False)
+    return replace(d, in_sixteen_bits=True, **off, **usual)
 
 
 def _widens_stream(m: ModelConfig, adapters: str, autocast: bool) -> bool:
@@ -248,6 +259,7 @@ def _own_tokens(t: Training, p: Parallelism) -> dict[str, Any]:
         "sp": sp,
         "cp": p.cp,
         "tp_overlap": p.tp_overlap,
+        "waiting_layers": tuple(COLUMN_LAYERS[name] for name in p.tp_overlap_except),
     }
 
 
@@ -278,6 +290,7 @@ def _quantizing(scenario: Scenario, framework: Framework) -> dict[str, Any]:
         "fp8_attention": t.fp8_dot_product_attention,
         "fp8_activation_input": t.activation_func_fp8_input_store,
         "quantized_copies": 1 if frozen or alike else 2,
+        "eight_bit_parameters": t.fp8_param_gather,
         "transposes_frozen": frozen and recipe is not None and recipe.one_scale and recipe.caches_weights and not alike,
         "quantized_for": 1 if gathers_each else max(1, scenario.micro_batches),
         "weight_shards": p.shard_size if gathers_quantized_shards(scenario) else 1,

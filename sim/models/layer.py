@@ -167,6 +167,8 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         f"ffn={m.ffn} mlp={m.mlp} positions={m.positions} dropout={m.dropout:g} "
         f"attention={(d.attention_kernel or 'fused') if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
     )
+    text += "" if scenario.for_training.moe_router_fusion is None else f" router={d.framework.router.forward_kernels}"
+    text += f" waits={','.join(d.waiting_layers)}" if d.waiting_layers else ""
     if d.lora is not None:
         text += (
             f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if _ends_backward(scenario, d, layer) else ''}"

@@ -185,10 +185,10 @@ def _sizes(d: Dims, spec: Linear, n: int, rank: int) -> _Sizes:
     )
 
 
-def _input_gathers(d: Dims, name: str, mode: str, rows: int, size: float) -> tuple[int, Program, Program]:
+def _input_gathers(d: Dims, layer: str, name: str, mode: str, rows: int, size: float) -> tuple[int, Program, Program]:
     """The rows of its input that an adapter has of itself, the gather of the others, and the reduce-scatter of their
     gradient; `size`: bytes of the whole input. Only beside a frozen layer that gathers within its matmul."""
-    if not (mode == "column" and d.overlaps_in_library):
+    if not (mode == "column" and d.overlaps_in_library and layer not in d.waiting_layers):
         return rows, (), ()
     gather = collective(f"{name}_gather", "all_gather", size, F)
     return ceil_div(rows, d.tp), (gather,), (collective(f"{name}_a_dgrad_reduce_scatter", "reduce_scatter", size, I),)
@@ -204,7 +204,7 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
     name = f"{spec.out_name(number)}_lora"
     summed, summed_back = _summed(d, own, name, out)
     inner, forth, back = _messages(d, name, mode, rows * r * e, rows * n * e)
-    own_rows, gathers, scatters = _input_gathers(d, name, mode, rows, rows * k * e)
+    own_rows, gathers, scatters = _input_gathers(d, spec.name, name, mode, rows, rows * k * e)
     given, given_back = _inputs(d, name, own_rows * k, wide)
     narrow, narrow_back = _weight_casts(d, name, params)
     a, b = gemm(f"{name}_a", F, rows, rank_of_a, k, own.act), gemm(f"{name}_b", F, rows, width, r, own.act)

@@ -79,8 +79,22 @@ def weight_casts(d: Dims, name: str, size: float) -> Program:
     """Quantizing weights in the forward. Where they are kept (Transformer Engine), once a step, in its first
     micro-batch: counted at 1/micro-batches in each; what ZeRO-3 gathers for each micro-batch in 16 bits is quantized
     as often, what it gathers in the format on each rank's own shard. Frozen weights never again.
+
+    8-bit parameters arrive by rows, and their other order is made of them once a step (Transformer Engine,
+    tensor/utils.py: `post_all_gather_processing`); those in MXFP8 arrive in 16 bits and are cast (Megatron-Core,
+    distributed/param_and_grad_buffer.py: `finish_param_sync` with `reuse_grad_buf_for_mxfp8_param_ag`).
     """
-    return () if d.recipe is None else _weights(d, f"{name}_weight_cast", F, size, d.recipe.weights)
+    if d.recipe is None:
+        return ()
+    if d.eight_bit_parameters and gathers_parameters(d.recipe):
+        return _weights(d, f"{name}_weight_transpose", F, size, TRANSPOSE)
+    return _weights(d, f"{name}_weight_cast", F, size, d.recipe.weights)
+
+
+def gathers_parameters(recipe: Recipe) -> bool:
+    """Tell whether 8-bit parameters are gathered in 8 bits. Those scaled by 32 numbers are not, as the shards of a flat
+    buffer do not end where their columns' scales do."""
+    return recipe.format == "fp8"
 
 
 def weight_casts_again(d: Dims, name: str, size: float) -> Program:
@@ -131,11 +145,16 @@ def quantized_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:
     for the backward.
 
     Transformer Engine quantizes a weight in a step's first micro-batch and keeps both (`get_weight_workspace` in its
-    module/base.py, tensor/float8_blockwise_tensor.py). Layers whose parameters themselves are 8-bit are not modelled.
+    module/base.py, tensor/float8_blockwise_tensor.py). Parameters that are in the format themselves take the same.
     """
+    return cached_weight_bytes(d) * sum(_matrices(parts))
+
+
+def cached_weight_bytes(d: Dims) -> float:
+    """Return the bytes of an element of these weights, in all orders that are kept."""
     if d.recipe is None or not d.recipe.caches_weights:
         return 0.0
-    return d.quantized_copies * d.quantized_weight_element_bytes * sum(_matrices(parts))
+    return d.quantized_copies * d.quantized_weight_element_bytes
 
 
 def passing_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:

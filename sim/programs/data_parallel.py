@@ -37,6 +37,7 @@ from sim.models.frameworks.records import framework_of, frees_gradients
 from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
+from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
 from sim.ranks.plan import Plan
 
 DP, REPLICA = "dp", "replica"
@@ -65,6 +66,7 @@ class DataParallel(Struct, frozen=True):
     late_gradient_bytes: float = 0.0  # an element, of gradients that a backward holds until it ends
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     engine: ZeroEngine = ZeroEngine()
+    eight_bit: EightBitParameters = EightBitParameters()
     gather_bucket_bytes: int | None = None  # ZeRO-3 gathers a block's tensors in messages of at least so many bytes
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
@@ -197,15 +199,13 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     framework, reduced = framework_of(t), dtype_bytes(t.grad_reduce_dtype)
     # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
     bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
-    engine = framework.zero
     held_back = reduced if holds_back_sums(plan.scenario) else 0.0
     reduces_each = p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows
-    on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
-    fleeting = frees_gradients(t, p.zero) and not on_host
+    on_host = t.optimizer_offload == "cpu" and p.zero in framework.zero.on_host_at and (reduces_each or p.reduces_rows)
     has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
         p.zero,
-        "after_backward" if p.zero in engine.at_once_at else p.dp_sync,
+        "after_backward" if p.zero in framework.zero.at_once_at else p.dp_sync,
         float(bucket),
         size("shard"),
         size("replica"),
@@ -218,10 +218,11 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         reduces_each,
         bool(p.param_gather_overlap),
         p.reduces_rows,
-        max(dtype_bytes(t.grad_dtype), held_back) if fleeting else 0.0,
+        max(dtype_bytes(t.grad_dtype), held_back) if frees_gradients(t, p.zero) and not on_host else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
-        engine=engine,
+        engine=framework.zero,
+        eight_bit=eight_bit_parameters(plan.scenario),
         gather_bucket_bytes=p.gather_bucket_bytes,
         replicas_once=p.holds_back_replicas,
         held_back_bytes=held_back,
@@ -248,9 +249,8 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     messages = list(gathered)
     size = sum(c.bytes for c in messages)
     elements = size / dp.gathered_bytes
-    moved = size + elements * dp.parameter_bytes
     kernels = 1 if dp.gather_bucket_bytes is None else len(messages)
-    made = memory_op("unpack", phase, "copy", elements, moved, "bf16", kernels)
+    made = memory_op("unpack", phase, "copy", elements, size + elements * dp.parameter_bytes, "bf16", kernels)
     return [replace(made, part=ModelPart.PARAMETER_COPIES)] if size else []
 
 

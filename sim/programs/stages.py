@@ -248,6 +248,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
         out += [*end.norm, *_norm_reductions(plan, dp), *scaling]
     visits = end.update and t.optimizer_offload
     out += _with_host(end.update, dense + experts, dealt, t) if visits else end.update
+    out += dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)
     out += gather_after_optimizer(blocks, dp)
     return tuple(out)
 

@@ -11,24 +11,30 @@ from sim.models.operators import memory_op
 from sim.programs.data_parallel import DataParallel, cast, limit_bytes, waits
 
 
-def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[int, int, int]]:
+def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[float, float, int]]:
     """Return what ZeRO-1 and -2 gather at once: the buckets that gradients fill in backward, the first block's first.
 
-    Each: dense and expert elements, and the first block that has some of them.
+    Each: dense and expert elements of `DataParallel.gathered_bytes`, those that are gathered in 8 bits counted by their
+    bytes, and the first block that has some of them.
     """
     limit = limit_bytes(dp)
-    units: list[tuple[int, int, int]] = []
-    dense = experts = 0
+    units: list[tuple[float, float, int]] = []
+    dense = experts = 0.0
+    filled = 0
     for i in reversed(range(len(blocks))):
-        own = blocks[i].tensors or (blocks[i].params,)
+        own, (share, expert_share) = blocks[i].tensors or (blocks[i].params,), _gathered_shares(blocks[i], dp)
         for a, b in (*((n, 0) for n in reversed(own)), (0, blocks[i].expert_params)):
-            dense, experts = dense + a, experts + b
-            if (dense + experts) * dp.gradient_bytes >= max(limit, 1.0):
+            dense, experts, filled = dense + share * a, experts + expert_share * b, filled + a + b
+            if filled * dp.gradient_bytes >= max(limit, 1.0):
                 units.append((dense, experts, i))
-                dense = experts = 0
-    if dense + experts > 0:
+                dense, experts, filled = 0.0, 0.0, 0
+    if filled > 0:
         units.append((dense, experts, 0))
     return units[::-1]
+
+
+def _gathered_shares(block: Block, dp: DataParallel) -> tuple[float, float]:
+    return dp.eight_bit.shares(block, dp.gathered_bytes) if dp.eight_bit.kept else (1.0, 1.0)
 
 
 def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
@@ -57,7 +63,9 @@ def gather_after_optimizer(blocks: tuple[Block, ...], dp: DataParallel) -> Progr
     """ZeRO-1 and -2 without overlap: the updated parameters are gathered before the next step starts."""
     if dp.zero not in (1, 2) or dp.gather_overlap:
         return ()
-    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+    shares = [_gathered_shares(b, dp) for b in blocks]
+    dense = sum(b.params * share for b, (share, _) in zip(blocks, shares, strict=True))
+    experts = sum(b.expert_params * share for b, (_, share) in zip(blocks, shares, strict=True))
     gathered = dp.gather("all", dense, experts, Phase.OPTIMIZER, "")
     copied = copies_by_tensor(blocks, dp) if gathered and dp.by_tensor else ()
     return (*copied[:1], *gathered, *copied[1:], *cast(gathered, dp, Phase.OPTIMIZER))

@@ -88,7 +88,8 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
     and stay whole (bitsandbytes, nn/modules.py: `fix_4bit_weight_quant_state_from_module`)."""
     kept, four_bit = dtype_bytes(t.param_dtype), sum(b.four_bit_params for b in blocks)
     if dp.zero < 3:
-        return (n.whole + n.frozen) * kept - four_bit * (kept - NF4_BYTES)
+        eight_bit = sum(sum(dp.eight_bit.elements(b)) for b in blocks)  # counted among `Block.quantized_bytes`
+        return (n.whole + n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
     scales = four_bit * (NF4_BYTES - NF4_DATA_BYTES)
     return (n.sharded + n.frozen / dp.shard) * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
 

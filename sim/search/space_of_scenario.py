@@ -75,6 +75,9 @@ def _check_written(source: Source, given: Parallelism) -> None:
     if data.get("rl") is not None:
         why = "a search covers training steps and serving; sim.sweep varies keys of an rl step"
         raise source.error(("rl",), why)
+    if isinstance(data.get("training"), dict) and data["training"].get("fp8_param_gather"):
+        why = "found true; a search compares layouts with 16-bit parameters (false)"
+        raise source.error(("training", "fp8_param_gather"), why)
     # The bounds count a step until its last rank ends.
     if isinstance(data.get("training"), dict) and data["training"].get("optimizer_post_validation"):
         why = "found true; a search compares steps that all ranks end together (false)"

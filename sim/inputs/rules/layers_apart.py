@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
+from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
 from sim.models.recipes import recipe_of
 
@@ -62,3 +63,56 @@ def _offloaded_modules(sections: Sections, t: Training, modules: tuple[OffloadMo
                 yield path, f"found '{module}'; needs {what}"
     if len(set(modules)) < len(modules):
         yield path, f"found {list(modules)}; each at most once"
+
+
+def eight_bit_parameters(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core's distributed optimizer casts to Transformer Engine's 8 bits (optimizer/distrib_optimizer.py)."""
+    recipe = recipe_of(t) if t.fp8_param_gather else None
+    for bad, what in (
+        (recipe is None or recipe.format == "nvfp4" or recipe.quantizer != "te", "Transformer Engine's fp8 or mxfp8"),
+        (sections.parallelism.zero != 1, "parallelism.zero 1"),
+        (t.lora is not None or bool(t.optimizer_offload), "training without lora and optimizer_offload"),
+        (t.param_dtype == "fp32" or t.master_weights is not None, "parameters of 16 bits with fp32 copies"),
+        (sections.model.program is not None, "a described model"),
+    ):
+        if t.fp8_param_gather and bad:
+            yield ("training", "fp8_param_gather"), f"found true; needs {what}"
+
+
+def waiting_layers(sections: Sections, t: Training) -> Problems:
+    """Layers that do not overlap need others that do, by Transformer Engine's userbuffers (Megatron-Core,
+    extensions/transformer_engine.py: `tp_comm_overlap_disable_qkv`, `tp_comm_overlap_disable_fc1`)."""
+    found = ", ".join(sections.parallelism.tp_overlap_except)
+    for bad, what in (
+        (sections.parallelism.tp_overlap != "full", "parallelism.tp_overlap full"),
+        (not framework_of(t).overlaps_in_library, "a framework with Transformer Engine's userbuffers"),
+    ):
+        if found and bad:
+            yield ("parallelism", "tp_overlap_except"), f"found {found}; needs {what}"
+
+
+def router_fusion(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core's router, fused or not (`moe_router_fusion` of TransformerConfig)."""
+    for bad, what in (
+        (sections.model.moe is None, "model.moe"),
+        (framework_of(t).router not in ROUTERS.values(), "framework megatron, megatron_bridge or nemo"),
+    ):
+        if t.moe_router_fusion is not None and bad:
+            yield ("training", "moe_router_fusion"), f"found {str(t.moe_router_fusion).lower()}; needs {what}"
+
+
+def shared_experts_beside(sections: Sections, t: Training) -> Problems:
+    """Megatron-Core's shared experts beside NCCL's exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
+    moe, p, r = sections.model.moe, sections.parallelism, t.recompute
+    by_library = p.ep_dispatcher not in (None, "all_to_all") or (
+        moe is not None and moe.max_nodes_per_token is not None
+    )
+    for bad, what in (
+        (moe is None or not moe.shared_width, "model.moe with shared experts"),
+        (not framework_of(t).sends_probabilities, "framework megatron, megatron_bridge or nemo"),
+        (p.ep_overlap, "parallelism.ep_overlap false"),
+        (by_library, "parallelism.ep_dispatcher all_to_all"),
+        (r.mode == "selective" and "shared_experts" in r.modules, "recompute without module shared_experts"),
+    ):
+        if t.moe_shared_expert_overlap and bad:
+            yield ("training", "moe_shared_expert_overlap"), f"found true; needs {what}"

@@ -6,7 +6,14 @@ from sim.core.dtypes import MUON_DTYPE, sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.input_source import Problems, show
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.rules.layers_apart import layers_in_sixteen_bits, offloaded_parts
+from sim.inputs.rules.layers_apart import (
+    eight_bit_parameters,
+    layers_in_sixteen_bits,
+    offloaded_parts,
+    router_fusion,
+    shared_experts_beside,
+    waiting_layers,
+)
 from sim.inputs.rules.layout import batch, first_problem, micro_batches
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Packing, Recompute, Training
@@ -43,6 +50,10 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         layers_in_sixteen_bits,
         offloaded_parts,
         _output,
+        eight_bit_parameters,
+        waiting_layers,
+        router_fusion,
+        shared_experts_beside,
         _recompute,
         _loss,
         _batches,

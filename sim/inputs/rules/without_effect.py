@@ -16,6 +16,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
+from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
 from sim.models.optimizers import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
@@ -220,6 +221,12 @@ def _fused_sums(s: Layout) -> str:
     return "with zero 3, as Megatron's FSDP has no such fusion" if sharded else ""
 
 
+def _own_router(s: Layout) -> str:
+    t = s.training
+    own = t is not None and ROUTERS.get(bool(t.moe_router_fusion)) == framework_of(t).router
+    return f"with framework {t.framework}, whose router is so" if t is not None and own else ""
+
+
 def _captured(s: Layout) -> str:
     captured = s.model.program is not None and s.training is not None and s.training.zero_grad == "keep"
     return "with a captured program, whose gradients come and go as it ran" if captured else ""
@@ -257,6 +264,9 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("cp_method", _with_one("cp")),
     Idle("cp_split", _cp_split),
     Idle("tp_overlap", _with_one("tp")),
+    Idle(
+        "tp_overlap_except", lambda s: "" if s.parallelism.sp else "without sp" if s.parallelism.tp > 1 else "with tp 1"
+    ),
     Idle("ep_overlap", _with_one("ep")),
     Idle("ep_dispatch_dtype", _with_one("ep")),
     Idle("ep_dispatcher", _with_one("ep")),
@@ -268,6 +278,8 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("attention_kernel", _attention_kernel),
     Idle("grad_reduce_dtype", _reduces_nothing),
     Idle("gradient_accumulation_fusion", _fused_sums),
+    Idle("moe_router_fusion", _own_router),
+    Idle("moe_shared_expert_overlap", _with_one("ep")),
     Idle("adamw_kernels", _no_adamw),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),

@@ -17,6 +17,7 @@ from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.router import router
 from sim.models.moe.routing import places_by_chance, routing
 from sim.models.moe.shared import shared_parts
+from sim.models.moe.shared_beside import beside_exchanges
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
 from sim.models.serving.operators import ServedElements, ServingDims
 from sim.prices.roofline import MOE_LAYER
@@ -53,7 +54,10 @@ class Experts(Struct, frozen=True):
             routed = (*routed, self._zero_experts(d, r.tokens))
         if self.shared is None:
             return routed
-        return (*routed, *shared_parts(d, self.shared.projections(d), self.moe.shared_gate))
+        shared = shared_parts(d, self.shared.projections(d), self.moe.shared_gate)
+        if scenario.for_training.moe_shared_expert_overlap and p.ep > 1:
+            return beside_exchanges(routed, shared)
+        return (*routed, *shared)
 
     def _zero_experts(self, d: Dims, tokens: int) -> Operator:
         """A token times the weights of its zero experts, added to what the others give (arXiv 2509.01322, section

@@ -28,6 +28,8 @@ class Dispatcher(Struct, frozen=True):
     `domain_expert_bytes`: beside the token, and its gradient, these bytes travel for each expert of the NVLink domain.
     `map_byte`: bytes of an entry of a map of tokens and experts, which all ranks gather ahead; 0: no such map.
     `fills_tiles`: what arrives is copied into rows that are filled up to the tile of 8-bit matmuls at once.
+    `chooses_again`: it is handed each token's experts as numbers, which a framework with maps (`maps_copies`) chooses
+    once more from its map of weights, and turns into a map of the rank's own experts where they arrive.
     """
 
     once_to_a_place: bool
@@ -38,18 +40,22 @@ class Dispatcher(Struct, frozen=True):
     domain_expert_bytes: float = 0.0
     map_byte: int = 0
     fills_tiles: bool = False
+    chooses_again: bool = False
 
 
 ALL_TO_ALL = Dispatcher(once_to_a_place=False, copies_on_arrival=False, messages_beside=True)
 # DeepEP's dispatch takes hidden states, indices of experts and weights together (fused_a2a.py: FusedDispatch). Within
 # one NVLink domain a token goes to a rank if any of its experts is there (DeepEP, csrc/kernels/intranode.cu: dispatch,
-# `is_token_in_rank`).
+# `is_token_in_rank`). Megatron-Core's `_DeepepManager` takes a top-k of the router's map of weights (`setup_metadata`)
+# and makes maps of what arrives (`get_permuted_hidden_states_by_experts`), in one kernel with
+# `enable_megatron_core_experimental`, which its recipes set (fusions/fused_indices_converter.py: IndicesToMultihot).
 DEEP_EP = Dispatcher(
     once_to_a_place=True,
     copies_on_arrival=True,
     messages_beside=False,
     choice_bytes=INDEX_BYTES + FP32_BYTES,
     choice_gradient_bytes=FP32_BYTES,
+    chooses_again=True,
 )
 # HybridEP (DeepEP, csrc/hybrid_ep): all ranks gather the map of tokens and experts, a byte each (deep_ep/
 # hybrid_ep_buffer.py: dispatch_with_permute), from which a kernel says where in each rank a token goes

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Item, Phase, Program, Saved
 from sim.models.dims import Dims
-from sim.models.moe.dispatchers import Dispatcher
+from sim.models.moe.dispatchers import INDEX_BYTES, Dispatcher
 from sim.models.moe.routing import Routing, moe_of
 from sim.models.operators import F, I, Operator, collective, memory_op, small_kernels
 
@@ -80,6 +80,7 @@ class _Trip(Struct, frozen=True):
     r: Routing
     way: Dispatcher
     experts: int
+    top_k: int
 
     @property
     def copies(self) -> float:
@@ -127,10 +128,20 @@ class _Trip(Struct, frozen=True):
         return self.d.framework.maps_copies and not self.way.copies_on_arrival
 
     @property
+    def maps_arrivals(self) -> bool:
+        """Whether numbers of experts become maps where tokens arrive (`Dispatcher.chooses_again`)."""
+        return self.d.framework.maps_copies and self.way.chooses_again
+
+    @property
+    def _arrived_rows(self) -> float:
+        return self.r.arrived * self.layout.expert_tp
+
+    @property
     def map_bytes(self) -> float:
         """Maps that the backward needs: of tokens and experts, and of both sorts of what arrives."""
         if not self.maps:
-            return self.copies * self.d.framework.routing_bytes
+            of_arrived = MAP_NUMBER_BYTES * self._arrived_rows * (3 * self.r.experts + 1) if self.maps_arrivals else 0.0
+            return self.copies * self.d.framework.routing_bytes + of_arrived
         sorts = 2 * self.r.received * self.layout.expert_tp if self.sorts_chunks else 0.0
         return MAP_NUMBER_BYTES * (self.r.tokens * (2 * self.experts + 1) + sorts)
 
@@ -138,6 +149,25 @@ class _Trip(Struct, frozen=True):
     def sorts_chunks(self) -> bool:
         """Whether what arrives is ordered by sender, and wanted by expert."""
         return self.layout.ep * self.layout.expert_tp > 1 and self.r.experts > 1
+
+    def _arrival_maps(self, name: str, phase: Phase) -> Program:
+        """Maps of what arrived, made before the first copy.
+
+        A map is read (1 byte) and one of places written (4). From numbers of experts (8 bytes, and weights of 4) maps
+        are made of experts (1), weights (4) and places (4), and of these Transformer Engine's (`at_home_map`); in the
+        last backward weights' gradients and places (4, 4) are read, and numbers' gradients written (4).
+        """
+        entries, choices = self._arrived_rows * self.r.experts, self._arrived_rows * self.top_k
+        if name == "sort_chunks" and self.maps_arrivals:
+            moved = choices * (INDEX_BYTES + FP32_BYTES) + entries * (9.0 + MAP_ACCESSED_BYTES)
+            kernels = 1 + MAP_KERNELS
+        elif name == "sort_chunks":
+            moved, kernels = entries * (1.0 + MAP_NUMBER_BYTES), 1
+        elif name == "sort_chunks_backward" and self.maps_arrivals:
+            moved, kernels = entries * 2 * MAP_NUMBER_BYTES + choices * FP32_BYTES, 1
+        else:
+            return ()
+        return (memory_op(f"{name}_map", phase, "elementwise", entries, moved, self.d.act, kernels),)
 
     def exchange(self, name: str, phase: Phase, *, quantized: bool, beside_bytes: float = 0.0) -> Program:
         """All-to-all over ep. `quantized`: in `ep_dispatch_dtype`, as a dispatch and a combine's gradient may go, but
@@ -173,15 +203,18 @@ class _Trip(Struct, frozen=True):
 
         Copies of all expert_tp ranks are sorted at once, after they are gathered (`MoEAlltoAllTokenDispatcher` in
         Megatron-Core's transformer/moe/token_dispatcher.py). A dispatcher that makes copies on arrival needs the sort
-        for one expert too: a map and the copies, which are as many as or more than the tokens that arrived.
+        for one expert too: a map, made once (DeepEP, csrc/hybrid_ep/executor/executor.cu: `row_id_map` of the handle),
+        and the copies, which are as many as or more than the tokens that arrived.
         `results_read`: for the gradient of the weights that results were multiplied by.
         """
         p, d = self.layout, self.d
         n = self.r.fullest * p.expert_tp * d.hidden
         if self.way.copies_on_arrival:
             again = results_read and not d.framework.weights_experts_after_activation
-            moved = (2 if again else 1) * n + self.r.arrived * p.expert_tp * d.hidden
-            return (memory_op(name, phase, "permute", n, moved * d.act_bytes, d.act, 2),)
+            moved = (2 if again else 1) * n + self._arrived_rows * d.hidden
+            copied = memory_op(name, phase, "permute", n, moved * d.act_bytes, d.act)
+            made = self._arrival_maps(name, phase)
+            return (*made, copied) if phase is F else (copied, *made)
         if not self.sorts_chunks:
             return ()
         kernels = 2 if self.maps and phase is F else 1  # the forward makes a map, one number for each row
@@ -189,7 +222,8 @@ class _Trip(Struct, frozen=True):
 
 
 def _trip(scenario: Scenario, d: Dims, r: Routing) -> _Trip:
-    return _Trip(scenario.parallelism, d, r, r.dispatcher, moe_of(scenario).experts)
+    moe = moe_of(scenario)
+    return _Trip(scenario.parallelism, d, r, r.dispatcher, moe.experts, moe.top_k)
 
 
 def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:

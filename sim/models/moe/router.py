@@ -55,14 +55,17 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     fp32_product = "tf32" if casts.upcast and not casts.ahead else "fp32"
     dtype, backward_dtype = "fp32" if casts.ahead or casts.wide else d.act, fp32_product if in_fp32 else d.act
     choose, choose_back = _choice(d, moe, m, FP32_BYTES if in_fp32 else e)
+    again, again_back = _chosen_again(d, moe, r)
     forward = (
         *((_copy(d, "router_cast", F, m * h),) if casts.ahead else ()),
         *((cast(d, "router_cast", F, m * h),) if casts.narrow else ()),
         gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if casts.upcast else None),
         *choose,
+        *again,
         *_counts(d, moe, r, ep, expert_tp),
     )
     backward = (
+        *again_back,
         choose_back,
         gemm("router_dgrad", I, m, h, x, backward_dtype),
         *((_copy(d, "router_grad_cast", I, m * h),) if casts.upcast else ()),
@@ -126,6 +129,20 @@ def _top_k(d: Dims, moe: MoeConfig, tokens: int) -> tuple[Compute, ...]:
         )
         for name, rows, row, chosen in shapes
     )
+
+
+def _chosen_again(d: Dims, moe: MoeConfig, r: Routing) -> tuple[Program, Program]:
+    """The top-k of the map of fp32 weights whose numbers the dispatcher takes (`Dispatcher.chooses_again`), and its
+    backward: zeros, into which the weights' gradients are scattered by number."""
+    if not (r.dispatcher.chooses_again and d.framework.maps_copies):
+        return (), ()
+    n, choices = r.tokens * moe.experts, r.tokens * moe.top_k
+    written = choices * (INDEX_BYTES + FP32_BYTES)
+    chosen = memory_op("dispatch_top_k", F, "softmax", n, FP32_BYTES * n + written, d.act, 2)
+    clocks = top_k_clocks(r.tokens, moe.experts, moe.top_k, narrow=False)
+    moved = FP32_BYTES * n + written + FP32_BYTES * choices
+    back = memory_op("dispatch_top_k_backward", I, "softmax", n, moved, d.act, 2)
+    return (replace(chosen, clocks=clocks, plain_host=True),), (replace(back, plain_host=True),)
 
 
 def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:

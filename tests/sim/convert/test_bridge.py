@@ -233,8 +233,9 @@ def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path)
 @pytest.mark.parametrize(
     ("name", "precision", "recipe", "noted"),
     [
-        ("bf16_with_fp8_current_scaling_mixed", "fp8", "tensorwise", ["fp8_param_gather"]),
-        ("nemotron-h-bf16-with-fp8-current-scaling-mixed", "fp8", "tensorwise", ["fp8_param_gather"]),
+        ("bf16_with_fp8_current_scaling_mixed", "fp8", "tensorwise", []),
+        ("nemotron-h-bf16-with-fp8-current-scaling-mixed", "fp8", "tensorwise", []),
+        ("bf16_with_mxfp8_mixed", "mxfp8", "mxfp8", []),
         ("fp16_with_fp8_subchannel_scaling_mixed", "fp8", "blockwise", []),
         ("bf16_mixed", "bf16", None, []),
         ("my_own_mixed", "bf16", None, ["mixed_precision"]),
@@ -244,16 +245,29 @@ def test_recipes_of_mixed_precision_by_name(
     tmp_path: Path, name: str, precision: str, recipe: str | None, noted: list[str]
 ) -> None:
     """src/megatron/bridge/training/mixed_precision.py, of release 0.3.1."""
-    options = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-8b")
+    options = ("--cluster", "dgx-b200", "--gpus", "64", "--model", "qwen3-8b")
     text = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
     data, said = converted(tmp_path, "o.yaml", f"{text}mixed_precision: {name}\n", *options)
     assert of(data, "training", "precision", "fp8_recipe") == [precision, recipe]
     ends = {"bf16_with_fp8_current_scaling_mixed": 1, "nemotron-h-bf16-with-fp8-current-scaling-mixed": 2}.get(name)
     keys = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
     assert of(data, "training", *keys) == [ends, ends]
+    in_8_bits = "current_scaling" in name.replace("-", "_") or "mxfp8" in name
+    assert data["training"].get("fp8_param_gather", False) == in_8_bits
     listed = said.partition("not expressed here: ")[2].partition("\n")[0]
     assert all(word in listed for word in noted)
     assert bool(listed) == bool(noted)
+
+
+@pytest.mark.parametrize(("tp", "waits"), [(4, ["qkv"]), (1, None)])
+def test_a_layer_that_does_not_overlap(tmp_path: Path, tp: int, waits: list[str] | None) -> None:
+    """`tp_comm_overlap_disable_qkv` of ModelParallelConfig."""
+    keys = "  tp_comm_overlap: true\n  tp_comm_overlap_disable_qkv: true\n"
+    text = DENSE.replace("model:\n", f"model:\n{keys}")
+    text = text.replace("tensor_model_parallel_size: 4", f"tensor_model_parallel_size: {tp}")
+    data, said = converted(tmp_path, "o.yaml", text, *WITH_8B)
+    assert data["parallelism"].get("tp_overlap_except") == waits
+    assert "tp_comm_overlap_disable_qkv" not in said
 
 
 APEX = """optim:

@@ -71,6 +71,30 @@ def test_the_files_number_of_layers_goes_before_that_of_the_model_which_it_names
 
 
 @pytest.mark.parametrize(
+    ("loss", "fusion", "framework", "kept"),
+    [
+        ("false", "true", "megatron_bridge", None),
+        ("false", "false", "megatron_bridge", False),
+        ("true", "true", "megatron", True),
+        ("true", "false", "megatron", None),
+    ],
+)
+def test_a_router_that_is_not_as_the_frameworks(
+    tmp_path: Path, loss: str, fusion: str, framework: str, kept: bool | None
+) -> None:
+    """`moe_router_fusion`, which recipes of Nemotron have false beside all else that NVIDIA's scripts set."""
+    experts = "num_moe_experts: 8\n  moe_router_topk: 2\n  moe_ffn_hidden_size: 512\n  moe_permute_fusion: true"
+    experts += f"\n  expert_tensor_parallel_size: 1\n  sequence_parallel: true\n  moe_router_fusion: {fusion}"
+    found = of(
+        tmp_path,
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"),
+        ("num_layers: 36", f"num_layers: 48\n  {experts}"),
+        ("check_for_nan_in_loss: false", f"check_for_nan_in_loss: {loss}"),
+    )["training"]
+    assert (found["framework"], found.get("moe_router_fusion")) == (framework, kept)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "framework"),
     [
         ("train:", "train:", "megatron_bridge"),

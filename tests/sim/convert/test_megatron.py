@@ -359,7 +359,7 @@ def test_processes_of_mpirun(tmp_path: Path) -> None:
         ("--optimizer-cpu-offload --overlap-cpu-optimizer-d2h-h2d", "cpu", "are simulated beside nothing"),
         ("--optimizer-cpu-offload --optimizer-offload-fraction 0.5", None, "0.5: a part is not simulated"),
         ("--offload-optimizer-states", True, ""),
-        ("--fp8-format hybrid --fp8-param-gather", None, "--fp8-param-gather: parameters are gathered and kept in 16"),
+        ("--fp8-format hybrid --fp8-param-gather --optimizer-cpu-offload", "cpu", "--fp8-param-gather: parameters are"),
     ],
 )
 def test_where_the_optimizer_s_states_are(tmp_path: Path, flags: str, offload: object, note: str) -> None:
@@ -367,6 +367,22 @@ def test_where_the_optimizer_s_states_are(tmp_path: Path, flags: str, offload: o
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert data["training"].get("optimizer_offload") == offload
     assert note in said
+    assert "not expressed here: --cuda-graph-scope\n" in said  # nothing else
+
+
+@pytest.mark.parametrize(
+    ("flags", "simulated"),
+    [
+        ("--fp8-format hybrid --fp8-recipe tensorwise", True),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8 --reuse-grad-buf-for-mxfp8-param-ag", True),
+        ("--fp8-format e4m3 --fp8-recipe mxfp8", None),
+    ],
+)
+def test_parameters_in_8_bits(tmp_path: Path, flags: str, simulated: bool | None) -> None:
+    text = MEGATRON.replace("    --sequence-parallel\n", f"    --sequence-parallel {flags} --fp8-param-gather\n")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-b200")
+    assert data["training"].get("fp8_param_gather") is simulated
+    assert ("--fp8-param-gather: parameters are gathered and kept in 16 bits" in said) == (not simulated)
     assert "not expressed here: --cuda-graph-scope\n" in said  # nothing else
 
 

@@ -128,6 +128,27 @@ def test_node_limited_routing_sends_each_token_to_few_nodes():
     assert parts(8, pp=2, rank_order="tp-cp-pp-dp") == 2 / 8
 
 
+@pytest.mark.parametrize(
+    ("framework", "dispatcher", "kernels", "again"),
+    [("megatron", "deepep", [4, 1], 2), ("megatron", "hybridep", [1], 0), ("eager", "deepep", [1], 0)],
+)
+def test_maps_of_what_arrived_are_made_once(framework, dispatcher, kernels, again):
+    """Megatron-Core hands DeepEP each token's experts as numbers, of a top-k of its map (two kernels, two back), and
+    makes maps of what arrives: 12 bytes of each choice and 34 of each of a rank's experts, and 4 and 8 back."""
+    block = layer_block(make(MOE, {"framework": framework}, dp=4, ep=4, ep_dispatcher=dispatcher), 0)
+    items = [*block.forward, *block.backward]
+    made = [i for i in items if getattr(i, "name", "").startswith("sort_chunks") and i.name.endswith("_map")]
+    assert [i.kernels for i in made] == kernels
+    assert sum(i.kernels for i in items if getattr(i, "kind", "") == "permute") == 4  # one copy each way, and back
+    chosen = [i for i in items if getattr(i, "name", "").startswith("dispatch_top_k")]
+    assert [i.kernels for i in chosen] == [2, 2][:again]
+    experts, top_k = made[0].shape[0], MOE["moe"]["top_k"]
+    if again:
+        arrived = experts / (MOE["moe"]["experts"] / 4)
+        assert made[0].bytes == pytest.approx(12 * arrived * top_k + 34 * experts, rel=1e-3)
+        assert made[1].bytes == pytest.approx(4 * arrived * top_k + 8 * experts, rel=1e-3)
+
+
 @pytest.mark.parametrize("dispatcher", ["deepep", "hybridep"])
 def test_a_token_is_sent_once_to_each_node_or_rank_that_chance_gives_its_experts(dispatcher):
     """Of N nodes; within one node of its ranks: no rank has two of a token's experts where each has one."""

@@ -304,6 +304,14 @@ def test_errors_name_the_line(tmp_path: Path, written: str, problem: str, gpus: 
         run_search(file, gpus=gpus)
 
 
+def test_parameters_in_8_bits_are_refused(tmp_path: Path) -> None:
+    keys = {"precision": "fp8", "framework": "megatron", "fp8_param_gather": True}
+    file = tmp_path / "in_8_bits.yaml"
+    file.write_text(json.dumps(merge(BASE, {"training": keys, "parallelism": {"zero": 1}})), encoding="utf-8")
+    with pytest.raises(InputError, match=r"training.fp8_param_gather: found true; a search compares layouts"):
+        run_search(file, gpus=8)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -56,6 +56,7 @@ LAYOUT: dict[str, list[Any]] = {
     "cp_method": ["all_gather", "all_to_all"],
     "cp_split": ["contiguous", "striped"],
     "tp_overlap": ["wgrad", "full"],
+    "tp_overlap_except": [["qkv"]],
     "ep_overlap": [True],
     "ep_dispatch_dtype": ["fp8"],
     "ep_dispatcher": ["deepep", "all_to_all"],
