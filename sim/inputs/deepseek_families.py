@@ -148,6 +148,7 @@ def _hy_v4(config: Config) -> Config:
         "hyper_connections": config.get("hc_mult", 4),
         "hyper_connection_kind": "independent",
         "moe": found["moe"] | ({"activation": "limited_swiglu"} if limit > 0 else {}),
+        "code": "hy_v4",
         "left_out": ["the output matrix in fp32"],
     }
 
@@ -190,6 +191,7 @@ def _longcat_flash(config: Config) -> Config:
         "mla": latent(config),
         "moe": moe,
         "mlp_pattern": ["experts", "dense"],
+        "code": "longcat_flash",
         "left_out": ["experts' messages beside the next layer", "the factors on queries and latents"],
     }
 

@@ -330,8 +330,8 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     ),
     "hyperclovax": _hyperclovax,
     "iquestcoder": Family(llama, {"head_dim": 128}),
-    "minicpm3": dense_latent,
-    "youtu": dense_latent,
+    "minicpm3": Family(dense_latent, own={"code": "granite"}),  # whose branches are scaled as well
+    "youtu": Family(dense_latent, own={"code": "youtu"}),
     "olmo": Family(llama, only={"clip_qkv": (None,)}, own=_OLMO),
     "stablelm": _stablelm,
     "mistral": _MISTRAL,
