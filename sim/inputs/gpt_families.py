@@ -94,6 +94,7 @@ def _gpt_neox(config: Config) -> Config:
         "positions": "rope",
         "rope_share": rope_share(config, config.get("rotary_pct", 0.25)),
         "parallel_block": config.get("use_parallel_residual", True) and "two_norms",
+        "code": "gpt_neox",
     }
 
 

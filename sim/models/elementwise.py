@@ -220,11 +220,14 @@ def rope(d: Dims, elements: float) -> Operator:
     4, negate 1, both halves' gradients 7 (`_cut_gradients`), sum of both paths 3, and a copy 2 from heads' order to
     tokens', in ten. All kernels but those of `_cut_gradients` read or write heads in tokens' order, or read cosines
     that all heads share. Torch vectorizes none of these. Each way there are five of them for a tensor, and the negation
-    has half of the elements (`ROPE_SINGLE`).
+    has half of the elements (`ROPE_SINGLE`). A model whose code copies all gradients at once (`ModelCode.split`) has no
+    such copy here.
     """
     fused = d.framework.fuses_rope
     size, (accesses, launches) = elements * d.act_bytes, (2, 1) if fused else (10, 5)
     back_accesses, back_launches = (17, 10) if d.framework.fills_cut_gradients else (accesses, launches)
+    if d.code.split == "heads":
+        back_accesses, back_launches = back_accesses - 2, back_launches - 1
     ahead, back = (More(), More()) if fused else wider_rope(d)
     moved, moved_back = accesses * size + ahead.bytes * elements, back_accesses * size + back.bytes * elements
     launches, back_launches = launches + ahead.kernels, back_launches + back.kernels

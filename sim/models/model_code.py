@@ -58,7 +58,9 @@ class ModelCode(NamedTuple):
     # gradients; with rope its own copies bring them there. Of three indices or slices ("select") each gradient is put
     # into zeros as large as the result, and these are added up. Lists of one index ("index") copy keys and values
     # forward; backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
-    split: Literal["split", "select", "index"] = "split"
+    # Of a token's heads, each with its query, key and value ("heads"), the gradients are joined in heads' order by one
+    # kernel and copied to tokens' order by another, so that rope copies nothing.
+    split: Literal["split", "select", "index", "heads"] = "split"
 
     # Torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as truths, of which it
     # makes numbers each time, or as numbers.
@@ -101,6 +103,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
+    "gpt_neox": ModelCode(split="heads"),  # gpt_neox/modeling_gpt_neox.py: GPTNeoXAttention.forward (`chunk`)
     # gpt_oss/modeling_gpt_oss.py: GptOssTopKRouter
     "gpt_oss": ModelCode(router=GPT_OSS_ROUTER, casts_router_weights=True),
     # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same

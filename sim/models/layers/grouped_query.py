@@ -227,7 +227,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         whole = d.tokens * self.expanded_width(d.tp)
         if d.code.split == "index":
             return (split_by_index(d, whole, d.tokens * self.heads_of(d.tp)[1] * self.head_dim),)
-        return (joined_gradients(d, whole),) if not self.rope or d.code.split == "select" else ()
+        return (joined_gradients(d, whole),) if not self.rope or d.code.split != "split" else ()
 
     def _gates(self, d: Dims, elements: int) -> tuple[Operator, ...]:
         if self.gate == "per_head":

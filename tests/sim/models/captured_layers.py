@@ -37,6 +37,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"attention_types": [[["global"], 3]]},
     "mpt": {"d_model": 512, "n_heads": 8, "n_layers": 3, "vocab_size": 1024, "max_seq_len": 128},
 }
+CONFIGS["gpt_neox"] = CONFIGS["llama"] | {"intermediate_size": 2048}
 CONFIGS["apertus"] = CONFIGS["llama"]
 CONFIGS["arcee"] = CONFIGS["llama"]
 CONFIGS["cohere"] = CONFIGS["llama"] | {"tie_word_embeddings": True}
@@ -98,6 +99,8 @@ CONFIGS["lfm2_moe"] |= {"layer_types": ["full_attention"] * 3}
 MODELS["lfm2_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": EXPERTS, "code": "lfm2_moe"}
 OF_GPT = {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024}
 MODELS |= {
+    "gpt_neox": OF_GPT
+    | {"mlp": "gelu", "positions": "rope", "rope_share": 0.25, "parallel_block": "two_norms", "code": "gpt_neox"},
     "bloom": OF_GPT | {"mlp": "gelu_bloom", "embedding_norm": True, "code": "bloom"},
     "gpt_neo": MODELS["gpt2"]
     | {"attention_bias": False, "attention_out_bias": True, "separate_qkv": True}

@@ -44,6 +44,16 @@ def test_the_gradients_of_gate_and_up_are_joined_by_one_kernel(tmp_path: Path) -
     assert [i.bytes for i in mine] == [joined]
 
 
+def test_gradients_of_heads_that_lie_beside_each_other_are_joined_and_copied(tmp_path: Path) -> None:
+    """GPT-NeoX's queries, keys and values; its rope copies nothing then."""
+    program, layer = capture(tmp_path, "gpt_neox", "sdpa", weights="bf16"), layer_of("gpt_neox")
+    mine = [o for o in program.operators if o.phase == "backward" and o.module.endswith("layers.1.attention")]
+    real = [i for o in mine if o.launches and "attention" not in o.name for i in computes_of(o)]
+    found = [i for i in layer.backward if isinstance(i, Compute) and i.name.startswith(("rope", "split"))]
+    assert sum(i.kernels for i in found) == sum(i.kernels for i in real)
+    assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.02)
+
+
 def test_a_window_is_a_mask_of_all_pairs(tmp_path: Path) -> None:
     """torch's function takes all pairs, keys for each query head, and keeps the mask; a named kernel skips pairs."""
     program, layer = capture(tmp_path, "mistral", "sdpa", weights="bf16"), layer_of("mistral")
