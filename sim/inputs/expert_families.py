@@ -352,7 +352,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe,
     "solar_open": _solar_open,
-    "llama4_text": _llama4,
+    "llama4_text": Family(_llama4, {"head_dim": 128}),
     "dots1": _dots1,
     "ernie4_5_moe": _ernie_moe,
     "hunyuan_v1_moe": _hunyuan_moe,

@@ -51,7 +51,7 @@ def test_gradients_of_heads_that_lie_beside_each_other_are_joined_and_copied(tmp
     real = [i for o in mine if o.launches and "attention" not in o.name for i in computes_of(o)]
     found = [i for i in layer.backward if isinstance(i, Compute) and i.name.startswith(("rope", "split"))]
     assert sum(i.kernels for i in found) == sum(i.kernels for i in real)
-    assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.08)  # zeros are written twice there
+    assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.08)  # zeros twice
 
 
 def test_a_window_is_a_mask_of_all_pairs(tmp_path: Path) -> None:
