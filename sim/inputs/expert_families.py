@@ -141,7 +141,7 @@ def _mellum(config: Config) -> Config:
 def _phimoe(config: Config) -> Config:
     """Phi 3.5 MoE: Mixtral's layers with layer norms, and biases where the config asks for them."""
     own = {"norm": "layernorm", "norm_bias": True, "head_bias": config.get("lm_head_bias", False)}
-    return _mixtral(config) | own
+    return _mixtral(config) | own | {"code": "phimoe"}
 
 
 def _dbrx(config: Config) -> Config:

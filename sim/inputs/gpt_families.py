@@ -213,6 +213,7 @@ def _persimmon(config: Config) -> Config:
         "head_dim": None,
         "qk_norm": "layernorm" if config.get("qk_layernorm", True) else False,
         "mlp": "relu2",
+        "code": "persimmon",
     }
     return found | {"rope_share": rope_share(config, 0.5), "dropout": config.get("hidden_dropout")}
 

@@ -107,7 +107,7 @@ def output_copied(d: Dims, core: Operator, elements: int) -> Operator:
     if not d.framework.output_follows_queries or not d.fused_attention or d.code.joins_by_tokens:
         return core
     size = elements * d.act_bytes
-    copy = memory_op("output_copy", F, "copy", elements, 2 * size, d.act)
+    copy = replace(memory_op("output_copy", F, "copy", elements, 2 * size, d.act), single_elements=float(elements))
     return replace(keeping(core, "output before its copy", size), forward=(*core.forward, copy))
 
 

@@ -17,6 +17,7 @@ from sim.models.framework_parts import (
     GROUPED_SIGMOID_ROUTER,
     NARROW_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
+    SPARSE_MIXER_ROUTER,
     WIDE_AS_CHOSEN_ROUTER,
     WIDE_ROUTER,
     RouterKernels,
@@ -129,7 +130,11 @@ MODEL_CODE: dict[str, ModelCode] = {
     "olmo": ModelCode(rope_dtype="promoted"),
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
     "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    # persimmon/modeling_persimmon.py: PersimmonAttention._split_heads
+    "persimmon": ModelCode(split="select"),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
+    # phimoe/modeling_phimoe.py: sparsemixer
+    "phimoe": ModelCode(router=SPARSE_MIXER_ROUTER, casts_router_weights=True),
     # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter with norm_topk_prob; Qwen 3 and Mellum have the same
     "qwen2_moe": ModelCode(router=CASTING_ROUTER, casts_router_weights=True),
     "youtu": ModelCode(latent_rope="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave

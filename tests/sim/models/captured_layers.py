@@ -38,6 +38,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mpt": {"d_model": 512, "n_heads": 8, "n_layers": 3, "vocab_size": 1024, "max_seq_len": 128},
 }
 CONFIGS["gpt_neox"] = CONFIGS["llama"] | {"intermediate_size": 2048}
+CONFIGS["persimmon"] = CONFIGS["llama"] | {"intermediate_size": 2048, "hidden_dropout": 0.0, "attention_dropout": 0.0}
 CONFIGS["apertus"] = CONFIGS["llama"]
 CONFIGS["arcee"] = CONFIGS["llama"]
 CONFIGS["cohere"] = CONFIGS["llama"] | {"tie_word_embeddings": True}
@@ -92,6 +93,8 @@ MODELS["minicpm3"] = WHOLE_HEADS | {"mla": MLA | {"qk_nope_head_dim": 64, "qk_ro
 MODELS["minicpm3"] |= {"code": "granite"}
 CONFIGS["olmoe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
 MODELS["olmoe"] = WHOLE_HEADS | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": EXPERTS, "code": "olmoe"}
+CONFIGS["phimoe"] = OF_EXPERTS | {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
+MODELS["phimoe"] = WHOLE_HEADS | {"norm": "layernorm", "norm_bias": True, "moe": EXPERTS, "code": "phimoe"}
 CONFIGS["hunyuan_v1_moe"] = OF_EXPERTS | {"num_experts": 8, "moe_topk": 2, "intermediate_size": 256, "head_dim": 64}
 MODELS["hunyuan_v1_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": OF_FP32, "code": "hunyuan_v1_moe"}
 CONFIGS["lfm2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "num_dense_layers": 0}
@@ -101,6 +104,8 @@ OF_GPT = {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024}
 MODELS |= {
     "gpt_neox": OF_GPT
     | {"mlp": "gelu", "positions": "rope", "rope_share": 0.25, "parallel_block": "two_norms", "code": "gpt_neox"},
+    "persimmon": OF_GPT
+    | {"mlp": "relu2", "positions": "rope", "rope_share": 0.5, "qk_norm": "layernorm", "code": "persimmon"},
     "bloom": OF_GPT | {"mlp": "gelu_bloom", "embedding_norm": True, "code": "bloom"},
     "gpt_neo": MODELS["gpt2"]
     | {"attention_bias": False, "attention_out_bias": True, "separate_qkv": True}

@@ -54,6 +54,21 @@ def test_gradients_of_heads_that_lie_beside_each_other_are_joined_and_copied(tmp
     assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.08)  # zeros twice
 
 
+def test_layer_norms_of_heads_copy_what_they_are_given(tmp_path: Path) -> None:
+    """Persimmon's; its rope copies nothing then, and as many instructions run as rows are narrow."""
+    program, layer = capture(tmp_path, "persimmon", "sdpa", weights="bf16"), layer_of("persimmon")
+    for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
+        mine = [o for o in program.operators if o.phase == phase and "layers.1.self_attn" in o.module and o.launches]
+        real = [i for o in mine if not ("mm" in o.name or "attention" in o.name) for i in computes_of(o)]
+        kinds = ("rope", "split", "query_norm", "key_norm", "output_copy", "qkv_bias", "attention_out_bias")
+        found = [i for i in items if isinstance(i, Compute) and i.name.startswith(kinds)]
+        # the two sums of gradients are one kernel here
+        assert sum(i.kernels for i in found) == sum(i.kernels for i in real) - (phase == "backward")
+        assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.04)
+        assert sum(i.clocks for i in found) == pytest.approx(sum(i.clocks for i in real), rel=0.01)
+        assert sum(i.lone_clocks for i in found) == pytest.approx(sum(i.lone_clocks for i in real))
+
+
 def test_a_window_is_a_mask_of_all_pairs(tmp_path: Path) -> None:
     """torch's function takes all pairs, keys for each query head, and keeps the mask; a named kernel skips pairs."""
     program, layer = capture(tmp_path, "mistral", "sdpa", weights="bf16"), layer_of("mistral")
