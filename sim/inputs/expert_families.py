@@ -147,6 +147,7 @@ def _phimoe(config: Config) -> Config:
 def _dbrx(config: Config) -> Config:
     """DBRX: layer norms without biases, 16 experts of which 4 are chosen."""
     attention, ffn = config["attn_config"], config["ffn_config"]
+    clamped = ["the clamp of queries, keys and values"] if attention.get("clip_qkv") is not None else []
     return {
         "layers": config["n_layers"],
         "hidden": config["d_model"],
@@ -160,6 +161,10 @@ def _dbrx(config: Config) -> Config:
         "positions": "rope",
         "trained_positions": config.get("max_seq_len"),
         "moe": router(ffn, "moe_num_experts", "ffn_hidden_size", "moe_top_k"),
+        "left_out": [
+            *clamped,
+            "Transformers' loop over experts, whose gradients have all experts' size",
+        ],
     }
 
 

@@ -425,3 +425,13 @@ def test_a_key_that_is_left_out_has_transformers_default(tmp_path: Path, family:
         (tmp_path / "config.json").write_text(json.dumps(written))
         found.append(load_model(str(tmp_path / "config.json")))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("clip", [None, 8.0])
+def test_what_dbrx_leaves_out_is_said(tmp_path: Path, clip: float | None) -> None:
+    """Its clamp, where the config has one, and Transformers' loop over experts."""
+    own = OWN["dbrx"] | {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": clip}}
+    (tmp_path / "config.json").write_text(json.dumps(transformers.DbrxConfig(**SIZES | own).to_dict()))
+    left_out = load_model(str(tmp_path / "config.json")).left_out
+    assert ("the clamp of queries, keys and values" in left_out) == (clip is not None)
+    assert any("loop over experts" in what for what in left_out)

@@ -172,3 +172,11 @@ def test_a_warning_names_the_kernel_that_skips_what_falcon_s_mask_hides() -> Non
     (warning,) = (w for w in make(MODELS["falcon"], sizes).warnings if "causal mask" in w)
     assert "flash2" in warning
     assert not [w for w in make(MODELS["falcon"], sizes | {"attention_kernel": "flash2"}).warnings if "causal" in w]
+
+
+@pytest.mark.parametrize(("dropout", "kernel"), [(0.0, "torch"), (0.1, "torch_2024"), (0.125, "torch")])
+def test_torch_takes_cudnn_s_attention_where_dropout_is_a_multiple_of_a_sixteenth(dropout: float, kernel: str) -> None:
+    """ATen/native/transformers/cuda/sdp_utils.cpp: check_cudnn_dropout; FlashAttention-2 runs otherwise."""
+    layer = layer_block(make(MODELS["llama"] | {"dropout": dropout}, {"seq_len": SEQ, "framework": "transformers"}), 1)
+    found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
+    assert found == {kernel}
