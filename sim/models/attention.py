@@ -126,6 +126,11 @@ def kv_bytes(d: Dims, c: Core) -> float:
     return d.batch * c.kv_len * c.kv_heads * (c.head_dim + c.v_head_dim) * d.act_bytes
 
 
+# cuDNN's probabilities are multiples of 1 / 16, so that torch does not choose it for others (ATen/native/transformers/
+# cuda/sdp_utils.cpp: check_cudnn_dropout).
+CUDNN_DROPOUT_STEPS = 16.0
+
+
 def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) -> Compute:
     """`widths`: of all the matmuls together, each over one score."""
     flops = 2.0 * d.batch * c.heads * c.visible * widths
@@ -136,6 +141,8 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     phase = F if kind == "attention_forward" else I
     # Those that frameworks choose multiply 16 bits or fewer.
     kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
+    if kernel == "torch" and d.dropout and not (d.dropout * CUDNN_DROPOUT_STEPS).is_integer():
+        kernel = "torch_2024"  # FlashAttention-2
     name = f"{name}:{kernel}" if kernel else name
     return Compute(
         name,

@@ -212,8 +212,8 @@ def _kept_by_operators(d: Dims, name: str, kind: str, rows: int, width: int, wei
     return (*kept, Saved(f"{name} normalized", n * normalized)) if trained else kept
 
 
-def rope(d: Dims, elements: float) -> Operator:
-    """Rotary embedding of query and key.
+def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:
+    """Rotary embedding of query and key. `copied_back`: false where other kernels bring gradients to tokens' order.
 
     Eager (x·cos + rotate_half(x)·sin): multiply 2, negate 1, concatenate 2, multiply 2, add 3 accesses in
     five kernels; fused 2 in one. cos and sin are constants: nothing is kept. `fills_cut_gradients`, backward: products
@@ -225,6 +225,8 @@ def rope(d: Dims, elements: float) -> Operator:
     fused = d.framework.fuses_rope
     size, (accesses, launches) = elements * d.act_bytes, (2, 1) if fused else (10, 5)
     back_accesses, back_launches = (17, 10) if d.framework.fills_cut_gradients else (accesses, launches)
+    if d.framework.fills_cut_gradients and not copied_back:
+        back_accesses, back_launches = back_accesses - 2, back_launches - 1
     ahead, back = (More(), More()) if fused else wider_rope(d)
     moved, moved_back = accesses * size + ahead.bytes * elements, back_accesses * size + back.bytes * elements
     launches, back_launches = launches + ahead.kernels, back_launches + back.kernels
@@ -247,7 +249,8 @@ def rope_join(d: Dims, elements: float) -> Operator:
     if not d.framework.fills_cut_gradients:
         return copied("rope_join", d, elements)
     size = elements * d.act_bytes
-    forward = memory_op("rope_join", F, "copy", elements, 2 * size, d.act, 2)
+    forward = memory_op("rope_join", F, "copy", elements, 2 * size, d.act, 2, "cat")
+    forward = replace(forward, single_elements=float(elements))  # heads lie in tokens' order
     backward = _cut_gradients(d, "rope_join_backward", elements)
     return Operator("rope_join", (forward,), (backward,), backward_bytes=2 * size)
 

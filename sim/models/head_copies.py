@@ -96,7 +96,7 @@ def ordered_heads(d: Dims, core: Core, part: Operator, rope: bool, joined: bool)
             *(_ordered(d, "attention_order", F, [values], d.act_bytes) if alone else ()),
         )
         of_heads = [values / core.repeats, *([] if rope else [queries])]
-        if d.code.split != "select":  # whose own copies bring gradients into place
+        if d.code.split not in ("select", "heads"):  # whose own copies bring gradients into place
             back = (*back, *_ordered(d, "attention_backward_order", I, of_heads, d.act_bytes))
     return replace(part, forward=(*ahead, *part.forward), backward=(*part.backward, *back))
 
@@ -107,7 +107,7 @@ def output_copied(d: Dims, core: Operator, elements: int) -> Operator:
     if not d.framework.output_follows_queries or not d.fused_attention or d.code.joins_by_tokens:
         return core
     size = elements * d.act_bytes
-    copy = memory_op("output_copy", F, "copy", elements, 2 * size, d.act)
+    copy = replace(memory_op("output_copy", F, "copy", elements, 2 * size, d.act), single_elements=float(elements))
     return replace(keeping(core, "output before its copy", size), forward=(*core.forward, copy))
 
 

@@ -17,6 +17,7 @@ from sim.models.frameworks.parts import (
     GROUPED_SIGMOID_ROUTER,
     NARROW_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
+    SPARSE_MIXER_ROUTER,
     WIDE_AS_CHOSEN_ROUTER,
     WIDE_ROUTER,
     RouterKernels,
@@ -49,6 +50,8 @@ class ModelCode(NamedTuple):
     # Rope's products in separate kernels have the activations' dtype, fp32 from the product with fp32 cosines on
     # ("promoted"), or fp32 throughout, of queries and keys that were cast; the result is cast back.
     rope_dtype: Literal["own", "promoted", "fp32"] = "own"
+    # Rope of latent attention: halves of a head, or pairs that lie side by side, by slices or as complex numbers.
+    latent_rope: Literal["halves", "slices", "complex"] = "halves"
     # A head's part with rope is joined to the rest while a token's heads lie beside each other, [seq, heads, head_dim].
     joins_by_tokens: bool = False
 
@@ -56,7 +59,9 @@ class ModelCode(NamedTuple):
     # gradients; with rope its own copies bring them there. Of three indices or slices ("select") each gradient is put
     # into zeros as large as the result, and these are added up. Lists of one index ("index") copy keys and values
     # forward; backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
-    split: Literal["split", "select", "index"] = "split"
+    # Of a token's heads, each with its query, key and value ("heads"), the gradients are joined in heads' order by one
+    # kernel and copied to tokens' order by another, so that rope copies nothing.
+    split: Literal["split", "select", "index", "heads"] = "split"
 
     # Torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as truths, of which it
     # makes numbers each time, or as numbers.
@@ -83,9 +88,10 @@ MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
-    "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),  # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter
+    # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
+    "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, latent_rope="complex"),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
-    "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER),
+    "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, latent_rope="slices"),
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
     "ernie4_5_moe": ModelCode(rope_dtype="fp32", router_without_autocast=True, casts_router_weights=True),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
@@ -98,6 +104,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
+    "gpt_neox": ModelCode(split="heads"),  # gpt_neox/modeling_gpt_neox.py: GPTNeoXAttention.forward (`chunk`)
     # gpt_oss/modeling_gpt_oss.py: GptOssTopKRouter
     "gpt_oss": ModelCode(router=GPT_OSS_ROUTER, casts_router_weights=True),
     # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same
@@ -108,17 +115,29 @@ MODEL_CODE: dict[str, ModelCode] = {
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter. AFMoE's router also casts its logits; MiniMax M2's has no scale.
     "hy_v3": ModelCode(router=SIGMOID_ROUTER),
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
+    "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
     "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
     "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
+    # longcat_flash/modeling_longcat_flash.py: LongcatFlashTopkRouter, whose biases are added (8)
+    "longcat_flash": ModelCode(
+        router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), latent_rope="slices"
+    ),
+    # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave
+    "mistral4": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, latent_rope="slices"),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(rope_dtype="promoted"),
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
     "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    # persimmon/modeling_persimmon.py: PersimmonAttention._split_heads
+    "persimmon": ModelCode(split="select"),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
+    # phimoe/modeling_phimoe.py: sparsemixer
+    "phimoe": ModelCode(router=SPARSE_MIXER_ROUTER, casts_router_weights=True),
     # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter with norm_topk_prob; Qwen 3 and Mellum have the same
     "qwen2_moe": ModelCode(router=CASTING_ROUTER, casts_router_weights=True),
+    "youtu": ModelCode(latent_rope="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
 }
 
 

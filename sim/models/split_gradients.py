@@ -16,14 +16,21 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
     Where each is put into zeros of that size (`select`), all three together read their elements, write them and three
     times as many zeros; profiles' points of such a copy count that tensor twice (`calibrate.elementwise`: 7 accesses in
     all). Two sums follow.
+
+    Where heads lie beside each other, each with its three parts (`heads`), a second kernel copies what was joined.
     """
     if d.code.split == "select":
         put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
         added = accumulate(d, "split_gradient_sum", 2 * elements)
         return Operator("split", (), (replace(put, single_elements=float(elements)), added))
     joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
-    in_heads_order = 0.0 if d.fused_attention else float(elements)  # what unfused attention gives
-    return Operator("split", (), (replace(joined, single_elements=in_heads_order),))
+    of_heads = d.code.split == "heads"
+    in_heads_order = 0.0 if d.fused_attention and not of_heads else float(elements)  # what unfused attention gives
+    joined = replace(joined, single_elements=in_heads_order)
+    if not of_heads:
+        return Operator("split", (), (joined,))
+    turned = memory_op("split_order_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act)
+    return Operator("split", (), (joined, replace(turned, single_elements=float(elements))))
 
 
 def split_by_index(d: Dims, whole: int, keys: int) -> Operator:

@@ -393,3 +393,45 @@ def test_a_mistral_without_the_key_of_its_window_has_transformers_default(tmp_pa
     for own, window in (({}, transformers.MistralConfig().sliding_window), ({"sliding_window": None}, None)):
         (tmp_path / "config.json").write_text(json.dumps({**SIZES, **own, "model_type": "mistral"}))
         assert load_model(str(tmp_path / "config.json")).window == window
+
+
+LEFT_OUT = {
+    "axk1": ["q_lora_rank", "n_shared_experts", "topk_group"],
+    "deepseek_v2": ["q_lora_rank", "n_shared_experts"],
+    "deepseek_v3": ["q_lora_rank", "n_shared_experts", "first_k_dense_replace", "topk_group"],
+    "exaone4": ["sliding_window"],
+    "glm4_moe_lite": ["q_lora_rank", "n_shared_experts"],
+    "glm_moe_dsa": ["q_lora_rank", "n_shared_experts"],
+    "granite_swa": ["tie_word_embeddings"],
+    "hyperclovax": ["use_post_norm"],
+    "llama4_text": ["head_dim"],
+    "longcat_flash": ["q_lora_rank", "zero_expert_num"],
+    "minicpm3": ["q_lora_rank"],
+    "ministral3": ["head_dim"],
+    "nanochat": ["final_logit_softcapping"],
+    "qwen3": ["sliding_window"],
+    "seed_oss": ["attention_dropout"],
+    "youtu": ["q_lora_rank"],
+}
+
+
+@pytest.mark.parametrize(("family", "key"), [(family, key) for family, keys in LEFT_OUT.items() for key in keys])
+def test_a_key_that_is_left_out_has_transformers_default(tmp_path: Path, family: str, key: str) -> None:
+    """Not none: the config class of the family fills it in."""
+    keys = transformers.CONFIG_MAPPING[family](**SIZES | OWN.get(family, {})).to_dict()
+    del keys[key]
+    found = []
+    for written in (keys, transformers.CONFIG_MAPPING[family].from_dict(dict(keys)).to_dict()):
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        found.append(load_model(str(tmp_path / "config.json")))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("clip", [None, 8.0])
+def test_what_dbrx_leaves_out_is_said(tmp_path: Path, clip: float | None) -> None:
+    """Its clamp, where the config has one, and Transformers' loop over experts."""
+    own = OWN["dbrx"] | {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": clip}}
+    (tmp_path / "config.json").write_text(json.dumps(transformers.DbrxConfig(**SIZES | own).to_dict()))
+    left_out = load_model(str(tmp_path / "config.json")).left_out
+    assert ("the clamp of queries, keys and values" in left_out) == (clip is not None)
+    assert any("loop over experts" in what for what in left_out)

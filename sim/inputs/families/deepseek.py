@@ -148,6 +148,7 @@ def _hy_v4(config: Config) -> Config:
         "hyper_connections": config.get("hc_mult", 4),
         "hyper_connection_kind": "independent",
         "moe": found["moe"] | ({"activation": "limited_swiglu"} if limit > 0 else {}),
+        "code": "hy_v4",
         "left_out": ["the output matrix in fp32"],
     }
 
@@ -190,6 +191,7 @@ def _longcat_flash(config: Config) -> Config:
         "mla": latent(config),
         "moe": moe,
         "mlp_pattern": ["experts", "dense"],
+        "code": "longcat_flash",
         "left_out": ["experts' messages beside the next layer", "the factors on queries and latents"],
     }
 
@@ -200,17 +202,20 @@ def _sarvam_mla(config: Config) -> Config:
     return _deepseek(named_as_deepseek({"first_k_dense_replace": 1, "n_group": 1, **config}))
 
 
+# What their configuration_*.py in Transformers has where a config.json leaves a key out.
+_V3 = {"q_lora_rank": 1536, "n_shared_experts": 1, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4}
+_LITE = {"q_lora_rank": 768, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1}  # GLM-4.7-Flash
 FAMILIES: dict[str, Callable[[Config], Config]] = {
-    "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek,
-    "deepseek_v32": _deepseek_v32,
+    "deepseek_v2": Family(_deepseek_v2, {"q_lora_rank": 1536, "n_shared_experts": 2}),
+    "deepseek_v3": Family(_deepseek, _V3),
+    "deepseek_v32": Family(_deepseek_v32, _V3),
     "deepseek_v4": _deepseek_v4,
-    "kimi_k2": _deepseek,
-    "glm4_moe_lite": Family(_deepseek, {"first_k_dense_replace": 1, "n_group": 1}),  # GLM-4.7-Flash
-    "glm_moe_dsa": _glm_moe_dsa,
-    "hy_v4": _hy_v4,
-    "axk1": _axk1,
-    "axk2": _axk2,
-    "longcat_flash": _longcat_flash,
-    "sarvam_mla": _sarvam_mla,
+    "kimi_k2": Family(_deepseek, _V3),
+    "glm4_moe_lite": Family(_deepseek, _LITE),
+    "glm_moe_dsa": Family(_glm_moe_dsa, {"q_lora_rank": 2048, "n_shared_experts": 1}),
+    "hy_v4": Family(_hy_v4, {"q_lora_rank": 1536}),
+    "axk1": Family(_axk1, {"q_lora_rank": 1536, "n_shared_experts": 1, "n_group": 8, "topk_group": 4}),
+    "axk2": Family(_axk2, {"q_lora_rank": 384}),
+    "longcat_flash": Family(_longcat_flash, {"q_lora_rank": 1536, "zero_expert_num": 256}),
+    "sarvam_mla": Family(_sarvam_mla, {"n_shared_experts": 1}),
 }

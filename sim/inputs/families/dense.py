@@ -127,6 +127,7 @@ def qwen_window(config: Config) -> Config:
     if not config.get("use_sliding_window", False):
         return {}
     layers, whole = config["num_hidden_layers"], config.get("max_window_layers", 28)
+    config = {"sliding_window": 4096, **config}
     return window(config, "sliding_window", ["full"] * min(whole, layers) + ["sliding"] * max(0, layers - whole))
 
 
@@ -141,7 +142,7 @@ def qwen3(config: Config, head_dim: int | None = 128) -> Config:
 
 def _seed_oss(config: Config) -> Config:
     bias, out = config.get("attention_bias", True), config.get("attention_out_bias", False)
-    found = llama({"head_dim": 128, **config, "attention_bias": False})
+    found = llama({"head_dim": 128, "attention_dropout": 0.1, **config, "attention_bias": False})
     return found | {"qkv_bias": bias, "attention_out_bias": True if out else None}
 
 
@@ -302,7 +303,7 @@ def _stablelm(config: Config) -> Config:
 
 def _hyperclovax(config: Config) -> Config:
     """HyperCLOVA X: Granite's layers, with norms on both sides of attention and MLP."""
-    position = "both" if config.get("use_post_norm", False) else "pre"
+    position = "both" if config.get("use_post_norm", True) else "pre"
     return llama(config) | {"norm_position": position, "code": "granite"}
 
 
@@ -326,17 +327,22 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "helium": Family(_helium, {"head_dim": 128}, own={"norm_in_fp32": True}),
     "granite": Family(llama, own={"code": "granite"}),
     "granite_swa": Family(
-        llama, {"sliding_window": 128}, own={"sinks": True, "code": "granite"}, pattern=("full", *_SLIDING * 3)
+        llama,
+        {"sliding_window": 128, "tie_word_embeddings": True},
+        own={"sinks": True, "code": "granite"},
+        pattern=("full", *_SLIDING * 3),
     ),
     "hyperclovax": _hyperclovax,
     "iquestcoder": Family(llama, {"head_dim": 128}),
-    "minicpm3": dense_latent,
-    "youtu": dense_latent,
+    "minicpm3": Family(
+        dense_latent, {"q_lora_rank": 768}, own={"code": "granite"}
+    ),  # whose branches are scaled as well
+    "youtu": Family(dense_latent, {"q_lora_rank": 1536}, own={"code": "youtu"}),
     "olmo": Family(llama, only={"clip_qkv": (None,)}, own=_OLMO),
     "stablelm": _stablelm,
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
-    "ministral3": Family(llama, pattern=_SLIDING),
+    "ministral3": Family(llama, {"head_dim": 128}, pattern=_SLIDING),
     "qwen2": qwen2,
     "qwen3": qwen3,
     "seed_oss": _seed_oss,
@@ -350,7 +356,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "olmo2": Family(llama, own=_OLMO2),
     "olmo3": Family(llama, _WINDOW, own=_OLMO2, pattern=(*_SLIDING * 3, "full")),
     "exaone": _exaone,
-    "exaone4": _exaone4,
+    "exaone4": Family(_exaone4, _WINDOW),
     "glm": _glm,
     "glm4": Family(_glm, own={"norm_position": "both"}),
     "cohere": cohere,

@@ -141,12 +141,13 @@ def _mellum(config: Config) -> Config:
 def _phimoe(config: Config) -> Config:
     """Phi 3.5 MoE: Mixtral's layers with layer norms, and biases where the config asks for them."""
     own = {"norm": "layernorm", "norm_bias": True, "head_bias": config.get("lm_head_bias", False)}
-    return _mixtral(config) | own
+    return _mixtral(config) | own | {"code": "phimoe"}
 
 
 def _dbrx(config: Config) -> Config:
     """DBRX: layer norms without biases, 16 experts of which 4 are chosen."""
     attention, ffn = config["attn_config"], config["ffn_config"]
+    clamped = ["the clamp of queries, keys and values"] if attention.get("clip_qkv") is not None else []
     return {
         "layers": config["n_layers"],
         "hidden": config["d_model"],
@@ -160,6 +161,10 @@ def _dbrx(config: Config) -> Config:
         "positions": "rope",
         "trained_positions": config.get("max_seq_len"),
         "moe": router(ffn, "moe_num_experts", "ffn_hidden_size", "moe_top_k"),
+        "left_out": [
+            *clamped,
+            "Transformers' loop over experts, whose gradients have all experts' size",
+        ],
     }
 
 
@@ -352,7 +357,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe,
     "solar_open": _solar_open,
-    "llama4_text": _llama4,
+    "llama4_text": Family(_llama4, {"head_dim": 128}),
     "dots1": _dots1,
     "ernie4_5_moe": _ernie_moe,
     "hunyuan_v1_moe": _hunyuan_moe,

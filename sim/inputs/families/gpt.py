@@ -94,6 +94,7 @@ def _gpt_neox(config: Config) -> Config:
         "positions": "rope",
         "rope_share": rope_share(config, config.get("rotary_pct", 0.25)),
         "parallel_block": config.get("use_parallel_residual", True) and "two_norms",
+        "code": "gpt_neox",
     }
 
 
@@ -212,6 +213,7 @@ def _persimmon(config: Config) -> Config:
         "head_dim": None,
         "qk_norm": "layernorm" if config.get("qk_layernorm", True) else False,
         "mlp": "relu2",
+        "code": "persimmon",
     }
     return found | {"rope_share": rope_share(config, 0.5), "dropout": config.get("hidden_dropout")}
 
@@ -244,7 +246,9 @@ def _nanochat(config: Config) -> Config:
     """nanochat: squared ReLU, norms without weights, one of them behind the embedding."""
     require(config, "hidden_act", ("relu2",))
     own = {"mlp": "relu2", "separate_qkv": True, "qk_norm": True, "norm_weights": False, "embedding_norm": True}
-    return llama({**config, "hidden_act": "silu"}) | own | {"logit_softcap": config.get("final_logit_softcapping")}
+    return (
+        llama({**config, "hidden_act": "silu"}) | own | {"logit_softcap": config.get("final_logit_softcapping", 15.0)}
+    )
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {

@@ -45,7 +45,7 @@ def _mistral4(config: Config) -> Config:
     require(config, "attention_bias", (False, None))
     require(config, "n_group", (1, None))
     found = LIKE_DEEPSEEK["deepseek_v2"]({**config, "n_group": 1})
-    return found | {"moe": found["moe"] | {"router_fp32": False}}
+    return found | {"moe": found["moe"] | {"router_fp32": False}, "code": "mistral4"}
 
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {

@@ -5,10 +5,6 @@ others wait or have ended. The constants are of torch 2.11 on an H200 at 1.98 GH
 (scenarios/measured/gpu_kernels/h200.json); the training steps in scenarios/measured/gpu_programs_h200 showed which
 operators need them. fp16 is taken to be as bf16.
 
-Layer norms (ATen/native/cuda/layer_norm_kernel.cu): one thread block normalizes a row. For the gradients of weight and
-bias each block adds up all rows of 32 columns, one after another. From 65,537 rows on, and where such blocks are fewer
-than half of the multiprocessors, several blocks share the rows.
-
 Batch norms (cuda/Normalization.cuh): one thread block adds up a channel, so few channels of many places leave
 multiprocessors idle. Channels that lie last in memory are added up by rows.
 """
@@ -22,13 +18,9 @@ from typing import NamedTuple
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import NARROW, has_channels_last
+from sim.models.layer_norm_clocks import Clocks, layer_norm_clocks
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.top_k import top_k_clocks
-
-ROW_CLOCKS, ROW_BACKWARD_CLOCKS = 260.0, 180.0  # a layer norm's row
-SUMMED_ROW_CLOCKS = 7.2  # that one block adds to the gradients of 32 weights
-SHARED_FROM_ROWS, COLUMNS, MULTIPROCESSORS = 65537, 32, 132
-LAYER_ELEMENT_CLOCKS = {"forward": (0.35, 0.5), "backward": (0.56, 0.8)}  # 16 bits, fp32
 
 
 class BatchNorm(NamedTuple):
@@ -61,13 +53,6 @@ SUM_CLOCKS, SUM_NARROW_CLOCKS, SHORTEST_SUM = 60.0, 100.0, 32
 STRIDED_SUM_CLOCKS = 1.8  # for each element, if they do not lie together (Mamba 2 and Falcon-H1)
 
 
-class Clocks(NamedTuple):
-    """Clocks of one multiprocessor that all share, and clocks of one thread block alone."""
-
-    shared: float = 0.0
-    alone: float = 0.0
-
-
 def _direction(op: CapturedOperator) -> str:
     return "backward" if "backward" in op.name else "forward"
 
@@ -84,12 +69,9 @@ def _layer_norm(op: CapturedOperator) -> Clocks:
     x = op.inputs[0]
     weights = next((t for t in op.inputs[1:] if t.shape and t.shape == x.shape[-len(t.shape) :]), None)
     width = math.prod(weights.shape) if weights is not None and weights.shape != x.shape else x.shape[-1]
-    rows, direction = x.elements / max(1, width), _direction(op)
-    element = LAYER_ELEMENT_CLOCKS[direction][x.dtype not in NARROW]
-    row = ROW_CLOCKS if direction == "forward" else ROW_BACKWARD_CLOCKS
-    divided = rows >= SHARED_FROM_ROWS and width / COLUMNS < MULTIPROCESSORS / 2
-    alone = 0.0 if direction == "forward" or divided or len(op.outputs) < 2 else rows * SUMMED_ROW_CLOCKS
-    return Clocks(rows * row + x.elements * element, alone)
+    backward = _direction(op) == "backward"
+    found = layer_norm_clocks(x.elements / max(1, width), width, backward, x.dtype in NARROW)
+    return found if len(op.outputs) > 1 else found._replace(alone=0.0)
 
 
 def _batch_norm(op: CapturedOperator) -> Clocks:

@@ -31,6 +31,12 @@ class Framework(Struct, frozen=True):
     fuses_latent_rope: bool = False
     """rope of latent attention, with interleaved pairs, is one kernel for each tensor
     [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental]"""
+    rotates_latents_in_slices: bool = False
+    """rope of latent attention reads every second number of a head, or pairs of them as complex numbers, as
+    `model.code` says [transformers/models/deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb_interleave]"""
+    puts_into_latent_keys: bool = False
+    """keys of latent attention are put into an empty tensor, slice by slice
+    [transformers/models/deepseek_v3/modeling_deepseek_v3.py: DeepseekV3Attention.expand_kv]"""
     assembles_in_latent_rope: bool = False
     """rope rotates queries of latent attention in place, and its kernel for the shared key writes keys and values of
     every head from the up-projection's result [core/fusions/fused_mla_yarn_rope_apply.py]"""

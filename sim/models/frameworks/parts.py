@@ -119,6 +119,19 @@ NARROW_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
 GROUPED_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     forward_kernels=20, forward_bytes=48.0, group_kernels=(1, 0), group_bytes=(4.0, 0.0)
 )
+# phimoe/modeling_phimoe.py (sparsemixer), of 16-bit logits. Each of two choices: the maximum, a mask of scores far from
+# it (nine kernels), noise (exponential, logarithm, difference), the maximum again, softmax, look-up, and in training
+# nine kernels of the chosen scores; the first expert is masked for the second choice. Both are joined (two). Backward
+# each multiplies three times and is put into zeros that all share (MultiplierProcessor).
+SPARSE_MIXER_ROUTER = PLAIN_ROUTER._replace(
+    forward_kernels=49,
+    backward_kernels=9,
+    forward_accesses=0,
+    forward_bytes=138.0,
+    backward_accesses=0,
+    backward_bytes=20.5,
+    torch_top_k=False,
+)
 # cuBLAS of CUDA 11.8, the first for Hopper.
 MATMUL_LIBRARIES = ("cuda_11",)
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name

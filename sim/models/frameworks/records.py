@@ -100,6 +100,8 @@ _TRANSFORMERS = Framework(
     joins_split_gradients=True,
     reduces_each_input=True,
     gathers_logits=True,
+    rotates_latents_in_slices=True,
+    puts_into_latent_keys=True,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
     rope_in_fp32=True,
     zero=REPLICAS_COPIED,  # accelerate/utils/dataclasses.py: DistributedDataParallelKwargs
@@ -108,6 +110,8 @@ _TRANSFORMERS = Framework(
     adapters_in_fp32=True,
     checkpoint_asks_gradients=True,
     former=(
+        Former("2026-08", {"puts_into_latent_keys": False}, "Transformers before 5.15: torch.cat"),
+        Former("2026-06", {"rotates_latents_in_slices": False}, "Transformers before 5.11: views of pairs, transposed"),
         Former(
             "2026-01",
             {"experts_in_param_dtype": False, "cuts_expert_halves": False},

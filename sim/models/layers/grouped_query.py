@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, ModelPart, Phase, Program, Saved
+from sim.core.program import Compute, ModelPart, Phase, Program
 from sim.models.attention import Core, attention_flops
 from sim.models.casts import rope_gives_fp32
 from sim.models.context_parallel import attention_core
@@ -17,6 +17,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
 from sim.models.head_copies import ordered_heads, output_copied, repeated
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
+from sim.models.layers.head_norms import head_layer_norm
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
@@ -200,7 +201,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         share = 1.0 if self.rope_share is None else self.rope_share
         if self.scaled_rope:
             return scaled_rope(d, elements * share, round(self.head_dim * share))
-        return rope(d, elements * share)
+        of_norms = d.code.split == "select" and self.qk_norm == "layernorm"  # which copy what they are given
+        return rope(d, elements * share, d.code.split != "heads" and not of_norms)
 
     def _split(self, d: Dims) -> tuple[Operator, ...]:
         """Copies of what was cut out of one projection, whose rows hold each KV head's queries, key and value.
@@ -227,7 +229,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         whole = d.tokens * self.expanded_width(d.tp)
         if d.code.split == "index":
             return (split_by_index(d, whole, d.tokens * self.heads_of(d.tp)[1] * self.head_dim),)
-        return (joined_gradients(d, whole),) if not self.rope or d.code.split == "select" else ()
+        return (joined_gradients(d, whole),) if not self.rope or d.code.split != "split" else ()
 
     def _gates(self, d: Dims, elements: int) -> tuple[Operator, ...]:
         if self.gate == "per_head":
@@ -248,15 +250,9 @@ class GroupedQueryAttention(Struct, frozen=True):
             norms = [norm(d, name, "rmsnorm", d.tokens, n * self.head_dim, vectors) for name, n in names]
             return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms, *values)
         if self.qk_norm == "layernorm":
-            return (*(self._layer_norm(d, name, d.tokens * n) for name, n in names), *values)
+            return (*(head_layer_norm(d, name, d.tokens * n, self.head_dim) for name, n in names), *values)
         each = [norm(d, name, "rmsnorm", d.tokens * n, self.head_dim, vectors) for name, n in names]
         return (*each, *values)
-
-    def _layer_norm(self, d: Dims, name: str, rows: int) -> Operator:
-        """One with weights and biases; of rows as narrow as a head its mean and deviation, in fp32, count for something
-        (torch's native_layer_norm keeps both)."""
-        made = norm(d, name, "layernorm", rows, self.head_dim, 2)
-        return replace(made, saved=(*made.saved, Saved(f"{name} statistics", 2 * FP32_BYTES * rows)))
 
     def _sums_over_heads(self, d: Dims) -> Operator:
         """Return the all-reduces over tp of norms over all heads: forward for each token the sum of squares of its

@@ -17,8 +17,9 @@ from sim.models.attention import Core, attention_flops
 from sim.models.casts import casts_apart
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import copied, latent_rope, norm
+from sim.models.elementwise import copied, norm
 from sim.models.head_copies import output_copied
+from sim.models.latent_kernels import put_into_keys, rope_of_latents
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
@@ -151,7 +152,7 @@ class LatentAttention(Struct, frozen=True):
 
     def rotary(self, d: Dims, heads: int) -> tuple[Operator, ...]:
         """The rope of every head's query and of the shared key; nothing without positions."""
-        return (latent_rope(d, d.tokens * (heads + 1) * self.rope_width),) if self.rope else ()
+        return (rope_of_latents(d, d.tokens * (heads + 1) * self.rope_width),) if self.rope else ()
 
     def _normed(self, d: Dims, rank: int) -> tuple[Operator, ...]:
         """The norm of the query's latent, and both joined where gates come from them."""
@@ -197,6 +198,8 @@ class LatentAttention(Struct, frozen=True):
     def _joined(self, d: Dims, n: float) -> tuple[Compute, Compute]:
         """Copies of `n` heads' queries, keys and, if need be, values, each by its own kernel, and their gradients."""
         (query, value), e = self.widths, d.act_bytes
+        if d.framework.runs_model_code and d.framework.puts_into_latent_keys:
+            return put_into_keys(d, n, self.plain_width, self.rope_width, value, d.tokens * self.shared_width)
         copied = 0 if d.framework.keeps_merged_outputs else n * value
         elements, joined = 2 * n * query + copied, n * (query + self.plain_width + value)
         back = (2 * joined + n * self.rope_width) * e

@@ -37,6 +37,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"attention_types": [[["global"], 3]]},
     "mpt": {"d_model": 512, "n_heads": 8, "n_layers": 3, "vocab_size": 1024, "max_seq_len": 128},
 }
+CONFIGS["gpt_neox"] = CONFIGS["llama"] | {"intermediate_size": 2048}
+CONFIGS["persimmon"] = CONFIGS["llama"] | {"intermediate_size": 2048, "hidden_dropout": 0.0, "attention_dropout": 0.0}
 CONFIGS["apertus"] = CONFIGS["llama"]
 CONFIGS["arcee"] = CONFIGS["llama"]
 CONFIGS["cohere"] = CONFIGS["llama"] | {"tie_word_embeddings": True}
@@ -48,6 +50,8 @@ CONFIGS["qwen2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2,
 CONFIGS["ernie4_5_moe"] = OF_EXPERTS | {"moe_num_experts": 8, "moe_k": 2, "moe_num_shared_experts": 1}
 CONFIGS["deepseek_v2"] = OF_EXPERTS | {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1}
 CONFIGS["deepseek_v2"] |= {"q_lora_rank": 192, "kv_lora_rank": 128, "first_k_dense_replace": 0, "n_group": 1}
+CONFIGS["deepseek_v3"] = CONFIGS["deepseek_v2"] | {"topk_group": 1}
+CONFIGS["minicpm3"] = CONFIGS["llama"] | {"q_lora_rank": 192, "kv_lora_rank": 128, "num_key_value_heads": 8}
 CONFIGS["gpt_oss"] = CONFIGS["llama"] | {"head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2}
 CONFIGS["gpt_oss"] |= {"layer_types": ["full_attention"] * 3}
 CONFIGS["falcon"] = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1024}
@@ -84,8 +88,13 @@ OF_FP32 = EXPERTS | {"shared_experts": 1, "router_fp32": True}
 MODELS["ernie4_5_moe"] = WHOLE_HEADS | {"moe": OF_FP32, "code": "ernie4_5_moe"}
 MLA = {"q_lora_rank": 192, "kv_lora_rank": 128, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 MODELS["deepseek_v2"] = WHOLE_HEADS | {"mla": MLA, "moe": OF_FP32, "code": "deepseek_v2"}
+MODELS["deepseek_v3"] = MODELS["deepseek_v2"] | {"code": "deepseek_v3"}
+MODELS["minicpm3"] = WHOLE_HEADS | {"mla": MLA | {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64}}
+MODELS["minicpm3"] |= {"code": "granite"}
 CONFIGS["olmoe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
 MODELS["olmoe"] = WHOLE_HEADS | {"qk_norm": True, "qk_norm_over": "all_heads", "moe": EXPERTS, "code": "olmoe"}
+CONFIGS["phimoe"] = OF_EXPERTS | {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 256}
+MODELS["phimoe"] = WHOLE_HEADS | {"norm": "layernorm", "norm_bias": True, "moe": EXPERTS, "code": "phimoe"}
 CONFIGS["hunyuan_v1_moe"] = OF_EXPERTS | {"num_experts": 8, "moe_topk": 2, "intermediate_size": 256, "head_dim": 64}
 MODELS["hunyuan_v1_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": OF_FP32, "code": "hunyuan_v1_moe"}
 CONFIGS["lfm2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "num_dense_layers": 0}
@@ -93,6 +102,10 @@ CONFIGS["lfm2_moe"] |= {"layer_types": ["full_attention"] * 3}
 MODELS["lfm2_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": EXPERTS, "code": "lfm2_moe"}
 OF_GPT = {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024}
 MODELS |= {
+    "gpt_neox": OF_GPT
+    | {"mlp": "gelu", "positions": "rope", "rope_share": 0.25, "parallel_block": "two_norms", "code": "gpt_neox"},
+    "persimmon": OF_GPT
+    | {"mlp": "relu2", "positions": "rope", "rope_share": 0.5, "qk_norm": "layernorm", "code": "persimmon"},
     "bloom": OF_GPT | {"mlp": "gelu_bloom", "embedding_norm": True, "code": "bloom"},
     "gpt_neo": MODELS["gpt2"]
     | {"attention_bias": False, "attention_out_bias": True, "separate_qkv": True}

@@ -44,6 +44,31 @@ def test_the_gradients_of_gate_and_up_are_joined_by_one_kernel(tmp_path: Path) -
     assert [i.bytes for i in mine] == [joined]
 
 
+def test_gradients_of_heads_that_lie_beside_each_other_are_joined_and_copied(tmp_path: Path) -> None:
+    """GPT-NeoX's queries, keys and values; its rope copies nothing then."""
+    program, layer = capture(tmp_path, "gpt_neox", "sdpa", weights="bf16"), layer_of("gpt_neox")
+    mine = [o for o in program.operators if o.phase == "backward" and o.module.endswith("layers.1.attention")]
+    real = [i for o in mine if o.launches and "attention" not in o.name for i in computes_of(o)]
+    found = [i for i in layer.backward if isinstance(i, Compute) and i.name.startswith(("rope", "split"))]
+    assert sum(i.kernels for i in found) == sum(i.kernels for i in real)
+    assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.08)  # zeros twice
+
+
+def test_layer_norms_of_heads_copy_what_they_are_given(tmp_path: Path) -> None:
+    """Persimmon's; its rope copies nothing then, and as many instructions run as rows are narrow."""
+    program, layer = capture(tmp_path, "persimmon", "sdpa", weights="bf16"), layer_of("persimmon")
+    for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
+        mine = [o for o in program.operators if o.phase == phase and "layers.1.self_attn" in o.module and o.launches]
+        real = [i for o in mine if not ("mm" in o.name or "attention" in o.name) for i in computes_of(o)]
+        kinds = ("rope", "split", "query_norm", "key_norm", "output_copy", "qkv_bias", "attention_out_bias")
+        found = [i for i in items if isinstance(i, Compute) and i.name.startswith(kinds)]
+        # the two sums of gradients are one kernel here
+        assert sum(i.kernels for i in found) == sum(i.kernels for i in real) - (phase == "backward")
+        assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.04)
+        assert sum(i.clocks for i in found) == pytest.approx(sum(i.clocks for i in real), rel=0.01)
+        assert sum(i.lone_clocks for i in found) == pytest.approx(sum(i.lone_clocks for i in real))
+
+
 def test_a_window_is_a_mask_of_all_pairs(tmp_path: Path) -> None:
     """torch's function takes all pairs, keys for each query head, and keeps the mask; a named kernel skips pairs."""
     program, layer = capture(tmp_path, "mistral", "sdpa", weights="bf16"), layer_of("mistral")
@@ -147,3 +172,11 @@ def test_a_warning_names_the_kernel_that_skips_what_falcon_s_mask_hides() -> Non
     (warning,) = (w for w in make(MODELS["falcon"], sizes).warnings if "causal mask" in w)
     assert "flash2" in warning
     assert not [w for w in make(MODELS["falcon"], sizes | {"attention_kernel": "flash2"}).warnings if "causal" in w]
+
+
+@pytest.mark.parametrize(("dropout", "kernel"), [(0.0, "torch"), (0.1, "torch_2024"), (0.125, "torch")])
+def test_torch_takes_cudnn_s_attention_where_dropout_is_a_multiple_of_a_sixteenth(dropout: float, kernel: str) -> None:
+    """ATen/native/transformers/cuda/sdp_utils.cpp: check_cudnn_dropout; FlashAttention-2 runs otherwise."""
+    layer = layer_block(make(MODELS["llama"] | {"dropout": dropout}, {"seq_len": SEQ, "framework": "transformers"}), 1)
+    found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
+    assert found == {kernel}

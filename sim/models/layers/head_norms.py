@@ -1,0 +1,43 @@
+"""Layer norms of each head's queries and keys (Persimmon, Phi)."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import Compute, Program, Saved
+from sim.models.dims import Dims
+from sim.models.elementwise import norm
+from sim.models.layer_norm_clocks import layer_norm_clocks
+from sim.models.operators import F, I, Operator, memory_op
+
+
+def head_layer_norm(d: Dims, name: str, rows: int, width: int) -> Operator:
+    """One with weights and biases; of rows as narrow as a head its mean and deviation, in fp32, count for something
+    (torch's native_layer_norm keeps both).
+
+    Transformers norms heads in tokens' order, of which torch copies its input first, and backward input and gradient
+    (aten/src/ATen/native/layer_norm.cpp: `expect_contiguous`); instructions of so many rows outlast their bytes.
+    """
+    made = norm(d, name, "layernorm", rows, width, 2)
+    made = replace(made, saved=(*made.saved, Saved(f"{name} statistics", 2 * FP32_BYTES * rows)))
+    if not d.framework.runs_model_code:
+        return made
+    n = rows * width
+    ahead, back = (
+        memory_op(f"{name}_{what}", phase, "copy", copies * n, copies * 2 * n * d.act_bytes, d.act, 0)
+        for what, phase, copies in (("order", F, 1), ("order_backward", I, 2))
+    )
+    ahead, back = (replace(i, single_elements=float(i.shape[0])) for i in (ahead, back))
+    normed, undone = (_in_rows(d, items, rows, width) for items in (made.forward, made.backward))
+    return replace(made, forward=(ahead, *normed), backward=(back, *undone))
+
+
+def _in_rows(d: Dims, items: Program, rows: int, width: int) -> Program:
+    """The layer norm's kernels, with what their instructions take."""
+    found = []
+    for item in items:
+        if isinstance(item, Compute):
+            clocks = layer_norm_clocks(rows, width, item.phase is not F, d.act_bytes < FP32_BYTES)
+            found.append(replace(item, clocks=clocks.shared, lone_clocks=clocks.alone))
+    return tuple(found)
