@@ -190,8 +190,8 @@ def _message_shares(b: Block, messages: float) -> list[float]:
     return [*shares[:-1], shares[-1] + left]
 
 
-def make_data_parallel(plan: Plan) -> DataParallel:
-    """The data parallelism of a plan."""
+def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataParallel:
+    """The data parallelism of a plan; `sums_unsharded`: of another number of micro-batches than the scenario's."""
     p, t = plan.scenario.parallelism, plan.scenario.for_training
     size, own_bytes = plan.group_size, source_of(plan.scenario).parameter_bytes()
     framework, reduced = framework_of(t), dtype_bytes(t.grad_reduce_dtype)
@@ -199,9 +199,9 @@ def make_data_parallel(plan: Plan) -> DataParallel:
     bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
     engine = framework.zero
     held_back = reduced if holds_back_sums(plan.scenario) else 0.0
-    reduces_each = p.zero >= 2 and not p.accumulate_unsharded and not p.reduces_rows
+    whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
+    reduces_each = p.zero >= 2 and not whole
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
-    fleeting = frees_gradients(t, p.zero) and not on_host
     has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
         p.zero,
@@ -218,7 +218,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         reduces_each,
         bool(p.param_gather_overlap),
         p.reduces_rows,
-        max(dtype_bytes(t.grad_dtype), held_back) if fleeting else 0.0,
+        max(dtype_bytes(t.grad_dtype), held_back) if frees_gradients(t, p.zero) and not on_host else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         engine=engine,

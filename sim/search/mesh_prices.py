@@ -217,9 +217,10 @@ class GridPrices:
         return self._sends[key]
 
     @cached
-    def dp(self, zero: int) -> DataParallel:
-        """Return the data parallelism of a ZeRO stage."""
+    def dp(self, zero: int, alone: bool = False) -> DataParallel:
+        """Return the data parallelism of a ZeRO stage; `alone`: as `Sharding` has it."""
         base = self.plan.scenario
         changes = {"zero": zero, **self._space.keys_of_zero(self._grid.pp, self._grid.dp, zero)}
         scenario = base.model_copy(update={"parallelism": base.parallelism.model_copy(update=changes)})
-        return make_data_parallel(replace(self.plan, scenario=scenario))
+        sums = scenario.parallelism.accumulate_unsharded and not alone
+        return make_data_parallel(replace(self.plan, scenario=scenario), sums)
