@@ -143,10 +143,11 @@ class ZeroEngine(NamedTuple):
     `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `at_once_at`: in one
     message after the last backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`:
     `alone_at`: `dp_sync` is after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`;
-    `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a bucket: at least so many, and
-    so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first rank's first stage alone fills
-    buckets, every other stage has one. `buckets_shards`: with ZeRO-3 a layer's gradients are reduced in such buckets,
-    too. `closes_before`: a bucket is sent before a tensor would make it larger than `bucket_bytes`, not after.
+    `gather_bucket_elements`, of `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a
+    bucket: at least so many, and so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first
+    rank's first stage alone fills buckets, every other stage has one. `buckets_shards`: with ZeRO-3 a layer's gradients
+    are reduced in such buckets, too. `closes_before`: a bucket is sent before a tensor would make it larger than
+    `bucket_bytes`, not after.
 
     `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
     dtype of the reduction; `views_accesses`: in the layers' dtype, where gradients of views are joined to one of the
@@ -172,7 +173,7 @@ class ZeroEngine(NamedTuple):
     alone_at: tuple[int, ...] = ()
     gathers_ahead: bool = True
     bucket_bytes: int = 25 * 2**20
-    gather_bucket_bytes: int | None = None
+    gather_bucket_elements: int | None = None
     bucket_elements: tuple[int, int] | None = None
     first_stage_alone: bool = False
     buckets_shards: bool = False

@@ -116,7 +116,7 @@ _TRANSFORMERS = Framework(
         *TORCH_RELEASES,
     ),
 )
-# deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
+# deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements;
 # `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:
 # `__params_to_release` keeps what the backward's prefetch has passed over). stage_1_and_2.py: a bucket is filled (2
 # accesses), divided by the ranks (2), and its parts joined (2) for one all-reduce (`use_multi_rank_bucket_allreduce`),
@@ -127,8 +127,8 @@ DEEPSPEED_ZERO = ZeroEngine(
     all_reduced_at=(1, 2),
     alone_at=(0, 1, 2),
     gathers_ahead=False,
-    bucket_bytes=2 * 500_000_000,
-    gather_bucket_bytes=2 * 50_000_000,
+    bucket_elements=(500_000_000, 0),
+    gather_bucket_elements=50_000_000,
     buckets_shards=True,
     closes_before=True,
     joining_accesses=6,

@@ -170,7 +170,9 @@ def _bucket_buffers(dp: DataParallel, n: _Elements) -> float:
         return 0.0
     double = dp.zero in (1, 2) and dp.sync == "bucketed"
     joined = min(dp.bucket_bytes, n.whole * dp.gradient_bytes)
-    return (dp.engine.buffers + double) * dp.bucket_bytes * (dp.zero > 0) + joined
+    # Buckets have the dtype of the parameters, whatever that of the messages (`_gradient_reduction_buffer_dtype`).
+    stays = dp.bucket_bytes * dp.parameter_bytes / dp.gradient_bytes
+    return (dp.engine.buffers + double) * stays * (dp.zero > 0) + joined
 
 
 def _gathered_bytes(blocks: Sequence[Block], dp: DataParallel) -> float:

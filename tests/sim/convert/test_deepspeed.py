@@ -396,3 +396,37 @@ def test_an_auto_of_the_arguments_is_a_word_of_theirs(tmp_path: Path) -> None:
     assert "flash_attn" not in said
     _, said = converted(tmp_path, "ds.json", LLAMA_FACTORY_ZERO_3, *here, "--model", "llama3-8b", "--seq-len", "4096")
     assert "auto: train_batch_size, train_micro_batch_size_per_gpu" in said
+
+
+@pytest.mark.parametrize(
+    ("sections", "reduced", "bucket", "gather"),
+    [
+        ('"bf16": {"enabled": true}', None, 2 * 10**8, 2 * 10**7),
+        ('"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}', "bf16", 2 * 10**8, 2 * 10**7),
+        ('"bf16": {"enabled": true}, "communication_data_type": "fp32"', "fp32", 4 * 10**8, 2 * 10**7),
+        ('"fp16": {"enabled": true}, "communication_data_type": "bf16"', "bf16", 2 * 10**8, 2 * 10**7),
+        ('"steps_per_print": 10', None, 4 * 10**8, 4 * 10**7),
+    ],
+)
+def test_buckets_are_elements_of_what_is_sent(
+    tmp_path: Path, sections: str, reduced: str | None, bucket: int, gather: int
+) -> None:
+    """Gradients that add up in fp32 are sent in 16 bits (runtime/engine.py: communication_data_type)."""
+    zero = '{"stage": 3, "reduce_bucket_size": 1e8, "stage3_prefetch_bucket_size": 1e7}'
+    text = f'{{"train_micro_batch_size_per_gpu": 1, {sections}, "zero_optimization": {zero}}}'
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    assert data["training"].get("grad_reduce_dtype") == reduced
+    assert (data["parallelism"]["bucket_bytes"], data["parallelism"]["gather_bucket_bytes"]) == (bucket, gather)
+    assert "not expressed" not in said
+
+
+def test_what_zero_keeps_in_another_way_is_named(tmp_path: Path) -> None:
+    zero = '{"stage": 3, "stage3_param_persistence_threshold": 1e6, "contiguous_gradients": false}'
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
+    options = ("--cluster", "dgx-h100", "--gpus", "8", "--seq-len", "512", "--model")
+    small, large = (converted(tmp_path, "ds.json", text, *options, model)[1] for model in ("gpt2", "llama3-8b"))
+    kept = "zero_optimization.stage3_param_persistence_threshold: tensors of up to 1,000,000 elements stay whole"
+    assert kept in small
+    assert kept not in large
+    assert "contiguous_gradients: false is not simulated" in large
