@@ -19,10 +19,10 @@ from sim.convert.deepspeed_zero import note_inner, offload_of, zero_of
 from sim.convert.fsdp_arguments import of_fsdp
 from sim.convert.objectives import refuse_objective
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
-from sim.convert.trl import loss_in_chunks
+from sim.convert.trl import loss_in_tiles
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
-from sim.inputs.model_input import model_presets
+from sim.inputs.model_input import load_model, model_presets
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
@@ -109,7 +109,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         training["optimizer_offload"] = "cpu"
     if s.flag("fp8"):
         _in_8_bits(s, training, layout)
-    training |= loss_in_chunks(s, training, length, layout["zero"])
+    training |= loss_in_tiles(s, training, length, layout["zero"], load_model(str(machine.model)).vocab)
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)

@@ -186,16 +186,17 @@ def test_adapters_of_trl_and_llama_factory(tmp_path: Path, keys: str, lora: dict
 @pytest.mark.parametrize(
     ("keys", "chunks", "said"),
     [
-        ("use_peft: true", 8, "TRL has it by default"),
-        ("use_peft: true\nloss_type: chunked_nll", 8, "computed twice"),
-        ("use_peft: true\nloss_type: nll", None, "bf16"),
-        ("fsdp: full_shard", 8, "TRL has it by default"),
-        ("", None, "all logits at once under autocast"),
+        ("use_peft: true", 4, "loss_type: nll, the default: TRL 1.16 computes the loss in tiles"),
+        ("use_peft: true\nloss_type: chunked_nll", 4, "computed twice"),
+        ("use_peft: true\nloss_type: nll", 4, "in earlier releases nll had all logits at once"),
+        ("fsdp: full_shard\nper_device_train_batch_size: 10", 8, "computed twice"),
+        ("", None, "under autocast all logits are simulated at once"),
     ],
 )
-def test_trl_s_loss_in_chunks_of_256_tokens(tmp_path: Path, keys: str, chunks: int | None, said: str) -> None:
-    """trl/trainer/sft_config.py: `loss_type` is chunked_nll where nothing else is said."""
-    text = "model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\nper_device_train_batch_size: 4\n"
+def test_trl_s_loss_in_tiles(tmp_path: Path, keys: str, chunks: int | None, said: str) -> None:
+    """trl/kernels/chunked_logprob.py: 4,096 tokens by 32,768 entries, here four tiles for each 4,096 tokens."""
+    batch = "" if "per_device" in keys else "per_device_train_batch_size: 4\n"
+    text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\n{batch}"
     data, notes = converted(tmp_path, "sft.yaml", f"{text}{keys}\n", "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"].get("loss_chunks") == chunks
     assert data["training"].get("cross_entropy") == ("chunked" if chunks else None)
