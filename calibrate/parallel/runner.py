@@ -194,7 +194,7 @@ class Runner:
         p, place = self.scenario.parallelism, self.place
         each_stage = self.micro_batches // len(self.schedule.chains)
         sync = Sync(p.dp_sync, p.bucket_bytes, each_stage)
-        each, once = p.zero >= 2 and not p.accumulate_unsharded, p.holds_back_replicas
+        each, once = p.zero >= 2 and not self.scenario.sums_unsharded, p.holds_back_replicas
         if p.zero == 0 and self.scenario.model.moe is not None:
             groups = (place.data_group, place.model.expert_group)
             return ExpertDataParallel(blocks, groups, sync, s, self.store)

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from sim.convert.adapters import adapters
 from sim.convert.axolotl import degrees, plain_names, require_ranks, shards
 from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
+from sim.convert.deepspeed_zero import note_inner, offload_of, zero_of
 from sim.convert.fsdp_arguments import of_fsdp
 from sim.convert.objectives import refuse_objective
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
-from sim.convert.trl import loss_in_chunks
+from sim.convert.trl import loss_in_tiles
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
-from sim.inputs.model_input import model_presets
-from sim.models.frameworks.records import DEEPSPEED_ZERO
+from sim.inputs.model_input import load_model, model_presets
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
@@ -31,7 +31,6 @@ WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packin
 MICRO_BATCH = 8  # TrainingArguments' default
 # In `bf16` and `fp16`, and in `offload_optimizer`: what changes a step and is not simulated.
 UNREAD_OF_DTYPES = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
-UNREAD_OF_OFFLOAD = ("super_offload",)
 # Keys of which a file of these trainers has at least one.
 MARKS = (
     *(*OWN, "deepspeed", "fsdp", "fsdp_config", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -58,8 +57,6 @@ OTHER_STATES = {  # of optimizers with Adam in their names
     "mini": "one second moment a block",
     "schedule_free": "one moment, two weights",
 }
-CPU_OPTIMIZER = ("offload_optimizer", "cpu")
-FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
 FSDP_IN_FP32 = (
     "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
@@ -70,8 +67,14 @@ FSDP_IN_FP32 = (
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
 # By DeepSpeed's words (runtime/config.py: `get_communication_data_type`).
-COMMUNICATED: dict[str, str | None] = {"none": None, "None": None, "fp32": "fp32", "fp16": "fp16", "bfp16": "bf16"}
-LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
+COMMUNICATED: dict[str, str | None] = {
+    "none": None,
+    "None": None,
+    "fp32": "fp32",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "bfp16": "bf16",
+}
 
 
 def is_training_arguments(data: dict[str, Any]) -> bool:
@@ -95,16 +98,18 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     dp = s.ranks(None, machine, tp * cp, "tensor_parallel_size · context_parallel_size")
     require_ranks(s, split.get("ep", 1), dp)
     sizes = _batch(s, dp)
-    layout, recomputes = (_zero(s, machine), False) if by_deepspeed else of_fsdp(s, machine, sizes, dp)
+    layout, recomputes = ({}, False) if by_deepspeed else of_fsdp(s, machine, sizes, dp)
     sharded = not by_deepspeed and layout["zero"] > 0
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
+    if by_deepspeed:
+        layout = zero_of(s, machine, training)
     if tp > 1 and training.pop("cross_entropy", None):
         s.notes.append("the loss in chunks is not simulated with tensor parallelism: all logits are, at once")
     if layout.pop("offload", False):
         training["optimizer_offload"] = "cpu"
     if s.flag("fp8"):
         _in_8_bits(s, training, layout)
-    training |= loss_in_chunks(s, training, length, layout["zero"])
+    training |= loss_in_tiles(s, training, length, layout["zero"], load_model(str(machine.model)).vocab)
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
@@ -164,7 +169,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
         "attention": s.choice(*_attention(s), "auto") or "fused",
         "recompute": _recompute(s, any(recomputed)),
         **_optimizer(s, by_deepspeed),
-        **_offload(s.values.get("zero_optimization")),
+        **offload_of(s.values.get("zero_optimization")),
         **({"activation_offload": True} if s.choice("activation_offloading", ON, "false") else {}),
         **({} if lora is None else {"lora": lora}),
     }
@@ -276,14 +281,6 @@ def _optimizer(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
     }
 
 
-def _offload(section: object) -> dict[str, Any]:
-    key, device = CPU_OPTIMIZER
-    found = section.get(key) if isinstance(section, dict) else None
-    if isinstance(section, dict) and section.get(FORMER_OFFLOAD) is True:
-        return {"optimizer_offload": device}
-    return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
-
-
 def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> dict[str, Any]:
     """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast.
     Frozen parameters are loaded in 16 bits. Parameters that are trained and sharded by FSDP become fp32 in mixed
@@ -295,7 +292,7 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
         for name in ("bf16", "fp16")
     }
     for name in on:
-        _note_inner(s, name, s.values.get(name), UNREAD_OF_DTYPES)
+        note_inner(s, name, s.values.get(name), UNREAD_OF_DTYPES)
     precision = "bf16" if on["bf16"] else "fp16" if on["fp16"] else "fp32"
     if precision == "fp32":
         s.notes += [WITHOUT_TF32] if s.flag("tf32") else []
@@ -305,6 +302,8 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
         types = s.take("data_types")
         sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
         sent = s.choice("communication_data_type", COMMUNICATED, "none")
+        # Gradients are added up in one dtype and sent in another (runtime/engine.py: `communication_data_type`).
+        sent = sent or (precision if sums not in (None, precision) else None)
         return {"precision": precision, **without_none({"grad_dtype": sums, "grad_reduce_dtype": sent})}
     loaded = DTYPES.get(str(s.take("torch_dtype", s.take("dtype"))).removeprefix("torch."))
     if loaded == precision and sharded and not frozen:
@@ -321,54 +320,3 @@ def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> di
         f"grad_dtype and optimizer_dtype to {precision}, and training.master_weights=false"
     )
     return {"precision": precision, "param_dtype": "fp32"}
-
-
-def _zero(s: Settings, machine: Machine) -> dict[str, Any]:
-    """ZeRO's stage and buckets; numbers of elements as bytes of 16 bits."""
-    own = s.section("zero_optimization")
-    own.take(FORMER_OFFLOAD)
-    for key in ("offload_optimizer", "offload_param"):
-        value = own.take(key)
-        device = value.get("device", "none") if isinstance(value, dict) else "none"
-        if device != "none" and (key, device) != CPU_OPTIMIZER:
-            s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
-        if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
-            s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
-        _note_inner(s, f"zero_optimization.{key}", value, UNREAD_OF_OFFLOAD)
-    stage = own.integer("stage", 0)
-    found: dict[str, Any] = {"zero": stage}
-    overlaps = own.take("overlap_comm")
-    if isinstance(overlaps, bool):
-        found["dp_sync"] = "bucketed" if overlaps else "after_backward"
-    # transformers/integrations/deepspeed.py, trainer_config_finalize, fills in what is "auto".
-    for name, key, share in (
-        ("reduce_bucket_size", "bucket_bytes", 1.0),
-        ("stage3_prefetch_bucket_size", "gather_bucket_bytes", 0.9),
-    ):
-        if own.values.get(name) == AUTO:
-            own.taken.add(name)
-            found[key] = 2 * int(share * _hidden(machine) ** 2)
-        elif (elements := own.number(name)) is not None:
-            found[key] = max(1, int(2 * elements))
-    if stage < 3:
-        found.pop("gather_bucket_bytes", None)
-    if own.take("reduce_scatter") is False and stage == 3:
-        s.notes.append("zero_optimization.reduce_scatter: false is not simulated; gradients are reduce-scattered")
-    s.notes += [
-        f"zero_optimization.{name}: the default of {DEEPSPEED_ZERO.live_elements:,} is simulated"
-        for name in LIVE
-        if own.number(name) not in (None, DEEPSPEED_ZERO.live_elements)
-    ]
-    return found
-
-
-def _note_inner(s: Settings, name: str, section: Any, unread: tuple[str, ...]) -> None:
-    """Name keys of a section that are on and that nothing reads."""
-    on = [f"{name}.{key}" for key in unread if isinstance(section, dict) and section.get(key)]
-    s.notes += [f"not expressed here: {', '.join(on)}"] if on else []
-
-
-def _hidden(machine: Machine) -> int:
-    from sim.inputs.model_input import load_model
-
-    return load_model(str(machine.model)).hidden

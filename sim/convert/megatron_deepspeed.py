@@ -13,7 +13,6 @@ from typing import Any
 
 from sim.convert.named_files import named_mapping
 from sim.convert.settings import Settings
-from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.models.frameworks.records import DEEPSPEED_ZERO
 
@@ -164,7 +163,7 @@ def _precision(config: Settings, flags: dict[str, Any], stage: int) -> dict[str,
 
 def _messages(zero: Settings, stage: int) -> dict[str, Any]:
     """Whether gradients are reduced while the backward runs, and the elements of a bucket."""
-    default = DEEPSPEED_ZERO.bucket_bytes // int(dtype_bytes("bf16"))
+    default = DEEPSPEED_ZERO.bucket_bytes_of(1, 1)
     elements = zero.number("reduce_bucket_size", default)
     overlaps = zero.flag("overlap_comm", stage == 3)
     return {"overlap-grad-reduce": True, "ddp-bucket-size": str(int(elements or default))} if overlaps else {}

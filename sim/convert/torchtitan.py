@@ -30,6 +30,10 @@ from sim.inputs.trainer_names import (
 )
 from sim.schedules import FORMS
 
+RING = (
+    "parallelism.context_parallel_rotate_method: alltoall is simulated; torchtitan since 2026 (pull request 2555) "
+    "reads it no more and gathers keys and values: set parallelism.cp_method=all_gather"
+)
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
 GROUPED = "grouped_mm"  # in the name of a converter of experts
@@ -133,6 +137,8 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
     asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
     rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
+    if cp > 1 and rotate == "alltoall":
+        s.notes.append(RING)
     return {
         "dp": replicate * shard,
         "tp": tp,

@@ -6,7 +6,13 @@ from typing import Any
 
 from sim.convert.settings import Settings
 
-CHUNKED_NLL, CHUNK_TOKENS = "chunked_nll", 256
+# trl/kernels/chunked_logprob.py: TOKEN_CHUNK_SIZE; trl/trainer/utils.py: _CHUNKED_LOGPROB_CHUNK_SIZE
+TILE_TOKENS, TILE_VOCABULARY = 4096, 32_768
+TILED = (
+    "loss_type: {}: TRL 1.16 computes the loss in tiles of 4,096 tokens and 32,768 entries of the vocabulary, whatever "
+    "is named; in earlier releases nll had all logits at once (training.cross_entropy=unfused), and chunked_nll, the "
+    "default from 1.7 on, chunks of 256 tokens"
+)
 
 
 def take_precision(s: Settings, given: set[str]) -> None:
@@ -16,16 +22,21 @@ def take_precision(s: Settings, given: set[str]) -> None:
         s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
 
 
-def loss_in_chunks(s: Settings, training: dict[str, Any], length: int, zero: int) -> dict[str, Any]:
-    """TRL's loss in chunks of 256 tokens, its default without Liger's (trl/trainer/sft_config.py; sft_trainer.py:
-    `_CHUNKED_LM_HEAD_CHUNK_SIZE`)."""
-    named = s.take("loss_type") if s.values.get("max_length") is not None else "nll"
-    if named not in (None, CHUNKED_NLL) or "cross_entropy" in training:
+def loss_in_tiles(s: Settings, training: dict[str, Any], length: int, zero: int, vocab: int) -> dict[str, Any]:
+    """TRL's loss in tiles of tokens and of the vocabulary, without Liger's (trl/trainer/sft_trainer.py:
+    `add_fused_lm_head`; sft_config.py: chunked_nll is another name of nll). As many chunks of tokens are simulated."""
+    if s.values.get("max_length") is None:
         return {}
-    default = "" if named else ", as TRL has it by default since 2026"
+    named = s.take("loss_type") or "nll, the default"
+    if "cross_entropy" in training:
+        return {}
+    s.notes.append(TILED.format(named))
     if training.get("param_dtype") == "fp32" and zero < 3:
-        s.notes.append(f"loss_type: {CHUNKED_NLL}{default}, is simulated with all logits at once under autocast")
+        s.notes.append("loss_type: under autocast all logits are simulated at once")
         return {}
-    s.notes.append(f"loss_type: {CHUNKED_NLL}{default}; each chunk's logits, computed twice, are simulated once")
+    s.notes.append("loss_type: each tile's logits, computed twice, are simulated once")
     tokens = training["micro_batch_size"] * length
-    return {"cross_entropy": "chunked", "loss_chunks": -(-tokens // CHUNK_TOKENS)}
+    return {
+        "cross_entropy": "chunked",
+        "loss_chunks": min(tokens, -(-tokens // TILE_TOKENS) * -(-vocab // TILE_VOCABULARY)),
+    }

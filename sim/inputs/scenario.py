@@ -140,6 +140,16 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
         return self.training.global_batch_size // (self.training.micro_batch_size * self.parallelism.dp)
 
     @property
+    def sums_unsharded(self) -> bool:
+        """Whether `accumulate_unsharded` has an effect: whole gradients wait for the step's last reduction.
+
+        The last micro-batch reduces as it goes, so one alone adds nothing up (transformers/trainer.py: `no_sync` up to
+        the last one), except in a pipeline, which reduces a stage's gradients behind its last backward
+        (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`).
+        """
+        return self.parallelism.accumulate_unsharded and (self.parallelism.pp > 1 or self.micro_batches > 1)
+
+    @property
     def precision(self) -> str:
         """The precision of matmuls, of whichever workload this is."""
         workload = self.training or self.for_serving

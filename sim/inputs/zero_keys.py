@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sim.core.dtypes import dtype_bytes
+from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
 from sim.models.frameworks.parts import ZeroEngine
@@ -24,7 +24,14 @@ def zero_keys(training: Training, p: Parallelism, zero: int, dp: int, given: Col
     found = {
         "dp_sync": sync,
         "bucket_bytes": own.bucket_bytes_of(dp, dtype_bytes(training.grad_reduce_dtype)),
-        "gather_bucket_bytes": own.gather_bucket_bytes if zero == 3 else None,
+        "gather_bucket_bytes": _gather_bucket_bytes(own, training) if zero == 3 else None,
         "param_gather_overlap": own.gathers_ahead and sync != "after_backward",
     }
     return {key: value for key, value in found.items() if key not in given}
+
+
+def _gather_bucket_bytes(own: ZeroEngine, training: Training) -> int | None:
+    """Return the least bytes of a gather, of parameters in the precision of the computation."""
+    if own.gather_bucket_elements is None:
+        return None
+    return round(own.gather_bucket_elements * dtype_bytes(sixteen_bit(training.precision)))

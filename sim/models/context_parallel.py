@@ -190,6 +190,14 @@ def _joined(d: Dims, own: Core, phase: Phase, name: str) -> list[Item]:
     return [memory_op(name, phase, "copy", size / d.act_bytes, 2 * size, d.act)]
 
 
+def _joined_again(d: Dims, own: Core, step: int, gathers: bool, phase: Phase, name: str) -> list[Item]:
+    """Keys and values that torch took out of the buffer that arrived, joined in the next one (`torch.cat` in each step
+    of _templated_ring_attention and of its backward); of an all-gather nothing is sent on."""
+    if gathers or not step or not d.framework.context.blocks:
+        return []
+    return _joined(d, own, phase, f"{name}{step}")
+
+
 def _query_bytes(d: Dims, c: Core) -> float:
     """A rank's queries."""
     return d.batch * c.q_len * c.heads * c.head_dim * d.act_bytes
@@ -233,6 +241,7 @@ def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...], gathers: 
     last = len(blocks) - 1
     for step, block in enumerate(blocks):
         if step < last:
+            items += _joined_again(d, own, step, gathers, F, "kv_join")
             items += _keys_sent(d, own, step, gathers, F, "ring_kv")
         if block:
             items += core_forward(d, block, f"attention{step}")
@@ -256,6 +265,7 @@ def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...], gathers:
     items = _joined(d, own, I, "kv_copy")
     for step, block in enumerate(blocks):
         if step < last:
+            items += _joined_again(d, own, step, gathers, I, "kv_copy")
             items += _keys_sent(d, own, step, gathers, I, "ring_backward_kv")
         if block:
             *before, kernel = core_backward(d, block, f"attention_backward{step}")

@@ -266,7 +266,7 @@ def _own_tokens(t: Training, p: Parallelism) -> dict[str, Any]:
 def _gradient_sums(scenario: Scenario) -> dict[str, Any]:
     """Fields of `Dims`: the dtypes of gradients, and whether a rank adds up whole ones or shards of them."""
     p, t = scenario.parallelism, scenario.for_training
-    whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
+    whole = p.zero < 2 or scenario.sums_unsharded or p.reduces_rows
     reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
     return {
         "grad_bytes": dtype_bytes(t.grad_dtype),

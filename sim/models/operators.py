@@ -46,6 +46,7 @@ class Operator(Struct, frozen=True):
     learns_alone: bool = False  # by a loss of its own, of inputs that get no gradient from it
     core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
     output_bytes: float = 0.0  # of the core's result
+    always_again: bool = False  # its matmuls are run again by `selective_op`, which does not count them
     adapters_alone: Program = ()  # of `backward` what its adapters' own weight gradients need
     unsaved_input: tuple[Saved, ...] = ()  # what a compiler makes again of other kept tensors
 

@@ -184,7 +184,8 @@ def _until_last_saved(parts: Sequence[Operator]) -> Program:
 
 def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Saved]]:
     """Return what mode selective_op runs again, and the outputs that it keeps: of every second matmul, and of
-    messages. Grouped matmuls of experts are not in torchtitan's list, and run again.
+    messages. Grouped matmuls of experts are not in torchtitan's list, and run again; so does a router's, which is not
+    counted (`force_recompute_mm_shapes_by_fqns`).
 
     torchao's 8-bit matmuls count as well: the policy sees `aten.mm` of two quantized tensors, before it becomes
     `aten._scaled_mm`.
@@ -200,7 +201,7 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
             continue
         for item in part.forward:
             size: float | None = None  # of the output, where it is kept
-            if isinstance(item, Compute) and item.kind == "gemm":
+            if isinstance(item, Compute) and item.kind == "gemm" and not part.always_again:
                 matmuls += 1
                 batch, m, n, _ = item.shape
                 size = batch * m * n * d.act_bytes if matmuls % 2 else None

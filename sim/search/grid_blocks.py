@@ -5,6 +5,8 @@ A layer is built and priced once for each (sp, micro-batch size, recomputation).
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sim.core.program import BlockKind
 from sim.programs.stages import Stage, with_copy
 from sim.ranks.plan import cut_model
@@ -13,6 +15,14 @@ from sim.search.cached import cached
 from sim.search.mesh_prices import GridPrices, PricedBlock
 from sim.search.pipeline_bound import Actions, StagePlacement
 from sim.search.space import Layout, Space, scenario_of, schedule_form, stage_layers
+
+
+class Sharding(NamedTuple):
+    """Name the data parallelism of layouts of one mesh. `alone`: a micro-batch that is the only one of a step without a
+    pipeline, in a space that adds up whole gradients (`Scenario.sums_unsharded`)."""
+
+    zero: int
+    alone: bool = False
 
 
 class GridBlocks:
@@ -31,7 +41,8 @@ class GridBlocks:
         # Blocks depend on the cut into stages only if the first n layers of each stage are recomputed.
         by_stage = s.recomputes[x.recompute].layers is not None
         # Additions of unsharded gradients (`accumulated` of `sim.models.dims`) change the weight-gradient half.
-        whole = x.zero < 2 or s.accumulates(x.pp, x.zero) or bool(s.base.parallelism.accumulate_in_a_row)
+        sums = s.accumulates(x.pp, x.zero) and not self.sharding(x).alone
+        whole = x.zero < 2 or sums or bool(s.base.parallelism.accumulate_in_a_row)
         # Megatron's FSDP adds up gradients by kernels of their own (`_switched` of `sim.models.dims`).
         sharded = x.zero == 3
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
@@ -67,12 +78,17 @@ class GridBlocks:
         """Return the blocks of a cut model by number."""
         return self._of_order[cut.order].priced
 
-    def stage(self, zero: int, cut: Cut, held: Signature) -> Stage:
+    def sharding(self, x: Layout) -> Sharding:
+        """Return what names the data parallelism of a layout."""
+        sums = self.space.accumulates(x.pp, x.zero)
+        return Sharding(x.zero, sums and x.pp == 1 and self.micro_batches(x) == 1)
+
+    def stage(self, sharding: Sharding, cut: Cut, held: Signature) -> Stage:
         """Return the stage of the blocks of these numbers."""
         priced = self.priced(cut)
         blocks, plan = tuple([priced[n].block for n in held]), self.prices.plan
         copied = with_copy(blocks, plan, any(b.kind is BlockKind.EMBEDDING for b in blocks))
-        return Stage(copied, self.prices.dp(zero), self.prices.costs, (), 0.0)
+        return Stage(copied, self.prices.dp(*sharding), self.prices.costs, (), 0.0)
 
     @cached
     def alone(self, blocks: Blocks, cut: Cut, gathered: bool) -> Actions:

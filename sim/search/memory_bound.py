@@ -12,7 +12,7 @@ from sim.schedules import FORMS
 from sim.search.block_sums import Blocks, Cut, Signature
 from sim.search.bounded import ROUNDING
 from sim.search.cached import cached
-from sim.search.grid_blocks import GridBlocks, least_zeros
+from sim.search.grid_blocks import GridBlocks, Sharding, least_zeros
 from sim.search.pipeline_bound import Floats, StagePlacement, placement_of
 from sim.search.space import Grid, Layout
 from sim.search.stage_bytes import stage_bytes
@@ -28,21 +28,22 @@ class MemoryBound:
     def states_bytes(self, x: Layout) -> float:
         """Return bytes of parameters, gradients and optimizer on the worst rank."""
         # Recomputation and the micro-batch's size do not change them, so most layouts share the few that are left.
-        return self._states_of(x.sp, x.zero, x.schedule, x.virtual_stages, x.tp_overlap)
+        return self._states_of(x.sp, self.grid_blocks.sharding(x), x.schedule, x.virtual_stages, x.tp_overlap)
 
     @cached
-    def _states_of(self, sp: bool, zero: int, schedule: str, virtual_stages: int, tp_overlap: str) -> float:
+    def _states_of(self, sp: bool, sharding: Sharding, schedule: str, virtual_stages: int, tp_overlap: str) -> float:
         (tp, cp, pp, dp, ep), placement = self.grid, placement_of(schedule, self.grid.pp, virtual_stages)
-        x = Layout(tp, sp, cp, pp, dp, ep, zero, schedule, virtual_stages, 1, "none", tp_overlap)
+        x = Layout(tp, sp, cp, pp, dp, ep, sharding.zero, schedule, virtual_stages, 1, "none", tp_overlap)
         cut = self.grid_blocks.cut(self.grid_blocks.blocks(least_zeros(x)[-1])[0].order, placement)
-        return float(self._state_bytes(zero, placement, cut).max()) * ROUNDING
+        return float(self._state_bytes(sharding, placement, cut).max()) * ROUNDING
 
     def least_bytes(self, x: Layout, timed: bool = False) -> float:
         """Return the least bytes of the worst rank; `timed`: use the actions' seconds if the schedule follows them."""
         blocks, placement = self.grid_blocks.blocks(x)[0], placement_of(x.schedule, x.pp, x.virtual_stages)
         cut = self.grid_blocks.cut(blocks.order, placement)
         # By pipeline rank; the fullest rank decides.
-        kept = self._state_bytes(x.zero, placement, cut) + self._activation_bytes(
+        sharding = self.grid_blocks.sharding(x)
+        kept = self._state_bytes(sharding, placement, cut) + self._activation_bytes(
             blocks, placement, cut, self.grid_blocks.micro_batches(x)
         )
         if timed and (count := self._searched_forwards(x, blocks, cut)) > 1:
@@ -51,18 +52,18 @@ class MemoryBound:
             # Arrays are cached: a change in place would change the bound of the next layout.
             kept = kept.copy()
             # Rank 0 keeps `count` micro-batches when its first backward starts, which needs `backward` bytes more.
-            first = self._state_bytes(x.zero, placement, cut)[0] + count * saved[0] + backward[0]
+            first = self._state_bytes(sharding, placement, cut)[0] + count * saved[0] + backward[0]
             kept[0] = max(kept[0], first)
         return float(kept.max()) * ROUNDING
 
     @cached
-    def _state_bytes(self, zero: int, placement: StagePlacement, cut: Cut) -> Floats:
+    def _state_bytes(self, sharding: Sharding, placement: StagePlacement, cut: Cut) -> Floats:
         """Return the exact bytes of states and of gathered parameters, by pipeline rank."""
         found: dict[Signature, float] = {}
         for held in cut.by_rank(placement):
             if held not in found:
                 # The function of the simulation's memory: states are exact.
-                s = states(self.grid_blocks.prices.plan, [self.grid_blocks.stage(zero, cut, held)])
+                s = states(self.grid_blocks.prices.plan, [self.grid_blocks.stage(sharding, cut, held)])
                 found[held] = s.parameters + s.gradients + s.optimizer + s.gathered
         return np.array([found[held] for held in cut.by_rank(placement)])
 

@@ -15,6 +15,7 @@ import numpy as np
 from sim.core.actions import Kind
 from sim.core.program import Phase
 from sim.inputs.scenario import Scenario
+from sim.programs.gathered_units import gathered_again
 from sim.programs.stages import epilogue
 from sim.programs.updated_parameters import gather_units
 from sim.ranks.equal_ranks import embedding_ranks
@@ -23,7 +24,7 @@ from sim.schedules import FORMS
 from sim.search.block_sums import Blocks, Cut, Signature
 from sim.search.bounded import ROUNDING
 from sim.search.cached import cached
-from sim.search.grid_blocks import GridBlocks, least_zeros
+from sim.search.grid_blocks import GridBlocks, Sharding, least_zeros
 from sim.search.pipeline_bound import Actions, Floats, StagePlacement, StageSeconds, pipeline_bound_s, placement_of
 from sim.search.space import Layout, overlaps
 
@@ -49,24 +50,25 @@ class TimeBound:
     def bound_s(self, x: Layout) -> float:
         """Return the lower bound of the layout's step time in seconds."""
         placement, m = placement_of(x.schedule, x.pp, x.virtual_stages), self.grid_blocks.micro_batches(x)
-        bound = 0.0
+        bound, sharding = 0.0, self.grid_blocks.sharding(x)
         # A step ends when its last rank ends, so the largest bound of a rank bounds the step.
         for blocks in self.grid_blocks.blocks(x):
             cut = self.grid_blocks.cut(blocks.order, placement)
-            t, end = self.stage_seconds(x, blocks, placement, cut), self._epilogue_s(x.zero, placement, cut)
+            t, end = self.stage_seconds(x, blocks, placement, cut), self._epilogue_s(sharding, placement, cut)
             blocking = not overlaps(self.space, x) and not FORMS[x.schedule].exchanges_jointly
             pipeline_s = pipeline_bound_s(placement, t, m, blocking, end)
-            bound = max(bound, pipeline_s, self._stream_bound_s(x.zero, placement, cut, m))
+            bound = max(bound, pipeline_s, self._stream_bound_s(sharding, placement, cut, m))
         return bound * self.scale * ROUNDING
 
     def stage_seconds(self, x: Layout, blocks: Blocks, placement: StagePlacement, cut: Cut) -> StageSeconds:
         """Return the seconds of each stage's actions, with the data-parallel communication that nothing hides."""
-        dp, none = self.prices.dp(x.zero), np.zeros(len(cut.stages))
+        sharding = self.grid_blocks.sharding(x)
+        dp, none = self.prices.dp(*sharding), np.zeros(len(cut.stages))
         alone = self.grid_blocks.alone(blocks, cut, self.grid_blocks.gathered(x))
-        queued, lag = self._queued(blocks, cut) if self.grid_blocks.gathered(x) else (alone, none)
+        queued, lag = self._queued(blocks, cut, sharding.alone) if self.grid_blocks.gathered(x) else (alone, none)
         # With ZeRO-3 the last backward includes its gathers, and reductions may hide under all of it.
         last = queued.weight_grad if placement.backward == "split" else queued.backward
-        total, final = self._reductions_s(x.zero, cut)
+        total, final = self._reductions_s(sharding, cut)
         # ZeRO-1 and 2 gather updated parameters during the forward. The first forward cannot end before the last
         # gather.
         gathered = self._gathers_s(x.zero, cut) if dp.zero in (1, 2) and dp.gather_overlap else none
@@ -76,9 +78,9 @@ class TimeBound:
         )
 
     @cached
-    def _queued(self, blocks: Blocks, cut: Cut) -> tuple[Actions, Floats]:
+    def _queued(self, blocks: Blocks, cut: Cut, alone: bool) -> tuple[Actions, Floats]:
         """Return the seconds of actions with ZeRO-3's gathers (weight gradients have none), and `StageSeconds.lag`."""
-        dp, kinds = self.prices.dp(3), (Kind.F, Kind.B, Kind.I)
+        dp, kinds = self.prices.dp(3, alone), (Kind.F, Kind.B, Kind.I)
         each = cut.each(lambda stage: [seconds for k in kinds for seconds in blocks.zero3_s(k, stage, dp)])
         f, _, b, lag, i, _ = each.T
         return Actions(f, b, i, self.grid_blocks.alone(blocks, cut, True).weight_grad), lag
@@ -100,9 +102,9 @@ class TimeBound:
         return forward, backward
 
     @cached
-    def _reductions_s(self, zero: int, cut: Cut) -> tuple[Floats, Floats]:
+    def _reductions_s(self, sharding: Sharding, cut: Cut) -> tuple[Floats, Floats]:
         """Return, by stage, the seconds of a micro-batch's gradient reductions, and of those after all computation."""
-        dp, priced = self.prices.dp(zero), self.grid_blocks.priced(cut)
+        dp, priced = self.prices.dp(*sharding), self.grid_blocks.priced(cut)
         # Here the epilogue contains the reductions; they must not count twice.
         if dp.at_the_end and not dp.each_micro_batch and dp.zero < 3:
             return np.zeros(len(cut.stages)), np.zeros(len(cut.stages))
@@ -114,18 +116,21 @@ class TimeBound:
         return total, final
 
     @cached
-    def _gathers_s(self, zero: int, cut: Cut) -> Floats:
-        """Return the seconds of gathering each stage's parameters once."""
+    def _gathers_s(self, zero: int, cut: Cut, again: bool = False) -> Floats:
+        """Return the seconds of gathering each stage's parameters once; `again`: for a backward."""
         dp, priced = self.prices.dp(zero), self.grid_blocks.priced(cut)
 
         def seconds(stage: Signature, first: bool) -> list[float]:
-            units = gather_units([priced[n].block for n in stage], dp if first else dp.behind_first)
+            blocks = [priced[n].block for n in stage]
+            if again:
+                blocks = [b for b, need in zip(blocks, gathered_again(blocks, dp.engine), strict=True) if need]
+            units = gather_units(blocks, dp if first else dp.behind_first)
             return [sum(self.prices.comms_s(dp.gather("", a, b, Phase.FORWARD, "g")) for a, b, _ in units)]
 
         return cut.each_by_place(seconds)[:, 0]
 
     @cached
-    def _epilogue_s(self, zero: int, placement: StagePlacement, cut: Cut) -> Floats:
+    def _epilogue_s(self, sharding: Sharding, placement: StagePlacement, cut: Cut) -> Floats:
         """Return the seconds of clipping, optimizer and exposed gathers, by pipeline rank."""
         # Ranks that hold the embedding matrix all-reduce its gradient.
         straight = FORMS[placement.name].ends_on_last_rank
@@ -135,24 +140,27 @@ class TimeBound:
         for rank, held in enumerate(cut.by_rank(placement)):
             key = (held, len(holders) > 1 and rank in holders)
             if key not in found:
-                program = epilogue((self.grid_blocks.stage(zero, cut, held),), self.prices.plan, key[1])
+                program = epilogue((self.grid_blocks.stage(sharding, cut, held),), self.prices.plan, key[1])
                 found[key] = self.prices.program_s(program)
             out.append(found[key])
         return np.array(out)
 
     @cached
-    def _stream_bound_s(self, zero: int, placement: StagePlacement, cut: Cut, m: int) -> float:
+    def _stream_bound_s(self, sharding: Sharding, placement: StagePlacement, cut: Cut, m: int) -> float:
         """Return the seconds of the busiest rank's data-parallel collectives, one after the other, and its epilogue."""
-        dp, runs = self.prices.dp(zero), m // placement.copies
+        zero, dp, runs = sharding.zero, self.prices.dp(*sharding), m // placement.copies
         # NCCL runs the collectives of a communicator one after the other, so their sum is a bound.
-        seconds = self._reductions_s(zero, cut)[0] * (runs if dp.each_micro_batch else 1)
+        seconds = self._reductions_s(sharding, cut)[0] * (runs if dp.each_micro_batch else 1)
         if zero == 3:
             # With `reshard_after_forward` the forward and the backward both gather the parameters.
-            seconds = seconds + self._gathers_s(zero, cut) * (2 * runs if dp.gathers_twice else 1)
+            gathers_s = self._gathers_s(zero, cut)
+            seconds = seconds + gathers_s
+            if dp.gathers_twice:
+                seconds = seconds + (runs - 1) * gathers_s + runs * self._gathers_s(zero, cut, again=True)
         elif dp.zero and dp.gather_overlap:
             seconds = seconds + self._gathers_s(zero, cut)
         busy: Floats = np.bincount(placement.rank_of_stage, seconds, placement.ranks) + self._epilogue_s(
-            zero, placement, cut
+            sharding, placement, cut
         )
         return float(busy.max())
 

@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from sim.core.program import Comm, Compute, Item, Phase
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.programs.data_parallel import after_backward, make_data_parallel, weave_backward, weave_forward
+from sim.programs.data_parallel import after_backward, make_data_parallel
 from sim.programs.stages import stage_blocks
 from sim.programs.updated_parameters import gather_after_optimizer
+from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.plan import make_plan
 from sim.results.states import States, states
 from sim.simulation import simulate
@@ -147,3 +148,11 @@ def test_memory_has_a_bucket_and_an_fp32_copy_of_the_shard() -> None:
     assert (ours.parameters, ours.optimizer) == (plain.parameters, plain.optimizer)
     assert ours.gathered - plain.gathered == 2e9  # a bucket that stays, and the tensor that it is joined to
     assert ours.at_end == pytest.approx(plain.parameters / 2 / 8 * 4)
+
+
+@pytest.mark.parametrize(("training", "each"), [({}, (2, 2)), ({"grad_reduce_dtype": "fp32"}, (4, 2))])
+def test_default_buckets_are_elements_in_any_dtype(training: dict[str, Any], each: tuple[int, int]) -> None:
+    """500 million gradients and 50 million parameters (deepspeed/runtime/zero/config.py)."""
+    sizes = {"seq_len": 128, "global_batch_size": 8, "framework": "deepspeed", **training}
+    p = scenario_with(sizes, {"dp": 4, "zero": 3}, model=MODEL).parallelism
+    assert (p.bucket_bytes, p.gather_bucket_bytes) == (each[0] * 500_000_000, each[1] * 50_000_000)

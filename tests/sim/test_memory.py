@@ -123,8 +123,14 @@ def test_zero_shards(zero: int, n: int) -> None:
 
 
 def test_unsharded_accumulation_keeps_whole_gradients() -> None:
-    m = memory({"dp": 8, "zero": 3, "accumulate_unsharded": True}, grad_dtype="bf16")
+    once = {"dp": 8, "zero": 3, "accumulate_unsharded": True}
+    m = memory(once, grad_dtype="bf16", global_batch_size=16, micro_batch_size=1)
     assert (m["parameters"], m["gradients"]) == pytest.approx((2 * PSI / 8, 2 * PSI))
+    # The last micro-batch reduces as it goes, and one alone is the last; not so in a pipeline.
+    sizes: dict[str, Any] = {"grad_dtype": "bf16", "global_batch_size": 8, "micro_batch_size": 1}
+    assert memory(once, **sizes) == memory({"dp": 8, "zero": 3}, **sizes)
+    staged, each = (memory({**way, "pp": 2}, **sizes)["gradients"] for way in (once, {"dp": 8, "zero": 3}))
+    assert staged == pytest.approx(8 * each)
 
 
 def test_a_row_of_micro_batches_has_whole_gradients_of_its_stage_beside_the_shards() -> None:
@@ -143,7 +149,7 @@ def test_a_row_of_micro_batches_has_whole_gradients_of_its_stage_beside_the_shar
 def test_gradients_on_their_way_are_held_until_the_next_blocks(zero: int, each: bool) -> None:
     """FSDP2: 4 bytes a parameter beside the next block's backward, 4 + 2 while a block's own are copied there."""
     layout = {"dp": 2, "zero": zero, "accumulate_unsharded": not each}
-    stage = simulate(case(layout, {"global_batch_size": 2, "seq_len": 256, "micro_batch_size": 1})).stages[0][0]
+    stage = simulate(case(layout, {"global_batch_size": 4, "seq_len": 256, "micro_batch_size": 1})).stages[0][0]
     order = stage.blocks[::-1]
     alone = [b.backward_peak_bytes for b in order]
     held = [sum(s.bytes for s in b.saved) for b in order]

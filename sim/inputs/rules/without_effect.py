@@ -143,6 +143,14 @@ def _attention_kernel(s: Layout) -> str:
     return "with attention unfused" if s.training is not None and s.training.attention == "unfused" else ""
 
 
+def _accumulate_unsharded(s: Layout) -> str:
+    p, t = s.parallelism, s.training
+    if (why := _only_with_zero(2, 3)(s)) or t is None or p.pp > 1:
+        return why
+    alone = t.global_batch_size == t.micro_batch_size * p.dp  # see `Scenario.sums_unsharded`
+    return "with one micro-batch a step, whose backward reduces each layer's gradients" if alone else ""
+
+
 def _accumulate_in_a_row(s: Layout) -> str:
     p = s.parallelism
     if p.zero >= 2 and not p.accumulate_unsharded:
@@ -248,7 +256,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("zero", _zero),
     Idle("shard_size", _only_with_zero(1, 2, 3)),
     Idle("reshard_after_forward", _only_with_zero(3)),
-    Idle("accumulate_unsharded", _only_with_zero(2, 3)),
+    Idle("accumulate_unsharded", _accumulate_unsharded),
     Idle("all_reduce_once", _all_reduce_once),
     Idle("accumulate_in_a_row", _accumulate_in_a_row),
     Idle("schedule", _with_one("pp")),

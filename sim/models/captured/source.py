@@ -40,7 +40,7 @@ class Captured:
     def _block(self, piece: int) -> Block:
         s = self.scenario
         p = s.parallelism
-        whole = p.zero < 2 or p.accumulate_unsharded or p.reduces_rows
+        whole = p.zero < 2 or s.sums_unsharded or p.reduces_rows
         return with_accumulation(self.model.pieces[piece], s.micro_batches if whole else 1)
 
     def layer_kind(self, number: int) -> tuple[object, ...]:

@@ -158,10 +158,11 @@ class ZeroEngine(NamedTuple):
     `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `at_once_at`: in one
     message after the last backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`:
     `alone_at`: `dp_sync` is after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`;
-    `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a bucket: at least so many, and
-    so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first rank's first stage alone fills
-    buckets, every other stage has one. `buckets_shards`: with ZeRO-3 a layer's gradients are reduced in such buckets,
-    too. `closes_before`: a bucket is sent before a tensor would make it larger than `bucket_bytes`, not after.
+    `gather_bucket_elements`, of `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a
+    bucket: at least so many, and so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first
+    rank's first stage alone fills buckets, every other stage has one. `buckets_shards`: with ZeRO-3 a layer's gradients
+    are reduced in such buckets, too. `closes_before`: a bucket is sent before a tensor would make it larger than
+    `bucket_bytes`, not after.
 
     `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
     dtype of the reduction; `views_accesses`: in the layers' dtype, where gradients of views are joined to one of the
@@ -174,7 +175,10 @@ class ZeroEngine(NamedTuple):
     one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
     the optimizer reads an fp32 copy of it. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
     gradients lies in host memory. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the last of
-    the forward stay for the backward.
+    the forward stay for the backward. `kept_last`: with ZeRO-3 so many units at the end of the model stay gathered from
+    the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
+    torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
+    fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`).
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -187,7 +191,7 @@ class ZeroEngine(NamedTuple):
     alone_at: tuple[int, ...] = ()
     gathers_ahead: bool = True
     bucket_bytes: int = 25 * 2**20
-    gather_bucket_bytes: int | None = None
+    gather_bucket_elements: int | None = None
     bucket_elements: tuple[int, int] | None = None
     first_stage_alone: bool = False
     buckets_shards: bool = False
@@ -200,6 +204,8 @@ class ZeroEngine(NamedTuple):
     shard_bytes: float = 0.0
     on_host_at: tuple[int, ...] = ()
     live_elements: int = 0
+    kept_last: int = 0
+    ends_together: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True

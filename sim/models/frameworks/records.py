@@ -66,7 +66,8 @@ _COMPILED = Framework(
     context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
     keeps_gathered=True,
     scatters_sums_apart=True,
-    zero=REPLICAS_COPIED,  # torchtitan: models/llama3/infra/parallelize.py, apply_ddp
+    # torchtitan: models/llama3/infra/parallelize.py, apply_ddp; apply_fsdp, which keeps [norm, output] for the backward
+    zero=REPLICAS_COPIED._replace(kept_last=1),
     loss=COMPILED_LOSS,
     router=COMPILED_ROUTER,
     uses_torch_compile=True,
@@ -74,6 +75,12 @@ _COMPILED = Framework(
     family="torch",
     former=(
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
+        # Then the last layer stayed, and embedding, norm and output were the root's.
+        Former(
+            "2025-08",
+            {"zero": REPLICAS_COPIED._replace(kept_last=1, ends_together=True)},
+            "torchtitan pull request 1094: units of embedding and of [norm, output]",
+        ),
         # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
         Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
         Former("2025-04", {"reruns_messages": True}, "pytorch pull request 150302: allow collectives to be DCEd"),
@@ -122,7 +129,7 @@ _TRANSFORMERS = Framework(
         *TORCH_RELEASES,
     ),
 )
-# deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements of 16 bits;
+# deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements;
 # `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:
 # `__params_to_release` keeps what the backward's prefetch has passed over). stage_1_and_2.py: a bucket is filled (2
 # accesses), divided by the ranks (2), and its parts joined (2) for one all-reduce (`use_multi_rank_bucket_allreduce`),
@@ -133,8 +140,8 @@ DEEPSPEED_ZERO = ZeroEngine(
     all_reduced_at=(1, 2),
     alone_at=(0, 1, 2),
     gathers_ahead=False,
-    bucket_bytes=2 * 500_000_000,
-    gather_bucket_bytes=2 * 50_000_000,
+    bucket_elements=(500_000_000, 0),
+    gather_bucket_elements=50_000_000,
     buckets_shards=True,
     closes_before=True,
     joining_accesses=6,
@@ -167,6 +174,7 @@ _RECORDS = (
         _COMPILED,
         name="transformers_compiled",
         kin="transformers",
+        zero=REPLICAS_COPIED,
         masks_windows=True,
         masks_causal=True,
         returns_logits=True,

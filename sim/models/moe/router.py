@@ -88,6 +88,7 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         tensors=(x * h, x) if moe.router_bias else (),
         # The input's gradient and the one that it joins; before them the fp32 one, or the fp32 copy that is made anew.
         backward_bytes=m * h * (2 * e + (FP32_BYTES if casts.upcast else 0)),
+        always_again=True,
     )
 
 

@@ -186,16 +186,17 @@ def test_adapters_of_trl_and_llama_factory(tmp_path: Path, keys: str, lora: dict
 @pytest.mark.parametrize(
     ("keys", "chunks", "said"),
     [
-        ("use_peft: true", 8, "TRL has it by default"),
-        ("use_peft: true\nloss_type: chunked_nll", 8, "computed twice"),
-        ("use_peft: true\nloss_type: nll", None, "bf16"),
-        ("fsdp: full_shard", 8, "TRL has it by default"),
-        ("", None, "all logits at once under autocast"),
+        ("use_peft: true", 4, "loss_type: nll, the default: TRL 1.16 computes the loss in tiles"),
+        ("use_peft: true\nloss_type: chunked_nll", 4, "computed twice"),
+        ("use_peft: true\nloss_type: nll", 4, "in earlier releases nll had all logits at once"),
+        ("fsdp: full_shard\nper_device_train_batch_size: 10", 8, "computed twice"),
+        ("", None, "under autocast all logits are simulated at once"),
     ],
 )
-def test_trl_s_loss_in_chunks_of_256_tokens(tmp_path: Path, keys: str, chunks: int | None, said: str) -> None:
-    """trl/trainer/sft_config.py: `loss_type` is chunked_nll where nothing else is said."""
-    text = "model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\nper_device_train_batch_size: 4\n"
+def test_trl_s_loss_in_tiles(tmp_path: Path, keys: str, chunks: int | None, said: str) -> None:
+    """trl/kernels/chunked_logprob.py: 4,096 tokens by 32,768 entries, here four tiles for each 4,096 tokens."""
+    batch = "" if "per_device" in keys else "per_device_train_batch_size: 4\n"
+    text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\n{batch}"
     data, notes = converted(tmp_path, "sft.yaml", f"{text}{keys}\n", "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"].get("loss_chunks") == chunks
     assert data["training"].get("cross_entropy") == ("chunked" if chunks else None)
@@ -396,3 +397,37 @@ def test_an_auto_of_the_arguments_is_a_word_of_theirs(tmp_path: Path) -> None:
     assert "flash_attn" not in said
     _, said = converted(tmp_path, "ds.json", LLAMA_FACTORY_ZERO_3, *here, "--model", "llama3-8b", "--seq-len", "4096")
     assert "auto: train_batch_size, train_micro_batch_size_per_gpu" in said
+
+
+@pytest.mark.parametrize(
+    ("sections", "reduced", "bucket", "gather"),
+    [
+        ('"bf16": {"enabled": true}', None, 2 * 10**8, 2 * 10**7),
+        ('"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}', "bf16", 2 * 10**8, 2 * 10**7),
+        ('"bf16": {"enabled": true}, "communication_data_type": "fp32"', "fp32", 4 * 10**8, 2 * 10**7),
+        ('"fp16": {"enabled": true}, "communication_data_type": "bf16"', "bf16", 2 * 10**8, 2 * 10**7),
+        ('"steps_per_print": 10', None, 4 * 10**8, 4 * 10**7),
+    ],
+)
+def test_buckets_are_elements_of_what_is_sent(
+    tmp_path: Path, sections: str, reduced: str | None, bucket: int, gather: int
+) -> None:
+    """Gradients that add up in fp32 are sent in 16 bits (runtime/engine.py: communication_data_type)."""
+    zero = '{"stage": 3, "reduce_bucket_size": 1e8, "stage3_prefetch_bucket_size": 1e7}'
+    text = f'{{"train_micro_batch_size_per_gpu": 1, {sections}, "zero_optimization": {zero}}}'
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    assert data["training"].get("grad_reduce_dtype") == reduced
+    assert (data["parallelism"]["bucket_bytes"], data["parallelism"]["gather_bucket_bytes"]) == (bucket, gather)
+    assert "not expressed" not in said
+
+
+def test_what_zero_keeps_in_another_way_is_named(tmp_path: Path) -> None:
+    zero = '{"stage": 3, "stage3_param_persistence_threshold": 1e6, "contiguous_gradients": false}'
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
+    options = ("--cluster", "dgx-h100", "--gpus", "8", "--seq-len", "512", "--model")
+    small, large = (converted(tmp_path, "ds.json", text, *options, model)[1] for model in ("gpt2", "llama3-8b"))
+    kept = "zero_optimization.stage3_param_persistence_threshold: tensors of up to 1,000,000 elements stay whole"
+    assert kept in small
+    assert kept not in large
+    assert "contiguous_gradients: false is not simulated" in large

@@ -27,6 +27,16 @@ def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> 
     assert data["model"] == "llama3.1-8b"
 
 
+@pytest.mark.parametrize(("rotates", "method"), [("allgather", "all_gather"), ("alltoall", "ring")])
+def test_a_ring_is_named_that_today_s_torchtitan_has_not(tmp_path: Path, rotates: str, method: str) -> None:
+    """Issue 3086: context_parallel_rotate_method is read by nothing since pull request 2555."""
+    keys = f'context_parallel_degree = 2\ncontext_parallel_rotate_method = "{rotates}"\n'
+    text = TITAN.replace("[parallelism]\n", f"[parallelism]\n{keys}")
+    data, said = converted(tmp_path, "llama.toml", text, "--cluster", "dgx-h100", "--gpus", "64")
+    assert data["parallelism"]["cp_method"] == method
+    assert ("reads it no more and gathers keys and values" in said) is (rotates == "alltoall")
+
+
 INTERLEAVED = """[parallelism]
 pipeline_parallel_degree = 4
 pipeline_parallel_schedule = "Interleaved1F1B"

@@ -118,14 +118,17 @@ def test_messages_are_those_of_torchs_context_parallel(cp: int, method: str, dat
     block = layer_block(scenario, 0, shard)
     heads = 4 if date == "2026-06" else model["heads"]
     want = torch_messages(cp, cp - 1, method, (2, heads, 1024 // cp, 64))
-    for program, (gathered, sent) in zip((block.forward, block.backward), want, strict=True):
+    for program, (gathered, sent, joined) in zip((block.forward, block.backward), want, strict=True):
+        copies = [i.bytes / 2 for i in program if isinstance(i, Compute) and i.name.startswith(("kv_join", "kv_copy"))]
+        # Of an all-gather a compiler leaves out what is not sent.
+        assert copies == (joined if method == "ring" else joined[:1])
         assert comm_bytes(program, "cp", "all_gather") == gathered
         assert comm_bytes(program, "cp", "send_recv") == sent
         assert all(i.blocking for i in program if isinstance(i, Comm) and i.group == "cp")
 
 
-def torch_messages(cp: int, rank: int, method: str, shape: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Bytes of all-gathers (of all that arrives) and of permutations, forward and backward."""
+def torch_messages(cp: int, rank: int, method: str, shape: tuple[int, ...]) -> list[tuple[int, int, list[int]]]:
+    """Bytes of all-gathers (of all that arrives), permutations, and joined keys and values, forward and backward."""
     torch = pytest.importorskip("torch")
     from torch.distributed import destroy_process_group, group, init_process_group
     from torch.distributed.tensor.experimental._context_parallel import _attention as ring
@@ -135,12 +138,18 @@ def torch_messages(cp: int, rank: int, method: str, shape: tuple[int, ...]) -> l
     class Messages(TorchDispatchMode):
         gathered = sent = 0
 
+        def __init__(self):
+            super().__init__()
+            self.joined = []
+
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             if "all_gather" in func.__name__:
                 self.gathered += out.nbytes
             elif "all_to_all" in func.__name__:
                 self.sent += out.nbytes
+            elif "cat" in func.__name__ and out.dim() == 1 and out.dtype is torch.bfloat16:
+                self.joined.append(out.nbytes)
             return out
 
     def forward(q, k, v, **_):
@@ -164,7 +173,7 @@ def torch_messages(cp: int, rank: int, method: str, shape: tuple[int, ...]) -> l
     finally:
         ring._cp_options.rotate_method = former
         destroy_process_group()
-    return [(there.gathered, there.sent), (back.gathered, back.sent)]
+    return [(part.gathered, part.sent, part.joined) for part in (there, back)]
 
 
 @pytest.mark.parametrize("cp", [2, 4])

@@ -34,7 +34,7 @@ def test_the_buffer_is_whole_where_states_are_sharded() -> None:
         scenario = parse_scenario(
             {
                 "model": "llama3-8b",
-                "training": {"seq_len": 1024, "global_batch_size": 8, "framework": "megatron"},
+                "training": {"seq_len": 1024, "global_batch_size": 16, "micro_batch_size": 1, "framework": "megatron"},
                 "parallelism": {"dp": 8, "zero": zero, "dp_sync": "after_backward", "accumulate_unsharded": whole},
                 "cluster": "dgx-b200",
             },

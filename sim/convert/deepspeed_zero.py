@@ -1,0 +1,101 @@
+"""DeepSpeed's section `zero_optimization` as keys of a scenario."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.convert.deepspeed_settings import AUTO
+from sim.convert.settings import Machine, Settings
+from sim.core.dtypes import dtype_bytes
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.model_input import load_model
+from sim.models.frameworks.records import DEEPSPEED_ZERO
+
+UNREAD_OF_OFFLOAD = ("super_offload",)
+CPU_OPTIMIZER = ("offload_optimizer", "cpu")
+FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
+PERSISTENT = 100_000  # elements; Transformers' "auto" is ten hidden sizes
+LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
+NOT_CONTIGUOUS = (
+    "zero_optimization.contiguous_gradients: false is not simulated; gradients are copied into buckets that stay"
+)
+
+
+def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str, Any]:
+    """ZeRO's stage and buckets; numbers of elements as bytes of the dtypes of gradients and of parameters on their way
+    (runtime/zero/config.py: `reduce_bucket_size`, `stage3_prefetch_bucket_size`)."""
+    own = s.section("zero_optimization")
+    own.take(FORMER_OFFLOAD)
+    for key in ("offload_optimizer", "offload_param"):
+        value = own.take(key)
+        device = value.get("device", "none") if isinstance(value, dict) else "none"
+        if device != "none" and (key, device) != CPU_OPTIMIZER:
+            s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
+        if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
+            s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
+        note_inner(s, f"zero_optimization.{key}", value, UNREAD_OF_OFFLOAD)
+    stage = own.integer("stage", 0)
+    found: dict[str, Any] = {"zero": stage}
+    overlaps = own.take("overlap_comm")
+    if isinstance(overlaps, bool):
+        found["dp_sync"] = "bucketed" if overlaps else "after_backward"
+    # transformers/integrations/deepspeed.py, trainer_config_finalize, fills in what is "auto".
+    gathered = int(dtype_bytes(training["precision"]))
+    sent = int(dtype_bytes(training.get("grad_reduce_dtype", training["precision"])))
+    for name, key, each, share in (
+        ("reduce_bucket_size", "bucket_bytes", sent, 1.0),
+        ("stage3_prefetch_bucket_size", "gather_bucket_bytes", gathered, 0.9),
+    ):
+        if own.values.get(name) == AUTO:
+            own.taken.add(name)
+            found[key] = each * int(share * _model(machine).hidden ** 2)
+        elif (elements := own.number(name)) is not None:
+            found[key] = max(1, int(each * elements))
+    if stage < 3:
+        found.pop("gather_bucket_bytes", None)
+    if own.take("reduce_scatter") is False and stage == 3:
+        s.notes.append("zero_optimization.reduce_scatter: false is not simulated; gradients are reduce-scattered")
+    if own.take("contiguous_gradients") is False and stage > 0:
+        s.notes.append(NOT_CONTIGUOUS)
+    _note_persistent(s, own, stage, machine)
+    s.notes += [
+        f"zero_optimization.{name}: the default of {DEEPSPEED_ZERO.live_elements:,} is simulated"
+        for name in LIVE
+        if own.number(name) not in (None, DEEPSPEED_ZERO.live_elements)
+    ]
+    return found
+
+
+def offload_of(section: object) -> dict[str, Any]:
+    key, device = CPU_OPTIMIZER
+    found = section.get(key) if isinstance(section, dict) else None
+    if isinstance(section, dict) and section.get(FORMER_OFFLOAD) is True:
+        return {"optimizer_offload": device}
+    return {"optimizer_offload": device} if isinstance(found, dict) and found.get("device") == device else {}
+
+
+def _note_persistent(s: Settings, own: Settings, stage: int, machine: Machine) -> None:
+    """Say where ZeRO-3 keeps matrices whole on every rank, and gathers them after the update (runtime/zero/
+    parameter_offload.py: `mark_persistent_parameters`; stage3.py: `persistent_parameters[0].all_gather`)."""
+    name = "stage3_param_persistence_threshold"
+    own.taken.add(name)
+    threshold = PERSISTENT if own.values.get(name, AUTO) == AUTO else own.number(name)
+    if stage < 3 or not threshold:
+        return
+    model = _model(machine)
+    smallest = model.hidden * min(model.kv_heads * model.head_dim, model.hidden)
+    if threshold >= smallest:
+        s.notes.append(
+            f"zero_optimization.{name}: tensors of up to {threshold:,.0f} elements stay "
+            f"whole, here some of layers' matrices (the smallest has {smallest:,}); all are simulated as sharded"
+        )
+
+
+def note_inner(s: Settings, name: str, section: Any, unread: tuple[str, ...]) -> None:
+    """Name keys of a section that are on and that nothing reads."""
+    on = [f"{name}.{key}" for key in unread if isinstance(section, dict) and section.get(key)]
+    s.notes += [f"not expressed here: {', '.join(on)}"] if on else []
+
+
+def _model(machine: Machine) -> ModelConfig:
+    return load_model(str(machine.model))
