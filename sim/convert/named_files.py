@@ -48,5 +48,14 @@ def _text(file: Path, script: str, name: str) -> str | None:
     ]
     if parts:
         return "\n".join(parts)
-    beside = next((path for path in (file.parent / name, Path(name)) if path.is_file()), None)
-    return None if beside is None else read_text(beside, MAX_BYTES)
+    found = found_file(file, name)
+    return None if found is None else read_text(found, MAX_BYTES)
+
+
+def found_file(file: Path, name: str) -> Path | None:
+    """The file of a name that `file` gives: beside it, here, or under a folder around it, from which a trainer is
+    started where the name begins with the repository's folders (`examples/deepspeed/ds_z3_config.json`)."""
+    around = Path(file).resolve().parents if len(Path(name).parts) > 1 else ()
+    return next(
+        (path for path in (file.parent / name, Path(name), *(up / name for up in around)) if path.is_file()), None
+    )

@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sim.convert.accelerate import of_accelerate
 from sim.convert.command_line import flags_of, words_of
-from sim.convert.launched import typed
+from sim.convert.launched import LAUNCHERS, accelerate_config, typed
 from sim.convert.settings import Machine
 from sim.convert.swift_megatron import processes_of
 from sim.core.errors import InputError
@@ -71,6 +72,8 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
         raise InputError(f"{file}: swift {found[1]}: can be converted: training on given texts (sft, pt)")
     flags = flags_of(words_of(file, text, ends=True), listed=("target-modules", "lora-target-modules", "dataset"))
     data = {name.replace("-", "_"): typed(value) for name, value in flags.items()}
+    config = accelerate_config(file, text, data)
+    data = of_accelerate(file, config) | {name: value for name, value in data.items() if name not in LAUNCHERS}
     data = DEFAULTS | {RENAMED.get(name, name): value for name, value in data.items()}
     kinds = [data.pop(name) for name in TYPES if name in data]
     data["tuner_type"] = kinds[0] if kinds else "lora"
@@ -82,7 +85,8 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
     if (preset := ZERO.get(str(data.get("deepspeed")))) is not None:
         data["deepspeed"] = {**_AUTO, "zero_optimization": preset}
     data |= FSDP2 if data.get("fsdp") == "fsdp2" else {}
-    processes = machine.gpus or processes_of(text)
+    started = config.get("num_processes")
+    processes = machine.gpus or processes_of(text) or (started if type(started) is int else None)
     if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
         each = _whole(data["per_device_train_batch_size"])
         data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
