@@ -25,8 +25,8 @@ class _Switch(NamedTuple):
     modules: tuple[str, ...] = ("all",)
 
 
-# Where its user names no modules: peft/utils/constants.py, TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING, of Llama,
-# Mistral, Qwen, Gemma and most others; what others have there is a layer of queries, keys and values, too.
+# Where its user names no modules: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING of peft/utils/constants.py, of
+# Llama, Mistral, Qwen, Gemma and most others; what others have there is a layer of queries, keys and values, too.
 PEFT_MODULES = ("q_proj", "v_proj")
 SWITCHES = (
     # trl/trainer/model_config.py, whose `lora_target_modules` is None.

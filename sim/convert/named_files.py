@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import ASSIGNMENT, kept_arithmetic, with_values
+from sim.convert.command_line import with_own_values
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.inputs.input_source import show
@@ -14,7 +14,6 @@ from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 
 # The command before `<<EOF`, what follows on its line, and the lines up to EOF.
 HEREDOC = re.compile(r"(?ms)^([^\n]*)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)\n?^\s*\3\s*$")
-ROUNDS = 3  # a variable may be made of others
 TARGET = re.compile(r"(?:>{1,2}\s*|\btee\s+(?:-a\s+)?)[\"']?([^\s\"'|]+)")
 
 
@@ -37,10 +36,7 @@ def named_mapping(file: Path, script: str, name: str) -> dict[str, Any] | None:
 
 def _text(file: Path, script: str, name: str) -> str | None:
     """All that the script writes into the file, or else what stands in it."""
-    script = kept_arithmetic(script)
-    variables = {variable: value.strip("\"'") for variable, _, value in ASSIGNMENT.findall(script)}
-    for _ in range(ROUNDS):
-        script = with_values(script, variables)
+    script = with_own_values(script)
     parts = [
         found[5]
         for found in HEREDOC.finditer(script)

@@ -33,6 +33,8 @@ VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package'
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 LISTED = ("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode")
+DRAFT_STEPS, LLAMA_STEPS = 3, 5  # SGLang's, of most models and of LlamaForCausalLM
+LLAMA = re.compile(r"(?i)(?:^|[/_-])(?:meta-)?llama-?[123](?!\d)")
 FROM_TEXT = ("ngram", "suffix")  # vLLM's drafts that repeat earlier tokens (config/speculative.py)
 # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig of its config).
 GIB = 2**30
@@ -343,9 +345,24 @@ def _speculative(s: Settings) -> dict[str, Any] | None:
             s.file, {"tokens": config.get("num_speculative_tokens", 1), "draft": None if own else config.get("model")}
         )
     tokens, draft = drafted.whole("tokens"), drafted.take("draft")
+    if (algorithm := s.take("algorithm")) is not None and tokens is None:
+        tokens = _default_steps(s, str(algorithm))
     if tokens is None:
         return None
     return without_none({"tokens": tokens, "draft": draft and as_model(str(draft))})
+
+
+def _default_steps(s: Settings, algorithm: str) -> int | None:
+    """Return how many tokens SGLang drafts in a row where `--speculative-num-steps` does not say it
+    (`auto_choose_speculative_params` of sglang/srt/server_args.py, release 0.5.10); None for drafts from the text."""
+    if algorithm.upper() == "NGRAM":
+        s.notes.append(f"--speculative-algorithm {algorithm}: drafts without a model are not simulated")
+        return None
+    is_llama = LLAMA.search(str(s.values.get("model"))) is not None and algorithm.upper() != "STANDALONE"
+    steps = LLAMA_STEPS if is_llama else DRAFT_STEPS
+    tree = " (a tree of 8 tokens there, simulated as a chain)" if is_llama else ""
+    s.notes.append(f"--speculative-algorithm {algorithm}: {steps} steps, SGLang's default for this model{tree}")
+    return steps
 
 
 def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:

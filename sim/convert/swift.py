@@ -19,6 +19,8 @@ from sim.convert.swift_megatron import processes_of
 from sim.core.errors import InputError
 
 COMMAND = re.compile(r"(?m)(?:^|[\s/])swift(?:/cli)?[ \t/]+(sft|pt|rlhf|grpo|gkd)(?:\.py)?(?=[\s\\])")
+ALONE = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?CUDA_VISIBLE_DEVICES=[\"']?\d+[\"']?(?=[\s\\;]|$)")
+LAUNCHER = re.compile(r"torchrun|torch\.distributed|accelerate|deepspeed[ \t]+-|N(?:PROC_PER_)?NODES?=")
 TYPES = ("tuner_type", "train_type", "sft_type")
 MODULES = "target_modules"
 LEAST_BATCH = 16  # sequences, to which gradient_accumulation_steps is chosen where it is not given
@@ -86,11 +88,16 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
         data["deepspeed"] = {**_AUTO, "zero_optimization": preset}
     data |= FSDP2 if data.get("fsdp") == "fsdp2" else {}
     started = config.get("num_processes")
-    processes = machine.gpus or processes_of(text) or (started if type(started) is int else None)
+    processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
     if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
         each = _whole(data["per_device_train_batch_size"])
         data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
     return data, processes
+
+
+def _alone(text: str) -> int | None:
+    """One process where one GPU is visible and no launcher starts more (swift/cli/main.py: `use_torchrun`)."""
+    return 1 if ALONE.search(text) and not LAUNCHER.search(text) else None
 
 
 def _whole(value: Any) -> int:
