@@ -3,6 +3,9 @@ LLaMA-Factory's arguments, Axolotl's YAML."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+from itertools import product
 from typing import Any, NamedTuple
 
 from sim.convert.settings import Settings
@@ -12,29 +15,43 @@ from sim.inputs.input_source import show
 
 class _Switch(NamedTuple):
     """Hold a trainer's way to ask for adapters: the `key` and those of its values (`words`) that do, the key of the
-    `rank`, its `default`, and the default `dropout`."""
+    `rank`, its `default`, the default `dropout`, and the modules that have adapters where the file names none."""
 
     key: str
     words: tuple[str, ...]
     rank: str
     default: int
     dropout: float = 0.0
+    modules: tuple[str, ...] = ("all",)
 
 
+# Where its user names no modules: TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING of peft/utils/constants.py, of
+# Llama, Mistral, Qwen, Gemma and most others; what others have there is a layer of queries, keys and values, too.
+PEFT_MODULES = ("q_proj", "v_proj")
 SWITCHES = (
-    _Switch("use_peft", ("true",), "lora_r", 16, 0.05),  # trl/trainer/model_config.py
+    # trl/trainer/model_config.py, whose `lora_target_modules` is None.
+    _Switch("use_peft", ("true",), "lora_r", 16, 0.05, PEFT_MODULES),
     _Switch("lora_enable", ("true",), "lora_r", 64, 0.05),  # LLaVA's llava/train/train.py
     _Switch("use_lora", ("true",), "lora_r", 64, 0.05),  # finetune.py of QwenLM/Qwen
     _Switch("finetuning_type", ("lora",), "lora_rank", 8),  # llamafactory/hparams/finetuning_args.py
     _Switch("tuner_type", ("lora",), "lora_rank", 8, 0.05),  # swift/arguments/tuner_args.py
     _Switch("adapter", ("lora", "qlora"), "lora_r", 8),  # Axolotl, which always states the rank; peft's default
 )
-TARGETS = {  # by the module's name in Llama and models like it
-    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj"), "qkv"),
-    "o_proj": "attention_out",
-    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj"), "mlp_up"),
-    "down_proj": "mlp_down",
+# By the module's name in Llama and models like it, GPT-2, GPT-J, GPT-NeoX, OPT, BLOOM, Falcon, ChatGLM, Phi, MPT,
+# Baichuan and InternLM (transformers/models, and the maps of peft/utils/constants.py).
+TARGETS = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value", "c_attn"), "qkv"),
+    **dict.fromkeys(("Wqkv", "wqkv", "W_pack"), "qkv"),
+    **dict.fromkeys(("o_proj", "out_proj", "dense", "wo"), "attention_out"),
+    **dict.fromkeys(("gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h", "c_fc", "fc_in", "fc1"), "mlp_up"),
+    **dict.fromkeys(("down_proj", "dense_4h_to_h", "fc_out", "fc2"), "mlp_down"),
 }
+TWO_TARGETS = {"c_proj": ("attention_out", "mlp_down")}  # GPT-2's, of both
+PATTERN = re.compile(r"[\\()\[\]*+|^$?]")  # what no module's name has
+# Before a layer's module in its full name, which a pattern must match as a whole.
+STEMS = ("model", "model.language_model", "language_model.model", "language_model", "model.model")
+LAYERS = (*(f"{stem}.layers.0" for stem in STEMS), "transformer.h.0", "gpt_neox.layers.0", "transformer.blocks.0")
+PARTS = ("self_attn", "mlp", "attn", "attention", "self_attention")
 ALL = ("all", "ALL", "all-linear")
 MODULES = ("lora_target_modules", "lora_target", "target_modules")
 WITHOUT_EFFECT = ("lora_alpha", "lora_target_linear", "rslora")
@@ -54,7 +71,7 @@ def adapters(s: Settings) -> dict[str, Any] | None:
     lora: dict[str, Any] = {"rank": s.size(found.rank, found.default)}
     if dropout := s.number("lora_dropout", found.dropout):
         lora["dropout"] = dropout
-    if targets := _targets(s):
+    if targets := _targets(s, found.modules):
         lora["targets"] = targets
     if s.flag("load_in_8bit"):
         s.notes.append("load_in_8bit: frozen weights are simulated in 16 bits")
@@ -73,13 +90,51 @@ def _refuse_parts(s: Settings) -> None:
             raise InputError(f"{s.file}: {key}: found {show(word)}; can be converted: full training, and LoRA")
 
 
-def _targets(s: Settings) -> list[str]:
-    """Our names of the adapted layers, in order; nothing for all. A layer counts where one of its matrices does."""
-    given = next((value for value in map(s.take, MODULES) if value), None)
-    words = given if isinstance(given, list) else str(given or "all").replace(",", " ").split()
+def _targets(s: Settings, default: tuple[str, ...]) -> list[str]:
+    """Our names of the adapted layers, in order; nothing for all.
+
+    Axolotl's `lora_target_linear` adds every linear layer to those that are named (loaders/adapter.py:
+    `_build_peft_lora_config`).
+
+    Raises:
+        InputError: where none of the modules that are named is known.
+    """
+    key, given = next(((key, value) for key in MODULES if (value := s.take(key))), ("", list(default)))
+    if s.flag("lora_target_linear"):
+        return []
+    if isinstance(given, str) and given not in ALL and PATTERN.search(given):
+        words = _matched(given) or [given]
+    else:
+        words = given if isinstance(given, list) else str(given).replace(",", " ").split()
     if any(word in ALL for word in words):
         return []
-    if unknown := [str(word) for word in words if word not in TARGETS]:
-        s.notes.append(f"lora: without the modules {', '.join(unknown)}")
-    ours = {TARGETS[word] for word in words if word in TARGETS}
-    return [name for name in dict.fromkeys(TARGETS.values()) if name in ours]
+    found = layers_of(words)
+    unknown = [str(word) for word in words if not layers_of([word])]
+    if not found:
+        known = ", ".join([*ALL[-1:], *TARGETS, *TWO_TARGETS])
+        raise InputError(f"{s.file}: {key}: found {show(given)}; names none of the modules that are known: {known}")
+    s.notes += [f"lora: without the modules {', '.join(unknown)}"] if unknown else []
+    if not key:
+        s.notes.append(f"lora: adapters of {' and '.join(default)}, PEFT's default: lora_target_modules names others")
+    return found
+
+
+def layers_of(modules: Iterable[object]) -> list[str]:
+    """Our names, in order, of the layers that have modules with these names. One counts where one of its matrices does.
+
+    >>> layers_of(["v_proj", "c_proj", "lm_head"])
+    ['qkv', 'attention_out', 'mlp_down']
+    """
+    ours = {layer for word in modules for layer in TWO_TARGETS.get(str(word), (TARGETS.get(str(word)),))}
+    return [layer for layer in dict.fromkeys(TARGETS.values()) if layer in ours]
+
+
+def _matched(pattern: str) -> list[str]:
+    """The names of modules that a pattern means, which must match a module's full name (peft/tuners/tuners_utils.py:
+    `check_target_module_exists`)."""
+    try:
+        matches = re.compile(pattern).fullmatch
+    except re.error:
+        return []
+    names = (*TARGETS, *TWO_TARGETS)
+    return [name for name in names if any(matches(".".join(place)) for place in product(LAYERS, PARTS, [name]))]

@@ -25,6 +25,7 @@ ASSIGNMENT = re.compile(
 )
 # `$TP`, `${TP:-8}` with a default, `${TP:?message}` without one.
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*)|:?\?[^{}]*)?\}|(\w+))")
+BARE = re.compile(r"\$([A-Za-z_]\w*)")
 ALTERNATIVE = re.compile(r"\$\{(\w+):?\+([^{}]*)\}")  # `${SP:+--sequence-parallel}`, of a variable with a value
 # `$((NODES * (8 / TP)))`, kept as `$[NODES*‹8/TP›]`: brackets of arrays are dropped before variables are put in.
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
@@ -67,6 +68,7 @@ QUOTED = r"('[^']*'|\"[^\"]*\")"
 REDIRECTS = re.compile(r"[0-9&]?>|<")  # output and input, which are no flag's values
 ENDS = (";", "&", "&&", "|", "||")  # of a command
 MAX_CHARACTERS = 8 * 2**20
+MOST_ROUNDS = 10  # of values put in for variables
 LONGEST_VALUE = 100_000  # characters of a variable that is made of itself
 
 
@@ -81,12 +83,15 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     text = kept_arithmetic(text)
     text, arrays = taken_arrays(text)
     text = re.sub(rf"{QUOTED}|[()]", lambda found: found[1] or " ", text)
-    for _ in range(4):  # a variable or an array may be made of others
+    for _ in range(MOST_ROUNDS):  # a variable or an array may be made of others
+        before = text
         text = with_arrays(text, arrays)
         text = OF_NO_ARRAY.sub(lambda found: found[0] if found[1] in arrays else f"${{{found[1]}", text)
         text = _with_variables(_with_earlier_values(text, preset), preset)
         if len(text) > MAX_CHARACTERS:
             raise InputError(f"{file}: variables make it longer than {MAX_CHARACTERS:,} characters")
+        if text == before:
+            break
     text = re.sub(rf"{QUOTED}|\n", lambda found: found[1] or " ; ", text) if ends else text
     again = (QUOTED_COMMAND.search, QUOTED_FLAG.match)
     inner = (_split(word) if any(found(word) for found in again) else [word] for word in _split(text))
@@ -108,7 +113,9 @@ def _split(text: str) -> list[str]:
 
 def slurm_flags(text: str) -> dict[str, str]:
     """Nodes, tasks and GPUs of a node or of all by the script's `#SBATCH` lines."""
-    words = re.sub(r"(^|\s)-N[ =]?(?=\d)", r"\1--nodes=", " ".join(DIRECTIVES.findall(text)))
+    given_by = {name: value.strip("\"'") for name, more, value in ASSIGNMENT.findall(text) if not more}
+    directives = with_values(" ".join(DIRECTIVES.findall(text)), given_by)  # those of a command `sbatch` have variables
+    words = re.sub(r"(^|\s)-N[ =]?(?=\d)", r"\1--nodes=", directives)
     words = re.sub(r"(^|\s)-n[ =]?(?=\d)", r"\1--ntasks=", words)
     words = re.sub(r"(^|\s)(?:-G|--gpus)[ =]?(?:[A-Za-z]\w*:)?(?=\d)", r"\1--gpus=", words)
     words = re.sub(r"--(?:gres|gpus-per-node)[ =](?:gpu:)?(?:[A-Za-z]\w*:)?(?=\d)", "--gpus-per-node=", words)
@@ -168,7 +175,21 @@ def _with_variables(text: str, preset: Mapping[str, str]) -> str:
     variables = dict(preset)
     for name, more, quoted in ASSIGNMENT.findall(text):
         variables[name] = variables.get(name, "") * bool(more) + quoted.strip("\"'")
-    return with_values(text, variables)
+    # One made of itself has no earlier value here, and would become longer each time.
+    own = {
+        name: re.sub(rf"\$(?:{name}\b|\{{{name}\}})", "", value) for name, value in variables.items() if "$" in value
+    }
+    return with_values(text, variables | {name: value for name, value in own.items() if value.strip()})
+
+
+def with_own_values(text: str) -> str:
+    """The text with values for the variables that it assigns, as often as these are made of others."""
+    text = kept_arithmetic(text)
+    for _ in range(MOST_ROUNDS):
+        before, text = text, _with_variables(_with_earlier_values(text, {}), {})
+        if text == before or len(text) > MAX_CHARACTERS:
+            break
+    return text
 
 
 def _with_earlier_values(text: str, preset: Mapping[str, str]) -> str:
@@ -198,7 +219,7 @@ def with_values(text: str, variables: Mapping[str, str], only: Collection[str] |
     def value(found: re.Match[str]) -> str:
         name, default = found[1] or found[3], found[2]
         if name in variables:
-            return variables[name]
+            return BARE.sub(r"${\1}", variables[name])  # which may stand before letters: `${OF}_x`, of OF=$TP
         has_default = default is not None and (only is None or name in only)
         return default.strip("\"'") if has_default else found[0]
 

@@ -17,6 +17,7 @@ from sim.convert.axolotl import degrees, plain_names, require_ranks, shards
 from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
 from sim.convert.deepspeed_zero import note_inner, offload_of, zero_of
 from sim.convert.fsdp_arguments import of_fsdp
+from sim.convert.llama_factory import refuse_other_use
 from sim.convert.objectives import refuse_objective
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
 from sim.convert.trl import loss_in_tiles
@@ -89,6 +90,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         InputError: where model, sequence length or number of GPUs are missing, or the file that `deepspeed` names, and
             for a step that trains for something else than next tokens.
     """
+    refuse_other_use(file, data)
     refuse_objective(file, data)
     s, by_deepspeed = settings_of(file, plain_names(data))
     machine = _named_model(s, machine)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.fsdp_arguments import OFF
+from sim.convert.named_files import found_file
 from sim.convert.settings import Settings
 from sim.convert.trl import take_precision
 from sim.core.errors import InputError
@@ -73,7 +74,7 @@ def _mapping(file: Path, key: str, value: object) -> dict[str, Any]:
     if value.lstrip().startswith("{"):
         found, where = parse_yaml(value, f"{file}: {key}")[0], f"{file}: {key}"
     else:
-        named = next((path for path in (file.parent / value, Path(value)) if path.is_file()), None)
+        named = found_file(file, value)
         if named is None:
             raise InputError(f"{file}: {key}: found {show(value)}; there is no such file, here or beside {file.name}")
         found, where = parse_yaml(read_text(named, MAX_BYTES), str(named))[0], str(named)

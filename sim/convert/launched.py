@@ -64,9 +64,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
         flags["deepspeed"] = flags.pop("deepspeed_config")  # of `deepspeed.add_config_arguments`
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
-    config = _accelerate(file, text, flags.get("config_file"))
-    if LAUNCHER in text:
-        config = with_flags(config, flags)
+    config = accelerate_config(file, text, flags)
     data = of_accelerate(file, config) | _of_recipe(file, text, words, flags)
     data |= {name: value for name, value in flags.items() if name not in LAUNCHERS}
     for key in ("deepspeed", "fsdp_config"):
@@ -116,7 +114,8 @@ def _deepspeed_chat(flags: dict[str, Any]) -> dict[str, Any]:
         zero |= {"offload_param": on_host} if on_host else {}
     precision = str(flags.pop("dtype", "fp16"))
     rank, _ = flags.pop("lora_dim", 0), flags.pop("only_optimize_lora", None)
-    lora = {"use_peft": True, "lora_r": rank, "lora_dropout": 0} if type(rank) is int and rank > 0 else {}
+    of_all = {"use_peft": True, "lora_r": rank, "lora_dropout": 0, "lora_target_modules": "all-linear"}
+    lora = of_all if type(rank) is int and rank > 0 else {}
     return {"deepspeed": {"zero_optimization": zero}, precision: True, **lora}
 
 
@@ -127,12 +126,16 @@ def typed(value: Any) -> Any:
     return int(value) if value.isdecimal() else SWITCHES.get(value.lower(), value)
 
 
-def _accelerate(file: Path, script: str, name: Any) -> dict[str, Any]:
-    """The config file that `accelerate launch` names; empty where it names none."""
-    if not isinstance(name, str):
-        return {}
-    config = named_mapping(file, script, name)
-    if config is None:
-        where = f"here or beside {file.name}, and the script does not write it"
-        raise InputError(f"{file}: --config_file: found '{name[:100]}'; no such file, {where}")
-    return config
+def accelerate_config(file: Path, script: str, flags: dict[str, Any]) -> dict[str, Any]:
+    """The config file that `accelerate launch` names, and what its flags say, which are taken out of `flags`.
+
+    Raises:
+        InputError: for a file that is not there.
+    """
+    config: dict[str, Any] | None = {}
+    if isinstance(name := flags.get("config_file"), str):
+        config = named_mapping(file, script, name)
+        if config is None:
+            where = f"here or beside {file.name}, and the script does not write it"
+            raise InputError(f"{file}: --config_file: found '{name[:100]}'; no such file, {where}")
+    return with_flags(config or {}, flags) if LAUNCHER in script else config or {}

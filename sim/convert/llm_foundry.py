@@ -11,15 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sim.convert.adapters import TARGETS
+from sim.convert.adapters import PEFT_MODULES, layers_of
 from sim.convert.fsdp_arguments import note_prefetch
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
+from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
 
 MARKS = ("global_train_batch_size", "device_train_microbatch_size")
 ENCODER = "bert"
+ALL_LINEAR = "all-linear"  # PEFT's word
 VARIABLES = "variables"  # a section that others refer to
 VARIABLE = re.compile(r"\$\{([\w.]+)\}")
 PRECISIONS = {"amp_bf16": "bf16", "amp_fp16": "fp16", "fp32": "fp32", "amp_fp8": "fp8"}
@@ -170,8 +172,11 @@ def _lora(s: Settings) -> dict[str, Any] | None:
     if rank is None:
         return None
     s.taken |= {f"model.peft_config.{key}" for key in ("peft_type", "task_type", "lora_alpha", "bias")}
-    named = s.take("model.peft_config.target_modules") or []
-    targets = [TARGETS[word] for word in named if word in TARGETS] if isinstance(named, list) else []
+    named = s.take("model.peft_config.target_modules")
+    words = named if isinstance(named, list) else [named]
+    targets = layers_of(words if named else PEFT_MODULES)  # models/hf/hf_base.py: `LoraConfig(**…)`
+    if not targets and ALL_LINEAR not in words:
+        raise InputError(f"{s.file}: model.peft_config.target_modules: found {show(named)}; none of them is known")
     dropout = s.number("model.peft_config.lora_dropout", 0.0)
     own = {"rank": rank, **({"dropout": dropout} if dropout else {})}
-    return {**own, **({"targets": list(dict.fromkeys(targets))} if targets else {})}
+    return {**own, **({"targets": targets} if targets else {})}

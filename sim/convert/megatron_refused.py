@@ -29,6 +29,12 @@ OTHERS = {
     "patch-dim": "images, which a vision encoder reads",
     "retro-add-retriever": "a model with a retriever",
 }
+OF_PATCH = (
+    "experts that read each token, by a patch of Megatron-LM",
+    "write their width in all as --moe-shared-expert-intermediate-size",
+    True,
+)
+LATENT, OF_LATENT = "multi-latent-attention", ("q-lora-rank", "kv-lora-rank")
 # By a flag: what it means, what to do, and whether --model replaces it (training/arguments.py).
 ELSEWHERE = {
     "yaml-cfg": ("Megatron-LM takes all arguments from this file", "write them as flags", False),
@@ -40,6 +46,8 @@ ELSEWHERE = {
         False,
     ),
     **{name: (what, "give --model", True) for name, what in OTHERS.items()},
+    # Of alibaba/Pai-Megatron-Patch (megatron_patch/arguments.py), whose models read them.
+    **dict.fromkeys(("num-shared-experts", "enable-shared-expert", "shared-moe-ffn-hidden-size"), OF_PATCH),
     "heterogeneous-layers-config-path": ("each layer has sizes of its own, by this file", "give --model", True),
 }
 
@@ -61,6 +69,10 @@ def require_described(file: Path, words: list[str], machine: Machine) -> None:
     for name, (what, way, of_model) in ELSEWHERE.items():
         if name in given and not (of_model and machine.model):
             raise InputError(f"{file}: --{name}: {what}: {way}")
+    ranks = [name for name in OF_LATENT if name in given]
+    if ranks and LATENT not in given and machine.model is None:  # Megatron-LM reads them with that flag alone
+        way = f"add --{LATENT} where a patched Megatron-LM computes it without that flag, or leave this one out"
+        raise InputError(f"{file}: --{ranks[0]}: a rank of latent attention, without --{LATENT}: {way}")
 
 
 def _generates(word: str) -> bool:

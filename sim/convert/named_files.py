@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import ASSIGNMENT, kept_arithmetic, with_values
+from sim.convert.command_line import with_own_values
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.inputs.input_source import show
@@ -14,7 +14,6 @@ from sim.inputs.yaml_input import MAX_BYTES, parse_yaml
 
 # The command before `<<EOF`, what follows on its line, and the lines up to EOF.
 HEREDOC = re.compile(r"(?ms)^([^\n]*)<<-?\s*(['\"]?)(\w+)\2([^\n]*)\n(.*?)\n?^\s*\3\s*$")
-ROUNDS = 3  # a variable may be made of others
 TARGET = re.compile(r"(?:>{1,2}\s*|\btee\s+(?:-a\s+)?)[\"']?([^\s\"'|]+)")
 
 
@@ -37,10 +36,7 @@ def named_mapping(file: Path, script: str, name: str) -> dict[str, Any] | None:
 
 def _text(file: Path, script: str, name: str) -> str | None:
     """All that the script writes into the file, or else what stands in it."""
-    script = kept_arithmetic(script)
-    variables = {variable: value.strip("\"'") for variable, _, value in ASSIGNMENT.findall(script)}
-    for _ in range(ROUNDS):
-        script = with_values(script, variables)
+    script = with_own_values(script)
     parts = [
         found[5]
         for found in HEREDOC.finditer(script)
@@ -48,5 +44,14 @@ def _text(file: Path, script: str, name: str) -> str | None:
     ]
     if parts:
         return "\n".join(parts)
-    beside = next((path for path in (file.parent / name, Path(name)) if path.is_file()), None)
-    return None if beside is None else read_text(beside, MAX_BYTES)
+    found = found_file(file, name)
+    return None if found is None else read_text(found, MAX_BYTES)
+
+
+def found_file(file: Path, name: str) -> Path | None:
+    """The file of a name that `file` gives: beside it, here, or under a folder around it, from which a trainer is
+    started where the name begins with the repository's folders (`examples/deepspeed/ds_z3_config.json`)."""
+    around = Path(file).resolve().parents if len(Path(name).parts) > 1 else ()
+    return next(
+        (path for path in (file.parent / name, Path(name), *(up / name for up in around)) if path.is_file()), None
+    )

@@ -78,6 +78,7 @@ def _model(s: Settings) -> dict[str, Any]:
         raise InputError(f"{s.file}: model.model_config: is neither Llama nor Qwen 2 without experts: give --model")
     s.choice("model.model_config.hidden_act", {"silu": True}, "silu")
     heads = size("num_attention_heads")
+    window = s.whole("model.model_config.sliding_window_size")  # models/qwen.py: `CoreAttention` hands it on
     return {
         "layers": size("num_hidden_layers"),
         "hidden": size("hidden_size"),
@@ -91,6 +92,7 @@ def _model(s: Settings) -> dict[str, Any]:
         "positions": "rope",
         "bias": False,
         **({"qkv_bias": True} if s.flag("model.model_config.attention_bias") else {}),
+        **({"window": window} if window else {}),
     }
 
 

@@ -6,6 +6,7 @@ TensorRT-LLM: llmapi/llm_args.py, `speculative_config`.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from sim.convert.serving_graphs import json_object
@@ -14,7 +15,9 @@ from sim.inputs.hub import as_model
 
 FROM_TEXT = ("ngram", "ngram_gpu", "suffix", "lookahead", "user_provided", "userprovided")  # none of a model's
 MEDUSA = "medusa"
-SGLANG_STEPS = 3  # auto_choose_speculative_params: of all but Llama and Grok, and of a model of their own
+# auto_choose_speculative_params: Llama's steps, unless its draft is a model of its own (STANDALONE), and all others'.
+LLAMA_STEPS, SGLANG_STEPS = 5, 3
+LLAMA = re.compile(r"(?i)(?:^|[/_-])(?:meta-)?llama-?[123](?!\d)")
 LAYERS = 1  # TensorRT-LLM, MTPDecodingConfig: num_nextn_predict_layers
 
 
@@ -46,11 +49,13 @@ def drafts_of(s: Settings) -> dict[str, Any] | None:
 
 def _steps(s: Settings, method: str) -> int:
     """SGLang's own number of steps."""
+    is_llama = LLAMA.search(str(s.values.get("model"))) is not None and method != "standalone"
+    steps, tree = (LLAMA_STEPS, " in a tree of 8 tokens, simulated as a chain") if is_llama else (SGLANG_STEPS, "")
     s.notes.append(
-        f"{s.written_as('algorithm')} {method}: SGLang chooses {SGLANG_STEPS} steps, and of Llama's models a tree of "
-        "5, which is not simulated; --speculative-num-steps says another number"
+        f"{s.written_as('algorithm')} {method}: SGLang chooses {steps} steps{tree}; --speculative-num-steps says "
+        "another number"
     )
-    return SGLANG_STEPS
+    return steps
 
 
 def _of_tree(s: Settings, steps: int) -> None:

@@ -54,9 +54,17 @@ def _with(file: Path, text: str, absent: list[str], readers: tuple[Path, ...]) -
             return found[0]
         if path in readers or len(readers) == MOST:
             raise InputError(f"{file}: reads {words}, which reads itself or more than {MOST} files")
-        return "\n" + _with(path, read_text(path, MAX_BYTES), absent, (*readers, path)) + "\n"
+        more = _directive(found) if found.re is SUBMIT else ""
+        return "\n" + _with(path, read_text(path, MAX_BYTES), absent, (*readers, path)) + more + "\n"
 
     return SUBMIT.sub(inner, SOURCE.sub(inner, text))
+
+
+def _directive(found: re.Match[str]) -> str:
+    """The options of a command `sbatch` as a directive behind those of the script, which they go before (sbatch's
+    manual, "Options")."""
+    options = found[0][: found.start(1) - found.start()].replace("\\\n", " ").replace("sbatch", "", 1)
+    return f"\n#SBATCH {' '.join(options.split())}"
 
 
 def _path(folder: Path, words: str) -> Path | None:

@@ -11,13 +11,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sim.convert.accelerate import of_accelerate
 from sim.convert.command_line import flags_of, words_of
-from sim.convert.launched import typed
+from sim.convert.launched import LAUNCHERS, accelerate_config, typed
 from sim.convert.settings import Machine
 from sim.convert.swift_megatron import processes_of
 from sim.core.errors import InputError
 
 COMMAND = re.compile(r"(?m)(?:^|[\s/])swift(?:/cli)?[ \t/]+(sft|pt|rlhf|grpo|gkd)(?:\.py)?(?=[\s\\])")
+ALONE = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?CUDA_VISIBLE_DEVICES=[\"']?\d+[\"']?(?=[\s\\;]|$)")
+LAUNCHER = re.compile(r"torchrun|torch\.distributed|accelerate|deepspeed[ \t]+-|N(?:PROC_PER_)?NODES?=")
 TYPES = ("tuner_type", "train_type", "sft_type")
 MODULES = "target_modules"
 LEAST_BATCH = 16  # sequences, to which gradient_accumulation_steps is chosen where it is not given
@@ -71,6 +74,8 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
         raise InputError(f"{file}: swift {found[1]}: can be converted: training on given texts (sft, pt)")
     flags = flags_of(words_of(file, text, ends=True), listed=("target-modules", "lora-target-modules", "dataset"))
     data = {name.replace("-", "_"): typed(value) for name, value in flags.items()}
+    config = accelerate_config(file, text, data)
+    data = of_accelerate(file, config) | {name: value for name, value in data.items() if name not in LAUNCHERS}
     data = DEFAULTS | {RENAMED.get(name, name): value for name, value in data.items()}
     kinds = [data.pop(name) for name in TYPES if name in data]
     data["tuner_type"] = kinds[0] if kinds else "lora"
@@ -82,11 +87,17 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
     if (preset := ZERO.get(str(data.get("deepspeed")))) is not None:
         data["deepspeed"] = {**_AUTO, "zero_optimization": preset}
     data |= FSDP2 if data.get("fsdp") == "fsdp2" else {}
-    processes = machine.gpus or processes_of(text)
+    started = config.get("num_processes")
+    processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
     if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
         each = _whole(data["per_device_train_batch_size"])
         data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
     return data, processes
+
+
+def _alone(text: str) -> int | None:
+    """One process where one GPU is visible and no launcher starts more (swift/cli/main.py: `use_torchrun`)."""
+    return 1 if ALONE.search(text) and not LAUNCHER.search(text) else None
 
 
 def _whole(value: Any) -> int:

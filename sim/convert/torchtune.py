@@ -18,6 +18,8 @@ from sim.inputs.model_input import model_presets
 
 COMPONENT = "_component_"
 TEACHER = "teacher_model"  # of recipes/knowledge_distillation_*.py
+OPTIMIZER = "optimizer"  # which each recipe that trains needs (`cfg.optimizer`)
+EVALUATES = "is missing, as in configs of torchtune's recipes that evaluate, generate or quantize"
 LORA = re.compile(r"^(q?)lora_")
 # Builders of torchtune/models beside those whose name is a shipped model's with `_` for `-` and `.`.
 ENDINGS = re.compile(r"_(base|instruct)$")
@@ -50,6 +52,8 @@ def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq
     if TEACHER in data:
         what = "has a teacher read each answer, too, which a scenario with `distillation` describes"
         raise InputError(f"{file}: {TEACHER}: {what} (docs/distillation.md); can be converted: training on next tokens")
+    if OPTIMIZER not in data:
+        raise InputError(f"{file}: {OPTIMIZER}: {EVALUATES}; can be converted: training on next tokens")
     values = {key: value for key, value in data.items() if not isinstance(value, dict)}
     for name, section in data.items():
         if isinstance(section, dict):

@@ -168,7 +168,7 @@ def test_what_deepspeed_s_json_says_and_leaves_out(tmp_path: Path, keys: str, ex
 @pytest.mark.parametrize(
     ("keys", "lora"),
     [
-        ("use_peft: true", {"rank": 16, "dropout": 0.05}),
+        ("use_peft: true", {"rank": 16, "dropout": 0.05, "targets": ["qkv"]}),  # PEFT's default: q_proj, v_proj
         ("use_peft: false\nlora_r: 8", None),
         ("use_peft: true\nlora_r: 32\nlora_target_modules: [q_proj, v_proj]\nload_in_4bit: true",
          {"rank": 32, "dropout": 0.05, "targets": ["qkv"], "weights": "nf4"}),

@@ -91,3 +91,12 @@ def test_without_sums_in_fp32_the_optimizer_updates_bf16_parameters_with_moments
     found = data["training"]
     assert (found["master_weights"], found["grad_dtype"], found["optimizer_dtype"]) == (False, "bf16", "bf16")
     assert "optimizer_dtype" not in converted(tmp_path, "llama.yaml", TEXT, *ON)[0]["training"]
+
+
+def test_a_window_of_attention(tmp_path: Path) -> None:
+    """models/qwen.py: `CoreAttention`."""
+    text = TEXT.replace("is_llama_config: true", "is_qwen2_config: true, sliding_window_size: 512")
+    data, notes = converted(tmp_path, "qwen.yaml", text, *ON)
+    assert data["model"]["window"] == 512
+    assert "not expressed" not in notes
+    assert set(parse_scenario(data).model.attention_pattern) == {"sliding"}

@@ -124,3 +124,16 @@ def test_a_script_that_runs_another(tmp_path: Path) -> None:
     assert "runs examples/train_dsv3.sh: convert that file, with the variables that this one sets as --var" in said
     said = refused(tmp_path, "a.sh", 'exec bash "${HERE}/run_moe.sh" --num-experts 8\n', "--cluster", "dgx-h100")
     assert "runs ${HERE}/run_moe.sh: convert that file" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--kv-lora-rank 512", "--kv-lora-rank: a rank of latent attention, without --multi-latent-attention: add"),
+        ("--num-experts 8 --num-shared-experts 2", "--num-shared-experts: experts that read each token, by a patch"),
+        ("--num-experts 8 --enable-shared-expert", "write their width in all as --moe-shared-expert-intermediate-size"),
+    ],
+)
+def test_flags_of_a_patched_megatron_lm_are_refused(tmp_path: Path, flags: str, message: str) -> None:
+    """alibaba/Pai-Megatron-Patch: its DeepSeek-V2 has latent attention without Megatron-LM's own flag."""
+    assert message in refused(tmp_path, "a.sh", f"{MEGATRON.rstrip()} {flags}\n", "--cluster", "dgx-h100")

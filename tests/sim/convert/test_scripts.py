@@ -241,3 +241,31 @@ def test_slurms_numbers_of_all_nodes(tmp_path: Path, directives: str, gpus: int)
     text = f"#!/bin/bash\n{directives}\nTP=4 PP=2\n{launched}\n"
     data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert data["parallelism"]["dp"] == gpus // 8
+
+
+def test_a_variable_of_a_value_ends_where_the_value_does(tmp_path: Path) -> None:
+    """Of `${LOAD_TP}_x` with LOAD_TP=$TP, not of a variable TP_x: what `echo` prints is the command that runs."""
+    sizes = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512"
+    text = f"""
+TP=${{TP:-2}}
+LOAD_TP=$TP
+LOAD=ckpt/tp${{LOAD_TP}}_x
+ARGS="{sizes} --micro-batch-size 1 --vocab-size 32000 --tensor-model-parallel-size $TP --load $LOAD"
+RUN="torchrun --nproc-per-node 8 pretrain_gpt.py $ARGS"
+echo $ARGS
+eval $RUN
+"""
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert (data["model"]["layers"], data["parallelism"]["tp"]) == (4, 2)
+
+
+def test_a_variable_made_of_one_of_the_environment_does_not_grow(tmp_path: Path) -> None:
+    text = "export PATH_A=$PATH_B:$PATH_A\nexport PATH_B=$PATH_A:$PATH_B\n"
+    assert converted(tmp_path, "train.sh", f"{text}{MEGATRON}", "--cluster", "dgx-h100")[0]["model"]["layers"]
+
+
+def test_flags_added_to_those_of_the_environment_count(tmp_path: Path) -> None:
+    data, _ = converted(
+        tmp_path, "train.sh", f'MORE="$MORE --swiglu"\n{MEGATRON.rstrip()} $MORE\n', "--cluster", "dgx-h100"
+    )
+    assert data["model"]["mlp"] == "swiglu"

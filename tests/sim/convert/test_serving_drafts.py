@@ -11,6 +11,7 @@ from sim.inputs.scenario import parse_scenario
 from tests.sim.convert.test_serving import BENCH, converted
 
 SGLANG = "python -m sglang.launch_server --model-path deepseek-v3 --tp 8"
+LLAMA = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --speculative-draft-model-path llama3.2-1b"
 EAGLE = f"{SGLANG} --speculative-algorithm EAGLE"
 TREE = "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-draft-tokens 8"
 
@@ -27,6 +28,8 @@ TREE = "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-d
             None,
             "--speculative-algorithm: drafts of method ngram, without a model, are not",
         ),
+        (f"{LLAMA} --speculative-algorithm EAGLE3", 5, "SGLang chooses 5 steps in a tree of 8 tokens"),
+        (f"{LLAMA} --speculative-algorithm STANDALONE", 3, "SGLang chooses 3 steps;"),
         (SGLANG, None, ""),
     ],
 )

@@ -51,3 +51,13 @@ def test_a_file_that_is_not_there_is_named_and_one_of_the_environment_is_not(tmp
 def test_a_file_that_reads_itself_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.sh").write_text("source a.sh\n")
     assert "which reads itself" in refused(tmp_path, "train.sh", "source a.sh\n" + COMMAND, "--cluster", "dgx-h100")
+
+
+def test_options_of_sbatch_go_before_those_of_the_script(tmp_path: Path) -> None:
+    """sbatch's manual, "Options"; the number of nodes may be a variable of the script that submits."""
+    (tmp_path / "job.sh").write_text(
+        f"#SBATCH --nodes=2 --ntasks-per-node=8\n{COMMAND.replace('torchrun --nproc-per-node 8', 'srun python')}"
+    )
+    text = f"NNODES=4\n{SIZES}TP=2\nsbatch -p main \\\n  --nodes=$NNODES job.sh\n"
+    scenario, _ = converted(tmp_path, "submit.sh", text, "--cluster", "dgx-h100", "--from", "megatron")
+    assert scenario["parallelism"]["dp"] == 4 * 8 // 2

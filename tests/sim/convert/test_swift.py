@@ -78,3 +78,25 @@ def test_other_objectives_and_tuners_are_refused(tmp_path: Path) -> None:
     assert "swift rlhf: can be converted" in refused(tmp_path, "a.sh", SFT.replace("swift sft", "swift rlhf"), *on)
     said = refused(tmp_path, "a.sh", SFT.rstrip() + " --tuner_type adalora\n", *on)
     assert "tuner_type: found 'adalora'; can be converted: full training, and LoRA" in said
+
+
+def test_accelerates_config_is_read(tmp_path: Path) -> None:
+    """swift/cli/sft.py under `accelerate launch`: the file says how states are sharded."""
+    launcher = "accelerate launch --config_file fsdp.json swift/cli/sft.py"
+    text = SFT.replace("NPROC_PER_NODE=$nproc_per_node \\\nswift sft", launcher)
+    assert "--config_file: found 'fsdp.json'; no such file" in refused(tmp_path, "a.sh", text, "--cluster", "dgx-h100")
+    config = '{"distributed_type": "FSDP", "num_processes": 8, "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}}'
+    (tmp_path / "fsdp.json").write_text(config)
+    data, said = of(tmp_path, text=text)
+    assert (data["parallelism"]["dp"], data["parallelism"]["zero"]) == (8, 3)
+    assert "config_file" not in said
+
+
+def test_one_visible_gpu_is_one_process(tmp_path: Path) -> None:
+    """swift/cli/main.py: `use_torchrun`."""
+    text = SFT.replace("nproc_per_node=8\nNPROC_PER_NODE=$nproc_per_node", "CUDA_VISIBLE_DEVICES=0")
+    text = text.replace("$(expr 16 / $nproc_per_node)", "16")
+    assert of(tmp_path, text=text)[0]["parallelism"]["dp"] == 1
+    for several in ("0,1", "0 \\\nNPROC_PER_NODE=$N"):
+        more = text.replace("CUDA_VISIBLE_DEVICES=0", f"CUDA_VISIBLE_DEVICES={several}")
+        assert "give --gpus N" in refused(tmp_path, "a.sh", more, "--cluster", "dgx-h100")

@@ -114,3 +114,13 @@ def test_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
 def test_a_model_with_experts_by_its_builders_name(tmp_path: Path) -> None:
     text = FULL.replace("llama3_1.llama3_1_8b", "qwen3.qwen3_moe_30b_a3b_instruct")
     assert converted(tmp_path, "moe.yaml", text, *ON_8)[0]["model"] == "qwen3-30b-a3b"
+
+
+def test_a_recipe_without_an_optimizer_trains_nothing(tmp_path: Path) -> None:
+    """recipes/eleuther_eval.py and generate.py have none, and those that train read `cfg.optimizer`."""
+    text = FULL.replace(
+        "optimizer: {_component_: torch.optim.AdamW, lr: 2e-5, fused: True}\n", "tasks: [truthfulqa_mc2]\n"
+    )
+    assert "optimizer: is missing, as in configs of torchtune's recipes that evaluate" in refused(
+        tmp_path, "evaluation.yaml", text, *ON_8
+    )
