@@ -55,6 +55,7 @@ PAIRED = {"parallelism": {"ep_overlap": True}}
 # Scripts that set cuda_graph_impl full_iteration also set moe_a2a_overlap and cutedsl_fused_grouped_mlp.
 FULL_ITERATION = merge(WHOLE_GRAPH | PAIRED, {"training": {"fused_experts": True}})
 HEAD_NORMS = {"model": {"qk_norm": True}}
+SHARED_BESIDE = {"training": {"moe_shared_expert_overlap": True}}  # with NCCL's exchanges, unless they pair
 NOT_RECOMPUTED = {"training": {"recompute": "none"}}
 # recipes/deepseek/deepseek_v3.py: set_deepseek_v3_pipeline_model_parallel_layout; a script's Et|(tt|)*30mL on 32 stages
 # and Et*4|(t*4|)*14tmL on pp 2.
@@ -100,6 +101,9 @@ def _deepseek() -> Iterator[LaunchScript]:
     yield script({"model": {"moe": {"max_nodes_per_token": 4}}}, "configs/deepseek", H100)
     yield script(PAIRED, "utils/helpers.py: set_moe_a2a_overlap_overrides", H100, until="2026-01")
     yield script({"model": {"mtp_layers": 1}}, "recipes/deepseek/deepseek_v3.py: mtp_num_layers")
+    yield script({"model": {"moe": {"router_fp32": True}}}, "models/deepseek/deepseek_provider.py: moe_router_dtype")
+    shared = "the same: moe_shared_expert_overlap; configs/deepseek: enable_deepep False"
+    yield script(SHARED_BESIDE, shared, NVL72, until="2026-01")
     for layouts, layers in DEEPSEEK_STAGES.items():
         yield script({"parallelism": {"layers_per_stage": layers}}, "DEEPSEEK_STAGES", layouts=layouts)
     yield script(TOKEN_DROP, "configs/deepseek", BLACKWELL, until="2025-11")

@@ -10,6 +10,8 @@ import pytest
 from tests.sim.convert.converting import converted
 from tests.sim.convert.launch_files import EXPERTS, MEGATRON
 
+SHARED = f"{EXPERTS} --moe-shared-expert-intermediate-size 4096"
+
 
 @pytest.mark.parametrize(("low", "attention"), [("--fp8-format hybrid", True), ("--bf16", None)])
 def test_attention_and_activations_in_8_bits(tmp_path: Path, low: str, attention: bool | None) -> None:
@@ -47,6 +49,11 @@ def test_layers_in_sixteen_bits(tmp_path: Path, flags: str, ends: tuple[int | No
         ("--no-gradient-accumulation-fusion", {"gradient_accumulation_fusion": False}),
         (EXPERTS, {"moe_grouped_gemm": False}),
         (f"{EXPERTS} --moe-grouped-gemm", {"moe_grouped_gemm": None}),
+        (EXPERTS, {"moe_router_fusion": None, "moe_shared_expert_overlap": None}),
+        (f"{EXPERTS} --moe-router-fusion", {"moe_router_fusion": True}),
+        (f"{SHARED} --moe-shared-expert-overlap", {"moe_shared_expert_overlap": True}),
+        (f"{SHARED} --moe-shared-expert-overlap --moe-token-dispatcher-type flex", {"moe_shared_expert_overlap": None}),
+        (f"{EXPERTS} --moe-shared-expert-overlap", {"moe_shared_expert_overlap": None}),
     ],
 )
 def test_fusions_that_a_script_sets_or_leaves_at_their_defaults(
