@@ -22,6 +22,7 @@ from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
+from sim.convert.serving_tiers import tiers_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
@@ -302,6 +303,7 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
         "max_tokens": cache_tokens(s, model, block),
         "memory_fraction": s.number("memory"),
         "free_fraction": s.number("free"),
+        "tiers": tiers_of(s),
     }
     return without_none(
         {
