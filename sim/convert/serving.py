@@ -101,6 +101,10 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         inference = {"engine": engine, **pools.disaggregated(s, by_role)}
     if inference.get("all2all_backend") == "naive" and "naive" not in ENGINES[engine].all2all:
         del inference["all2all_backend"]  # vLLM, config/parallel.py: falls back to allgather_reducescatter, the default
+    if (mode := s.take("preempt")) == "swap" and ENGINES[engine].swaps:
+        inference["preemption"] = "swap"
+    elif mode == "swap":  # vLLM since V1 (engine/arg_utils.py)
+        s.notes.append(f"{s.written_as('preempt')} swap: without effect, engine {engine} swaps no requests")
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
     if (limit := s.take("longest")) is not None and (most := most_tokens(str(limit))):
