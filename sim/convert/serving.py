@@ -22,6 +22,7 @@ from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
+from sim.convert.serving_tiers import tiers_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
@@ -100,6 +101,10 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         inference = {"engine": engine, **pools.disaggregated(s, by_role)}
     if inference.get("all2all_backend") == "naive" and "naive" not in ENGINES[engine].all2all:
         del inference["all2all_backend"]  # vLLM, config/parallel.py: falls back to allgather_reducescatter, the default
+    if (mode := s.take("preempt")) == "swap" and ENGINES[engine].swaps:
+        inference["preemption"] = "swap"
+    elif mode == "swap":  # vLLM since V1 (engine/arg_utils.py)
+        s.notes.append(f"{s.written_as('preempt')} swap: without effect, engine {engine} swaps no requests")
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
     if (limit := s.take("longest")) is not None and (most := most_tokens(str(limit))):
@@ -302,6 +307,7 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
         "max_tokens": cache_tokens(s, model, block),
         "memory_fraction": s.number("memory"),
         "free_fraction": s.number("free"),
+        "tiers": tiers_of(s),
     }
     return without_none(
         {

@@ -43,10 +43,9 @@ def simulate_serving(
     """Serve the scenario's requests, or `requests` in their place.
 
     `engine`: simpy (`sim.serve.on_simpy`); static (`sim.serve.quick_pass`), which gives the same times where replicas
-    do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests, by the
-    pipeline stages that each passes. Without `group` the scheduler looks at every sequence in every iteration, which
-    changes no time. `held_bytes` of every GPU belong to others. `costs`: of another simulation of this scenario, whose
-    prices are known; of one pool.
+    do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests and stages
+    that they pass. Without `group` the scheduler looks at every sequence in every iteration, which changes no time.
+    `held_bytes` of every GPU belong to others. `costs`: of another simulation of this scenario; of one pool.
 
     Raises:
         InputError: without an inference section, for a trace that cannot be read, or for an engine that does not know

@@ -25,6 +25,7 @@ from tests.sim.convert.test_serving import BENCH, converted
             {},
             "--compilation-config: cudagraph_mode PIECEWISE: not expressed here",
         ),
+        ("vllm serve llama3-8b --preemption-mode recompute", {}, ""),
         ("vllm serve llama3-8b -O1", {}, "-O1: graphs of all but attention alone, and no fused all-reduces"),
         ("vllm serve llama3-8b -O2", {}, ""),
         ("""vllm serve llama3-8b -cc '{"level": 3}'""", {}, "--compilation-config: level: not expressed here"),
@@ -101,3 +102,22 @@ def test_sizes_that_tensorrt_llm_is_told(tmp_path: Path) -> None:
     )
     found, _ = converted(tmp_path, f"trtllm-serve llama3-8b --config more.yml\n{BENCH}")
     assert (found["inference"]["cuda_graph_sizes"], found["inference"]["kv_cache"]) == ([2, 8], {"max_tokens": 4096})
+
+
+@pytest.mark.parametrize(
+    ("image", "mode", "told"),
+    [
+        ("vllm/vllm-openai:v0.6.3", "swap", ""),
+        (
+            "vllm/vllm-openai:v0.11.0",
+            None,
+            "--preemption-mode swap: without effect, engine vllm-0.11 swaps no requests",
+        ),
+    ],
+)
+def test_what_a_preempted_request_keeps(tmp_path: Path, image: str, mode: str | None, told: str) -> None:
+    script = f"docker run {image} --model llama3-8b --preemption-mode swap\n{BENCH}"
+    found, text = converted(tmp_path, script)
+    assert found["inference"].get("preemption") == mode
+    assert told in text
+    parse_scenario(found)

@@ -1,0 +1,39 @@
+"""A cache's tiers in host memory in command lines of serving engines.
+
+SGLang: server_args.py (--enable-hierarchical-cache), mem_cache/memory_pool_host.py (hicache_size: of each rank, 1e9
+bytes). vLLM since 0.12: config/cache.py (kv_offloading_size: GiB of all tensor-parallel ranks together), which copies
+blocks as they are computed (v1/kv_offload). TensorRT-LLM: llmapi/llm_args.py, KvCacheConfig.host_cache_size (bytes).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.convert.settings import Settings
+
+GIB = 2**30
+POLICIES = {"write_back": "write_back", "write_through": "write_through", "write_through_selective": "write_through"}
+KEY = "inference.kv_cache.tiers.host.capacity_bytes"
+
+
+def tiers_of(s: Settings) -> dict[str, Any] | None:
+    """`inference.kv_cache.tiers`; None where the cache is on GPUs alone, or, with a note, where its size is unknown."""
+    if (size := s.number("host_bytes")) is not None:  # TensorRT-LLM's, which keeps what it evicts
+        return _tier(size, "write_back") if size else None
+    if (gib := s.number("host_gib")) is not None:
+        if str(s.take("host_backend", "native")) != "native":
+            s.notes.append(f"{s.written_as('host_gib')}: of LMCache: not expressed here")
+            return None
+        return _tier(gib * GIB / s.size("tp", 1), "write_through")
+    if not s.flag("hierarchical"):
+        return None
+    policy = s.choice("host_policy", POLICIES, "write_through")
+    ratio, gigabytes = s.number("host_ratio"), s.number("host_gb")
+    if not gigabytes:
+        s.notes.append(f"--hicache-ratio {ratio or 2:g}: the cache's size is known once it is simulated; {KEY} says it")
+        return None
+    return _tier(gigabytes * 1e9, policy or "write_through")
+
+
+def _tier(size_bytes: float, policy: str) -> dict[str, Any]:
+    return {"host": {"capacity_bytes": round(size_bytes)}, "write_policy": policy}
