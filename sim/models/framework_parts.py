@@ -160,7 +160,10 @@ class ZeroEngine(NamedTuple):
     one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
     the optimizer reads an fp32 copy of it. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
     gradients lies in host memory. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the last of
-    the forward stay for the backward.
+    the forward stay for the backward. `kept_last`: with ZeRO-3 so many units at the end of the model stay gathered from
+    the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
+    torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
+    fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`).
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -186,6 +189,8 @@ class ZeroEngine(NamedTuple):
     shard_bytes: float = 0.0
     on_host_at: tuple[int, ...] = ()
     live_elements: int = 0
+    kept_last: int = 0
+    ends_together: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True

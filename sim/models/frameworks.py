@@ -64,7 +64,8 @@ _COMPILED = Framework(
     context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
     keeps_gathered=True,
     scatters_sums_apart=True,
-    zero=REPLICAS_COPIED,  # torchtitan: models/llama3/infra/parallelize.py, apply_ddp
+    # torchtitan: models/llama3/infra/parallelize.py, apply_ddp; apply_fsdp, which keeps [norm, output] for the backward
+    zero=REPLICAS_COPIED._replace(kept_last=1),
     loss=COMPILED_LOSS,
     router=COMPILED_ROUTER,
     uses_torch_compile=True,
@@ -72,6 +73,12 @@ _COMPILED = Framework(
     family="torch",
     former=(
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
+        # Then the last layer stayed, and embedding, norm and output were the root's.
+        Former(
+            "2025-08",
+            {"zero": REPLICAS_COPIED._replace(kept_last=1, ends_together=True)},
+            "torchtitan pull request 1094: units of embedding and of [norm, output]",
+        ),
         # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
         Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
         Former("2025-04", {"reruns_messages": True}, "pytorch pull request 150302: allow collectives to be DCEd"),
@@ -161,6 +168,7 @@ _RECORDS = (
         _COMPILED,
         name="transformers_compiled",
         kin="transformers",
+        zero=REPLICAS_COPIED,
         masks_windows=True,
         masks_causal=True,
         returns_logits=True,

@@ -24,13 +24,12 @@ it, and copied, joined and divided as `ZeroEngine` says. Left out: norms' gradie
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Block, Comm, Compute, Item, ModelPart, Phase, Program, Wait
+from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.framework_parts import ZeroEngine
 from sim.models.frameworks import framework_of, frees_gradients
@@ -125,11 +124,6 @@ class DataParallel(Struct, frozen=True):
         handles = [dense.handle and f"{dense.handle}.{i}" for i in range(len(shares))]
         parts = zip(shares, handles, strict=True)
         return [*(replace(dense, bytes=dense.bytes * share, handle=own) for share, own in parts), *rest]
-
-    def kept_blocks(self, order: Sequence[Block]) -> int:
-        """Count the blocks in backward order that the forward left gathered (`ZeroEngine.live_elements`)."""
-        held = accumulate(self.gathered_params(b) + b.expert_params for b in order)
-        return sum(elements <= self.engine.live_elements for elements in held)
 
     @property
     def gathers_twice(self) -> bool:
@@ -262,62 +256,6 @@ def cast(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compu
     return unpack(gathered, dp, phase) if dp.gathered_bytes != dp.parameter_bytes else []
 
 
-def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
-    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here.
-
-    ZeRO-3 gathers a block's parameters while the block before it computes (one block ahead, as FSDP2 does).
-    ZeRO-1 and -2 wait for the gathers that the step began with (`prologue`), where these overlap.
-    """
-    phase = Phase.FORWARD
-    out: list[list[Item]] = [[] for _ in blocks]
-    if blocks and dp.zero == 3 and (first or not dp.stays):
-        gathers = [dp.gather_block(b, phase, f"w{i}") for i, b in enumerate(blocks)]
-        out[0] += gathers[0]
-        for i, items in enumerate(out):
-            items += gathers[i + 1] if i + 1 < len(blocks) else []
-            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
-    for block, items in zip(blocks, out, strict=True):
-        items += block.forward
-    return out
-
-
-def weave_backward(
-    blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool
-) -> list[list[Item]]:
-    """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
-
-    `last`: the step's last micro-batch here, after which gradients are complete, or (`each_row`) a row's last.
-    """
-    order = blocks[::-1]
-    out: list[list[Item]] = [[] for _ in order]
-    phase = Phase.INPUT_GRAD
-    if blocks and dp.zero == 3 and dp.reshard and phase in phases:
-        kept = dp.kept_blocks(order)
-        gathers = [dp.gather_block(b, phase, f"v{i}") if i >= kept else [] for i, b in enumerate(order)]
-        out[0] += gathers[0]
-        for i, items in enumerate(out):
-            items += gathers[i + 1] if i + 1 < len(order) else []
-            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
-    reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
-    buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None
-    for block, items in zip(order, out, strict=True):
-        if phase in phases:
-            items += block.recompute
-        left, tensors = [block.params, block.expert_params], list(block.tensors)
-        for item in block.backward:
-            if item.phase not in phases:
-                continue
-            items.append(item)
-            # most computations complete no gradient, and buckets stay as they are
-            if buckets is not None and isinstance(item, Compute) and any(ready := gradients_of(item)):
-                items += buckets.add(block.name, ready, left)
-                if ready[0] in tensors:
-                    tensors.remove(ready[0])
-        if buckets is not None and Phase.WEIGHT_GRAD in phases:
-            items += buckets.finish(block.name, left, tensors, block is order[-1])
-    return out
-
-
 def gradients_of(item: Compute) -> tuple[int, int]:
     """Elements of dense and expert weights whose gradient this computation completes: its output's size."""
     if item.phase is not Phase.WEIGHT_GRAD:
@@ -336,46 +274,6 @@ def limit_bytes(dp: DataParallel) -> float:
     if dp.zero == 3 and not dp.engine.buckets_shards:
         return float("inf")
     return {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
-
-
-class _Buckets:
-    """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once."""
-
-    def __init__(self, dp: DataParallel, last: bool) -> None:
-        self.dp, self.last, self.count = dp, last, 0
-        self.limit_bytes = limit_bytes(dp)
-        self.dense, self.experts, self.tensors = 0.0, 0.0, 0
-
-    def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm | Compute]:
-        """Count gradients as ready; `left` is what is left of the block's parameters."""
-        dense, experts = min(ready[0], left[0]), min(ready[1], left[1])
-        left[0] -= dense
-        left[1] -= experts
-        held, size = self.dense + self.experts, dense + experts
-        too_large = self.dp.engine.closes_before and (held + size) * self.dp.gradient_bytes > self.limit_bytes
-        out = self._flush(name) if held and too_large else []
-        self.dense += dense
-        self.experts += experts
-        self.tensors += 1
-        full = (self.dense + self.experts) * self.dp.gradient_bytes >= max(self.limit_bytes, 1.0)
-        return [*out, *(self._flush(name) if full else ())]
-
-    def finish(self, name: str, left: list[int], tensors: list[int], last_block: bool) -> list[Comm | Compute]:
-        """The end of a block: what is left of it (biases, norms) is ready; `per_parameter` sends tensor by tensor."""
-        out: list[Comm | Compute] = []
-        for n in reversed(tensors) if self.limit_bytes == 0.0 else ():
-            out += self.add(name, (n, 0), left)
-        out += self.add(name, (left[0], left[1]), left)
-        if last_block or self.dp.zero == 3:
-            out = out + self._flush(name)
-        return out
-
-    def _flush(self, name: str) -> list[Comm | Compute]:
-        dense, experts, self.dense, self.experts = self.dense, self.experts, 0.0, 0.0
-        tensors, self.tensors = self.tensors, 0
-        self.count += 1
-        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last)
-        return [*join_gradients(reduced, self.dp, tensors), *reduced]
 
 
 def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> list[Compute]:

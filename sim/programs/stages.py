@@ -42,9 +42,10 @@ from sim.models.optimizer import (
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
-from sim.programs.data_parallel import DataParallel, after_backward, weave_backward, weave_forward
+from sim.programs.data_parallel import DataParallel, after_backward
 from sim.programs.host_copies import HostCopy, host_copies
 from sim.programs.updated_parameters import gather_after_optimizer, prologue, prologue_waits
+from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.equal_ranks import expert_rank, position_of
 from sim.ranks.plan import ModelSlice, Plan
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Compute, Phase
+from sim.programs.gathered_units import in_root
 from sim.programs.host_copies import kept_on_device, on_device
 from sim.programs.stages import Stage
 
@@ -127,9 +128,9 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
 
     With ZeRO-2 and -3 a block's gradients, once it has them all, are copied into the buffer that is reduced, and freed;
     the buffer stays until the next block's is needed (torch's FSDP2: `post_backward` in `_fsdp_param_group.py`). Whole
-    gradients of a row of micro-batches are among the states.
+    gradients of a row of micro-batches are among the states. Those of a root (`in_root`) wait for the backward's end.
     """
-    dp, out, sent = stage.dp, [], 0.0
+    dp, out, sent, waiting = stage.dp, [], 0.0, 0
     own_bytes = 0.0 if dp.each_row else dp.parameter_bytes
     reduces = reduces_at_once(stage) and kind is not Kind.I
     for b in stage.blocks[::-1]:
@@ -139,8 +140,15 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
             inner = b.own.first_backward_peak
         # As the copy is made, the gradients and the buffer are both there, and the block's activations no longer are.
         elements = (b.params + b.expert_params) if reduces else 0
-        at_end = elements * (own_bytes + dp.gradient_bytes) - _freed_bytes(b, kind)
-        out.append(max(inner + sent, at_end, 0.0))
+        held = waiting * own_bytes
+        if elements and dp.zero == 3 and in_root(dp.engine, b):
+            waiting += elements
+            elements = waiting if b is stage.blocks[0] else 0
+            held_at_end = 0.0
+        else:
+            held_at_end = held
+        at_end = held_at_end + elements * (own_bytes + dp.gradient_bytes) - _freed_bytes(b, kind)
+        out.append(max(inner + sent + held, at_end, 0.0))
         sent = elements * dp.gradient_bytes
     return out
 

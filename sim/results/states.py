@@ -25,6 +25,7 @@ from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
 from sim.models.optimizer import kept_bytes, main_gradient_bytes, matrix_kept_bytes
 from sim.models.source import captured_of, compute_bytes, source_of
 from sim.programs.data_parallel import DataParallel
+from sim.programs.gathered_units import gathered_elements
 from sim.programs.stages import Stage
 from sim.ranks.plan import Plan
 from topology.spec import GpuSpec
@@ -176,12 +177,10 @@ def _bucket_buffers(dp: DataParallel, n: _Elements) -> float:
 
 
 def _gathered_bytes(blocks: Sequence[Block], dp: DataParallel) -> float:
-    """ZeRO-3's whole parameters: of two blocks at once, of all where they stay, or as many as may be there."""
-    sizes = sorted((dp.gathered_params(b) + b.expert_params for b in blocks), reverse=True)
-    live = min(sum(sizes), dp.engine.live_elements)
-    gathered = max(live, sum(sizes[:2] if dp.reshard else sizes)) * dp.parameter_bytes
+    """ZeRO-3's whole parameters (`gathered_elements`)."""
+    gathered = gathered_elements(blocks, dp) * dp.parameter_bytes
     if dp.gathered_bytes > dp.parameter_bytes:  # arrives in a buffer of its own, from which it is cast
-        gathered += sizes[0] * dp.gathered_bytes
+        gathered += max(dp.gathered_params(b) + b.expert_params for b in blocks) * dp.gathered_bytes
     return gathered
 
 

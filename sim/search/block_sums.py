@@ -13,6 +13,7 @@ from sim.core.actions import Kind
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel
+from sim.programs.gathered_units import gathered_again, in_root
 from sim.programs.stages import shard_of, stage_input_bytes
 from sim.search.cached import cached
 from sim.search.mesh_prices import GridPrices, PricedBlock
@@ -79,7 +80,11 @@ class Blocks:
         """
         # Backward gathers the last block first.
         blocks = [self.priced[n] for n in (stage if kind is Kind.F else stage[::-1])]
-        gathers = [b.gathers_s for b in blocks]
+        if kind is Kind.F:  # a root is gathered with the first block; that block's own part is a bound
+            needed = [i == 0 or not in_root(dp.engine, b.block) for i, b in enumerate(blocks)]
+        else:
+            needed = gathered_again([b.block for b in blocks[::-1]], dp.engine)[::-1]
+        gathers = [b.gathers_s if need else 0.0 for b, need in zip(blocks, needed, strict=True)]
         # The input-gradient half of a split backward completes no weights' gradients, so it has nothing to reduce.
         reduces = dp.each_micro_batch and kind is Kind.B
         # The first gather is exposed, because nothing of this action runs before it. `stream`: when the data-parallel
@@ -93,7 +98,7 @@ class Blocks:
                 stream = max(stream, done) + gathers[i + 1]
             done = max(done, here) + block.action_s(kind, True)
             arrived = stream
-            if reduces:
+            if reduces and not in_root(dp.engine, block.block):  # those of a root come last, which the bound leaves out
                 stream = max(stream, done) + block.reduces_s
         return done, max(0.0, stream - done)
 

@@ -7,13 +7,15 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from sim.core.actions import Kind
-from sim.core.program import Block, Comm, Compute, Phase, Program
+from sim.core.program import Block, BlockKind, Comm, Compute, Phase, Program
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Priced, together_s
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import compile_program
-from sim.programs.data_parallel import DP, DataParallel, gradients_of, make_data_parallel, unpack, weave_backward
+from sim.programs.data_parallel import DP, DataParallel, gradients_of, make_data_parallel, unpack
+from sim.programs.gathered_units import in_root
 from sim.programs.stages import PHASES, Stage
+from sim.programs.weave import weave_backward
 from sim.ranks.places import period_of
 from sim.ranks.plan import make_plan
 from sim.search.cached import cached
@@ -79,10 +81,17 @@ class PricedBlock:
             again = block.recompute if Phase.INPUT_GRAD in PHASES[kind] else ()
             program = (*again, *(i for i in block.backward if i.phase in PHASES[kind]))
         # A weight gradient needs the inputs and the output's gradients, but no parameters.
-        if gathered and kind is not Kind.W:
+        if gathered and kind is not Kind.W and self._surely_gathered(kind):
             dp = self._grid.dp(3)
             program = (*unpack(self.gathers(dp), dp, Phase.FORWARD), *program)
         return program
+
+    def _surely_gathered(self, kind: Kind) -> bool:
+        """Tell whether the block is gathered for such an action wherever it lies in a stage (`gathered_again`)."""
+        engine, head = self._grid.dp(3).engine, self.block.kind is BlockKind.HEAD
+        if kind is Kind.F:
+            return not (head and engine.ends_together)
+        return not in_root(engine, self.block) and not (engine.kept_last and (head or engine.ends_together))
 
     def gathers(self, dp: DataParallel) -> list[Comm]:
         """Return the communications that gather the block's parameters."""

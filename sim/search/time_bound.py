@@ -15,6 +15,7 @@ import numpy as np
 from sim.core.actions import Kind
 from sim.core.program import Phase
 from sim.inputs.scenario import Scenario
+from sim.programs.gathered_units import gathered_again
 from sim.programs.stages import epilogue
 from sim.programs.updated_parameters import gather_units
 from sim.ranks.equal_ranks import embedding_ranks
@@ -115,12 +116,15 @@ class TimeBound:
         return total, final
 
     @cached
-    def _gathers_s(self, zero: int, cut: Cut) -> Floats:
-        """Return the seconds of gathering each stage's parameters once."""
+    def _gathers_s(self, zero: int, cut: Cut, again: bool = False) -> Floats:
+        """Return the seconds of gathering each stage's parameters once; `again`: for a backward."""
         dp, priced = self.prices.dp(zero), self.grid_blocks.priced(cut)
 
         def seconds(stage: Signature, first: bool) -> list[float]:
-            units = gather_units([priced[n].block for n in stage], dp if first else dp.behind_first)
+            blocks = [priced[n].block for n in stage]
+            if again:
+                blocks = [b for b, need in zip(blocks, gathered_again(blocks, dp.engine), strict=True) if need]
+            units = gather_units(blocks, dp if first else dp.behind_first)
             return [sum(self.prices.comms_s(dp.gather("", a, b, Phase.FORWARD, "g")) for a, b, _ in units)]
 
         return cut.each_by_place(seconds)[:, 0]
@@ -149,7 +153,10 @@ class TimeBound:
         seconds = self._reductions_s(sharding, cut)[0] * (runs if dp.each_micro_batch else 1)
         if zero == 3:
             # With `reshard_after_forward` the forward and the backward both gather the parameters.
-            seconds = seconds + self._gathers_s(zero, cut) * (2 * runs if dp.gathers_twice else 1)
+            gathers_s = self._gathers_s(zero, cut)
+            seconds = seconds + gathers_s
+            if dp.gathers_twice:
+                seconds = seconds + (runs - 1) * gathers_s + runs * self._gathers_s(zero, cut, again=True)
         elif dp.zero and dp.gather_overlap:
             seconds = seconds + self._gathers_s(zero, cut)
         busy: Floats = np.bincount(placement.rank_of_stage, seconds, placement.ranks) + self._epilogue_s(

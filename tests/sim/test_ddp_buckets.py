@@ -9,8 +9,9 @@ import pytest
 from sim.core.program import Compute, Phase
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.parameters import count_parameters
-from sim.programs.data_parallel import make_data_parallel, weave_backward
+from sim.programs.data_parallel import make_data_parallel
 from sim.programs.stages import stage_blocks
+from sim.programs.weave import weave_backward
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 

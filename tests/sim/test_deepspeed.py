@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from sim.core.program import Comm, Compute, Item, Phase
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.programs.data_parallel import after_backward, make_data_parallel, weave_backward, weave_forward
+from sim.programs.data_parallel import after_backward, make_data_parallel
 from sim.programs.stages import stage_blocks
 from sim.programs.updated_parameters import gather_after_optimizer
+from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.plan import make_plan
 from sim.results.states import States, states
 from sim.simulation import simulate

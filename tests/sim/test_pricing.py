@@ -11,8 +11,9 @@ from sim.models.layer import layer_block
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
-from sim.programs.data_parallel import make_data_parallel, weave_backward, weave_forward
+from sim.programs.data_parallel import make_data_parallel
 from sim.programs.stages import PHASES
+from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.plan import make_plan
 from tests.sim.cases import scenario_with
 from topology.network import Network

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Comm, Compute, Phase
-from sim.programs.data_parallel import make_data_parallel, weave_backward, weave_forward
+from sim.programs.data_parallel import make_data_parallel
 from sim.programs.stages import epilogue, stage_blocks
 from sim.programs.updated_parameters import gather_after_optimizer, gather_units, prologue, prologue_waits
+from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 from tests.sim.cases import case

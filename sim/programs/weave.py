@@ -1,0 +1,108 @@
+"""Data parallelism's messages among the computations of a stage's blocks (`sim.programs.data_parallel`)."""
+
+from __future__ import annotations
+
+from sim.core.program import Block, Comm, Compute, Item, Phase
+from sim.programs.data_parallel import DataParallel, gradients_of, join_gradients, limit_bytes, unpack, waits
+from sim.programs.gathered_units import backward_gathers, forward_gathers, in_root
+
+
+def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
+    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here.
+
+    ZeRO-3 gathers a block's parameters while the block before it computes (one block ahead, as FSDP2 does).
+    ZeRO-1 and -2 wait for the gathers that the step began with (`prologue`), where these overlap.
+    """
+    phase = Phase.FORWARD
+    out: list[list[Item]] = [[] for _ in blocks]
+    if blocks and dp.zero == 3 and (first or not dp.stays):
+        gathers = forward_gathers(blocks, dp)
+        out[0] += gathers[0]
+        for i, items in enumerate(out):
+            items += gathers[i + 1] if i + 1 < len(blocks) else []
+            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
+    for block, items in zip(blocks, out, strict=True):
+        items += block.forward
+    return out
+
+
+def weave_backward(
+    blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool
+) -> list[list[Item]]:
+    """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
+
+    `last`: the step's last micro-batch here, after which gradients are complete, or (`each_row`) a row's last.
+    """
+    order = blocks[::-1]
+    out: list[list[Item]] = [[] for _ in order]
+    phase = Phase.INPUT_GRAD
+    if blocks and dp.zero == 3 and dp.reshard and phase in phases:
+        gathers = backward_gathers(order, dp)
+        out[0] += gathers[0]
+        for i, items in enumerate(out):
+            items += gathers[i + 1] if i + 1 < len(order) else []
+            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
+    reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
+    buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None
+    for block, items in zip(order, out, strict=True):
+        if phase in phases:
+            items += block.recompute
+        left, tensors = [block.params, block.expert_params], list(block.tensors)
+        for item in block.backward:
+            if item.phase not in phases:
+                continue
+            items.append(item)
+            # most computations complete no gradient, and buckets stay as they are
+            if buckets is not None and isinstance(item, Compute) and any(ready := gradients_of(item)):
+                items += buckets.add(block.name, ready, left)
+                if ready[0] in tensors:
+                    tensors.remove(ready[0])
+        if buckets is not None and Phase.WEIGHT_GRAD in phases:
+            items += buckets.finish(block, left, tensors, block is order[-1])
+    return out
+
+
+class _Buckets:
+    """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once."""
+
+    def __init__(self, dp: DataParallel, last: bool) -> None:
+        self.dp, self.last, self.count = dp, last, 0
+        self.limit_bytes = limit_bytes(dp)
+        self.dense, self.experts, self.tensors = 0.0, 0.0, 0
+        self.of_root = (0.0, 0.0, 0)  # `dense`, `experts` and `tensors` that wait for the backward's end
+
+    def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm | Compute]:
+        """Count gradients as ready; `left` is what is left of the block's parameters."""
+        dense, experts = min(ready[0], left[0]), min(ready[1], left[1])
+        left[0] -= dense
+        left[1] -= experts
+        held, size = self.dense + self.experts, dense + experts
+        too_large = self.dp.engine.closes_before and (held + size) * self.dp.gradient_bytes > self.limit_bytes
+        out = self._flush(name) if held and too_large else []
+        self.dense += dense
+        self.experts += experts
+        self.tensors += 1
+        full = (self.dense + self.experts) * self.dp.gradient_bytes >= max(self.limit_bytes, 1.0)
+        return [*out, *(self._flush(name) if full else ())]
+
+    def finish(self, block: Block, left: list[int], tensors: list[int], last_block: bool) -> list[Comm | Compute]:
+        """The end of a block: what is left of it (biases, norms) is ready; `per_parameter` sends tensor by tensor."""
+        name, out = block.name, list[Comm | Compute]()
+        for n in reversed(tensors) if self.limit_bytes == 0.0 else ():
+            out += self.add(name, (n, 0), left)
+        out += self.add(name, (left[0], left[1]), left)
+        if self.dp.zero == 3 and not last_block and in_root(self.dp.engine, block):
+            self.of_root = self._taken()
+            return out
+        return out + self._flush(name, last_block) if last_block or self.dp.zero == 3 else out
+
+    def _taken(self) -> tuple[float, float, int]:
+        taken, (self.dense, self.experts, self.tensors) = (self.dense, self.experts, self.tensors), (0.0, 0.0, 0)
+        return taken
+
+    def _flush(self, name: str, at_end: bool = False) -> list[Comm | Compute]:
+        (dense, experts, tensors), root = self._taken(), self.of_root if at_end else (0.0, 0.0, 0)
+        dense, experts, tensors = dense + root[0], experts + root[1], tensors + root[2]
+        self.count += 1
+        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last)
+        return [*join_gradients(reduced, self.dp, tensors), *reduced]
