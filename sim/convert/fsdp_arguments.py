@@ -24,6 +24,11 @@ GATHERS_AHEAD = (
     "later, so the backward may wait longer"
 )
 
+REPLICAS_EACH = (
+    "accelerator_config.gradient_accumulation_kwargs.sync_each_batch: without fsdp gradients are simulated as reduced "
+    "in the last micro-batch alone"
+)
+
 
 def _note_prefetch(s: Settings, own: Settings) -> None:
     """Say where torch's first FSDP gathers a layer later than is simulated (transformers/training_args.py:
@@ -40,13 +45,23 @@ def note_prefetch(s: Settings, name: str, word: str) -> None:
         s.notes.append(f"{name} {word.lower()}: {GATHERS_AHEAD}")
 
 
+def _reduces_each(s: Settings) -> bool:
+    """Whether all micro-batches reduce (accelerate/utils/dataclasses.py: GradientAccumulationPlugin)."""
+    if not isinstance(s.values.get("accelerator_config"), dict):
+        return False
+    return s.section("accelerator_config").section("gradient_accumulation_kwargs").flag("sync_each_batch")
+
+
 def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tuple[dict[str, Any], bool]:
     """The layout of `fsdp`, and whether `fsdp_config` recomputes activations."""
     fsdp, own = s.take("fsdp"), s.section("fsdp_config")
+    every = _reduces_each(s)
     own.values = {name.removeprefix("fsdp_"): value for name, value in own.values.items()}
     words = fsdp.split() if isinstance(fsdp, str) else [*map(str, fsdp)] if isinstance(fsdp, list) else ["full_shard"]
     if fsdp in OFF or not words:
         s.sections.remove(own)  # without `fsdp` nothing reads it
+        if every:
+            s.notes.append(REPLICAS_EACH)
         return {"zero": 0}, False
     reshards = own.take("reshard_after_forward")  # of version 1 such a word, too
     word = next((word for word in (str(reshards), *words) if word in FSDP), "full_shard")
@@ -61,6 +76,7 @@ def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tu
     if word.startswith("hybrid"):
         each = resolve_cluster(machine.cluster, dp, Source(str(s.file), {})).gpus_per_node
         layout["shard_size"] = min(dp, each)
-    if layout["zero"] and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
-        layout["accumulate_unsharded"] = True  # transformers/trainer.py: `no_sync` up to the last micro-batch
+    # transformers/trainer.py: `no_sync` up to the last micro-batch, unless `sync_each_batch`
+    if layout["zero"] and not every and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
+        layout["accumulate_unsharded"] = True
     return layout, own.flag("activation_checkpointing")

@@ -49,6 +49,9 @@ ADAMW_FOREACH = Former(
     {"adamw_kernels": ("foreach", "fused")},
     "transformers pull request 37358: adamw_torch_fused from torch 2.8 on",
 )
+TITAN_FOREACH = Former(  # the pull request is of 24 February
+    "2025-03", {"adamw_kernels": ("foreach", "fused")}, "torchtitan pull request 881: fused is the default"
+)
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
 _COMPILED = Framework(
     "compiled",  # plain torch code under torch.compile
@@ -83,6 +86,7 @@ _COMPILED = Framework(
         ),
         # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
         Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
+        TITAN_FOREACH,
         Former("2025-04", {"reruns_messages": True}, "pytorch pull request 150302: allow collectives to be DCEd"),
         Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
     ),
@@ -164,7 +168,7 @@ _RECORDS = (
         emitted_for=("torchtitan", "megatron"),
         measurable=True,
         family="torch",
-        former=TORCH_RELEASES,
+        former=(TITAN_FOREACH, *TORCH_RELEASES),
     ),
     MEGATRON,
     MEGATRON_BRIDGE,

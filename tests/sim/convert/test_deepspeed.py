@@ -120,6 +120,9 @@ def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict
     assert "no micro-batch: 8, Transformers' default" in text
 
 
+EACH = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
+
+
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
@@ -129,6 +132,7 @@ def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict
         ("fsdp: true\nfsdp_config: {version: 1, reshard_after_forward: hybrid_shard}", {"zero": 3, "shard_size": 8}),
         ("fsdp: no_shard", {"zero": 0}),
         ("fsdp: full_shard\ngradient_accumulation_steps: 4", {"accumulate_unsharded": True}),
+        (f"fsdp: full_shard\ngradient_accumulation_steps: 4\n{EACH}", {"accumulate_unsharded": None}),
     ],
 )
 def test_words_of_transformers_fsdp(tmp_path: Path, keys: str, expected: dict[str, object]) -> None:
@@ -139,6 +143,7 @@ def test_words_of_transformers_fsdp(tmp_path: Path, keys: str, expected: dict[st
     assert {key: layout.get(key) for key in expected} == expected
     assert layout.keys() <= {"dp", "zero", *expected}
     assert "not expressed" not in text
+    assert "accelerator_config" not in text
 
 
 @pytest.mark.parametrize(

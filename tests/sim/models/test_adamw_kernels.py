@@ -27,6 +27,13 @@ def update(n_params: int, t: Training) -> Compute:
     return step
 
 
+@pytest.mark.parametrize("framework", ["eager", "compiled"])
+def test_torchtitan_s_kernels_before_its_pull_request_881(framework: str) -> None:
+    dates = ("2025-02", "2025-03", None)
+    moved = [update(1000, scenario(framework=framework, software_date=d).for_training).bytes for d in dates]
+    assert moved == [80_000.0, 28_000.0, 28_000.0]
+
+
 def test_bytes_of_each_number() -> None:
     """torch/optim/adam.py, `_multi_tensor_adam`: 20 accesses of fp32, where the fused kernel has 7."""
     moved = {k: update(1000, scenario(adamw_kernels=k).for_training).bytes for k in ("fused", "foreach")}
@@ -52,7 +59,7 @@ def test_time_of_lists_as_measured_on_an_h200(elements: int, dtype: str, measure
 
 @pytest.mark.parametrize(
     ("framework", "date", "kernels"),
-    [("transformers", None, 1), ("transformers", "2025-07", 8), ("deepspeed", "2025-07", 1), ("eager", "2024-12", 1)],
+    [("transformers", None, 1), ("transformers", "2025-07", 8), ("deepspeed", "2025-07", 1), ("eager", "2025-03", 1)],
 )
 def test_transformers_fuses_from_torch_2_8_on(framework: str, date: str | None, kernels: int) -> None:
     assert update(1000, scenario(framework=framework, software_date=date).for_training).kernels == kernels

@@ -94,6 +94,11 @@ VARIANTS: tuple[dict[str, Any], ...] = (
             ],
         }
     },
+    {"training": {"framework": "compiled", "software_date": "2025-07"}, "calibration": "h100-sxm"},
+    {
+        "training": {"framework": "megatron", "zero_grad": "keep"},
+        "parallelism": {"accumulate_unsharded": True, "dp_sync": "after_backward"},
+    },
 )
 
 
