@@ -38,9 +38,11 @@ from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
+from sim.programs.message_shares import message_shares
 from sim.ranks.plan import Plan
 
 DP, REPLICA = "dp", "replica"
+INTERLEAVED = "interleaved_1f1b"
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
 
 
@@ -67,6 +69,7 @@ class DataParallel(Struct, frozen=True):
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     engine: ZeroEngine = ZeroEngine()
     eight_bit: EightBitParameters = EightBitParameters()
+    aligned: bool = False  # a stage's buckets are sent when its last backward has ended (`ZeroEngine.aligns_stages`)
     gather_bucket_bytes: int | None = None  # ZeRO-3 gathers a block's tensors in messages of at least so many bytes
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
@@ -123,7 +126,7 @@ class DataParallel(Struct, frozen=True):
         if self.gather_bucket_bytes is None or not whole or whole[0].group != "shard":
             return whole
         dense, *rest = whole
-        shares = _message_shares(b, dense.bytes / self.gather_bucket_bytes)
+        shares = message_shares(b, dense.bytes / self.gather_bucket_bytes)
         handles = [dense.handle and f"{dense.handle}.{i}" for i in range(len(shares))]
         parts = zip(shares, handles, strict=True)
         return [*(replace(dense, bytes=dense.bytes * share, handle=own) for share, own in parts), *rest]
@@ -172,26 +175,6 @@ class DataParallel(Struct, frozen=True):
         return out
 
 
-def _message_shares(b: Block, messages: float) -> list[float]:
-    """The shares of a block's parameters in the messages that gather it, each of at least one of so many equal parts.
-
-    Tensors follow each other, joined until a message is large enough. If most of them are not known one by one, as
-    frozen ones beside adapters, messages are equal.
-    """
-    if 2 * sum(b.tensors) < b.held_params:
-        count = max(1, int(messages))
-        return [1.0 / count] * count
-    least, shares, size = sum(b.tensors) / max(1.0, messages), [0.0], 0
-    for n in b.tensors:
-        size += n
-        shares[-1] = size / sum(b.tensors)
-        if size >= least:
-            shares.append(0.0)
-            size = 0
-    left = shares.pop() if len(shares) > 1 else 0.0
-    return [*shares[:-1], shares[-1] + left]
-
-
 def make_data_parallel(plan: Plan) -> DataParallel:
     """The data parallelism of a plan."""
     p, t = plan.scenario.parallelism, plan.scenario.for_training
@@ -223,6 +206,7 @@ def make_data_parallel(plan: Plan) -> DataParallel:
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         engine=framework.zero,
         eight_bit=eight_bit_parameters(plan.scenario),
+        aligned=framework.zero.aligns_stages and p.form.name == INTERLEAVED and p.pp > 1 and p.zero < 2,
         gather_bucket_bytes=p.gather_bucket_bytes,
         replicas_once=p.holds_back_replicas,
         held_back_bytes=held_back,
@@ -344,6 +328,7 @@ class _Buckets:
     def __init__(self, dp: DataParallel, last: bool) -> None:
         self.dp, self.last, self.count = dp, last, 0
         self.limit_bytes = limit_bytes(dp)
+        self.later: list[Comm | Compute] = []  # if `aligned`
         self.dense, self.experts, self.tensors = 0.0, 0.0, 0
 
     def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm | Compute]:
@@ -368,14 +353,18 @@ class _Buckets:
         out += self.add(name, (left[0], left[1]), left)
         if last_block or self.dp.zero == 3:
             out = out + self._flush(name)
-        return out
+        return [*out, *(self.later if last_block else ())]
 
     def _flush(self, name: str) -> list[Comm | Compute]:
         dense, experts, self.dense, self.experts = self.dense, self.experts, 0.0, 0.0
         tensors, self.tensors = self.tensors, 0
         self.count += 1
         reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last)
-        return [*join_gradients(reduced, self.dp, tensors), *reduced]
+        made = [*join_gradients(reduced, self.dp, tensors), *reduced]
+        if not self.dp.aligned:
+            return made
+        self.later += made
+        return []
 
 
 def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> list[Compute]:
