@@ -69,6 +69,7 @@ class _Buckets:
         self.dp, self.last, self.count = dp, last, 0
         self.limit_bytes = limit_bytes(dp)
         self.dense, self.experts, self.tensors = 0.0, 0.0, 0
+        self.later: list[Comm | Compute] = []  # buckets that are sent when the backward has ended (`aligned`)
         self.of_root = (0.0, 0.0, 0)  # `dense`, `experts` and `tensors` that wait for the backward's end
 
     def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm | Compute]:
@@ -105,4 +106,8 @@ class _Buckets:
         dense, experts, tensors = dense + root[0], experts + root[1], tensors + root[2]
         self.count += 1
         reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last)
-        return [*join_gradients(reduced, self.dp, tensors), *reduced]
+        made = [*join_gradients(reduced, self.dp, tensors), *reduced]
+        if at_end or not self.dp.aligned:
+            return [*self.later, *made]
+        self.later += made
+        return []

@@ -168,6 +168,9 @@ def test_megatron_has_buckets_on_the_first_ranks_first_stage_alone(
             first = (rank, stage) == (0, 0)
             assert (len(reduced) > 1) == (first or not alone), (rank, stage)
             assert (len(gathered) > 1) == ((first or not alone) and zero == 1), (rank, stage)
+            last = max(n for n, i in enumerate(program) if isinstance(i, Compute))
+            late = all(n > last for n, i in enumerate(program) if i in reduced)
+            assert late == (not (first or not alone) or (alone and "interleaved" in layout["schedule"])), (rank, stage)
             sent = sum(c.bytes for c in reduced) / held.dp.gradient_bytes
             assert sent == pytest.approx(sum(b.params for b in held.blocks))
 

@@ -50,10 +50,13 @@ ROUTERS = {False: MEGATRON_ROUTER, True: FUSED_ROUTER}  # by `training.moe_route
 
 # megatron/core/distributed: distributed_data_parallel.py, `bucket_size`, and no buckets where `pp_rank > 0` or
 # `disable_bucketing` (megatron/training/training.py: `model_chunk_idx > 0`); param_and_grad_buffer.py of Megatron-FSDP,
-# `fetch_bucket`: parameters are views of a bucket.
+# `fetch_bucket`: parameters are views of a bucket. `align_grad_reduce`, true by default: `grad_sync_func`, which
+# core/pipeline_parallel/schedules.py calls behind a stage's last backward (`backward_step_helper_postprocess`). That it
+# is called on rank r of a pipeline r passes later is left out.
 MEGATRON_ZERO = ZeroEngine(
     bucket_elements=(40_000_000, 1_000_000),
     first_stage_alone=True,
+    aligns_stages=True,
     copies_gathered=False,
     gathers_apart=False,
     shards_apart=False,

@@ -160,8 +160,9 @@ class ZeroEngine(NamedTuple):
     `alone_at`: `dp_sync` is after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`;
     `gather_bucket_elements`, of `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a
     bucket: at least so many, and so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first
-    rank's first stage alone fills buckets, every other stage has one. `buckets_shards`: with ZeRO-3 a layer's gradients
-    are reduced in such buckets, too. `closes_before`: a bucket is sent before a tensor would make it larger than
+    rank's first stage alone fills buckets, every other stage has one. `aligns_stages`: with virtual stages a stage's
+    buckets are all sent when its last backward has ended. `buckets_shards`: with ZeRO-3 a layer's gradients are reduced
+    in such buckets, too. `closes_before`: a bucket is sent before a tensor would make it larger than
     `bucket_bytes`, not after.
 
     `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
@@ -194,6 +195,7 @@ class ZeroEngine(NamedTuple):
     gather_bucket_elements: int | None = None
     bucket_elements: tuple[int, int] | None = None
     first_stage_alone: bool = False
+    aligns_stages: bool = False
     buckets_shards: bool = False
     closes_before: bool = False
     joining_accesses: int = 0
