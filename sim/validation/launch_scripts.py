@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from sim.inputs.model_input import load_model, model_presets
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import form_of
 from sim.schedules import FORMS
@@ -191,6 +192,12 @@ def _pairs(layout: Mapping[str, Any]) -> bool:
 
 
 def _sizes(model: Mapping[str, Any]) -> Sizes:
+    """Return a model's sizes, those of the shipped one that it names where it gives none of its own."""
+    if model.get("preset") in model_presets():
+        shipped = load_model(model["preset"])
+        of_preset = {"layers": shipped.layers, "hidden": shipped.hidden}
+        experts = {} if shipped.moe is None else {"moe": {"experts": shipped.moe.experts}}
+        model = merge(of_preset | experts, {key: value for key, value in model.items() if key != "preset"})
     moe = model.get("moe")
     experts = moe.get("experts", 0) if isinstance(moe, Mapping) else 0
     return Sizes(model.get("layers", 0), model.get("hidden", 0), experts)

@@ -117,6 +117,17 @@ def test_scripts_of_megatron_bridge_set_them_since_2026_06(
     assert (training.get("fused_experts"), training.get("fp8_output_proj")) == found
 
 
+@pytest.mark.parametrize(("cluster", "paired"), [("gb200-nvl72", True), ("dgx-h100", None)])
+def test_a_row_that_names_a_shipped_model_has_its_launch_script(cluster: str, paired: bool | None) -> None:
+    row = {
+        "model": {"preset": "gpt-oss-120b"},
+        "training": {"framework": "megatron_bridge", "software_date": "2026-02"},
+        "parallelism": {"pp": 1, "ep": 64},
+        "cluster": cluster,
+    }
+    assert with_launch_script(row)["parallelism"].get("ep_overlap") is paired
+
+
 def test_the_output_projection_in_8_bits() -> None:
     """Megatron-Core's `fp8_output_proj`: the three matmuls of the head are the layers' ones; of the loss nothing
     changes."""
