@@ -236,7 +236,9 @@ def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:
     if d.framework.fills_cut_gradients:
         halves = _cut_gradients(d, "rope_backward_halves", elements)
         rest = replace(backward, bytes=moved_back - halves.bytes, kernels=backward.kernels - halves.kernels)
-        forward, rest = (replace(i, single_elements=ROPE_SINGLE * elements) for i in (forward, rest))
+        cast_ahead, cast_back = d.code.rope_dtype == "fp32 products", d.code.rope_dtype.startswith("fp32")
+        forward = replace(forward, single_elements=(ROPE_SINGLE + cast_ahead) * elements)
+        rest = replace(rest, single_elements=(ROPE_SINGLE + cast_back) * elements)
         items = (rest, halves)
     return Operator("rope", (forward,), items, backward_bytes=2 * elements * d.act_bytes)
 

@@ -48,8 +48,9 @@ class ModelCode(NamedTuple):
     transposes_keys: bool = True  # torch.matmul copies keys to [head_dim, seq]
 
     # Rope's products in separate kernels have the activations' dtype, fp32 from the product with fp32 cosines on
-    # ("promoted"), or fp32 throughout, of queries and keys that were cast; the result is cast back.
-    rope_dtype: Literal["own", "promoted", "fp32"] = "own"
+    # ("promoted"), or fp32 throughout, of queries and keys that were cast, or from the products on, of queries and keys
+    # and of what was rotated, cast apart ("fp32 products"); the result is cast back.
+    rope_dtype: Literal["own", "promoted", "fp32", "fp32 products"] = "own"
     # Rope rotates a number of a head's first half with one of its second, or numbers that lie side by side: as complex
     # ones or, in latent attention, by slices.
     rope_pairs: Literal["halves", "slices", "complex"] = "halves"
@@ -88,13 +89,14 @@ LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
-    "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
+    "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
+    "ernie4_5": ModelCode(rope_dtype="fp32 products"),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
-    "ernie4_5_moe": ModelCode(rope_dtype="fp32", router_without_autocast=True, casts_router_weights=True),
+    "ernie4_5_moe": ModelCode(rope_dtype="fp32 products", router_without_autocast=True, casts_router_weights=True),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
