@@ -194,3 +194,11 @@ def test_ernie_s_rope_casts_before_its_products_alone(tmp_path: Path) -> None:
         assert sum(i.kernels for i in found) == sum(i.kernels for i in real)
         assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.08)
         assert sum(i.single_elements for i in found) == pytest.approx(sum(i.single_elements for i in real), rel=0.2)
+
+
+def test_products_of_numbers_of_two_dtypes_cast_each_number() -> None:
+    """OLMo's queries and keys of 16 bits times fp32 cosines and sines: two products of each tensor."""
+    layer, elements = layer_of("olmo2"), BATCH * SEQ * (8 + 2) * 64
+    (products,) = (i for i in layer.forward if isinstance(i, Compute) and i.name == "rope_products")
+    assert (products.kernels, products.casts, products.single_elements) == (4, 3, 2 * elements)
+    assert products.bytes == 2 * (2 + 4) * elements
