@@ -65,6 +65,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 8192, "word_embed_proj_dim": 2048, "dropout": 0.0},
     "phi": {"num_key_value_heads": 16},
     "falcon": {"head_dim": None},
+    "persimmon": {"num_key_value_heads": 16, "attention_dropout": 0.0, "hidden_dropout": 0.0},
     "gptj": GPT2 | {"rotary_dim": 64},
     "bloom": {"n_layer": 8, "n_head": 16},
     "mpt": {"d_model": 2048, "n_heads": 16, "n_layers": 8},
@@ -86,6 +87,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "n_group": 4,
         "topk_group": 2,
         "num_nextn_predict_layers": 1,
+    },
+    "minicpm3": LATENT,
+    "phimoe": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1024},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 1024,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 0,
     },
     "qwen3_moe": {**EXPERTS, "norm_topk_prob": True},  # as released models have it
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1024},

@@ -236,9 +236,27 @@ def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:
     if d.framework.fills_cut_gradients:
         halves = _cut_gradients(d, "rope_backward_halves", elements)
         rest = replace(backward, bytes=moved_back - halves.bytes, kernels=backward.kernels - halves.kernels)
-        forward, rest = (replace(i, single_elements=ROPE_SINGLE * elements) for i in (forward, rest))
+        cast_ahead, cast_back = d.code.rope_dtype == "fp32 products", d.code.rope_dtype != "own"
+        forward = replace(forward, single_elements=(ROPE_SINGLE + cast_ahead) * elements)
+        rest = replace(rest, single_elements=(ROPE_SINGLE + cast_back) * elements)
         items = (rest, halves)
-    return Operator("rope", (forward,), items, backward_bytes=2 * elements * d.act_bytes)
+    ahead_items = _mixed_products(d, forward, elements) if d.code.rope_dtype == "promoted" else (forward,)
+    return Operator("rope", ahead_items, items, backward_bytes=2 * elements * d.act_bytes)
+
+
+def _mixed_products(d: Dims, forward: Compute, elements: float) -> tuple[Compute, ...]:
+    """Rope's kernels with the two products of 16-bit numbers and fp32 cosines apart, which cast each number."""
+    if d.act_bytes == FP32_BYTES:
+        return (forward,)
+    moved = 2 * (d.act_bytes + FP32_BYTES) * elements
+    products = memory_op("rope_products", F, "elementwise", 2 * elements, moved, d.act, 4)
+    rest = replace(
+        forward,
+        bytes=forward.bytes - moved,
+        kernels=forward.kernels - 4,
+        single_elements=max(0.0, forward.single_elements - 2 * elements),
+    )
+    return mixed(products, 3), rest
 
 
 def rope_join(d: Dims, elements: float) -> Operator:

@@ -31,7 +31,8 @@ class RopeKernels(NamedTuple):
 # sums (1.5 each); either half is put into zeros (zeros, half a read and every second number written: 2.5 each), and
 # these are added up (3).
 _SLICES = (RopeKernels(9, 0, 3, 7), RopeKernels(16, 0, 3.5, 12))
-# deepseek_v2/modeling_deepseek_v2.py: apply_rotary_emb. A cast, a product of complex numbers of 8 bytes, a cast back;
+# deepseek_v2/modeling_deepseek_v2.py and llama4/modeling_llama4.py: apply_rotary_emb. A cast, a product of complex
+# numbers of 8 bytes, a cast back;
 # backward also the conjugate of the angles, which all heads share.
 _COMPLEX = (RopeKernels(2, 16, 1.5, 3), RopeKernels(2, 16, 1.5, 4))
 # minicpm3/modeling_minicpm3.py: apply_rotary_pos_emb, as `sim.models.elementwise.rope`; the copy to tokens' order is
@@ -44,12 +45,17 @@ def rope_of_latents(d: Dims, elements: float) -> Operator:
     """Rope of two tensors of `elements` in all: every head's query and the shared key."""
     if not (d.framework.runs_model_code and d.framework.rotates_latents_in_slices):
         return latent_rope(d, elements)
+    return rope_of_pairs(d, elements)
+
+
+def rope_of_pairs(d: Dims, elements: float) -> Operator:
+    """Rope of two tensors of `elements` in all, as the model's code pairs numbers (`ModelCode.rope_pairs`)."""
     ahead, back = (
         replace(
             memory_op(name, phase, "elementwise", elements, _moved(d, k) * elements, d.act, 2 * k.kernels),
             single_elements=k.single * elements,
         )
-        for name, phase, k in zip(("rope", "rope_backward"), (F, I), ROPES[d.code.latent_rope], strict=True)
+        for name, phase, k in zip(("rope", "rope_backward"), (F, I), ROPES[d.code.rope_pairs], strict=True)
     )
     return Operator("rope", (ahead,), (back,), backward_bytes=2 * elements * d.act_bytes)
 

@@ -48,10 +48,12 @@ class ModelCode(NamedTuple):
     transposes_keys: bool = True  # torch.matmul copies keys to [head_dim, seq]
 
     # Rope's products in separate kernels have the activations' dtype, fp32 from the product with fp32 cosines on
-    # ("promoted"), or fp32 throughout, of queries and keys that were cast; the result is cast back.
-    rope_dtype: Literal["own", "promoted", "fp32"] = "own"
-    # Rope of latent attention: halves of a head, or pairs that lie side by side, by slices or as complex numbers.
-    latent_rope: Literal["halves", "slices", "complex"] = "halves"
+    # ("promoted"), or fp32 throughout, of queries and keys that were cast, or from the products on, of queries and keys
+    # and of what was rotated, cast apart ("fp32 products"); the result is cast back.
+    rope_dtype: Literal["own", "promoted", "fp32", "fp32 products"] = "own"
+    # Rope rotates a number of a head's first half with one of its second, or numbers that lie side by side: as complex
+    # ones or, in latent attention, by slices.
+    rope_pairs: Literal["halves", "slices", "complex"] = "halves"
     # A head's part with rope is joined to the rest while a token's heads lie beside each other, [seq, heads, head_dim].
     joins_by_tokens: bool = False
 
@@ -87,13 +89,14 @@ LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
-    "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb; ernie4_5's is as wide
+    "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
-    "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, latent_rope="complex"),
+    "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
-    "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, latent_rope="slices"),
+    "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
+    "ernie4_5": ModelCode(rope_dtype="fp32 products"),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
-    "ernie4_5_moe": ModelCode(rope_dtype="fp32", router_without_autocast=True, casts_router_weights=True),
+    "ernie4_5_moe": ModelCode(rope_dtype="fp32 products", router_without_autocast=True, casts_router_weights=True),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
@@ -118,13 +121,14 @@ MODEL_CODE: dict[str, ModelCode] = {
     "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
     "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
-    "llama4": ModelCode(every_expert=True),  # llama4/modeling_llama4.py: Llama4TextMoe
+    # llama4/modeling_llama4.py: Llama4TextMoe, apply_rotary_emb
+    "llama4": ModelCode(every_expert=True, rope_pairs="complex"),
     # longcat_flash/modeling_longcat_flash.py: LongcatFlashTopkRouter, whose biases are added (8)
     "longcat_flash": ModelCode(
-        router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), latent_rope="slices"
+        router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), rope_pairs="slices"
     ),
     # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave
-    "mistral4": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, latent_rope="slices"),
+    "mistral4": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="slices"),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(rope_dtype="promoted"),
@@ -137,7 +141,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "phimoe": ModelCode(router=SPARSE_MIXER_ROUTER, casts_router_weights=True),
     # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter with norm_topk_prob; Qwen 3 and Mellum have the same
     "qwen2_moe": ModelCode(router=CASTING_ROUTER, casts_router_weights=True),
-    "youtu": ModelCode(latent_rope="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
+    "youtu": ModelCode(rope_pairs="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
 }
 
 

@@ -148,7 +148,7 @@ def _seed_oss(config: Config) -> Config:
 
 def ernie(config: Config) -> Config:
     require(config, "use_bias", (False, None))
-    return llama({"tie_word_embeddings": True, **config}) | {"code": "cohere"}
+    return llama({"tie_word_embeddings": True, **config}) | {"code": "ernie4_5"}
 
 
 def hunyuan(config: Config) -> Config:

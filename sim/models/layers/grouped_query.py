@@ -16,6 +16,7 @@ from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
 from sim.models.head_copies import ordered_heads, output_copied, repeated
+from sim.models.latent_kernels import rope_of_pairs
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.head_norms import head_layer_norm
 from sim.models.layers.matrix import Matrix
@@ -201,6 +202,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         share = 1.0 if self.rope_share is None else self.rope_share
         if self.scaled_rope:
             return scaled_rope(d, elements * share, round(self.head_dim * share))
+        if d.code.rope_pairs == "complex":
+            return rope_of_pairs(d, elements * share)
         of_norms = d.code.split == "select" and self.qk_norm == "layernorm"  # which copy what they are given
         return rope(d, elements * share, d.code.split != "heads" and not of_norms)
 

@@ -33,17 +33,22 @@ def every_expert(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...
 def _weighted(d: Dims, tokens: int, rows: float) -> Operator:
     """A copy of each token for each expert, times its score (2 accesses), which is copied to that order. Backward: the
     gradient times the tokens (3), summed over a token's numbers (1), copied back, and times the scores (2), summed over
-    experts.
+    experts. Torch vectorizes no product with a score that all numbers of a token share.
     """
     n, e = rows * d.hidden, d.act_bytes
     own = tokens * d.hidden * e
+    ahead = memory_op("expert_inputs_weighted", F, "elementwise", n, 2 * n * e, d.act, 2)
+    back = memory_op("expert_inputs_weighted_backward", I, "elementwise", n, 2 * n * e, d.act)
     return Operator(
         "expert_inputs",
         (
             memory_op("expert_inputs_copy", F, "copy", n, own + n * e, d.act),
-            memory_op("expert_inputs_weighted", F, "elementwise", n, 2 * n * e, d.act, 2),
+            replace(ahead, single_elements=n),
         ),
-        (memory_op("expert_inputs_backward", I, "elementwise", n, 7 * n * e + own, d.act, 5),),
+        (
+            memory_op("expert_inputs_backward", I, "elementwise", n, 5 * n * e + own, d.act, 4),
+            replace(back, single_elements=n),
+        ),
         (Saved("copies for all experts", n * e),),
         forward_bytes=n * e,
         backward_bytes=2 * n * e,
@@ -53,10 +58,11 @@ def _weighted(d: Dims, tokens: int, rows: float) -> Operator:
 def _summed(d: Dims, tokens: int, rows: float) -> Operator:
     """The sum over experts; backward copies a token's gradient for each of them."""
     moved = (rows + tokens) * d.hidden * d.act_bytes
+    expanded = memory_op("expert_sum_backward", I, "copy", rows * d.hidden, moved, d.act)
     return Operator(
         "expert_sum",
         (memory_op("expert_sum", F, "elementwise", rows * d.hidden, moved, d.act),),
-        (memory_op("expert_sum_backward", I, "copy", rows * d.hidden, moved, d.act),),
+        (replace(expanded, single_elements=rows * d.hidden),),
         forward_bytes=rows * d.hidden * d.act_bytes,
         backward_bytes=rows * d.hidden * d.act_bytes,
     )

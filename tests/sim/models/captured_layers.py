@@ -42,6 +42,7 @@ CONFIGS["persimmon"] = CONFIGS["llama"] | {"intermediate_size": 2048, "hidden_dr
 CONFIGS["apertus"] = CONFIGS["llama"]
 CONFIGS["arcee"] = CONFIGS["llama"]
 CONFIGS["cohere"] = CONFIGS["llama"] | {"tie_word_embeddings": True}
+CONFIGS["ernie4_5"] = CONFIGS["llama"] | {"head_dim": 64}
 CONFIGS["olmo2"] = CONFIGS["llama"]
 CONFIGS["mistral"] = CONFIGS["llama"] | {"sliding_window": 32}
 CONFIGS["phi3"] = CONFIGS["llama"] | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0)
@@ -74,6 +75,7 @@ MODELS["cohere"] = MODELS["llama"] | {
     "norm_in_fp32": True,
     "code": "cohere",
 }
+MODELS["ernie4_5"] = MODELS["llama"] | {"code": "ernie4_5"}
 MODELS["olmo2"] = MODELS["llama"] | {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post"}
 MODELS["olmo2"] |= {"norm_in_fp32": True, "code": "olmo"}
 MODELS["mistral"] = MODELS["llama"] | {"window": 32}

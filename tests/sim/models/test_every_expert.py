@@ -90,3 +90,28 @@ def test_the_norm_of_queries_and_keys_goes_with_rope(tmp_path: Path) -> None:
     assert norms[2] == ["attention_norm", "query_norm", "key_norm", "mlp_norm"]
     assert norms[3] == ["attention_norm", "mlp_norm"]
     assert block_of(tmp_path, "transformers", 2).params == block_of(tmp_path, "transformers", 3).params
+
+
+def test_rope_multiplies_complex_numbers(tmp_path: Path) -> None:
+    """Llama4TextAttention: a cast, a product of fp32 pairs, a cast back; backward the angles' conjugate besides."""
+    torch = pytest.importorskip("torch")
+    llama4 = pytest.importorskip("transformers.models.llama4.modeling_llama4")
+    from counted_accesses import counted
+
+    x = torch.randn(1, SEQ, 4, 64, dtype=torch.bfloat16)
+    queries, keys = (x.clone().requires_grad_() for _ in range(2))
+    angles = torch.polar(torch.ones(1, SEQ, 32), torch.rand(1, SEQ, 32))
+    results, ahead = counted(lambda: llama4.apply_rotary_emb(queries, keys, angles))
+    block = block_of(tmp_path, "transformers")
+    (rope,) = (i for i in block.forward if isinstance(i, Compute) and i.name == "rope")
+    (back,) = (i for i in block.backward if isinstance(i, Compute) and i.name == "rope_backward")
+    assert rope.kernels == ahead.operators == 6
+    assert rope.bytes == ahead.bytes - 2 * 8 * angles.numel() == results[0].numel() * 2 * 20
+    assert (back.kernels, back.bytes) == (8, rope.bytes)
+
+
+def test_products_with_a_score_that_a_token_s_numbers_share_are_not_vectorized(tmp_path: Path) -> None:
+    block = block_of(tmp_path, "transformers")
+    singly = {i.name: i.single_elements for i in (*block.forward, *block.backward) if isinstance(i, Compute)}
+    for name in ("expert_inputs_weighted", "expert_inputs_weighted_backward", "expert_sum_backward"):
+        assert singly[name] == SEQ * EXPERTS * HIDDEN

@@ -101,7 +101,9 @@ def test_falcon_s_causal_mask_is_one_of_all_pairs_for_one_key(tmp_path: Path) ->
         assert found.bytes == pytest.approx(sum(i.bytes for i in real), rel=1e-3)  # the index itself
 
 
-@pytest.mark.parametrize(("name", "forward", "backward"), [("cohere", 52, 76), ("olmo2", 36, 60), ("llama", 20, 34)])
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"), [("cohere", 52, 76), ("ernie4_5", 52, 60), ("olmo2", 36, 60), ("llama", 20, 34)]
+)
 def test_bytes_of_a_turned_element(name: str, forward: int, backward: int) -> None:
     """In fp32: 10 and 15 accesses of 4 bytes, 2 of 2, and casts of 6 bytes; closed forms of `wider_rope`."""
     layer, elements = layer_of(name), BATCH * SEQ * (8 + 2) * 64
@@ -180,3 +182,23 @@ def test_torch_takes_cudnn_s_attention_where_dropout_is_a_multiple_of_a_sixteent
     layer = layer_block(make(MODELS["llama"] | {"dropout": dropout}, {"seq_len": SEQ, "framework": "transformers"}), 1)
     found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
     assert found == {kernel}
+
+
+def test_ernie_s_rope_casts_before_its_products_alone(tmp_path: Path) -> None:
+    """Of both parts, behind a negation in 16 bits; forward it copies the angles anew."""
+    program, layer = capture(tmp_path, "ernie4_5", "sdpa", weights="bf16"), layer_of("ernie4_5")
+    for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
+        mine = [o for o in program.operators if o.phase == phase and o.module.endswith("layers.1.self_attn")]
+        real = [i for o in mine if o.launches and "attention" not in o.name for i in computes_of(o)]
+        found = [i for i in items if isinstance(i, Compute) and i.name.startswith("rope")]
+        assert sum(i.kernels for i in found) == sum(i.kernels for i in real)
+        assert sum(i.bytes for i in found) == pytest.approx(sum(i.bytes for i in real), rel=0.08)
+        assert sum(i.single_elements for i in found) == pytest.approx(sum(i.single_elements for i in real), rel=0.2)
+
+
+def test_products_of_numbers_of_two_dtypes_cast_each_number() -> None:
+    """OLMo's queries and keys of 16 bits times fp32 cosines and sines: two products of each tensor."""
+    layer, elements = layer_of("olmo2"), BATCH * SEQ * (8 + 2) * 64
+    (products,) = (i for i in layer.forward if isinstance(i, Compute) and i.name == "rope_products")
+    assert (products.kernels, products.casts, products.single_elements) == (4, 3, 2 * elements)
+    assert products.bytes == 2 * (2 + 4) * elements
