@@ -1,4 +1,4 @@
-"""Drafts of SGLang whose number its command leaves to the engine."""
+"""Drafts of SGLang whose number its command leaves to the engine, and TensorRT-LLM's benchmark."""
 
 from __future__ import annotations
 
@@ -38,3 +38,12 @@ def test_the_default_number_of_drafts(
     assert data["inference"].get("speculative") == drafted
     assert ("SGLang's default for this model" in said) == (drafted is not None and "num-steps" not in algorithm)
     assert ("without a model are not simulated" in said) == (drafted is None)
+
+
+def test_tensorrt_llms_own_benchmark(tmp_path: Path) -> None:
+    """tensorrt_llm/serve/scripts/benchmark_serving.py has the flags and defaults of vLLM's."""
+    bench = "python -m tensorrt_llm.serve.scripts.benchmark_serving --random-input-len 512 --max-concurrency 8\n"
+    data, said = converted(tmp_path, "a.sh", f"trtllm-serve llama3-8b --tp_size 2\n{bench}", "--cluster", "dgx-h100")
+    wanted = {"prompt_len": 512, "output_len": 128, "count": 1000, "max_concurrency": 8}
+    assert data["inference"]["requests"] == wanted
+    assert "no benchmark's command" not in said
