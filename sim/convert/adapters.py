@@ -55,6 +55,7 @@ STEMS = (
 )
 LAYERS = tuple(map(str, range(8)))  # of which a pattern may mean some
 PARTS = ("self_attn", "mlp", "attn", "attention", "self_attention")
+SOME = "unfrozen_parameters"
 ALL = ("all", "ALL", "all-linear")
 MODULES = ("lora_target_modules", "lora_target", "target_modules")
 WITHOUT_EFFECT = ("lora_alpha", "lora_target_linear", "rslora")
@@ -86,7 +87,9 @@ def adapters(s: Settings) -> dict[str, Any] | None:
 
 def _refuse_parts(s: Settings) -> None:
     """Refuse training of parts of a model that are no LoRA: LLaMA-Factory's `freeze` and `oft`, Axolotl's other
-    adapters."""
+    adapters and `unfrozen_parameters` (utils/freeze.py: `freeze_layers_except`)."""
+    if s.values.get(SOME):
+        raise InputError(f"{s.file}: {SOME}: trains some of the parameters; can be converted: full training, and LoRA")
     for key in ("finetuning_type", "adapter", "tuner_type"):
         word = s.values.get(key)
         if word not in (None, "", "full", False):
