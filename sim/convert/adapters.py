@@ -49,9 +49,13 @@ TARGETS = {
 TWO_TARGETS = {"c_proj": ("attention_out", "mlp_down")}  # GPT-2's, of both
 PATTERN = re.compile(r"[\\()\[\]*+|^$?]")  # what no module's name has
 # Before a layer's module in its full name, which a pattern must match as a whole.
-STEMS = ("model", "model.language_model", "language_model.model", "language_model", "model.model")
-LAYERS = (*(f"{stem}.layers.0" for stem in STEMS), "transformer.h.0", "gpt_neox.layers.0", "transformer.blocks.0")
+STEMS = (
+    *(f"{stem}.layers" for stem in ("model", "model.language_model", "language_model.model", "language_model")),
+    *("model.text_model.layers", "gpt_neox.layers", "transformer.h", "transformer.blocks"),
+)
+LAYERS = tuple(map(str, range(8)))  # of which a pattern may mean some
 PARTS = ("self_attn", "mlp", "attn", "attention", "self_attention")
+SOME = "unfrozen_parameters"
 ALL = ("all", "ALL", "all-linear")
 MODULES = ("lora_target_modules", "lora_target", "target_modules")
 WITHOUT_EFFECT = ("lora_alpha", "lora_target_linear", "rslora")
@@ -83,7 +87,9 @@ def adapters(s: Settings) -> dict[str, Any] | None:
 
 def _refuse_parts(s: Settings) -> None:
     """Refuse training of parts of a model that are no LoRA: LLaMA-Factory's `freeze` and `oft`, Axolotl's other
-    adapters."""
+    adapters and `unfrozen_parameters` (utils/freeze.py: `freeze_layers_except`)."""
+    if s.values.get(SOME):
+        raise InputError(f"{s.file}: {SOME}: trains some of the parameters; can be converted: full training, and LoRA")
     for key in ("finetuning_type", "adapter", "tuner_type"):
         word = s.values.get(key)
         if word not in (None, "", "full", False):
@@ -112,7 +118,7 @@ def _targets(s: Settings, default: tuple[str, ...]) -> list[str]:
     unknown = [str(word) for word in words if not layers_of([word])]
     if not found:
         known = ", ".join([*ALL[-1:], *TARGETS, *TWO_TARGETS])
-        raise InputError(f"{s.file}: {key}: found {show(given)}; names none of the modules that are known: {known}")
+        raise InputError(f"{s.file}: {key}: found {show(', '.join(map(str, words)))}; none of them is known: {known}")
     s.notes += [f"lora: without the modules {', '.join(unknown)}"] if unknown else []
     if not key:
         s.notes.append(f"lora: adapters of {' and '.join(default)}, PEFT's default: lora_target_modules names others")
@@ -120,12 +126,14 @@ def _targets(s: Settings, default: tuple[str, ...]) -> list[str]:
 
 
 def layers_of(modules: Iterable[object]) -> list[str]:
-    """Our names, in order, of the layers that have modules with these names. One counts where one of its matrices does.
+    """Our names, in order, of the layers that have modules with these names, which may begin with those of the parts
+    around them (`self_attn.q_proj`). A layer counts where one of its matrices does.
 
     >>> layers_of(["v_proj", "c_proj", "lm_head"])
     ['qkv', 'attention_out', 'mlp_down']
     """
-    ours = {layer for word in modules for layer in TWO_TARGETS.get(str(word), (TARGETS.get(str(word)),))}
+    names = [name if part in ("", *PARTS) else "" for part, _, name in (str(word).rpartition(".") for word in modules)]
+    ours = {layer for name in names for layer in TWO_TARGETS.get(name, (TARGETS.get(name),))}
     return [layer for layer in dict.fromkeys(TARGETS.values()) if layer in ours]
 
 
@@ -137,4 +145,4 @@ def _matched(pattern: str) -> list[str]:
     except re.error:
         return []
     names = (*TARGETS, *TWO_TARGETS)
-    return [name for name in names if any(matches(".".join(place)) for place in product(LAYERS, PARTS, [name]))]
+    return [name for name in names if any(matches(".".join(place)) for place in product(STEMS, LAYERS, PARTS, [name]))]

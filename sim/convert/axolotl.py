@@ -28,6 +28,8 @@ PLUGINS = (CUT_LOSS, "LigerPlugin", EXPERT_PLUGIN)  # of which other keys say wh
 # By `expert_parallel_backend`; auto is DeepEP where it is installed, else torch's.
 DISPATCHERS: dict[str, str | None] = {"auto": None, "torch": "all_to_all", "deep_ep": "deepep"}
 OF_LORA = "lora_"
+CLASSES = {"model_type", "tokenizer_type", "processor_type"}  # of Transformers, which the checkpoint names as well
+SHARDING, FULL = "sharding_strategy", "FULL_SHARD"  # of `fsdp_config`, whose default it is
 
 
 def plain_names(data: dict[str, Any]) -> dict[str, Any]:
@@ -37,7 +39,10 @@ def plain_names(data: dict[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in data.items() if value is not None}
     if CUT_LOSS in str(given.get("plugins")):
         given = {"cut_cross_entropy": True} | given
-    off = {key for key in SWITCHES if given.get(key) is False} | {"fsdp_version"}
+    off = {key for key in SWITCHES if given.get(key) is False} | {"fsdp_version"} | CLASSES
+    if isinstance(sharded := given.get("fsdp_config"), dict) and str(sharded.get(SHARDING)).upper() == FULL:
+        given["fsdp_config"] = {key: value for key, value in sharded.items() if key != SHARDING}
+        given["fsdp"] = given.get("fsdp") or True
     if (plugins := given.get("plugins")) and all(str(name).rpartition(".")[2] in PLUGINS for name in plugins):
         off.add("plugins")
     if not given.get("adapter"):

@@ -15,7 +15,7 @@ from itertools import groupby
 
 from msgspec import Struct, field
 
-from sim.convert.command_line import ASSIGNMENT, LONGEST_VALUE, kept_arithmetic, slurm_values, with_values
+from sim.convert.command_line import ASSIGNMENT, LONGEST_VALUE, kept_arithmetic, slurm_values, unquoted, with_values
 
 COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 PIECE = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|\\.|;;|[;\n]|[^'"$\\;\n]+|.""", re.DOTALL)
@@ -205,7 +205,7 @@ class _Reader:
         for name, more, quoted in ASSIGNMENT.findall(kept_arithmetic(self.plain[start:end]).strip()):
             if name in self.given:
                 continue
-            value = with_values(quoted.strip("\"'"), self.variables)
+            value = with_values(unquoted(quoted), self.variables)
             value = self.variables.pop(name, "") * bool(more) + value
             if len(value) <= LONGEST_VALUE:
                 self.variables[name] = value

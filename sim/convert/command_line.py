@@ -21,8 +21,9 @@ from sim.core.errors import InputError
 
 ASSIGNMENT = re.compile(
     r"(?m)(?:^|;)[ \t]*(?:(?:export|readonly|local|declare|typeset)(?:[ \t]+-\w+)*[ \t]+)?"
-    r"([A-Za-z_]\w*)(\+?)=(\"[^\"]*\"|'[^']*'|[^\s();]*)[ \t]*(?=;|#|$)"
+    r"([A-Za-z_]\w*)(\+?)=((?:\"(?:\\[\s\S]|[^\"\\])*\"|'[^']*'|[^\s();\"'])*)[ \t]*(?=;|#|$)"
 )
+PART = re.compile(r"\"((?:\\[\s\S]|[^\"\\])*)\"|'([^']*)'")  # in quotes, of a word: `" --a "x" --b "` has two
 # `$TP`, `${TP:-8}` with a default, `${TP:?message}` without one.
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*)|:?\?[^{}]*)?\}|(\w+))")
 BARE = re.compile(r"\$([A-Za-z_]\w*)")
@@ -95,13 +96,27 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
     text = re.sub(rf"{QUOTED}|\n", lambda found: found[1] or " ; ", text) if ends else text
     again = (QUOTED_COMMAND.search, QUOTED_FLAG.match)
     inner = (_split(word) if any(found(word) for found in again) else [word] for word in _split(text))
-    return [word for words in inner for word in words]
+    return [KEPT.sub(_as_written, word) for words in inner for word in words]
+
+
+def _as_written(found: re.Match[str]) -> str:
+    """A sum that could not be computed, as a script has it."""
+    return f"$(({found[1].translate(OUTER)}))"
 
 
 def kept_arithmetic(text: str) -> str:
     """The text with `$((…))` as `with_values` reads it, and `$(expr …)` in the same form."""
     text = EXPR.sub(lambda found: f"$(({(found[1] or found[2]).replace(chr(92), '')}))", text)
     return ARITHMETIC.sub(lambda found: f"$[{''.join(found[1].split()).translate(INNER)}]", text)
+
+
+def unquoted(word: str) -> str:
+    """A word of a script without quotes, where text in quotes may be between other text.
+
+    >>> unquoted('" --a "x=1" --b"')
+    ' --a x=1 --b'
+    """
+    return PART.sub(lambda found: found[2] if found[1] is None else found[1], word)
 
 
 def _split(text: str) -> list[str]:
@@ -113,7 +128,7 @@ def _split(text: str) -> list[str]:
 
 def slurm_flags(text: str) -> dict[str, str]:
     """Nodes, tasks and GPUs of a node or of all by the script's `#SBATCH` lines."""
-    given_by = {name: value.strip("\"'") for name, more, value in ASSIGNMENT.findall(text) if not more}
+    given_by = {name: unquoted(value) for name, more, value in ASSIGNMENT.findall(text) if not more}
     directives = with_values(" ".join(DIRECTIVES.findall(text)), given_by)  # those of a command `sbatch` have variables
     words = re.sub(r"(^|\s)-N[ =]?(?=\d)", r"\1--nodes=", directives)
     words = re.sub(r"(^|\s)-n[ =]?(?=\d)", r"\1--ntasks=", words)
@@ -174,7 +189,7 @@ def _with_variables(text: str, preset: Mapping[str, str]) -> str:
     """The text with values for variables that it assigns, or of `preset`."""
     variables = dict(preset)
     for name, more, quoted in ASSIGNMENT.findall(text):
-        variables[name] = variables.get(name, "") * bool(more) + quoted.strip("\"'")
+        variables[name] = variables.get(name, "") * bool(more) + unquoted(quoted)
     # One made of itself has no earlier value here, and would become longer each time.
     own = {
         name: re.sub(rf"\$(?:{name}\b|\{{{name}\}})", "", value) for name, value in variables.items() if "$" in value
@@ -202,7 +217,7 @@ def _with_earlier_values(text: str, preset: Mapping[str, str]) -> str:
         value = with_values(quoted, before, {name})
         if len(value) > LONGEST_VALUE:
             return found[0]
-        earlier[name] = earlier.get(name, "") * bool(more) + value.strip("\"'")
+        earlier[name] = earlier.get(name, "") * bool(more) + unquoted(value)
         return found[0][: found.start(3) - found.start()] + value + found[0][found.end(3) - found.start() :]
 
     return ASSIGNMENT.sub(rewritten, text)

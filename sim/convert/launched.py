@@ -65,7 +65,10 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
     config = accelerate_config(file, text, flags)
-    data = of_accelerate(file, config) | _of_recipe(file, text, words, flags)
+    recipe = _of_recipe(file, text, words, flags)
+    if not recipe and MARK not in flags:
+        raise InputError(f"{file}: --{MARK} stands in the file, but in no command that could be read")
+    data = of_accelerate(file, config) | recipe
     data |= {name: value for name, value in flags.items() if name not in LAUNCHERS}
     for key in ("deepspeed", "fsdp_config"):
         name = data.get(key)

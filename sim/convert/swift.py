@@ -52,6 +52,14 @@ ZERO: dict[str, dict[str, Any]] = {
     "zero3": _THREE,
     "zero3_offload": {"offload_optimizer": _ON_HOST, "offload_param": _ON_HOST, **_THREE},
 }
+# By the words of releases before 3 (swift/llm/utils/argument.py and ds_config of 2.6).
+_BEFORE_3 = {"overlap_comm": True}
+ZERO |= {
+    "default-zero2": ZERO["zero2"] | _BEFORE_3,
+    "default-zero3": ZERO["zero3"] | _BEFORE_3,
+    "zero2-offload": ZERO["zero2_offload"] | _BEFORE_3,
+    "zero3-offload": _THREE | {"offload_param": _ON_HOST} | _BEFORE_3,
+}
 FSDP2 = {
     "fsdp": "full_shard auto_wrap",
     "fsdp_config": {"version": 2, "reshard_after_forward": True, "activation_checkpointing": True},

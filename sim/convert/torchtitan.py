@@ -7,6 +7,7 @@ arguments that are plain values count, by the name of the class that they are gi
 
 from __future__ import annotations
 
+import re
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -43,6 +44,9 @@ IN_16_BITS = (
 )
 DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep"}
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
+# Flavors that differ in the attention alone, whose mask is block_causal (models/llama3/__init__.py of early 2026).
+OWN_ATTENTION = re.compile(r"_(?:flex|varlen)(?:_attn)?$")
+WITHIN_TEXTS = "attention stays within a text there; a sequence is simulated as one, training.packing describes several"
 
 
 def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | None = None) -> Converted:
@@ -105,7 +109,10 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
 
 def _model(s: Settings) -> str | dict[str, Any]:
     name, flavor = s.take("model.name", "llama3"), s.take("model.flavor")
-    found = TITAN_MODELS.get(f"{name} {flavor}".lower())
+    plain = OWN_ATTENTION.sub("", f"{name} {flavor}".lower())
+    found = TITAN_MODELS.get(plain)
+    if found is not None and plain != f"{name} {flavor}".lower():
+        s.notes.append(f"model.flavor {flavor}: {WITHIN_TEXTS}")
     if found is None:
         raise InputError(
             f"{s.file}: model: found {name} {flavor}; not among the shipped ones ({', '.join(TITAN_MODELS)}): "

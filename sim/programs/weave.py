@@ -106,7 +106,7 @@ class _Buckets:
         dense, experts, tensors = dense + root[0], experts + root[1], tensors + root[2]
         self.count += 1
         reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last)
-        made = [*join_gradients(reduced, self.dp, tensors), *reduced]
+        made: list[Comm | Compute] = [*join_gradients(reduced, self.dp, tensors), *reduced]
         if at_end or not self.dp.aligned:
             return [*self.later, *made]
         self.later += made

@@ -142,3 +142,17 @@ def test_degrees_that_do_not_make_the_gpus_are_refused(tmp_path: Path) -> None:
     assert (
         "dp_shard_size: found 4; its product with the other degrees of data parallelism, 8, must be the 32" in problem
     )
+
+
+def test_what_changes_no_step_is_not_reported(tmp_path: Path) -> None:
+    more = "model_type: AutoModelForCausalLM\ntokenizer_type: AutoTokenizer\nchat_template: llama3\neot_tokens: [x]\n"
+    data, said = read(tmp_path, f"{more}fsdp_version: 2\nfsdp_config: {{sharding_strategy: FULL_SHARD}}\n")
+    assert data["parallelism"]["zero"] == 3
+    assert "not expressed" not in said
+
+
+def test_training_of_some_parameters_is_refused(tmp_path: Path) -> None:
+    """utils/freeze.py: `freeze_layers_except`."""
+    text = f"{TEXT}unfrozen_parameters: ['model.layers.4[4-9]+']\n"
+    said = refused(tmp_path, "axolotl.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert "unfrozen_parameters: trains some of the parameters; can be converted: full training, and LoRA" in said

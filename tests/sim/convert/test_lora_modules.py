@@ -24,6 +24,8 @@ EVERY = ["qkv", "attention_out", "mlp_up", "mlp_down"]
         ("lora_target_modules: [Wqkv, out_proj]", ["qkv", "attention_out"]),
         ("lora_target_modules: 'model.layers.[\\d]+.(mlp|self_attn).(up|down|gate|q|k|v|o)_proj'", EVERY),
         ("lora_target_modules: '.*language_model.*[.](q_proj|v_proj)'", ["qkv"]),
+        ("lora_target_modules: [self_attn.q_proj, shared_expert.up_proj]", ["qkv"]),
+        ("lora_target_modules: '.*[.]layers[.](3|7|11)[.]self_attn[.]o_proj'", ["attention_out"]),
         ("lora_target_modules: '.*(c_fc|c_proj)$'", ["attention_out", "mlp_up", "mlp_down"]),
     ],
 )
@@ -37,7 +39,7 @@ def test_modules_by_name_pattern_and_default(tmp_path: Path, key: str, targets: 
 @pytest.mark.parametrize("given", ["[router]", "'.*vision_tower.*'", "'((('"])
 def test_modules_of_which_none_is_known_are_refused(tmp_path: Path, given: str) -> None:
     said = refused(tmp_path, "sft.yaml", f"{TRL}lora_target_modules: {given}\n", *ON_8)
-    assert "names none of the modules that are known: all-linear, q_proj" in said
+    assert "none of them is known: all-linear, q_proj" in said
 
 
 def test_axolotls_switch_adds_all_linear_layers(tmp_path: Path) -> None:

@@ -269,3 +269,26 @@ def test_flags_added_to_those_of_the_environment_count(tmp_path: Path) -> None:
         tmp_path, "train.sh", f'MORE="$MORE --swiglu"\n{MEGATRON.rstrip()} $MORE\n', "--cluster", "dgx-h100"
     )
     assert data["model"]["mlp"] == "swiglu"
+
+
+def test_a_value_of_several_texts_in_quotes_is_one(tmp_path: Path) -> None:
+    """`" --a "b=1" --c "`, as people nest quotes: bash's manual, "Quoting"."""
+    text = """
+export CMD=" run_clm.py --model_name_or_path gpt2 --config_overrides "n_embd=512,n_layer=4" \\
+  --per_device_train_batch_size 4 --block_size 1024 --fp16 "
+echo $CMD
+srun bash -c 'torchrun --nproc_per_node 8 $CMD'
+"""
+    data, _ = converted(tmp_path, "clm.sh", text, "--cluster", "dgx-h100")
+    assert (data["training"]["micro_batch_size"], data["training"]["precision"]) == (4, "fp16")
+
+
+def test_a_flag_in_no_command_is_not_taken_for_its_default(tmp_path: Path) -> None:
+    text = "# torchrun train.py --per_device_train_batch_size 4\ntorchrun --nproc_per_node 8 train.py --fp16\n"
+    said = refused(tmp_path, "clm.sh", text, "--cluster", "dgx-h100", "--from", "deepspeed")
+    assert "--per_device_train_batch_size stands in the file, but in no command that could be read" in said
+
+
+def test_a_sum_of_unknown_numbers_is_shown_as_written(tmp_path: Path) -> None:
+    text = MEGATRON.replace("--global-batch-size 128", "--global-batch-size $((BATCH * (NODES + 1)))")
+    assert "found '$((BATCH*(NODES+1)))', in which" in refused(tmp_path, "a.sh", text, "--cluster", "dgx-h100")

@@ -100,3 +100,13 @@ def test_one_visible_gpu_is_one_process(tmp_path: Path) -> None:
     for several in ("0,1", "0 \\\nNPROC_PER_NODE=$N"):
         more = text.replace("CUDA_VISIBLE_DEVICES=0", f"CUDA_VISIBLE_DEVICES={several}")
         assert "give --gpus N" in refused(tmp_path, "a.sh", more, "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("preset", "zero", "offload"), [("default-zero2", 2, None), ("zero2-offload", 2, "cpu"), ("default-zero3", 3, None)]
+)
+def test_presets_of_earlier_releases(tmp_path: Path, preset: str, zero: int, offload: str | None) -> None:
+    """swift/llm/utils/argument.py and ds_config of release 2.6, which send gradients during the backward."""
+    data, _ = of(tmp_path, f"--tuner_type full --deepspeed {preset}")
+    assert (data["parallelism"]["zero"], data["parallelism"]["dp_sync"]) == (zero, "bucketed")
+    assert data["training"].get("optimizer_offload") == offload
