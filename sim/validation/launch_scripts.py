@@ -195,9 +195,9 @@ def _sizes(model: Mapping[str, Any]) -> Sizes:
     """Return a model's sizes, those of the shipped one that it names where it gives none of its own."""
     if model.get("preset") in model_presets():
         shipped = load_model(model["preset"])
-        of_preset = {"layers": shipped.layers, "hidden": shipped.hidden}
-        experts = {} if shipped.moe is None else {"moe": {"experts": shipped.moe.experts}}
-        model = merge(of_preset | experts, {key: value for key, value in model.items() if key != "preset"})
+        of_preset: dict[str, Any] = {"layers": shipped.layers, "hidden": shipped.hidden}
+        of_preset |= {} if shipped.moe is None else {"moe": {"experts": shipped.moe.experts}}
+        model = merge(of_preset, {key: value for key, value in model.items() if key != "preset"})
     moe = model.get("moe")
     experts = moe.get("experts", 0) if isinstance(moe, Mapping) else 0
     return Sizes(model.get("layers", 0), model.get("hidden", 0), experts)
