@@ -99,7 +99,10 @@ def timeline_with_teacher(timeline: Timeline, teacher: Teacher) -> Timeline:
 
 
 def memory_with_teacher(curve: MemoryCurve, teacher: Teacher) -> MemoryCurve:
-    """A rank's memory, the teacher's turn first; unchanged where the teacher is elsewhere."""
+    """A rank's memory, the teacher's turn first; unchanged where the teacher is elsewhere.
+
+    The gradients of the step before may still be held in that turn, as `MemoryRow.lasting` has them.
+    """
     if teacher.placement != "same":
         return curve
 
@@ -111,7 +114,7 @@ def memory_with_teacher(curve: MemoryCurve, teacher: Teacher) -> MemoryCurve:
         c.rank,
         column(0.0, c.time_s + teacher.own_s),
         column(c.parameters[0], c.parameters) + weights,
-        column(c.gradients[0], c.gradients),
+        column(c.gradients.max(), c.gradients),
         column(c.optimizer[0], c.optimizer),
         column(teacher.cache_bytes, c.activations),
         column(teacher.buffer_bytes, c.buffers),
