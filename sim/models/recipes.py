@@ -46,7 +46,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     """One recipe as one library runs it.
 
     `scaled`: what has a scale of its own, for people. `one_scale`: a whole tensor has, so that its other order is its
-    transpose, which a GPU that reads both orders does without. `scale_bytes`: of an element's share in a scale, of
+    transpose, which a GPU that reads both orders does without. `from_history`: the scale is of the largest values of
+    steps before, so that it is known before the tensor is. `scale_bytes`: of an element's share in a scale, of
     activations and of weights, beside those of the format itself. `activations`: a matmul's input in the forward and,
     with `activations_again`, the output's gradient in the backward; `activations_again`: what of the input is left to
     the backward; `after_norm`: of an input that a norm makes, whose kernel does part of it (TE
@@ -72,6 +73,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     activations_again: Pass = NOTHING
     weights_again: Pass = NOTHING
     one_scale: bool = False
+    from_history: bool = False
     scale_bytes: float = 0.0
     weight_scale_bytes: float = 0.0
     keeps_quantized: bool = True

@@ -23,8 +23,6 @@ from sim.models.dims import dims
 from sim.models.operators import memory_op
 from sim.models.quantizing import cached_weight_bytes, gathers_parameters
 
-BLOCK = 128 * 128  # numbers of a weight with one scale (recipe blockwise)
-
 
 class EightBitParameters(Struct, frozen=True):
     """Bytes of an element of such a matrix: `kept` in all its orders, `gathered`; `reads` of 16 bits by its cast, 0
@@ -86,5 +84,6 @@ def eight_bit_parameters(scenario: Scenario) -> EightBitParameters:
     kept = cached_weight_bytes(d)
     if not gathers_parameters(d.recipe):
         return EightBitParameters(kept, d.act_bytes)
-    reads = 1 if d.recipe.name == "delayed" else 2
-    return EightBitParameters(kept, dtype_bytes("fp8"), reads, BLOCK if d.recipe.name == "blockwise" else 0)
+    own_bytes = d.recipe.weight_scale_bytes
+    block = round(FP32_BYTES / own_bytes) if own_bytes else 0
+    return EightBitParameters(kept, dtype_bytes("fp8"), 1 if d.recipe.from_history else 2, block)

@@ -16,7 +16,7 @@ def layers_in_sixteen_bits(sections: Sections, t: Training) -> Problems:
     """Layers that stay in 16 bits need others that do not. Megatron-Core refuses delayed scaling beside them, whose
     largest values it would reduce wrongly (core/fp8_utils.py: `get_fp8_context`)."""
     layers, recipe = sections.model.layers, recipe_of(t)
-    delayed = recipe is not None and recipe.name == "delayed" and framework_of(t).accumulates_in_matmul
+    delayed = recipe is not None and recipe.from_history and framework_of(t).accumulates_in_matmul
     for key in IN_SIXTEEN_BITS:
         number = getattr(t, key)
         for bad, what in (
