@@ -22,7 +22,7 @@ def adapters_of(s: Settings, product: str) -> dict[str, Any] | None:
     places = places or PLACES[product]
     adapters = str(modules).count("{") or len(str(modules).split()) if modules is not None else places  # JSON objects
     if modules is None:
-        s.notes.append(f"inference.lora.adapters: no flag says how many requests name; {adapters} are taken")
+        s.notes.append(f"inference.lora.adapters: no flag says how many adapters requests use; {adapters} are assumed")
     if rank is None:
-        s.notes.append(f"inference.lora.rank: no flag says it; {RANK} is taken")
+        s.notes.append(f"inference.lora.rank: no flag gives the rank; {RANK} is assumed")
     return {"adapters": adapters, "rank": rank or RANK, "max_loras": places}

@@ -72,12 +72,12 @@ def test_what_tensorrt_llm_drafts(tmp_path: Path, options: str, tokens: int | No
         (
             "vllm serve llama3-8b --enable-lora --max-loras 4",
             {"adapters": 4, "rank": 16, "max_loras": 4},
-            "inference.lora.adapters: no flag says how many requests name; 4 are taken",
+            "inference.lora.adapters: no flag says how many adapters requests use; 4 are assumed",
         ),
         (
             "python -m sglang.launch_server --model-path llama3-8b --lora-paths a=x b=y",
             {"adapters": 2, "rank": 16, "max_loras": 8},
-            "inference.lora.rank: no flag says it; 16 is taken",
+            "inference.lora.rank: no flag gives the rank; 16 is assumed",
         ),
         ("vllm serve llama3-8b", None, ""),
     ],
