@@ -6,8 +6,8 @@ Needs an NVIDIA GPU, torch, megatron-core and Transformer Engine. TABLE.json is 
 (`scenarios/measured/megatron_h100.json`). Each row's scenario becomes Megatron-Core's configuration, and its step is
 the one of Megatron-LM's `pretrain_gpt.py`: copy of the batch, forward and backward of each micro-batch, check of the
 loss, clipping, the distributed optimizer. DIRECTORY receives, for each row, one line of `steps.jsonl` (times of all
-steps, peaks, milliseconds that the host needs to issue a step) and, with `--kernels`, one file of all kernels of one
-step in the order of their launches.
+steps, peaks, milliseconds that the host needs to issue a step) and, with `--kernels`, one file of all kernels of a
+step of at most two micro-batches in the order of their launches.
 """
 
 from __future__ import annotations
@@ -325,19 +325,54 @@ def kernels_of(run: Run) -> JSON:
     return {"names": list(names), "kernels": rows, "waits": waits}
 
 
+def run_row(name: str, row: JSON, args: argparse.Namespace) -> None:
+    """Measure one row, and write what was found."""
+    result: JSON = {"id": name}
+    try:
+        start()
+        run = Run(row)
+        result |= measure(run)
+        if not args.kernels or name in args.kernels:
+            run.micro_batches = min(run.micro_batches, 2)
+            with gzip.open(args.out / f"kernels_{name}.json.gz", "wt") as file:
+                json.dump(kernels_of(run), file)
+    except Exception as error:
+        result["error"] = f"{type(error).__name__}: {error}"[:600]
+        traceback.print_exc(limit=-6)
+    print(json.dumps({key: value for key, value in result.items() if key != "steps_s"}), flush=True)
+    with (args.out / "steps.jsonl").open("a") as lines:
+        lines.write(json.dumps(result) + "\n")
+
+
+def cuda_works_after_fork() -> bool:
+    """Tell whether a forked process can use CUDA, which it cannot once its parent has touched the driver."""
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.ones(1, device="cuda")
+            os._exit(0)
+        except Exception:
+            os._exit(1)
+    return os.waitpid(child, 0)[1] == 0
+
+
 def main() -> None:
     """Run the rows that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("table", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", nargs="*", help="names of rows; left out: all of them")
-    parser.add_argument("--kernels", nargs="*", default=[], help="names of rows whose kernels are recorded")
+    parser.add_argument("--kernels", nargs="*", help="names of rows whose kernels are recorded; left out: all")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no row after so many seconds")
     args = parser.parse_args()
     began = time.perf_counter()
-    start()
+    stand_in_for_apex()
+    import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401 - once, for all rows
+
+    forks = cuda_works_after_fork()
+    print("forks", forks, flush=True)
+
     args.out.mkdir(parents=True, exist_ok=True)
-    all_kernels: JSON = {}
     table = json.loads(args.table.read_text())
     for row in table["rows"]:
         if args.rows and row["id"] not in args.rows:
@@ -346,26 +381,20 @@ def main() -> None:
             print("out of time before", row["id"], flush=True)
             break
         training = table["scenario"]["training"] | row["scenario"]["training"]
-        result: JSON = {"id": row["id"]}
-        try:
-            run = Run({"model": row["scenario"]["model"], "training": training})
-            result |= measure(run)
-            if row["id"] in args.kernels:
-                all_kernels[row["id"]] = kernels_of(run)
-        except Exception as error:  # noqa: BLE001 - one row must not end the others
-            result["error"] = f"{type(error).__name__}: {error}"[:600]
-            traceback.print_exc(limit=-6)
-        run = None
-        torch.cuda.empty_cache()
-        print(
-            json.dumps({k: v for k, v in result.items() if k != "steps_s"}),
-            round(time.perf_counter() - began, 1),
-            flush=True,
-        )
-        with (args.out / "steps.jsonl").open("a") as lines:
-            lines.write(json.dumps(result) + "\n")
-        with gzip.open(args.out / "kernels.json.gz", "wt") as file:
-            json.dump(all_kernels, file)
+        # Hooks of Megatron's gradients keep a model alive, so that each row has a process of its own.
+        if not forks and len(args.rows or ()) != 1:
+            import subprocess
+
+            subprocess.run([sys.executable, __file__, str(args.table), "--out", str(args.out), "--rows", row["id"]])
+            print(round(time.perf_counter() - began, 1), "s", flush=True)
+            continue
+        child = os.fork() if forks else 0
+        if child == 0:
+            run_row(row["id"], {"model": row["scenario"]["model"], "training": training}, args)
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(round(time.perf_counter() - began, 1), "s", flush=True)
 
 
 if __name__ == "__main__":

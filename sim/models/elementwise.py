@@ -161,7 +161,7 @@ def norm(
     """
     elements = rows * width
     fused = d.framework.fuses_rmsnorm or kind != "rmsnorm"
-    kernel = "" if fused else EAGER_NORM
+    kernel = d.framework.norm_kernel if fused else EAGER_NORM
     # Kernels that a compiler generates stream as fast with a reduction in them as without (docs/programs_checked.md).
     priced_as = "elementwise" if d.framework.fuses_chains else "norm"
     t = norm_traffic(d, kind, after_sum, vectors > 0)
@@ -232,6 +232,9 @@ def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:
     launches, back_launches = launches + ahead.kernels, back_launches + back.kernels
     forward = memory_op("rope", F, "elementwise", elements, moved, d.act, 2 * launches)
     backward = memory_op("rope_backward", I, "elementwise", elements, moved_back, d.act, 2 * back_launches)
+    if fused:
+        clocks = d.framework.rope_clocks
+        forward, backward = replace(forward, clocks=clocks[0] * elements), replace(backward, clocks=clocks[1] * elements)
     items: Program = (backward,)
     if d.framework.fills_cut_gradients:
         halves = _cut_gradients(d, "rope_backward_halves", elements)

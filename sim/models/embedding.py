@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, NeededBy, Program, Saved
+from sim.models.casts import mixed
 from sim.models.dims import Dims, ceil_div, dims
 from sim.models.elementwise import stream_norm
 from sim.models.hyper_connections import copied_to_streams
@@ -74,8 +75,11 @@ def _looked_up(d: Dims, name: str, width: int, table: int) -> Operator:
     masked = 2 * size if d.tp > 1 else 0.0
     forward: Program = (memory_op(name, F, "embedding", n, 2 * size + masked, d.act, 2 if masked else 1),)
     added = 0.0 if d.accumulated == 1 and d.grad_bytes == d.act_bytes else d.act_bytes + 2 * d.grad_bytes
-    moved = 2 * size + masked + table * (d.act_bytes + added)
-    backward: Program = (memory_op(f"{name}_wgrad", W, "embedding", n, moved, d.act, 3),)
+    moved = 2 * size + masked + table * d.act_bytes
+    backward: Program = (memory_op(f"{name}_wgrad", W, "embedding", n, moved, d.act, 3 - bool(added)),)
+    if added:
+        added_up = memory_op(f"{name}_accumulate", W, "elementwise", table, table * added, d.act)
+        backward = (*backward, added_up if d.grad_bytes == d.act_bytes else mixed(added_up, 3))
     if d.tp > 1:
         kind = "reduce_scatter" if d.sp else "all_reduce"
         forward += (collective(f"{name}_{kind}", kind, size, F),)

@@ -27,7 +27,7 @@ from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK, coefficient_of
 from sim.core.program import TORCH_SOFTMAXES
 from sim.inputs.input_source import nearest, show
-from sim.models.frameworks.parts import MATMUL_LIBRARIES
+from sim.models.frameworks.parts import MATMUL_LIBRARIES, TRANSFORMER_ENGINE
 from sim.models.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
 
@@ -234,7 +234,7 @@ _KERNELS = [r.kernel for r in RECIPES.values() if r.kernel]
 # A cast that finds a block's largest value is another kernel than a plain cast.
 _AGAIN = {r.again for r in RECIPES.values() if r.again}
 _KINDS = (*MEMORY_BOUND, *(f"cast_{kernel}" for kernel in (*_KERNELS, *sorted(_AGAIN))), STRIDED)
-_KINDS += tuple(f"softmax_{kernel}" for kernel in TORCH_SOFTMAXES)
+_KINDS += (*(f"softmax_{kernel}" for kernel in TORCH_SOFTMAXES), f"norm_{TRANSFORMER_ENGINE}")
 # The names that are known without the names of kernels and cases.
 _PLACES = {name: Place(name, f.metadata["positive"]) for name, f in _FIELDS.items() if name not in _MAPPINGS}
 _PLACES |= {f"peak_{dtype}_flops_per_s": Place("peak_flops_per_s", True, dtype) for dtype in DTYPES}

@@ -73,6 +73,11 @@ class Framework(Struct, frozen=True):
     tuners/lora/layer.py: Linear.forward]"""
     fuses_chains: bool = False
     """a chain of operators without a matmul is one kernel [torch._inductor]"""
+    norm_kernel: str = ""
+    """whose fused norm it is, a name in profiles; empty: torch's [TE common/normalization]"""
+    rope_clocks: tuple[float, float] = (0.0, 0.0)
+    """clocks of a multiprocessor for a number in fused rope, forward and backward; 0: bytes alone count
+    [TE common/fused_rope: a thread handles one number at a time]"""
     norm_backward_accesses: int = 5
     """memory accesses per element in a norm's backward; 3: one pass makes both gradients [TE common/normalization]"""
     norm_backward_kernels: int = 2

@@ -8,6 +8,7 @@ from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.parts import (
     GROUP_BYTES,
     GROUP_KERNELS,
+    TRANSFORMER_ENGINE,
     ContextKernels,
     Former,
     RouterKernels,
@@ -74,6 +75,8 @@ MEGATRON = Framework(
     passes_biases_on=True,
     fuses_hyper_connections=True,  # use_fused_mhc
     fuses_adapter_sum=True,
+    norm_kernel=TRANSFORMER_ENGINE,
+    rope_clocks=(0.5, 0.57),  # queries and keys of Llama 3 8B on an H100 (scenarios/measured/gpu_megatron)
     norm_backward_accesses=3,
     casts_routers=False,
     skips_masked_scores=True,
@@ -105,8 +108,11 @@ MEGATRON = Framework(
     grouped_streams=4,
     checkpoint_stops_early=None,
     autocasts=False,  # core/transformer/module.py: Float16Module
-    # The mask's sum, copied and cast (3); loss and sum as one record (2); the loss by tokens and micro-batches (3).
-    kernels_after_loss_check=8,
+    # Whether it is infinite (2); the mask's sum, copied and cast (3); a copy of the loss, and both as one record (3); the
+    # loss by tokens and micro-batches, tokens in all (4); its scale, the first gradient (2). Backward: scale, tokens,
+    # micro-batches, mask, and the mean's gradient for the loss's kernel (6). As traced with Megatron-Core 0.16 on an
+    # H100 (scenarios/measured/gpu_megatron).
+    kernels_after_loss_check=20,
     checks_gradients=True,
     averages_gradients=True,
     zeroes_gradients=True,
@@ -120,9 +126,11 @@ MEGATRON = Framework(
     emitted_for=("megatron",),
     former=(
         _TE2,
+        Former("2025-01", {"kernels_after_loss_check": 8}, "core/rerun_state_machine.py looks for infinity, too"),
         Former(
             "2024-01",
             {
+                "norm_kernel": "",
                 "copies_split_projection": False,
                 # `check_for_nan_in_loss_and_grad` is of the autumn of 2023.
                 "kernels_after_loss_check": 0,

@@ -57,7 +57,6 @@ class RouterKernels(NamedTuple):
     group_bytes: tuple[float, float] = (0.0, 0.0)
     torch_top_k: bool = True
 
-
 TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
 # The choice of groups, of fp32 scores: each group's best two (4 bytes), sorted, and their sum; top-k of groups; zeros
 # and ones of them; ones copied to experts (4), as booleans (5), inverted (2); scores copied (8) and masked (9). Where
@@ -132,6 +131,7 @@ SPARSE_MIXER_ROUTER = PLAIN_ROUTER._replace(
     backward_bytes=20.5,
     torch_top_k=False,
 )
+TRANSFORMER_ENGINE = "transformer_engine"  # its fused kernels, in profiles
 # cuBLAS of CUDA 11.8, the first for Hopper.
 MATMUL_LIBRARIES = ("cuda_11",)
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # those that a scenario may name

@@ -222,9 +222,10 @@ class GroupedQueryAttention(Struct, frozen=True):
             return ()
         joined = d.tokens * self.expanded_width(d.tp)
         e, kernels = 2 * d.act_bytes, bool(queries) + bool(values)
-        ahead = memory_op("split_copies", F, "copy", queries + values, e * (queries + values), d.act, kernels)
+        copied = queries + values  # whose heads lie apart, so that torch's kernel moves one number at a time
+        ahead = memory_op("split_copies", F, "copy", copied, e * copied, d.act, kernels)
         back = memory_op("split_copies_backward", I, "copy", joined, e * joined, d.act)
-        forward = (replace(ahead, plain_host=True),) if kernels else ()
+        forward = (replace(ahead, plain_host=True, single_elements=float(copied)),) if kernels else ()
         return (Operator("split_copies", forward, (replace(back, plain_host=True),)),)
 
     def _gradients_put_together(self, d: Dims) -> tuple[Operator, ...]:
