@@ -190,7 +190,7 @@ def build(row: JSON) -> tuple[Any, Any]:
 
 
 def loss_of(mask: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, JSON]:
-    """Return a micro-batch's loss as `loss_func` of Megatron-LM's pretrain_gpt.py, with its check for NaN and infinity."""
+    """Return a micro-batch's loss as `loss_func` of Megatron-LM's pretrain_gpt.py, with its checks."""
     from megatron.core.rerun_state_machine import get_rerun_state_machine
 
     losses, mask = output.view(-1).float(), mask.view(-1).float()

@@ -218,7 +218,7 @@ def _of_scores(d: Dims, product: Compute) -> Compute:
 
 def _ordering(d: Dims, item: Item) -> Item:
     """A copy of the context between tokens' and heads' order by torch, which does not vectorize it."""
-    if not isinstance(item, Compute) or not d.framework.orders_heads:
+    if not isinstance(item, Compute) or d.framework.fuses_chains:
         return item
     return replace(item, single_elements=float(item.shape[0]))
 
@@ -256,8 +256,9 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     n, e = _scores(d, c), d.act_bytes
     batch, rows = _stacked(d.batch, c)
     context = batch * rows * c.v_head_dim
+    copied = _ordering(d, memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act))
     items: list[Item] = [
-        _ordering(d, memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act)),
+        *(() if d.framework.tokens_first else (copied,)),
         _by_probabilities(d, c, gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch)),
         gemm(f"{name}_dprobs", I, rows, c.kv_len, c.v_head_dim, d.act, batch),
     ]

@@ -234,7 +234,10 @@ def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:
     backward = memory_op("rope_backward", I, "elementwise", elements, moved_back, d.act, 2 * back_launches)
     if fused:
         clocks = d.framework.rope_clocks
-        forward, backward = replace(forward, clocks=clocks[0] * elements), replace(backward, clocks=clocks[1] * elements)
+        forward, backward = (
+            replace(forward, clocks=clocks[0] * elements),
+            replace(backward, clocks=clocks[1] * elements),
+        )
     items: Program = (backward,)
     if d.framework.fills_cut_gradients:
         halves = _cut_gradients(d, "rope_backward_halves", elements)
@@ -301,25 +304,6 @@ def scaled_rope(d: Dims, elements: float, width: int) -> Operator:
     # Runs of torch's own functions, with none of the modules around them that a kernel of Megatron's layers pays for.
     forward_items = tuple(replace(item, plain_host=True) for item in (cosines, forward))
     return Operator("rope", forward_items, (replace(backward, plain_host=True),), backward_bytes=2 * size)
-
-
-def latent_rope(d: Dims, elements: float) -> Operator:
-    """Rotary embedding of latent attention's two tensors, in whose heads pairs lie side by side (DeepSeek).
-
-    In separate operators, accesses forward: pairs put apart 2, x·cos 2, -x 1, rotated half 2, times sin 2, sum 3, with
-    the rest of the head, which is empty, 2: 14 in seven kernels a tensor. Backward: both products 4, the half back 3,
-    sum 3, pairs back 4, their sum 3, the empty rest 1 and its sum 3: 21 in fourteen. Counted by running such a function
-    (`tests/sim/models/test_latent_kernels.py`).
-    """
-    if d.framework.fuses_latent_rope:
-        return rope(d, elements)
-    size = elements * d.act_bytes
-    return Operator(
-        "rope",
-        (memory_op("rope", F, "elementwise", elements, 14 * size, d.act, 14),),
-        (memory_op("rope_backward", I, "elementwise", elements, 21 * size, d.act, 28),),
-        backward_bytes=2 * size,
-    )
 
 
 def copied(name: str, d: Dims, elements: float, kernels: tuple[int, int] = (1, 1)) -> Operator:

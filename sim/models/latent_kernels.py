@@ -1,6 +1,6 @@
-"""Kernels of latent attention as Transformers' own modules run it: rope of the parts with it, and queries and keys put
-together. Each was read in transformers/models, at 5.24, and counted in a captured program
-(`tests/sim/models/test_latent_kernels_of_transformers.py`).
+"""Kernels of latent attention: rope of the parts with it, and queries and keys put together, in Megatron-Core and as
+Transformers' own modules run them. Each of the latter was read in transformers/models, at 5.24, and counted in a
+captured program (`tests/sim/models/test_latent_kernels_of_transformers.py`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute
+from sim.core.program import Compute, Phase, Program
 from sim.models.dims import Dims
-from sim.models.elementwise import latent_rope
+from sim.models.elementwise import rope
 from sim.models.operators import F, I, Operator, memory_op
 
 
@@ -39,6 +39,60 @@ _COMPLEX = (RopeKernels(2, 16, 1.5, 3), RopeKernels(2, 16, 1.5, 4))
 # counted where queries' gradients are joined.
 _HALVES = (RopeKernels(10, 0, 4.5, 5), RopeKernels(15, 0, 4.5, 9))
 ROPES = {"slices": _SLICES, "complex": _COMPLEX, "halves": _HALVES}
+
+
+def latent_rope(d: Dims, elements: float) -> Operator:
+    """Rotary embedding of latent attention's two tensors, in whose heads pairs lie side by side (DeepSeek).
+
+    In separate operators, accesses forward: pairs put apart 2, x·cos 2, -x 1, rotated half 2, times sin 2, sum 3, with
+    the rest of the head, which is empty, 2: 14 in seven kernels a tensor. Backward: both products 4, the half back 3,
+    sum 3, pairs back 4, their sum 3, the empty rest 1 and its sum 3: 21 in fourteen. Counted by running such a function
+    (`tests/sim/models/test_latent_kernels.py`). One number at a time go those that join pairs or halves, with every
+    second number or half of a head, the products with cosines that all heads share, and the negated half.
+    """
+    if d.framework.fuses_latent_rope:
+        return rope(d, elements)
+    return Operator(
+        "rope",
+        _latent_rope(d, F, elements, LATENT_ROPE),
+        _latent_rope(d, I, elements, LATENT_ROPE_BACKWARD),
+        backward_bytes=2 * elements * d.act_bytes,
+    )
+
+
+class LatentRope(NamedTuple):
+    """Hold one direction of latent attention's rope in separate operators: accesses for a number, kernels for both
+    tensors; of these the accesses of kernels that join strided parts, those of other kernels that handle one number at
+    a time, how many numbers these handle, and their kernels."""
+
+    accesses: float
+    kernels: int
+    joins: float
+    singles: float
+    handled: float
+    single_kernels: int
+
+
+# Pairs and halves joined (2 each); two products (2 each), the negated half (1).
+LATENT_ROPE = LatentRope(14, 14, 4, 5, 2.5, 6)
+# The half's gradients joined (2); two products (2 each), a negation (1), pairs put into zeros (1 each).
+LATENT_ROPE_BACKWARD = LatentRope(21, 28, 2, 7, 3.5, 10)
+
+
+def _latent_rope(d: Dims, phase: Phase, elements: float, t: LatentRope) -> Program:
+    """The kernels of one direction; a compiler's chains stream, and are one operator."""
+    name, size = "rope" if phase is F else "rope_backward", elements * d.act_bytes
+    whole = memory_op(name, phase, "elementwise", elements, t.accesses * size, d.act, t.kernels)
+    if d.framework.fuses_chains:
+        return (whole,)
+    joins = memory_op(f"{name}_joins", phase, "copy", elements, t.joins * size, d.act, round(t.joins), "cat")
+    singles = memory_op(f"{name}_singles", phase, "elementwise", elements, t.singles * size, d.act, t.single_kernels)
+    left = t.kernels - joins.kernels - singles.kernels
+    return (
+        replace(joins, single_elements=t.joins / 2 * elements),
+        replace(singles, single_elements=t.handled * elements),
+        replace(whole, bytes=(t.accesses - t.joins - t.singles) * size, kernels=left),
+    )
 
 
 def rope_of_latents(d: Dims, elements: float) -> Operator:

@@ -143,6 +143,9 @@ class Framework(Struct, frozen=True):
     """what the fused kernel cannot read where the merged projection wrote it is copied, and the three gradients are
     joined [core/transformer/attention.py: get_query_key_value_tensors; TE attention/dot_product_attention/utils.py:
     get_qkv_layout; TE pytorch/utils.py: SplitAlongDim]"""
+    tokens_first: bool = False
+    """activations are [tokens, sequences, hidden], so that the heads of all sequences are one dimension: unfused
+    attention's matmuls read the gradient of its result where it lies [core/transformer/dot_product_attention.py]"""
     joins_split_gradients: bool = False
     """the gradients of queries, keys and values that a model cut out of one matmul's result are joined by a kernel of
     its own; with rope its own copies bring them there [transformers/models/gpt2/modeling_gpt2.py: GPT2Attention; torch:

@@ -82,6 +82,8 @@ MEGATRON = Framework(
     skips_masked_scores=True,
     attention_kernel="megatron",
     copies_split_projection=True,
+    tokens_first=True,
+    joins_split_gradients=True,  # torch.split in get_query_key_value_tensors
     overlaps_in_library=True,
     context=ContextKernels(copies=True),
     loss=MEGATRON_LOSS,
@@ -108,8 +110,8 @@ MEGATRON = Framework(
     grouped_streams=4,
     checkpoint_stops_early=None,
     autocasts=False,  # core/transformer/module.py: Float16Module
-    # Whether it is infinite (2); the mask's sum, copied and cast (3); a copy of the loss, and both as one record (3); the
-    # loss by tokens and micro-batches, tokens in all (4); its scale, the first gradient (2). Backward: scale, tokens,
+    # Whether it is infinite (2); the mask's sum, copied and cast (3); a copy of the loss, and both as one record (3);
+    # the loss by tokens and micro-batches, tokens in all (4); its scale, the first gradient (2). Backward: scale, tokens,
     # micro-batches, mask, and the mean's gradient for the loss's kernel (6). As traced with Megatron-Core 0.16 on an
     # H100 (scenarios/measured/gpu_megatron).
     kernels_after_loss_check=20,

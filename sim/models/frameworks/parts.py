@@ -57,6 +57,7 @@ class RouterKernels(NamedTuple):
     group_bytes: tuple[float, float] = (0.0, 0.0)
     torch_top_k: bool = True
 
+
 TORCH_LOSS = UnfusedLoss(7, 4, 32.0, 16.0)
 # The choice of groups, of fp32 scores: each group's best two (4 bytes), sorted, and their sum; top-k of groups; zeros
 # and ones of them; ones copied to experts (4), as booleans (5), inverted (2); scores copied (8) and masked (9). Where

@@ -27,7 +27,8 @@ from sim.core.program import Compute, ModelPart, NeededBy, Program, Saved, Tenso
 from sim.models.attention import Core, attention_flops
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import latent_rope, norm
+from sim.models.elementwise import norm
+from sim.models.latent_kernels import latent_rope
 from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.indexer import IndexedKeys, index_operator, scores
 from sim.models.layers.latent import LATENT_HEADS, latent_norm

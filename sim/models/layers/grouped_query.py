@@ -155,10 +155,10 @@ class GroupedQueryAttention(Struct, frozen=True):
         f = d.framework
         if qkv.bias and f.adds_projection_bias_apart:
             yield _bias(d, d.tokens * sum(qkv.outputs))
-        if f.joins_split_gradients and self.projections == 1:
-            yield from self._gradients_put_together(d)
         if f.copies_split_projection and d.fused_attention:
             yield from self._split(d)
+        elif f.joins_split_gradients and self.projections == 1:
+            yield from self._gradients_put_together(d)
         yield from self._head_norms(d)
         if self.rope:
             yield self._rope(d, self._rope_elements(d))

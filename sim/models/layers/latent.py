@@ -203,10 +203,11 @@ class LatentAttention(Struct, frozen=True):
         copied = 0 if d.framework.keeps_merged_outputs else n * value
         elements, joined = 2 * n * query + copied, n * (query + self.plain_width + value)
         back = (2 * joined + n * self.rope_width) * e
-        return (
-            memory_op("assemble_qk", F, "copy", elements, 2 * elements * e, d.act, 3 if copied else 2),
-            memory_op("assemble_qk_backward", I, "copy", joined, back, d.act, 3),
-        )
+        # torch.cat of parts that lie apart in their heads; what a compiler generates in its place streams.
+        kernel, single = ("", 0.0) if d.framework.fuses_chains else ("cat", 1.0)
+        ahead = memory_op("assemble_qk", F, "copy", elements, 2 * elements * e, d.act, 3 if copied else 2, kernel)
+        behind = memory_op("assemble_qk_backward", I, "copy", joined, back, d.act, 3, kernel)
+        return replace(ahead, single_elements=single * elements), replace(behind, single_elements=single * joined)
 
     def _written_by_rope(self, d: Dims, n: float) -> tuple[Compute, Compute]:
         """What rope's kernel for the shared key moves besides: `n` heads' keys without rope and values are read,
