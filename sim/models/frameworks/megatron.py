@@ -111,9 +111,9 @@ MEGATRON = Framework(
     checkpoint_stops_early=None,
     autocasts=False,  # core/transformer/module.py: Float16Module
     # Whether it is infinite (2); the mask's sum, copied and cast (3); a copy of the loss, and both as one record (3);
-    # the loss by tokens and micro-batches, tokens in all (4); its scale, the first gradient (2). Backward: scale, tokens,
-    # micro-batches, mask, and the mean's gradient for the loss's kernel (6). As traced with Megatron-Core 0.16 on an
-    # H100 (scenarios/measured/gpu_megatron).
+    # the loss by tokens and micro-batches, tokens in all (4); its scale, the first gradient (2). Backward: scale,
+    # tokens, micro-batches, mask, and the mean's gradient for the loss's kernel (6). As traced with Megatron-Core 0.16
+    # on an H100 (scenarios/measured/gpu_megatron).
     kernels_after_loss_check=20,
     checks_gradients=True,
     averages_gradients=True,
