@@ -37,7 +37,7 @@ def test_what_follows_the_wait_is_a_block_of_its_own() -> None:
     *_, end, record = head_block(scenario()).forward
     assert end is BLOCK_END
     assert isinstance(record, Compute)
-    assert record.kernels == FRAMEWORKS["megatron"].kernels_after_loss_check == 8
+    assert record.kernels == FRAMEWORKS["megatron"].kernels_after_loss_check == 20
 
 
 @pytest.mark.parametrize("changes", [{"software_date": "2023-05"}, {"framework": "megatron_bridge"}])
@@ -46,7 +46,7 @@ def test_releases_and_trainers_that_do_not_look_do_not_wait(changes: dict[str, A
 
 
 def test_a_micro_batch_more_waits_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps that differ in four micro-batches differ by four waits, each of the host's time for eight kernels."""
+    """Two steps that differ in four micro-batches differ by four waits, each of the host's time for twenty kernels."""
 
     def four_s() -> float:
         return float(simulate(scenario(8)).result["step_time_s"] - simulate(scenario(4)).result["step_time_s"])

@@ -49,9 +49,16 @@ def test_rope_of_latents_is_seven_kernels_a_tensor() -> None:
     size = TOKENS * (HEADS + 1) * ROPE
     assert (elements, operators) == (14 * size, 14)
     assert backward == 21 * size
-    forward = said("megatron", "rope")
-    assert (forward.bytes, forward.kernels) == (14 * size * 2, 14)
-    assert said("megatron", "rope_backward").bytes == 21 * size * 2
+    names = ("rope", "rope_joins", "rope_singles")
+    forward, back = (
+        [said("megatron", n) for n in names],
+        [said("megatron", n.replace("rope", "rope_backward")) for n in names],
+    )
+    assert (sum(i.bytes for i in forward), sum(i.kernels for i in forward)) == (14 * size * 2, 14)
+    assert (sum(i.bytes for i in back), sum(i.kernels for i in back)) == (21 * size * 2, 28)
+    # Two joins, and two products with the half that is negated; a compiler's kernels hide such arithmetic.
+    assert [i.single_elements for i in forward] == [0, 2 * size, 2.5 * size]
+    assert not said("compiled", "rope").single_elements
     for fused in ("compiled", "megatron_bridge"):
         assert said(fused, "rope").bytes == 2 * size * 2
 
