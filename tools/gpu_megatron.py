@@ -3,11 +3,11 @@
     torchrun is not needed: python tools/gpu_megatron.py TABLE.json --out DIRECTORY [--rows NAME …] [--seconds 400]
 
 Needs an NVIDIA GPU, torch, megatron-core and Transformer Engine. TABLE.json is a table of measurements
-(`scenarios/measured/gpu_megatron/table.json`). Each row's scenario becomes Megatron-Core's configuration, and its step is
+(`scenarios/measured/gpu_megatron/table.json`). Each row's scenario becomes Megatron-Core's configuration. Its step is
 the one of Megatron-LM's `pretrain_gpt.py`: copy of the batch, forward and backward of each micro-batch, check of the
 loss, clipping, the distributed optimizer. DIRECTORY receives, for each row, one line of `steps.jsonl` (times of all
-steps, peaks, milliseconds that the host needs to issue a step) and, with `--kernels`, one file of all kernels of a
-step of at most two micro-batches in the order of their launches.
+steps, peaks) and, with `--kernels`, one file of all kernels of a step of at most two micro-batches, in the order of
+their starts.
 """
 
 from __future__ import annotations
