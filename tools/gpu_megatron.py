@@ -1,6 +1,6 @@
 """Train a few layers under Megatron-Core on one GPU, and record steps, memory and kernels.
 
-    torchrun is not needed: python tools/gpu_megatron.py TABLE.json --out DIRECTORY [--rows NAME …] [--seconds 400]
+    torchrun is not needed: python tools/gpu_megatron.py TABLE.json --out DIRECTORY [--rows NAME …] [--kernels]
 
 Needs an NVIDIA GPU, torch, megatron-core and Transformer Engine. TABLE.json is a table of measurements
 (`scenarios/measured/gpu_megatron/table.json`). Each row's scenario becomes Megatron-Core's configuration. Its step is
@@ -17,6 +17,7 @@ import gzip
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 import traceback
@@ -332,7 +333,7 @@ def run_row(name: str, row: JSON, args: argparse.Namespace) -> None:
         start()
         run = Run(row)
         result |= measure(run)
-        if not args.kernels or name in args.kernels:
+        if args.kernels:
             run.micro_batches = min(run.micro_batches, 2)
             with gzip.open(args.out / f"kernels_{name}.json.gz", "wt") as file:
                 json.dump(kernels_of(run), file)
@@ -344,57 +345,31 @@ def run_row(name: str, row: JSON, args: argparse.Namespace) -> None:
         lines.write(json.dumps(result) + "\n")
 
 
-def cuda_works_after_fork() -> bool:
-    """Tell whether a forked process can use CUDA, which it cannot once its parent has touched the driver."""
-    child = os.fork()
-    if child == 0:
-        try:
-            torch.ones(1, device="cuda")
-            os._exit(0)
-        except Exception:
-            os._exit(1)
-    return os.waitpid(child, 0)[1] == 0
-
-
 def main() -> None:
     """Run the rows that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("table", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", nargs="*", help="names of rows; left out: all of them")
-    parser.add_argument("--kernels", nargs="*", help="names of rows whose kernels are recorded; left out: all")
+    parser.add_argument("--kernels", action="store_true", help="record the kernels of each row")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no row after so many seconds")
     args = parser.parse_args()
-    began = time.perf_counter()
-    stand_in_for_apex()
-    import megatron.core.models.gpt.gpt_layer_specs  # noqa: F401 - once, for all rows
-
-    forks = cuda_works_after_fork()
-    print("forks", forks, flush=True)
-
     args.out.mkdir(parents=True, exist_ok=True)
     table = json.loads(args.table.read_text())
-    for row in table["rows"]:
-        if args.rows and row["id"] not in args.rows:
-            continue
+    rows = {row["id"]: row["scenario"] for row in table["rows"]}
+    if args.rows and len(args.rows) == 1:
+        scenario = rows[args.rows[0]]
+        training = table["scenario"]["training"] | scenario["training"]
+        run_row(args.rows[0], {"model": scenario["model"], "training": training}, args)
+        return
+    began = time.perf_counter()
+    # Hooks of Megatron's gradients keep a model alive, so that each row has a process of its own.
+    for name in args.rows or rows:
         if time.perf_counter() - began > args.seconds:
-            print("out of time before", row["id"], flush=True)
+            print("out of time before", name, flush=True)
             break
-        training = table["scenario"]["training"] | row["scenario"]["training"]
-        # Hooks of Megatron's gradients keep a model alive, so that each row has a process of its own.
-        if not forks and len(args.rows or ()) != 1:
-            import subprocess
-
-            subprocess.run([sys.executable, __file__, str(args.table), "--out", str(args.out), "--rows", row["id"]])
-            print(round(time.perf_counter() - began, 1), "s", flush=True)
-            continue
-        child = os.fork() if forks else 0
-        if child == 0:
-            run_row(row["id"], {"model": row["scenario"]["model"], "training": training}, args)
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
-        print(round(time.perf_counter() - began, 1), "s", flush=True)
+        command = [sys.executable, __file__, str(args.table), "--out", str(args.out), "--rows", name]
+        subprocess.run([*command, *(["--kernels"] if args.kernels else [])], check=False)
 
 
 if __name__ == "__main__":
