@@ -34,7 +34,7 @@ FILE = Path(__file__).parents[1] / "presets" / "evidence.json"
 SHOWN = 3  # rows beside a result
 FEWEST_TABLES = 5  # whose errors make an interval
 REACH = 2.0  # the distance over which a row's weight falls to 1/e
-OTHER_KIND = 4.0  # distance between dense training, experts, adapters and serving
+OTHER_KIND = 5.0  # distance between dense training, experts, adapters and serving
 SERVING = "serving"  # the kind of all served workloads
 # What a factor of two in a feature adds to the distance.
 WEIGHTS = {"active": 0.5, "ranks": 0.15, "seq_len": 0.15, "tp": 0.2, "pp": 0.2, "cp": 0.3, "ep": 0.2, "bits": 1.0}
