@@ -347,7 +347,7 @@ def run_row(name: str, row: JSON, args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run the rows that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", nargs="*", help="names of rows; left out: all of them")
