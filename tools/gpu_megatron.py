@@ -19,6 +19,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -288,9 +289,10 @@ def kernels_of(run: Run) -> JSON:
     with torch.profiler.profile(activities=activities) as profile:
         run.step()
         torch.cuda.synchronize()
-    path = "/tmp/trace.json"
-    profile.export_chrome_trace(path)
-    events = json.loads(Path(path).read_text())["traceEvents"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
     launches = {
         event["args"]["correlation"]: event
         for event in events

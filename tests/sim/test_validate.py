@@ -111,13 +111,10 @@ LIMITS = [
     ("flash_attention", 1, "seconds", "median_abs", 0.10),
     ("liger_kernels", 1, "seconds", "median_abs", 0.10),
     ("b200_kernels", 3, "seconds", "median_abs", 0.10),
-    (
-        "vtrain_single_node",
-        1,
-        "step_time",
-        "mean_abs_by_group",
-        0.062,
-    ),  # 6.0 until the join of split gradients, which torch runs, had a kernel
+    pytest.param(
+        *("vtrain_single_node", 1, "step_time", "mean_abs_by_group", 0.06),
+        marks=pytest.mark.xfail(strict=True, reason="6.1 % since a kernel joins the gradients of a split projection"),
+    ),
     ("vtrain_multi_node", 1, "step_time", "mean_abs", 0.105),
     ("splitwise_llama2_70b", 3, "time_to_first_token", "mean_abs", 0.12),
     ("splitwise_llama2_70b", 3, "time_per_output_token", "mean_abs", 0.05),
