@@ -35,9 +35,9 @@ Coefficients = dict[str, tuple[float, str]]
 
 _STREAM = "assumption: a streaming kernel reaches 0.85 of the data sheet's bandwidth, as published STREAM runs do"
 _NORM = "torch's LayerNorm in liger_kernels.json (A100, H100, by eye over its rows): 3.7 accesses' time for two"
-_TE_KERNEL = (
-    "{} of Transformer Engine 2.11 under Megatron-Core 0.16 on an H100: four layers of Llama 3 8B over 8,192 tokens "
-    "(scenarios/measured/gpu_megatron)"
+_TE_NORM = (
+    "RMSNorm, both ways, of Transformer Engine 2.11 under Megatron-Core 0.16 on an H100: four layers of Llama 3 8B "
+    "over 8,192 tokens (scenarios/measured/gpu_megatron)"
 )
 _RAMP = "assumption: an empty kernel occupies the device for about 2 us"
 _POWER = {
@@ -348,7 +348,10 @@ def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -
         "launch_overhead_s": (5e-6, _LAUNCH),
         "memory_efficiency": (0.85, _STREAM),
         "memory_efficiency_norm": (0.54, _NORM),
-        "memory_efficiency_norm_transformer_engine": (0.86, _TE_KERNEL.format("RMSNorm, both ways,")),
+        "memory_efficiency_norm_transformer_engine": (
+            0.86,
+            _TE_NORM if name == "h100-sxm" else f"assumption: {_TE_NORM}",
+        ),
         "memory_latency_s": (2e-6, _RAMP),
         "matmul_efficiency": (0.75, _FALLBACK),
         "group_launch_s": (9e-6, _GROUPS),
