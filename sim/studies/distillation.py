@@ -20,10 +20,11 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.program import Block, Comm, Compute, Item
+from sim.inputs.distillation_config import Distillation
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
-from sim.inputs.workloads import Distillation, Inference, RequestPattern
+from sim.inputs.workloads import Inference, RequestPattern
 from sim.models.dims import dims
 from sim.models.head import soft_loss
 from sim.prices.rank_prices import Pricing
