@@ -123,7 +123,7 @@ class PoolSize(UserInput):
 
     @property
     def sharing_replicas(self) -> int:
-        """As `Parallelism.sharing_replicas`."""
+        """Replicas that share one set of experts; 1 where each has all experts (as `Parallelism.sharing_replicas`)."""
         return max(1, self.ep * (self.expert_tp or 1) // self.tp)
 
     def degrees(self, model: ModelConfig) -> dict[str, Any]:
