@@ -75,13 +75,13 @@ def _standard_input(limit_bytes: int) -> bytes:
     return sys.stdin.buffer.read(limit_bytes + 1)
 
 
-def read_json(path: Path, limit_bytes: int = MAX_JSON_BYTES) -> object:
+def read_json(path: Path) -> object:
     """The JSON of a file that a user names, without NaN and infinities.
 
     Raises:
         InputError: as `read_text` and `parse_json`.
     """
-    return parse_json(read_text(path, limit_bytes), str(path))
+    return parse_json(read_text(path, MAX_JSON_BYTES), str(path))
 
 
 def write_json(target: str | Path, data: object, indent: int | None = None) -> None:

@@ -26,10 +26,10 @@ from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, memory_op
 
 
-def stream_norms(d: Dims, name: str, keeps_input: bool = True) -> Operator:
+def stream_norms(d: Dims, name: str) -> Operator:
     """A norm of each stream, with weights of its own."""
     width = d.streams.width
-    made = norm(d, name, "rmsnorm", d.rows * d.streams.number, d.hidden, d.streams.number, keeps_input=keeps_input)
+    made = norm(d, name, "rmsnorm", d.rows * d.streams.number, d.hidden, d.streams.number)
     return replace(made, tensors=(width,))
 
 

@@ -91,22 +91,26 @@ def muon_items(
     for shape in shapes:
         number, m, n = shape.number, min(shape.rows, shape.columns), max(shape.rows, shape.columns)
         elements = number * m * n
-
-        def pass_(name: str, count: float, bytes_: float, kernels: int = 1, number: int = number) -> Compute:
-            return memory_op(name, Phase.OPTIMIZER, "optimizer", count, count * bytes_, MUON_DTYPE, number * kernels)
-
-        def product(name: str, rows: int, columns: int, inner: int, number: int = number) -> Compute:
-            plain = gemm(name, Phase.OPTIMIZER, rows, columns, inner, MUON_DTYPE, number, role=Role.OUTPUT)
-            return replace(plain, kernels=number)
-
-        items.append(pass_("muon_momentum", elements, grad_bytes + 2 * moment_bytes + e + 3 * e, 3))
+        first, last = grad_bytes + 2 * moment_bytes + e + 3 * e, e + 2 * updated_bytes + written_bytes
+        items.append(_pass("muon_momentum", elements, first, 3 * number))
         for _ in range(ITERATIONS):
             items += [
-                product("muon_gram", m, m, n),
-                product("muon_square", m, m, m),
-                pass_("muon_polynomial", number * m * m, 3 * e),
-                product("muon_apply", m, n, m),
-                pass_("muon_sum", elements, 3 * e),
+                _product("muon_gram", m, m, n, number),
+                _product("muon_square", m, m, m, number),
+                _pass("muon_polynomial", number * m * m, 3 * e, number),
+                _product("muon_apply", m, n, m, number),
+                _pass("muon_sum", elements, 3 * e, number),
             ]
-        items.append(pass_("muon_update", elements, e + 2 * updated_bytes + written_bytes))
+        items.append(_pass("muon_update", elements, last, number))
     return tuple(items)
+
+
+def _pass(name: str, elements: float, bytes_each: float, kernels: int) -> Compute:
+    """Kernels over the elements of all matrices of one shape, a kernel or more for each matrix."""
+    return memory_op(name, Phase.OPTIMIZER, "optimizer", elements, elements * bytes_each, MUON_DTYPE, kernels)
+
+
+def _product(name: str, rows: int, columns: int, inner: int, number: int) -> Compute:
+    """One product for each of `number` matrices of one shape: priced as a batch, launched one by one."""
+    batch = gemm(name, Phase.OPTIMIZER, rows, columns, inner, MUON_DTYPE, number, role=Role.OUTPUT)
+    return replace(batch, kernels=number)
