@@ -170,13 +170,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     if overrides:
         merged = RECIPES | ({"bf16": False} if merged.get("fp16") else {}) | merged
     flags, names = _flags(merged, written)
-    if machine.model is not None:  # what decides about layers and experts
-        model = load_model(machine.model)
-        flags.setdefault("num-layers", model.layers)
-        if model.moe is not None:
-            flags.setdefault("num-experts", model.moe.experts)
-    elif "num-layers" not in flags:
-        raise InputError(f"{file}: leaves the model to its recipe: give --model NAME (`stepsim models` lists them)")
+    _set_sizes(file, flags, machine)
     s = Settings(file, flags, written=names)
     found = described(s, machine, _gpus(data))
     if (lora := lora_of(file, data)) is not None:
@@ -185,20 +179,38 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     if machine.model is not None and (asked.model is None or overrides):
         found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
     if whole and found["training"]["framework"] == MEGATRON.name and runs_as_recipes(data, merged):
-        found["training"].pop("moe_router_fusion", None)
-        unfused = merged.get("num_moe_experts") and not merged.get("moe_router_fusion")
-        found["training"] |= {"framework": MEGATRON_BRIDGE.name} | ({"moe_router_fusion": False} if unfused else {})
+        _run_as_recipes(found["training"], merged)
     if is_nemo(data):
         adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
-    simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if found["training"].get(key)}
-    noted = [written[key] for key in NOTED if merged.get(key) not in OFF and key not in simulated]
-    apart = {name for name in FUSED.values() if name in flags}
-    noted += [
-        names[name] for name in sorted((s.unknown | apart) - s.taken) if name in names and names[name] not in noted
-    ]
     if overrides:
         s.notes.append(OF_RECIPE)
-    return s.converted("megatron", machine, found, left=noted)
+    simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if found["training"].get(key)}
+    left = [written[key] for key in NOTED if merged.get(key) not in OFF and key not in simulated]
+    unread = (s.unknown | {name for name in FUSED.values() if name in flags}) - s.taken
+    left += [names[name] for name in sorted(unread) if name in names and names[name] not in left]
+    return s.converted("megatron", machine, found, left=left)
+
+
+def _set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
+    """Take the numbers of layers and experts, on which other flags depend, from `--model` where the file lacks them.
+
+    Raises:
+        InputError: where nothing says how many layers there are.
+    """
+    if machine.model is not None:
+        model = load_model(machine.model)
+        flags.setdefault("num-layers", model.layers)
+        if model.moe is not None:
+            flags.setdefault("num-experts", model.moe.experts)
+    elif "num-layers" not in flags:
+        raise InputError(f"{file}: leaves the model to its recipe: give --model NAME (`stepsim models` lists them)")
+
+
+def _run_as_recipes(training: dict[str, Any], merged: Mapping[str, Any]) -> None:
+    """Name the framework of NVIDIA's recipes, which fuses routers unless the file says otherwise."""
+    training.pop("moe_router_fusion", None)
+    unfused = merged.get("num_moe_experts") and not merged.get("moe_router_fusion")
+    training |= {"framework": MEGATRON_BRIDGE.name} | ({"moe_router_fusion": False} if unfused else {})
 
 
 def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -25,15 +25,7 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
     """ZeRO's stage and buckets; numbers of elements as bytes of the dtypes of gradients and of parameters on their way
     (runtime/zero/config.py: `reduce_bucket_size`, `stage3_prefetch_bucket_size`)."""
     own = s.section("zero_optimization")
-    own.take(FORMER_OFFLOAD)
-    for key in ("offload_optimizer", "offload_param"):
-        value = own.take(key)
-        device = value.get("device", "none") if isinstance(value, dict) else "none"
-        if device != "none" and (key, device) != CPU_OPTIMIZER:
-            s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
-        if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
-            s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
-        note_inner(s, f"zero_optimization.{key}", value, UNREAD_OF_OFFLOAD)
+    _note_offloads(s, own)
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
     overlaps = own.take("overlap_comm")
@@ -66,7 +58,21 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
     return found
 
 
+def _note_offloads(s: Settings, own: Settings) -> None:
+    """Say what of the offloading to the host or a disk is not simulated; `offload_of` reads what is."""
+    own.take(FORMER_OFFLOAD)
+    for key in ("offload_optimizer", "offload_param"):
+        value = own.take(key)
+        device = value.get("device", "none") if isinstance(value, dict) else "none"
+        if device != "none" and (key, device) != CPU_OPTIMIZER:
+            s.notes.append(f"zero_optimization.{key}: offloading to {device} is not simulated")
+        if isinstance(value, dict) and value.get("ratio", 1.0) != 1.0:
+            s.notes.append(f"zero_optimization.{key}: ratio {value['ratio']} is not simulated; all of it is offloaded")
+        note_inner(s, f"zero_optimization.{key}", value, UNREAD_OF_OFFLOAD)
+
+
 def offload_of(section: object) -> dict[str, Any]:
+    """Return the key for an optimizer on the host, where `zero_optimization` asks for it."""
     key, device = CPU_OPTIMIZER
     found = section.get(key) if isinstance(section, dict) else None
     if isinstance(section, dict) and section.get(FORMER_OFFLOAD) is True:

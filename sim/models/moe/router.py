@@ -74,21 +74,25 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         gemm("router_wgrad", W, x, h, m, backward_dtype, out_bytes=2 * d.grad_bytes * x * h),
         accumulate(d.of_stream, "router_grad_sum", m * h),
     )
-    saved = (
-        Saved("router input", m * h * (FP32_BYTES if casts.wide else e), NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
-        Saved("router probabilities", m * x * FP32_BYTES),
-        *((Saved("router input in fp32", m * h * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if casts.ahead else ()),
-    )
     return Operator(
         "router",
         forward,
         backward,
-        saved,
+        _kept(casts, m * h, m * x, e),
         params=x * h + (x if moe.router_bias else 0),
         tensors=(x * h, x) if moe.router_bias else (),
         # The input's gradient and the one that it joins; before them the fp32 one, or the fp32 copy that is made anew.
         backward_bytes=m * h * (2 * e + (FP32_BYTES if casts.upcast else 0)),
         always_again=True,
+    )
+
+
+def _kept(casts: _Casts, inputs: float, logits: float, e: float) -> tuple[Saved, ...]:
+    """What the router keeps for its backward; `inputs`, `logits`: elements of each; `e`: bytes of an activation."""
+    return (
+        Saved("router input", inputs * (FP32_BYTES if casts.wide else e), NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        Saved("router probabilities", logits * FP32_BYTES),
+        *((Saved("router input in fp32", inputs * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if casts.ahead else ()),
     )
 
 
