@@ -41,7 +41,7 @@ _HALVES = (RopeKernels(10, 0, 4.5, 5), RopeKernels(15, 0, 4.5, 9))
 # megatron/core/models/common/embeddings/rope_utils.py: _apply_rotary_pos_emb_bshd. Forward: pairs put apart (2), x·cos
 # (2), -x (1), both halves joined (2), times sin (2), sum (3), the rest of the head, which is empty, joined (2).
 # Backward: both products (4), the half back (3), their sum (3), pairs back (4), their sum (3), the empty rest (1) and
-# its sum (3). One at a time go numbers that kernels join or put into zeros, those times cosines that all heads share, and
+# its sum (3). One at a time go numbers that kernels join or put into zeros, those times cosines of all heads, and
 # the negated half. Counted by running such a function (`tests/sim/models/test_latent_kernels.py`).
 _PAIRS_APART = (RopeKernels(14, 0, 4.5, 7), RopeKernels(21, 0, 4.5, 14))
 ROPES = {"slices": _SLICES, "complex": _COMPLEX, "halves": _HALVES}
