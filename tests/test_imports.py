@@ -88,8 +88,8 @@ def test_a_simulation_loads_no_torch_and_nothing_heavy(scenario: str, engine: st
         "except SystemExit as e:\n    assert not e.code, e.code\n"
         "heavy = {'torch', 'bokeh', 'rich', 'scipy', 'networkx', 'simpy', 'numba', 'pandas', 'calibrate'}\n"
         "heavy &= set(sys.modules)\n"
-        "rare = {f'sim.inputs.{name}' for name in ('workloads', 'serving_keys', 'rl_config', 'processes_input')}\n"
-        "heavy |= rare & set(sys.modules)\n"
+        "rare = {'workloads', 'distillation_config', 'faults_config', 'serving_keys', 'rl_config', 'processes_input'}\n"
+        "heavy |= {f'sim.inputs.{name}' for name in rare} & set(sys.modules)\n"
         "print('HEAVY', sorted(heavy), file=sys.stderr)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -76,7 +76,7 @@ def parse_list(text: str) -> list[str]:
 
 
 def parse_gpus(text: str) -> list[int]:
-    """Numbers between commas, in ascending order.
+    """Numbers of GPUs, written between commas, in ascending order.
 
     >>> parse_gpus("64,8")
     [8, 64]
@@ -86,7 +86,7 @@ def parse_gpus(text: str) -> list[int]:
     """
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and len(word) < 8 and int(word) > 0 for word in words):
-        raise InputError(f"--gpus: found {text!r}; must be numbers between commas, such as 8,64,512")
+        raise InputError(f"--gpus: found {text!r}; must be whole numbers above 0 between commas, such as 8,64,512")
     return sorted({int(word) for word in words})
 
 

@@ -13,9 +13,9 @@ COUNTS_LEAKS = "triton"  # its extension (nanobind) lists on standard error what
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage collection meanwhile: ten thousands of small live tuples would be searched again and again.
+    """Pause the cyclic garbage collector: it would scan tens of thousands of small live tuples again and again.
 
-    Those that are left count as old afterwards: else the next object would have all of them searched.
+    What is alive at the end is moved to the oldest generation, or else the next allocation would scan all of it.
     """
     enabled = gc.isenabled()
     gc.disable()

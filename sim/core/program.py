@@ -30,7 +30,10 @@ class Phase(StrEnum):
 
 
 class Role(StrEnum):
-    """Which product of a layer a matmul is. A rerun forward is an OUTPUT though its phase is INPUT_GRAD."""
+    """Which of a layer's three products a matmul computes: its output, or the gradient of its input or its weights.
+
+    The phase does not say it: a recomputed forward is an OUTPUT, though it runs in phase INPUT_GRAD.
+    """
 
     __hash__ = str.__hash__
     OUTPUT = "output"
@@ -209,7 +212,10 @@ Program = tuple[Item, ...]
 
 
 class NeededBy(StrEnum):
-    """Which half of a backward reads a tensor; what INPUT_GRAD alone reads is freed before the weight half."""
+    """Which half of a split backward reads a saved tensor: input gradients, weight gradients, or both.
+
+    A tensor that INPUT_GRAD alone reads is freed before the weight half runs.
+    """
 
     INPUT_GRAD = "input_grad"
     WEIGHT_GRAD = "weight_grad"

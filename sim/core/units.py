@@ -103,7 +103,7 @@ def percent(value: float) -> str:
 
 
 def is_rate(name: str) -> bool:
-    """Tell by a result's key whether its value is so many in a second or for each GPU, not seconds.
+    """Tell by a result's key whether its value is a rate (per second, per GPU), not a time in seconds.
 
     >>> is_rate("tokens_per_s_per_gpu"), is_rate("time_per_output_token_s")
     (True, False)

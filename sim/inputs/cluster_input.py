@@ -139,7 +139,7 @@ def _intra_node(given: Mapping[str, Any], data: Mapping[str, Any]) -> Any:
 
 
 def _fewer_links(machine: ClusterSpec, data: Mapping[str, Any]) -> dict[str, float]:
-    """The bandwidth of a GPU whose node has fewer of them than its machine's full mesh: that of the links to those."""
+    """The bandwidth of a GPU in a node with fewer GPUs than its machine's full mesh: only links to these GPUs count."""
     peers, gpus = machine.gpus_per_node - 1, data.get("gpus_per_node")
     if not machine.intra_node.all_linked or not isinstance(gpus, int) or not 1 <= gpus <= peers:
         return {}

@@ -86,13 +86,14 @@ class Source(Struct, frozen=True):
         return InputError(f"{place}: {key}: {problem}" if key else f"{place}: {problem}")
 
     def _origin(self, path: KeyPath) -> int | str | None:
-        """Where the key or the nearest mapping around it was written, or else the option that made it."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self.origins:
-                return self.origins[path[:length]]
-        if not path:
-            return self.origins.get(path)
-        return next((o for key, o in self.origins.items() if isinstance(o, str) and key[: len(path)] == path), None)
+        """Where the key was written, or else the option that made a key below it, or the nearest mapping around it."""
+        if path in self.origins:
+            return self.origins[path]
+        for key, origin in self.origins.items():
+            if path and isinstance(origin, str) and key[: len(path)] == path:
+                return origin
+        around = (path[:length] for length in range(len(path) - 1, 0, -1))
+        return next((self.origins[key] for key in around if key in self.origins), None)
 
 
 def raise_first(problems: Problems, source: Source, path: KeyPath = ()) -> None:
@@ -270,7 +271,9 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
 
 
 def _in_full(kind: str, value: Any) -> str:
-    """`8k` as the number that was meant: of tokens and sequences 1,024."""
+    """The integer that `8k` or `1e3` means, as YAML takes it; k is 1,024, as for tokens and sequences."""
+    if kind.startswith("int") and isinstance(value, float) and value.is_integer():
+        return f": write {int(value)}"
     short = re.fullmatch(_THOUSANDS, value) if kind.startswith("int") and isinstance(value, str) else None
     if short is None:
         return ""

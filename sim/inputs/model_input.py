@@ -106,7 +106,7 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         return huggingface.model_from_config(found)
     if preset.endswith(".json") or "/" in preset or "\\" in preset:
         raise source.error(path, f"found {show(preset)}; no such file (a Hugging Face config.json was expected)")
-    others = "(`stepsim models` lists them), nor a folder or file with a Hugging Face config.json"
+    others = "(`stepsim models` lists them); a folder or file with a Hugging Face config.json may be named, too"
     raise source.error(path, f"found {show(preset)}; no such model preset{nearest(preset, model_presets())} {others}")
 
 

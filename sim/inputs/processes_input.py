@@ -87,7 +87,7 @@ class Processes(UserInput):
 
     @property
     def named_ranks(self) -> frozenset[int]:
-        """All ranks that stand in it."""
+        """All ranks that the section names."""
         return frozenset(rank for *_, rank in _ranks_of(self))
 
 
@@ -106,7 +106,7 @@ def check_processes(processes: Processes, ranks: int, source: Source) -> None:
 
 
 def _ranks_of(processes: Processes) -> Iterator[tuple[KeyPath, int]]:
-    """Each rank that stands in it, and where."""
+    """Yield each rank that the section names, with the path of the key that names it."""
     for name, index, arguments in processes.listed():
         for key in ("ranks", "source", "target"):
             found = getattr(arguments, key, None)

@@ -18,9 +18,11 @@ from sim.inputs.training_config import Training
 from topology.spec import GpuSpec
 
 if TYPE_CHECKING:
+    from sim.inputs.distillation_config import Distillation
+    from sim.inputs.faults_config import Faults
     from sim.inputs.processes_input import Processes
     from sim.inputs.rl_config import Rl
-    from sim.inputs.workloads import Distillation, Faults, Inference, PoolSize
+    from sim.inputs.workloads import Inference, PoolSize
     from sim.serve.engines.record import Defaults
 
 
@@ -155,7 +157,7 @@ def read_faults(data: dict[str, Any], source: Source) -> Faults | None:
     """The section, with the factors of a measured run that it names."""
     if "faults" not in data:
         return None
-    from sim.inputs.workloads import Faults
+    from sim.inputs.faults_config import Faults
 
     faults = validate(Faults, data["faults"], source, ("faults",))
     if faults.jitter is None or faults.jitter.measured is None or faults.jitter.factors:
@@ -184,7 +186,7 @@ def read_distillation(data: dict[str, Any], source: Source, seq_len: int) -> Dis
     """The section with its teacher resolved first, so that the teacher's errors carry the teacher's keys."""
     if "distillation" not in data:
         return None
-    from sim.inputs.workloads import Distillation
+    from sim.inputs.distillation_config import Distillation
 
     path = ("distillation",)
     given = data["distillation"]

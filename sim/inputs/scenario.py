@@ -48,9 +48,11 @@ from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
+    from sim.inputs.distillation_config import Distillation
+    from sim.inputs.faults_config import Faults
     from sim.inputs.processes_input import Processes
     from sim.inputs.rl_config import Rl
-    from sim.inputs.workloads import Distillation, Faults, Inference
+    from sim.inputs.workloads import Inference
 
 SECTIONS = ("training", "parallelism", "model", "inference")  # those that a key may have been meant for
 

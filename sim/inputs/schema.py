@@ -6,7 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from sim.inputs.distillation_config import Distillation
 from sim.inputs.engine_options import EngineOptions
+from sim.inputs.faults_config import Faults
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.overrides import FORMER_NAMES
 from sim.inputs.parallelism import Parallelism
@@ -14,7 +16,7 @@ from sim.inputs.processes_input import Processes
 from sim.inputs.rl_config import Rl
 from sim.inputs.training_config import Training
 from sim.inputs.units import unit_of
-from sim.inputs.workloads import Distillation, Faults, Inference
+from sim.inputs.workloads import Inference
 from topology.spec import ClusterSpec
 
 Schema = dict[str, Any]

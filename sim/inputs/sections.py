@@ -12,7 +12,9 @@ from sim.inputs.training_config import Training
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from sim.inputs.workloads import Distillation, Faults, Inference
+    from sim.inputs.distillation_config import Distillation
+    from sim.inputs.faults_config import Faults
+    from sim.inputs.workloads import Inference
 
 
 class Sections(NamedTuple):

@@ -24,9 +24,9 @@ LOSES_OUTPUT: tuple[RecomputeModule, ...] = ("moe_act", "layernorm", "mla_up_pro
 
 
 class Recompute(UserInput):
-    """Activations that are computed again before the backward. With mode full, `layers`: so many; `every`: each n-th
-    one; `early_stop`: up to the last tensor that the backward needs (None: as the framework does). With mode selective,
-    `modules`: the parts of a layer, under Megatron-Core's names."""
+    """Activations that are computed again before the backward. Mode full may set `layers` (the first n of each stage),
+    `every` (each n-th layer) and `early_stop` (recompute no further than the last tensor that the backward needs; None:
+    as the framework does). Mode selective may set `modules`: the parts of a layer, under Megatron-Core's names."""
 
     mode: RecomputeMode
     layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)
@@ -100,8 +100,8 @@ OffloadModule = Literal[
 
 
 class ActivationOffload(UserInput):
-    """Which saved activations go to host memory: those of so many first `layers` of each stage (Transformer Engine), or
-    of parts of all layers, `modules`, under Megatron-Core's names."""
+    """Which saved activations go to host memory: those of the first `layers` layers of each stage (Transformer Engine),
+    or those of the `modules` of every layer, under Megatron-Core's names."""
 
     layers: int | None = Field(default=None, ge=1, le=MAX_LAYERS)
     modules: Annotated[tuple[OffloadModule, ...], BeforeValidator(as_tuple), Field(max_length=8)] = ()

@@ -1,9 +1,8 @@
-"""The `inference`, `distillation` and `faults` sections of a scenario."""
+"""The `inference` section of a scenario: requests, the engine and its limits, the cache, pools of replicas."""
 
 from __future__ import annotations
 
 import math
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -124,7 +123,7 @@ class PoolSize(UserInput):
 
     @property
     def sharing_replicas(self) -> int:
-        """As `Parallelism.sharing_replicas`."""
+        """Replicas that share one set of experts; 1 where each has all experts (as `Parallelism.sharing_replicas`)."""
         return max(1, self.ep * (self.expert_tp or 1) // self.tp)
 
     def degrees(self, model: ModelConfig) -> dict[str, Any]:
@@ -283,133 +282,3 @@ class Inference(UserInput):
             missing["dtype"] = cache_dtype
         changes = {key: value for key, value in own.items() if key not in self.model_fields_set}
         return self.model_copy(update=changes | {"kv_cache": self.kv_cache.model_copy(update=missing)})
-
-
-class TeacherParallelism(UserInput):
-    """The split of the teacher over the student's ranks."""
-
-    tp: int = Field(default=1, ge=1, le=10_000_000)
-
-
-class Distillation(UserInput):
-    """A teacher beside the student that `training` describes.
-
-    `placement`: on the student's GPUs, or on `teacher_parallelism.tp` GPUs of its own, one step ahead.
-    `prompt_len` (mode sequence): tokens that the teacher is given; it writes the rest. Null: half of seq_len.
-    """
-
-    teacher: ModelConfig
-    mode: Literal["logits", "sequence"] = "logits"
-    teacher_parallelism: TeacherParallelism = TeacherParallelism.model_construct()
-    placement: Literal["same", "other"] = "same"
-    prompt_len: int | None = Field(default=None, ge=1, le=100_000_000)
-
-
-class Straggler(UserInput):
-    """One rank whose computations take `compute_scale` times as long, which is never less than its GPU's record says:
-    that record's peak is what utilization is a share of. A quicker GPU is one of `cluster.others`."""
-
-    rank: int = Field(ge=0, le=10_000_000)
-    compute_scale: float = Field(default=1.3, ge=1, le=1e6)
-
-
-def numbered(name: str) -> int:
-    """The 7 of `node7`; ValueError for any other text."""
-    match = re.fullmatch(r"node([0-9]{1,9})", name)
-    if match is None:
-        raise ValueError(f"{name!r} is no node's name, such as node7")
-    return int(match[1])
-
-
-class LinkFault(UserInput):
-    """The links between `node0` and `node1`, or (one name twice) within a node, slowed down; 0: cut."""
-
-    between: Annotated[
-        tuple[
-            Annotated[str, Field(min_length=1, max_length=100)],
-            Annotated[str, Field(min_length=1, max_length=100)],
-        ],
-        BeforeValidator(as_tuple),
-    ]
-    bandwidth_scale: float = Field(default=0.5, ge=0, le=1e6)
-
-    @property
-    def nodes(self) -> tuple[int, int]:
-        """The numbers of the two nodes, the lower one first; `rules.faults` has refused other names."""
-        a, b = sorted(map(numbered, self.between))
-        return a, b
-
-
-class NicFault(UserInput):
-    """A node's NICs, or the one with this number alone, slowed down towards every other node."""
-
-    node: str = Field(min_length=1, max_length=100)
-    nic: int | None = Field(default=None, ge=0, le=10_000)
-    bandwidth_scale: float = Field(default=0.5, gt=0, le=1)
-
-    @property
-    def node_number(self) -> int:
-        """The node's number; `rules.faults` has refused other names."""
-        return numbered(self.node)
-
-
-class JitterFault(UserInput):
-    """Computations vary at random: factors drawn from a log-normal distribution of mean 1, for each rank and action, or
-    from `factors`, which come from a measured run where that is named."""
-
-    sigma: float = Field(default=0.05, ge=0, le=2)
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    measured: str | None = Field(default=None, min_length=1, max_length=4096)
-    factors: Annotated[
-        tuple[Annotated[float, Field(gt=0, le=1e3)], ...], BeforeValidator(as_tuple), Field(max_length=100_000)
-    ] = ()
-
-
-class NetworkJitter(UserInput):
-    """Other jobs on a shared network leave each node a part of its NICs' bandwidth: exp(σz), z of a standard normal
-    distribution, drawn once for each node; at most all of it."""
-
-    sigma: float = Field(default=0.3, ge=0, le=3)
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
-
-
-class FailureKind(UserInput):
-    """Failures of one kind, at a rate of their own. `restart_s` null: as all; `takes_node`: a spare takes its place."""
-
-    name: str = Field(min_length=1, max_length=100)
-    mtbf_s_per_gpu: float = Field(gt=0, le=1e15)
-    restart_s: float | None = Field(default=None, ge=0, le=1e9)
-    takes_node: bool = True
-
-
-class Published(UserInput):
-    """Published figures of a job, shown beside the simulated ones."""
-
-    effective_training_time: float | None = Field(default=None, gt=0, le=1)
-    failures: float | None = Field(default=None, ge=0, le=1e9)
-
-
-class Failures(UserInput):
-    """Random failures and checkpoints, in seconds. With `kinds` these have their own rates, and `mtbf_s_per_gpu` is not
-    used; `spare_nodes` null: there is always one."""
-
-    mtbf_s_per_gpu: float = Field(default=1.8e8, gt=0, le=1e15)
-    checkpoint_interval_s: float = Field(default=1800.0, gt=0, le=1e9)
-    checkpoint_s: float = Field(default=60.0, ge=0, le=1e9)
-    restart_s: float = Field(default=600.0, ge=0, le=1e9)
-    kinds: Annotated[tuple[FailureKind, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = ()
-    spare_nodes: int | None = Field(default=None, ge=0, le=10_000_000)
-    repair_s: float = Field(default=86400.0, ge=0, le=1e9)
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    published: Published | None = None
-
-
-class Faults(UserInput):
-    """Faults during the workload: slow ranks and links, jitter, failures."""
-
-    stragglers: Annotated[tuple[Straggler, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
-    links: Annotated[tuple[LinkFault, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
-    nics: Annotated[tuple[NicFault, ...], BeforeValidator(as_tuple), Field(max_length=100_000)] = ()
-    jitter: JitterFault | None = None
-    network_jitter: NetworkJitter | None = None
-    failures: Failures | None = None

@@ -37,8 +37,10 @@ class More(NamedTuple):
 
 
 def mixed(op: Compute, operands: int) -> Compute:
-    """The pointwise kernel over so many operands, with the result, of both dtypes, for which torch has none that is
-    vectorized."""
+    """The operator as torch's pointwise kernel for mixed dtypes, which is not vectorized.
+
+    `operands`: how many tensors it reads and writes, the result included.
+    """
     return replace(op, single_elements=float(op.shape[0]), casts=operands)
 
 

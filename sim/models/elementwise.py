@@ -307,7 +307,10 @@ def scaled_rope(d: Dims, elements: float, width: int) -> Operator:
 
 
 def copied(name: str, d: Dims, elements: float, kernels: tuple[int, int] = (1, 1)) -> Operator:
-    """Tensors brought into another order, and their gradients back: read and written, in so many kernels each way."""
+    """Tensors copied into another order, and their gradients copied back; `kernels`: of the forward and the backward.
+
+    Each copy reads and writes all `elements` once.
+    """
     moved = 2 * d.act_bytes * elements
     ahead, back = kernels
     forward, backward = (
@@ -353,9 +356,8 @@ def residual(d: Dims, name: str, bias_after: bool) -> Operator:
 
 
 def branch_sum(d: Dims) -> Operator:
-    """Backward alone: the residual branch's gradient is added to that of the norm's input (fused by a
-    compiler).
-    """
+    """The sum at a residual branch, which only the backward has: the gradient of the stream plus that of the norm's
+    input. A compiler fuses it into the kernel before it."""
     elements = d.rows * d.hidden
     add = accumulate(d.of_stream, "residual_grad_sum", elements, 1.0 if d.framework.fuses_chains else 3.0)
     return Operator("residual_grad_sum", (), (add,), backward_bytes=2 * elements * d.of_stream.act_bytes)

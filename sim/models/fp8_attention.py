@@ -24,8 +24,7 @@ from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, memory_op
 from sim.models.recipes import RECIPES
 
-ATTENTION_RECIPES = ("delayed", "tensorwise", "mxfp8")
-CURRENT_SCALING = ("te", "tensorwise")
+CURRENT_SCALING = RECIPES["te", "tensorwise"]
 EIGHT_BITS = {"act": "fp8", "act_bytes": 1.0}
 
 
@@ -60,7 +59,7 @@ def in_its_format(d: Dims, own: Core, made: Callable[[Dims], Operator]) -> Opera
 
 def _quantized(d: Dims, name: str, phase: Phase, elements: float, tensors: int) -> Program:
     """`tensors` of `elements` in all, from 16 bits to 8."""
-    recipe = d.recipe if d.recipe is not None and d.recipe.name in ATTENTION_RECIPES else RECIPES[CURRENT_SCALING]
+    recipe = d.recipe if d.recipe is not None and d.recipe.has_attention else CURRENT_SCALING
     step, orders = recipe.activations, 1 if recipe.one_scale else recipe.activations.copies
     moved = elements * (step.sixteen * d.act_bytes + orders * (dtype_bytes(recipe.format) + recipe.scale_bytes))
     return (memory_op(name, phase, "cast", elements, moved, d.act, step.kernels * tensors, recipe.kernel),)

@@ -290,8 +290,11 @@ def soft_loss(scenario: Scenario, d: Dims) -> Operator:
 
 
 def _reductions(d: Dims, count: int) -> list[Item]:
-    """Maximum, target logit and sum of exponentials over the vocabulary's shards, in so many messages: of two the
-    second has both sums, and a fused loss gathers all three."""
+    """The loss's reductions over the vocabulary's shards: maximum, target logit, sum of exponentials.
+
+    `count`: how many messages they take: 3; 2, of which the second has both sums; or 1, an all-gather of all three by a
+    fused loss.
+    """
     if d.tp == 1:
         return []
     size = d.tokens * FP32_BYTES

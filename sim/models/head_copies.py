@@ -117,7 +117,7 @@ def _score_casts(d: Dims, queries: float, keys: float) -> tuple[Program, Program
 
 
 def _ordered(d: Dims, name: str, phase: Phase, sizes: list[float], size: float, kind: Kind = "copy") -> Program:
-    """Copies of so many elements of `size` bytes; permute: neighbours lie in different rows."""
+    """Copies of tensors; `sizes`: elements of each, of `size` bytes. Kind permute: neighbours lie in different rows."""
     elements = sum(sizes)
     made = memory_op(name, phase, kind, elements, 2 * elements * size, d.act, len(sizes))
     return (replace(made, single_elements=elements),)

@@ -112,9 +112,10 @@ def _branch(
     bias_after: bool,
     second: bool = False,
 ) -> tuple[Operator, ...]:
-    """Norm, what computes, the norm after it, and the sum with the residual stream. `second`: behind attention; where
-    both have a norm of the same input (`two_norms`), the first keeps it. With several streams: a sum of them, its norm,
-    what computes, and the result spread over the streams.
+    """One branch of a layer: norm, `inner` (attention or MLP), the norm after it, the sum with the residual stream.
+
+    `second`: the branch behind attention. Where both branches norm the same input (`two_norms`), the first one keeps
+    it for the backward. With several streams: a sum of them, its norm, `inner`, the result spread over the streams.
     """
     same = second and spec.parallel == "two_norms"
 

@@ -85,11 +85,11 @@ class LayerInputs(Struct, frozen=True):
         )
 
     def served_table(self, tp: int) -> int:
-        """Weights on one rank of what stands beside the embedding: its part of the table, projection and norm."""
+        """Elements of the weights on one rank that make the layers' inputs: its part of the table, projection, norm."""
         return ceil_div(self.table_elements, tp) + self.projection_elements + self.width
 
     def serve_made(self, tokens: int, act: str, element_bytes: float) -> Program:
-        """Look-up, projection, norm and sum in one kernel; `act`: dtype of activations, of so many bytes."""
+        """Look-up, projection, norm and sum in one kernel; `act`: dtype of activations."""
         width = self.layers * self.width
         n = tokens * width
         return (
@@ -99,7 +99,7 @@ class LayerInputs(Struct, frozen=True):
         )
 
     def serve_branch(self, tokens: int, act: str, element_bytes: float) -> Program:
-        """Gate, product, projection, and norm and sum in one kernel; `act`: dtype of activations, of so many bytes."""
+        """Gate, product, projection, and norm and sum in one kernel; `act`: dtype of activations."""
         n, low, e = tokens * self.hidden, tokens * self.width, element_bytes
         return (
             gemm("layer_input_gate", F, tokens, self.width, self.hidden, act),

@@ -25,7 +25,7 @@ class Clocks(NamedTuple):
 
 
 def layer_norm_clocks(rows: float, width: float, backward: bool, narrow: bool) -> Clocks:
-    """Those of a norm over `width` of so many rows; `narrow`: of 16 bits."""
+    """Clocks of a layer norm of `rows` rows of `width` elements each; `narrow`: the elements have 16 bits."""
     element = (BACKWARD_ELEMENT_CLOCKS if backward else FORWARD_ELEMENT_CLOCKS)[not narrow]
     shared = rows * ((ROW_BACKWARD_CLOCKS if backward else ROW_CLOCKS) + width * element)
     divided = rows >= SHARED_FROM_ROWS and width / COLUMNS < MULTIPROCESSORS / 2

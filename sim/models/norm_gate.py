@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NormGate(Struct, frozen=True):
-    """Its two matrices, `[hidden, rank]` and back."""
+    """A gate of low rank on a norm's result: two matrices, `[hidden, rank]` and `[rank, hidden]`."""
 
     hidden: int
     rank: int

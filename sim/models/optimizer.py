@@ -164,8 +164,8 @@ def main_gradient_bytes(t: Training) -> float:
 
 
 class EndOfStep(NamedTuple):
-    """What a rank computes behind the reduction of its gradients: they are made ready, their norm is taken, they are
-    scaled by the clipping factor, and the parameters are updated."""
+    """The operators of a rank after its gradients are reduced: gradients are prepared (cast, unscaled), their norm is
+    taken, they are scaled by the clipping factor, and the parameters are updated."""
 
     prepared: Program
     norm: Program
@@ -174,7 +174,7 @@ class EndOfStep(NamedTuple):
 
 
 def prepared_gradients(n_params: int, t: Training) -> Program:
-    """What makes a rank's gradients ready for clipping and update.
+    """The operators that make a rank's gradients ready for clipping and update.
 
     They are copied to fp32 (`Framework.widens_gradients`), and with fp16 divided by the loss's scale and looked through
     for overflows (`Framework.unscales_gradients`; torch's scaler refuses 16-bit gradients).

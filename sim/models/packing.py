@@ -40,9 +40,13 @@ Sequences = tuple[tuple[int, ...], ...]
 
 
 class PackedBatch(Struct, frozen=True):
-    """Hold the slowest replica's documents: of each sequence in order, and how many of each length a sequence has in
-    the mean; the same of the whole batch (`all_documents`), its tokens that are documents' by all tokens, and the
-    slowest replica's query-key pairs by the mean replica's."""
+    """Hold how documents fill a global batch.
+
+    `sequences`: the slowest replica's, each with its documents' lengths in order. `documents`: how many documents of
+    each length a sequence of that replica has in the mean; `all_documents`: a sequence of the whole batch. `filled`:
+    tokens of documents ÷ all tokens of the batch. `imbalance`: query-key pairs of the slowest replica ÷ the mean
+    replica's.
+    """
 
     sequences: Sequences
     documents: tuple[tuple[int, float], ...]
@@ -141,7 +145,7 @@ def best_fit(lengths: Sequence[int], seq_len: int) -> list[tuple[int, ...]]:
 
 
 def wrapped(lengths: Sequence[int], seq_len: int) -> list[tuple[int, ...]]:
-    """One behind the other; a document that a sequence's end cuts goes on in the next.
+    """Documents one behind the other: one that reaches a sequence's end is cut, and goes on in the next sequence.
 
     >>> wrapped([3, 9, 4, 6], 10)
     [(3, 7), (2, 4, 4), (2,)]

@@ -59,6 +59,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     it has a speed of its own. `quantizes_groups`: one kernel quantizes the operands of all groups of a grouped matmul
     (TE `nvte_multi_cast_transpose`, `nvte_group_hadamard_transform_amax` and its like), else each has its own.
     `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
+    `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
     """
 
     name: RecipeName
@@ -84,6 +85,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     again: str = ""
     quantizes_groups: bool = False
     launches_for_scale: int = 0
+    has_attention: bool = False
 
 
 _FILE = Path(__file__).parents[1] / "presets" / "recipes.yaml"

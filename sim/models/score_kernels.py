@@ -70,7 +70,7 @@ class ScorePass(Struct, frozen=True):
         return replace(self, bytes=self.bytes + bytes_, kernels=self.kernels + kernels)
 
     def run(self, name: str, phase: Phase, scores: float, act: str) -> Compute:
-        """The kernels over so many scores, in an attention of this name."""
+        """The pass's kernels over `scores` scores; `name`: the attention's, which begins the operator's name."""
         made = memory_op(
             f"{name}_{self.name}", phase, self.kind, scores, self.bytes * scores, act, self.kernels, self.kernel
         )
@@ -238,5 +238,5 @@ def _adding(d: Dims, c: Scored, given: float, masked: float) -> Passes:
 
 
 def run_passes(passes: Passes, name: str, phase: Phase, scores: float, act: str) -> Program:
-    """The kernels of all passes over so many scores."""
+    """The kernels of all passes over `scores` attention scores."""
     return tuple(p.run(name, phase, scores, act) for p in passes)

@@ -110,7 +110,7 @@ class Described:
         return copied_table_params(self.scenario)
 
     def step_items(self, n_params: int, dealt: Dealt) -> EndOfStep:
-        """Clipping and optimizer of so many parameters, of which these are dealt to Muon."""
+        """Clipping and optimizer step of `n_params` parameters; `dealt`: how Muon sees those of this rank."""
         t = self.scenario.for_training
         prepared, (norm, scaling) = prepared_gradients(n_params, t), clip_items(n_params, t)
         return EndOfStep(prepared, norm, scaling, optimizer_items(n_params, t, dealt))

@@ -40,7 +40,7 @@ class PowerLimit(Struct, frozen=True):
         return PowerLimit(gpu.power_limit_w / _reference_w(gpu, home), _at_peak(at_peak, gpu, home))
 
     def throttled(self, op: Compute, cost: Cost, pace: float, device: Device) -> Cost:
-        """Return a kernel's cost under the limit. `pace`: time there ÷ that of an average GPU (`Costs.pace`)."""
+        """Return a kernel's cost under the power limit. `pace`: as `Costs.pace` returns it."""
         # fp32 runs on vector units, which stay below the limit.
         unlimited = not self.at_peak or op.kind in MEMORY_BOUND or op.dtype == "fp32"
         if unlimited or not op.flops or cost.seconds <= 0:

@@ -168,10 +168,10 @@ class DataParallel(Struct, frozen=True):
 
 
 def _message_shares(b: Block, messages: float) -> list[float]:
-    """The shares of a block's parameters in the messages that gather it, each of at least one of so many equal parts.
+    """The messages that gather a block's parameters, each by its share of them; none is below 1 / `messages`.
 
-    Tensors follow each other, joined until a message is large enough. If most of them are not known one by one, as
-    frozen ones beside adapters, messages are equal.
+    Tensors are joined in order until a message is large enough. Where the sizes of most of them are unknown, as of
+    frozen ones beside adapters, all messages are equal.
     """
     if 2 * sum(b.tensors) < b.held_params:
         count = max(1, int(messages))
@@ -230,7 +230,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
 
 
 def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
-    """One wait for each communication that does not block anyway."""
+    """A wait for each communication that runs in the background; one that blocks has no handle to wait for."""
     return [Wait(c.handle, phase) for c in comms if c.handle]
 
 

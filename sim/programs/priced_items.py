@@ -155,6 +155,6 @@ class Host:
 
 
 def add_all(total: dict[K, float], each: Mapping[K, float], times: float = 1.0) -> None:
-    """Add each value, so many times, to the total of its key."""
+    """Add each value, `times` times, to the total of its key."""
     for key, value in each.items():
         total[key] = total.get(key, 0.0) + value * times

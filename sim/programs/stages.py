@@ -86,8 +86,9 @@ def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
 
 
 def with_copy(blocks: tuple[Block, ...], plan: Plan, held: bool) -> tuple[Block, ...]:
-    """The blocks with the copy of the embedding matrix that they need: of an output that is tied to it, or of modules
-    for multi-token prediction; none where the rank has `held` the matrix already.
+    """The blocks, with the copy of the embedding matrix that a tied output or prediction modules need on this rank.
+
+    None is added if the rank has the matrix already (`held`).
 
     It is a parameter as all others: reduced and gathered over data-parallel ranks, and updated (Megatron-LM,
     core/models/common/language_module/language_module.py: `setup_embeddings_and_output_layer`; a `shared` parameter is
@@ -255,7 +256,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
 
 
 def _with_tied_gradients(out: list[Item], elements: int, dp: DataParallel, t: Training) -> list[Item]:
-    """Sum the gradients of the embedding matrix, of so many elements, over the pipeline ranks that hold it."""
+    """Sum the gradients of the embedding matrix (of `elements`) over the pipeline ranks that hold a copy of it."""
     held = dp.shard if dp.zero == 3 or dp.keeps_shards else 1  # else whole gradients are kept, and summed
     size = elements * dp.gradient_bytes / held
     summed = Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER)
@@ -288,7 +289,9 @@ def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training) -> Pro
 
 
 def _overflow_flags(plan: Plan, dp: DataParallel) -> list[Item]:
-    """Whether a gradient of a scaled loss is infinite, four bytes, told to everyone who holds another part of them.
+    """The all-reduces of four bytes that tell all holders of gradients whether one of them has overflowed.
+
+    Only a scaled loss (fp16) has them.
 
     With post-validation it goes along the pipeline with the norm (`get_reduced_global_states` of Qi et al.'s fork).
     """
@@ -298,7 +301,7 @@ def _overflow_flags(plan: Plan, dp: DataParallel) -> list[Item]:
 
 
 def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
-    """The squared norm, four bytes, summed over everyone who holds another part of the gradients.
+    """The all-reduces of four bytes that sum the squared norm over all ranks that hold different gradients.
 
     With post-validation a rank adds its part to the sum that the pipeline rank before it sends, and goes on with that
     (Qi et al. 2024, section 4; `do_partially_reduce_local_total_norm` of their fork of Megatron-LM).
@@ -309,7 +312,7 @@ def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
 
 
 def _groups_of_norm(plan: Plan, dp: DataParallel) -> list[str]:
-    """The groups whose collectives join what ranks know of their parts of the gradients."""
+    """The groups over which a number that each rank has of its own gradients (norm, overflow) is reduced."""
     model = "tp" if plan.scenario.for_training.optimizer_post_validation else "model"
     shards = ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
     return [*([model] if plan.group_size(model) > 1 else []), *shards]

@@ -13,7 +13,7 @@ from topology.network import Network
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from sim.inputs.workloads import JitterFault
+    from sim.inputs.faults_config import JitterFault
 
 
 def compute_scales(scenario: Scenario) -> dict[int, float]:

@@ -18,10 +18,10 @@ Ints = NDArray[np.int64]
 
 
 def aligned(scenario: Scenario) -> bool:
-    """Tell whether all groups of a name surely lie alike on nodes, NVLink domains and leaves.
+    """Tell whether all groups of one dimension surely cover nodes, NVLink domains and leaves in the same way.
 
-    So it is if each of these ends where a dimension of the mesh does or cuts it into equal parts, and no group is
-    itself a part of dimensions; or if all sizes are powers of two (groups are then cosets of bits).
+    They do if each node, domain and leaf ends where a dimension of the mesh ends, or cuts it into equal parts, and no
+    group is a part of a dimension; or if all sizes are powers of two (groups are then cosets of bits).
     """
     p, cluster, intra = scenario.parallelism, scenario.cluster, scenario.cluster.intra_node
     if cluster.topology is not None or cluster.inter_node.is_torus or (intra.meshed and not intra.all_linked):
@@ -44,15 +44,20 @@ def _leaf_span(cluster: ClusterSpec) -> int:
 
 
 def period_of(cluster: ClusterSpec) -> int:
-    """Ranks that far apart lie alike on nodes, domains and leaves; 0 where none do (a torus, an uneven network)."""
+    """The distance between ranks that have the same places in their nodes, domains and leaves.
+
+    0 where there is none: in a torus, or in a network of the user's own.
+    """
     if cluster.topology is not None or cluster.inter_node.is_torus:
         return 0
     return math.lcm(cluster.gpus_per_node, cluster.domain_gpus, _leaf_span(cluster))
 
 
 class GroupLocations:
-    """Where groups and messages lie, as far as their prices and what they put on links depend on it: equal numbers,
-    equal prices and loads. (Two ways may cost the same and one of them lead above the leaves.)"""
+    """Number groups and messages by their places on the network: equal numbers have equal prices and link loads.
+
+    A price alone would not tell them apart: two routes may cost the same, and only one of them leads above the leaves.
+    """
 
     def __init__(self, cluster: ClusterSpec, network: Network, faulty_nodes: Iterable[int]) -> None:
         self.cluster, self.network = cluster, network
@@ -82,8 +87,11 @@ class GroupLocations:
         )
 
     def _numbers(self, table: Ints, key_of: Callable[[tuple[int, ...]], object]) -> Ints:
-        """Rows that differ by whole periods are alike, unless they touch a node with a fault; all others are moved
-        beyond these nodes."""
+        """Number the rows of `table`, each the ranks of one group or message, by `key_of`.
+
+        Rows that differ by whole periods have equal places, unless they touch a node with a fault. So all other rows
+        are first moved, by whole periods, to the first period beyond these nodes.
+        """
         if self.period:
             per_node, table = self.cluster.gpus_per_node, table.copy()
             here = ~np.isin(table // per_node, self.faulty).any(axis=1)

@@ -46,9 +46,9 @@ def make_parts(p: Parallelism) -> tuple[ModelSlice, ...]:
 
 
 def cut_model(counts: tuple[int, ...], mtp_stage: int | None) -> tuple[ModelSlice, ...]:
-    """The model cut into consecutive parts of so many layers; the first embeds, the last has the output.
+    """The model cut into consecutive parts; `counts`: layers of each. The first embeds, the last has the output.
 
-    Where the final norm stands: Megatron-LM's `has_final_layernorm_in_this_stage`
+    Which part has the final norm follows Megatron-LM's `has_final_layernorm_in_this_stage`
     (core/transformer/transformer_block.py).
     """
     last = len(counts) - 1

@@ -79,7 +79,7 @@ def _width(scenario: Scenario, own: Features) -> Width | None:
 
 @lru_cache(maxsize=256)
 def _width_of(features: Features) -> Width | None:
-    """A search asks it of thousands of steps with the same features."""
+    """`interval_factor`, kept: a search asks for it for thousands of steps with the same features."""
     return interval_factor(features)
 
 

@@ -15,8 +15,8 @@ from sim.results.records import Record
 from sim.results.step import FinishedStep
 
 if TYPE_CHECKING:
+    from sim.inputs.faults_config import Faults
     from sim.inputs.input_source import UserInput
-    from sim.inputs.workloads import Faults
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
 PAIRS = 12  # of ranks that wait for each other, the longest

@@ -156,7 +156,10 @@ def short(numbers: Ints) -> NDArray[np.integer[Any]]:
 
 
 def mean(values: Iterable[float], plan: Plan) -> float:
-    """Mean over all ranks of a value per class, rounded once: the same however ranks are folded."""
+    """Mean over all ranks; `values`: one for each class of equal ranks.
+
+    The exact sum is rounded once, so that the result does not depend on which ranks share a class.
+    """
     ratios = [v.as_integer_ratio() for v in values]
     whole = max(below for _, below in ratios)  # powers of two
     counts = [len(c.ranks) for c in plan.classes]

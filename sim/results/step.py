@@ -39,7 +39,10 @@ class SpanWaits(NamedTuple):
 
 
 class FinishedStep(Struct, frozen=True, eq=False, dict=True):
-    """One step, its teacher left out. `stages[c]` are the stages of class c of ranks by schedule stage."""
+    """One simulated training step, without the teacher of a distillation.
+
+    `stages[c]`: the stages of the ranks of class c, by their number in the schedule.
+    """
 
     scenario: Scenario
     profile: Profile

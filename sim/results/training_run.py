@@ -31,7 +31,7 @@ class Phase(Record, frozen=True):
 
 
 class TrainingRun(Record, frozen=True):
-    """A training of so many tokens: the sum over the phases of its batch schedule, or over the one phase there is."""
+    """A whole training (`training.tokens`): the sum over the phases of its batch schedule, or its only phase."""
 
     tokens: float
     steps: int
@@ -65,6 +65,6 @@ def training_run(scenario: Scenario, step_s: Callable[[Scenario], float]) -> Tra
 
 
 def _with_batch(scenario: Scenario, size: int) -> Scenario:
-    """One step of a phase, which is of no length."""
+    """The scenario of one step with a global batch of `size` sequences, without the length of the training."""
     changes = {"global_batch_size": size, "tokens": None, "batch_schedule": ()}
     return scenario.model_copy(update={"training": scenario.for_training.model_copy(update=changes)})

@@ -36,7 +36,7 @@ class Batch(Struct, frozen=True):
 
 
 def make_batch(scenario: Scenario, rl: Rl, answers: Answers) -> Batch:
-    """The updates of an rl step, all alike: each has the mean of what they have."""
+    """The updates of an rl step, taken to be equal: each has the mean number of sequences and tokens."""
     t, dp = scenario.for_training, scenario.parallelism.dp
     lengths, updates = answers.tokens, rl.answers // t.global_batch_size
     useful = int(lengths.sum())

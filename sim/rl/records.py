@@ -72,7 +72,7 @@ class GenerationResult(Record, frozen=True, kw_only=True):
 
 
 class Trained(Record, frozen=True, kw_only=True):
-    """The updates of the policy, all alike. `filled`: the part of computed tokens that are answers' and prompts'."""
+    """The policy's updates, taken to be equal. `filled`: tokens of prompts and answers ÷ all tokens, with padding."""
 
     update_s: float
     updates: int

@@ -23,7 +23,7 @@ from sim.simulation import Simulation
 
 
 class RlStep(Struct, frozen=True, eq=False, dict=True):
-    """One step. `update`: one training step of it; `served`: the engine's answers."""
+    """One step of reinforcement learning. `update`: one of its training steps; `served`: the engine that answers."""
 
     scenario: Scenario
     rl: Rl

@@ -161,7 +161,7 @@ class GridPrices:
 
     @property
     def alike(self) -> bool:
-        """Tell whether all ranks of a stage do the same work, and all stages lie alike on nodes."""
+        """Tell whether all ranks of a stage do the same work, and all stages have the same places on nodes."""
         return len(self._stage_classes) == 1 == len(self._places)
 
     def kept(self, program: Program) -> Program:

@@ -64,7 +64,7 @@ class Unit(Struct, frozen=True):
     many: str = "dp"
 
     def of(self, count: int) -> dict[str, int]:
-        """Return the degrees of a service of so many units."""
+        """Return the degrees of a service of `count` units."""
         return {**self.degrees, self.many: count * self.degrees.get(self.many, 1)}
 
 
@@ -200,8 +200,11 @@ def units_of(base: Scenario, gpus: int) -> Iterator[Unit]:
 
 
 def _pools(gpus: int, written: Disaggregated) -> Iterator[Unit]:
-    """Yield pools of replicas for prompts and for tokens on so many GPUs in all. All GPUs of a pool share its experts
-    where the scenario's pool has `ep`, or split them where it has `expert_tp` alone and shares them."""
+    """Yield the ways to divide `gpus` GPUs into a pool of replicas for prompts and one for tokens.
+
+    In a pool that sets `ep` (`written`: the scenario's pools), all GPUs share the experts. In one that sets
+    `expert_tp` alone, and has replicas that share experts, all GPUs split each expert.
+    """
     for first in divisors(gpus):
         for then in divisors(gpus):
             for prompts in range(1, (gpus - then) // first + 1):

@@ -26,7 +26,7 @@ MEMORY = "memory"  # the part of a step that does not fit
 
 
 class Effort(Struct, frozen=True):
-    """Hold how many proposals are tried: so many of each of so many parts."""
+    """Hold how many proposals are tried: `each` for each of the `parts` that take the most time."""
 
     each: int
     parts: int

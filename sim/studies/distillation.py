@@ -20,10 +20,11 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.program import Block, Comm, Compute, Item
+from sim.inputs.distillation_config import Distillation
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
-from sim.inputs.workloads import Distillation, Inference, RequestPattern
+from sim.inputs.workloads import Inference, RequestPattern
 from sim.models.dims import dims
 from sim.models.head import soft_loss
 from sim.prices.rank_prices import Pricing
@@ -127,8 +128,8 @@ def _with_faults(scenario: Scenario, d: Distillation, replicas: int) -> Scenario
 
 
 def _forward(scenario: Scenario, d: Distillation, profile: Profile, replicas: int) -> tuple[float, float, float]:
-    """Bytes of the teacher's weights on a rank, seconds of one micro-batch's forward on the slowest, bytes that it
-    needs meanwhile."""
+    """Return the bytes of the teacher's weights on a rank, the seconds of one micro-batch's forward on the slowest rank
+    and the bytes that this forward needs beside weights (its largest layer's, and logits)."""
     own = _with_faults(scenario, d, replicas)
     costs, plan = costs_of(scenario, profile), make_plan(own)
     pricing = Pricing(plan, costs, network_of(own))
@@ -230,7 +231,7 @@ def _with_memory(student: StepResult, teacher: Teacher, own_gpu_bytes: float) ->
 
 
 def _critical_path(student: Mapping[str, float], teacher: Teacher, student_s: float) -> dict[str, float]:
-    """Both one after the other on the same GPUs; else the longer of the two."""
+    """Seconds by kind on the critical path: of both in turn on the same GPUs, else of the longer one."""
     own = {"TEACHER": teacher.forward_s + teacher.send_s, "GENERATE": teacher.generate_s}
     longer = own if teacher.own_s > student_s else student
     path = {**own, **student} if teacher.placement == "same" else longer

@@ -28,7 +28,7 @@ from sim.results.records import Record
 from sim.studies.weeks import Job, TimeBreakdown, one_run
 
 if TYPE_CHECKING:
-    from sim.inputs.workloads import Failures
+    from sim.inputs.faults_config import Failures
 
 DAY_S = 86400.0
 CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # intervals of the curve, in multiples of Daly's

@@ -38,12 +38,12 @@ class Spending(Record, frozen=True):
 
 
 def gpu_hours_of(tokens: float, tokens_per_s_per_gpu: float) -> float:
-    """GPU hours for so many tokens; 0 where none is computed."""
+    """GPU hours for `tokens` tokens; 0 where none is computed."""
     return tokens / tokens_per_s_per_gpu / HOUR_S if tokens_per_s_per_gpu else 0.0
 
 
 def token_cost(tokens: float, gpu_hours: float, watts: float, price_per_gpu_hour: float) -> TokenCost:
-    """The cost of tokens on GPUs of so many watts each, in the mean."""
+    """The cost of tokens; `watts`: mean power of a GPU."""
     return TokenCost(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, gpu_hours * watts / 1e3)
 
 

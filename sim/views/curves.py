@@ -11,7 +11,7 @@ from sim.views.palette import MEMORY
 
 
 def fullest(memory: Sequence[MemoryCurve]) -> int:
-    """Which curve has the highest peak."""
+    """Return the index of the curve with the highest peak."""
     return max(range(len(memory)), key=lambda i: float(memory[i].total.max()))
 
 

@@ -235,7 +235,7 @@ def axis_figure(timeline: Any) -> Any:
 def _bars(
     plot: Any, timelines: Sequence[Timeline], layout: Layout, edged_s: float, waits: SpanWaits | None
 ) -> list[Any]:
-    """One renderer a kind; of very many spans they are empty, and filled with those in view where these are few.
+    """Draw the spans, one renderer for each kind. With very many spans renderers start empty; those in view fill them.
 
     Computations of `edged_s` and more have white edges, which tell one from the next.
     """

@@ -55,7 +55,7 @@ def layouts_table(rows: Sequence[JsonRow]) -> SortedTable:
 
 
 def layout_words(parallelism: Mapping[str, int], least: int = 2) -> str:
-    """Degrees of at least so many.
+    """Say a layout in words: its degrees that are at least `least`.
 
     >>> layout_words({"tp": 4, "pp": 1, "dp": 2}), layout_words({"tp": 1})
     ('tp 4, dp 2', 'one GPU')
@@ -68,7 +68,7 @@ def layout_words(parallelism: Mapping[str, int], least: int = 2) -> str:
 
 
 def row_words(row: JsonRow, least: int = 2) -> str:
-    """The layout's degrees of at least so many, and the engine's options if any were searched."""
+    """Say a row in words: its layout's degrees of at least `least`, and the engine's options if any were searched."""
     return ", ".join([layout_words(row["parallelism"], least), *[choice_words(row["options"])] * bool(row["options"])])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.core.errors import InputError
-from sim.inputs.workloads import LinkFault, NicFault
+from sim.inputs.faults_config import LinkFault, NicFault
 from sim.ranks.faults import link_scales
 from sim.simulation import simulate
 from tests.sim.cases import case

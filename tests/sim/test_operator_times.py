@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from sim.core.program import Compute, ModelPart
+from sim.inputs.faults_config import Faults, JitterFault
 from sim.inputs.scenario import load_scenario
 from sim.inputs.shipped import scenarios_folder
-from sim.inputs.workloads import Faults, JitterFault
 from sim.models.layer import layer_block
 from sim.results.operator_times import time_by_part
 from sim.simulation import simulate

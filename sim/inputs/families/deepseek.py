@@ -169,10 +169,11 @@ def _axk2(config: Config) -> Config:
 
 
 def _longcat_flash(config: Config) -> Config:
-    """LongCat-Flash (arXiv 2509.01322): a layer of its config is two here, each latent attention and a dense MLP; the
-    first one's MLP stands beside experts, which every token sees as if it were a shared one.
+    """LongCat-Flash (arXiv 2509.01322): a layer of its config is two layers here, each with latent attention and a
+    dense MLP. The first one's MLP runs beside routed experts, as a shared expert would.
 
-    Its report adds what experts give behind the second MLP, so that their messages go beside that layer (section 2.2).
+    The report adds the experts' result behind the second MLP, so that their messages run beside the second layer
+    (section 2.2).
     """
     require(config, "attention_bias", (False, None))
     require(config, "zero_expert_type", ("identity", None))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sim.inputs.faults_config import Faults, LinkFault, numbered
 from sim.inputs.input_source import Problems, show
 from sim.inputs.sections import Sections
-from sim.inputs.workloads import Faults, LinkFault, numbered
 from sim.inputs.yaml_input import KeyPath
 from topology.detours import joined, left_of_cut
 from topology.spec import ClusterSpec

@@ -20,7 +20,7 @@ from sim.inputs.rules.training import training_problems
 from sim.inputs.sections import Sections, sizes_of
 
 if TYPE_CHECKING:
-    from sim.inputs.workloads import Distillation
+    from sim.inputs.distillation_config import Distillation
 
 MAX_RANKS = 10_000_000
 MAX_STAGES = 1_000_000

@@ -84,7 +84,7 @@ def _with_one(degree: str) -> Callable[[Layout], str]:
 
 
 def _alone(s: Layout) -> str:
-    """Of keys that say how ranks keep the same parameters equal."""
+    """Tell why keys of data-parallel synchronization have no effect: no two ranks hold the same parameters."""
     return "" if s.parallelism.replicates(s.model.may_have_experts) else "with dp 1 and cp 1"
 
 

@@ -40,10 +40,10 @@ SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should
 class Kernels(NamedTuple):
     """How torch runs an operator.
 
-    `kind`: the simulator's. `kernels`: those that share the bytes evenly. `moved`: their bytes, None: by the default
-    rule (`moved_bytes`). `small`: further kernels, over indices or statistics, of which only the start takes time.
-    `kernel`: of a profile's own points; where it lacks them, the kind's points serve. `passes`: how many of the small
-    kernels are passes of a sort, which take longer.
+    `kind`: the simulator's kind of operator. `kernels`: how many kernels share the bytes evenly. `moved`: their bytes;
+    None: by the default rule (`moved_bytes`). `small`: further kernels, over indices or statistics, whose launch takes
+    longer than their work. `passes`: how many of these are passes of a sort, which take longer. `kernel`: the name of
+    measured points in a profile; a profile that lacks them prices the operator by the points of its kind.
     """
 
     kind: str = "elementwise"
@@ -63,7 +63,7 @@ class Kernels(NamedTuple):
 
 
 def _times(reads: float, writes: float) -> Callable[[CapturedOperator], float]:
-    """Return the rule that inputs are read, and outputs written or read, so many times."""
+    """Return the rule that inputs are read `reads` times and outputs are read or written `writes` times."""
     return lambda op: reads * read_bytes(op) + writes * written_bytes(op)
 
 

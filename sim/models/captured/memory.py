@@ -130,7 +130,7 @@ class ProgramLives:
 
 
 def rounded(size: int) -> int:
-    """Bytes that torch's allocator gives for so many.
+    """Bytes of the block that torch's allocator gives for a tensor of `size` bytes.
 
     >>> rounded(0), rounded(1), rounded(1024)
     (0, 512, 1024)

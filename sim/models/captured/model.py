@@ -62,7 +62,7 @@ class CapturedModel(Struct, frozen=True, eq=False):
     unknown: dict[str, int]
 
     def step_items(self, n_params: int) -> EndOfStep:
-        """Clipping and optimizer of so many of the parameters: their part of all bytes, matmuls as many as it takes."""
+        """Clipping and optimizer step of `n_params` parameters: their share of the recorded step."""
         part = min(1.0, n_params / max(1, self.trained))
         clip = _part(self.clip, part)  # its last kernel scales the gradients
         return EndOfStep((), clip[:-1], clip[-1:], _part(self.update, part))

@@ -189,7 +189,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         return sum(self.heads_of(tp))
 
     def _rope_heads_of(self, d: Dims) -> int:
-        """Likewise; Falcon's code copies several keys for every query head first (FalconAttention._split_heads)."""
+        """Return the heads on one rank that rope's kernels rotate. Falcon's code copies several keys for every query
+        head first (FalconAttention._split_heads), so that rope rotates as many keys as queries."""
         copied_first = d.code.split == "index" and self.kv_heads > 1
         return 2 * self.heads_of(d.tp)[0] if copied_first else self.rope_heads(d.tp)
 

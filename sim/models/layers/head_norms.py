@@ -13,11 +13,12 @@ from sim.models.operators import F, I, Operator, memory_op
 
 
 def head_layer_norm(d: Dims, name: str, rows: int, width: int) -> Operator:
-    """One with weights and biases; of rows as narrow as a head its mean and deviation, in fp32, count for something
-    (torch's native_layer_norm keeps both).
+    """A layer norm with weights and biases over rows as narrow as one head. In these the fp32 mean and deviation of
+    each row, which torch's native_layer_norm keeps, are no negligible part of the memory.
 
     Transformers norms heads in tokens' order, of which torch copies its input first, and backward input and gradient
-    (aten/src/ATen/native/layer_norm.cpp: `expect_contiguous`); instructions of so many rows outlast their bytes.
+    (aten/src/ATen/native/layer_norm.cpp: `expect_contiguous`). Narrow rows take longer by their instructions than by
+    their bytes.
     """
     made = norm(d, name, "layernorm", rows, width, 2)
     made = replace(made, saved=(*made.saved, Saved(f"{name} statistics", 2 * FP32_BYTES * rows)))

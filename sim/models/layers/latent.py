@@ -210,9 +210,10 @@ class LatentAttention(Struct, frozen=True):
         return replace(ahead, single_elements=single * elements), replace(behind, single_elements=single * joined)
 
     def _written_by_rope(self, d: Dims, n: float) -> tuple[Compute, Compute]:
-        """What rope's kernel for the shared key moves besides: `n` heads' keys without rope and values are read,
-        keys and values written; backward the other way round (`assembles_in_latent_rope`, Megatron-Core's
-        rotary_fwd_kv_kernel and rotary_bwd_kv_kernel). Queries are rotated in place."""
+        """The kernel of rope for the shared key, as far as it moves more than that key: for `n` heads it reads keys
+        without rope and values, and writes whole keys and values; backward the other way round
+        (`assembles_in_latent_rope`, Megatron-Core's rotary_fwd_kv_kernel and rotary_bwd_kv_kernel). Queries are
+        rotated in place."""
         query, value = self.widths
         moved = n * (self.plain_width + value + query + value) * d.act_bytes
         names = (("assemble_qk", F), ("assemble_qk_backward", I))

@@ -30,7 +30,7 @@ class Product(Struct, frozen=True, array_like=True):
 
 
 class Scan(Struct, frozen=True, forbid_unknown_fields=True):
-    """One way. `gates`: numbers that the input projection makes for a token and head beside x, z, B and C (or
+    """One kind of scan. `gates`: numbers that the input projection makes for a token and head beside x, z, B and C (or
     value, gate, key and query); `per_head`: learned numbers of a head; `passes`: accesses of all states between
     chunks, forward and backward; `keeps_convolved`: convolved inputs are kept, not computed again."""
 

@@ -63,7 +63,7 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
         return super().core_flops(seq_len, causal_half) + self.indexer.core_flops(seq_len, causal_half) - spared
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
-        """As grouped queries, with the indexer behind the first projection, which reads the same input."""
+        """Grouped queries' operators, with the indexer behind the first projection, which reads the same input."""
         first, *rest = super().train(scenario, d, shard)
         masks = d.framework.masks_unselected or not d.fused_attention
         used = masks or not self._sees_all(d.full_seq)
@@ -91,13 +91,13 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
         return super().sequence_bytes(d, length) + self.indexer.cache_bytes(length, d.act_bytes)
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
-        """As grouped queries, with the indexer's projection, norms and rope."""
+        """The linear part of grouped queries, with the indexer's projection, norms and rope."""
         first, *rest = super().serve(d, tokens)
         index = served_linear(d, self.indexer.matrix(self.hidden), tokens)
         return (first, *index, *self.indexer.made(d.act, d.act_bytes, tokens), *rest)
 
     def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
-        """As grouped queries where all keys are seen; beyond, scores and the sparse kernel."""
+        """The core for prompts: grouped queries' while a query sees all keys, else scores and the sparse kernel."""
         if self._sees_all(kv_len):
             return super().prefill(d, batch, q_len, kv_len)
         index = self.indexer.scores(batch, q_len, kv_len, d.act)

@@ -121,7 +121,8 @@ AROUND: Mapping[str, Callable[[Sizes], Around]] = {"": gated_norm, "mamba": mamb
 
 
 def _moves(s: Sizes, name: str, phase: Phase, kind: str, accesses: float, kernels: int) -> Compute:
-    """So many accesses of a token. A norm's elements are what it norms."""
+    """A memory-bound operator that reads or writes `accesses` numbers for each token. The elements of a norm are the
+    numbers that it normalizes; of others, half the accesses."""
     elements = s.tokens * (s.inner if kind == "norm" else accesses / 2)
     return memory_op(name, phase, kind, elements, s.tokens * accesses * s.size, s.dtype, kernels)
 

@@ -16,7 +16,7 @@ INDEX_BYTES = 8  # torch.int64
 
 
 class Dispatcher(Struct, frozen=True):
-    """One way there and back.
+    """How tokens travel to their experts and back.
 
     `once_to_a_place`: a token is sent once to each node that has experts of it, or once to each rank where all ranks
     share one NVLink domain; else once for each expert.

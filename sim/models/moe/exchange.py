@@ -23,12 +23,12 @@ MAP_KERNELS, MAP_ACCESSED_BYTES, MAP_NUMBER_BYTES = 3, 25.0, 4.0
 
 
 class IndexedStep(Struct, frozen=True):
-    """One way of copies at home by torch's indexing (`copies_by_index`), each operator a kernel.
+    """One step of `_Trip` where tokens are copied by torch's indexing (`copies_by_index`), each operator a kernel.
 
-    `small`: further kernels of some operators, which torch's C++ issues in a loop; `passes`: those of each sort by 64
-    bits among them. Bytes of one copy (indices and
-    weights), and accesses in the activations' dtype and bytes by element: of copies, and of tokens. `unvectorized`: of
-    the kernels those that handle each number of the copies alone, and their accesses.
+    `small`: further kernels of each operator that has some, which torch's C++ issues in a loop; `passes`: how many of
+    each are passes of a sort by 64 bits. `copy_bytes`: bytes of indices and weights for each copy. `of_copies`,
+    `of_tokens`: for each element of the copies or tokens, accesses in the activations' dtype, and further bytes.
+    `unvectorized`: how many of the kernels handle the numbers of the copies one by one, and their accesses.
     """
 
     kernels: int
@@ -40,7 +40,7 @@ class IndexedStep(Struct, frozen=True):
     unvectorized: tuple[int, float] = (0, 0.0)
 
     def moved_bytes(self, copies: float, tokens: float, hidden: int, e: float) -> float:
-        """Bytes that are read and written for so many copies and tokens."""
+        """Bytes that the step reads and writes; `e`: bytes of an element in the activations' dtype."""
         each = ((copies, self.of_copies), (tokens, self.of_tokens))
         return copies * self.copy_bytes + sum(n * hidden * (own * e + more) for n, (own, more) in each)
 
@@ -73,7 +73,7 @@ INDEXED_IN_ONE_DTYPE = INDEXED | {
 
 
 class _Trip(Struct, frozen=True):
-    """What all steps of the way ask for: the layout, the rank's sizes, its tokens, and who takes them along."""
+    """The way of tokens to their experts and back, a method for each step. `r`: the tokens; `way`: how they travel."""
 
     layout: Parallelism
     d: Dims
@@ -97,7 +97,7 @@ class _Trip(Struct, frozen=True):
         return (memory_op(name, phase, "permute", n, moved, self.d.act, kernels),)
 
     def _by_index(self, name: str, phase: Phase) -> Program:
-        """The same by torch's indexing: vectorized kernels, the others, and small ones that sort."""
+        """The step `name` by torch's indexing: vectorized kernels, unvectorized ones, and small ones that sort."""
         d, n = self.d, self.r.sent * self.d.hidden
         one_dtype = d.code.casts_router_weights or d.act_bytes == FP32_BYTES
         step = (INDEXED_IN_ONE_DTYPE if one_dtype else INDEXED)[name]
@@ -147,7 +147,7 @@ class _Trip(Struct, frozen=True):
 
     @property
     def sorts_chunks(self) -> bool:
-        """Whether what arrives is ordered by sender, and wanted by expert."""
+        """Whether arrivals are reordered: they come sender by sender, and the matmul needs them expert by expert."""
         return self.layout.ep * self.layout.expert_tp > 1 and self.r.experts > 1
 
     def _arrival_maps(self, name: str, phase: Phase) -> Program:
@@ -199,7 +199,7 @@ class _Trip(Struct, frozen=True):
         return (collective(name, kind, size, phase, group="expert_tp"),)
 
     def on_arrival(self, name: str, phase: Phase, *, results_read: bool = False) -> Program:
-        """What arrives is ordered by sender; the grouped matmul wants it by expert.
+        """Reorder arrivals, which come sender by sender, into the order of experts, which the grouped matmul needs.
 
         Copies of all expert_tp ranks are sorted at once, after they are gathered (`MoEAlltoAllTokenDispatcher` in
         Megatron-Core's transformer/moe/token_dispatcher.py). A dispatcher that makes copies on arrival needs the sort

@@ -161,7 +161,7 @@ def _activated(d: Dims, mlp: str, elements: float) -> tuple[Operator, ...]:
 
 
 def _weighting(d: Dims, elements: float) -> Operator:
-    """What leaves an activation, times the router's fp32 probability of its copy: torch multiplies in fp32, casts back.
+    """The product of an activation's result with the router's fp32 probability: torch multiplies in fp32, casts back.
 
     Megatron-Core's TEGroupedMLP (transformer/moe/experts.py, `bias_act_func`) has a fused kernel for the weighted
     SwiGLU, one for the weighted squared ReLU if a switch asks for it, and none for others. Accesses per element:

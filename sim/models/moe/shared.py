@@ -40,8 +40,8 @@ def shared_parts(d: Dims, parts: tuple[Operator, ...], gated: bool = False) -> t
 
 
 def _sum(d: Dims) -> Operator:
-    """The sum with what routed experts give; backward that of the gradients of both experts' input. Under autocast
-    routed experts and the sums have fp32, what shared experts give has 16 bits."""
+    """The sum of shared and routed experts' results; in the backward, the sum of the gradients of their input. Under
+    autocast routed experts and both sums are in fp32, and shared experts' results in 16 bits."""
     elements = d.rows * d.hidden
     gradients = accumulate(d.of_stream, "shared_grad_sum", elements)
     if not casts_apart(d):
