@@ -186,6 +186,12 @@ class ZeroEngine(NamedTuple):
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
     allocated on a stream of their own, `shards_apart` that a gradient's shards are (torch/distributed/fsdp/
     _fully_shard/_fsdp_collectives.py: `foreach_all_gather`, `foreach_all_gather_copy_out`, `foreach_reduce`).
+
+    `adds_up_as_sent`: whole gradients that ZeRO-2 or -3 adds up before it reduces them have the dtype of the reduction,
+    and a shard comes to `training.grad_dtype` behind it (torch/distributed/fsdp/_fully_shard/_fsdp_param.py:
+    `to_accumulated_grad_if_needed`; _fsdp_collectives.py: `foreach_reduce`). `sends_in_precision`: with ZeRO-2 and -3
+    gradients are reduced in the precision's 16-bit dtype, the default of `training.grad_reduce_dtype`
+    (accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin.set_mixed_precision).
     """
 
     all_reduced_at: tuple[int, ...] = ()
@@ -212,6 +218,8 @@ class ZeroEngine(NamedTuple):
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True
+    adds_up_as_sent: bool = True
+    sends_in_precision: bool = False
 
     def bucket_bytes_of(self, dp: int, element_bytes: float) -> int:
         """Return the size of a bucket of gradients of `element_bytes` each, among `dp` ranks."""

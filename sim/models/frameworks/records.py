@@ -53,6 +53,7 @@ TITAN_FOREACH = Former(  # the pull request is of 24 February
     "2025-03", {"adamw_kernels": ("foreach", "fused")}, "torchtitan pull request 881: fused is the default"
 )
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
+ACCELERATE_ZERO = REPLICAS_COPIED._replace(sends_in_precision=True)
 _COMPILED = Framework(
     "compiled",  # plain torch code under torch.compile
     fuses_rmsnorm=True,
@@ -115,7 +116,7 @@ _TRANSFORMERS = Framework(
     puts_into_latent_keys=True,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
     rope_in_fp32=True,
-    zero=REPLICAS_COPIED,  # accelerate/utils/dataclasses.py: DistributedDataParallelKwargs
+    zero=ACCELERATE_ZERO,  # accelerate/utils/dataclasses.py: DistributedDataParallelKwargs
     experts_in_param_dtype=True,
     cuts_expert_halves=True,
     adapters_in_fp32=True,
@@ -157,6 +158,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     live_elements=1_000_000_000,
     gathers_apart=False,
     shards_apart=False,
+    adds_up_as_sent=False,
 )
 _RECORDS = (
     Framework(
@@ -178,7 +180,7 @@ _RECORDS = (
         _COMPILED,
         name="transformers_compiled",
         kin="transformers",
-        zero=REPLICAS_COPIED,
+        zero=ACCELERATE_ZERO,
         masks_windows=True,
         masks_causal=True,
         returns_logits=True,
