@@ -95,3 +95,22 @@ def test_what_fsdp2_reduces_is_copied_into_one_buffer(reduced: str, moved: float
     blocks = accelerated(1, grad_reduce_dtype=reduced).stages[0][0].blocks
     sums = [i for i in blocks[1].backward if isinstance(i, Compute) and i.name.endswith("_accumulate")]
     assert sum(i.bytes for i in sums) == pytest.approx(moved * sum(m.elements for m in blocks[1].matrices))
+
+
+def test_accelerate_gathered_its_root_twice_and_has_torchtitans_units_today() -> None:
+    """accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, before and behind pull request 4015."""
+    blocks, dp = stage("2026-05", "transformers")
+    root, layer = blocks[0].params + blocks[-1].params, blocks[1].params
+    assert sent(weave_forward(blocks, dp, True), "all_gather") == [[root, layer], *[[layer]] * 3, [], []]
+    again = sent(weave_backward(blocks, dp, BOTH, True), "all_gather")
+    assert again == [[root, layer], *[[layer]] * 3, [], []]
+    programs = [weave_backward(*stage(None, name), BOTH, True) for name in ("transformers", "compiled")]
+    assert sent(programs[0], "all_gather") == sent(programs[1], "all_gather")
+
+
+def test_the_root_of_torchs_first_fsdp_stays() -> None:
+    """torch/distributed/fsdp/_runtime_utils.py: `_post_forward_reshard`; the last layer is freed."""
+    blocks, dp = stage(None, "composer")
+    root, layer = blocks[0].params + blocks[-1].params, blocks[1].params
+    assert sent(weave_forward(blocks, dp, True), "all_gather") == [[root, layer], *[[layer]] * 3, [], []]
+    assert sent(weave_backward(blocks, dp, BOTH, True), "all_gather") == [[layer], *[[layer]] * 3, [], []]

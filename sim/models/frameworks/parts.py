@@ -180,7 +180,8 @@ class ZeroEngine(NamedTuple):
     the forward stay for the backward. `kept_last`: with ZeRO-3 so many units at the end of the model stay gathered from
     the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
     torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
-    fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`).
+    fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`). `root_again`: it is freed
+    behind the forward, and gathered as the backward begins.
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -215,6 +216,7 @@ class ZeroEngine(NamedTuple):
     live_elements: int = 0
     kept_last: int = 0
     ends_together: bool = False
+    root_again: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True
