@@ -52,6 +52,7 @@ ADAMW_FOREACH = Former(
 TITAN_FOREACH = Former(  # the pull request is of 24 February
     "2025-03", {"adamw_kernels": ("foreach", "fused")}, "torchtitan pull request 881: fused is the default"
 )
+LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
 # accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, which keeps [norm, output] for the backward.
 ACCELERATE_ZERO = REPLICAS_COPIED._replace(sends_in_precision=True, kept_last=1)
@@ -127,6 +128,8 @@ _TRANSFORMERS = Framework(
     cuts_expert_halves=True,
     adapters_in_fp32=True,
     checkpoint_asks_gradients=True,
+    widens_logits=True,
+    kernels_after_loss_filter=LOSS_FILTER,
     former=(
         Former("2026-08", {"puts_into_latent_keys": False}, "Transformers before 5.15: torch.cat"),
         ACCELERATE_ROOT,
@@ -195,6 +198,7 @@ _RECORDS = (
         gathers_logits=True,
         adapters_in_fp32=True,
         checkpoint_asks_gradients=True,
+        kernels_after_loss_filter=LOSS_FILTER,
         emitted_for=(),
         family="",
         former=(ACCELERATE_ROOT, TORCH_RELEASES[0], ADAMW_FOREACH, *TORCH_RELEASES[1:]),
@@ -206,6 +210,7 @@ _RECORDS = (
         kin="transformers",
         gathers_logits=False,  # its own layers in place of `tp_plan`
         zero=DEEPSPEED_ZERO,
+        widens_logits=False,  # accelerate/accelerator.py, `native_amp`: not with DeepSpeed
         autocasts=False,  # runtime/engine.py: _configure_distributed_model casts the model, unless torch_autocast is on
         copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
         keeps_gradients_at=(3,),
