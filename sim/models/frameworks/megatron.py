@@ -61,6 +61,7 @@ MEGATRON_ZERO = ZeroEngine(
     copies_gathered=False,
     gathers_apart=False,
     shards_apart=False,
+    adds_up_as_sent=False,
 )
 _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
 _EXPERIMENTAL_LATENT_ROPE = Former(
