@@ -67,6 +67,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "falcon": {"head_dim": None},
     "persimmon": {"num_key_value_heads": 16, "attention_dropout": 0.0, "hidden_dropout": 0.0},
     "gptj": GPT2 | {"rotary_dim": 64},
+    "codegen": GPT2 | {"rotary_dim": 64},
     "bloom": {"n_layer": 8, "n_head": 16},
     "mpt": {"d_model": 2048, "n_heads": 16, "n_layers": 8},
     "mixtral": {"num_local_experts": 8},

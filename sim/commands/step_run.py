@@ -102,12 +102,16 @@ def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None,
         write_json(options.json, simulation.result | written, indent=1)
     if options.json == "-":
         return
+    from sim.studies.advice import may_advise
     from sim.views.headline import anchor_numbers, spending_numbers
     from sim.views.summary import print_summary
     from sim.views.terminal import standard_output
 
     numbers = [*anchor_numbers(asked.measured), *spending_numbers(asked.spending)]
     print_summary(simulation.outcome, standard_output(), asked.goodput, numbers, advice or ())
+    untried = advice is None and options.advise is None and may_advise(simulation.scenario)
+    if untried and not simulation.fits_in_memory:
+        standard_output().print("--advise simulates changes that might make it fit")
     if options.operators:
         _print_operators(simulation)
 

@@ -83,8 +83,8 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
         found = [first, *tracked(others, "steps", len(changes) - 1)]
         cores = pool.cores()
     if all(row.refused for row in found):
-        others = f"; none of the {len(found):,} combinations can be simulated" if len(found) > 1 else ""
-        raise InputError(f"{found[0].refused}{others}")
+        crowd = f"; none of the {len(found):,} combinations can be simulated" if len(found) > 1 else ""
+        raise InputError(f"{found[0].refused}{crowd}")
     keys = [m.key for m in known] + (["healthy_s", "lost_s"] if workload == "training" else [])
     rows = [row.as_dict(keys) for row in found]
     return {

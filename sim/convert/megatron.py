@@ -232,7 +232,8 @@ def _as_recipes_run(s: Settings) -> bool:
     """Whether the flags are what NVIDIA's recipes set, which is a framework of its own; they are taken then."""
     wanted = {"no-check-for-nan-in-loss-and-grad", "ddp-average-in-collective"}
     wanted |= {"moe-router-fusion"} if "num-experts" in s.values else set()
-    wanted |= {"enable-experimental"} if s.values.get("multi-latent-attention") else set()
+    if s.values.get("multi-latent-attention"):
+        s.taken.add("enable-experimental")  # since Megatron-Core 0.16 its rope is fused without this flag
     found = all(s.values.get(name) is True for name in wanted) and "no-rope-fusion" not in s.values
     s.taken |= wanted if found else set()
     return found

@@ -19,8 +19,8 @@ from sim.inputs.trainer_names import (
     MEGATRON_SCHEDULES,
 )
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON_ZERO
-from sim.models.frameworks.records import framework_of, frees_gradients
+from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON, MEGATRON_ZERO
+from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
@@ -363,12 +363,12 @@ class Megatron(Emission):
         """Return what NVIDIA's recipes set beside Megatron-LM's defaults, for a framework that has it so."""
         if not framework.accumulates_in_matmul:  # no record of Megatron-Core
             return {}
-        m = self.scenario.model
+        m, usual = self.scenario.model, framework_at(MEGATRON.name, self.training.software_date)
         return {
             "no-check-for-nan-in-loss-and-grad": not framework.checks_gradients,
             "ddp-average-in-collective": not framework.averages_gradients,
             "moe-router-fusion": m.moe is not None and self._fuses_router(framework),
-            "enable-experimental": m.mla is not None and framework.fuses_latent_rope,
+            "enable-experimental": m.mla is not None and framework.fuses_latent_rope > usual.fuses_latent_rope,
         }
 
     def _fuses_router(self, framework: Framework) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,19 @@ FAMILIES = (
     | hub.FAMILIES
     | pictures.FAMILIES
 )
-_FILE = Path(__file__).parents[1] / "presets" / "huggingface.yaml"
+_PRESETS = Path(__file__).parents[1] / "presets"
+_FILE, _DEFAULTS = _PRESETS / "huggingface.yaml", _PRESETS / "huggingface_defaults.yaml"
+# Sizes that Transformers' config classes fill in and configs of single models leave out too. Any other size that is
+# missing is more likely a mistake.
+_LEFT_OUT = ("num_key_value_heads", "max_position_embeddings", "n_positions", "max_seq_len", "model_max_length")
+# Names of one size.
+_SYNONYMS = (
+    ("num_experts", "num_local_experts", "n_routed_experts"),
+    ("num_experts_per_tok", "num_experts_per_token"),
+    ("num_hidden_layers", "num_layers", "n_layer"),
+)
+# Wrappers that tie embeddings where their decoder's config alone says so (configuration_*.py of each in Transformers).
+_TIED_BY_DECODER = re.compile("llava|hunyuan_vl|glm4v|glm_ocr|minimax_m3_vl|paddleocr_vl|qwen2(_5)?_vl|video_llama_3")
 
 _CAPTURE = "can be captured as a program: python -m calibrate.capture config.json --out PROGRAM.json.gz"
 _FUNCTION = (
@@ -78,6 +91,7 @@ def model_of_config(whole: Config, file: str) -> Config:
         raise InputError(f"{file}: {_of_several_inputs(whole, towers)}")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{file}: {_unknown(config, family)}")
+    config = _filled_in(config, family, bool(towers) and any(isinstance(whole.get(key), dict) for key in _DECODERS))
     for key in _LAYERS:
         if isinstance(found := config.get(key), (int, float)) and found > MAX_LAYERS:
             raise InputError(f"{file}: {key}: found {show(found)}; must be at most {MAX_LAYERS:,}")
@@ -152,10 +166,31 @@ def _towers(config: Config) -> list[str]:
 
 
 def _decoder(config: Config) -> Config:
-    """The decoder's own keys: of the config of a model of several kinds of input a part, or the config itself."""
+    """The decoder's own keys: of the config of a model of several kinds of input a part, or the config itself.
+
+    The whole model has the output matrix, so its own `tie_word_embeddings` holds before the part's.
+    """
     part = next((config[key] for key in _DECODERS if isinstance(config.get(key), dict)), config)
-    tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
-    return tied | part
+    tied = config.get("tie_word_embeddings")
+    if tied is None or (not tied and _TIED_BY_DECODER.match(str(config.get("model_type")))):
+        return {"tie_word_embeddings": tied} | part if tied is not None else part
+    return part | {"tie_word_embeddings": tied}
+
+
+def _filled_in(config: Config, family: str, nested: bool) -> Config:
+    """The config with sizes that Transformers' class of the family fills in: where it is a part of another config
+    (`nested`), of which Transformers writes only what differs from the class, all of them, else those of `_LEFT_OUT`.
+    """
+    named = {other for names in _SYNONYMS if not config.keys().isdisjoint(names) for other in names}
+    own = _defaults().get(family) or _defaults().get(f"{family}_text", {})  # flat configs of Qwen 2-VL
+    sizes = {key: size for key, size in own.items() if nested or key in _LEFT_OUT}
+    return {key: size for key, size in sizes.items() if key not in named} | config
+
+
+@cache
+def _defaults() -> dict[str, dict[str, int]]:
+    """Sizes of each family's config class."""
+    return msgspec.yaml.decode(_DEFAULTS.read_bytes(), type=dict[str, dict[str, int]])
 
 
 def _of_several_inputs(config: Config, towers: list[str]) -> str:

@@ -45,6 +45,8 @@ from sim.inputs.shipped import scenario_file
 from sim.inputs.training_config import Training
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
+from sim.inputs.zero_keys import as_reduced
+from sim.models.frameworks.records import framework_of
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
@@ -150,6 +152,14 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
         (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`).
         """
         return self.parallelism.accumulate_unsharded and (self.parallelism.pp > 1 or self.micro_batches > 1)
+
+    @property
+    def sum_dtype(self) -> str:
+        """The dtype of whole gradients: that of their reduction where torch's FSDP adds them up before it
+        (`ZeroEngine.adds_up_as_sent`), else `training.grad_dtype`."""
+        t, p = self.for_training, self.parallelism
+        as_sent = p.zero >= 2 and max(p.sharded_over) > 1 and not p.reduces_rows
+        return t.grad_reduce_dtype if as_sent and framework_of(t).zero.adds_up_as_sent else t.grad_dtype
 
     @property
     def precision(self) -> str:
@@ -267,6 +277,7 @@ def _read_sections(data: dict[str, Any], source: Source) -> tuple[Sections, Rl |
     seq_len = sequence_length(training, inference)
     model = with_positions(as_trained(whole, training), seq_len)
     written = _parallelism(data.get("parallelism", {}), source)
+    training = training and as_reduced(training, written)
     parallelism = with_defaults(written, model, training or inference)
     if inference is not None:
         parallelism = with_engine_split(parallelism, inference, model)

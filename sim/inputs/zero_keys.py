@@ -30,6 +30,16 @@ def zero_keys(training: Training, p: Parallelism, zero: int, dp: int, given: Col
     return {key: value for key, value in found.items() if key not in given}
 
 
+def as_reduced(training: Training, p: Parallelism) -> Training:
+    """Return the section with the dtype in which the framework reduces gradients where the scenario leaves it out; see
+    `ZeroEngine.sends_in_precision`."""
+    own, dtype = framework_of(training).zero, sixteen_bit(training.precision)
+    alone = p.zero < 2 or p.dp * p.cp == 1 or training.precision == "fp32" or "grad_dtype" in training.model_fields_set
+    if alone or not own.sends_in_precision or "grad_reduce_dtype" in training.model_fields_set:
+        return training
+    return training.model_copy(update={"grad_reduce_dtype": dtype})
+
+
 def _gather_bucket_bytes(own: ZeroEngine, training: Training) -> int | None:
     """Return the least bytes of a gather, of parameters in the precision of the computation."""
     if own.gather_bucket_elements is None:

@@ -78,6 +78,8 @@ class Dims(Struct, frozen=True):
     reduced_over: int = 1
     experts_reduced_over: int = 1
     shard_sum_bytes: float = 4.0  # of an element of such a sum
+    kept_grad_bytes: float = 4.0  # of an element of the gradients that the optimizer reads
+    copies_sent: bool = False  # gradients are copied into the buffer that is reduced (torch's FSDP2)
     weight_shards: int = 1  # ranks that each quantize their share of a weight before it is gathered
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
@@ -268,8 +270,12 @@ def _gradient_sums(scenario: Scenario) -> dict[str, Any]:
     p, t = scenario.parallelism, scenario.for_training
     whole = p.zero < 2 or scenario.sums_unsharded or p.reduces_rows
     reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
+    engine = framework_of(t).zero
+    copied = p.zero >= 2 and max(p.sharded_over) > 1 and not p.reduces_rows and engine.adds_up_as_sent
     return {
-        "grad_bytes": dtype_bytes(t.grad_dtype),
+        "grad_bytes": dtype_bytes(scenario.sum_dtype),
+        "kept_grad_bytes": dtype_bytes(t.grad_dtype),
+        "copies_sent": copied and engine.copies_gathered,
         "micro_batches": max(1, scenario.micro_batches),
         "reduced_over": reduced_over,
         "experts_reduced_over": experts_reduced_over,

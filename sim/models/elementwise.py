@@ -265,18 +265,29 @@ def _mixed_products(d: Dims, forward: Compute, elements: float) -> tuple[Compute
     return mixed(products, 3), rest
 
 
-def rope_join(d: Dims, elements: float) -> Operator:
+def rope_join(d: Dims, elements: float, share: float = 1.0) -> Operator:
     """The part with rope of queries' and keys' heads joined to the rest, `elements` in all: read and written.
 
-    `fills_cut_gradients`: the backward is `_cut_gradients`.
+    `fills_cut_gradients`: the backward is `_cut_gradients`. Where rope gives fp32 ("promoted"), so does the join, of
+    the `share` with rope and the rest in 16 bits; the rest is cast back, too, and its gradient to fp32 and back.
     """
     if not d.framework.fills_cut_gradients:
         return copied("rope_join", d, elements)
     size = elements * d.act_bytes
-    forward = memory_op("rope_join", F, "copy", elements, 2 * size, d.act, 2, "cat")
+    wider = FP32_BYTES - d.act_bytes if d.code.rope_dtype == "promoted" else 0
+    moved = 2 * size + (1 + share) * wider * elements
+    forward = memory_op("rope_join", F, "copy", elements, moved, d.act, 2, "cat")
     forward = replace(forward, single_elements=float(elements))  # heads lie in tokens' order
     backward = _cut_gradients(d, "rope_join_backward", elements)
-    return Operator("rope_join", (forward,), (backward,), backward_bytes=2 * size)
+    if not wider:
+        return Operator("rope_join", (forward,), (backward,), backward_bytes=2 * size)
+    rest = (1 - share) * elements
+    return Operator(
+        "rope_join",
+        (forward, cast(d, "rope_join_cast", F, rest, kernels=0)),
+        (cast(d, "rope_join_backward_cast", I, 2 * rest, kernels=2), backward),
+        backward_bytes=2 * size,
+    )
 
 
 def _cut_gradients(d: Dims, name: str, elements: float) -> Compute:

@@ -27,6 +27,7 @@ from sim.models.softmax_rows import torch_softmax
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import Training
 
 
 def head_block(scenario: Scenario) -> Block:
@@ -114,7 +115,8 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
         output = _gathered(d, output, vocab)
         d, vocab = _of_loss(d, vocab)
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel)
-    loss = replace(loss, forward=(*loss.forward, *_metric_losses(d, vocab), *after_loss_check(d)))
+    widened = _widened_logits(scenario.for_training, d, vocab) if kernel in ("unfused", "native") else ()
+    loss = replace(loss, forward=(*loss.forward, *widened, *_metric_losses(d, vocab), *after_loss_check(d)))
     if m.logit_softcap is not None and kernel in ("unfused", "native"):
         output = _capped(d, output, vocab)
     return of_part(ModelPart.HEAD, [output, loss])
@@ -210,6 +212,15 @@ def cross_entropy(d: Dims, vocab: int, kernel: str = "unfused") -> Operator:
         forward_bytes=held[0] * n,
         backward_bytes=held[1] * n,
     )
+
+
+def _widened_logits(t: Training, d: Dims, vocab: int) -> tuple[Item, ...]:
+    """The fp32 copy of the logits that a model in mixed precision returns (`Framework.widens_logits`)."""
+    mixed_precision = d.adapters == "autocast" or (t.param_dtype == "fp32" and t.autocast is not False)
+    if not (d.framework.widens_logits and mixed_precision and d.act_bytes < FP32_BYTES):
+        return ()
+    n = float(d.tokens * vocab)
+    return (memory_op("returned_logits", F, "cast", n, (d.act_bytes + FP32_BYTES) * n, d.act),)
 
 
 def _metric_losses(d: Dims, vocab: int) -> tuple[Item, ...]:

@@ -36,3 +36,17 @@ def after_batch_sizes(d: Dims) -> Program:
         return ()
     made = memory_op("batch", F, "elementwise", d.tokens, kernels * d.tokens * TOKEN_BYTES, "fp32", kernels)
     return (replace(made, plain_host=True), BLOCK_END)
+
+
+def after_loss_filter(d: Dims) -> Program:
+    """Return the kernels, on one number each, that the host launches behind a micro-batch once it has waited for its
+    backward to read whether the loss is a number (Transformers' Trainer: `logging_nan_inf_filter`); they stand before
+    the next forward, which takes the same time.
+
+    The host's time for them counts in full.
+    """
+    kernels = d.framework.kernels_after_loss_filter
+    if not kernels:
+        return ()
+    made = memory_op("loss_filter", F, "elementwise", 1, kernels * 2 * FP32_BYTES, "fp32", kernels)
+    return (replace(made, plain_host=True), BLOCK_END)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Phase, Program
+from sim.core.program import Compute
 from sim.models.dims import Dims
 from sim.models.elementwise import rope
 from sim.models.operators import F, I, Operator, memory_op
@@ -38,61 +38,18 @@ _COMPLEX = (RopeKernels(2, 16, 1.5, 3), RopeKernels(2, 16, 1.5, 4))
 # minicpm3/modeling_minicpm3.py: apply_rotary_pos_emb, as `sim.models.elementwise.rope`; the copy to tokens' order is
 # counted where queries' gradients are joined.
 _HALVES = (RopeKernels(10, 0, 4.5, 5), RopeKernels(15, 0, 4.5, 9))
+# megatron/core/models/common/embeddings/rope_utils.py: _apply_rotary_pos_emb_bshd. Forward: pairs put apart (2), x·cos
+# (2), -x (1), both halves joined (2), times sin (2), sum (3), the rest of the head, which is empty, joined (2).
+# Backward: both products (4), the half back (3), their sum (3), pairs back (4), their sum (3), the empty rest (1) and
+# its sum (3). One at a time go numbers that kernels join or put into zeros, those times cosines of all heads, and
+# the negated half. Counted by running such a function (`tests/sim/models/test_latent_kernels.py`).
+_PAIRS_APART = (RopeKernels(14, 0, 4.5, 7), RopeKernels(21, 0, 4.5, 14))
 ROPES = {"slices": _SLICES, "complex": _COMPLEX, "halves": _HALVES}
 
 
 def latent_rope(d: Dims, elements: float) -> Operator:
-    """Rotary embedding of latent attention's two tensors, in whose heads pairs lie side by side (DeepSeek).
-
-    In separate operators, accesses forward: pairs put apart 2, x·cos 2, -x 1, rotated half 2, times sin 2, sum 3, with
-    the rest of the head, which is empty, 2: 14 in seven kernels a tensor. Backward: both products 4, the half back 3,
-    sum 3, pairs back 4, their sum 3, the empty rest 1 and its sum 3: 21 in fourteen. Counted by running such a function
-    (`tests/sim/models/test_latent_kernels.py`). One number at a time go those that join pairs or halves, with every
-    second number or half of a head, the products with cosines that all heads share, and the negated half.
-    """
-    if d.framework.fuses_latent_rope:
-        return rope(d, elements)
-    return Operator(
-        "rope",
-        _latent_rope(d, F, elements, LATENT_ROPE),
-        _latent_rope(d, I, elements, LATENT_ROPE_BACKWARD),
-        backward_bytes=2 * elements * d.act_bytes,
-    )
-
-
-class LatentRope(NamedTuple):
-    """Hold one direction of latent attention's rope in separate operators: accesses for a number, kernels for both
-    tensors; of these the accesses of kernels that join strided parts, those of other kernels that handle one number at
-    a time, how many numbers these handle, and their kernels."""
-
-    accesses: float
-    kernels: int
-    joins: float
-    singles: float
-    handled: float
-    single_kernels: int
-
-
-# Pairs and halves joined (2 each); two products (2 each), the negated half (1).
-LATENT_ROPE = LatentRope(14, 14, 4, 5, 2.5, 6)
-# The half's gradients joined (2); two products (2 each), a negation (1), pairs put into zeros (1 each).
-LATENT_ROPE_BACKWARD = LatentRope(21, 28, 2, 7, 3.5, 10)
-
-
-def _latent_rope(d: Dims, phase: Phase, elements: float, t: LatentRope) -> Program:
-    """The kernels of one direction; a compiler's chains stream, and are one operator."""
-    name, size = "rope" if phase is F else "rope_backward", elements * d.act_bytes
-    whole = memory_op(name, phase, "elementwise", elements, t.accesses * size, d.act, t.kernels)
-    if d.framework.fuses_chains:
-        return (whole,)
-    joins = memory_op(f"{name}_joins", phase, "copy", elements, t.joins * size, d.act, round(t.joins), "cat")
-    singles = memory_op(f"{name}_singles", phase, "elementwise", elements, t.singles * size, d.act, t.single_kernels)
-    left = t.kernels - joins.kernels - singles.kernels
-    return (
-        replace(joins, single_elements=t.joins / 2 * elements),
-        replace(singles, single_elements=t.handled * elements),
-        replace(whole, bytes=(t.accesses - t.joins - t.singles) * size, kernels=left),
-    )
+    """Rotary embedding of latent attention's two tensors, in whose heads pairs lie side by side (DeepSeek)."""
+    return rope(d, elements) if d.framework.fuses_latent_rope else _in_kernels(d, elements, _PAIRS_APART)
 
 
 def rope_of_latents(d: Dims, elements: float) -> Operator:
@@ -104,12 +61,17 @@ def rope_of_latents(d: Dims, elements: float) -> Operator:
 
 def rope_of_pairs(d: Dims, elements: float) -> Operator:
     """Rope of two tensors of `elements` in all, as the model's code pairs numbers (`ModelCode.rope_pairs`)."""
+    return _in_kernels(d, elements, ROPES[d.code.rope_pairs])
+
+
+def _in_kernels(d: Dims, elements: float, directions: tuple[RopeKernels, RopeKernels]) -> Operator:
+    """Rope of two tensors of `elements` in all by separate kernels, forward and backward."""
     ahead, back = (
         replace(
             memory_op(name, phase, "elementwise", elements, _moved(d, k) * elements, d.act, 2 * k.kernels),
             single_elements=k.single * elements,
         )
-        for name, phase, k in zip(("rope", "rope_backward"), (F, I), ROPES[d.code.rope_pairs], strict=True)
+        for name, phase, k in zip(("rope", "rope_backward"), (F, I), directions, strict=True)
     )
     return Operator("rope", (ahead,), (back,), backward_bytes=2 * elements * d.act_bytes)
 

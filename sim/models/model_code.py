@@ -60,10 +60,12 @@ class ModelCode(NamedTuple):
     # How queries, keys and values are cut out of one matmul's result. Of torch.split one kernel joins the three
     # gradients; with rope its own copies bring them there. Of three indices or slices ("select") each gradient is put
     # into zeros as large as the result, and these are added up. Lists of one index ("index") copy keys and values
-    # forward; backward each of these gradients is added into such zeros by torch's kernels for any list of indices.
-    # Of a token's heads, each with its query, key and value ("heads"), the gradients are joined in heads' order by one
-    # kernel and copied to tokens' order by another, so that rope copies nothing.
-    split: Literal["split", "select", "index", "heads"] = "split"
+    # forward; backward each of these gradients is added into such zeros by torch's kernels for any list of indices. Of
+    # the shards that a model was trained in, each with its queries, keys and values ("shards"), all three are copied
+    # forward, and one kernel joins their gradients. Of a token's heads, each with its query, key and value ("heads"),
+    # the gradients are joined in heads' order by one kernel and copied to tokens' order by another, so that rope copies
+    # nothing.
+    split: Literal["split", "select", "index", "heads", "shards"] = "split"
 
     # Torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as truths, of which it
     # makes numbers each time, or as numbers.
@@ -89,6 +91,10 @@ LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
+    # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's
+    "codegen": ModelCode(
+        scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True, rope_dtype="promoted", split="shards"
+    ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
@@ -110,7 +116,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gpt_neox": ModelCode(split="heads"),  # gpt_neox/modeling_gpt_neox.py: GPTNeoXAttention.forward (`chunk`)
     # gpt_oss/modeling_gpt_oss.py: GptOssTopKRouter
     "gpt_oss": ModelCode(router=GPT_OSS_ROUTER, casts_router_weights=True),
-    # gptj/modeling_gptj.py: eager_attention_forward; codegen/modeling_codegen.py has the same
+    # gptj/modeling_gptj.py: eager_attention_forward
     "gptj": ModelCode(scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True),
     # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same.
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter

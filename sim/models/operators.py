@@ -240,7 +240,8 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     it is, so its traffic is counted at (n − 1)/n of n; a gradient kept in another dtype is
     always converted. Where each micro-batch's gradient is reduced at once, a rank adds its shard of it to the shard
     that it keeps (torch's FSDP2, `foreach_reduce`: `sharded_param.grad += `, or in the reduction's dtype
-    `partial_reduce_output += ` where the sum waits for the replicas).
+    `partial_reduce_output += ` where the sum waits for the replicas). FSDP2 also copies what it reduces into one buffer
+    (`foreach_reduce_scatter_copy_in`), and casts the shard that comes back to the parameter's dtype.
     """
     if d.framework.accumulates_in_matmul:
         return 2.0 * d.grad_bytes * size, ()
@@ -250,8 +251,12 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     moved = (d.act_bytes + 2.0 * d.grad_bytes) * size * added
     if d.reduced_over > 1:
         moved += 3.0 * d.shard_sum_bytes * size / d.reduced_over * (d.micro_batches - 1) / d.micro_batches
-    if d.grad_bytes != d.act_bytes:
+        if d.copies_sent and d.kept_grad_bytes != d.grad_bytes:
+            moved += (d.grad_bytes + d.kept_grad_bytes) * size / d.reduced_over
+    if d.grad_bytes != d.act_bytes or (d.copies_sent and d.reduced_over > 1):
         moved += (d.act_bytes + d.grad_bytes) * size * (1.0 - added)
+    if d.copies_sent and d.reduced_over == 1:
+        moved += 2.0 * d.grad_bytes * size / d.micro_batches
     unlike = d.framework.reads_strided and d.grad_bytes != d.act_bytes
     kernel = memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act, strided=unlike)
     return d.act_bytes * size, (kernel,) if moved else ()

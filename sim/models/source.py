@@ -11,7 +11,7 @@ from sim.models.dims import Shard, dims, in_sixteen_bits, packed_batch
 from sim.models.embedding import embedding_block
 from sim.models.flops import indexer_gradient_flops_per_token, model_flops_per_token, packed_flops_per_token
 from sim.models.head import copied_table_params, final_norm_block, head_block, stranded_logits_bytes, tied_params
-from sim.models.host_waits import after_batch_sizes
+from sim.models.host_waits import after_batch_sizes, after_loss_filter
 from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
 from sim.models.mtp import mtp_block, mtp_output_block
@@ -48,7 +48,8 @@ class Described:
 
     def before_forward(self) -> Program:
         """Return what every stage runs before the forward of a micro-batch."""
-        return after_batch_sizes(dims(self.scenario))
+        d = dims(self.scenario)
+        return (*after_loss_filter(d), *after_batch_sizes(d))
 
     def layer(self, number: int, shard: Shard) -> Block:
         """A layer on the rank at `shard`."""

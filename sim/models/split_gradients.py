@@ -18,12 +18,16 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
     all). Two sums follow.
 
     Where heads lie beside each other, each with its three parts (`heads`), a second kernel copies what was joined.
+    Where the parts lie in several pieces (`shards`), the forward copies each of them (`reshape`).
     """
     if d.code.split == "select":
         put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
         added = accumulate(d, "split_gradient_sum", 2 * elements)
         return Operator("split", (), (replace(put, single_elements=float(elements)), added))
     joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
+    if d.code.split == "shards":
+        copies = memory_op("split_copies", F, "copy", elements, 2 * elements * d.act_bytes, d.act, 3)
+        return Operator("split", (replace(copies, single_elements=float(elements)),), (joined,))
     of_heads = d.code.split == "heads"
     in_heads_order = 0.0 if d.fused_attention and not of_heads else float(elements)  # what unfused attention gives
     joined = replace(joined, single_elements=in_heads_order)

@@ -197,6 +197,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     held_back = reduced if holds_back_sums(plan.scenario) else 0.0
     whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
     reduces_each = p.zero >= 2 and not whole
+    kept = dtype_bytes(t.grad_dtype if reduces_each else plan.scenario.sum_dtype)
     on_host = t.optimizer_offload == "cpu" and p.zero in framework.zero.on_host_at and (reduces_each or p.reduces_rows)
     has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
@@ -214,7 +215,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         reduces_each,
         bool(p.param_gather_overlap),
         p.reduces_rows,
-        max(dtype_bytes(t.grad_dtype), held_back) if frees_gradients(t, p.zero) and not on_host else 0.0,
+        max(kept, held_back) if frees_gradients(t, p.zero) and not on_host else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         engine=framework.zero,

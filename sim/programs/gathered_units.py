@@ -29,22 +29,28 @@ def kept_units(blocks: Sequence[Block], engine: ZeroEngine) -> int:
 
 def forward_gathers(blocks: Sequence[Block], dp: DataParallel) -> list[list[Comm]]:
     """The messages that gather each block for its forward; those of a root with the stage's first block."""
-    gathers = [dp.gather_block(b, Phase.FORWARD, f"w{i}") for i, b in enumerate(blocks)]
+    return _with_root(blocks, dp, [dp.gather_block(b, Phase.FORWARD, f"w{i}") for i, b in enumerate(blocks)], "w0")
+
+
+def _with_root(blocks: Sequence[Block], dp: DataParallel, gathers: list[list[Comm]], handle: str) -> list[list[Comm]]:
+    """These messages with those of a root as one, with the first block, if that is a part of it."""
     root = [i for i, b in enumerate(blocks) if in_root(dp.engine, b)]
     if len(root) < 2 or root[0] > 0:
         return gathers
-    ends = [blocks[i] for i in root]
+    ends, phase = [blocks[i] for i in root], Phase.FORWARD if handle == "w0" else Phase.INPUT_GRAD
     dense, experts = sum(map(dp.gathered_params, ends)), sum(b.expert_params for b in ends)
-    joined = dp.gather("root", dense, experts, Phase.FORWARD, "w0")
+    joined = dp.gather("root", dense, experts, phase, handle)
     return [joined if i == 0 else [] if i in root else each for i, each in enumerate(gathers)]
 
 
 def backward_gathers(order: Sequence[Block], dp: DataParallel) -> list[list[Comm]]:
-    """The messages that gather each block, last block first, again for its backward; none for what stays."""
+    """The messages that gather each block, last block first, again for its backward; none for what stays. A root may be
+    gathered as the backward begins (`ZeroEngine.root_again`)."""
     live, again = _live_blocks(order, dp), gathered_again(order[::-1], dp.engine)[::-1]
-    return [
+    gathers = [
         dp.gather_block(b, Phase.INPUT_GRAD, f"v{i}") if again[i] and i >= live else [] for i, b in enumerate(order)
     ]
+    return _with_root(order, dp, gathers, "v0") if dp.engine.root_again else gathers
 
 
 def gathered_again(blocks: Sequence[Block], engine: ZeroEngine) -> list[bool]:

@@ -31,6 +31,7 @@ from sim.results.records import tightest
 from sim.results.result import RankRow, StepResult
 from sim.schedules import FORMS
 
+ROUNDING = 1e-9  # of the step: what sums of floating-point numbers leave of no time at all
 WORTH_A_WORD = 0.005  # of the step: less is listed and not advised on
 
 
@@ -100,7 +101,9 @@ def waiting_s(result: StepResult) -> float:
     """Seconds of the mean rank's step that `bubble_name` names."""
     mean, step_s = result.mean_rank, result.step_time_s
     idle_s = step_s - mean.compute_s - mean.exposed_comm_s
-    return max(0.0, idle_s) if waits_for_ranks(result) else mean.bubble_fraction * step_s
+    if not waits_for_ranks(result):
+        return mean.bubble_fraction * step_s
+    return idle_s if idle_s > ROUNDING * step_s else 0.0
 
 
 def idle_parts(result: StepResult, row: RankRow) -> tuple[tuple[str, float], ...]:

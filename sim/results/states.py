@@ -77,7 +77,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
         cast = main_gradient_bytes(t)
     return States(
         _parameter_bytes(t, dp, blocks, n),
-        _gradient_bytes(t, stages, n),
+        _gradient_bytes(t, plan.scenario.sum_dtype, stages, n),
         0.0 if away else optimizer,
         _transient_bytes(plan, stages, blocks, n),
         (optimizer if visits else 0.0) + cast * (n.sharded if dp.zero >= 1 else n.whole),
@@ -95,7 +95,7 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
     return (n.sharded + n.frozen / dp.shard) * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
 
 
-def _gradient_bytes(t: Training, stages: Sequence[Stage], n: _Elements) -> float:
+def _gradient_bytes(t: Training, sum_dtype: str, stages: Sequence[Stage], n: _Elements) -> float:
     """Gradients that are there for the whole step: none where they are freed between steps or go to the host. Where
     those of a row of micro-batches are reduced at once, the row's stage has whole ones beside the shards."""
     dp = stages[0].dp
@@ -106,7 +106,8 @@ def _gradient_bytes(t: Training, stages: Sequence[Stage], n: _Elements) -> float
     whole = max(sum(b.params + b.expert_params for b in s.blocks) for s in stages) if reduces_rows(dp) else 0.0
     # A sum that waits for the replicas takes the place of gradients, which torch frees between steps (foreach_reduce),
     # or lies beside them where they are kept.
-    own_bytes, held_back = dtype_bytes(t.grad_dtype), dp.held_back_bytes
+    own_bytes = dtype_bytes(t.grad_dtype if dp.keeps_shards else sum_dtype)
+    held_back = dp.held_back_bytes
     each = max(own_bytes, held_back) if frees_gradients(t, dp.zero) else own_bytes + held_back
     beside = n.whole * dp.gradient_bytes if dp.copies_replicas else 0.0  # buckets that gradients are copied into
     return gradients * (each + buckets) + whole * own_bytes + beside

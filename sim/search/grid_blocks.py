@@ -44,7 +44,7 @@ class GridBlocks:
         sums = s.accumulates(x.pp, x.zero) and not self.sharding(x).alone
         whole = x.zero < 2 or sums or bool(s.base.parallelism.accumulate_in_a_row)
         # Megatron's FSDP adds up gradients by kernels of their own (`_switched` of `sim.models.dims`).
-        sharded = x.zero == 3
+        sharded = (x.zero >= 2, x.zero == 3)  # the first: whole gradients have the reduction's dtype, and are copied
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
         casts = x.zero if s.base.for_training.param_dtype == "fp32" else 0  # see `models.autocast`
         key = (x.sp, x.tp_overlap, x.micro_batch_size, x.recompute, whole, sharded, paired, cut_of, casts)

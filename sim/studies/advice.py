@@ -106,7 +106,8 @@ def _bubble(scenario: Scenario) -> Iterator[Changes]:
     yield ("parallelism.schedule=zb_v",)
     if FORMS[p.schedule].least_stages is None:
         yield ("parallelism.schedule=interleaved_1f1b",)
-    yield ("parallelism.schedule=interleaved_1f1b", f"parallelism.virtual_stages={2 * max(2, p.virtual_stages)}")
+    interleaved = () if p.schedule == "interleaved_1f1b" else ("parallelism.schedule=interleaved_1f1b",)
+    yield (*interleaved, f"parallelism.virtual_stages={2 * max(2, p.virtual_stages)}")
     yield ("parallelism.schedule=zb_h1",)
     if t.micro_batch_size % 2 == 0:
         yield (f"training.micro_batch_size={t.micro_batch_size // 2}",)
@@ -118,7 +119,7 @@ def _communication(scenario: Scenario) -> Iterator[Changes]:
     p = scenario.parallelism
     if p.tp > 1:
         yield ("parallelism.sp=true",)
-        yield ("parallelism.sp=true", "parallelism.tp_overlap=full")
+        yield (*(() if p.sp else ("parallelism.sp=true",)), "parallelism.tp_overlap=full")
         yield (f"parallelism.tp={p.tp // 2}", f"parallelism.dp={2 * p.dp}")
     if p.cp > 1:
         yield ("parallelism.cp_method=ring",)

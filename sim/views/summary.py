@@ -33,6 +33,7 @@ SHARES = {  # of all priced seconds, by the source of the price
     "topology": "from formulas of the network",
     "host": "from the engine's record of host times",
 }
+APART = 0.005  # of the peak: the sum of categories above it by less is not explained
 BAR = (("compute", "blue", "█"), ("communication", "yellow", "▓"), ("bubble", "grey", "░"))
 
 
@@ -149,7 +150,9 @@ def _memory(result: StepResult | ServingResult, width: int) -> TextTable:
         length = round(min(1.0, size / whole) * width)
         style = "red" if category == "peak" and size > whole else "cyan"
         rows.append(TextRow((label, n_bytes(size), (Span("█" * length, style),))))
-    heads = Column(f"memory of {ranks_text(worst.ranks)}"), Column(right=True), Column(f"█ share of {n_bytes(whole)}")
+    apart = sum(getattr(worst, category) for category in names) > (1 + APART) * worst.peak
+    said = f"memory of {ranks_text(worst.ranks)}{', each at its maximum' if apart else ''}"
+    heads = Column(said), Column(right=True), Column(f"█ share of {n_bytes(whole)}")
     return TextTable(heads, rows)
 
 

@@ -126,3 +126,20 @@ def test_terminal_and_json_say_the_same(tmp_path: Path) -> None:
         assert " ".join(row["changes"]) in " ".join(ran.stdout.split())
     silent = run_module("sim.run", FILES / "dp8.yaml", "--no-advise")
     assert "--set" not in silent.stdout
+
+
+def test_a_change_names_no_key_that_the_scenario_has_already() -> None:
+    layout = ("parallelism.tp=4", "parallelism.dp=2", "parallelism.sp=true", "training.framework=megatron")
+    _, found = advice("dp8", "model=llama3-8b", "training.global_batch_size=32", *layout)
+    said = {change for t in found for change in t.changes}
+    assert "parallelism.tp_overlap=full" in said
+    assert "parallelism.sp=true" not in said
+
+
+def test_a_long_step_that_does_not_fit_says_where_to_ask() -> None:
+    """Nothing is tried unasked for a step of many tasks."""
+    scenario = str(FILES / "dualpipe_deepseek_v3.yaml")
+    short = ["--set", "training.global_batch_size=8192", "--set", "training.recompute=none"]
+    hint = "--advise simulates changes that might make it fit"
+    assert hint in run_module("sim.run", scenario, *short).stdout
+    assert hint not in run_module("sim.run", scenario, *short, "--no-advise").stdout

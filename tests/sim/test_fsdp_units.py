@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from sim.core.program import Block, BlockKind, Comm, Item, Phase
+from sim.core.program import Block, BlockKind, Comm, Compute, Item, Phase
+from sim.inputs.scenario import parse_scenario
 from sim.programs.data_parallel import DataParallel, make_data_parallel
 from sim.programs.gathered_units import gathered_elements
 from sim.programs.stages import stage_blocks
 from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.plan import make_plan
+from sim.simulation import Simulation, simulate
 from tests.sim.cases import llama_like, scenario_with
 
 LAYERS = 4
@@ -58,3 +62,55 @@ def test_two_neighbours_are_gathered_at_once_beside_the_root(date: str | None) -
     assert [b.kind for b in (blocks[0], blocks[-1])] == [BlockKind.EMBEDDING, BlockKind.HEAD]
     most = embedding + head + 2 * layer if date else max(embedding, head) + layer
     assert gathered_elements(blocks, dp) == most
+
+
+def accelerated(micro_batches: int, **training: Any) -> Simulation:
+    data = {
+        "model": {"preset": "llama3-8b", "layers": 4},
+        "training": {
+            "seq_len": 4096,
+            "global_batch_size": 8 * micro_batches,
+            "framework": "transformers",
+            "param_dtype": "fp32",
+            **training,
+        },
+        "parallelism": {"dp": 8, "zero": 3, "accumulate_unsharded": True},
+        "cluster": "dgx-h100",
+    }
+    return simulate(parse_scenario(data))
+
+
+def test_accelerate_adds_up_and_reduces_in_16_bits() -> None:
+    """accelerate/utils/dataclasses.py: `set_mixed_precision` gives FSDP one dtype for parameters and reductions.
+    torch's FSDP2 then adds whole gradients up as they come, and casts the shard that is left to fp32."""
+    whole, wide = accelerated(4), accelerated(4, grad_reduce_dtype="fp32")
+    assert whole.plan.scenario.for_training.grad_reduce_dtype == "bf16"
+    assert 2 * whole.result["memory"][0]["gradients"] == wide.result["memory"][0]["gradients"]
+    shard, kept = accelerated(1), accelerated(1, grad_reduce_dtype="fp32")
+    assert shard.result["memory"][0]["gradients"] == kept.result["memory"][0]["gradients"]  # in fp32
+
+
+@pytest.mark.parametrize(("reduced", "moved"), [("bf16", 2 + 2 + (2 + 4) / 8), ("fp32", 2 + 4)])
+def test_what_fsdp2_reduces_is_copied_into_one_buffer(reduced: str, moved: float) -> None:
+    blocks = accelerated(1, grad_reduce_dtype=reduced).stages[0][0].blocks
+    sums = [i for i in blocks[1].backward if isinstance(i, Compute) and i.name.endswith("_accumulate")]
+    assert sum(i.bytes for i in sums) == pytest.approx(moved * sum(m.elements for m in blocks[1].matrices))
+
+
+def test_accelerate_gathered_its_root_twice_and_has_torchtitans_units_today() -> None:
+    """accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, before and behind pull request 4015."""
+    blocks, dp = stage("2026-05", "transformers")
+    root, layer = blocks[0].params + blocks[-1].params, blocks[1].params
+    assert sent(weave_forward(blocks, dp, True), "all_gather") == [[root, layer], *[[layer]] * 3, [], []]
+    again = sent(weave_backward(blocks, dp, BOTH, True), "all_gather")
+    assert again == [[root, layer], *[[layer]] * 3, [], []]
+    programs = [weave_backward(*stage(None, name), BOTH, True) for name in ("transformers", "compiled")]
+    assert sent(programs[0], "all_gather") == sent(programs[1], "all_gather")
+
+
+def test_the_root_of_torchs_first_fsdp_stays() -> None:
+    """torch/distributed/fsdp/_runtime_utils.py: `_post_forward_reshard`; the last layer is freed."""
+    blocks, dp = stage(None, "composer")
+    root, layer = blocks[0].params + blocks[-1].params, blocks[1].params
+    assert sent(weave_forward(blocks, dp, True), "all_gather") == [[root, layer], *[[layer]] * 3, [], []]
+    assert sent(weave_backward(blocks, dp, BOTH, True), "all_gather") == [[layer], *[[layer]] * 3, [], []]

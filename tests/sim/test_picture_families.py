@@ -89,3 +89,37 @@ def test_what_is_not_simulated_is_refused(tmp_path: Path, family: str, key: str,
     whole = {**config, "model_type": family, key: value}
     with pytest.raises(InputError, match=f"{key}: found"):
         of(tmp_path, whole)
+
+
+def test_a_decoder_s_sizes_that_a_nested_config_leaves_out_are_those_of_its_class(tmp_path: Path) -> None:
+    """llava-hf/llava-1.5-7b-hf names of Llama's sizes only the vocabulary: Transformers writes a nested config's
+    differences from its class. A single model's config that lacks its sizes is refused all the same."""
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064}
+    model = of(tmp_path, {"model_type": "llava", "text_config": text, "vision_config": {}})
+    llama_7b = 6_738_415_616 + 2 * 64 * 4096
+    assert (count_parameters(model).total, model.trained_positions, model.tied_embeddings) == (llama_7b, 4096, False)
+    mistral = {"model_type": "mistral", "vocab_size": 32064}
+    model = of(tmp_path, {"model_type": "llava_next", "text_config": mistral, "vision_config": {}})
+    assert (model.kv_heads, model.window, model.trained_positions) == (8, 4096, 131072)
+    with pytest.raises(InputError, match="hidden_size: is required"):
+        of(tmp_path, text | {"num_hidden_layers": 32})
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "own", "decoder", "tied"),
+    [
+        ("qwen3_vl", True, False, True),
+        ("qwen3_vl", False, True, False),
+        ("qwen3_vl", None, True, True),
+        ("llava", False, True, True),
+    ],
+)
+def test_a_wrapper_s_tied_embeddings_hold_before_its_decoder_s(
+    tmp_path: Path, wrapper: str, own: bool | None, decoder: bool, tied: bool
+) -> None:
+    """The whole model has the output matrix (`PreTrainedModel.tie_weights`); LLaVA's config takes its decoder's."""
+    text = {"model_type": "qwen2", "tie_word_embeddings": decoder}
+    outer = {} if own is None else {"tie_word_embeddings": own}
+    assert (
+        of(tmp_path, {"model_type": wrapper, **outer, "text_config": text, "vision_config": {}}).tied_embeddings is tied
+    )

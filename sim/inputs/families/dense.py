@@ -244,6 +244,9 @@ def _gemma4(config: Config) -> Config:
     beside an MLP for all tokens. E2B and E4B have embeddings for each layer, and last layers with queries alone."""
     require(config, "use_bidirectional_attention", (None, "vision"))  # of pictures alone
     plain = {key: value for key, value in config.items() if key != "use_bidirectional_attention"}
+    if config.get("layer_types") is None:  # the last layer sees all tokens, whatever its number (Gemma4TextConfig)
+        kinds = ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(config["num_hidden_layers"])]
+        plain["layer_types"] = [*kinds[:-1], "full_attention"]
     found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True, "code": None}
     if "attention_pattern" in found:
         found["full_attention"] = _gemma4_full(config, [*found["attention_pattern"]])

@@ -256,7 +256,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "gpt_bigcode": Family(_gpt2, {"multi_query": True, "activation_function": "gelu_pytorch_tanh"}),
     "gpt_neox": _gpt_neox,
     "gptj": Family(_gptj, own={"separate_qkv": True}),
-    "codegen": _gptj,
+    "codegen": Family(_gptj, own={"code": "codegen"}),
     "gpt_neo": _gpt_neo,
     "opt": _opt,
     "bloom": _bloom,

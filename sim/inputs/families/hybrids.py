@@ -342,7 +342,7 @@ def _bailing_hybrid(config: Config) -> Config:
         "attention_pattern": _layer_types(config, names),
         "attention_gate": "per_head",
         "code": "deepseek_v3",
-        "trained_positions": config.get("model_max_length"),
+        "trained_positions": config.get("model_max_length", config.get("max_position_embeddings")),
     }
 
 

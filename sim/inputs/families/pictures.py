@@ -44,7 +44,7 @@ def _mistral4(config: Config) -> Config:
     """Mistral Small 4: DeepSeek V2's layers, whose router computes in 16 bits."""
     require(config, "attention_bias", (False, None))
     require(config, "n_group", (1, None))
-    found = LIKE_DEEPSEEK["deepseek_v2"]({**config, "n_group": 1})
+    found = LIKE_DEEPSEEK["deepseek_v2"]({"q_lora_rank": 1024, "n_shared_experts": 1, **config, "n_group": 1})
     return found | {"moe": found["moe"] | {"router_fp32": False}, "code": "mistral4"}
 
 
@@ -56,6 +56,6 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "glm4v_moe_text": _glm4v_moe,
     "glm_ocr_text": _glm_ocr,
     "mistral4": _mistral4,
-    "hunyuan_vl_text": DENSE["hunyuan_v1_dense"],
+    "hunyuan_vl_text": Family(DENSE["hunyuan_v1_dense"], {"tie_word_embeddings": True}),
     "paddleocr_vl_text": Family(DENSE["ernie4_5"], {"head_dim": 128}),
 }

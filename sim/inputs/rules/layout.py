@@ -238,10 +238,6 @@ def loss(s: Sizes) -> Problem | None:
     return ("training", "cross_entropy"), why
 
 
-def _hint(m: ModelConfig) -> str:
-    return "" if m.moe is None else ": targets [qkv, attention_out] leave experts frozen"
-
-
 _ATTENTION = {"qkv", "attention_out"}
 
 
@@ -252,8 +248,10 @@ def adapters(s: Sizes) -> Problem | None:
         return None
     if len(set(t.lora.targets)) < len(t.lora.targets):
         return ("training", "lora", "targets"), f"found {list(t.lora.targets)}; each at most once"
+    if m.moe is not None and not set(t.lora.targets) <= _ATTENTION:
+        why = "adapters on experts' matrices are not simulated; [qkv, attention_out] leaves experts frozen"
+        return ("training", "lora", "targets"), f"found {list(t.lora.targets)}; {why}"
     for what, bad in (
-        ("experts' matrices", m.moe is not None and not set(t.lora.targets) <= _ATTENTION),
         ("latent attention", m.mla is not None),
         ("model.block_indexer", m.block_indexer is not None),
         ("model.shared_kv_layers", m.shared_kv_layers > 0),
@@ -261,7 +259,7 @@ def adapters(s: Sizes) -> Problem | None:
         ("training.recompute selective_op", s.recompute == "selective_op"),
     ):
         if bad:
-            return ("training", "lora"), f"found adapters with {what}; simulated without it only{_hint(m)}"
+            return ("training", "lora"), f"adapters with {what} are not simulated"
     return None
 
 

@@ -30,7 +30,7 @@ class Framework(Struct, frozen=True):
     """rope is one kernel for each tensor, not five [TE attention/rope.py]"""
     fuses_latent_rope: bool = False
     """rope of latent attention, with interleaved pairs, is one kernel for each tensor
-    [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; its own kernel is experimental]"""
+    [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb; core/fusions/fused_mla_yarn_rope_apply.py]"""
     rotates_latents_in_slices: bool = False
     """rope of latent attention reads every second number of a head, or pairs of them as complex numbers, as
     `model.code` says [transformers/models/deepseek_v3/modeling_deepseek_v3.py: apply_rotary_pos_emb_interleave]"""
@@ -167,6 +167,9 @@ class Framework(Struct, frozen=True):
     metric_losses: int = 0
     """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient
     [composer/trainer/trainer.py: _eval_train_metrics]"""
+    widens_logits: bool = False
+    """in mixed precision a model's 16-bit results are copied to fp32, its logits among them
+    [accelerate/accelerator.py: prepare_model; utils/operations.py: convert_outputs_to_fp32]"""
 
     trains_prediction_layers: bool = True
     """the modules of multi-token prediction are trained [core/transformer/multi_token_prediction.py; not by
@@ -306,6 +309,9 @@ class Framework(Struct, frozen=True):
     """kernels that the host of every stage issues before a forward once it has read the batch's sizes back from the
     device, which waits [core/tensor_parallel/data.py: broadcast_data; megatron/utils.py of 2023:
     get_ltor_masks_and_position_ids]"""
+    kernels_after_loss_filter: int = 0
+    """kernels that the host issues behind a micro-batch's backward once it has read whether the loss is a number; the
+    device waits [transformers/trainer.py: `logging_nan_inf_filter`, isnan, then isinf and the sum of losses]"""
     checks_gradients: bool = False
     """the gradient buffer is read for NaNs [core/distributed: check_grads]"""
     averages_gradients: bool = False

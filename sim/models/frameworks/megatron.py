@@ -61,8 +61,14 @@ MEGATRON_ZERO = ZeroEngine(
     copies_gathered=False,
     gathers_apart=False,
     shards_apart=False,
+    adds_up_as_sent=False,
 )
 _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
+_EXPERIMENTAL_LATENT_ROPE = Former(
+    "2026-02",
+    {"fuses_latent_rope": False, "assembles_in_latent_rope": False},
+    "before Megatron-Core 0.16 core/fusions/fused_mla_yarn_rope_apply.py needs --enable-experimental",
+)
 MEGATRON = Framework(
     "megatron",  # Megatron-Core with Transformer Engine's layers
     fuses_rmsnorm=True,
@@ -75,6 +81,8 @@ MEGATRON = Framework(
     passes_biases_on=True,
     fuses_hyper_connections=True,  # use_fused_mhc
     fuses_adapter_sum=True,
+    fuses_latent_rope=True,
+    assembles_in_latent_rope=True,
     norm_kernel=TRANSFORMER_ENGINE,
     rope_clocks=(0.5, 0.57),  # queries and keys of Llama 3 8B on an H100 (scenarios/measured/gpu_megatron)
     norm_backward_accesses=3,
@@ -127,6 +135,7 @@ MEGATRON = Framework(
     captures_layers=True,
     emitted_for=("megatron",),
     former=(
+        _EXPERIMENTAL_LATENT_ROPE,
         _TE2,
         Former("2025-01", {"kernels_after_loss_check": 8}, "core/rerun_state_machine.py looks for infinity, too"),
         Former(
@@ -160,8 +169,6 @@ MEGATRON_BRIDGE = replace(
     name="megatron_bridge",
     kin="megatron",
     fuses_weighted_relu2=True,  # recipes/nemotronh: use_fused_weighted_squared_relu
-    fuses_latent_rope=True,  # with Megatron-Core's experimental kernels
-    assembles_in_latent_rope=True,
     router=FUSED_ROUTER,  # configs: moe_router_fusion
     kernels_after_loss_check=0,  # utils/helpers.py: check_for_nan_in_loss
     checks_gradients=False,  # utils/helpers.py: check_for_nan_in_grad
@@ -170,6 +177,8 @@ MEGATRON_BRIDGE = replace(
     sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
     cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
     zero=MEGATRON.zero._replace(bucket_elements=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
+    # Its recipes for DeepSeek V3 set `enable_experimental` beside `apply_rope_fusion`.
+    former=tuple(f for f in MEGATRON.former if f is not _EXPERIMENTAL_LATENT_ROPE),
 )
 # NeMo, as its launcher (NeMo-Framework-Launcher) runs it.
 NEMO = replace(

@@ -180,12 +180,19 @@ class ZeroEngine(NamedTuple):
     the forward stay for the backward. `kept_last`: with ZeRO-3 so many units at the end of the model stay gathered from
     the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
     torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
-    fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`).
+    fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`). `root_again`: it is freed
+    behind the forward, and gathered as the backward begins.
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
     allocated on a stream of their own, `shards_apart` that a gradient's shards are (torch/distributed/fsdp/
     _fully_shard/_fsdp_collectives.py: `foreach_all_gather`, `foreach_all_gather_copy_out`, `foreach_reduce`).
+
+    `adds_up_as_sent`: whole gradients that ZeRO-2 or -3 adds up before it reduces them have the dtype of the reduction,
+    and a shard comes to `training.grad_dtype` behind it (torch/distributed/fsdp/_fully_shard/_fsdp_param.py:
+    `to_accumulated_grad_if_needed`; _fsdp_collectives.py: `foreach_reduce`). `sends_in_precision`: with ZeRO-2 and -3
+    gradients are reduced in the precision's 16-bit dtype, the default of `training.grad_reduce_dtype`
+    (accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin.set_mixed_precision).
     """
 
     all_reduced_at: tuple[int, ...] = ()
@@ -209,9 +216,12 @@ class ZeroEngine(NamedTuple):
     live_elements: int = 0
     kept_last: int = 0
     ends_together: bool = False
+    root_again: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True
+    adds_up_as_sent: bool = True
+    sends_in_precision: bool = False
 
     def bucket_bytes_of(self, dp: int, element_bytes: float) -> int:
         """Return the size of a bucket of gradients of `element_bytes` each, among `dp` ranks."""

@@ -52,7 +52,15 @@ ADAMW_FOREACH = Former(
 TITAN_FOREACH = Former(  # the pull request is of 24 February
     "2025-03", {"adamw_kernels": ("foreach", "fused")}, "torchtitan pull request 881: fused is the default"
 )
+LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
+# accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, which keeps [norm, output] for the backward.
+ACCELERATE_ZERO = REPLICAS_COPIED._replace(sends_in_precision=True, kept_last=1)
+ACCELERATE_ROOT = Former(
+    "2026-06",
+    {"zero": ACCELERATE_ZERO._replace(kept_last=0, ends_together=True, root_again=True)},
+    "accelerate 1.14, pull request 4015: units of embedding and of [norm, output]",
+)
 _COMPILED = Framework(
     "compiled",  # plain torch code under torch.compile
     fuses_rmsnorm=True,
@@ -115,13 +123,16 @@ _TRANSFORMERS = Framework(
     puts_into_latent_keys=True,
     fills_cut_gradients=True,  # rotate_half and apply_rotary_pos_emb cut by slices
     rope_in_fp32=True,
-    zero=REPLICAS_COPIED,  # accelerate/utils/dataclasses.py: DistributedDataParallelKwargs
+    zero=ACCELERATE_ZERO,  # accelerate/utils/dataclasses.py: DistributedDataParallelKwargs
     experts_in_param_dtype=True,
     cuts_expert_halves=True,
     adapters_in_fp32=True,
     checkpoint_asks_gradients=True,
+    widens_logits=True,
+    kernels_after_loss_filter=LOSS_FILTER,
     former=(
         Former("2026-08", {"puts_into_latent_keys": False}, "Transformers before 5.15: torch.cat"),
+        ACCELERATE_ROOT,
         Former("2026-06", {"rotates_latents_in_slices": False}, "Transformers before 5.11: views of pairs, transposed"),
         Former(
             "2026-01",
@@ -157,6 +168,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     live_elements=1_000_000_000,
     gathers_apart=False,
     shards_apart=False,
+    adds_up_as_sent=False,
 )
 _RECORDS = (
     Framework(
@@ -178,7 +190,7 @@ _RECORDS = (
         _COMPILED,
         name="transformers_compiled",
         kin="transformers",
-        zero=REPLICAS_COPIED,
+        zero=ACCELERATE_ZERO,
         masks_windows=True,
         masks_causal=True,
         returns_logits=True,
@@ -186,9 +198,10 @@ _RECORDS = (
         gathers_logits=True,
         adapters_in_fp32=True,
         checkpoint_asks_gradients=True,
+        kernels_after_loss_filter=LOSS_FILTER,
         emitted_for=(),
         family="",
-        former=(TORCH_RELEASES[0], ADAMW_FOREACH, *TORCH_RELEASES[1:]),
+        former=(ACCELERATE_ROOT, TORCH_RELEASES[0], ADAMW_FOREACH, *TORCH_RELEASES[1:]),
     ),
     _TRANSFORMERS,
     replace(
@@ -197,6 +210,7 @@ _RECORDS = (
         kin="transformers",
         gathers_logits=False,  # its own layers in place of `tp_plan`
         zero=DEEPSPEED_ZERO,
+        widens_logits=False,  # accelerate/accelerator.py, `native_amp`: not with DeepSpeed
         autocasts=False,  # runtime/engine.py: _configure_distributed_model casts the model, unless torch_autocast is on
         copies_updated=True,  # runtime/zero/stage_1_and_2.py: step
         keeps_gradients_at=(3,),
@@ -204,7 +218,7 @@ _RECORDS = (
         unscales_gradients=False,  # runtime/zero/stage_1_and_2.py: unscale_and_clip_grads
         sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
         adapters_in_fp32=False,  # the same function casts them with the model
-        former=tuple(former for former in _TRANSFORMERS.former if former is not ADAMW_FOREACH),
+        former=tuple(f for f in _TRANSFORMERS.former if f not in (ADAMW_FOREACH, ACCELERATE_ROOT)),
     ),
     Framework(
         "gpt_neox",  # EleutherAI's trainer: Megatron-LM's layers of 2020 as torch's operators, under DeepSpeed's engine
@@ -241,6 +255,9 @@ _RECORDS = (
             joining_accesses=2,
             views_accesses=2,
             joining_kernels=(0, 2),
+            # llm-foundry models/mpt/modeling_mpt.py: `fsdp_wrap_fn` wraps MPTBlock; _runtime_utils.py,
+            # `_post_forward_reshard`: the root's parameters stay
+            ends_together=True,
             copies_replicas=True,  # composer/distributed/dist_strategy.py: prepare_ddp_module
         ),
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling

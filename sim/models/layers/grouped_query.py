@@ -163,7 +163,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self.rope:
             yield self._rope(d, self._rope_elements(d))
         if self._joins(d):
-            yield rope_join(d, self._rope_elements(d))
+            yield rope_join(d, self._rope_elements(d), self.rope_share or 1.0)
         if f.attention_copies and (f.copies_one_sequence or d.batch > 1):
             elements = f.attention_copies * d.tokens * out.inputs
             yield copied("attention_copies", d, elements, f.attention_copy_kernels)
@@ -177,7 +177,8 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self.sinks:
             core = replace(core, params=self.heads_of(d.tp)[0])
         # rope has made queries and keys anew; a layer norm of torch's keeps the old ones itself
-        keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm" and d.code.split != "index"
+        keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm"
+        keeps = keeps and d.code.split not in ("index", "shards")  # whose values are copies
         if self.rope and merged and keeps and d.fused_attention:
             core = keeping(core, "queries and keys before rope", self._rope_elements(d) * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:

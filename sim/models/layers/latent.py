@@ -25,6 +25,15 @@ from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
 from sim.models.recompute_modules import inside
+from sim.models.serving.latents import (
+    LatentHeads,
+    absorbed_core,
+    context_gathered,
+    context_merged,
+    keys_joined,
+    queries_joined,
+    served_latent_norm,
+)
 from sim.models.serving.operators import (
     ServingDims,
     norm_quantizes,
@@ -248,27 +257,62 @@ class LatentAttention(Struct, frozen=True):
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp; the latent is expanded
         in the attention."""
         *projected, _, out = self.matrices(d.tp)
+        if d.latents.merged_down:
+            projected = self._with_one_down(projected)
         normed = norm_quantizes(d, tokens)  # what the norm before attention writes, not the latents' own norms
         items = [i for m in projected for i in served_linear(d, m, tokens, normed and m.inputs == self.hidden)]
+        ranks = (("query_norm", self.query_rank), ("kv_norm", self.latent_rank))
+        norms = [served_latent_norm(d, name, tokens, rank) for name, rank in ranks if rank is not None]
         heads = tokens * ceil_div(self.heads, d.tp)
         gate: Program = (served_element_gate(d, heads * self.value_width),) if self.gate else ()
         if self.gate == "per_head":
             gate = (served_head_gate(d, heads * self.value_width, heads),)
-        return (*items, rope_cache(d, tokens, self.rotated_width(d.tp)), *gate, *served_linear(d, out, tokens))
+        rope = rope_cache(d, tokens, self.rotated_width(d.tp))
+        return (*items, *norms, rope, *gate, *served_linear(d, out, tokens))
+
+    def _with_one_down(self, projected: list[Matrix]) -> list[Matrix]:
+        """The matrices with those to both latents as one, where queries have a latent, too."""
+        down = {m.name: m for m in projected if m.name in ("query_down", "kv_down")}
+        if len(down) == 1:
+            return projected
+        widths = tuple([m.width for m in down.values()])
+        return [Matrix("latents_down", self.hidden, widths, "plain"), *[m for m in projected if m.name not in down]]
 
     def rotated_width(self, tp: int) -> int:
-        """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes."""
-        return ceil_div(self.heads, tp) * self.widths[0] + self.latent_rank + self.rope_width
+        """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes: rope's parts of the
+        queries, in their place, and what is cached."""
+        rotated = ceil_div(self.heads, tp) * self.rope_width if self.rope else 0
+        return rotated + self.latent_rank + self.rope_width
+
+    def _heads(self, tp: int) -> LatentHeads:
+        widths = (self.plain_width, self.rope_width, self.value_width, self.latent_rank)
+        return LatentHeads(ceil_div(self.heads, tp), *widths)
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token's queries, keys and values in prefill, on one rank."""
         return 3 * ceil_div(self.heads, tp) * self.widths[0]
 
     def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
-        """`batch` prompt chunks of `q_len` tokens, each the last of the `kv_len` that they see."""
-        heads, up = ceil_div(self.heads, d.tp), self.matrices(d.tp)[-2]
-        expand = served_linear(d, up, batch * kv_len)
-        return (*expand, *prefill_attention(d, batch, Core(q_len, kv_len, heads, heads, *self.widths)))
+        """`batch` prompt chunks of `q_len` tokens, each the last of the `kv_len` that they see: over keys and values of
+        every head, or as decode where the engine attends so (`ServedLatents.absorbs`)."""
+        h, up, tokens, cached = self._heads(d.tp), self.matrices(d.tp)[-2], batch * q_len, batch * (kv_len - q_len)
+        if d.fused_attention and d.latents.absorbs(tokens, cached):
+            absorb, expand = self._absorbing(d, tokens)
+            core = absorbed_core(d, batch, q_len, kv_len, h, self.entry_bytes(d))
+            return (absorb, *queries_joined(d, tokens, h), core, expand)
+        return (
+            *context_gathered(d, cached, h, self.entry_bytes(d)),
+            *served_linear(d, up, batch * kv_len),
+            keys_joined(d, batch * kv_len, h),
+            *prefill_attention(d, batch, Core(q_len, kv_len, h.number, h.number, *self.widths)),
+            *(context_merged(d, tokens, h) if cached else ()),
+        )
+
+    def _absorbing(self, d: ServingDims, tokens: int) -> tuple[Compute, Compute]:
+        """The up-projection of keys taken to the queries, and that of values to the result: batched over heads."""
+        heads, rank = ceil_div(self.heads, d.tp), self.latent_rank
+        absorb = gemm("query_absorb", F, tokens, rank, self.plain_width, d.act, heads)
+        return absorb, gemm("value_expand", F, tokens, self.value_width, rank, d.act, heads)
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
         """`queries` new tokens of each of `batch` sequences against a cache of `kv_len`: bound by reading it once.
@@ -278,8 +322,7 @@ class LatentAttention(Struct, frozen=True):
         their efficiency is that of all.
         """
         heads, rank, tokens = ceil_div(self.heads, d.tp), self.latent_rank, batch * queries
-        absorb = gemm("query_absorb", F, tokens, rank, self.plain_width, d.act, heads)
-        expand = gemm("value_expand", F, tokens, self.value_width, rank, d.act, heads)
+        absorb, expand = self._absorbing(d, tokens)
         if not d.fused_attention:
             shared = Core(queries, kv_len, heads, 1, self.shared_width, rank)
             return (absorb, *unfused_attention(d, batch, shared), expand)
@@ -287,7 +330,8 @@ class LatentAttention(Struct, frozen=True):
         widths = float(tokens * heads * (self.shared_width + rank))
         shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, self.shared_width)
         moved = latent + widths * d.act_bytes
-        return (absorb, Compute("attention", ATTENTION_DECODE, shape, d.act, 2.0 * widths * kv_len, moved, F), expand)
+        core = Compute("attention", ATTENTION_DECODE, shape, d.act, 2.0 * widths * kv_len, moved, F)
+        return (absorb, *queries_joined(d, tokens, self._heads(d.tp)), core, expand)
 
 
 def latent_norm(d: Dims, name: str, rank: int) -> Operator:

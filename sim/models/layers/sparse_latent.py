@@ -26,8 +26,9 @@ from sim.models.layers.latent import LatentAttention, latent_norm
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.shared_vectors import latents_shared, per_head, sparse_core
 from sim.models.linear import linear
-from sim.models.operators import F, Operator, gemm
+from sim.models.operators import F, Operator
 from sim.models.recompute_modules import inside
+from sim.models.serving.latents import queries_joined
 from sim.models.serving.operators import ServingDims
 from sim.prices.attention_speed import SPARSE
 from sim.prices.roofline import shape_flops
@@ -162,9 +163,11 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         shape = (tokens, 1, 1, max(heads, LEAST_HEADS), slots, width, rank, 0)
         moved = tokens * heads * (width + rank) * d.act_bytes + batch * kv_len * self.entry_bytes(d)
         flops = shape_flops("attention_forward", shape)
+        absorb, expand = self._absorbing(d, tokens)
         return (
             *self._index(d, (batch, q_len, kv_len), self.indexer.key_cache_bytes),
-            gemm("query_absorb", F, tokens, rank, self.plain_width, d.act, heads),
+            absorb,
+            *queries_joined(d, tokens, self._heads(d.tp)),
             Compute(name, "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE),
-            gemm("value_expand", F, tokens, self.value_width, rank, d.act, heads),
+            expand,
         )

@@ -105,18 +105,21 @@ def dispatcher_of(p: Parallelism) -> Dispatcher:
 
 
 def nodes_of_a_token(moe: MoeConfig, nodes: int) -> float:
-    """Return on how many of `nodes` a token's experts lie: as many as the model allows (`max_nodes_per_token`), or as
-    many as chance gives.
+    """Return on how many of `nodes` a token's experts lie: as many as chance gives to its experts and to its groups of
+    experts, of which each has some, and at most as many as the model allows (`max_nodes_per_token`).
 
-    >>> from types import SimpleNamespace as N
-    >>> round(nodes_of_a_token(N(max_nodes_per_token=None, experts=64, copies=8), 4), 2)
-    3.66
-    >>> nodes_of_a_token(N(max_nodes_per_token=4, experts=64, copies=8), 8)
-    4.0
+    >>> from sim.inputs.model_config import MoeConfig
+    >>> free, limited = (MoeConfig(experts=256, top_k=8, ffn=1, max_nodes_per_token=m) for m in (None, 4))
+    >>> round(nodes_of_a_token(free, 8), 2), nodes_of_a_token(limited, 8), round(nodes_of_a_token(limited, 4), 2)
+    (5.29, 4.0, 3.61)
+    >>> grouped = MoeConfig(experts=256, top_k=8, ffn=1, groups=8, top_groups=4)
+    >>> round(nodes_of_a_token(grouped, 8), 2), round(nodes_of_a_token(grouped, 4), 2)
+    (4.0, 3.14)
     """
-    if moe.max_nodes_per_token is not None:
-        return float(min(nodes, moe.max_nodes_per_token))
-    return places_by_chance(moe.experts, moe.copies, nodes)
+    found = places_by_chance(moe.experts, moe.copies, nodes)
+    if moe.groups is not None and moe.top_groups is not None and nodes <= moe.groups:
+        found = min(found, places_by_chance(moe.groups, moe.top_groups, nodes))
+    return min(found, float(moe.max_nodes_per_token or nodes))
 
 
 def ranks_of_a_token(moe: MoeConfig, ranks: int, nodes: int) -> float:

@@ -34,6 +34,23 @@ if TYPE_CHECKING:
 OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
 
 
+class ServedLatents(NamedTuple):
+    """Kernels of latent attention. `merged_down`: one matmul gives both latents; `joins_queries`: decode's kernel takes
+    a query's two parts as one tensor; `merges_context`: attention to what is cached before a chunk is a kernel of its
+    own; `absorbed_tokens`: iterations of at most so many prompt tokens attend as decode does, in the latent's width,
+    and so do those behind some cached tokens, less than `absorbed_context`."""
+
+    merged_down: bool = True
+    joins_queries: bool = False
+    merges_context: bool = False
+    absorbed_tokens: int = 0
+    absorbed_context: float = 0.0
+
+    def absorbs(self, tokens: int, cached: int) -> bool:
+        """Whether prompts of so many tokens, behind so many that are cached, attend in the latent's width."""
+        return tokens <= self.absorbed_tokens or 0 < cached < self.absorbed_context
+
+
 class ServedElements(NamedTuple):
     """Hold the number of weights on a rank: those of linear layers and of routed experts, which serving may quantize,
     and the rest, which stays in 16 bits."""
@@ -62,7 +79,7 @@ class ServingDims(Struct, frozen=True):
     one, how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
     `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
     see the tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output
-    matrix; `cp`: ranks over which prompts and caches are split.
+    matrix; `cp`: ranks over which prompts and caches are split; `latents`: kernels of latent attention.
     """
 
     model: ModelConfig
@@ -103,6 +120,7 @@ class ServingDims(Struct, frozen=True):
     quantizing: tuple[Quantizing, ...] = ()
     norm_in_sum_bytes: float = 0.0
     experts_sum_norms: bool = False
+    latents: ServedLatents = ServedLatents()
 
     @property
     def stream_width(self) -> int:

@@ -66,3 +66,17 @@ class LatentBlocks(NamedTuple):
         else:
             own = self.blackwell if architecture == "blackwell" and memory_bytes >= LARGEST_BYTES else 0
         return self.selected or own if selected else own
+
+
+class LatentKernels(NamedTuple):
+    """Kernels of latent attention. `merged_down`: one matmul gives both latents; `joins_queries`: GPU architectures on
+    which decode's kernel takes a query's two parts as one tensor; `merges_context`: attention to what is cached before
+    a chunk is a kernel of its own; `absorbed_graphs`: iterations of prompts with graphs of all but attention attend as
+    decode does, in the latent's width; `absorbed_context`: by architecture, so do chunks behind fewer cached tokens,
+    but some. The last two not over selected keys."""
+
+    merged_down: bool = True
+    joins_queries: tuple[str, ...] = ()
+    merges_context: bool = False
+    absorbed_graphs: bool = False
+    absorbed_context: Mapping[str, float] = {}

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from sim.core.quantization import Quantizing
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
-from sim.serve.engines.kernel_facts import LatentBlocks, SummedNorms, TwoBatches
+from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
@@ -260,6 +260,7 @@ class Engine:
     latent_blocks: LatentBlocks = fact(  # noqa: RUF009  a tuple
         LatentBlocks(), "tokens of a block of latent attention's cache, where nobody says"
     )
+    latents: LatentKernels = fact(LatentKernels(), "kernels of latent attention")  # noqa: RUF009  a tuple
     layer_groups: bool = fact(
         False,
         "blocks are as large for every kind of layers, which are divided into groups of equally many; layers with a "

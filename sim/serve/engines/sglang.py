@@ -17,7 +17,7 @@ from sim.serve.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
-from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, SummedNorms, TwoBatches
+from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import CUSTOM
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import (
@@ -40,6 +40,19 @@ def _sized(gib: int, tokens: int, graphs_to: int, tp: int = 1) -> Case:
     return Case({"max_batch_tokens": tokens, "graphs_to": graphs_to}, memory_bytes=gib * GIB, tp=tp)
 
 
+# srt/models/deepseek_v2.py: fused_qkv_a_proj_with_mqa since 0.4.6. How prompts attend (`no_absorb` of 0.4.5, later
+# models/deepseek_common/attention_backend_handler.py): without cached tokens over keys of every head. Behind some, with
+# FlashAttention 3 (Hopper's) so from chunked_prefix_cache_threshold on, 8,192 tokens of an iteration; with trtllm_mla
+# (compute capability 10.x's since 0.5.10) always, with Triton's (Ampere's) never. In graphs of prompts, since 0.5.10,
+# never (is_in_piecewise_cuda_graph). FORWARD_ABSORB_CORE_ATTENTION_BACKENDS take a query's parts apart, Triton's kernel
+# does not.
+_LATENTS = LatentKernels(
+    False, ("ampere",), absorbed_context=dict.fromkeys(("ampere", "hopper", "blackwell"), math.inf)
+)
+_LATENTS_046 = _LATENTS._replace(
+    merged_down=True, absorbed_context={"ampere": math.inf, "hopper": 8192, "blackwell": 8192}
+)
+_LATENTS_0510 = _LATENTS_046._replace(absorbed_context={"ampere": math.inf, "hopper": 8192}, absorbed_graphs=True)
 _SGLANG_TWO = TwoBatches(attention_apart=True)  # srt/two_batch_overlap.py, since 0.4.7: compute_split_seq_index
 _SGLANG_04 = Engine(
     "sglang",
@@ -76,6 +89,7 @@ _SGLANG_04 = Engine(
     drafting_tokens=of_sequences(sglang_04_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_04_drafting_sizes, sequences=True, extends=False),
     own_all_reduces=CUSTOM,
+    latents=_LATENTS,
     fp32_logits=True,  # srt/layers/logits_processor.py: `logits.float()`
     reads_checkpoint=True,
     splits_experts=True,
@@ -102,6 +116,7 @@ _SGLANG_046 = replace(
     "DeepEP: enable_deepep_moe, later moe_a2a_backend",
     all2all=("allgather_reducescatter", "deepep"),
     dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
+    latents=_LATENTS_046,
     drafting_tokens=of_sequences(sglang_046_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_046_drafting_sizes, sequences=True, extends=False),
     fraction=sglang_046_fraction,
@@ -204,6 +219,7 @@ _SGLANG_0510 = replace(
     sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv (pull request 22642)
     summed_norms=_SUMMED_NORMS,
     prompt_sizes=sglang_0510_prompt_sizes,
+    latents=_LATENTS_0510,
     fraction=sglang_0510_fraction,
     cases=(_sized(20, 2048, 24), *_SGLANG_05.cases[1:], _TRTLLM_MHA),
 )

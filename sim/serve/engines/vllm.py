@@ -14,7 +14,7 @@ from sim.serve.engines.graph_sizes import (
     vllm_08_sizes,
 )
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
-from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, SummedNorms, TwoBatches
+from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, MIB
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import GIB
@@ -33,6 +33,13 @@ _BLACKWELL = Case({"graphs_to": 1024}, memory_bytes=LARGEST_BYTES, but=("hopper"
 _BLOCKS_08, _BLOCKS_09 = LatentBlocks(64, 64), LatentBlocks(64, 64, 128)
 _BLOCKS_11, _BLOCKS_14 = LatentBlocks(64, 64, 128, 64), LatentBlocks(64, 64, 64, 64)
 _BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
+# model_executor/models/deepseek_v2.py, DeepseekV2MLAAttention: fused_qkv_a_proj, one matmul for both latents (0.10).
+# v1/attention/backends/mla: `torch.cat` of queries in flashmla.py, triton_mla.py and flashinfer_mla.py, none in
+# flashattn_mla.py, which Hopper has since 0.14 (platforms/cuda.py). Attention to what is cached before a chunk, and the
+# merge: mla/common.py, later model_executor/layers/attention/mla_attention.py, forward_mha.
+_LATENTS_09 = LatentKernels(False, ("ampere", "hopper", "blackwell", "other"), merges_context=True)
+_LATENTS_11 = _LATENTS_09._replace(merged_down=True)
+_LATENTS_14 = _LATENTS_11._replace(joins_queries=("ampere", "blackwell", "other"))
 # compilation/passes/fusion/allreduce_rms_fusion.py, FI_ALLREDUCE_FUSION_MAX_SIZE_MB (FlashInfer's kernel); on by
 # default with tp above 1: config/vllm.py, OPTIMIZATION_LEVEL_02 and enable_allreduce_rms_fusion. With pipeline stages
 # and replicas since pull request 41458 (May 2026). Assumption: the kernel takes as long as the all-reduce that it
@@ -69,6 +76,7 @@ _FIRST_VLLM = Engine(
     unseen_share=1.0,  # as V1 without its hybrid cache manager (v1/core/kv_cache_utils.py: unify_hybrid_kv_cache_specs)
     sized_tokens=2560,
     watermark=_WATERMARK,
+    latents=_LATENTS_09,
     fp32_logits=True,
     reads_checkpoint=True,
     splits_experts=True,
@@ -98,6 +106,7 @@ _VLLM_05 = Engine(
     copies_blocks=True,
     own_all_reduces=CUSTOM,
     watermark=_WATERMARK,
+    latents=_LATENTS_09,
     fp32_logits=True,
     reads_checkpoint=True,
     splits_experts=True,
@@ -153,6 +162,7 @@ _VLLM_09 = Engine(
     drops_last_hit=True,
     called="vLLM V1",
     latent_blocks=_BLOCKS_09,
+    latents=_LATENTS_09,
     own_all_reduces=CUSTOM,
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     all2all=("naive", "deepep"),  # envs.py, VLLM_ALL2ALL_BACKEND; DeepEP: pull request 18434
@@ -173,6 +183,7 @@ _VLLM_11 = replace(
     " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
     called="",
     latent_blocks=_BLOCKS_11,
+    latents=_LATENTS_11,
     all2all=("allgather_reducescatter", "deepep", "naive"),  # envs.py, later config/parallel.py; pull request 23964
     whole_graphs=True,
     whole_to_running=True,  # v1/cudagraph_dispatcher.py, initialize_cudagraph_keys (until 0.30 pull request 57355)
@@ -189,6 +200,7 @@ _VLLM_14 = replace(
     source="as vllm-0.11, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
     " 27614, 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
     latent_blocks=_BLOCKS_14,
+    latents=_LATENTS_14,
     overlaps=True,
     overlaps_stages=False,
     overlaps_drafting=(True, False),

@@ -8,16 +8,18 @@ from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import QUANTIZATIONS
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
-from sim.models.serving.operators import ServingDims
+from sim.models.serving.operators import ServedLatents, ServingDims
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.formats import cache_dtype, linear_format
 from sim.serve.prices.fused import norm_in_sum_bytes, quantizing
+from sim.serve.prices.host import prompt_sizes
 
 if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
     from sim.inputs.serving_keys import Eplb
+    from sim.serve.engines.record import Engine
 
 
 def serving_dims(scenario: Scenario) -> ServingDims:
@@ -75,6 +77,22 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         quantizing=quantizing(scenario, linear),
         norm_in_sum_bytes=norm_in_sum_bytes(scenario, engine.summed_norms),
         experts_sum_norms=engine.summed_norms is not None and engine.summed_norms.experts,
+        latents=_latents(scenario, engine),
+    )
+
+
+def _latents(scenario: Scenario, engine: Engine) -> ServedLatents:
+    """Which kernels of latent attention an engine has on a scenario's GPUs; over selected keys none that attends to all
+    in the latent's width."""
+    own, architecture = engine.latents, scenario.cluster.gpu.architecture
+    graphs, context = prompt_sizes(scenario, engine), own.absorbed_context.get(architecture, 0.0)
+    dense = scenario.model.indexer is None
+    return ServedLatents(
+        own.merged_down,
+        architecture in own.joins_queries,
+        own.merges_context,
+        graphs[-1] if dense and own.absorbed_graphs and graphs else 0,
+        context if dense else 0.0,
     )
 
 

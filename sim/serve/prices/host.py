@@ -122,7 +122,7 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.tokens
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
     graphs = _graphs(engine, served, own.graphs_to, each) if served.cuda_graphs else ()
-    prompts = graphs if engine.prompt_graphs else _prompt_sizes(scenario, engine)
+    prompts = graphs if engine.prompt_graphs else prompt_sizes(scenario, engine)
     tokens = served.max_running_requests * (1 if drafts is None else 1 + drafts.tokens)
     whole_to = tokens if engine.whole_to_running else None
     times = engine.host_on(gpu.architecture)
@@ -140,7 +140,7 @@ def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int,
     return tuple([n for n in found if n <= served.max_batch_tokens])
 
 
-def _prompt_sizes(scenario: Scenario, engine: Engine) -> tuple[int, ...]:
+def prompt_sizes(scenario: Scenario, engine: Engine) -> tuple[int, ...]:
     """Tokens of iterations with prompts that have graphs of sizes of their own."""
     p, served = scenario.parallelism, scenario.for_serving
     beside = served.speculative is not None or served.lora is not None or p.pp > 1 or p.sharing_replicas > 1

@@ -58,7 +58,7 @@ CONFIGS["gpt_oss"] |= {"layer_types": ["full_attention"] * 3}
 CONFIGS["falcon"] = {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 3, "vocab_size": 1024}
 CONFIGS["falcon_rw"] = CONFIGS["falcon"] | {"model_type": "falcon", "multi_query": False, "parallel_attn": False}
 CONFIGS["falcon_rw"] |= {"bias": True, "alibi": True}
-CONFIGS["gptj"] = CONFIGS["gpt2"] | {"rotary_dim": 32}
+CONFIGS["gptj"] = CONFIGS["codegen"] = CONFIGS["gpt2"] | {"rotary_dim": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {"layers": 3, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "vocab": 1024, "bias": False}
     | {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"},
@@ -115,12 +115,16 @@ MODELS |= {
     "gptj": MODELS["gpt2"]
     | {"attention_bias": False, "separate_qkv": True, "positions": "rope", "rope_share": 0.5}
     | {"parallel_block": True, "code": "gptj"},
+    "codegen": MODELS["gpt2"]
+    | {"attention_bias": False, "positions": "rope", "rope_share": 0.5}
+    | {"parallel_block": True, "code": "codegen"},
     "mpt": OF_GPT | {"bias": False, "code": "mpt"},
     "falcon_rw": OF_GPT | {"code": "falcon_rw"},
     "falcon": OF_GPT
     | {"kv_heads": 1, "bias": False, "norm_bias": True, "positions": "rope", "parallel_block": True, "code": "falcon"},
 }
-LAYER = dict.fromkeys(("gpt2", "gptj", "gpt_neo", "bloom", "falcon", "falcon_rw"), "h.1") | {"mpt": "blocks.1"}
+LAYER = dict.fromkeys(("gpt2", "gptj", "codegen", "gpt_neo", "bloom", "falcon", "falcon_rw"), "h.1")
+LAYER |= {"mpt": "blocks.1"}
 LAYER |= dict.fromkeys((*MODELS.keys() - LAYER.keys(),), "layers.1")
 for activation in ("gelu_fast", "quick_gelu"):  # of GPT-2's layers, by the activation's name
     CONFIGS[activation] = CONFIGS["gpt2"] | {"model_type": "gpt2", "activation_function": activation}

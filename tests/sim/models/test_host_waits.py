@@ -98,3 +98,32 @@ def test_the_wait_for_a_batch_counts_once_for_each_forward(pp: int, monkeypatch:
     former = tuple(f._replace(facts={**f.facts, "kernels_after_batch_sizes": 0}) for f in old.former)
     monkeypatch.setitem(FRAMEWORKS, "megatron", replace(old, former=former))
     assert with_wait - of_a_micro_batch_s() == pytest.approx(wait_s, rel=0.1)
+
+
+def test_transformers_trainer_waits_for_each_backward() -> None:
+    """transformers/trainer.py: `torch.isnan(loss) or torch.isinf(loss)`, of which Python asks both."""
+    for name in ("transformers", "transformers_compiled", "deepspeed"):
+        made, end = source_of(scenario(framework=name)).before_forward()
+        assert end is BLOCK_END
+        assert isinstance(made, Compute)
+        assert (made.kernels, made.plain_host) == (4, True)
+    assert source_of(scenario(framework="eager")).before_forward() == ()
+
+
+@pytest.mark.parametrize(
+    ("training", "copied"),
+    [
+        ({"param_dtype": "fp32"}, True),
+        ({}, False),
+        ({"param_dtype": "fp32", "precision": "fp32"}, False),
+        ({"lora": {"rank": 8}}, True),
+        ({"param_dtype": "fp32", "framework": "deepspeed"}, False),
+        ({"param_dtype": "fp32", "cross_entropy": "chunked"}, False),
+    ],
+)
+def test_a_model_in_mixed_precision_returns_its_logits_in_fp32(training: dict[str, Any], copied: bool) -> None:
+    """accelerate/utils/operations.py: convert_outputs_to_fp32; 2 bytes read and 4 written for each logit."""
+    s = scenario(**{"framework": "transformers", "cross_entropy": "unfused", **training})
+    made = [i for i in head_block(s).forward if isinstance(i, Compute) and i.name == "returned_logits"]
+    logits = s.for_training.seq_len * s.model.vocab
+    assert [i.bytes for i in made] == [6.0 * logits] * copied

@@ -21,7 +21,7 @@ def layer_of(name: str, **training: Any) -> Any:
     return layer_block(make(MODELS[name], {**sizes, **training}), 1)
 
 
-@pytest.mark.parametrize("name", ["cohere", "falcon", "olmo2", "phi3"])
+@pytest.mark.parametrize("name", ["codegen", "cohere", "falcon", "olmo2", "phi3"])
 def test_kernels_beside_matmuls_move_what_the_captured_ones_move(tmp_path: Path, name: str) -> None:
     program, layer = capture(tmp_path, name, "sdpa", weights="bf16"), layer_of(name)
     for phase, items in (("forward", layer.forward), ("backward", layer.backward)):

@@ -157,7 +157,7 @@ def test_a_norm_before_blocks_writes_the_latents_input_and_that_of_a_dense_mlp()
     """Of more tokens than the all-reduce norms; the latents' own norms and the output write 16 bits."""
     before = small_kernels(dims("vllm-0.11", model="deepseek-v3", tp=8, cluster="dgx-h200"), 512)
     after = small_kernels(dims("vllm-0.28", model="deepseek-v3", tp=8, cluster="dgx-h200"), 512)
-    fused = ("query_down_quantize", "kv_down_quantize", "mlp_up_quantize", "mlp_down_quantize")
+    fused = ("latents_down_quantize", "mlp_up_quantize", "mlp_down_quantize")
     assert tuple(name for name in before if name not in fused) == after
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.core.units import percent, seconds
 from sim.inputs.scenario import load_scenario
-from sim.results.losses import exposed_by_stream, idle_parts, largest_losses, parts_of_step
+from sim.results.losses import exposed_by_stream, idle_parts, largest_losses, parts_of_step, waiting_s
 from sim.results.result import StepResult
 from sim.simulation import simulate
 from sim.views.headline import headline
@@ -116,3 +116,20 @@ def test_one_slow_rank_of_a_pipeline_is_not_an_uneven_stage() -> None:
     cause = {part.key: text for part, text in found}["bubble"]
     assert cause.startswith("Rank 5 computes ")
     assert "uneven" not in cause
+
+
+def test_rounding_of_sums_is_no_waiting() -> None:
+    """Without stages and faults no rank waits; the sums of floating-point numbers leave about 1e-16 of the step."""
+    layout = ["model=llama3-70b", "parallelism.dp=512", "training.global_batch_size=512", "training.recompute=full"]
+    result = simulate(load_scenario("scenarios/zero3_llama8b_dp64.yaml", layout)).outcome
+    assert waiting_s(result) == 0.0
+    assert {number.name: number.value for number in headline(result)}["Waiting for ranks"] == "0.0 %"
+
+
+def test_memory_that_adds_up_to_more_than_its_peak_says_why() -> None:
+    """Categories reach their maximum at different times; where that shows, the table says so."""
+    for name, said in (("gpipe_pp8", True), ("dp8", False)):
+        result = simulate(load_scenario(f"scenarios/{name}.yaml")).outcome
+        printed = io.StringIO()
+        print_summary(result, Terminal(file=printed))
+        assert ("each at its maximum" in printed.getvalue()) == said
