@@ -177,11 +177,11 @@ class Parallelism(UserInput):
 
     @property
     def keeps_gathered(self) -> bool:
-        """Parameters that ZeRO-3 keeps for the backward stay until the step's end; otherwise that backward frees them.
+        """Parameters that ZeRO-3 keeps for the backward may stay until the step's end; otherwise that backward frees
+        them.
 
-        torch/distributed/fsdp: `_should_free_in_backward` in _runtime_utils.py keeps them where gradients are not
-        reduced, `post_backward` in _fully_shard/_fsdp_param_group.py unless a pipeline's stage asks for it
-        (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`).
+        A pipeline's stage asks for it (torch/distributed/pipelining/stage.py: `backward_maybe_with_nosync`). Without
+        one the framework decides where gradients are not reduced (`ZeroEngine.keeps_unreduced`).
         """
         once = self.accumulate_unsharded or self.reduces_rows
         return self.zero == 3 and not self.reshard_after_forward and (once or self.pp > 1)

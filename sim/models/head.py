@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import ALIGNED, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
+from sim.models.casts import lists_hold
 from sim.models.chunked_loss import chunked_output, looped_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
@@ -27,7 +28,6 @@ from sim.models.softmax_rows import torch_softmax
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
-    from sim.inputs.training_config import Training
 
 
 def head_block(scenario: Scenario) -> Block:
@@ -115,7 +115,7 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
         output = _gathered(d, output, vocab)
         d, vocab = _of_loss(d, vocab)
     loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel)
-    widened = _widened_logits(scenario.for_training, d, vocab) if kernel in ("unfused", "native") else ()
+    widened = _widened_logits(d, vocab) if kernel in ("unfused", "native") else ()
     loss = replace(loss, forward=(*loss.forward, *widened, *_metric_losses(d, vocab), *after_loss_check(d)))
     if m.logit_softcap is not None and kernel in ("unfused", "native"):
         output = _capped(d, output, vocab)
@@ -214,10 +214,9 @@ def cross_entropy(d: Dims, vocab: int, kernel: str = "unfused") -> Operator:
     )
 
 
-def _widened_logits(t: Training, d: Dims, vocab: int) -> tuple[Item, ...]:
-    """The fp32 copy of the logits that a model in mixed precision returns (`Framework.widens_logits`)."""
-    mixed_precision = d.adapters == "autocast" or (t.param_dtype == "fp32" and t.autocast is not False)
-    if not (d.framework.widens_logits and mixed_precision and d.act_bytes < FP32_BYTES):
+def _widened_logits(d: Dims, vocab: int) -> tuple[Item, ...]:
+    """The fp32 copy of the logits that a model under autocast returns (`Framework.widens_logits`)."""
+    if not (d.framework.widens_logits and lists_hold(d)):
         return ()
     n = float(d.tokens * vocab)
     return (memory_op("returned_logits", F, "cast", n, (d.act_bytes + FP32_BYTES) * n, d.act),)

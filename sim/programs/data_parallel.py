@@ -8,7 +8,7 @@ reduce-scatter and an all-gather, a pass of Ψ each), with k micro-batches a ste
 - zero 2: a reduce-scatter each micro-batch, one all-gather: (k+1)Ψ; with `accumulate_unsharded` 2Ψ; with
   `accumulate_in_a_row` and r micro-batches in a row (k/r+1)Ψ; frameworks that all-reduce: (2k+1)Ψ;
 - zero 3: parameters gathered for each forward and again for each backward, gradients reduce-scattered: 3kΨ; with
-  `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` k gathers instead of 2k (`stays`: one a step).
+  `accumulate_unsharded` (2k+1)Ψ; without `reshard_after_forward` k gathers instead of 2k (one a step: `stays`).
 
 Hybrid sharding (`shard_size` below dp·cp) adds an all-reduce of the reduced shard over the replicas
 (Zhao et al. 2023, PyTorch FSDP, section 3.2), with every reduction or, with `all_reduce_once`, with the step's last
@@ -226,7 +226,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         held_back_bytes=held_back,
         on_host=on_host,
         by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
-        stays=p.keeps_gathered,
+        stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or framework.zero.keeps_unreduced),
     )
 
 

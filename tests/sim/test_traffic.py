@@ -100,7 +100,14 @@ def test_passes_with_accumulation(k: int) -> None:
     assert passes({"zero": 3, "accumulate_unsharded": True}, k) == pytest.approx(2 * k + 1)
     kept = {"zero": 3, "reshard_after_forward": False}
     assert passes(kept, k) == pytest.approx(2 * k)
-    assert passes({**kept, "accumulate_unsharded": True}, k) == pytest.approx(2)
+    assert passes({**kept, "accumulate_unsharded": True}, k) == pytest.approx(k + 1)
+
+
+def test_torchs_first_fsdp_alone_keeps_parameters_while_gradients_add_up() -> None:
+    """torch/distributed/fsdp: `_should_free_in_backward` in _runtime_utils.py; `post_backward` of FSDP2 reshards."""
+    kept = {"zero": 3, "reshard_after_forward": False, "accumulate_unsharded": True}
+    found = {f: passes(kept, 4, framework=f, grad_reduce_dtype="bf16") for f in ("composer", "transformers")}
+    assert found == pytest.approx({"composer": 2, "transformers": 5})
 
 
 def test_a_pipeline_keeps_what_it_gathered_until_the_steps_end() -> None:

@@ -168,8 +168,8 @@ class Framework(Struct, frozen=True):
     """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient
     [composer/trainer/trainer.py: _eval_train_metrics]"""
     widens_logits: bool = False
-    """in mixed precision a model's 16-bit results are copied to fp32, its logits among them
-    [accelerate/accelerator.py: prepare_model; utils/operations.py: convert_outputs_to_fp32]"""
+    """under autocast a model's 16-bit results are copied to fp32, its logits among them
+    [accelerate/accelerator.py: prepare_model; utils/operations.py: convert_outputs_to_fp32; not `_prepare_fsdp2`]"""
 
     trains_prediction_layers: bool = True
     """the modules of multi-token prediction are trained [core/transformer/multi_token_prediction.py; not by

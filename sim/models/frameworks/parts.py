@@ -192,7 +192,9 @@ class ZeroEngine(NamedTuple):
     and a shard comes to `training.grad_dtype` behind it (torch/distributed/fsdp/_fully_shard/_fsdp_param.py:
     `to_accumulated_grad_if_needed`; _fsdp_collectives.py: `foreach_reduce`). `sends_in_precision`: with ZeRO-2 and -3
     gradients are reduced in the precision's 16-bit dtype, the default of `training.grad_reduce_dtype`
-    (accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin.set_mixed_precision).
+    (accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin.set_mixed_precision). `keeps_unreduced`: with
+    ZeRO-3 without `reshard_after_forward` a backward that reduces nothing leaves its parameters gathered
+    (torch/distributed/fsdp/_runtime_utils.py: `_should_free_in_backward`; not FSDP2's `post_backward`).
     """
 
     all_reduced_at: tuple[int, ...] = ()
@@ -222,6 +224,7 @@ class ZeroEngine(NamedTuple):
     shards_apart: bool = True
     adds_up_as_sent: bool = True
     sends_in_precision: bool = False
+    keeps_unreduced: bool = False
 
     def bucket_bytes_of(self, dp: int, element_bytes: float) -> int:
         """Return the size of a bucket of gradients of `element_bytes` each, among `dp` ranks."""

@@ -258,6 +258,7 @@ _RECORDS = (
             # llm-foundry models/mpt/modeling_mpt.py: `fsdp_wrap_fn` wraps MPTBlock; _runtime_utils.py,
             # `_post_forward_reshard`: the root's parameters stay
             ends_together=True,
+            keeps_unreduced=True,
             copies_replicas=True,  # composer/distributed/dist_strategy.py: prepare_ddp_module
         ),
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling

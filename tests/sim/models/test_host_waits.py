@@ -121,9 +121,17 @@ def test_transformers_trainer_waits_for_each_backward() -> None:
         ({"param_dtype": "fp32", "cross_entropy": "chunked"}, False),
     ],
 )
-def test_a_model_in_mixed_precision_returns_its_logits_in_fp32(training: dict[str, Any], copied: bool) -> None:
+def test_a_model_under_autocast_returns_its_logits_in_fp32(training: dict[str, Any], copied: bool) -> None:
     """accelerate/utils/operations.py: convert_outputs_to_fp32; 2 bytes read and 4 written for each logit."""
     s = scenario(**{"framework": "transformers", "cross_entropy": "unfused", **training})
-    made = [i for i in head_block(s).forward if isinstance(i, Compute) and i.name == "returned_logits"]
-    logits = s.for_training.seq_len * s.model.vocab
-    assert [i.bytes for i in made] == [6.0 * logits] * copied
+    assert returned(s) == [6.0 * s.for_training.seq_len * s.model.vocab] * copied
+
+
+def test_fsdp2_has_no_autocast_and_returns_the_logits_as_they_are() -> None:
+    """accelerate/accelerator.py: `_prepare_fsdp2` does not call `prepare_model`, which wraps the forward."""
+    training = {"seq_len": 4096, "global_batch_size": 8, "framework": "transformers", "param_dtype": "fp32"}
+    assert returned(scenario_with(training, {"dp": 8, "zero": 3}, model="llama3-8b", cluster="dgx-h100")) == []
+
+
+def returned(s: Scenario) -> list[float]:
+    return [i.bytes for i in head_block(s).forward if isinstance(i, Compute) and i.name == "returned_logits"]
