@@ -144,13 +144,15 @@ def _fewest(layouts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     unknown = [row["unit_gpus"] for row in layouts if not row["limit_found"]]
     if fewest is None or any(n < fewest["fewest_gpus"] for n in unknown):
         return None
-    return {"gpus": fewest["fewest_gpus"], "parallelism": fewest["unit"], "options": fewest["options"]}
+    unit, many = fewest["unit"], "services" if "services" in fewest["parallelism"] else "dp"
+    degrees = {**unit, many: fewest["fewest_gpus"] // fewest["unit_gpus"] * unit.get(many, 1)}
+    return {"gpus": fewest["fewest_gpus"], "parallelism": degrees, "options": fewest["options"]}
 
 
 def _figures(units: int, gpus: int, price: float | None, watts: float, point: Point) -> dict[str, Any]:
     """Return the figures of a service of equal units, each at the point's rate."""
     result = point.result
-    tokens_per_s = units * result["output_tokens_per_s"]
+    tokens_per_s = units * point.tokens_per_s
     out = {
         "rate_per_s": units * point.rate_per_s,
         "requests": result["requests"],
@@ -190,7 +192,7 @@ def _on_curve(point: Point, unit: Unit, choice: Choice) -> dict[str, Any]:
         "options": dict(choice),
         "rate_per_s_per_gpu": point.rate_per_s / unit.gpus,
         "tokens_per_s_per_user": 1.0 / per_token_s if per_token_s > 0 else 0.0,
-        "output_tokens_per_s_per_gpu": point.result["output_tokens_per_s"] / unit.gpus,
+        "output_tokens_per_s_per_gpu": point.tokens_per_s / unit.gpus,
         "within_slo": point.kept,
     }
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from msgspec import Struct
 
 from sim.core.engines import Engine
@@ -40,12 +41,13 @@ MOST_REQUESTS = 10_000  # of a simulation, unless the scenario has more
 
 class Point(Struct, frozen=True, dict=True):
     """Hold the result of one unit at one rate of requests. `kept`: whether it keeps all promises. `lasted`: whether the
-    requests arrive for long enough to tell."""
+    requests arrive for long enough to tell. `tokens_per_s`: see `lasting_tokens_per_s`."""
 
     rate_per_s: float
     kept: bool
     lasted: bool
     share_within: float
+    tokens_per_s: float
     result: dict[str, Any]
 
     @property
@@ -99,7 +101,8 @@ class UnitSearch:
         result = served.result
         kept = all(p.kept(result) for p in self.slo)
         lasted = result["requests"] >= LASTING * rate_per_s * result["request_latency_s"]["mean"]
-        return Point(rate_per_s, kept, lasted, share_within(served, self.slo), result)
+        tokens_per_s = lasting_tokens_per_s(served, rate_per_s, kept and lasted)
+        return Point(rate_per_s, kept, lasted, share_within(served, self.slo), tokens_per_s, result)
 
     def _more_requests(self, point: Point) -> int | None:
         """Return how many requests of a pattern last long enough at a point's rate; None if they are too many, or those
@@ -158,6 +161,31 @@ class UnitSearch:
             return True
         above = [p for p in self.points.values() if p.rate_per_s > highest.rate_per_s]
         return bool(above) and not min(above, key=lambda p: p.rate_per_s).kept
+
+
+def lasting_tokens_per_s(served: ServingSimulation, rate_per_s: float, carried: bool) -> float:
+    """Return the output tokens a second of a service that goes on, without the first answers, beside which few run,
+    and without what the last ones take after the last arrival.
+
+    A `carried` rate is served as it comes: the rate times the mean answer. Above, where a queue grows, it is what is
+    made between the mean latency after the first arrival and the last arrival, a request's tokens spread evenly.
+    """
+    requests = [s.request for s in served.sequences]
+    offered = rate_per_s * sum(r.output_tokens for r in requests) / len(requests)
+    if carried:
+        return offered
+    rows = [(s.first_token_s, s.finish_s, s.request.output_tokens) for s in served.sequences]
+    first, finish, tokens = np.array(rows, dtype=np.float64).T
+    arrivals = [s.arrival_s for s in served.sequences]
+    end = max(arrivals)
+    begin = min(min(arrivals) + float(served.times.latency_s.mean()), (min(arrivals) + end) / 2)
+    if end <= begin:
+        return min(offered, float(served.result["output_tokens_per_s"]))
+    inside = np.minimum(finish, end) - np.maximum(first, begin)
+    share = np.where(
+        finish > first, inside / np.where(finish > first, finish - first, 1.0), (first > begin) & (first < end)
+    )
+    return min(offered, float((share.clip(0.0, 1.0) * tokens).sum() / (end - begin)))
 
 
 def requests_at(scenario: Scenario, rate_per_s: float, count: int | None = None) -> tuple[Request, ...]:

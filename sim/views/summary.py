@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from sim.core.shipped import shipped_profiles
 from sim.core.units import count, counted, n_bytes, percent, ranks_text, seconds
+from sim.results.certainty import is_shipped
 from sim.results.evidence import nearest
 from sim.results.losses import idle_parts
 from sim.results.records import tightest
@@ -226,7 +226,7 @@ def print_provenance(
     simulation took, and warnings."""
     source, engine = result.provenance, result.engine
     shares = ", ".join(f"{percent(v)} {SHARES.get(k, k)}" for k, v in source.shares.items() if v)
-    kind = "shipped profile" if source.profile in shipped_profiles() else "profile"
+    kind = "shipped profile" if is_shipped(result.scenario, source.profile) else "profile"
     named = f"{source.profile} ({kind}{', ' * bool(source.date)}{source.date})"
     gpu = result.scenario.cluster.gpu
     if source.profile in GPUS and source.profile not in (gpu.name, gpu.variant_of):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import statistics
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from sim.core.normal import NINETY_BY_MEAN, NINETY_PERCENT, student_by_normal
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.records import FRAMEWORKS
 from sim.prices.profiles import load_profile
@@ -38,6 +39,8 @@ from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.validation.serving_rows import serving_scenario, value_of
 from sim.validation.tables import read_table
+from sim.views.summary import print_summary
+from sim.views.terminal import Terminal
 
 PUBLISHED = Path(__file__).parents[2] / "scenarios" / "published"
 
@@ -243,6 +246,16 @@ def test_the_interval_of_a_shipped_profile_is_the_published_errors() -> None:
     low, high = result["step_time_interval_s"]
     assert (low, high) == pytest.approx((result["step_time_s"] / width.factor, result["step_time_s"] * width.factor))
     assert result["interval_from"] == width.why
+
+
+def test_a_profile_of_ones_own_is_not_the_shipped_one_whose_name_it_has(tmp_path: Path) -> None:
+    """`calibrate.run --out h100-sxm.json` names the profile so; its interval is that of its own points."""
+    load_profile("h100-sxm").save(own := tmp_path / "h100-sxm.json")
+    for calibration, shipped in (("h100-sxm", True), (str(own), False)):
+        simulation = simulate(load_scenario("scenarios/dp8.yaml", [f"calibration={calibration}"]))
+        assert ("published tables" in simulation.result["interval_from"]) is shipped
+        print_summary(simulation.outcome, Terminal(file=(printed := io.StringIO())))
+        assert ("h100-sxm (shipped profile" in printed.getvalue()) is shipped
 
 
 def test_a_fitted_profile_has_the_errors_that_its_fit_did_not_see() -> None:

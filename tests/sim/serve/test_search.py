@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from sim.commands.search import main
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
+from sim.search.serving_units import lasting_tokens_per_s
 from sim.search.slo import parse_slo
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_search_page import serving_search_page
@@ -54,13 +56,12 @@ def test_the_highest_rate_keeps_every_promise_and_a_higher_one_does_not(file: Pa
 
 def test_a_rate_that_is_carried_is_served_while_requests_arrive(tmp_path: Path) -> None:
     """Sixty requests are over before a queue has grown: each layout keeps this promise of theirs at any rate. Arrivals
-    that last four mean latencies are served at four fifths of their rate or more, counted to the last token."""
+    that last four mean latencies are served as they come; what the last of them take after that is not counted."""
     file, slo = tmp_path / "loose.yaml", "latency_p99=0.5"
     file.write_text(json.dumps(SMALL))
     for row in searched(file, slo)["best"]:
-        served_per_s = row["output_tokens_per_s"] / 16
         assert row["limit_found"]
-        assert served_per_s > 0.75 * row["rate_per_s"]
+        assert row["output_tokens_per_s"] == pytest.approx(16 * row["rate_per_s"])
         assert row["requests"] >= 4 * row["rate_per_s"] / row["parallelism"]["dp"] * row["request_latency_s"]["mean"]
 
 
@@ -83,6 +84,8 @@ def test_looser_promises_carry_more_and_replicas_add_up(file: Path) -> None:
     alone = searched(file, "ttft_p99=0.03", "--gpus", "1")["best"][0]["rate_per_s"]
     assert rates[1][1, 1, 2] == pytest.approx(2 * alone, rel=0.03)
     assert loose["fewest_gpus"]["gpus"] <= tight["fewest_gpus"]["gpus"]
+    for found in (tight, loose):  # the layout that is named has all of these GPUs
+        assert math.prod(found["fewest_gpus"]["parallelism"].values()) == found["fewest_gpus"]["gpus"]
 
 
 def test_the_curve_trades_one_for_the_other(file: Path) -> None:
@@ -110,7 +113,24 @@ def test_pools_are_searched_and_the_best_pair_keeps_its_promises(tmp_path: Path)
     requests = {**SMALL["inference"]["requests"], "rate_per_s": best["rate_per_s"], "count": best["requests"]}
     again = simulate_serving(parse_scenario({**data, "inference": {"requests": requests, "disaggregated": pools}}))
     assert again.result["time_to_first_token_s"]["p99"] == best["time_to_first_token_s"]["p99"] <= 0.05
-    assert best["output_tokens_per_s_per_gpu"] == pytest.approx(again.result["output_tokens_per_s"] / 3)
+    assert best["output_tokens_per_s_per_gpu"] == pytest.approx(16 * best["rate_per_s"] / 3)
+
+
+@pytest.mark.parametrize("times", [0.25, 8.0])
+def test_tokens_a_second_are_those_of_a_service_that_goes_on(times: float) -> None:
+    """Below what a server carries they are what is asked for, also as counted; far above, what it
+    makes: eight sequences at a time, nearly to the end."""
+    rate_per_s = 60.0 * times
+    asked = {**SMALL["inference"]["requests"], "output_len": 64, "count": 400, "rate_per_s": rate_per_s}
+    few = {"requests": asked, "max_running_requests": 8}
+    served = simulate_serving(parse_scenario({**SMALL, "parallelism": {}, "inference": few}))
+    counted_per_s, whole_per_s = lasting_tokens_per_s(served, rate_per_s, False), served.result["output_tokens_per_s"]
+    if times < 1:
+        assert counted_per_s == pytest.approx(64 * rate_per_s, rel=0.1)
+        assert lasting_tokens_per_s(served, rate_per_s, True) == pytest.approx(64 * rate_per_s)
+    else:
+        assert counted_per_s == pytest.approx(whole_per_s, rel=0.03)
+        assert counted_per_s < 0.5 * 64 * rate_per_s
 
 
 def test_a_pair_of_pools_is_never_called_one_gpu(tmp_path: Path) -> None:
