@@ -49,6 +49,7 @@ _FUNCTION = (
     "a function that makes its step can be captured as a program: python -m calibrate.capture package.module:function "
     "--out PROGRAM.json.gz"
 )
+_THINKER = "thinker_config"  # of Qwen's models that also speak
 _DECODERS = ("text_config", "language_config", "llm_config")
 # Numbers and periods of layers, of which families make lists.
 _LAYERS = (
@@ -91,7 +92,8 @@ def model_of_config(whole: Config, file: str) -> Config:
         raise InputError(f"{file}: {_of_several_inputs(whole, towers)}")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{file}: {_unknown(config, family)}")
-    config = _filled_in(config, family, bool(towers) and any(isinstance(whole.get(key), dict) for key in _DECODERS))
+    parts = whole.get(_THINKER) or whole
+    config = _filled_in(config, family, bool(towers) and any(isinstance(parts.get(key), dict) for key in _DECODERS))
     for key in _LAYERS:
         if isinstance(found := config.get(key), (int, float)) and found > MAX_LAYERS:
             raise InputError(f"{file}: {key}: found {show(found)}; must be at most {MAX_LAYERS:,}")
@@ -162,6 +164,9 @@ def _caches_in_fp8(given: Any) -> bool:
 def _towers(config: Config) -> list[str]:
     """Keys that describe what pictures or sound pass through; the decoder stands beside them or in a key of its own."""
     mappings = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
+    if _THINKER in mappings:  # whose parts are named in place of itself
+        others = [key for key in mappings if key != _THINKER and _TOWER.search(key)]
+        return [*_towers(config[_THINKER]), *others]
     return [key for key in mappings if _TOWER.search(key)] + [key for key in _OTHER_TOWERS if config.get(key)]
 
 
@@ -170,6 +175,8 @@ def _decoder(config: Config) -> Config:
 
     The whole model has the output matrix, so its own `tie_word_embeddings` holds before the part's.
     """
+    if isinstance(thinker := config.get(_THINKER), dict):
+        return _decoder(thinker)
     part = next((config[key] for key in _DECODERS if isinstance(config.get(key), dict)), config)
     tied = config.get("tie_word_embeddings")
     if tied is None or (not tied and _TIED_BY_DECODER.match(str(config.get("model_type")))):

@@ -16,6 +16,11 @@ from sim.inputs.model_input import load_model
 from sim.models.parameters import count_parameters
 from tests.sim.test_families_of_transformers import LATENT, ROUTED, SIZES
 
+STEP = {
+    "layer_types": ["full_attention", *["sliding_attention"] * 3] * 2,
+    "sliding_window": 128,
+    "num_sliding_attention_heads": 12,
+}
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl_text": ("qwen2_vl.Qwen2VLTextModel", {}),
     "qwen2_5_vl_text": ("qwen2_5_vl.Qwen2_5_VLTextModel", {}),
@@ -26,6 +31,17 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm_ocr_text": ("glm_ocr.GlmOcrTextModel", {}),
     "mistral4": ("mistral4.Mistral4Model", LATENT | ROUTED),
     "hunyuan_vl_text": ("hunyuan_vl.HunYuanVLTextModel", {"head_dim": 64}),
+    "granite4_vision_text": ("granite4_vision.Granite4VisionTextModel", {}),
+    "granite_docling_text": ("granite_docling.GraniteDoclingTextModel", {}),
+    "qwen2_5_omni_text": ("qwen2_5_omni.Qwen2_5OmniThinkerTextModel", {}),
+    "qwen3_omni_moe_text": (
+        "qwen3_omni_moe.Qwen3OmniMoeThinkerTextModel",
+        {"num_experts": 16, "moe_intermediate_size": 128},
+    ),
+    "unlimited_ocr_text": ("unlimited_ocr.UnlimitedOcrTextModel", ROUTED | {"n_group": 1}),
+    "deepseek_ocr2_text": ("deepseek_ocr2.DeepseekOcr2TextModel", ROUTED | {"mlp_layer_types": ["sparse"] * 8}),
+    "aria_text": ("aria.AriaTextModel", {"moe_num_experts": 16, "moe_topk": 4}),
+    "step3p5": ("step3p7.Step3p7TextModel", ROUTED | STEP),
     "paddleocr_vl_text": ("paddleocr_vl.PaddleOCRTextModel", {}),
 }
 QWEN_2_5_VL_7B = {
@@ -123,3 +139,25 @@ def test_a_wrapper_s_tied_embeddings_hold_before_its_decoder_s(
     assert (
         of(tmp_path, {"model_type": wrapper, **outer, "text_config": text, "vision_config": {}}).tied_embeddings is tied
     )
+
+
+def test_step_s_first_keys_are_read(tmp_path: Path) -> None:
+    """Its config on the Hub; 196 billion weights are published, prediction modules aside."""
+    config = {"model_type": "step3p5", "hidden_size": 4096, "intermediate_size": 11264, "num_hidden_layers": 45}
+    config |= {"num_attention_heads": 64, "num_attention_groups": 8, "vocab_size": 128896, "moe_num_experts": 288}
+    config |= {"moe_top_k": 8, "moe_intermediate_size": 1280, "share_expert_dim": 1280, "sliding_window": 512}
+    config |= {"layer_types": ["full_attention", *["sliding_attention"] * 3] * 12, "num_nextn_predict_layers": 3}
+    config |= {"moe_layers_enum": ",".join(map(str, range(3, 45)))}
+    config |= {"attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 8, "head_dim": 128}}
+    model = of(tmp_path, config)
+    assert count_parameters(model).total == pytest.approx(196e9, rel=0.01)
+    assert (model.heads, model.full_attention.heads, model.window, model.moe.dense_layers) == (96, 64, 512, 3)
+    assert model.left_out == ("prediction modules",)
+
+
+def test_the_decoder_of_a_model_that_speaks_is_its_thinker_s(tmp_path: Path) -> None:
+    text = {**SIZES, "model_type": "qwen2_5_omni_text"}
+    thinker = {"text_config": text, "vision_config": {}, "audio_config": {}}
+    model = of(tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": thinker, "talker_config": {}})
+    assert model.left_out == ("vision_config", "audio_config", "talker_config")
+    assert (model.layers, model.hidden, model.qkv_bias) == (8, 512, True)

@@ -11,8 +11,10 @@ from collections.abc import Callable
 
 from sim.inputs.families.deepseek import FAMILIES as LIKE_DEEPSEEK
 from sim.inputs.families.dense import FAMILIES as DENSE
-from sim.inputs.families.dense import Config, Family, qwen2, qwen3, require
+from sim.inputs.families.dense import Config, Family, llama, qwen2, qwen3, require, window
 from sim.inputs.families.experts import FAMILIES as WITH_EXPERTS
+from sim.inputs.families.experts import dense_layers, router
+from sim.inputs.families.hub import FAMILIES as ON_THE_HUB
 
 
 def _qwen2_vl(config: Config) -> Config:
@@ -48,6 +50,45 @@ def _mistral4(config: Config) -> Config:
     return found | {"moe": found["moe"] | {"router_fp32": False}, "code": "mistral4"}
 
 
+def _aria(config: Config) -> Config:
+    """Aria: Llama's attention, experts beside shared ones of their size."""
+    moe = router(config, "moe_num_experts", "intermediate_size", "moe_topk")
+    return llama(config) | {"moe": moe | {"shared_experts": config.get("moe_num_shared_experts", 2)}}
+
+
+def _step3p5(config: Config) -> Config:
+    """Step 3.5 and 3.7: a gate on attention's heads, windows with more query heads than the other layers, experts with
+    sigmoid routers beside a shared one. Step 3.5's config on the Hub has names of its own."""
+    layers = config["num_hidden_layers"]
+    require(config, "attention_bias", (False, None))  # the gates have none
+    names = {"moe_num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"}
+    names |= {"moe_top_k": "num_experts_per_tok", "num_attention_groups": "num_key_value_heads"}
+    names |= {"share_expert_dims": "share_expert_dim", "num_mtp_layers": "num_nextn_predict_layers"}
+    whole = {"head_dim": 128, **{names.get(key, key): value for key, value in config.items()}}
+    if (kinds := whole.get("layer_types")) is not None:
+        whole["layer_types"] = kinds[:layers]  # prediction modules stand behind
+    routed = whole.get("mlp_layer_types")
+    if routed is None:
+        given = whole.get("moe_layers_enum")
+        found_in = {int(i) for i in given.split(",")} if isinstance(given, str) else {*(given or range(3, layers))}
+        routed = ["sparse" if i in found_in else "dense" for i in range(layers)]
+    moe = router(whole, "n_routed_experts") | {
+        "shared_ffn": whole.get("share_expert_dim", 1280),
+        "dense_layers": dense_layers({"mlp_layer_types": routed[:layers]}),
+    }
+    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "hy_v3"}
+    found = llama(whole) | own | {"moe": moe} | window(whole, "sliding_window", ["full"])
+    modules = whole.get("num_nextn_predict_layers") or whole.get("mtp_layer_types")
+    clamped = any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])})
+    parts = (("prediction modules", modules), ("the clamp of some layers' SwiGLU", clamped))
+    found["left_out"] = [name for name, there in parts if there]
+    heads = (whole.get("attention_other_setting") or {}).get("num_attention_heads")
+    local, other = whole.get("num_sliding_attention_heads") or heads, whole["num_attention_heads"]
+    if local in (None, other) or "sliding" not in found.get("attention_pattern", []):
+        return found
+    return found | {"heads": local, "full_attention": {"heads": other}}
+
+
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _qwen2_vl),
     "qwen3_vl_text": _qwen3_vl,
@@ -57,5 +98,11 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "glm_ocr_text": _glm_ocr,
     "mistral4": _mistral4,
     "hunyuan_vl_text": Family(DENSE["hunyuan_v1_dense"], {"tie_word_embeddings": True}),
+    **dict.fromkeys(("granite4_vision_text", "granite_docling_text"), DENSE["granite"]),
+    "qwen2_5_omni_text": _qwen2_vl,
+    "qwen3_omni_moe_text": Family(WITH_EXPERTS["qwen3_moe"], {"norm_topk_prob": True}),
+    **dict.fromkeys(("deepseek_ocr2_text", "unlimited_ocr_text"), ON_THE_HUB["deepseek"]),
+    "aria_text": _aria,
+    "step3p5": _step3p5,
     "paddleocr_vl_text": Family(DENSE["ernie4_5"], {"head_dim": 128}),
 }
