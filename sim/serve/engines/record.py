@@ -164,6 +164,9 @@ class Engine:
         "experts that tokens which pad a batch to a graph's size choose, where ranks hold all experts and where these "
         "are split (ep): each its own, all the same ones, or none",
     )
+    padded_grouped: PaddedExperts | None = fact(  # noqa: RUF009  a Literal
+        None, "experts that they choose where a token's group is chosen first; None: the same"
+    )
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
         "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"
     )

@@ -17,7 +17,7 @@ class Host(Struct, frozen=True):
     """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage without a CUDA
     graph; `pieces`: with graphs of all but attention; `graph_sizes`: tokens of batches with a CUDA graph;
     `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does; `whole_to`: the most tokens of a
-    whole iteration's graph, None: of all of these sizes."""
+    whole iteration's graph, None: of all of these sizes; `grouped`: a token's group of experts is chosen first."""
 
     engine: Engine
     times: HostTimes
@@ -28,6 +28,7 @@ class Host(Struct, frozen=True):
     prompt_sizes: tuple[int, ...] = ()
     overlaps: bool = False
     whole_to: int | None = None
+    grouped: bool = False
 
     def padded(self, tokens: int, prompts: bool = False) -> int:
         """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
@@ -36,7 +37,9 @@ class Host(Struct, frozen=True):
 
     def routed(self, tokens: int, prompts: bool, split: bool) -> int:
         """How many of an iteration's padded tokens choose experts of their own, which may be `split` over ranks."""
-        computed, kind = self.padded(tokens, prompts), self.engine.padded_experts[split]
+        engine = self.engine
+        kind = (engine.padded_grouped if self.grouped else None) or engine.padded_experts[split]
+        computed = self.padded(tokens, prompts)
         return {"own": computed, "alike": min(computed, tokens + 1), "none": tokens}[kind]
 
     def seconds_each(
@@ -126,7 +129,9 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     tokens = served.max_running_requests * (1 if drafts is None else 1 + drafts.tokens)
     whole_to = tokens if engine.whole_to_running else None
     times = engine.host_on(gpu.architecture)
-    return Host(engine, times, p.tp, kernels, pieces, graphs, prompts, overlaps, whole_to)
+    moe = scenario.model.moe
+    grouped = moe is not None and moe.chooses_groups and moe.groups != 1
+    return Host(engine, times, p.tp, kernels, pieces, graphs, prompts, overlaps, whole_to, grouped)
 
 
 def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int, ...]:

@@ -60,14 +60,19 @@ def _uniform(seed: int, request: int, position: int) -> float:
 
 
 def drafting(load: Load, speculative: Speculative) -> list[Load]:
-    """What the draft computes in an iteration: the same prompts, then one token after another of each sequence that is
-    checked."""
+    """What the draft computes in an iteration: the same prompts; of each sequence that is checked all tokens that were,
+    for the draft computes those again that the model kept, and then one token after another.
+
+    vLLM (v1/spec_decode/llm_base_proposer.py, set_inputs_first_pass) and SGLang (speculative/eagle_worker_v2.py,
+    _draft_extend_for_decode), of models of their own, too; rejected tokens pad the pass.
+    """
     n, out = load.decodes, []
     if load.prefills:
         prompts = sum([q * alike for q, _, alike in load.prefills])
         out.append(Load(prompts, 0, 0, load.prefills, 0))
     if load.queries > 1:
-        steps = range(speculative.tokens)
+        out.append(Load(n * load.queries, n, load.decode_kv, (), n, load.queries))
+        steps = range(1, speculative.tokens)
         out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in steps]
     if load.pooled and speculative.draft is None:  # the module's experts are spread as the model's are
         out = [replace(own, pooled=max(1, round(load.pooled * own.tokens / load.tokens))) for own in out]

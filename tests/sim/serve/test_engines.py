@@ -98,7 +98,8 @@ def test_an_overlapped_host_is_hidden_until_it_is_slower(made: Any) -> None:
 @pytest.mark.parametrize("times", [0.5, 1.1, 4.0])
 def test_an_overlapping_host_works_while_the_gpu_drafts(made: Any, overlaps: bool, times: float) -> None:
     """max(GPU + draft, host), or all three in turn; the host takes so many times what the GPU takes without a draft."""
-    check, steps = Load(20, 4, 4 * 133, (), 20, 5), [Load(4, 4, 4 * (129 + i), (), 4) for i in range(4)]
+    check = Load(20, 4, 4 * 133, (), 20, 5)
+    steps = [Load(20, 4, 4 * 133, (), 4, 5), *[Load(4, 4, 4 * (129 + i), (), 4) for i in range(1, 4)]]
     gpu_s = costs("bundled").stage_seconds(check)[0]
     draft_s = sum(costs("bundled", model="llama3.2-1b").stage_seconds(step)[0] for step in steps)
     host_s = times * gpu_s
@@ -122,7 +123,10 @@ def test_graphs_hide_launches_and_pad_the_batch(made: Any) -> None:
 
 @pytest.mark.parametrize(
     ("engine", "ep", "choosing"),
-    [("vllm-0.6", 1, 10), ("vllm-v1", 1, 16), ("sglang-0.5", 1, 12), ("sglang-0.5", 2, 9), ("trtllm-1.0", 1, 10)],
+    [
+        *[("vllm-0.6", 1, 10), ("vllm-v1", 1, 16), ("vllm-0.19", 1, 16), ("vllm-0.28", 1, 9), ("vllm-0.28", 2, 9)],
+        *[("sglang-0.5", 1, 12), ("sglang-0.5", 2, 9), ("trtllm-1.0", 1, 10)],
+    ],
 )
 def test_tokens_that_pad_a_batch_choose_experts_as_the_engine_lets_them(engine: str, ep: int, choosing: int) -> None:
     """Nine sequences in a graph for 12 or 16: all else is computed for so many, experts for those that choose."""
@@ -139,6 +143,15 @@ def test_tokens_that_pad_a_batch_choose_experts_as_the_engine_lets_them(engine: 
     embedding = own.priced(Key(Work.EMBEDDING, 0, 9)).seconds + own.priced(Key(Work.HEAD, 0, 9)).seconds
     assert found == pytest.approx(48 * (every[0] - experts[0] + experts[1]) + embedding)
     assert (choosing == padded) == (experts[0] == experts[1])
+
+
+@pytest.mark.parametrize(("model", "choosing"), [("deepseek-v3", 16), ("qwen3-235b-a22b", 9)])
+def test_a_router_of_groups_lets_padding_choose(model: str, choosing: int) -> None:
+    """vLLM's grouped router has no mask of padding."""
+    section = {"engine": "vllm-0.28", "requests": ONE}
+    data = {"model": model, "cluster": "dgx-h200", "parallelism": {"tp": 8, "ep": 8}, "inference": section}
+    s = parse_scenario(data)
+    assert iteration_costs(s, load_profile(s.calibration)).host.routed(9, False, True) == choosing
 
 
 @pytest.mark.parametrize(("model", "group"), [("llama3-8b", 4), ("llama2-7b", 1)])

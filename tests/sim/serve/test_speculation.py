@@ -42,7 +42,8 @@ def test_an_iteration_is_the_drafts_steps_and_one_check(acceptance: float, each:
     for done in range(0, 40, each):
         seen = 64 + done
         expected += plain.stage_seconds(Load(15, 3, 3 * (seen + 5), (), 15, 5))[0]
-        expected += sum(small.stage_seconds(Load(3, 3, 3 * (seen + 1 + i), (), 3))[0] for i in range(4))
+        expected += small.stage_seconds(Load(15, 3, 3 * (seen + 5), (), 3, 5))[0]  # over all that was checked
+        expected += sum(small.stage_seconds(Load(3, 3, 3 * (seen + 1 + i), (), 3))[0] for i in range(1, 4))
     assert sim.end_s == pytest.approx(expected, rel=1e-9)
     assert sim.result["iterations"] == 1 + 40 / each
     finished(sim)
@@ -89,7 +90,7 @@ def test_a_models_own_prediction_layer_drafts() -> None:
     for done in range(0, 30, 3):
         seen = 64 + done
         expected += plain.stage_seconds(Load(9, 3, 3 * (seen + 3), (), 9, 3))[0]
-        expected += sum(module_s(Load(3, 3, 3 * (seen + 1 + i), (), 3)) for i in range(2))
+        expected += module_s(Load(9, 3, 3 * (seen + 3), (), 3, 3)) + module_s(Load(3, 3, 3 * (seen + 2), (), 3))
     assert sim.end_s == pytest.approx(expected, rel=1e-9)
     more = sim.capacity.weight_bytes[0] - weight_bytes(plain.dims, plain.specs, plain.stages[0])
     tables = replace(layer.stages[0], embedding=False, head=False)
