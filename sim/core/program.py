@@ -273,7 +273,7 @@ class WeightShape(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Return the elements of all of them."""
+        """Return the elements of all matrices of this shape."""
         return self.number * self.rows * self.columns
 
 

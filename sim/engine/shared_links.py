@@ -105,7 +105,7 @@ def _parts(flows: list[Flow], capacity_bytes_per_s: dict[int, float], whole: boo
 
 
 def _places(built: Built, tasks: set[int]) -> frozenset[ClassAction]:
-    """Return the actions of these tasks."""
+    """Return the actions that begin with one of `tasks`, each with its class of ranks."""
     return frozenset(
         (i, action)
         for i, acted in enumerate(built.actions if tasks else ())

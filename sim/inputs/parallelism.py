@@ -157,7 +157,7 @@ class Parallelism(UserInput):
 
     @property
     def ranks(self) -> int:
-        """tp·cp·dp·pp."""
+        """The number of ranks: tp·cp·dp·pp."""
         return self.tp * self.cp * self.dp * self.pp
 
     @property

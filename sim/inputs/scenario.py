@@ -369,7 +369,7 @@ def _ranks(parallelism: Parallelism, inference: Inference | None, rl: Rl | None)
 
 
 def _parallelism(value: Any, source: Source) -> Parallelism:
-    """The section as it is written."""
+    """Read the section as the user wrote it, before defaults that follow from other sections."""
     written = validate(Parallelism, value, source, ("parallelism",))
     check_size(written, source)
     return written

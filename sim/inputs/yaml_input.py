@@ -38,9 +38,14 @@ def parse_yaml(text: str, label: str) -> tuple[Any, dict[KeyPath, int]]:
         raise InputError(_syntax_error(error, text, label)) from None
 
 
+# libyaml's word for the list or mapping on one line in which it met a mistake, and the signs around one.
+_OPENED = {"while parsing a flow sequence": ("[", "]"), "while parsing a flow mapping": ("{", "}")}
+
+
 def _syntax_error(error: yaml.YAMLError, text: str, label: str) -> str:
     mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "cannot be parsed"
+    context, begun = getattr(error, "context", None) or "", getattr(error, "context_mark", None)
     position = getattr(error, "position", None)
     if mark is not None:
         line = min(mark.line + 1, text.count("\n") + 1)
@@ -55,8 +60,13 @@ def _syntax_error(error: yaml.YAMLError, text: str, label: str) -> str:
         problem = "a tab; YAML indents with spaces"
     elif line > 1 and ("did not find expected key" in problem or "mapping values are not allowed" in problem):
         problem += f"; check indentation and colons of lines {line - 1} and {line}"
-    elif "quoted" in (getattr(error, "context", None) or "") and "end of stream" in problem:
-        problem = f"the quote that begins in line {error.context_mark.line + 1} has no end"  # type: ignore[attr-defined]
+    elif "quoted" in context and "end of stream" in problem and begun is not None:
+        problem = f"the quote that begins in line {begun.line + 1} has no end"
+    elif context in _OPENED and begun is not None:
+        opened, closing = _OPENED[context]
+        problem = f"a comma is missing, or the {opened} of line {begun.line + 1} has no {closing}"
+    elif "did not find expected node content" in problem:
+        problem = "a value is missing here, or a [ or { before it has no end"
     return f"{label}:{line}: is not valid YAML: {problem}"
 
 

@@ -66,7 +66,7 @@ class ScorePass(Struct, frozen=True):
     single: bool = False
 
     def plus(self, bytes_: float, kernels: int) -> ScorePass:
-        """With something more on every score."""
+        """The pass with more bytes for each score, and more kernels."""
         return replace(self, bytes=self.bytes + bytes_, kernels=self.kernels + kernels)
 
     def run(self, name: str, phase: Phase, scores: float, act: str) -> Compute:

@@ -170,7 +170,7 @@ class Cluster:
         ]
 
     def _tasks(self, kind: str, class_index: int | None, stage: int | None, micro_batch: int | None) -> list[int]:
-        """All tasks with such a span."""
+        """All tasks that show a span of this kind, class of ranks, stage and micro-batch; None: any."""
         graph = self._built.graph
         task, row, rows = graph.slots
         fits = (rows[:, 2] == graph.span_kinds.get(kind, -1))[row]

@@ -75,7 +75,7 @@ def _name(f: Process) -> str:
 
 
 def _run(live: LiveStep, cluster: Cluster) -> None:
-    """Until the last task has ended."""
+    """Run the clock until the last task has ended."""
     quiet, before = 0, -1
     try:
         while not live.done.processed:

@@ -52,7 +52,7 @@ class Run(Struct, frozen=True, eq=False):
     sums: dict[Any, dict[Any, float]] = field(default_factory=dict)
 
     def by(self, label: Label[K]) -> dict[K, float]:
-        """Seconds by a label."""
+        """Sum the seconds by `label`, a function of an item and its price."""
         total: dict[K, float] | None = self.sums.get(label)
         if total is None:
             total = self.sums[label] = {}
@@ -80,7 +80,7 @@ class Sent(Struct, frozen=True, eq=False):
     sums: dict[Any, dict[Any, float]] = field(default_factory=dict)
 
     def by(self, label: Label[K]) -> dict[K, float]:
-        """Seconds by a label."""
+        """Sum the seconds by `label`, a function of an item and its price."""
         total: dict[K, float] | None = self.sums.get(label)
         if total is None:
             total = self.sums[label] = {label(self.item, self.priced): self.priced.seconds}
@@ -88,7 +88,7 @@ class Sent(Struct, frozen=True, eq=False):
 
     @property
     def phase(self) -> str:
-        """The item's."""
+        """The phase of the communication."""
         return self.item.phase.value
 
 
@@ -142,7 +142,7 @@ class Host:
         self.start()
 
     def start(self) -> None:
-        """A block or what follows a wait."""
+        """Begin anew, at a block or after a wait: host and device are level."""
         self.host_s = self.device_s = self.late_s = 0.0
 
     def issue(self, host_s: float, device_s: float) -> float:

@@ -75,11 +75,11 @@ class GroupLocations:
         return np.unique(inside, return_inverse=True)[1][number]
 
     def of_groups(self, table: Ints) -> Ints:
-        """A number for each row of ranks."""
+        """Number groups by their places; `table`: a row of ranks for each group."""
         return self._numbers(table, lambda r: (self.network.group(r), self._together(r), crossings(self.network, r)))
 
     def of_messages(self, sources: Ints, targets: Ints) -> Ints:
-        """A number for each pair of a source and a target."""
+        """Number messages by the places of their senders and receivers."""
         per_node = self.cluster.gpus_per_node
         return self._numbers(
             np.stack([sources, targets], axis=1),

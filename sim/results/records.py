@@ -88,7 +88,7 @@ class MemoryRow(Record, frozen=True, kw_only=True):
 
     @property
     def lasting(self) -> float:
-        """Bytes held all the time."""
+        """Bytes of parameters, gradients and optimizer; activations and buffers come and go."""
         return self.parameters + self.gradients + self.optimizer
 
 

@@ -271,7 +271,7 @@ def _middle_layer(sim: FinishedStep) -> MiddleLayer:
 
 
 def _memory_row(sim: FinishedStep, index: int, most: AtMost) -> MemoryRow:
-    """One class of ranks."""
+    """The memory of one class of ranks: most bytes of each category, and the limit."""
     c = sim.plan.classes[index]
     own = most._asdict() | sim.memory_limits[index]._asdict()
     return MemoryRow(ranks=sim.names[index], rank=c.rank, count=len(c.ranks), **own)

@@ -38,12 +38,12 @@ class Teacher(Record, frozen=True):
 
     @property
     def own_s(self) -> float:
-        """Return what it takes by itself."""
+        """Return the seconds of a step that the teacher works."""
         return self.forward_s + self.generate_s + self.send_s
 
     @property
     def held_bytes(self) -> float:
-        """The most that a GPU of its own needs."""
+        """Bytes that a GPU of the teacher needs, all parts at their fullest."""
         return self.parameter_bytes + self.buffer_bytes + self.cache_bytes
 
     def step_s(self, student_s: float) -> float:

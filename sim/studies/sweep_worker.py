@@ -120,7 +120,7 @@ def _step(packed: bytes, scenario: Scenario) -> Simulation:
 
 
 def attempt(packed: bytes, change: Change) -> WhatIf:
-    """One step with the change made."""
+    """Simulate with `change` made; where that is not possible, the answer says why."""
     try:
         return _simulated(packed, change)
     except InputError as error:

@@ -141,6 +141,9 @@ def test_sizes_and_bandwidths_with_units() -> None:
     ("text", "said"),
     [
         ("a:\n\tb: 1\n", "x:2: is not valid YAML: a tab; YAML indents with spaces"),
+        ("a: [1, 2\nb: 3\n", "x:2: is not valid YAML: a comma is missing, or the [ of line 1 has no ]"),
+        ("a: {b: 1\nc: 2\n", "x:2: is not valid YAML: a comma is missing, or the { of line 1 has no }"),
+        ("a: {b: 1,\n", "x:2: is not valid YAML: a value is missing here, or a [ or { before it has no end"),
         ("a:\n  b: 1\n   c: 1\n", "check indentation and colons of lines 2 and 3"),
         ("a: 1\nb: 'x\nc: 1\n", "the quote that begins in line 2 has no end"),
         ("a:\n   b: 1\n  c: 1\n", "check indentation and colons of lines 2 and 3"),

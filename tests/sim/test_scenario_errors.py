@@ -264,7 +264,7 @@ LAYOUTS: list[tuple[list[str], str]] = [
     (["faults.stragglers=[{rank: 2}]"], "faults.stragglers[0].rank: found 2; must be below the number of ranks (2)"),
     (
         ["faults.links=[{between: [node0, node7]}]"],
-        "faults.links[0].between[1]: found 'node7'; the cluster has node0 to node0",
+        "faults.links[0].between[1]: found 'node7'; the cluster has node0 alone",
     ),
     (["faults.links=[{between: [spine, node0]}]"], "found 'spine'"),
     (["distillation={teacher: llama3-8b}"], "distillation.teacher: has a vocabulary of 128256"),

@@ -90,7 +90,7 @@ def _mamba1(config: Config) -> Config:
 
 
 def _layers(config: Config) -> int:
-    """Mamba's first configs say `n_layer`."""
+    """The number of layers, which Mamba's first configs call `n_layer`."""
     return int(config["num_hidden_layers"] if "num_hidden_layers" in config else config["n_layer"])
 
 

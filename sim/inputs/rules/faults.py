@@ -35,7 +35,8 @@ def _of_node(name: str, cluster: ClusterSpec, path: KeyPath) -> Problems:
     except ValueError:
         known = False
     if not known:
-        yield path, f"found {show(name)}; the cluster has node0 to node{cluster.nodes - 1}"
+        nodes = "node0 alone" if cluster.nodes == 1 else f"node0 to node{cluster.nodes - 1}"
+        yield path, f"found {show(name)}; the cluster has {nodes}"
 
 
 def _of_cut(cluster: ClusterSpec, index: int, link: LinkFault) -> Problems:

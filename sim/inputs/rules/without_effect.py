@@ -172,7 +172,7 @@ def _all_reduce_once(s: Layout) -> str:
 
 
 def _only_with_schedules(able: Callable[[ScheduleForm], bool]) -> Callable[[Layout], str]:
-    """Of keys that some schedules read."""
+    """Make the reason for keys that only some schedules read (`able`)."""
     names = ", ".join(name for name, form in FORMS.items() if able(form))
 
     def why(s: Layout) -> str:

@@ -26,11 +26,11 @@ class Captured:
         return self._block(0)
 
     def layer(self, number: int, shard: Shard) -> Block:
-        """One of the modules that repeat."""
+        """Return the repeated module of this number."""
         return self._block(number + 1)
 
     def last(self, shard: Shard) -> tuple[Block, ...]:
-        """Return what runs after them."""
+        """Return what runs after the modules that repeat."""
         return (self._block(len(self.model.pieces) - 1),)
 
     def apart(self, shard: Shard) -> tuple[Block, ...]:
@@ -44,11 +44,11 @@ class Captured:
         return with_accumulation(self.model.pieces[piece], s.micro_batches if whole else 1)
 
     def layer_kind(self, number: int) -> tuple[object, ...]:
-        """Equal blocks have one number."""
+        """Return a number that equal modules share."""
         return (self.model.kinds[number],)
 
     def input_bytes(self, layer: int | None) -> float:
-        """Return what the program carries there."""
+        """Return the bytes that a stage gets that begins with the module `layer`; None: the least of all."""
         return min(self.model.input_bytes) if layer is None else self.model.input_bytes[layer]
 
     def parameter_bytes(self) -> float:
@@ -68,7 +68,7 @@ class Captured:
         return ()
 
     def step_items(self, n_params: int, dealt: Dealt) -> EndOfStep:
-        """The program's own, as far as a rank's parameters go."""
+        """Clipping and optimizer as recorded, cut to the rank's share of the parameters."""
         return self.model.step_items(n_params)
 
     def flops_per_token(self, causal_half: bool) -> float:
@@ -77,9 +77,9 @@ class Captured:
         return self.model.flops[0 if causal_half else 1] / (t.micro_batch_size * t.seq_len)
 
     def stranded_bytes(self) -> float:
-        """Nothing is known of segments."""
+        """Nothing: of the allocator's segments a program says nothing."""
         return 0.0
 
     def unknown(self) -> dict[str, int]:
-        """See `CapturedModel`."""
+        """Return the launches of operators that are priced by their bytes alone."""
         return self.model.unknown

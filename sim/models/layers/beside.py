@@ -73,7 +73,7 @@ class Beside(Struct, frozen=True):
         return (*first, *served_sum(d, "attention_branch", tokens), *second, add)
 
     def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
-        """Prompt chunks in both."""
+        """The cores of both branches for chunks of prompts."""
         return tuple(item for branch in self._both for item in branch.prefill(d, batch, q_len, kv_len))
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:

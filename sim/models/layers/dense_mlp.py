@@ -60,7 +60,7 @@ class DenseMlp(Struct, frozen=True):
         return self.projections(d)
 
     def projections(self, d: Dims) -> tuple[Operator, ...]:
-        """The operators of `train`."""
+        """The matmuls and the activation of a training step."""
         up, down = self.matrices(d.tp)
         wide = promoted(d, self.activation) is not None
         return (

@@ -64,5 +64,5 @@ class Scan(Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def scans() -> dict[str, Scan]:
-    """The ways by their kinds."""
+    """The kinds of scans by name."""
     return msgspec.yaml.decode(_FILE.read_bytes(), type=dict[str, Scan])

@@ -27,12 +27,12 @@ class SharedKeysAttention(GroupedQueryAttention, frozen=True):
     """Sizes of the whole model; `kv_heads`: of the layer whose keys and values are read."""
 
     def qkv_and_out(self, tp: int) -> tuple[Matrix, Matrix]:
-        """Queries alone, and the output's."""
+        """The projection of queries (keys and values are an earlier layer's) and that of the output."""
         first, out = super().qkv_and_out(tp)
         return replace(first, outputs=first.outputs[:1]), out
 
     def rope_heads(self, tp: int) -> int:
-        """Query heads."""
+        """The heads that rope rotates: queries alone."""
         return self.heads_of(tp)[0]
 
     def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
@@ -45,7 +45,7 @@ class SharedKeysAttention(GroupedQueryAttention, frozen=True):
         return replace(core, saved=saved, backward=(*core.backward, added))
 
     def _split(self, d: Dims) -> tuple[Operator, ...]:
-        """Nothing: queries lie alone."""
+        """No operator: the projection's result is the queries, with nothing to take apart."""
         return ()
 
     def _head_norms(self, d: Dims) -> tuple[Operator, ...]:

@@ -135,7 +135,7 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         return self.latent_rank + FP32_BYTES * ceil_div(self.latent_rank, FP8_SCALED) + self.rope_width * d.act_bytes
 
     def rotated_width(self, tp: int) -> int:
-        """The indexer's queries and key too."""
+        """Numbers of a token that the rope-and-cache kernel reads and writes, the indexer's queries and key too."""
         index = (self.indexer.heads + 1) * self.indexer.head_dim if self.selects else 0
         return super().rotated_width(tp) + index
 
