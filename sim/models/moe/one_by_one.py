@@ -14,9 +14,10 @@ from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
 from sim.models.split_gradients import INDEX_PUT_KERNELS
 
-# Kernels of an expert beside those of one grouped matmul of all experts: its tokens' places, tokens and weights by
-# index, their sum by index; backward likewise.
-EXPERT_KERNELS = (17, 19)
+# Kernels of an expert, as captured: forward its tokens' places 5, copies to the host 4, tokens and weights by index 2,
+# matmuls 3, the activation 1, products 2, the sum by index 1; backward a copy by index 1, products 4, matmuls 6,
+# zeros 2, sums 2, the activation 1. One grouped matmul of all experts has those of one.
+EXPERT_KERNELS = (18, 16)
 
 
 def gradients_of_each(d: Dims, experts: int, elements: int, matrices: int, tokens: int) -> Operator:
@@ -42,7 +43,7 @@ def gradients_of_each(d: Dims, experts: int, elements: int, matrices: int, token
     sorts = memory_op("expert_index_sorts", I, "embedding", 1, 0, d.act, 2 * experts * INDEX_PUT_KERNELS, "index_put")
     added = accumulate(d, "expert_gradients_sum", (experts - 1) * whole)
     added = replace(added, bytes=added.bytes * e / d.act_bytes, kernels=(experts - 1) * matrices)
-    forward, backward = (n * experts for n in EXPERT_KERNELS)
+    forward, backward = (n * (experts - 1) for n in EXPERT_KERNELS)
     looped = memory_op("experts_one_by_one", F, "elementwise", hidden, 2 * hidden * d.act_bytes, d.act, forward)
     return Operator(
         "experts_one_by_one",
