@@ -71,6 +71,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 8, "n_head": 16},
     "mpt": {"d_model": 2048, "n_heads": 16, "n_layers": 8},
     "mixtral": {"num_local_experts": 8},
+    "dbrx": {
+        "d_model": 2048,
+        "n_heads": 16,
+        "n_layers": 8,
+        "max_seq_len": SEQ_LEN,
+        "resid_pdrop": 0.0,
+        "emb_pdrop": 0.0,
+        "attn_config": {"kv_n_heads": 4, "clip_qkv": 8.0, "rope_theta": 10000.0},
+        "ffn_config": {"moe_num_experts": 8, "moe_top_k": 2, "ffn_hidden_size": 1024},
+    },
     "granitemoeshared": {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024},
     "llama4_text": {
         "num_local_experts": 8,

@@ -85,6 +85,7 @@ class ModelCode(NamedTuple):
     scales_branches: bool = False
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     every_expert: bool = False
+    experts_one_by_one: bool = False  # a loop over experts, whose gradients have all experts' size (`moe.one_by_one`)
 
 
 LLAMA = ModelCode()
@@ -96,6 +97,8 @@ MODEL_CODE: dict[str, ModelCode] = {
         scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True, rope_dtype="promoted", split="shards"
     ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
+    # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts
+    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True),
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same

@@ -161,10 +161,8 @@ def _dbrx(config: Config) -> Config:
         "positions": "rope",
         "trained_positions": config.get("max_seq_len"),
         "moe": router(ffn, "moe_num_experts", "ffn_hidden_size", "moe_top_k"),
-        "left_out": [
-            *clamped,
-            "Transformers' loop over experts, whose gradients have all experts' size",
-        ],
+        "code": "dbrx",
+        "left_out": clamped,
     }
 
 

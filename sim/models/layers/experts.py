@@ -14,6 +14,7 @@ from sim.models.moe.every_expert import every_expert
 from sim.models.moe.exchange import combine, dispatch
 from sim.models.moe.fullest import fullest_rank
 from sim.models.moe.matmuls import expert_matmuls
+from sim.models.moe.one_by_one import gradients_of_each
 from sim.models.moe.router import router
 from sim.models.moe.routing import places_by_chance, routing
 from sim.models.moe.shared import shared_parts
@@ -50,6 +51,10 @@ class Experts(Struct, frozen=True):
             routed: tuple[Operator, ...] = (chosen, *every_expert(scenario, e, r))
         else:
             routed = (chosen, dispatch(scenario, e, r), *expert_matmuls(scenario, e, r), combine(scenario, e, r))
+        if d.code.experts_one_by_one and p.ep == 1 and d.lora is None:
+            shapes = self.one.matrices(p.expert_tp)
+            elements, matrices = sum(m.elements for m in shapes), sum(len(m.outputs) for m in shapes)
+            routed = (*routed, gradients_of_each(d, self.moe.experts, elements, matrices, r.tokens))
         if self.moe.zero_experts:
             routed = (*routed, self._zero_experts(d, r.tokens))
         if self.shared is None:

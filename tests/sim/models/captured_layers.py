@@ -102,6 +102,10 @@ MODELS["hunyuan_v1_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": OF_FP32, "code
 CONFIGS["lfm2_moe"] = OF_EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2, "num_dense_layers": 0}
 CONFIGS["lfm2_moe"] |= {"layer_types": ["full_attention"] * 3}
 MODELS["lfm2_moe"] = WHOLE_HEADS | {"qk_norm": True, "moe": EXPERTS, "code": "lfm2_moe"}
+CONFIGS["dbrx"] = {"d_model": 512, "n_heads": 8, "n_layers": 3, "vocab_size": 1024, "resid_pdrop": 0.0}
+CONFIGS["dbrx"] |= {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}, "emb_pdrop": 0.0}
+CONFIGS["dbrx"] |= {"ffn_config": {"moe_num_experts": 8, "moe_top_k": 2, "ffn_hidden_size": 256}}
+MODELS["dbrx"] = MODELS["llama"] | {"norm": "layernorm", "moe": EXPERTS, "code": "dbrx"}
 OF_GPT = {"layers": 3, "hidden": 512, "heads": 8, "vocab": 1024}
 MODELS |= {
     "gpt_neox": OF_GPT
@@ -124,7 +128,7 @@ MODELS |= {
     | {"kv_heads": 1, "bias": False, "norm_bias": True, "positions": "rope", "parallel_block": True, "code": "falcon"},
 }
 LAYER = dict.fromkeys(("gpt2", "gptj", "codegen", "gpt_neo", "bloom", "falcon", "falcon_rw"), "h.1")
-LAYER |= {"mpt": "blocks.1"}
+LAYER |= {"mpt": "blocks.1", "dbrx": "blocks.1"}
 LAYER |= dict.fromkeys((*MODELS.keys() - LAYER.keys(),), "layers.1")
 for activation in ("gelu_fast", "quick_gelu"):  # of GPT-2's layers, by the activation's name
     CONFIGS[activation] = CONFIGS["gpt2"] | {"model_type": "gpt2", "activation_function": activation}
@@ -132,8 +136,11 @@ for activation in ("gelu_fast", "quick_gelu"):  # of GPT-2's layers, by the acti
 SEQ, BATCH = 128, 2
 
 
-def capture(folder: Path, name: str, attention: str, **options: Any) -> CapturedProgram:
-    """The program of the model's step; `options`: those of `calibrate.capture`."""
+def capture(folder: Path, name: str, attention: str, balanced: bool = False, **options: Any) -> CapturedProgram:
+    """The program of the model's step; `balanced`: routers choose all experts equally.
+
+    `options`: those of `calibrate.capture`.
+    """
     pytest.importorskip("torch", reason="capturing runs torch's own code")
     pytest.importorskip("transformers", reason="the models are Transformers'")
     from calibrate.capture.huggingface_step import huggingface_maker
@@ -142,7 +149,7 @@ def capture(folder: Path, name: str, attention: str, **options: Any) -> Captured
     from calibrate.capture.run_step import record
 
     given = Options(SEQ, BATCH, attention=attention, **options)
-    step, recorder = record(huggingface_maker({"model_type": name, **CONFIGS[name]}, given))
+    step, recorder = record(huggingface_maker({"model_type": name, **CONFIGS[name]}, given), balanced=balanced)
     file = folder / f"{attention}.json.gz"
     write_program(file, step, recorder)
     return read_program(file)

@@ -112,6 +112,20 @@ def test_bytes_of_a_turned_element(name: str, forward: int, backward: int) -> No
         assert sum(i.bytes for i in turned) == bytes_ * elements
 
 
+def test_gradients_of_dbrx_s_experts_have_the_size_of_all(tmp_path: Path) -> None:
+    """Zeros of all experts' weights for each expert and matrix, and their sums."""
+    program, layer = capture(tmp_path, "dbrx", "sdpa", weights="bf16", balanced=True), layer_of("dbrx")
+    mine = [o for o in program.operators if o.phase == "backward" and "blocks.1.ffn.experts" in o.module and o.launches]
+    found = {i.name: i for i in layer.backward if isinstance(i, Compute)}
+    put = [i for o in mine if o.name == "aten.select_backward" for i in computes_of(o)]
+    assert found["expert_gradients_put"].kernels == sum(i.kernels for i in put)
+    assert found["expert_gradients_put"].bytes == pytest.approx(sum(i.bytes for i in put), rel=1e-3)  # the index
+    whole = 8 * 256 * 512
+    sums = [i for o in mine if o.name in ("aten.add", "aten.add_") for i in computes_of(o) if i.shape == (whole,)]
+    assert found["expert_gradients_sum"].kernels == len(sums) == 3 * 7
+    assert found["expert_gradients_sum"].bytes == sum(i.bytes for i in sums)
+
+
 def test_experts_copies_are_issued_as_captured(tmp_path: Path) -> None:
     """Kernels of an accumulation by index, which torch's C++ issues in a loop, and the joined halves."""
     program, layer = capture(tmp_path, "qwen3_moe", "sdpa", weights="bf16"), layer_of("qwen3_moe")
