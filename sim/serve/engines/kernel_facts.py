@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
+ULTRA_BYTES = 240 * 2.0**30  # of memory: GPUs of compute capability 10.3 have 270 GiB, of 10.0 at most 180
 
 
 class TwoBatches(NamedTuple):
@@ -19,12 +20,12 @@ class TwoBatches(NamedTuple):
 
 class SummedNorms(NamedTuple):
     """All-reduces that also add and norm, as one kernel over NVLink: the most bytes by the number of ranks, on Hopper
-    and on compute capability 10.x, and the most tokens (0: any); `alone`: only of a server of one replica without
-    pipeline stages; `codes`: only of models with this code (`model.code`; empty: of all); `experts`: those of experts
-    norm, too; `states`: also of models with layers that keep a state, whose norms add 1 to their weights (Qwen3-Next);
-    `selected`: also of models whose attention selects keys (DeepSeek V3.2); `but`: not on these GPUs; `compiled`:
-    torch.compile puts them there, so that there are none without it; `llama_above`: also of models of Llama's code that
-    are wider, whose sums write the few bits of `llama_writes`.
+    and on compute capability 10.x, and the most tokens (0: any); `ultra`: on 10.3, None: as on 10.0; `alone`: only of a
+    server of one replica without pipeline stages; `codes`: only of models with this code (`model.code`; empty: of all);
+    `experts`: those of experts norm, too; `states`: also of models with layers that keep a state, whose norms add 1 to
+    their weights (Qwen3-Next); `selected`: also of models whose attention selects keys (DeepSeek V3.2); `but`: not on
+    these GPUs; `compiled`: torch.compile puts them there, so that there are none without it; `llama_above`: also of
+    models of Llama's code that are wider, whose sums write the few bits of `llama_writes`.
     """
 
     hopper: Mapping[int, float]
@@ -39,14 +40,16 @@ class SummedNorms(NamedTuple):
     compiled: bool = False
     llama_above: int | None = None
     llama_writes: tuple[str, ...] = ()
+    ultra: Mapping[int, float] | None = None
 
     def most_bytes(self, architecture: str, memory_bytes: float, ranks: int, token_bytes: float) -> float:
-        """Bytes of the largest one on such GPUs, or 0; memory tells 10.x from 12.x, as in `Case`s."""
+        """Bytes of the largest one on such GPUs, or 0; memory tells 10.3, 10.0 and 12.x apart, as in `Case`s."""
         if architecture == "hopper":
             most = self.hopper.get(ranks, 0.0)
         else:
             large = architecture == "blackwell" and memory_bytes >= LARGEST_BYTES
-            most = self.blackwell.get(ranks, 0.0) if large else 0.0
+            own = self.ultra if self.ultra is not None and memory_bytes >= ULTRA_BYTES else self.blackwell
+            most = own.get(ranks, 0.0) if large else 0.0
         return min(most, self.tokens * token_bytes) if self.tokens else most
 
 

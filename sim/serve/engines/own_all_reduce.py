@@ -69,6 +69,11 @@ CUSTOM_LESS = {
     "hopper": OwnAllReduce(_ONE_SHOT, {2: 8 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 256 * KIB}, compared=True),
     "blackwell": OwnAllReduce(_ONE_SHOT, {2: 2 * MIB, 4: 2 * MIB, 6: MIB, 8: MIB}, compared=True),
 }
+# Since 0.19 of compute capability 10.3, too; above them NCCL's.
+ULTRA = "blackwell ultra"  # those of this architecture with `ULTRA_BYTES`, where an engine has sizes of their own
+CUSTOM_LESS_19 = CUSTOM_LESS | {
+    ULTRA: OwnAllReduce(_ONE_SHOT, {2: 4 * MIB, 4: 4 * MIB, 6: 8 * MIB, 8: 4 * MIB}, compared=True)
+}
 # TensorRT-LLM 1.0, cpp/tensorrt_llm/thop/allreduceOp.cpp (strategy AUTO: MIN_LATENCY below these sizes). Assumption:
 # its kernels take as many shots and as long as vLLM's. On an H100 they took 0.8 to 1.3 times that (sgl-project/sglang
 # pull request 2904, its sizes read as elements of 2 bytes).

@@ -15,7 +15,7 @@ from sim.serve.engines.graph_sizes import (
 )
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
 from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
-from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, MIB
+from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, MIB
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import GIB
 
@@ -47,6 +47,7 @@ _LATENTS_14 = _LATENTS_11._replace(joins_queries=("ampere", "blackwell", "other"
 _SUMMED_NORMS = SummedNorms(
     {2: 64 * MIB, 4: 2 * MIB, 8: 0.5 * MIB}, {2: 64 * MIB, 4: 32 * MIB, 8: MIB}, alone=True, compiled=True
 )
+_SUMMED_NORMS_19 = _SUMMED_NORMS._replace(ultra={2: 64 * MIB, 4: 64 * MIB, 8: 2 * MIB})  # compute capability 10.3
 _QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("norms", "activations")}
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
@@ -229,7 +230,8 @@ _VLLM_19 = replace(
     overlaps_stages=True,
     may_overlap_drafting=True,
     whole_prompts_fit=True,
-    summed_norms=_SUMMED_NORMS,
+    summed_norms=_SUMMED_NORMS_19,
+    own_all_reduces=CUSTOM_LESS_19,
     copies_blocks=False,  # pull request 38460 (April 2026, in 0.20): one cuMemcpyBatchAsync for all blocks and layers
     all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
     gathers_narrow=True,  # pull request 32567 (January 2026), prepare_finalize/naive_dp_ep.py: quantizes first
@@ -300,7 +302,7 @@ RECORDS = (
         # models' code and 0.30 for all; not in fused_moe/router/grouped_topk_router.py.
         padded_experts=("none", "none"),
         padded_grouped="own",
-        summed_norms=_SUMMED_NORMS._replace(alone=False),
+        summed_norms=_SUMMED_NORMS_19._replace(alone=False),
         # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
         quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
         # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.

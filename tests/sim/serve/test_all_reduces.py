@@ -111,3 +111,11 @@ def test_a_slow_link_slows_them_as_it_slows_nccls() -> None:
     (own, nccl), (slow, slow_nccl) = (all_reduce(costs("vllm-v1", 4, faults=f), size) for f in (None, faults))
     assert slow > 2 * own
     assert slow / own == pytest.approx(slow_nccl / nccl, rel=1e-9)
+
+
+@pytest.mark.parametrize(("engine", "below"), [("vllm-0.14", MIB), ("vllm-0.19", 4 * MIB)])
+def test_gpus_of_capability_10_3_reduce_larger_messages_themselves(engine: str, below: float) -> None:
+    """vLLM's all_reduce_utils.py: 8 ranks up to 4 MiB there since 0.19, 1 MiB on 10.0."""
+    own = costs(engine, 8, {"gpu": "b300-sxm", "gpus_per_node": 8}).prices.own
+    assert own is not None
+    assert own.own.below[8] == below

@@ -172,3 +172,17 @@ def test_gpus_without_nvlink_sum_and_norm_apart() -> None:
     workstation = {"gpu": "rtx-pro-6000-server", "gpus_per_node": 8}
     assert dims("vllm-0.28", tp=2, cluster=workstation).norm_in_sum_bytes == 0
     assert dims("vllm-0.28", tp=2, cluster="dgx-b200").norm_in_sum_bytes == 64 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu", "mib"),
+    [
+        ("vllm-0.14", "b300-sxm", 0),
+        ("vllm-0.19", "b300-sxm", 2),
+        ("vllm-0.28", "b200-sxm", 1),
+        ("vllm-0.28", "gb300", 2),
+    ],
+)
+def test_gpus_of_capability_10_3_have_sizes_of_their_own(engine: str, gpu: str, mib: float) -> None:
+    """vLLM's allreduce_rms_fusion.py: 8 ranks sum and norm up to 2 MiB there, 1 MiB on 10.0."""
+    assert dims(engine, tp=8, cluster={"gpu": gpu, "gpus_per_node": 8}).norm_in_sum_bytes == mib * 2**20
