@@ -52,7 +52,7 @@ def test_fsdp_shards_and_gathers_frozen_experts() -> None:
 @pytest.mark.parametrize(
     ("training", "parallelism", "message"),
     [
-        ({"lora": {"rank": 8}}, {}, "experts' matrices.*leave experts frozen"),
+        ({"lora": {"rank": 8}}, {}, "experts' matrices.*leaves experts frozen"),
         (LORA, {"dp": 2, "ep": 2, "zero": 3}, "frozen experts are simulated sharded as other parameters"),
     ],
 )
