@@ -252,8 +252,7 @@ def cache_capacity(
     """Blocks that fit beside weights, buffers and others' `held_bytes` (`_blocks_fit`).
 
     Every stage must hold its layers' part of every block, so the stage with least room decides. Where not even the
-    longest request fits (for static batching: the whole batch), just enough blocks for it are simulated; where no block
-    fits, and so no server starts, enough for all that may run, as on a GPU with more memory. A block's
+    longest request fits (for static batching: the whole batch), just enough blocks for it are simulated. A block's
     bytes are those of a sequence of the requests' mean length, where layers with windows keep less than others. A
     draft has its weights and its part of every block on the last stage's ranks; the model's own layer also a copy of
     the embedding there, where that is not the first stage (vLLM, v1/spec_decode/llm_base_proposer.py,
@@ -295,7 +294,7 @@ def cache_capacity(
     each = -(-max(longest - 1, reserve) // block)
     engine = engine_of(i.engine)  # a block more where no sequence goes on without a free one, or computes one again
     spare = int(engine.watermark is not None or (engine.drops_last_hit and i.drafts == "layer"))
-    needed = each * (sequences if static else 1 if fit else samples) + spare
+    needed = each * (sequences if static else 1) + spare
     host_bytes = scenario.cluster.gpu.memory_bytes
     host_tokens = int(host_bytes // max(per_token))
     return Capacity(max(fit, needed), fit, all_fit, longest_fit, reserve, per_token, weights, buffers, host_tokens)
