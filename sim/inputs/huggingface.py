@@ -221,8 +221,8 @@ def _unknown(config: Config, family: Any) -> str:
     strange = [key for key in sorted({*config} - {*known.known_keys.split()}) if not key.startswith("_")]
     keys = f"; keys that no known family has: {', '.join(map(one_line, strange[:12]))}" if strange else ""
     return (
-        f"model_type: found {show(family)}; must be one of {', '.join(FAMILIES)}{nearest(family, FAMILIES)}{keys}; "
-        f"any other model {_CAPTURE}"
+        f"model_type: found {show(family)}; must be one of the {len(FAMILIES)} families in docs/models.md, such as "
+        f"llama, qwen3_moe or deepseek_v3{nearest(family, FAMILIES)}{keys}; any other model {_CAPTURE}"
     )
 
 
