@@ -1,12 +1,13 @@
 """Small kernels of latent attention while serving, and its attention in the latent's width.
 
-Facts of vLLM 0.33, SGLang 0.5.23 and TensorRT-LLM's PyTorch backend:
+Facts of vLLM 0.33 and SGLang 0.5.23. TensorRT-LLM and `bundled` are assumed to do the same; TensorRT-LLM's code was not
+read for it.
 
 - RMSNorms of the query's and of the other latent, a kernel each (q_a_layernorm, kv_a_layernorm; vLLM, layers/mla.py).
 - Keys of prompts are joined of every head's part and the rope key that all share (vLLM, mla_attention.py,
-  `_concat_k_nope_k_pe`; SGLang, `concat_mla_k`; TensorRT-LLM, `maybe_compiled_copy_` and rope's kernel).
+  `_concat_k_nope_k_pe`; SGLang, `concat_mla_k`).
 - Latents that are cached before a chunk are gathered first (vLLM, `gather_and_maybe_dequant_cache`; SGLang,
-  `_get_mla_kv_buffer`; TensorRT-LLM, `load_paged_kv_cache_for_mla`).
+  `_get_mla_kv_buffer`).
 - Where attention to them is a kernel of its own, its result and that over the chunk are merged (`merge_attn_states`).
 - In decode some kernels take the absorbed query and its part with rope as one tensor, which is joined first.
 """
