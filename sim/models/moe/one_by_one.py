@@ -14,9 +14,9 @@ from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
 from sim.models.split_gradients import INDEX_PUT_KERNELS
 
-# Kernels of an expert, counted in one captured program: forward its tokens' places 5, copies to the host 4, tokens and weights by index 2,
-# matmuls 3, the activation 1, products 2, the sum by index 1; backward a copy by index 1, products 4, matmuls 6,
-# zeros 2, sums 2, the activation 1. One grouped matmul of all experts has those of one.
+# Kernels of an expert, counted in one captured program. Forward: its tokens' places 5, copies to the host 4, tokens and
+# weights by index 2, matmuls 3, the activation 1, products 2, the sum by index 1. Backward: a copy by index 1, products
+# 4, matmuls 6, zeros 2, sums 2, the activation 1. One grouped matmul of all experts has those of one.
 EXPERT_KERNELS = (18, 16)
 
 

@@ -74,12 +74,15 @@ class LatentBlocks(NamedTuple):
 class LatentKernels(NamedTuple):
     """Kernels of latent attention.
 
-    `merged_down`: one matmul gives both latents. `joins_queries`: GPU architectures on which decode's kernel takes a
-    query's two parts as one tensor. `merges_context`: attention to what is cached before a chunk has a
-    kernel of its own. `absorbed_graphs`: a prompt's iterations in CUDA graphs, of which attention is left out, attend in the latent's
-    width, as decode does. `absorbed_context`: by GPU architecture, the number of cached tokens below which a chunk
-    behind at least one of them attends in that width, too. Neither of the last two holds for attention over selected
-    keys.
+    `merged_down`: one matmul gives both latents.
+    `joins_queries`: GPU architectures on which decode's kernel takes a query's two parts as one tensor.
+    `merges_context`: attention to what is cached before a chunk has a kernel of its own.
+    `absorbed_graphs`: a prompt's iterations in CUDA graphs, which leave attention out, attend in the latent's width, as
+    decode does.
+    `absorbed_context`: by GPU architecture, the number of cached tokens below which a chunk behind at least one of them
+    attends in the latent's width, too.
+
+    Over selected keys `absorbed_graphs` and `absorbed_context` do not hold.
     """
 
     merged_down: bool = True
