@@ -56,7 +56,7 @@ def test_a_full_disk_is_one_message_and_leaves_what_was_there(
 
 @pytest.mark.parametrize("option", ["--json", "--html", "--trace", "--topology", "--chakra"])
 def test_commands_say_what_could_not_be_written(option: str, tmp_path: Path) -> None:
-    """A real limit: no file of this process may grow beyond 500 bytes. Without -B that cuts off modules' bytecode, too."""
+    """A real limit: no file of this process may grow beyond 500 bytes. With -B this cuts no module's bytecode off."""
     command = [sys.executable, "-B", "-m", "sim.run", "scenarios/dp8.yaml", option, str(tmp_path / "out")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=lambda: limited(500))
     assert done.returncode == 2
