@@ -52,7 +52,8 @@ def test_measure_then_compare(scenario: Path, tmp_path: Path, capfd: pytest.Capt
     ratio = result["step_time_s"]["simulated"] / result["step_time_s"]["measured"]
     assert ratio < 2.0
     assert ratio > 0.5 or not result["quiet"]
-    assert abs(result["replay"]["error"]) < 0.15  # its own durations, however long, give its own makespan
+    # Recorded durations give the recorded step, but for what a busy machine's other processes took between two actions.
+    assert abs(result["replay"]["error"]) < (0.15 if result["quiet"] else 0.5)
     for row in result["memory_over_steps"]:
         assert len(row["peaks"]) == 4
         for pair in row["peaks"]:  # the first without, the others with the optimizer's states
