@@ -136,7 +136,8 @@ class Compute(Struct, frozen=True):
     that is bound by memory draws. `rows_in_turn`: how many rows it adds one after another, in a loop of one warp.
     `summed_rows`: of a sum over the rows of a matrix, how many one thread block adds up before blocks wait for others.
     `clocks`: of one multiprocessor, that the instructions of a kernel take which is bound by memory; all share them;
-    `lone_clocks`: those of one thread block, while others wait or have ended.
+    `lone_clocks`: those of one thread block, while others wait or have ended. `instructions`: of all threads of such a
+    kernel, where they were counted in its machine code.
     `drops`: a fused attention drops probabilities at random. `masked`: it gets a tensor of numbers that says which
     pairs it hides, and computes all. `part`: whose work it is; no price depends on it.
     """
@@ -167,6 +168,7 @@ class Compute(Struct, frozen=True):
     summed_rows: float = 0.0
     clocks: float = 0.0
     lone_clocks: float = 0.0
+    instructions: float = 0.0
     drops: bool = False
     masked: bool = False
     block: BlockRef | None = None

@@ -43,6 +43,23 @@ class Promoted(NamedTuple):
     mixed: tuple[tuple[Mixed, ...], tuple[Mixed, ...]] = ((), ())
 
 
+class Instructions(NamedTuple):
+    """A thread's instructions for each element of the inner width, in the kernels that torch.compile makes of the fused
+    activation (`tools/count_instructions.py`, compute capability 9.0; of 10.0 there are up to a seventh less).
+
+    `backward`: gate and up are tensors of their own; `joined`: halves of one tensor, and so are their gradients, for
+    each number of which Inductor computes both and chooses one. An expert's also multiplies by the router's weight:
+    `weighted`, `joined_weighted`, and `of_weight` for the weight's gradient. 0: no kernel, or not counted.
+    """
+
+    forward: float
+    backward: float
+    joined: float = 0.0
+    weighted: float = 0.0
+    joined_weighted: float = 0.0
+    of_weight: float = 0.0
+
+
 class Activation(Struct, frozen=True):
     """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
     of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps; `role`: of both.
@@ -50,7 +67,7 @@ class Activation(Struct, frozen=True):
     `clamped`: gate and up are clamped first. `under_autocast`: it is known what autocast makes of it: 16 bits
     throughout, or what eager code has in `promoted`. `torch_kernel`: torch's kernel of a formula that a model's own
     code writes out (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward
-    and backward: accesses and how many.
+    and backward: accesses and how many. `compiled`: instructions of the fused kernels.
     """
 
     gated: bool
@@ -65,12 +82,17 @@ class Activation(Struct, frozen=True):
     truths: int = 0
     torch_kernel: str = ""
     singly: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
+    compiled: Instructions = Instructions(0.0, 0.0)
 
 
 _ONE = Passes(2, 1, 3, 1)
+_GELU = Instructions(35.0, 43.0)
+_SWIGLU = Instructions(24.0, 43.0, 102.0, 27.0, 122.0, 36.0)
+_GEGLU = Instructions(34.0, 45.0, 100.0, 37.0, 112.0, 46.0)
+_QUICK_GEGLU = Instructions(21.0, 29.0, 79.0, 24.0, 83.0, 34.0)
 _GATED_EAGER, _GATED_FUSED = Passes(5, 2, 9, 3), Passes(3, 1, 5, 1)
 ACTIVATIONS: dict[str, Activation] = {
-    "gelu": Activation(False, _ONE, _ONE, ("gelu input",), ("gelu input",), TensorRole.INPUT),
+    "gelu": Activation(False, _ONE, _ONE, ("gelu input",), ("gelu input",), TensorRole.INPUT, compiled=_GELU),
     # 0.5·x·(1 + tanh(√(2/π)·(x + 0.044715·x³))) as GPT-2's code writes it (NewGELUActivation in Transformers'
     # activations.py). Forward: power, product (2, 2), sum (3), product, tanh, 1 + (2, 2, 2), 0.5·x (2), product (3).
     # Backward: the product's factors (3, 3), 0.5 (2), tanh (3), two factors (2, 2), the power's x², 3 and product
@@ -120,8 +142,12 @@ ACTIVATIONS: dict[str, Activation] = {
     "quick_gelu": Activation(
         False, Passes(7, 3, 14, 5), _ONE, ("gelu input", "sigmoid"), ("gelu input",), TensorRole.INPUT
     ),
-    "swiglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up")),
-    "geglu": Activation(True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up")),
+    "swiglu": Activation(
+        True, _GATED_EAGER, _GATED_FUSED, ("gate", "silu(gate)", "up"), ("gate", "up"), compiled=_SWIGLU
+    ),
+    "geglu": Activation(
+        True, _GATED_EAGER, _GATED_FUSED, ("gate", "gelu(gate)", "up"), ("gate", "up"), compiled=_GEGLU
+    ),
     # Eager code keeps its result, which is the next matmul's input (torch derivatives.yaml: relu).
     "relu": Activation(False, _ONE, _ONE, (), ("relu input",), TensorRole.INPUT),
     # Backward: the power's x, 2 and product (2, 2, 3), relu (3).
@@ -177,6 +203,7 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gate", "up"),
         clamped=True,
         under_autocast=False,
+        compiled=_QUICK_GEGLU,
     ),
     # DeepSeek V4: gate and up clamped (2, 2), silu (2), product (3). Backward: product (3, 3), silu (3), clamps (3, 3)
     # (transformers/models/deepseek_v4/modeling_deepseek_v4.py: DeepseekV4Experts._apply_gate).
@@ -188,6 +215,7 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gate", "up"),
         clamped=True,
         under_autocast=False,
+        compiled=_SWIGLU,
     ),
 }
 # Where a framework clamps before the fused kernel: two halves clamped (2, 2) and joined (2, 2). Backward, by operators

@@ -87,6 +87,10 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Oper
     if cut:
         join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
         forwards, backwards = _one_by_one(forwards, elements), (*_one_by_one(backwards, elements), join)
+    if d.framework.compiles_activation:
+        known = record.compiled
+        behind = known.joined if is_gated(mlp) and d.framework.merges_projections else known.backward
+        forwards, backwards = issuing(forwards, known.forward * elements), issuing(backwards, behind * elements)
     made = Operator(
         name,
         forwards,
@@ -95,6 +99,12 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Oper
         backward_bytes=(1 + inputs) * elements * d.act_bytes,
     )
     return _kept_in_8_bits(d, made) if d.fp8_activation_input else made
+
+
+def issuing(program: Program, instructions: float) -> Program:
+    """Return a fused activation's program, whose last kernel takes so many instructions of all threads."""
+    *others, last = program
+    return (*others, replace(last, instructions=instructions)) if isinstance(last, Compute) else program
 
 
 def _kept_in_8_bits(d: Dims, made: Operator) -> Operator:

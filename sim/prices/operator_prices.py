@@ -31,6 +31,7 @@ from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
 from sim.prices.collective_tables import collective_cost
 from sim.prices.cost import Cost, measured
 from sim.prices.fp32_matmuls import fp32_seconds
+from sim.prices.instructions import with_instructions
 from sim.prices.kernel_tables import least_waves, measured_bytes
 from sim.prices.point_corrections import MEMORY_UNCERTAINTY, PointCorrections
 from sim.prices.power_limit import PowerLimit
@@ -179,6 +180,7 @@ class Costs:
         found = next((cost for price in prices if (cost := price(op, pace)) is not None), None)
         cost = found or self.power.throttled(op, self._roofline(op), pace, self._device)
         cost = self._bound_by_instructions(op, self._without_tensor_cores(op, cost))
+        cost = self._issuing(op, cost)
         return self._summing_rows(op, self._drawing(op, cost))
 
     def _without_tensor_cores(self, op: Compute, cost: Cost) -> Cost:
@@ -201,6 +203,12 @@ class Costs:
         if not op.random_numbers or measured_so:
             return cost
         return cost._replace(seconds=with_draws(cost.seconds, op.random_numbers, self._sm_clocks_per_s))
+
+    def _issuing(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a kernel whose instructions were counted; points of its kind were measured with them."""
+        if not op.instructions or (op.kernel and self._points.knows(op)):
+            return cost
+        return cost._replace(seconds=with_instructions(cost.seconds, op.instructions, self._sm_clocks_per_s))
 
     def _bound_by_instructions(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a kernel whose instructions take longer than its bytes."""

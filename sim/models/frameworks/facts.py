@@ -48,6 +48,8 @@ class Framework(Struct, frozen=True):
     every layer [core/models/common/embeddings/rope_utils.py: apply_rotary_pos_emb, `mscale`]"""
     fuses_activation: bool = False
     """SwiGLU and squared ReLU are one kernel, not two [core/fusions/fused_bias_swiglu.py]"""
+    compiles_activation: bool = False
+    """torch.compile makes the activation's kernel, whose instructions are counted [core/jit.py: jit_fuser]"""
     fuses_weighted_relu2: bool = False
     """an expert's squared ReLU multiplies by the router's weight in its own kernel, as a gated activation does
     [core/transformer/moe/experts.py: use_fused_weighted_squared_relu]"""

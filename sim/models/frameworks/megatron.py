@@ -75,6 +75,7 @@ MEGATRON = Framework(
     fuses_rope=True,
     scales_rope_apart=True,
     fuses_activation=True,
+    compiles_activation=True,
     clamps_apart=True,
     copies_around_scans=True,
     fuses_residual=True,
@@ -141,6 +142,7 @@ MEGATRON = Framework(
         Former(
             "2024-01",
             {
+                "compiles_activation": False,  # torch.jit.script before torch 2.2
                 "norm_kernel": "",
                 "copies_split_projection": False,
                 # `check_for_nan_in_loss_and_grad` is of the autumn of 2023.

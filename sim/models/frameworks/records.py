@@ -66,6 +66,7 @@ _COMPILED = Framework(
     fuses_rmsnorm=True,
     fuses_rope=True,
     fuses_activation=True,
+    compiles_activation=True,
     fuses_residual=True,
     fuses_hyper_connections=True,  # by chains
     fuses_adapter_sum=True,

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
-from sim.models.activations import activation, is_gated
+from sim.models.activation_facts import ACTIVATIONS
+from sim.models.activations import activation, is_gated, issuing
 from sim.models.dims import Dims, ceil_div
 from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import grouped
@@ -157,7 +158,15 @@ def _activated(d: Dims, mlp: str, elements: float) -> tuple[Operator, ...]:
         return (made,)
     again = 3 if is_gated(mlp) else 2
     read = memory_op("expert_weights_grad", I, "elementwise", elements, again * d.act_bytes * elements, d.act)
-    return (replace(made, backward=(*made.backward, read)),)
+    if not d.framework.compiles_activation:
+        return (replace(made, backward=(*made.backward, read)),)
+    known = ACTIVATIONS[mlp].compiled
+    forward = issuing(made.forward, known.weighted * elements)
+    backward = (
+        *issuing(made.backward, known.joined_weighted * elements),
+        *issuing((read,), known.of_weight * elements),
+    )
+    return (replace(made, forward=forward, backward=backward),)
 
 
 def _weighting(d: Dims, elements: float) -> Operator:
