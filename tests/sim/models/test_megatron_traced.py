@@ -24,6 +24,8 @@ ALIKE = [
     (["rope_backward"], ["fused_rope_backward"]),
     (["split_copies"], ["elementwise_kernel<128, 4"]),
     (["split_copies_backward"], ["CatArrayBatchedCopy_vectorized"]),
+    (["swiglu_backward"], ["triton_poi_fused_add_cat_mul_rsub_sigmoid_silu"]),
+    (["swiglu", "swiglu_backward"], ["sigmoid_silu_split", "triton_poi_fused_mul_silu_split"]),
     (["cross_entropy"], ["online_softmax", "cross_entropy_kernel"]),
     (["cross_entropy_backward"], ["element_mul_kernel"]),
     (["adamw"], ["AdamFunctor", "bfloat16_copy"]),
