@@ -39,6 +39,9 @@ class Group(Struct, frozen=True, dict=True):
     fabric: Fabric
     # Whether every two GPUs of a domain are linked and the library sends directly over these links.
     sends_directly: bool = False
+    # Parts of a GPU's links that an exchange and a pair use inside a domain; less than 1 on a mesh.
+    exchange_links: float = 1.0
+    pair_links: float = 1.0
     torus_steps: int = 0  # steps of one pass of rings along all axes of a torus; 0: no torus
 
     @cached_property
