@@ -80,3 +80,10 @@ def test_a_domain_of_broken_nodes_is_refused() -> None:
         IntraNode(bandwidth_bytes_per_s=0)
     with pytest.raises(ValidationError):
         InterNode(oversubscription=0.5)
+
+
+@pytest.mark.parametrize("name", ["b200-sxm", "gb200"])
+def test_int8_units_of_blackwell_are_as_fast_as_fp8_ones(name: str) -> None:
+    """NVIDIA's HGX page and GB200 NVL72 data sheet: 72 and 720 POPS with sparsity, as of FP8; B300 has hardly any."""
+    peaks = GPUS[name].peak_flops_per_s
+    assert peaks["int8"] == peaks["fp8"]
