@@ -126,6 +126,14 @@ def test_a_slow_networks_latency_is_added_to_every_protocols_step() -> None:
     assert group.stepped(1.0, 0.25).inter_latency_s == pytest.approx(0.25 * SIMPLE_NETWORK_S + excess_s)
 
 
+def test_nccl_counts_whole_levels_of_a_tree() -> None:
+    """`log2i` of src/graph/tuning.cc rounds down: to NCCL a tree over six nodes is no deeper than over four."""
+    h100 = Network(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 8}))
+    six, eight = (h100.collective("all_reduce", range(0, 8 * nodes, 8), 1024) for nodes in (6, 8))
+    assert six.choice == eight.choice == ("tree", LL)
+    assert six.seconds <= eight.seconds
+
+
 def test_switches_and_trees_reduce_where_nccl_says_so() -> None:
     """Between nodes of more than two GPUs that reduce in switches; on AWS's network over two nodes and from 30 MiB."""
     h100, efa, a100 = (Network(CLUSTERS[name]) for name in ("dgx-h100", "p5-efa", "dgx-a100"))
