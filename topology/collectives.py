@@ -270,10 +270,20 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
         if not TRAITS[name].usable(group, size_bytes):
             continue
         for estimate in TRAITS[name].protocols if group.protocols else PLAIN:
-            cost = algorithm(group.stepped(estimate.step, estimate.inter_step), size_bytes)
-            start_s = estimate.base * group.latency_s
+            stepped = group.stepped(estimate.step, estimate.inter_step)
+            cost = algorithm(stepped, size_bytes)
+            start_s = estimate.base * group.latency_s - _uncounted_s(name, stepped)
             seconds = start_s + cost.latency_s + cost.transfer_s / estimate.bandwidth
             if best is None or seconds < least_s:
                 best, least_s = Choice(name, estimate.protocol), seconds
     assert best is not None
     return best
+
+
+def _uncounted_s(algorithm: str, group: Group) -> float:
+    """Return the seconds of a tree's last level between d domains, which NCCL's model leaves out: it has ⌊log2 d⌋
+    (`log2i`, src/graph/tuning.cc), a tree ⌈log2 d⌉."""
+    if not group.protocols or algorithm not in ("tree", "nvls_tree"):
+        return 0.0
+    levels = math.log2(group.domains)
+    return 2 * (math.ceil(levels) - math.floor(levels)) * group.inter_latency_s

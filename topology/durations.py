@@ -208,7 +208,8 @@ def exchange(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     start_s = protocol.of(kernel.starts_s) * _near(group)
     block_s = size_bytes / group.ranks / (group.exchange_bytes_per_s * kernel.share)
     if protocol.few_channels:
-        return AlphaBeta(start_s, _channel_share(group.timing, group.ranks - 1) * kernel.ll_channels * block_s)
+        wire = _in_channels(group.timing, protocol, group.ranks - 1, group.exchange_links)
+        return AlphaBeta(start_s, wire * block_s)
     if group.domains == 1:
         return AlphaBeta(start_s, bare.transfer_s + kernel.fill * block_s)
     rounds = math.ceil((group.ranks - group.members) / P2P_PER_ROUND)
@@ -226,13 +227,23 @@ def send_recv(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     kernel, bare = group.timing.direct, direct_send_recv(group, size_bytes)
     start_s = protocol.of(kernel.starts_s) * _near(group)
     if group.domains == 1:
-        return AlphaBeta(start_s, bare.transfer_s * _message_wire(group.timing, protocol) / kernel.share)
+        wire = _message_wire(group.timing, protocol, group.pair_links)
+        return AlphaBeta(start_s, bare.transfer_s * wire / kernel.share)
     return AlphaBeta(start_s + _far(group, group.fabric.message_step_s), bare.transfer_s)
 
 
-def _message_wire(timing: Timing, protocol: Protocol) -> float:
-    """Return the time of one message's bytes ÷ the time that a GPU's links need for them."""
-    return timing.direct.ll_channels * _channel_share(timing, 1) if protocol.few_channels else 1.0
+def _in_channels(timing: Timing, protocol: Protocol, messages: int, links: float) -> float:
+    """Return the time of equal LL messages to as many ranks ÷ the time that their links need for one's bytes.
+
+    `links`: the part of a GPU's links that they use. A channel is as fast on a few links as on all of them, so a mesh's
+    few links need fewer channels, but are never faster than the flags beside the data let them.
+    """
+    return max(protocol.sent_bytes * messages, timing.direct.ll_channels * _channel_share(timing, messages) * links)
+
+
+def _message_wire(timing: Timing, protocol: Protocol, links: float) -> float:
+    """Return the time of one message's bytes ÷ the time that its links, a part of a GPU's, need for them."""
+    return _in_channels(timing, protocol, 1, links) if protocol.few_channels else 1.0
 
 
 class NetworkPath(Struct, frozen=True):
@@ -240,6 +251,7 @@ class NetworkPath(Struct, frozen=True):
 
     `latency_s`, `inter_latency_s`: of its steps within domains and between them. `bytes_per_s`: of its narrowest link.
     `hops`: number of steps between domains. `alone`: the sender's part of the NICs ÷ a GPU's fair share of them.
+    `links`: the part of a GPU's links inside its domain that the message uses; less than 1 on a mesh.
     """
 
     latency_s: float
@@ -247,6 +259,7 @@ class NetworkPath(Struct, frozen=True):
     bytes_per_s: float
     hops: int = 0
     alone: float = 1.0
+    links: float = 1.0
 
 
 _GATHERS: Mapping[str, Duration] = {"ring": ring_gather, "nvls": in_switch(nvls_all_gather), "mesh": straight(1)}
@@ -294,5 +307,5 @@ def message_seconds(
         protocol.of(kernel.starts_s) * scale
         + further_s * step_s / SIMPLE_NVLINK_S
         + path.hops * _far_step(path.inter_latency_s / max(1, path.hops), fabric.message_step_s)
-        + size_bytes * _message_wire(timing, protocol) / (path.bytes_per_s * share)
+        + size_bytes * _message_wire(timing, protocol, path.links) / (path.bytes_per_s * share)
     )

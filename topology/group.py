@@ -7,6 +7,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
+from topology.protocols import SIMPLE_NETWORK_S
 from topology.timing import Fabric, Timing
 
 
@@ -39,6 +40,9 @@ class Group(Struct, frozen=True, dict=True):
     fabric: Fabric
     # Whether every two GPUs of a domain are linked and the library sends directly over these links.
     sends_directly: bool = False
+    # Parts of a GPU's links that an exchange and a pair use inside a domain; less than 1 on a mesh.
+    exchange_links: float = 1.0
+    pair_links: float = 1.0
     torus_steps: int = 0  # steps of one pass of rings along all axes of a torus; 0: no torus
 
     @cached_property
@@ -47,11 +51,16 @@ class Group(Struct, frozen=True, dict=True):
         return {}
 
     def stepped(self, near: float, far: float) -> Group:
-        """Return the group with its latencies inside domains times `near` and between them times `far`; cached."""
+        """Return the group with its latencies inside domains times `near` and between them times `far`; cached.
+
+        By how much a network's latency exceeds the usual one is added to a step of any protocol, as NCCL does with the
+        latency that a plugin states (`latencyInter` in `ncclTopoTuneModel`, src/graph/tuning.cc).
+        """
         key = ("stepped", near, far)
         if key not in self._kept:
-            latency_s, inter_latency_s = self.latency_s * near, self.inter_latency_s * far
-            self._kept[key] = replace(self, latency_s=latency_s, inter_latency_s=inter_latency_s)
+            usual_s = min(self.inter_latency_s, SIMPLE_NETWORK_S)
+            inter_latency_s = usual_s * far + self.inter_latency_s - usual_s
+            self._kept[key] = replace(self, latency_s=self.latency_s * near, inter_latency_s=inter_latency_s)
         return self._kept[key]
 
     def sustained(self, near: float, far: float) -> Group:

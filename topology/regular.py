@@ -76,7 +76,8 @@ class RegularNetwork:
         intra, inter = self.cluster.intra_node, self.cluster.inter_node
         gpus = self.cluster.gpus_per_node
         if src // self.domain_gpus == dst // self.domain_gpus:
-            return NetworkPath(self._latency(src, dst), 0.0, self._pair(src, dst))
+            pair = self._pair(src, dst)
+            return NetworkPath(self._latency(src, dst), 0.0, pair, links=pair / self.gpu_bytes_per_s)
         latency_s, hops, share = 0.0, 1, self.nic_share_bytes_per_s
         senders = min(gpus, abs(dst - src))  # GPUs of a node whose messages leave it, if all send equally far
         alone = max(1.0, min(gpus / senders, inter.usable_bytes_per_s / share))
@@ -120,6 +121,8 @@ class RegularNetwork:
             timing=self.timing,
             fabric=self.fabric,
             sends_directly=self.sends_directly,
+            exchange_links=inside.exchange / self.gpu_bytes_per_s,
+            pair_links=inside.pair / self.gpu_bytes_per_s,
             torus_steps=0 if self.protocols else self._along_axes(ranks)[1],  # NCCL and its like know no torus
         )
 

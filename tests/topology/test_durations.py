@@ -199,3 +199,14 @@ def test_times_and_loads_come_from_a_protocol_s_facts_not_from_its_name(protocol
         assert loads[1] == loads[2]
         for link, plain in loads[0].bytes.items():
             assert loads[1].bytes[link] == pytest.approx(plain * protocol.sent_bytes)
+
+
+@pytest.mark.parametrize("machine", ["mi300x-node", "dgx-v100", "gaudi3-node"])
+def test_a_small_message_on_few_links_of_a_mesh_is_no_slower_than_one_of_many_on_all_links(machine: str) -> None:
+    network, size = Network(CLUSTERS[machine]), 16384
+    whole = network.collective("all_to_all", range(8), 8 * size).seconds
+    assert all(network.collective("all_to_all", range(n), n * size).seconds <= whole for n in (2, 4))
+    assert network.collective("send_recv", range(2), size).seconds <= whole
+    assert network.send(0, 1, size) <= whole
+    switched = Network(CLUSTERS["dgx-h100"])
+    assert switched.group(range(4)).exchange_links == switched.path(0, 1).links == 1.0

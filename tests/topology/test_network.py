@@ -14,7 +14,7 @@ from topology.collectives import (
 from topology.durations import duration
 from topology.network import Network
 from topology.presets import CLUSTERS, GPUS
-from topology.protocols import LL, SIMPLE
+from topology.protocols import LL, SIMPLE, SIMPLE_NETWORK_S
 from topology.spec import ClusterSpec, InterNode
 from topology.timing import timing_of
 
@@ -113,6 +113,25 @@ def test_small_all_reduces_over_many_nodes_go_by_tree_and_large_ones_by_ring() -
 def test_nvls_is_taken_where_the_switch_has_it() -> None:
     assert Network(CLUSTERS["dgx-a100"]).collective("all_reduce", range(8), SIZE).algorithm == "ring Simple"
     assert Network(CLUSTERS["dgx-h100"]).collective("all_reduce", range(8), SIZE).algorithm == "nvls Simple"
+
+
+def test_a_slow_networks_latency_is_added_to_every_protocols_step() -> None:
+    """NCCL adds what a plugin states (`latencyInter`), so a small all-reduce takes the fewest hops between nodes."""
+    efa = Network(CLUSTERS["p5-efa"].model_copy(update={"nodes": 4}))
+    three, four = (efa.collective("all_reduce", range(8 * nodes), 4096) for nodes in (3, 4))
+    assert three.choice.algorithm == four.choice.algorithm == "tree"
+    assert three.seconds <= four.seconds
+    group = efa.group(range(16))
+    excess_s = group.inter_latency_s - SIMPLE_NETWORK_S
+    assert group.stepped(1.0, 0.25).inter_latency_s == pytest.approx(0.25 * SIMPLE_NETWORK_S + excess_s)
+
+
+def test_nccl_counts_whole_levels_of_a_tree() -> None:
+    """`log2i` of src/graph/tuning.cc rounds down: to NCCL a tree over six nodes is no deeper than over four."""
+    h100 = Network(CLUSTERS["dgx-h100"].model_copy(update={"nodes": 8}))
+    six, eight = (h100.collective("all_reduce", range(0, 8 * nodes, 8), 1024) for nodes in (6, 8))
+    assert six.choice == eight.choice == ("tree", LL)
+    assert six.seconds <= eight.seconds
 
 
 def test_switches_and_trees_reduce_where_nccl_says_so() -> None:

@@ -80,3 +80,16 @@ def test_a_domain_of_broken_nodes_is_refused() -> None:
         IntraNode(bandwidth_bytes_per_s=0)
     with pytest.raises(ValidationError):
         InterNode(oversubscription=0.5)
+
+
+@pytest.mark.parametrize("name", ["b200-sxm", "gb200"])
+def test_int8_units_of_blackwell_are_as_fast_as_fp8_ones(name: str) -> None:
+    """NVIDIA's HGX page and GB200 NVL72 data sheet: 72 and 720 POPS with sparsity, as of FP8; B300 has hardly any."""
+    peaks = GPUS[name].peak_flops_per_s
+    assert peaks["int8"] == peaks["fp8"]
+
+
+@pytest.mark.parametrize(("name", "bytes_per_s"), [("gb300-nvl72", 14e12 / 18), ("dgx-b300", 2 * 8 * 6400e6 * 8)])
+def test_host_memory_of_blackwell_ultra(name: str, bytes_per_s: float) -> None:
+    """Of 18 trays of a rack 14 TB/s; of two sockets eight channels of DDR5-6400 each."""
+    assert CLUSTERS[name].host_memory_bandwidth_bytes_per_s == pytest.approx(bytes_per_s, rel=1e-3)
