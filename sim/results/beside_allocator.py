@@ -12,8 +12,8 @@ and more).
 where logs show fewer (eight H800: 16, issue 892; two nodes of two H20: 8, issue 1189): there too much is taken off, on
 eight H800 a third of the buffers.
 
-Which communicators a trainer makes is its record's fact. Of one whose communicators nobody counted only what CUDA does
-not show is taken off, so that its runs are said to fit in all that CUDA shows.
+Which communicators a trainer makes is its record's fact. Of one whose communicators nobody counted nothing is taken
+off, so that its runs are said to fit in the whole memory.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class MemoryLimit(NamedTuple):
 
 
 def memory_limit(scenario: Scenario, gpu: GpuSpec) -> MemoryLimit:
-    """Return the memory of a GPU that a training step can have; all that CUDA shows if nobody counted the rest."""
+    """Return the memory of a GPU that a training step can have; all of it while serving."""
     if not _counted(scenario, gpu):
-        return MemoryLimit(gpu.shown_bytes, None)
+        return MemoryLimit(gpu.memory_bytes, None)
     buffers = communicators(scenario) * NODE_CHANNELS * CONNECTIONS * CONNECTION_BYTES
     limit = max(1.0, _without_context_bytes(gpu) - buffers)  # a share of nothing would be no number
     return MemoryLimit(limit, gpu.memory_bytes - limit)
@@ -65,7 +65,7 @@ def allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
 def most_allocator_bytes(scenario: Scenario, gpu: GpuSpec) -> float:
     """Return the most that torch's allocator can have in any layout: NCCL's buffers, which depend on it, are left
     out."""
-    return _without_context_bytes(gpu) if _counted(scenario, gpu) else gpu.shown_bytes
+    return _without_context_bytes(gpu) if _counted(scenario, gpu) else gpu.memory_bytes
 
 
 def is_tight(peak_bytes: float, limit: MemoryLimit, gpu: GpuSpec) -> bool:
