@@ -18,7 +18,8 @@ All of a rank's data-parallel traffic queues on one stream, "dp", but for that a
 replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
 
 Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
-it, and copied, joined and divided as `ZeroEngine` says. Left out: norms' gradients' all-reduce over tp with sp.
+it, and copied, joined and divided as `ZeroEngine` says. Norms' gradients are all-reduced over tp with sp where
+`ZeroEngine.sums_shared` says so; left out: Megatron's one all-reduce of them in a step.
 """
 
 from __future__ import annotations
@@ -291,6 +292,14 @@ def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> l
         return []
     made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", elements, moved, "bf16", each * tensors + once)
     return [replace(made, part=ModelPart.OPTIMIZER, looped=dp.copies_replicas)]  # torch's reducer is in C++
+
+
+def sum_shared(block: Block, dp: DataParallel) -> list[Comm]:
+    """All-reduces over tp of the gradients of what its ranks hold whole, a tensor each (`ZeroEngine.sums_shared`)."""
+    if not dp.engine.sums_shared or dp.zero != 3 or dp.shard * dp.replica == 1:
+        return []
+    name, phase, b = f"{block.name} shared gradients", Phase.WEIGHT_GRAD, dp.parameter_bytes
+    return [Comm(name, "all_reduce", "tp", n * b, phase) for n in block.shared]
 
 
 def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

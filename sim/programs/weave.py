@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from sim.core.program import Block, Comm, Compute, Item, Phase
-from sim.programs.data_parallel import DataParallel, gradients_of, join_gradients, limit_bytes, unpack, waits
+from sim.programs.data_parallel import (
+    DataParallel,
+    gradients_of,
+    join_gradients,
+    limit_bytes,
+    sum_shared,
+    unpack,
+    waits,
+)
 from sim.programs.gathered_units import backward_gathers, forward_gathers, in_root
 
 
@@ -92,6 +100,7 @@ class _Buckets:
         for n in reversed(tensors) if self.limit_bytes == 0.0 else ():
             out += self.add(name, (n, 0), left)
         out += self.add(name, (left[0], left[1]), left)
+        out += sum_shared(block, self.dp)
         if self.dp.zero == 3 and not last_block and in_root(self.dp.engine, block):
             self.of_root = self._taken()
             return out

@@ -55,6 +55,23 @@ def test_the_root_of_older_releases_holds_embedding_and_output() -> None:
     assert reduced == [[], *[[layer]] * 4, [root]]
 
 
+def test_gradients_of_norms_are_summed_over_tensor_parallel_ranks() -> None:
+    """A tensor each, in 16 bits, behind each unit's backward and before its reduction; never with whole sequences."""
+    for sp, dp_size, expected in (
+        (True, 2, [[256], *[[256, 256]] * LAYERS, []]),
+        (False, 2, [[]] * 6),
+        (True, 1, [[]] * 6),
+    ):
+        training = {"seq_len": 64, "global_batch_size": 2, "framework": "compiled"}
+        layout = {"dp": dp_size, "tp": 2, "sp": sp, "zero": 3}
+        plan = make_plan(scenario_with(training, layout, model=llama_like(LAYERS, 256, 4, 8192)))
+        blocks = stage_blocks(plan, plan.parts[0], 0)
+        program = weave_backward(blocks, make_data_parallel(plan), BOTH, True)
+        summed = [[i for i in part if isinstance(i, Comm) and "shared" in i.name] for part in program]
+        assert [[i.bytes / 2 for i in part] for part in summed] == expected
+        assert {(i.kind, i.group, i.blocking) for part in summed for i in part} <= {("all_reduce", "tp", True)}
+
+
 @pytest.mark.parametrize("date", [None, ROOT])
 def test_two_neighbours_are_gathered_at_once_beside_the_root(date: str | None) -> None:
     blocks, dp = stage(date)

@@ -181,7 +181,9 @@ class ZeroEngine(NamedTuple):
     the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
     torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
     fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`). `root_again`: it is freed
-    behind the forward, and gathered as the backward begins.
+    behind the forward, and gathered as the backward begins. `sums_shared`: with ZeRO-3, before a unit is reduced, the
+    gradient of each of its tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over them, and the
+    computation waits (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`).
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -219,6 +221,7 @@ class ZeroEngine(NamedTuple):
     kept_last: int = 0
     ends_together: bool = False
     root_again: bool = False
+    sums_shared: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True

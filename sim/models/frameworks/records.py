@@ -54,6 +54,8 @@ TITAN_FOREACH = Former(  # the pull request is of 24 February
 )
 LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
+# torchtitan: models/common/decoder_sharding.py, `norm_config`, whose weights' gradients FSDP sums over tp.
+TITAN_ZERO = REPLICAS_COPIED._replace(kept_last=1, sums_shared=True)
 # accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, which keeps [norm, output] for the backward.
 ACCELERATE_ZERO = REPLICAS_COPIED._replace(sends_in_precision=True, kept_last=1)
 ACCELERATE_ROOT = Former(
@@ -78,7 +80,7 @@ _COMPILED = Framework(
     keeps_gathered=True,
     scatters_sums_apart=True,
     # torchtitan: models/llama3/infra/parallelize.py, apply_ddp; apply_fsdp, which keeps [norm, output] for the backward
-    zero=REPLICAS_COPIED._replace(kept_last=1),
+    zero=TITAN_ZERO,
     loss=COMPILED_LOSS,
     router=COMPILED_ROUTER,
     uses_torch_compile=True,
@@ -89,7 +91,7 @@ _COMPILED = Framework(
         # Then the last layer stayed, and embedding, norm and output were the root's.
         Former(
             "2025-08",
-            {"zero": REPLICAS_COPIED._replace(kept_last=1, ends_together=True)},
+            {"zero": TITAN_ZERO._replace(ends_together=True)},
             "torchtitan pull request 1094: units of embedding and of [norm, output]",
         ),
         # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
