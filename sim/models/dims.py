@@ -202,9 +202,9 @@ def holds_back_sums(scenario: Scenario) -> bool:
 
 
 def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) -> Framework:
-    """The record with a fusion off that the step runs without, or a router's on; `sharded`: by Megatron's FSDP, which
-    has none of the first (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with
-    Megatron FSDP").
+    """The record with a fusion off that the step runs without, or a router's on; `sharded`: gradients are, as
+    Megatron's FSDP alone does, which has none of the first (Megatron-Bridge, training/config.py: "Gradient accumulation
+    fusion is not supported with Megatron FSDP").
 
     Megatron-Core's grouped experts with biases refuse the fused sum of bias, dropout and residual, which is one switch
     for all layers (transformer/moe/experts.py: "bias_dropout_fusion is not supported in TEGroupedMLP when
@@ -335,7 +335,7 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    framework = _switched(framework_of(t), m, t, _is_sharded(p))
+    framework = _switched(framework_of(t), m, t, p.zero >= 2 and p.sharded_over[0] > 1)
     code = code_of(m.code, framework)
     return Dims(
         **_own_tokens(t, p),

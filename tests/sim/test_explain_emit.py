@@ -179,6 +179,7 @@ def test_torchtitan_takes_the_same_layout() -> None:
     hybrid = scenario(parallelism=alone | {"cp": 2, "shard_size": 4})
     p = tomllib.loads(emit(hybrid, "torchtitan"))["parallelism"]
     assert (p["data_parallel_replicate_degree"], p["data_parallel_shard_degree"]) == (4, 2)
+    assert p["fsdp_reshard_after_forward"] == "default"  # which keeps the output's unit, as simulated
 
 
 # Fields of the classes in torchtitan/config/configs.py and of what `Trainer.Config` takes, in torchtitan 0.3.0.
@@ -278,6 +279,7 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
             ["parallelism.zero: found 1; torchtitan shards everything (zero: 3)"],
         ),
         ("torchtitan", {"parallelism": {"sp": False}}, ["parallelism.sp: found false"]),
+        ("torchtitan", {"parallelism": {"p2p_overlap": False}}, ["parallelism.p2p_overlap: found false"]),
         ("torchtitan", {"parallelism": {"accumulate_unsharded": False}}, ["reduces gradients once a step at pp 4"]),
         ("torchtitan", {"parallelism": {"pp": 1, "virtual_stages": None}}, ["once a micro-batch at pp 1"]),
         (

@@ -225,8 +225,9 @@ def _reduces_nothing(s: Layout) -> str:
 
 
 def _fused_sums(s: Layout) -> str:
-    sharded = s.parallelism.zero == 3 and s.parallelism.sharded_over[0] > 1
-    return "with zero 3, as Megatron's FSDP has no such fusion" if sharded else ""
+    zero = s.parallelism.zero
+    sharded = zero >= 2 and s.parallelism.sharded_over[0] > 1
+    return f"with zero {zero}, as Megatron's FSDP has no such fusion" if sharded else ""
 
 
 def _own_router(s: Layout) -> str:
