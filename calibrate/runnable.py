@@ -220,6 +220,8 @@ def _layout(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.layers_per_stage", found, "at least one layer on every stage but the first and the last"
     if p.reduces_rows and s.micro_batches > 1:
         yield "parallelism.accumulate_in_a_row", "true", "false"
+    if p.fsdp_version == 1 or not p.backward_prefetch:
+        yield "parallelism.fsdp_version", "torch's first FSDP", "null, 2 (which gathers a layer ahead)"
     if p.gather_bucket_bytes is not None:
         yield "parallelism.gather_bucket_bytes", p.gather_bucket_bytes, "null: a layer in one message"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)

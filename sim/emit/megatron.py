@@ -124,6 +124,8 @@ class Megatron(Emission):
             self.has_only("parallelism.param_gather_overlap", (True,), "gathers FSDP's parameters ahead")
         if p.zero == 3:
             self.has_only("parallelism.reshard_after_forward", (True,), "reshards after forward (FSDP)")
+            self.has_only("parallelism.fsdp_version", (None, 2), "has an FSDP of its own, which gathers layers ahead")
+            self.has_only("parallelism.backward_prefetch", (True,), "gathers layers ahead")
 
     def _check_training(self) -> None:
         t, r = self.training, self.training.recompute

@@ -154,6 +154,8 @@ class Titan(Emission):
                 own = f"torchtitan's buckets have {TITAN_DDP_BUCKET}"
                 self.notes.append(f"bucket_bytes is not set, {p.bucket_bytes:,.0f} bytes are simulated; {own}")
             return p.dp, 1
+        self.has_only("parallelism.fsdp_version", (None, 2), "has torch's FSDP2")
+        self.has_only("parallelism.backward_prefetch", (True,), "gathers layers ahead")
         # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of
         # torch.distributed.pipelining.stage); without one, in each micro-batch (torchtitan's `train_step`).
         several = self.scenario.micro_batches > 1

@@ -46,9 +46,12 @@ def weave_backward(
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
         gathers = backward_gathers(order, dp)
-        out[0] += gathers[0]
+        # A gather that nothing prefetches queues behind the reduction before it (`_unshard` in the layer's own hook of
+        # torch/distributed/fsdp/_runtime_utils.py: `_pre_backward_hook`).
+        ahead = 1 if dp.prefetches else 0
+        out[0] += gathers[0] if ahead else []
         for i, items in enumerate(out):
-            items += gathers[i + 1] if i + 1 < len(order) else []
+            items += gathers[i + ahead] if i + ahead < len(order) else []
             items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
     buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None

@@ -197,7 +197,11 @@ class ZeroEngine(NamedTuple):
     (accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin.set_mixed_precision). `keeps_unreduced`: with
     ZeRO-3 without `reshard_after_forward` a backward that reduces nothing leaves its parameters gathered
     (torch/distributed/fsdp/_runtime_utils.py: `_should_free_in_backward`; not FSDP2's `post_backward`).
+
+    `fsdp_version`: of torch's FSDP, which ZeRO-3 is; 0 where it is another's.
     """
+
+    fsdp_version: int = 2
 
     all_reduced_at: tuple[int, ...] = ()
     at_once_at: tuple[int, ...] = ()
@@ -228,6 +232,28 @@ class ZeroEngine(NamedTuple):
     adds_up_as_sent: bool = True
     sends_in_precision: bool = False
     keeps_unreduced: bool = False
+
+    @property
+    def as_first_fsdp(self) -> ZeroEngine:
+        """The same trainer with torch's first FSDP (torch/distributed/fsdp).
+
+        _flat_param.py, `_get_unflat_views_unaligned`: parameters are views of what is gathered, and the backward of
+        torch.split joins their gradients (2 accesses). _runtime_utils.py, `_reduce_grad`: these are divided (2). Layers
+        alone are wrapped; `_post_forward_reshard`: the root's parameters stay.
+        """
+        return self._replace(
+            fsdp_version=1,
+            copies_gathered=False,
+            gathers_apart=False,
+            joining_accesses=2,
+            views_accesses=2,
+            joining_kernels=(0, 2),
+            ends_together=True,
+            kept_last=0,
+            root_again=False,
+            sums_shared=False,
+            keeps_unreduced=True,
+        )
 
     def bucket_bytes_of(self, dp: int, element_bytes: float) -> int:
         """Return the size of a bucket of gradients of `element_bytes` each, among `dp` ranks."""
