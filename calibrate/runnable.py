@@ -148,8 +148,8 @@ def _optimizer(t: Training) -> Iterator[Problem]:
         yield "training.adamw_kernels", t.adamw_kernels, "fused"
     if t.optimizer_dtype != "fp32":
         yield "training.optimizer_dtype", t.optimizer_dtype, "fp32"
-    if t.master_weights is False and t.param_dtype != "fp32":
-        yield "training.master_weights", "false", "null (an fp32 copy of 16-bit parameters)"
+    if t.master_weights is not None and t.param_dtype != "fp32":
+        yield "training.master_weights", t.master_weights, "null (an fp32 copy of 16-bit parameters)"
     if t.zero_grad == "set_to_none":
         yield "training.zero_grad", t.zero_grad, "null, keep"
 

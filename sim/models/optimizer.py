@@ -25,6 +25,7 @@ FOREACH_KERNELS = 8
 # Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
 # (2) divided (2) and shifted (2), the parameter moved (4).
 ADAMW_OPERATOR_ACCESSES = 22
+REMAINDERS = "remainders"  # `training.master_weights`: halves of fp32 numbers (TE optimizers/fused_adam.py)
 NOTHING_DEALT = Dealt()  # to an optimizer that updates whole matrices
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
@@ -49,6 +50,8 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
     held = kept_bytes(t)
     updated = held.master or dtype_bytes(t.param_dtype)
     written = dtype_bytes(t.param_dtype) + held.master * framework_of(t).copies_updated if held.master else 0.0
+    if t.master_weights == REMAINDERS:  # one kernel reads and writes parameter and remainder
+        updated, written = FP32_BYTES, 0.0
     optimizer = OPTIMIZERS[t.optimizer]
     if optimizer.whole_matrices:
         rest = _one_pass(OPTIMIZERS[optimizer.others_by], dealt.rest, t, held, updated, written)
@@ -112,8 +115,9 @@ def kept_bytes(t: Training) -> KeptBytes:
     With 16-bit moments and no master copy a parameter, its 16-bit gradient and its states take 2 + 2 + 4 bytes. Muon
     keeps these of what it leaves to AdamW: `matrix_kept_bytes` of its matrices.
     """
-    copied = t.master_weights is None and dtype_bytes(t.param_dtype) < FP32_BYTES
-    return KeptBytes(OPTIMIZERS[t.optimizer].moments * moment_bytes(t), FP32_BYTES if copied else 0.0)
+    narrow = dtype_bytes(t.param_dtype)
+    copied = 0.0 if t.master_weights is False else FP32_BYTES - (narrow if t.master_weights == REMAINDERS else 0.0)
+    return KeptBytes(OPTIMIZERS[t.optimizer].moments * moment_bytes(t), copied if narrow < FP32_BYTES else 0.0)
 
 
 def matrix_kept_bytes(t: Training) -> KeptBytes:
@@ -159,7 +163,8 @@ def host_update_items(n_params: int, t: Training) -> Program:
 def main_gradient_bytes(t: Training) -> float:
     """Bytes of a gradient as the optimizer reads it: fp32 where the framework copies it so (`widens_gradients`)."""
     kept, framework = dtype_bytes(t.grad_dtype), framework_of(t)
-    widened = framework.widens_gradients and kept_bytes(t).master and moment_bytes(t) >= FP32_BYTES
+    aware = moment_bytes(t) < FP32_BYTES or t.master_weights == REMAINDERS  # use_precision_aware_optimizer
+    widened = framework.widens_gradients and kept_bytes(t).master and not aware
     return max(kept, FP32_BYTES) if widened else kept
 
 

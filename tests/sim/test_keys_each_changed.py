@@ -59,7 +59,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "optimizer": ("sgd",),
         "adamw_kernels": ("foreach",),
         "optimizer_dtype": ("int8",),
-        "master_weights": (False,),
+        "master_weights": (False, "remainders"),
         "gradient_clipping": (False,),
         "recompute": ("full", {"mode": "full", "early_stop": False}, {"mode": "selective", "modules": ["mlp"]}),
         "attention": ("unfused",),
