@@ -83,7 +83,7 @@ class Parallelism(UserInput):
     )
     reshard_after_forward: bool = True
     fsdp_version: Literal[1, 2] | None = Field(
-        default=None, description="zero 3: of torch's FSDP; null: 1 with framework composer, else 2"
+        default=None, description="zero 2 and 3: of torch's FSDP; null: 1 with framework composer, else 2"
     )
     backward_prefetch: bool = Field(
         default=True,

@@ -108,7 +108,7 @@ def _only_with_zero(*stages: int) -> Callable[[Layout], str]:
 def _fsdp_version(s: Layout) -> str:
     t, named = s.training, s.parallelism.fsdp_version
     as_usual = t is not None and named in (None, framework_of(t).zero.fsdp_version)
-    return _only_with_zero(3)(s) or (
+    return _only_with_zero(2, 3)(s) or (
         f"with framework {t.framework}, which has that FSDP anyhow" if as_usual and t else ""
     )
 

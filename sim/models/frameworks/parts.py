@@ -198,7 +198,7 @@ class ZeroEngine(NamedTuple):
     ZeRO-3 without `reshard_after_forward` a backward that reduces nothing leaves its parameters gathered
     (torch/distributed/fsdp/_runtime_utils.py: `_should_free_in_backward`; not FSDP2's `post_backward`).
 
-    `fsdp_version`: of torch's FSDP, which ZeRO-3 is; 0 where it is another's.
+    `fsdp_version`: of torch's FSDP, which ZeRO-2 and -3 are; 0 where it is another's.
     """
 
     fsdp_version: int = 2
