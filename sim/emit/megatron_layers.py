@@ -6,7 +6,7 @@ from typing import Any
 
 from sim.emit.common import Emission
 from sim.inputs.training_config import ActivationOffload
-from sim.models.optimizer import REMAINDERS
+from sim.models.optimizers import REMAINDERS
 
 
 def in_sixteen_bits(e: Emission) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from sim.models.frameworks.records import framework_of
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op
-from sim.models.optimizers import ADAMW, OPTIMIZERS, Optimizer
+from sim.models.optimizers import ADAMW, OPTIMIZERS, REMAINDERS, Optimizer
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -25,7 +25,6 @@ FOREACH_KERNELS = 8
 # Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
 # (2) divided (2) and shifted (2), the parameter moved (4).
 ADAMW_OPERATOR_ACCESSES = 22
-REMAINDERS = "remainders"  # `training.master_weights`: halves of fp32 numbers (TE optimizers/fused_adam.py)
 NOTHING_DEALT = Dealt()  # to an optimizer that updates whole matrices
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 

@@ -7,7 +7,7 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
 from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
-from sim.models.optimizer import REMAINDERS
+from sim.models.optimizers import REMAINDERS
 from sim.models.recipes import recipe_of
 
 IN_SIXTEEN_BITS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
