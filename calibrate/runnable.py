@@ -148,8 +148,8 @@ def _optimizer(t: Training) -> Iterator[Problem]:
         yield "training.adamw_kernels", t.adamw_kernels, "fused"
     if t.optimizer_dtype != "fp32":
         yield "training.optimizer_dtype", t.optimizer_dtype, "fp32"
-    if t.master_weights is False and t.param_dtype != "fp32":
-        yield "training.master_weights", "false", "null (an fp32 copy of 16-bit parameters)"
+    if t.master_weights is not None and t.param_dtype != "fp32":
+        yield "training.master_weights", t.master_weights, "null (an fp32 copy of 16-bit parameters)"
     if t.zero_grad == "set_to_none":
         yield "training.zero_grad", t.zero_grad, "null, keep"
 
@@ -220,6 +220,8 @@ def _layout(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.layers_per_stage", found, "at least one layer on every stage but the first and the last"
     if p.reduces_rows and s.micro_batches > 1:
         yield "parallelism.accumulate_in_a_row", "true", "false"
+    if p.fsdp_version == 1 or not p.backward_prefetch:
+        yield "parallelism.fsdp_version", "torch's first FSDP", "null, 2 (which gathers a layer ahead)"
     if p.gather_bucket_bytes is not None:
         yield "parallelism.gather_bucket_bytes", p.gather_bucket_bytes, "null: a layer in one message"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)

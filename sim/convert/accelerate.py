@@ -96,6 +96,7 @@ def of_accelerate(file: Path, config: dict[str, Any]) -> dict[str, Any]:
     found |= _degrees({str(key): value for key, value in parallel.items()})
     if kind == "FSDP":
         own = {k: v.lower() if isinstance(v, str) else v for k, v in fsdp.items()}
+        own.setdefault("fsdp_version", 1)  # commands/launch.py
         strategy = str(own.pop("fsdp_sharding_strategy", "full_shard"))
         offload = " offload" if own.pop("fsdp_offload_params", False) else ""
         found |= {"fsdp": f"{STRATEGIES.get(strategy, strategy)} auto_wrap{offload}", "fsdp_config": own}

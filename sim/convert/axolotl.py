@@ -29,6 +29,7 @@ PLUGINS = (CUT_LOSS, "LigerPlugin", EXPERT_PLUGIN)  # of which other keys say wh
 DISPATCHERS: dict[str, str | None] = {"auto": None, "torch": "all_to_all", "deep_ep": "deepep"}
 OF_LORA = "lora_"
 CLASSES = {"model_type", "tokenizer_type", "processor_type"}  # of Transformers, which the checkpoint names as well
+VERSIONS = ("version", "fsdp_version")
 SHARDING, FULL = "sharding_strategy", "FULL_SHARD"  # of `fsdp_config`, whose default it is
 
 
@@ -52,7 +53,17 @@ def plain_names(data: dict[str, Any]) -> dict[str, Any]:
         found["bf16"] = True  # on where the GPU has it
     if found.get("fsdp_config") and not found.get("fsdp"):
         found["fsdp"] = True
-    return found | _loaded(found)
+    return found | _loaded(found) | _versioned(given, found)
+
+
+def _versioned(given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """FSDP's settings with their version, which is 1 unless it is said (utils/trainer.py: `setup_fsdp_envs`)."""
+    own = found.get("fsdp_config") or {}
+    if not found.get("fsdp") or not isinstance(own, dict):
+        return {}
+    said = [given.get("fsdp_version"), *(own.get(key) for key in VERSIONS)]
+    rest = {key: value for key, value in own.items() if key not in VERSIONS}
+    return {"fsdp_config": rest | {"version": 2 if "2" in map(str, said) else 1}}
 
 
 def _loaded(found: dict[str, Any]) -> dict[str, str]:

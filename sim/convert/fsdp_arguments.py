@@ -18,31 +18,32 @@ FSDP: dict[str, dict[str, Any]] = {
     "no_shard": {"zero": 0},
 }
 OFFLOADS = ("cpu_offload", "offload_params")  # of Transformers' fsdp_config, of Accelerate's and Axolotl's
-LATE_GATHERS = ("no_prefetch", "backward_post")
-GATHERS_AHEAD = (
-    "a layer's gather is simulated beside the backward before it, as FSDP2 and BACKWARD_PRE have it; here it begins "
-    "later, so the backward may wait longer"
+LATE = "no_prefetch"
+FIRST = (
+    "fsdp_config.backward_prefetch: torch's first FSDP alone has it and is simulated; Transformers since 2026 runs "
+    "FSDP2 unless `version` is 1: set parallelism.fsdp_version=null"
 )
-
 REPLICAS_EACH = (
     "accelerator_config.gradient_accumulation_kwargs.sync_each_batch: without fsdp gradients are simulated as reduced "
     "in the last micro-batch alone"
 )
 
 
-def _note_prefetch(s: Settings, own: Settings) -> None:
-    """Say where torch's first FSDP gathers a layer later than is simulated (transformers/training_args.py:
-    `_process_fsdp_args`, whose default for it is NO_PREFETCH)."""
-    version = own.take("version")
-    word = str(own.take("backward_prefetch", "no_prefetch" if version == 1 else ""))
-    if version != 2:
-        note_prefetch(s, own.written_as("backward_prefetch"), word)
+def _first_fsdp(s: Settings, own: Settings) -> dict[str, Any]:
+    """Return keys of torch's first FSDP, where the settings name it or say what it alone has (transformers/
+    training_args.py: `_process_fsdp_args`, whose default of the prefetch is NO_PREFETCH)."""
+    version, word = own.take("version"), own.take("backward_prefetch")
+    if version is None and word is not None:
+        s.notes.append(FIRST)
+    elif str(version) != "1":
+        return {}
+    return {"fsdp_version": 1} | gathers_late(str(word or LATE))
 
 
-def note_prefetch(s: Settings, name: str, word: str) -> None:
-    """Say that gathers are simulated ahead, where this word of torch's `BackwardPrefetch` says otherwise."""
-    if word.lower() in LATE_GATHERS:
-        s.notes.append(f"{name} {word.lower()}: {GATHERS_AHEAD}")
+def gathers_late(word: str) -> dict[str, Any]:
+    """Return what a word of torch's `BackwardPrefetch` says. BACKWARD_POST sends a layer's gather before the reduction
+    of the layer before, as BACKWARD_PRE does: torch issues both early, and one communicator runs them in turn."""
+    return {"backward_prefetch": False} if word.lower() == LATE else {}
 
 
 def _reduces_each(s: Settings) -> bool:
@@ -72,7 +73,8 @@ def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tu
         layout["offload"] = True
     if reshards is False:
         layout["reshard_after_forward"] = False
-    _note_prefetch(s, own)
+    first = _first_fsdp(s, own)
+    layout |= first if layout["zero"] == 3 else {}
     if word.startswith("hybrid"):
         each = resolve_cluster(machine.cluster, dp, Source(str(s.file), {})).gpus_per_node
         layout["shard_size"] = min(dp, each)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.adapters import PEFT_MODULES, layers_of
-from sim.convert.fsdp_arguments import note_prefetch
+from sim.convert.fsdp_arguments import gathers_late
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
@@ -162,9 +162,9 @@ def _fsdp(s: Settings) -> dict[str, Any]:
     DDP in the last (composer/distributed/dist_strategy.py: `ddp_sync_context`)."""
     if not any(key.startswith("fsdp_config.") for key in s.values):
         return {"zero": 0}
-    if (word := str(s.take("fsdp_config.backward_prefetch", BACKWARD_POST))) != BACKWARD_POST:
-        note_prefetch(s, "fsdp_config.backward_prefetch", word)
-    return dict(s.choice("fsdp_config.sharding_strategy", SHARDING, "FULL_SHARD") or SHARDING["FULL_SHARD"])
+    late = gathers_late(str(s.take("fsdp_config.backward_prefetch", BACKWARD_POST)))
+    layout = s.choice("fsdp_config.sharding_strategy", SHARDING, "FULL_SHARD") or SHARDING["FULL_SHARD"]
+    return layout | late if layout["zero"] == 3 else dict(layout)
 
 
 def _lora(s: Settings) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of, note_other_sizes
 from sim.convert.megatron_offload import activation_offload, optimizer_offload
 from sim.convert.megatron_older import PLAIN_LINEAR, as_of_today
+from sim.convert.megatron_optimizer import master_weights, moments
 from sim.convert.megatron_refused import plain_name, require_described
 from sim.convert.megatron_stages import pipeline_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
@@ -35,13 +36,7 @@ from sim.models.moe.dispatchers import DISPATCHERS
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
-MOMENTS = {"fp32": "fp32", "bf16": "bf16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}
 DTYPES: dict[str, str | None] = {"bf16": "bf16", "fp32": "fp32"}
-OF_MOMENTS = ("exp-avg-dtype", "exp-avg-sq-dtype")
-REMAINDERS = (
-    "precision-aware optimizer: master weights are simulated in 4 bytes; beside bf16 parameters Megatron-LM keeps the "
-    "other 2 alone"  # `store_param_remainders` (core/optimizer/optimizer_config.py), on by default
-)
 MPI = ("mpirun", "mpiexec")
 SRUN = {"N": "nodes", "n": "np"}
 MOST_OF_SRUN = 40  # words of its own
@@ -202,7 +197,8 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "grad_dtype": _grad_dtype(s),
             "grad_reduce_dtype": s.choice("megatron-fsdp-grad-comm-dtype", DTYPES | {"auto": None}, "auto"),
             "optimizer": optimizer,
-            "optimizer_dtype": _moments(s),
+            "optimizer_dtype": moments(s),
+            "master_weights": master_weights(s, precision, recipe),
             "optimizer_offload": optimizer_offload(s),
             "activation_offload": activation_offload(s),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
@@ -249,18 +245,6 @@ def _zero_grad(s: Settings, framework: str) -> str | None:
     if frees == (0 not in framework_at(framework, None).keeps_gradients_at):
         return None
     return "set_to_none" if frees else "keep"
-
-
-def _moments(s: Settings) -> str | None:
-    """Return the dtype of Adam's moments; None for fp32. Two moments of different dtypes are not simulated."""
-    s.choice("main-params-dtype", {"fp32": True, "torch.float32": True}, "fp32")
-    if not s.flag("use-precision-aware-optimizer"):
-        return None
-    s.notes.append(REMAINDERS)
-    if len({s.values.get(name, "fp32") for name in OF_MOMENTS}) > 1:
-        return None
-    first, _ = (s.choice(name, MOMENTS, "fp32") for name in OF_MOMENTS)
-    return first
 
 
 def _graphs(s: Settings) -> str | None:

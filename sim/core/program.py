@@ -285,7 +285,8 @@ class Block(Struct, frozen=True):
     `backward` is in execution order; its items are INPUT_GRAD or WEIGHT_GRAD and a split backward runs just one kind.
     `recompute` is rerun right before the backward (empty without recomputation); its items are INPUT_GRAD.
     `params` and `expert_params` are this rank's own parameter counts (tensor- and expert-parallel shards taken,
-    data-parallel sharding not); `tensors` are the elements of each tensor that `params` counts.
+    data-parallel sharding not); `tensors` are the elements of each tensor that `params` counts; `shared` those of each
+    that all ranks of tp hold whole, and of whose gradient each has what its own tokens give (sequence parallelism).
     `forward_peak_bytes` and `backward_peak_bytes` are transient, beyond what is saved (recomputed activations included
     in the latter). `workspace_bytes` stay allocated from the first backward on, one set for all layers of these shapes
     on a rank; `quantized_bytes` are its weights in the matmuls' own format, kept beside the 16-bit ones.
@@ -304,6 +305,7 @@ class Block(Struct, frozen=True):
     params: int
     expert_params: int = 0
     tensors: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
     forward_peak_bytes: float = 0.0
     backward_peak_bytes: float = 0.0
     key: str = ""

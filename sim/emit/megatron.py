@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
-from sim.emit.megatron_layers import in_sixteen_bits, offloaded
+from sim.emit.megatron_layers import in_sixteen_bits, offloaded, precision_aware
 from sim.inputs.trainer_names import (
     MEGATRON_BACKENDS,
     MEGATRON_CP,
@@ -124,14 +124,13 @@ class Megatron(Emission):
             self.has_only("parallelism.param_gather_overlap", (True,), "gathers FSDP's parameters ahead")
         if p.zero == 3:
             self.has_only("parallelism.reshard_after_forward", (True,), "reshards after forward (FSDP)")
+            self.has_only("parallelism.fsdp_version", (None, 2), "has an FSDP of its own, which gathers layers ahead")
+            self.has_only("parallelism.backward_prefetch", (True,), "gathers layers ahead")
 
     def _check_training(self) -> None:
         t, r = self.training, self.training.recompute
         if t.param_dtype == "fp32" and t.precision != "fp32":
             self.refuse("training.param_dtype", "keeps 16-bit parameters beside an fp32 master copy")
-        self.has_only("training.optimizer_dtype", ("fp32",), "flags are written for fp32 moments only")
-        if t.param_dtype != "fp32":
-            self.has_only("training.master_weights", (None,), "keeps an fp32 master copy")
         self.has_only("training.zero_grad", ("keep", None), "keeps its gradient buffers")
         if t.zero_grad is None and frees_gradients(t, self.scenario.parallelism.zero):
             freed = f"framework {t.framework} frees gradients between steps"
@@ -349,6 +348,7 @@ class Megatron(Emission):
             "grad-reduce-in-bf16": pair[0] == "bf16",
             "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
             "attention-backend": self._backend(),
+            **precision_aware(self),
             "optimizer": "adam" if t.optimizer == "adamw" else "sgd",
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,
             "cross-entropy-loss-fusion": t.cross_entropy in ("native", "fused"),

@@ -6,6 +6,7 @@ from typing import Any
 
 from sim.emit.common import Emission
 from sim.inputs.training_config import ActivationOffload
+from sim.models.optimizers import REMAINDERS
 
 
 def in_sixteen_bits(e: Emission) -> dict[str, Any]:
@@ -33,3 +34,15 @@ def offloaded(e: Emission) -> dict[str, Any]:
     if mode != "none":
         e.refuse("training.recompute", "offloads activations of whole layers without recomputation only", mode)
     return {"cpu-offloading-num-layers": offload.layers}
+
+
+def precision_aware(e: Emission) -> dict[str, Any]:
+    """Halves of fp32 copies beside bf16 parameters, and then moments of another dtype."""
+    t = e.training
+    aware = t.master_weights == REMAINDERS
+    moments = ("fp32", "bf16") if aware else ("fp32",)
+    e.has_only("training.optimizer_dtype", moments, "flags are written for fp32 moments only, but beside remainders")
+    if t.param_dtype != "fp32":
+        e.has_only("training.master_weights", (None, REMAINDERS), "keeps an fp32 master copy")
+    own = {"exp-avg-dtype": t.optimizer_dtype, "exp-avg-sq-dtype": t.optimizer_dtype}
+    return {"use-precision-aware-optimizer": True, **own} if aware else {}

@@ -11,6 +11,7 @@ import tomli_w
 from sim.core.units import counted
 from sim.emit.common import Emission
 from sim.inputs.model_input import load_model
+from sim.inputs.parallelism import overlaps_messages
 from sim.inputs.trainer_names import LLAMA3_FLAVORS, TITAN_DDP_BUCKET, TITAN_GATHERS_8_BITS, TITAN_SCHEDULES
 from sim.inputs.units import BYTES
 from sim.models.dims import gathers_quantized_shards, holds_back_sums, in_sixteen_bits
@@ -63,7 +64,7 @@ class Titan(Emission):
             "parallelism": {
                 "data_parallel_replicate_degree": replicate,
                 "data_parallel_shard_degree": shard,
-                "fsdp_reshard_after_forward": "always" if p.reshard_after_forward else "never",
+                "fsdp_reshard_after_forward": self._reshards(),
                 "tensor_parallel_degree": p.tp,
                 "enable_async_tensor_parallel": p.tp > 1 and p.tp_overlap == "full",
                 "context_parallel_degree": p.cp,
@@ -153,6 +154,8 @@ class Titan(Emission):
                 own = f"torchtitan's buckets have {TITAN_DDP_BUCKET}"
                 self.notes.append(f"bucket_bytes is not set, {p.bucket_bytes:,.0f} bytes are simulated; {own}")
             return p.dp, 1
+        self.has_only("parallelism.fsdp_version", (None, 2), "has torch's FSDP2")
+        self.has_only("parallelism.backward_prefetch", (True,), "gathers layers ahead")
         # With a pipeline, gradients are reduced after the last micro-batch (`backward_maybe_with_nosync` of
         # torch.distributed.pipelining.stage); without one, in each micro-batch (torchtitan's `train_step`).
         several = self.scenario.micro_batches > 1
@@ -187,6 +190,13 @@ class Titan(Emission):
             own = {"recipe_name": recipe.name}
         return {"quantize": {"linear": {"float8": own | left_out}}}
 
+    def _reshards(self) -> str:
+        """Return when parameters are freed: "always" frees [norm, output], too (distributed/fsdp.py: apply_fsdp)."""
+        p = self.scenario.parallelism
+        if not p.reshard_after_forward:
+            return "never"
+        return "default" if p.pp == 1 else "always"
+
     def _pipeline(self) -> dict[str, Any]:
         p, t = self.scenario.parallelism, self.training
         if p.pp == 1:
@@ -194,6 +204,8 @@ class Titan(Emission):
         name = TITAN_SCHEDULES.get(p.schedule, "")
         if not name:
             self.refuse("parallelism.schedule", f"has the schedules {', '.join(TITAN_SCHEDULES)}")
+        usual = overlaps_messages(p.schedule)
+        self.has_only("parallelism.p2p_overlap", (usual,), "decides by the schedule whether messages overlap")
         if 0 in p.stage_layers:
             self.refuse(
                 "parallelism.layers_per_stage", "starts each pipeline stage with a layer", str(list(p.stage_layers))

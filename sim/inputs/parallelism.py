@@ -82,6 +82,14 @@ class Parallelism(UserInput):
         default_factory=lambda data: all_replicas(data["dp"], data["cp"]), description="null: dp * cp"
     )
     reshard_after_forward: bool = True
+    fsdp_version: Literal[1, 2] | None = Field(
+        default=None, description="zero 2 and 3: of torch's FSDP; null: 1 with framework composer, else 2"
+    )
+    backward_prefetch: bool = Field(
+        default=True,
+        description="zero 3 with torch's first FSDP: a backward gathers a layer beside the layer before; false: as the "
+        "layer's own begins",
+    )
     accumulate_unsharded: bool = False
     all_reduce_once: bool = Field(
         default=False,

@@ -186,8 +186,10 @@ class Training(UserInput):
         description="fused: one for an update; foreach: one for each operator; null: as the framework does",
     )
     optimizer_dtype: MomentDtype = Field(default="fp32", description="of Adam's two moments")
-    master_weights: Literal[False] | None = Field(
-        default=None, description="null: an fp32 copy where parameters are kept in 16 bits; false: none"
+    master_weights: Literal[False, "remainders"] | None = Field(
+        default=None,
+        description="null: an fp32 copy where parameters are kept in 16 bits; false: none; remainders: of each fp32 "
+        "number the 16 bits that the bf16 parameter lacks",
     )
     zero_grad: Literal["keep", "set_to_none"] | None = Field(
         default=None,

@@ -11,7 +11,7 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.models.autocast import adapter_casts, autocasts
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.megatron import ROUTERS
-from sim.models.frameworks.records import framework_of
+from sim.models.frameworks.records import framework_of, zero_engine
 from sim.models.model_code import LLAMA, ModelCode, code_of
 from sim.models.packing import PackedBatch, pack
 from sim.models.recipes import Recipe, recipe_of
@@ -87,6 +87,7 @@ class Dims(Struct, frozen=True):
     torch_norms: bool = False  # the stream's norms are torch's layer norm
     adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.models.autocast.adapter_casts`
     autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.autocast`
+    returns_wide: bool = False  # a model's results leave autocast, which may copy them to fp32
     wide_stream: bool = False  # beside 16-bit weights the residual stream has fp32, see `_widens_stream`
     normed_bytes: float = 2.0  # of an element that a norm writes
     code: ModelCode = LLAMA  # of the model in Transformers, where the framework runs it
@@ -202,9 +203,9 @@ def holds_back_sums(scenario: Scenario) -> bool:
 
 
 def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) -> Framework:
-    """The record with a fusion off that the step runs without, or a router's on; `sharded`: by Megatron's FSDP, which
-    has none of the first (Megatron-Bridge, training/config.py: "Gradient accumulation fusion is not supported with
-    Megatron FSDP").
+    """The record with a fusion off that the step runs without, or a router's on; `sharded`: gradients are, as
+    Megatron's FSDP alone does, which has none of the first (Megatron-Bridge, training/config.py: "Gradient accumulation
+    fusion is not supported with Megatron FSDP").
 
     Megatron-Core's grouped experts with biases refuse the fused sum of bias, dropout and residual, which is one switch
     for all layers (transformer/moe/experts.py: "bias_dropout_fusion is not supported in TEGroupedMLP when
@@ -270,7 +271,7 @@ def _gradient_sums(scenario: Scenario) -> dict[str, Any]:
     p, t = scenario.parallelism, scenario.for_training
     whole = p.zero < 2 or scenario.sums_unsharded or p.reduces_rows
     reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
-    engine = framework_of(t).zero
+    engine = zero_engine(t, p)
     copied = p.zero >= 2 and max(p.sharded_over) > 1 and not p.reduces_rows and engine.adds_up_as_sent
     return {
         "grad_bytes": dtype_bytes(scenario.sum_dtype),
@@ -315,10 +316,17 @@ def _casts(m: ModelConfig, t: Training, p: Parallelism) -> dict[str, Any]:
         "four_bit": t.lora is not None and t.lora.weights == "nf4",
         "adapters": adapters,
         "autocast": autocast,
+        "returns_wide": autocast or adapters == "autocast" or _under_autocast(t, p),
         "wide_stream": _widens_stream(m, adapters, autocast),
         "norm_in_fp32": m.norm_in_fp32,
         "torch_norms": m.norm == "layernorm" and not m.norm_in_fp32,
     }
+
+
+def _under_autocast(t: Training, p: Parallelism) -> bool:
+    """Tell whether a model whose parameters torch's first FSDP casts runs under autocast as well, which adds little but
+    a copy of its results (accelerate/accelerator.py: `prepare_model`, not `_prepare_fsdp2`)."""
+    return p.zero == 3 and p.fsdp_version == 1 and t.precision != "fp32" and framework_of(t).autocasts
 
 
 def _is_sharded(p: Parallelism) -> bool:
@@ -335,7 +343,7 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    framework = _switched(framework_of(t), m, t, _is_sharded(p))
+    framework = _switched(framework_of(t), m, t, p.zero >= 2 and p.sharded_over[0] > 1)
     code = code_of(m.code, framework)
     return Dims(
         **_own_tokens(t, p),

@@ -184,6 +184,7 @@ def norm(
         saved,
         params=width * vectors,
         tensors=(width,) * vectors,
+        shared=(width,) * vectors if d.tp > 1 and d.sp else (),
         backward_bytes=2 * elements * (d.act_bytes if fused else FP32_BYTES),
     )
 

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import ALIGNED, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
-from sim.models.casts import lists_hold
 from sim.models.chunked_loss import chunked_output, looped_output
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
@@ -216,7 +215,7 @@ def cross_entropy(d: Dims, vocab: int, kernel: str = "unfused") -> Operator:
 
 def _widened_logits(d: Dims, vocab: int) -> tuple[Item, ...]:
     """The fp32 copy of the logits that a model under autocast returns (`Framework.widens_logits`)."""
-    if not (d.framework.widens_logits and lists_hold(d)):
+    if not (d.framework.widens_logits and d.returns_wide):
         return ()
     n = float(d.tokens * vocab)
     return (memory_op("returned_logits", F, "cast", n, (d.act_bytes + FP32_BYTES) * n, d.act),)

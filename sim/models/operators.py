@@ -40,6 +40,7 @@ class Operator(Struct, frozen=True):
     weights: tuple[tuple[int, int], ...] = ()  # shapes of its weight matrices
     products: tuple[tuple[int, int], ...] = ()  # of the products in them that Muon takes apart; none: as `weights`
     tensors: tuple[int, ...] = ()  # elements of each tensor that `params` counts, where it is more than one
+    shared: tuple[int, ...] = ()  # elements of each norm's weight whose gradient is summed over tp, see `Block`
     forward_bytes: float = 0.0
     backward_bytes: float = 0.0
     within: tuple[RecomputeModule, ...] = ()  # parts of a layer that it belongs to

@@ -12,7 +12,7 @@ from sim.models.frameworks.records import framework_of
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op
-from sim.models.optimizers import ADAMW, OPTIMIZERS, Optimizer
+from sim.models.optimizers import ADAMW, OPTIMIZERS, REMAINDERS, Optimizer
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -49,6 +49,8 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
     held = kept_bytes(t)
     updated = held.master or dtype_bytes(t.param_dtype)
     written = dtype_bytes(t.param_dtype) + held.master * framework_of(t).copies_updated if held.master else 0.0
+    if t.master_weights == REMAINDERS:  # one kernel reads and writes parameter and remainder
+        updated, written = FP32_BYTES, 0.0
     optimizer = OPTIMIZERS[t.optimizer]
     if optimizer.whole_matrices:
         rest = _one_pass(OPTIMIZERS[optimizer.others_by], dealt.rest, t, held, updated, written)
@@ -112,8 +114,9 @@ def kept_bytes(t: Training) -> KeptBytes:
     With 16-bit moments and no master copy a parameter, its 16-bit gradient and its states take 2 + 2 + 4 bytes. Muon
     keeps these of what it leaves to AdamW: `matrix_kept_bytes` of its matrices.
     """
-    copied = t.master_weights is None and dtype_bytes(t.param_dtype) < FP32_BYTES
-    return KeptBytes(OPTIMIZERS[t.optimizer].moments * moment_bytes(t), FP32_BYTES if copied else 0.0)
+    narrow = dtype_bytes(t.param_dtype)
+    copied = 0.0 if t.master_weights is False else FP32_BYTES - (narrow if t.master_weights == REMAINDERS else 0.0)
+    return KeptBytes(OPTIMIZERS[t.optimizer].moments * moment_bytes(t), copied if narrow < FP32_BYTES else 0.0)
 
 
 def matrix_kept_bytes(t: Training) -> KeptBytes:
@@ -159,7 +162,8 @@ def host_update_items(n_params: int, t: Training) -> Program:
 def main_gradient_bytes(t: Training) -> float:
     """Bytes of a gradient as the optimizer reads it: fp32 where the framework copies it so (`widens_gradients`)."""
     kept, framework = dtype_bytes(t.grad_dtype), framework_of(t)
-    widened = framework.widens_gradients and kept_bytes(t).master and moment_bytes(t) >= FP32_BYTES
+    aware = moment_bytes(t) < FP32_BYTES or t.master_weights == REMAINDERS  # use_precision_aware_optimizer
+    widened = framework.widens_gradients and kept_bytes(t).master and not aware
     return max(kept, FP32_BYTES) if widened else kept
 
 

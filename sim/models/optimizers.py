@@ -24,3 +24,5 @@ ADAMW = Optimizer("adamw", moments=2, matrix_moments=2, on_host=True)
 SGD = Optimizer("sgd", moments=0, matrix_moments=0)  # without momentum
 MUON = Optimizer("muon", moments=ADAMW.moments, matrix_moments=1, whole_matrices=True, others_by=ADAMW.name)
 OPTIMIZERS: dict[str, Optimizer] = {record.name: record for record in (ADAMW, SGD, MUON)}
+# `training.master_weights`: of fp32 copies the 16 bits that bf16 parameters lack (TE optimizers/fused_adam.py)
+REMAINDERS = "remainders"

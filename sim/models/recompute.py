@@ -65,6 +65,7 @@ def as_block(name: str, kind: BlockKind, key: str, parts: Sequence[Operator], ke
         saved=kept.saved,
         params=sum(p.params for p in parts),
         tensors=tensors_of(parts),
+        shared=tuple(n for p in parts if p.params for n in p.shared),
         expert_params=sum(p.expert_params for p in parts),
         frozen_params=sum(p.frozen for p in parts),
         four_bit_params=sum(p.four_bit for p in parts),

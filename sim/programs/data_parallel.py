@@ -18,7 +18,8 @@ All of a rank's data-parallel traffic queues on one stream, "dp", but for that a
 replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
 
 Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
-it, and copied, joined and divided as `ZeroEngine` says. Left out: norms' gradients' all-reduce over tp with sp.
+it, and copied, joined and divided as `ZeroEngine` says. Norms' gradients are all-reduced over tp with sp where
+`ZeroEngine.sums_shared` says so; left out: Megatron's one all-reduce of them in a step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.frameworks.parts import ZeroEngine
-from sim.models.frameworks.records import framework_of, frees_gradients
+from sim.models.frameworks.records import framework_of, frees_gradients, zero_engine
 from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
@@ -72,6 +73,7 @@ class DataParallel(Struct, frozen=True):
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
     on_host: bool = False  # shards of gradients go to host memory, where the optimizer runs
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
+    prefetches: bool = True  # ZeRO-3 gathers a block beside the backward of the one before
     stays: bool = False  # ZeRO-3 without `reshard` keeps gathered parameters from the first forward to the step's end
 
     @property
@@ -191,18 +193,18 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     """The data parallelism of a plan; `sums_unsharded`: of another number of micro-batches than the scenario's."""
     p, t = plan.scenario.parallelism, plan.scenario.for_training
     size, own_bytes = plan.group_size, source_of(plan.scenario).parameter_bytes()
-    framework, reduced = framework_of(t), dtype_bytes(t.grad_reduce_dtype)
+    framework, engine, reduced = framework_of(t), zero_engine(t, p), dtype_bytes(t.grad_reduce_dtype)
     # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
     bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
     held_back = reduced if holds_back_sums(plan.scenario) else 0.0
     whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
     reduces_each = p.zero >= 2 and not whole
     kept = dtype_bytes(t.grad_dtype if reduces_each else plan.scenario.sum_dtype)
-    on_host = t.optimizer_offload == "cpu" and p.zero in framework.zero.on_host_at and (reduces_each or p.reduces_rows)
+    on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
         p.zero,
-        "after_backward" if p.zero in framework.zero.at_once_at else p.dp_sync,
+        "after_backward" if p.zero in engine.at_once_at else p.dp_sync,
         float(bucket),
         size("shard"),
         size("replica"),
@@ -218,15 +220,16 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         max(kept, held_back) if frees_gradients(t, p.zero) and not on_host else 0.0,
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
-        engine=framework.zero,
+        engine=engine,
         eight_bit=eight_bit_parameters(plan.scenario),
-        aligned=framework.zero.aligns_stages and p.virtual_stages > 1 and p.pp > 1 and p.zero < 2,
+        aligned=engine.aligns_stages and p.virtual_stages > 1 and p.pp > 1 and p.zero < 2,
         gather_bucket_bytes=p.gather_bucket_bytes,
         replicas_once=p.holds_back_replicas,
         held_back_bytes=held_back,
         on_host=on_host,
         by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
-        stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or framework.zero.keeps_unreduced),
+        prefetches=p.backward_prefetch or engine.fsdp_version != 1,
+        stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or engine.keeps_unreduced),
     )
 
 
@@ -291,6 +294,14 @@ def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> l
         return []
     made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", elements, moved, "bf16", each * tensors + once)
     return [replace(made, part=ModelPart.OPTIMIZER, looped=dp.copies_replicas)]  # torch's reducer is in C++
+
+
+def sum_shared(block: Block, dp: DataParallel) -> list[Comm]:
+    """All-reduces over tp of the gradients of what its ranks hold whole, a tensor each (`ZeroEngine.sums_shared`)."""
+    if not dp.engine.sums_shared or dp.zero != 3 or dp.shard * dp.replica == 1:
+        return []
+    name, phase, b = f"{block.name} shared gradients", Phase.WEIGHT_GRAD, dp.parameter_bytes
+    return [Comm(name, "all_reduce", "tp", n * b, phase) for n in block.shared]
 
 
 def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from sim.core.program import Block, Comm, Compute, Item, Phase
-from sim.programs.data_parallel import DataParallel, gradients_of, join_gradients, limit_bytes, unpack, waits
+from sim.programs.data_parallel import (
+    DataParallel,
+    gradients_of,
+    join_gradients,
+    limit_bytes,
+    sum_shared,
+    unpack,
+    waits,
+)
 from sim.programs.gathered_units import backward_gathers, forward_gathers, in_root
 
 
@@ -38,9 +46,12 @@ def weave_backward(
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
         gathers = backward_gathers(order, dp)
-        out[0] += gathers[0]
+        # A gather that nothing prefetches queues behind the reduction before it (`_unshard` in the layer's own hook of
+        # torch/distributed/fsdp/_runtime_utils.py: `_pre_backward_hook`).
+        ahead = 1 if dp.prefetches else 0
+        out[0] += gathers[0] if ahead else []
         for i, items in enumerate(out):
-            items += gathers[i + 1] if i + 1 < len(order) else []
+            items += gathers[i + ahead] if i + ahead < len(order) else []
             items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
     buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None
@@ -92,6 +103,7 @@ class _Buckets:
         for n in reversed(tensors) if self.limit_bytes == 0.0 else ():
             out += self.add(name, (n, 0), left)
         out += self.add(name, (left[0], left[1]), left)
+        out += sum_shared(block, self.dp)
         if self.dp.zero == 3 and not last_block and in_root(self.dp.engine, block):
             self.of_root = self._taken()
             return out

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.program import Block, BlockKind, Comm, Compute, Phase, Program
+from sim.inputs.zero_keys import as_reduced
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Priced, together_s
 from sim.prices.rank_prices import Pricing
@@ -230,6 +231,8 @@ class GridPrices:
         """Return the data parallelism of a ZeRO stage; `alone`: as `Sharding` has it."""
         base = self.plan.scenario
         changes = {"zero": zero, **self._space.keys_of_zero(self._grid.pp, self._grid.dp, zero)}
-        scenario = base.model_copy(update={"parallelism": base.parallelism.model_copy(update=changes)})
+        parallelism = base.parallelism.model_copy(update=changes)
+        training = as_reduced(self._space.training, parallelism)
+        scenario = base.model_copy(update={"parallelism": parallelism, "training": training})
         sums = scenario.parallelism.accumulate_unsharded and not alone
         return make_data_parallel(replace(self.plan, scenario=scenario), sums)

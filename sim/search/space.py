@@ -22,7 +22,7 @@ from sim.inputs.parallelism import Parallelism, all_replicas, form_of, overlaps_
 from sim.inputs.rules.layout import LAYOUT_RULES, MESH_RULES, Problem, Sizes, first_problem
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Recompute, RecomputeMode, Training
-from sim.inputs.zero_keys import zero_keys
+from sim.inputs.zero_keys import as_reduced, zero_keys
 from sim.models.balance import cost_of_last, deal
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 from sim.search.cached import cached
@@ -289,10 +289,11 @@ def scenario_of(space: Space, layout: Layout) -> Scenario:
     changes["layers_per_stage"] = stage_layers(space, stages)
     changes["p2p_overlap"] = overlaps(space, x)
     changes |= space.keys_of_zero(x.pp, x.dp, x.zero)
-    training = space.training.model_copy(
+    parallelism = base.parallelism.model_copy(update=changes)
+    training = as_reduced(space.training, parallelism).model_copy(
         update={"micro_batch_size": x.micro_batch_size, "recompute": space.recomputes[x.recompute]}
     )
-    return base.model_copy(update={"parallelism": base.parallelism.model_copy(update=changes), "training": training})
+    return base.model_copy(update={"parallelism": parallelism, "training": training})
 
 
 def divisors(n: int) -> list[int]:

@@ -40,7 +40,8 @@ MEGATRON_TEXT = """
 accumulate-allreduce-grads-in-fp32 add-qkv-bias attention-backend attention-dropout bf16 ckpt-format clip-grad
 context-parallel-size cp-comm-type cross-entropy-fusion-impl cross-entropy-loss-fusion data-parallel-sharding-strategy
 ddp-bucket-size
-disable-bias-linear eval-iters expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp16 fp4-format
+disable-bias-linear eval-iters exp-avg-dtype exp-avg-sq-dtype
+expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp16 fp4-format
 fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attention hidden-dropout hidden-size
 kv-channels kv-lora-rank log-interval lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
 moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-permute-fusion
@@ -49,7 +50,7 @@ moe-router-force-load-balancing
 moe-router-dtype moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
 moe-token-dispatcher-type mtp-num-layers first-last-layers-bf16 num-layers-at-start-in-bf16
 num-layers-at-end-in-bf16 cpu-offloading-num-layers fine-grained-activation-offloading offload-modules
-multi-latent-attention no-bias-dropout-fusion no-bias-gelu-fusion
+multi-latent-attention use-precision-aware-optimizer no-bias-dropout-fusion no-bias-gelu-fusion
 no-bias-swiglu-fusion no-gradient-accumulation-fusion no-masked-softmax-fusion no-overlap-p2p-communication
 no-rope-fusion no-check-for-nan-in-loss-and-grad ddp-average-in-collective normalization num-attention-heads
 num-distributed-optimizer-instances num-experts num-layers
@@ -179,6 +180,7 @@ def test_torchtitan_takes_the_same_layout() -> None:
     hybrid = scenario(parallelism=alone | {"cp": 2, "shard_size": 4})
     p = tomllib.loads(emit(hybrid, "torchtitan"))["parallelism"]
     assert (p["data_parallel_replicate_degree"], p["data_parallel_shard_degree"]) == (4, 2)
+    assert p["fsdp_reshard_after_forward"] == "default"  # which keeps the output's unit, as simulated
 
 
 # Fields of the classes in torchtitan/config/configs.py and of what `Trainer.Config` takes, in torchtitan 0.3.0.
@@ -278,6 +280,7 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
             ["parallelism.zero: found 1; torchtitan shards everything (zero: 3)"],
         ),
         ("torchtitan", {"parallelism": {"sp": False}}, ["parallelism.sp: found false"]),
+        ("torchtitan", {"parallelism": {"p2p_overlap": False}}, ["parallelism.p2p_overlap: found false"]),
         ("torchtitan", {"parallelism": {"accumulate_unsharded": False}}, ["reduces gradients once a step at pp 4"]),
         ("torchtitan", {"parallelism": {"pp": 1, "virtual_stages": None}}, ["once a micro-batch at pp 1"]),
         (

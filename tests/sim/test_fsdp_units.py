@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sim.core.errors import InputError
 from sim.core.program import Block, BlockKind, Comm, Compute, Item, Phase
 from sim.inputs.scenario import parse_scenario
 from sim.programs.data_parallel import DataParallel, make_data_parallel
@@ -53,6 +54,68 @@ def test_the_root_of_older_releases_holds_embedding_and_output() -> None:
     assert sent(program, "all_gather") == [[], [layer], [layer], [layer], [], []]
     reduced = [[2 * n / dp.gradient_bytes for n in part] for part in sent(program, "reduce_scatter")]
     assert reduced == [[], *[[layer]] * 4, [root]]
+
+
+def first_fsdp(prefetches: bool, framework: str = "transformers") -> tuple[tuple[Block, ...], DataParallel]:
+    training = {"seq_len": 64, "global_batch_size": 2, "framework": framework}
+    layout = {"dp": 2, "zero": 3, "fsdp_version": 1, "backward_prefetch": prefetches}
+    plan = make_plan(scenario_with(training, layout, model=llama_like(LAYERS, 256, 4, 8192)))
+    return stage_blocks(plan, plan.parts[0], 0), make_data_parallel(plan)
+
+
+def test_the_first_fsdp_keeps_its_root_and_may_gather_late() -> None:
+    """A layer's gather comes before the reduction of the layer before it, or behind it, as its own backward begins."""
+    for framework in ("eager", "compiled", "transformers", "composer"):
+        blocks, dp = first_fsdp(True, framework)
+        assert sent(weave_backward(blocks, dp, BOTH, True), "all_gather") == [*[[blocks[1].params]] * 4, [], []]
+        assert dp.engine == stage(None, framework)[1].engine.as_first_fsdp
+    kinds = {}
+    for prefetches in (True, False):
+        program = weave_backward(*first_fsdp(prefetches), BOTH, True)
+        kinds[prefetches] = [[i.kind for i in part if isinstance(i, Comm)] for part in program]
+    ahead, late = ["all_gather", "reduce_scatter"], ["reduce_scatter"]
+    assert kinds[True] == [ahead[:1], ahead, ahead, ahead, late, late]
+    assert kinds[False] == [[], ahead, ahead, ahead, ahead, late]
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "problem"),
+    [
+        ("megatron", {"fsdp_version": 1}, "framework megatron has an own sharding, not torch's FSDP"),
+        ("composer", {"fsdp_version": 2}, "framework composer has torch's first FSDP alone"),
+        ("transformers", {"backward_prefetch": False}, "needs torch's first FSDP: parallelism.fsdp_version 1"),
+    ],
+)
+def test_an_fsdp_that_a_framework_lacks_is_refused(framework: str, layout: dict[str, Any], problem: str) -> None:
+    training = {"seq_len": 64, "global_batch_size": 2, "framework": framework}
+    with pytest.raises(InputError, match=problem):
+        scenario_with(training, {"dp": 2, "zero": 3, **layout}, model=llama_like(LAYERS, 256, 4, 8192))
+
+
+def test_without_prefetching_neither_message_is_hidden() -> None:
+    training = {"seq_len": 2048, "global_batch_size": 8, "framework": "transformers"}
+    steps = []
+    for layout in ({}, {"backward_prefetch": False}):
+        keys = {"dp": 8, "zero": 3, "fsdp_version": 1, **layout}
+        steps.append(simulate(scenario_with(training, keys, model="llama3-8b"), engine="static").outcome.step_time_s)
+    assert steps[1] > 1.05 * steps[0]
+
+
+def test_gradients_of_norms_are_summed_over_tensor_parallel_ranks() -> None:
+    """A tensor each, in 16 bits, behind each unit's backward and before its reduction; never with whole sequences."""
+    for sp, dp_size, expected in (
+        (True, 2, [[256], *[[256, 256]] * LAYERS, []]),
+        (False, 2, [[]] * 6),
+        (True, 1, [[]] * 6),
+    ):
+        training = {"seq_len": 64, "global_batch_size": 2, "framework": "compiled"}
+        layout = {"dp": dp_size, "tp": 2, "sp": sp, "zero": 3}
+        plan = make_plan(scenario_with(training, layout, model=llama_like(LAYERS, 256, 4, 8192)))
+        blocks = stage_blocks(plan, plan.parts[0], 0)
+        program = weave_backward(blocks, make_data_parallel(plan), BOTH, True)
+        summed = [[i for i in part if isinstance(i, Comm) and "shared" in i.name] for part in program]
+        assert [[i.bytes / 2 for i in part] for part in summed] == expected
+        assert {(i.kind, i.group, i.blocking) for part in summed for i in part} <= {("all_reduce", "tp", True)}
 
 
 @pytest.mark.parametrize("date", [None, ROOT])

@@ -7,6 +7,7 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
 from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
+from sim.models.optimizers import REMAINDERS
 from sim.models.recipes import recipe_of
 
 IN_SIXTEEN_BITS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
@@ -65,6 +66,23 @@ def _offloaded_modules(sections: Sections, t: Training, modules: tuple[OffloadMo
         yield path, f"found {list(modules)}; each at most once"
 
 
+def remainders(sections: Sections, t: Training) -> Problems:
+    """Transformer Engine's AdamW keeps them, beside bf16 parameters, where Megatron-Core's distributed optimizer leaves
+    it the fp32 copies (optimizer/optimizer_config.py: `use_precision_aware_optimizer_no_fp8_or_ds_fp8`)."""
+    recipe = recipe_of(t)
+    for bad, what in (
+        (not framework_of(t).accumulates_in_matmul, "a framework of Megatron-Core (megatron, megatron_bridge or nemo)"),
+        (t.param_dtype != "bf16", "parameters in bf16"),
+        (t.optimizer != "adamw" or t.optimizer_dtype == "int8", "optimizer adamw with moments in fp32 or bf16"),
+        (sections.parallelism.zero != 1, "parallelism.zero 1"),
+        (recipe is not None and not recipe.from_history, "precision bf16, or fp8 with delayed scaling"),
+        (bool(t.optimizer_offload) or t.lora is not None, "training without lora and optimizer_offload"),
+        (sections.model.program is not None, "a described model"),
+    ):
+        if t.master_weights == REMAINDERS and bad:
+            yield ("training", "master_weights"), f"found '{REMAINDERS}'; needs {what}"
+
+
 def eight_bit_parameters(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's distributed optimizer casts to Transformer Engine's 8 bits (optimizer/distrib_optimizer.py)."""
     recipe = recipe_of(t) if t.fp8_param_gather else None
@@ -77,6 +95,9 @@ def eight_bit_parameters(sections: Sections, t: Training) -> Problems:
     ):
         if t.fp8_param_gather and bad:
             yield ("training", "fp8_param_gather"), f"found true; needs {what}"
+
+
+OF_STATES = (eight_bit_parameters, remainders)  # rules on how parameters and their fp32 copies are kept
 
 
 def waiting_layers(sections: Sections, t: Training) -> Problems:

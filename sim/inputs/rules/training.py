@@ -6,8 +6,9 @@ from sim.core.dtypes import MUON_DTYPE, sixteen_bit
 from sim.core.errors import InputError
 from sim.inputs.input_source import Problems, show
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.rules.fsdp import torch_fsdp
 from sim.inputs.rules.layers_apart import (
-    eight_bit_parameters,
+    OF_STATES,
     layers_in_sixteen_bits,
     offloaded_parts,
     router_fusion,
@@ -50,10 +51,11 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         layers_in_sixteen_bits,
         offloaded_parts,
         _output,
-        eight_bit_parameters,
+        *OF_STATES,
         waiting_layers,
         router_fusion,
         shared_experts_beside,
+        torch_fsdp,
         _recompute,
         _loss,
         _batches,

@@ -105,6 +105,22 @@ def _only_with_zero(*stages: int) -> Callable[[Layout], str]:
     return lambda s: f"with zero {z}, only with {names}" if (z := s.parallelism.zero) not in stages else _alone(s)
 
 
+def _fsdp_version(s: Layout) -> str:
+    t, named = s.training, s.parallelism.fsdp_version
+    as_usual = t is not None and named in (None, framework_of(t).zero.fsdp_version)
+    return _only_with_zero(2, 3)(s) or (
+        f"with framework {t.framework}, which has that FSDP anyhow" if as_usual and t else ""
+    )
+
+
+def _backward_prefetch(s: Layout) -> str:
+    """Of the backward's gathers, where there are some beside something."""
+    p = s.parallelism
+    if (why := _only_with_zero(3)(s)) or not p.reshard_after_forward:
+        return why or "with reshard_after_forward false, where no backward gathers"
+    return "with dp_sync after_backward, where nothing overlaps" if p.dp_sync == "after_backward" else ""
+
+
 def _cp_split(s: Layout) -> str:
     whole = s.parallelism.cp > 1 and s.parallelism.cp_method == "all_to_all"
     return "with cp_method all_to_all, which attends to whole sequences" if whole else _with_one("cp")(s)
@@ -225,8 +241,9 @@ def _reduces_nothing(s: Layout) -> str:
 
 
 def _fused_sums(s: Layout) -> str:
-    sharded = s.parallelism.zero == 3 and s.parallelism.sharded_over[0] > 1
-    return "with zero 3, as Megatron's FSDP has no such fusion" if sharded else ""
+    zero = s.parallelism.zero
+    sharded = zero >= 2 and s.parallelism.sharded_over[0] > 1
+    return f"with zero {zero}, as Megatron's FSDP has no such fusion" if sharded else ""
 
 
 def _own_router(s: Layout) -> str:
@@ -256,6 +273,8 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("zero", _zero),
     Idle("shard_size", _only_with_zero(1, 2, 3)),
     Idle("reshard_after_forward", _only_with_zero(3)),
+    Idle("fsdp_version", _fsdp_version),
+    Idle("backward_prefetch", _backward_prefetch),
     Idle("accumulate_unsharded", _accumulate_unsharded),
     Idle("all_reduce_once", _all_reduce_once),
     Idle("accumulate_in_a_row", _accumulate_in_a_row),

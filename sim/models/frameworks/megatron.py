@@ -55,6 +55,7 @@ ROUTERS = {False: MEGATRON_ROUTER, True: FUSED_ROUTER}  # by `training.moe_route
 # core/pipeline_parallel/schedules.py calls behind a stage's last backward (`backward_step_helper_postprocess`). That it
 # is called on rank r of a pipeline r passes later is left out.
 MEGATRON_ZERO = ZeroEngine(
+    fsdp_version=0,
     bucket_elements=(40_000_000, 1_000_000),
     first_stage_alone=True,
     aligns_stages=True,

@@ -181,7 +181,9 @@ class ZeroEngine(NamedTuple):
     the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
     torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
     fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`). `root_again`: it is freed
-    behind the forward, and gathered as the backward begins.
+    behind the forward, and gathered as the backward begins. `sums_shared`: with ZeRO-3, before a unit is reduced, the
+    gradient of each of its tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over them, and the
+    computation waits (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`).
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -195,7 +197,11 @@ class ZeroEngine(NamedTuple):
     (accelerate/utils/dataclasses.py: FullyShardedDataParallelPlugin.set_mixed_precision). `keeps_unreduced`: with
     ZeRO-3 without `reshard_after_forward` a backward that reduces nothing leaves its parameters gathered
     (torch/distributed/fsdp/_runtime_utils.py: `_should_free_in_backward`; not FSDP2's `post_backward`).
+
+    `fsdp_version`: of torch's FSDP, which ZeRO-2 and -3 are; 0 where it is another's.
     """
+
+    fsdp_version: int = 2
 
     all_reduced_at: tuple[int, ...] = ()
     at_once_at: tuple[int, ...] = ()
@@ -219,12 +225,35 @@ class ZeroEngine(NamedTuple):
     kept_last: int = 0
     ends_together: bool = False
     root_again: bool = False
+    sums_shared: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True
     adds_up_as_sent: bool = True
     sends_in_precision: bool = False
     keeps_unreduced: bool = False
+
+    @property
+    def as_first_fsdp(self) -> ZeroEngine:
+        """The same trainer with torch's first FSDP (torch/distributed/fsdp).
+
+        _flat_param.py, `_get_unflat_views_unaligned`: parameters are views of what is gathered, and the backward of
+        torch.split joins their gradients (2 accesses). _runtime_utils.py, `_reduce_grad`: these are divided (2). Layers
+        alone are wrapped; `_post_forward_reshard`: the root's parameters stay.
+        """
+        return self._replace(
+            fsdp_version=1,
+            copies_gathered=False,
+            gathers_apart=False,
+            joining_accesses=2,
+            views_accesses=2,
+            joining_kernels=(0, 2),
+            ends_together=True,
+            kept_last=0,
+            root_again=False,
+            sums_shared=False,
+            keeps_unreduced=True,
+        )
 
     def bucket_bytes_of(self, dp: int, element_bytes: float) -> int:
         """Return the size of a bucket of gradients of `element_bytes` each, among `dp` ranks."""

@@ -54,6 +54,8 @@ TITAN_FOREACH = Former(  # the pull request is of 24 February
 )
 LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
+# torchtitan: models/common/decoder_sharding.py, `norm_config`, whose weights' gradients FSDP sums over tp.
+TITAN_ZERO = REPLICAS_COPIED._replace(kept_last=1, sums_shared=True)
 # accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, which keeps [norm, output] for the backward.
 ACCELERATE_ZERO = REPLICAS_COPIED._replace(sends_in_precision=True, kept_last=1)
 ACCELERATE_ROOT = Former(
@@ -79,7 +81,7 @@ _COMPILED = Framework(
     keeps_gathered=True,
     scatters_sums_apart=True,
     # torchtitan: models/llama3/infra/parallelize.py, apply_ddp; apply_fsdp, which keeps [norm, output] for the backward
-    zero=REPLICAS_COPIED._replace(kept_last=1),
+    zero=TITAN_ZERO,
     loss=COMPILED_LOSS,
     router=COMPILED_ROUTER,
     uses_torch_compile=True,
@@ -90,7 +92,7 @@ _COMPILED = Framework(
         # Then the last layer stayed, and embedding, norm and output were the root's.
         Former(
             "2025-08",
-            {"zero": REPLICAS_COPIED._replace(kept_last=1, ends_together=True)},
+            {"zero": TITAN_ZERO._replace(ends_together=True)},
             "torchtitan pull request 1094: units of embedding and of [norm, output]",
         ),
         # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
@@ -153,6 +155,7 @@ _TRANSFORMERS = Framework(
 # divided likewise. Of a shard, before the optimizer: largest and smallest number (4 bytes, has_inf_or_nan), an fp64
 # copy for the norm (16, get_grad_norm_direct), the fp32 copy (6), and clipping that (4 more than in 16 bits).
 DEEPSPEED_ZERO = ZeroEngine(
+    fsdp_version=0,
     all_reduced_at=(1, 2),
     alone_at=(0, 1, 2),
     gathers_ahead=False,
@@ -247,21 +250,9 @@ _RECORDS = (
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's first FSDP
-        # torch/distributed/fsdp. _flat_param.py, `_get_unflat_views_unaligned`: parameters are views of what is
-        # gathered, and the backward of torch.split joins their gradients (2 accesses). _runtime_utils.py,
-        # `_reduce_grad`: these are divided (2).
-        zero=ZeroEngine(
-            copies_gathered=False,
-            gathers_apart=False,
-            joining_accesses=2,
-            views_accesses=2,
-            joining_kernels=(0, 2),
-            # llm-foundry models/mpt/modeling_mpt.py: `fsdp_wrap_fn` wraps MPTBlock; _runtime_utils.py,
-            # `_post_forward_reshard`: the root's parameters stay
-            ends_together=True,
-            keeps_unreduced=True,
-            copies_replicas=True,  # composer/distributed/dist_strategy.py: prepare_ddp_module
-        ),
+        # llm-foundry models/mpt/modeling_mpt.py: `fsdp_wrap_fn` wraps MPTBlock; composer/distributed/dist_strategy.py:
+        # prepare_ddp_module
+        zero=REPLICAS_COPIED.as_first_fsdp,
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",
         attention_kernel="flash2",
@@ -319,7 +310,7 @@ _RECORDS = (
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         adds_gradients_late=True,
         autocasts=False,  # trainer.py: the model is made in 16 bits
-        zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,)),
+        zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,), fsdp_version=0),
         gathers_tensor_by_tensor=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
         keeps_gradients_at=EVERY_STAGE,  # the same file: build_grad_buffers
@@ -341,6 +332,18 @@ class Named(Protocol):
     @property
     def software_date(self) -> str | None:
         """A month or a day; None: today."""
+
+
+class Sharded(Protocol):
+    """The part of a scenario that names torch's FSDP: `parallelism`."""
+
+    @property
+    def fsdp_version(self) -> int | None:
+        """None: the framework's own."""
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO stage."""
 
 
 class Trained(Named, Protocol):
@@ -367,6 +370,12 @@ def framework_at(name: str, date: str | None) -> Framework:
         if date is not None and date < former.until:
             record = replace(record, **former.facts)
     return record
+
+
+def zero_engine(training: Named, p: Sharded) -> ZeroEngine:
+    """Return how the framework reduces and gathers, with the FSDP that `parallelism.fsdp_version` names."""
+    own = framework_of(training).zero
+    return own.as_first_fsdp if p.zero >= 2 and p.fsdp_version == 1 else own
 
 
 def frees_gradients(training: Trained, zero: int) -> bool:

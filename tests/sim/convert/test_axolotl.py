@@ -30,6 +30,22 @@ def test_fsdp_is_on_where_it_has_a_section(tmp_path: Path, more: str, zero: int)
 
 
 @pytest.mark.parametrize(
+    ("more", "version"),
+    [
+        ("fsdp: [full_shard, auto_wrap]\n", 1),
+        ("fsdp_config: {reshard_after_forward: true}\n", 1),
+        ("fsdp_config: {fsdp_version: 2}\n", None),
+        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", None),
+    ],
+)
+def test_the_first_fsdp_is_axolotls_default(tmp_path: Path, more: str, version: int | None) -> None:
+    """utils/trainer.py: setup_fsdp_envs."""
+    data, said = read(tmp_path, more)
+    assert data["parallelism"].get("fsdp_version") == version
+    assert "fsdp_version" not in said.replace("fsdp_version: 1", "")
+
+
+@pytest.mark.parametrize(
     ("written", "precision"), [("", "bf16"), ("bf16: auto\n", "bf16"), ("bf16:\n", "fp32"), ("fp16: true\n", "fp16")]
 )
 def test_bf16_is_the_default(tmp_path: Path, written: str, precision: str) -> None:

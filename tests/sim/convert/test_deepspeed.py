@@ -120,6 +120,7 @@ def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict
     assert "no micro-batch: 8, Transformers' default" in text
 
 
+FIRST_FSDP = {"zero": 3, "fsdp_version": 1, "backward_prefetch": False}
 EACH = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: true}}"
 
 
@@ -129,7 +130,7 @@ EACH = "accelerator_config: {gradient_accumulation_kwargs: {sync_each_batch: tru
         ("fsdp: full_shard auto_wrap", {"zero": 3}),
         ("fsdp: [shard_grad_op]", {"zero": 3, "reshard_after_forward": False}),
         ("fsdp: true\nfsdp_config: {fsdp_version: 2, reshard_after_forward: false}", {"reshard_after_forward": False}),
-        ("fsdp: true\nfsdp_config: {version: 1, reshard_after_forward: hybrid_shard}", {"zero": 3, "shard_size": 8}),
+        ("fsdp: true\nfsdp_config: {version: 1, reshard_after_forward: hybrid_shard}", FIRST_FSDP | {"shard_size": 8}),
         ("fsdp: no_shard", {"zero": 0}),
         ("fsdp: full_shard\ngradient_accumulation_steps: 4", {"accumulate_unsharded": True}),
         (f"fsdp: full_shard\ngradient_accumulation_steps: 4\n{EACH}", {"accumulate_unsharded": None}),
@@ -349,19 +350,25 @@ def test_optimizers_whose_states_are_others(tmp_path: Path, key: str, optimizer:
 
 
 @pytest.mark.parametrize(
-    ("config", "late"),
+    ("config", "version", "prefetches", "told"),
     [
-        ("{version: 1}", True),
-        ("{version: 1, backward_prefetch: backward_pre}", False),
-        ("{fsdp_backward_prefetch: NO_PREFETCH}", True),
-        ("{version: 2, backward_prefetch: no_prefetch}", False),
-        ("{}", False),
+        ("{version: 1}", 1, False, False),
+        ("{version: 1, backward_prefetch: backward_pre}", 1, None, False),
+        ("{fsdp_backward_prefetch: NO_PREFETCH}", 1, False, True),
+        ("{version: 2, backward_prefetch: no_prefetch}", None, None, False),
+        ("{}", None, None, False),
     ],
 )
-def test_an_fsdp_that_gathers_late_is_named(tmp_path: Path, config: str, late: bool) -> None:
+def test_torchs_first_fsdp(
+    tmp_path: Path, config: str, version: int | None, prefetches: bool | None, told: bool
+) -> None:
     options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
     text = f"bf16: true\nfsdp: full_shard auto_wrap\nfsdp_config: {config}\n"
-    assert ("backward_prefetch no_prefetch: " in converted(tmp_path, "args.yaml", text, *options)[1]) == late
+    data, said = converted(tmp_path, "args.yaml", text, *options)
+    layout = data["parallelism"]
+    assert (layout.get("fsdp_version"), layout.get("backward_prefetch")) == (version, prefetches)
+    assert ("torch's first FSDP alone has it" in said) == told
+    assert "not expressed" not in said
 
 
 def test_what_two_files_say_differently_is_named(tmp_path: Path) -> None:

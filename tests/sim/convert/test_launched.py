@@ -156,6 +156,8 @@ def launched(tmp_path: Path, launcher: str, more: str = "", config: str = "") ->
     [
         ("--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu", {"zero": 3}, {"optimizer_offload": "cpu"}),
         ("--use_fsdp --fsdp_sharding_strategy 2", {"zero": 3, "reshard_after_forward": False}, {}),
+        ("--use_fsdp", {"zero": 3, "fsdp_version": 1, "backward_prefetch": False}, {}),
+        ("--use_fsdp --fsdp_backward_prefetch BACKWARD_PRE", {"zero": 3, "fsdp_version": 1}, {}),
         ("--use_fsdp --fsdp_sharding_strategy NO_SHARD", {"zero": 0}, {}),
         ("--zero_stage 3 --fsdp_version 2", {"zero": 0}, {}),  # without the switch that goes before
         (

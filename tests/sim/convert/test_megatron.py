@@ -237,7 +237,11 @@ def test_what_adam_s_moments_are_kept_in(tmp_path: Path, flags: str, moments: st
     text = MEGATRON.replace("    --cuda-graph-scope full\n", f"    {flags}\n")
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert data["training"].get("optimizer_dtype") == moments
-    assert "master weights are simulated in 4 bytes" in said
+    # fp32 copies are halves where Transformer Engine keeps them, which fp8 with scales of the tensors does not
+    for more, kept in (("", "remainders"), ("--fp8-format hybrid --fp8-recipe tensorwise", None)):
+        with_more = text.replace(f"    {flags}\n", f"    {flags} {more}\n")
+        training = converted(tmp_path, "train.sh", with_more, "--cluster", "dgx-h100")[0]["training"]
+        assert training.get("master_weights") == kept
     assert (f"not expressed here: {left}\n" in said) if left else ("not expressed" not in said)
 
 

@@ -72,6 +72,9 @@ def test_shipped_scenarios_that_come_back_take_the_same_time_and_memory(
         ({}, {"framework": "eager"}, {"dp": 2, "zero": 1}),
         ({}, {}, {"tp": 2, "zero": 3}),  # nothing to shard: FSDP's flags are left out
         ({}, {}, {"tp": 2, "zero": 2}),
+        ({}, {}, {"dp": 8, "zero": 2}),
+        ({}, {"master_weights": "remainders", "optimizer_dtype": "bf16"}, {"dp": 8, "zero": 1}),
+        ({}, {}, {"dp": 8, "zero": 2, "dp_sync": "after_backward"}),
         ({}, {"precision": "fp8", "fp8_recipe": "tensorwise", "fp8_param_gather": True}, {"dp": 8, "zero": 1}),
         ({"moe": MOE}, {}, {"tp": 4, "sp": True, "zero": 1, "dp_sync": "after_backward"}),
         ({"moe": {**MOE, "max_nodes_per_token": 1}}, {}, {"cp": 2, "dp": 8, "pp": 4, "ep": 4}),

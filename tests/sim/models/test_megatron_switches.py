@@ -117,6 +117,13 @@ def test_gradients_added_by_kernels_of_their_own() -> None:
     assert steps[0].step_time_s < steps[1].step_time_s
 
 
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_sharded_gradients_are_added_by_kernels_of_their_own(zero: int) -> None:
+    """Megatron-Core shards gradients with its FSDP alone, which has no fused sums."""
+    s = scenario({"dp": 8, "zero": zero}, global_batch_size=32)
+    assert dims(s).framework.accumulates_in_matmul is (zero < 2)
+
+
 def test_experts_one_after_another() -> None:
     layout, model = {"dp": 8, "ep": 8}, "mixtral-8x7b"
     found = []

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sim.core.errors import InputError
 from sim.core.program import Comm
 from sim.inputs.scenario import parse_scenario
 from sim.models.optimizer import clip_items, gradient_buffer_items, optimizer_items, prepared_gradients
@@ -71,6 +72,29 @@ def test_the_optimizer_reads_and_writes_each_state_once(keys: dict[str, object],
         "test",
     )
     assert optimizer_items(1000, scenario.for_training)[0].bytes == 1000 * bytes_each
+
+
+def test_remainders_of_fp32_copies_take_half_their_memory() -> None:
+    """One kernel reads and writes a bf16 parameter and the 16 bits that it lacks; 16-bit gradients are not copied."""
+
+    def of(master: str | None, **keys: object) -> Prepared:
+        training = {"seq_len": 512, "global_batch_size": 8, "framework": "megatron", "master_weights": master, **keys}
+        layout = {"dp": 8, "zero": 1}
+        data = {"model": "llama3-8b", "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+        scenario = parse_scenario(data, "test")
+        return prepare(scenario, Costs(load_profile("h100-sxm"), scenario.cluster.gpu))
+
+    half, whole = of("remainders"), of(None)
+    assert optimizer_items(1000, half.plan.scenario.for_training)[0].bytes == 1000 * (4 + 2 * (4 + 8))
+    assert prepared_gradients(1000, of("remainders", grad_dtype="bf16").plan.scenario.for_training) == ()
+    kept = [states(p.plan, [*p.stages[0].values()]).optimizer for p in (whole, half)]
+    assert kept[1] == pytest.approx(kept[0] * 10 / 12)
+    for keys, needed in (
+        ({"framework": "eager"}, "a framework of Megatron-Core"),
+        ({"precision": "fp8", "fp8_recipe": "tensorwise"}, "fp8 with delayed scaling"),
+    ):
+        with pytest.raises(InputError, match=needed):
+            of("remainders", **keys)
 
 
 def test_a_smaller_state_makes_a_shorter_step() -> None:

@@ -96,6 +96,11 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     },
     {"training": {"framework": "compiled", "software_date": "2025-07"}, "calibration": "h100-sxm"},
     {
+        "training": {"framework": "transformers"},
+        "calibration": "h100-sxm",
+        "parallelism": {"fsdp_version": 1, "backward_prefetch": False},
+    },
+    {
         "training": {"framework": "megatron", "zero_grad": "keep"},
         "parallelism": {"accumulate_unsharded": True, "dp_sync": "after_backward"},
     },

@@ -39,6 +39,8 @@ LAYOUT: dict[str, list[Any]] = {
     "zero": [1, 2, 3],
     "shard_size": [1],
     "reshard_after_forward": [False],
+    "fsdp_version": [1, 2],
+    "backward_prefetch": [False],
     "accumulate_unsharded": [True],
     "all_reduce_once": [True],
     "accumulate_in_a_row": [True],
