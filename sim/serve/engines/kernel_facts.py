@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
@@ -90,3 +90,27 @@ class LatentKernels(NamedTuple):
     merges_context: bool = False
     absorbed_graphs: bool = False
     absorbed_context: Mapping[str, float] = {}
+
+
+class PromptGraphs(NamedTuple):
+    """Iterations with prompts that have CUDA graphs of all but attention, of sizes of their own.
+
+    `sizes`: their tokens, of max_batch_tokens and whether attention is latent. The others say beside which options and
+    of which models there are any: `drafts`; `adapters`; pipeline `stages`; `replicas` that share experts and gather
+    tokens; servers of `pools` for prompts or for tokens; `offload` of weights or prefixes to host memory, and experts
+    placed by popularity; `latent` attention, also (`latent_blackwell`) of DeepSeek V3's code on compute capability
+    10.x; latent attention over `selected` keys; Qwen3-Next's `states`; Qwen3's experts on 10.x (`experts_blackwell`).
+    """
+
+    sizes: Callable[[int, bool], tuple[int, ...]]
+    drafts: bool = False
+    adapters: bool = False
+    stages: bool = False
+    replicas: bool = False
+    pools: bool = False
+    offload: bool = False
+    latent: bool = True
+    latent_blackwell: bool = False
+    selected: bool = False
+    states: bool = False
+    experts_blackwell: bool = False
