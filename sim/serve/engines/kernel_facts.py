@@ -81,6 +81,9 @@ class LatentKernels(NamedTuple):
     decode does.
     `absorbed_context`: by GPU architecture, the number of cached tokens below which a chunk behind at least one of them
     attends in the latent's width, too.
+    `joins_latents`: a kernel joins each token's latent and rope key before they are cached.
+    `narrow_absorbed`: GPU architectures on which a checkpoint's blocks in fp8 stay in fp8 where decode absorbs the
+    up-projections.
 
     Over selected keys `absorbed_graphs` and `absorbed_context` do not hold.
     """
@@ -90,6 +93,8 @@ class LatentKernels(NamedTuple):
     merges_context: bool = False
     absorbed_graphs: bool = False
     absorbed_context: Mapping[str, float] = {}
+    joins_latents: bool = False
+    narrow_absorbed: tuple[str, ...] = ()
 
 
 class PromptGraphs(NamedTuple):
