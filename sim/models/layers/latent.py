@@ -314,16 +314,18 @@ class LatentAttention(Struct, frozen=True):
         """The up-projection of keys taken to the queries, and that of values to the result: batched over heads, in fp8
         behind a kernel that quantizes where the engine does so."""
         heads, rank = ceil_div(self.heads, d.tp), self.latent_rank
-        sizes = (("query_absorb", rank, self.plain_width), ("value_expand", self.value_width, rank))
-        if not d.latents.narrow_absorbed:
-            absorb, expand = ((gemm(name, F, tokens, n, k, d.act, heads),) for name, n, k in sizes)
-            return absorb, expand
-        absorb, expand = (self._narrow(d, name, tokens * heads, tokens, n, k, heads) for name, n, k in sizes)
-        return absorb, expand
+
+        def product(name: str, n: int, k: int) -> Program:
+            if d.latents.narrow_absorbed:
+                return self._narrow(d, name, tokens, n, k, heads)
+            return (gemm(name, F, tokens, n, k, d.act, heads),)
+
+        return product("query_absorb", rank, self.plain_width), product("value_expand", self.value_width, rank)
 
     @staticmethod
-    def _narrow(d: ServingDims, name: str, rows: int, tokens: int, n: int, k: int, heads: int) -> Program:
-        """A product `[tokens, k] x [k, n]` of each of `heads` in fp8, whose `rows` of inputs are quantized first."""
+    def _narrow(d: ServingDims, name: str, tokens: int, n: int, k: int, heads: int) -> Program:
+        """A product `[tokens, k] x [k, n]` of each of `heads` in fp8, whose input is quantized first."""
+        rows = tokens * heads
         cast = memory_op(f"{name}_quantize", F, "cast", rows * k, rows * k * (d.act_bytes + 1.0), d.act)
         return cast, gemm(name, F, tokens, n, k, "fp8", heads, out_bytes=rows * n * d.act_bytes)
 

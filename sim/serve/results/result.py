@@ -31,6 +31,7 @@ from sim.serve.results.memory_rows import memory_rows
 from sim.serve.results.records import (
     AdapterUse,
     OffloadUse,
+    Percentiles,
     PoolUse,
     ScalingUse,
     ServingResult,
