@@ -191,7 +191,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
 def _make_result(sim: ServingSimulation) -> ServingResult:
     sequences = sim.sequences
     output, prompts = sum(s.request.output_tokens for s in sequences), sum(s.request.prompt_tokens for s in sequences)
-    busy_s = sim.busy_s
+    busy_s, times = sim.busy_s, sim.latencies
     memory = memory_rows(sim.pools)
     fits = all(row.peak <= row.limit for row in memory) and all(
         pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
@@ -205,7 +205,11 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         interval_from=sim.likely.why,
         requests=len(sequences),
         requests_refused=sim.refused,
-        **sim.latencies,
+        request_latency_s=times["request_latency_s"],
+        queue_time_s=times["queue_time_s"],
+        time_to_first_token_s=times["time_to_first_token_s"],
+        time_per_output_token_s=times["time_per_output_token_s"],
+        inter_token_latency_s=times["inter_token_latency_s"],
         output_tokens=output,
         output_tokens_per_s=sim.output_tokens_per_s,
         output_tokens_per_s_per_gpu=output / busy_s / on,
