@@ -26,7 +26,7 @@ from sim.search.slo import Promise
 from sim.studies.executors import Workers, results, tracked
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 
-POOL_FROM_UNITS = 6  # fewer are mostly done before other processes have started
+POOL_FROM_TASKS = 6  # fewer are mostly done before other processes have started
 
 
 class ServingSearch(Struct, frozen=True):
@@ -66,10 +66,12 @@ def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextM
     gpus = asked.gpus or (base.parallelism.ranks if pools is None else pools.ranks)
     # Pipelines and many replicas first: their iterations are simulated one by one, so they take longest.
     units = sorted(units_of(base, gpus), key=lambda unit: -max(unit.degrees.get("pp", 1), unit.degrees.get("dp", 1)))
-    with pool(len(units) >= POOL_FROM_UNITS) as workers:
-        tasks = results(workers, _searched, [(asked, gpus, unit) for unit in units])
-        found = list(tracked(tasks, "layouts", len(units)))
+    engines = by_engine(asked.choices)
+    work = [(asked, gpus, unit, choices) for unit in units for choices in engines]
+    with pool(len(work) >= POOL_FROM_TASKS) as workers:
+        found = list(tracked(results(workers, _searched, work), "layouts", len(work)))
     layouts = [layout for each in found for layout in each.layouts]
+    of_unit = [found[i : i + len(engines)] for i in range(0, len(found), len(engines))]
     # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts.sort(key=lambda row: -row["rate_per_s"])
     return {
@@ -81,21 +83,22 @@ def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextM
         "best": layouts,
         "fewest_gpus": _fewest(layouts),
         "curve": _front([point for each in found for point in each.curve]),
-        "refusals": [refusal for each in found for refusal in each.refusals],
+        "refusals": [refusal for unit, each in zip(units, of_unit, strict=True) for refusal in _refusals(unit, each)],
         "same_host_times": of_one_host([str(choice["engine"]) for choice in asked.choices if "engine" in choice]),
     }
 
 
 class _Found(Struct, frozen=True):
-    """The findings of a task for its unit: rows of the result, one layout for each engine."""
+    """The findings of a task for its unit and engine: rows of the result (no layout where all choices are refused), and
+    why choices are refused."""
 
     layouts: list[dict[str, Any]]
     curve: list[dict[str, Any]]
-    refusals: list[dict[str, Any]]
+    refused: tuple[tuple[Choice, str], ...]
 
 
-def _searched(asked: ServingSearch, gpus: int, unit: Unit) -> _Found:
-    """Search one unit with every engine and all choices of its options, as a part of `gpus` GPUs."""
+def _searched(asked: ServingSearch, gpus: int, unit: Unit, choices: tuple[Choice, ...]) -> _Found:
+    """Search one unit with all `choices` of an engine's options, as a part of `gpus` GPUs."""
     base = resolve(asked.source, asked.name)
     wanted, profile, units = own_rate(base), load_profile(base.calibration), gpus // unit.gpus
 
@@ -105,12 +108,11 @@ def _searched(asked: ServingSearch, gpus: int, unit: Unit) -> _Found:
 
     # Units share no queue, so a service of n units has n times the rate of one. The limit mostly lies within a few
     # doublings of the rate that the scenario wants of one unit.
-    every = [tuned(of, choices, (wanted or 1.0) / units) for choices in by_engine(asked.choices)]
+    found = tuned(of, choices, (wanted or 1.0) / units)
     watts = base.cluster.mean_over(gpus, lambda gpu: gpu.power_limit_w)
     figures = partial(_figures, units, gpus, asked.price_per_gpu_hour, watts)
-    layouts = [_layout(unit, units, x, x.search, wanted, figures) for x in every if x.search is not None]
-    curve = [_on_curve(p, unit, choice) for x in every for choice, p in x.points]
-    return _Found(layouts, curve, _refusals(unit, every))
+    layouts = [] if found.search is None else [_layout(unit, units, found, found.search, wanted, figures)]
+    return _Found(layouts, [_on_curve(p, unit, choice) for choice, p in found.points], found.refused)
 
 
 def _layout(
@@ -172,12 +174,12 @@ def _figures(units: int, gpus: int, price: float | None, watts: float, point: Po
     return out
 
 
-def _refusals(unit: Unit, every: Sequence[Tuned]) -> list[dict[str, Any]]:
-    """Each reason once, with the first choice that it meets; where it meets all, the layout alone is refused."""
+def _refusals(unit: Unit, every: Sequence[_Found]) -> list[dict[str, Any]]:
+    """Return each reason once, with the first choice that it meets; where it meets all, the layout alone is refused."""
     first: dict[str, Choice] = {}
     for choice, reason in (refused for x in every for refused in x.refused):
         first.setdefault(reason, choice)
-    alone = all(x.search is None for x in every) and len(first) == 1
+    alone = not any(x.layouts for x in every) and len(first) == 1
     return [
         {"parallelism": unit.degrees, "options": {} if alone else dict(choice), "reason": reason}
         for reason, choice in first.items()

@@ -41,7 +41,8 @@ MOST_REQUESTS = 10_000  # of a simulation, unless the scenario has more
 
 class Point(Struct, frozen=True, dict=True):
     """Hold the result of one unit at one rate of requests. `kept`: whether it keeps all promises. `lasted`: whether the
-    requests arrive for long enough to tell. `tokens_per_s`: see `lasting_tokens_per_s`."""
+    requests arrive for long enough to tell. `tokens_per_s`: see `lasting_tokens_per_s`. `result`: latencies and the
+    number of requests, by their keys in a result."""
 
     rate_per_s: float
     kept: bool
@@ -98,7 +99,9 @@ class UnitSearch:
 
     def _simulated(self, rate_per_s: float, count: int | None) -> Point:
         served = self._served(requests_at(self.scenario, rate_per_s, count))
-        result = served.result
+        # Not the whole result, whose parts of the time take as long as many iterations and interest nobody here.
+        result: dict[str, Any] = {name: times.to_json() for name, times in served.latencies.items()}
+        result["requests"] = len(served.sequences)
         kept = all(p.kept(result) for p in self.slo)
         lasted = result["requests"] >= LASTING * rate_per_s * result["request_latency_s"]["mean"]
         tokens_per_s = lasting_tokens_per_s(served, rate_per_s, kept and lasted)
@@ -180,7 +183,7 @@ def lasting_tokens_per_s(served: ServingSimulation, rate_per_s: float, carried: 
     end = max(arrivals)
     begin = min(min(arrivals) + float(served.times.latency_s.mean()), (min(arrivals) + end) / 2)
     if end <= begin:
-        return min(offered, float(served.result["output_tokens_per_s"]))
+        return min(offered, served.output_tokens_per_s)
     inside = np.minimum(finish, end) - np.maximum(first, begin)
     share = np.where(
         finish > first, inside / np.where(finish > first, finish - first, 1.0), (first > begin) & (first < end)

@@ -100,7 +100,7 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     total = 0.0
     for spec, layers in zip(specs, stage.layers, strict=True):
         if layers:
-            total += layers * (layer_weight_bytes(d, spec) + _absorbed_bytes(d, spec))
+            total += layers * (layer_weight_bytes(d, spec) + absorbed_bytes(d, spec))
     m = d.model
     tied_here = m.tied_embeddings and stage.embedding and stage.head
     entries = stage.embedding * d.vocab + (stage.head and not tied_here) * (d.head_vocab or d.vocab)
@@ -118,13 +118,18 @@ def weight_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayer
     return total + norms * norm_elements(m) * d.act_bytes
 
 
-def _absorbed_bytes(d: ServingDims, spec: LayerSpec) -> float:
+def absorbed_bytes(d: ServingDims, spec: LayerSpec) -> float:
     """The up-projection of latents once more in 16 bits, where it is kept in fewer: prompts go through it, single
     tokens' queries and results absorb it (vLLM, process_weights_after_loading of its MLA layers: W_UK_T and W_UV out of
-    get_and_maybe_dequant_weights; SGLang, deepseek_v2.py: w_kc and w_vc)."""
-    if not isinstance(spec.attention, LatentAttention) or d.weight_bytes >= d.act_bytes:
+    get_and_maybe_dequant_weights; SGLang, deepseek_v2.py: w_kc and w_vc, out of a checkpoint's blocks by
+    block_quant_dequant). Where it is absorbed in fp8 the keys' part alone, in fp8 (TensorRT-LLM, k_b_proj_trans)."""
+    attention = spec.attention
+    if not isinstance(attention, LatentAttention) or d.weight_bytes >= d.act_bytes:
         return 0.0
-    return spec.attention.matrices(d.tp)[-2].elements * d.act_bytes
+    elements = attention.matrices(d.tp)[-2].elements
+    if d.latents.narrow_absorbed:
+        return elements * attention.plain_width / (attention.plain_width + attention.value_width)
+    return elements * d.act_bytes
 
 
 def routed_bytes(d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers) -> float:
@@ -246,13 +251,22 @@ def _most_blocks(i: Inference) -> int:
     return i.kv_cache.max_tokens // i.kv_cache.block_tokens
 
 
+def _for_all(scenario: Scenario, weights: tuple[float, ...]) -> bool:
+    """Whether a server that does not start for its weights is simulated with a cache for all that may run: where its
+    iterations cannot be taken together, those of one request after another would take minutes."""
+    i, memory = scenario.for_serving, scenario.cluster.gpu.shown_bytes
+    one_by_one = scenario.parallelism.sharing_replicas > 1 or i.speculative is not None or i.lora is not None
+    return one_by_one and any(own > memory for own in weights)
+
+
 def cache_capacity(
     scenario: Scenario, costs: IterationCosts, requests: Items[Request], held_bytes: float = 0.0
 ) -> Capacity:
     """Blocks that fit beside weights, buffers and others' `held_bytes` (`_blocks_fit`).
 
     Every stage must hold its layers' part of every block, so the stage with least room decides. Where not even the
-    longest request fits (for static batching: the whole batch), just enough blocks for it are simulated. A block's
+    longest request fits (for static batching: the whole batch), just enough blocks for it are simulated; where not even
+    the weights fit and iterations are simulated one by one, enough for all that may run, which are fewer. A block's
     bytes are those of a sequence of the requests' mean length, where layers with windows keep less than others. A
     draft has its weights and its part of every block on the last stage's ranks; the model's own layer also a copy of
     the embedding there, where that is not the first stage (vLLM, v1/spec_decode/llm_base_proposer.py,
@@ -294,7 +308,7 @@ def cache_capacity(
     each = -(-max(longest - 1, reserve) // block)
     engine = engine_of(i.engine)  # a block more where no sequence goes on without a free one, or computes one again
     spare = int(engine.watermark is not None or (engine.drops_last_hit and i.drafts == "layer"))
-    needed = each * (sequences if static else 1) + spare
+    needed = each * (sequences if static else samples if _for_all(scenario, weights) else 1) + spare
     host_bytes = scenario.cluster.gpu.memory_bytes
     host_tokens = int(host_bytes // max(per_token))
     return Capacity(max(fit, needed), fit, all_fit, longest_fit, reserve, per_token, weights, buffers, host_tokens)

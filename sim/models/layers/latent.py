@@ -31,6 +31,7 @@ from sim.models.serving.latents import (
     context_gathered,
     context_merged,
     keys_joined,
+    latents_joined,
     queries_joined,
     served_latent_norm,
 )
@@ -268,7 +269,8 @@ class LatentAttention(Struct, frozen=True):
         if self.gate == "per_head":
             gate = (served_head_gate(d, heads * self.value_width, heads),)
         rope = rope_cache(d, tokens, self.rotated_width(d.tp))
-        return (*items, *norms, rope, *gate, *served_linear(d, out, tokens))
+        joined = latents_joined(d, tokens, self._heads(d.tp))
+        return (*items, *norms, *joined, rope, *gate, *served_linear(d, out, tokens))
 
     def _with_one_down(self, projected: list[Matrix]) -> list[Matrix]:
         """The matrices with those to both latents as one, where queries have a latent, too."""
@@ -299,7 +301,7 @@ class LatentAttention(Struct, frozen=True):
         if d.fused_attention and d.latents.absorbs(tokens, cached):
             absorb, expand = self._absorbing(d, tokens)
             core = absorbed_core(d, batch, q_len, kv_len, h, self.entry_bytes(d))
-            return (absorb, *queries_joined(d, tokens, h), core, expand)
+            return (*absorb, *queries_joined(d, tokens, h), core, *expand)
         return (
             *context_gathered(d, cached, h, self.entry_bytes(d)),
             *served_linear(d, up, batch * kv_len),
@@ -308,11 +310,24 @@ class LatentAttention(Struct, frozen=True):
             *(context_merged(d, tokens, h) if cached else ()),
         )
 
-    def _absorbing(self, d: ServingDims, tokens: int) -> tuple[Compute, Compute]:
-        """The up-projection of keys taken to the queries, and that of values to the result: batched over heads."""
+    def _absorbing(self, d: ServingDims, tokens: int) -> tuple[Program, Program]:
+        """The up-projection of keys taken to the queries, and that of values to the result: batched over heads, in fp8
+        behind a kernel that quantizes where the engine does so."""
         heads, rank = ceil_div(self.heads, d.tp), self.latent_rank
-        absorb = gemm("query_absorb", F, tokens, rank, self.plain_width, d.act, heads)
-        return absorb, gemm("value_expand", F, tokens, self.value_width, rank, d.act, heads)
+
+        def product(name: str, n: int, k: int) -> Program:
+            if d.latents.narrow_absorbed:
+                return self._narrow(d, name, tokens, n, k, heads)
+            return (gemm(name, F, tokens, n, k, d.act, heads),)
+
+        return product("query_absorb", rank, self.plain_width), product("value_expand", self.value_width, rank)
+
+    @staticmethod
+    def _narrow(d: ServingDims, name: str, tokens: int, n: int, k: int, heads: int) -> Program:
+        """A product `[tokens, k] x [k, n]` of each of `heads` in fp8, whose input is quantized first."""
+        rows = tokens * heads
+        cast = memory_op(f"{name}_quantize", F, "cast", rows * k, rows * k * (d.act_bytes + 1.0), d.act)
+        return cast, gemm(name, F, tokens, n, k, "fp8", heads, out_bytes=rows * n * d.act_bytes)
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
         """`queries` new tokens of each of `batch` sequences against a cache of `kv_len`: bound by reading it once.
@@ -325,13 +340,13 @@ class LatentAttention(Struct, frozen=True):
         absorb, expand = self._absorbing(d, tokens)
         if not d.fused_attention:
             shared = Core(queries, kv_len, heads, 1, self.shared_width, rank)
-            return (absorb, *unfused_attention(d, batch, shared), expand)
+            return (*absorb, *unfused_attention(d, batch, shared), *expand)
         latent = batch * kv_len * self.entry_bytes(d)  # values are part of what was read as keys
         widths = float(tokens * heads * (self.shared_width + rank))
         shape = (batch, min(heads, LATENT_HEADS), 1, kv_len, self.shared_width)
         moved = latent + widths * d.act_bytes
         core = Compute("attention", ATTENTION_DECODE, shape, d.act, 2.0 * widths * kv_len, moved, F)
-        return (absorb, *queries_joined(d, tokens, self._heads(d.tp)), core, expand)
+        return (*absorb, *queries_joined(d, tokens, self._heads(d.tp)), core, *expand)
 
 
 def latent_norm(d: Dims, name: str, rank: int) -> Operator:

@@ -166,8 +166,8 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         absorb, expand = self._absorbing(d, tokens)
         return (
             *self._index(d, (batch, q_len, kv_len), self.indexer.key_cache_bytes),
-            absorb,
+            *absorb,
             *queries_joined(d, tokens, self._heads(d.tp)),
             Compute(name, "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE),
-            expand,
+            *expand,
         )

@@ -1,7 +1,6 @@
 """Small kernels of latent attention while serving, and its attention in the latent's width.
 
-Facts of vLLM 0.33 and SGLang 0.5.23. TensorRT-LLM and `bundled` are assumed to do the same; TensorRT-LLM's code was not
-read for it.
+Facts of vLLM 0.33, SGLang 0.5.23 and TensorRT-LLM of 2026. `bundled` is assumed to do the same.
 
 - RMSNorms of the query's and of the other latent, a kernel each (q_a_layernorm, kv_a_layernorm; vLLM, layers/mla.py).
 - Keys of prompts are joined of every head's part and the rope key that all share (vLLM, mla_attention.py,
@@ -9,6 +8,9 @@ read for it.
 - Latents that are cached before a chunk are gathered first (vLLM, `gather_and_maybe_dequant_cache`; SGLang,
   `_get_mla_kv_buffer`).
 - Where attention to them is a kernel of its own, its result and that over the chunk are merged (`merge_attn_states`).
+- TensorRT-LLM joins each token's latent and rope key before they are cached (_torch/modules/attention.py,
+  `latent_cache`), and absorbs up-projections that a checkpoint has in blocks of fp8 in fp8 on Hopper
+  (`fp8_block_scaling_bmm_out`).
 - In decode some kernels take the absorbed query and its part with rope as one tensor, which is joined first.
 """
 
@@ -50,6 +52,14 @@ def keys_joined(d: ServingDims, tokens: int, h: LatentHeads) -> Compute:
     """Keys `[tokens, heads, plain + rope]` of a part of every head and of one that all share."""
     n, read = tokens * h.number * (h.plain + h.rope), tokens * (h.number * h.plain + h.rope)
     return memory_op("latent_keys_join", F, "copy", n, (n + read) * d.act_bytes, d.act)
+
+
+def latents_joined(d: ServingDims, tokens: int, h: LatentHeads) -> Program:
+    """Latents and rope keys `[tokens, latent + rope]` as one tensor, of an engine that joins them for its cache."""
+    if not d.latents.joins_latents:
+        return ()
+    n = tokens * h.shared
+    return (memory_op("latents_join", F, "copy", n, 2 * n * d.act_bytes, d.act),)
 
 
 def queries_joined(d: ServingDims, tokens: int, h: LatentHeads) -> Program:

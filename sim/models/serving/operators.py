@@ -38,13 +38,17 @@ class ServedLatents(NamedTuple):
     """Kernels of latent attention. `merged_down`: one matmul gives both latents; `joins_queries`: decode's kernel takes
     a query's two parts as one tensor; `merges_context`: attention to what is cached before a chunk is a kernel of its
     own; `absorbed_tokens`: iterations of at most so many prompt tokens attend as decode does, in the latent's width,
-    and so do those behind some cached tokens, less than `absorbed_context`."""
+    and so do those behind some cached tokens, less than `absorbed_context`; `joins_latents`: a kernel joins each
+    token's latent and rope key before they are cached; `narrow_absorbed`: decode absorbs the up-projections in fp8.
+    """
 
     merged_down: bool = True
     joins_queries: bool = False
     merges_context: bool = False
     absorbed_tokens: int = 0
     absorbed_context: float = 0.0
+    joins_latents: bool = False
+    narrow_absorbed: bool = False
 
     def absorbs(self, tokens: int, cached: int) -> bool:
         """Whether prompts of so many tokens, behind so many that are cached, attend in the latent's width."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest GPUs
@@ -81,6 +81,9 @@ class LatentKernels(NamedTuple):
     decode does.
     `absorbed_context`: by GPU architecture, the number of cached tokens below which a chunk behind at least one of them
     attends in the latent's width, too.
+    `joins_latents`: a kernel joins each token's latent and rope key before they are cached.
+    `narrow_absorbed`: GPU architectures on which a checkpoint's blocks in fp8 stay in fp8 where decode absorbs the
+    up-projections.
 
     Over selected keys `absorbed_graphs` and `absorbed_context` do not hold.
     """
@@ -90,3 +93,29 @@ class LatentKernels(NamedTuple):
     merges_context: bool = False
     absorbed_graphs: bool = False
     absorbed_context: Mapping[str, float] = {}
+    joins_latents: bool = False
+    narrow_absorbed: tuple[str, ...] = ()
+
+
+class PromptGraphs(NamedTuple):
+    """Iterations with prompts that have CUDA graphs of all but attention, of sizes of their own.
+
+    `sizes`: their tokens, of max_batch_tokens and whether attention is latent. The others say beside which options and
+    of which models there are any: `drafts`; `adapters`; pipeline `stages`; `replicas` that share experts and gather
+    tokens; servers of `pools` for prompts or for tokens; `offload` of weights or prefixes to host memory, and experts
+    placed by popularity; `latent` attention, also (`latent_blackwell`) of DeepSeek V3's code on compute capability
+    10.x; latent attention over `selected` keys; Qwen3-Next's `states`; Qwen3's experts on 10.x (`experts_blackwell`).
+    """
+
+    sizes: Callable[[int, bool], tuple[int, ...]]
+    drafts: bool = False
+    adapters: bool = False
+    stages: bool = False
+    replicas: bool = False
+    pools: bool = False
+    offload: bool = False
+    latent: bool = True
+    latent_blackwell: bool = False
+    selected: bool = False
+    states: bool = False
+    experts_blackwell: bool = False

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from sim.core.quantization import Quantizing
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
-from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, SummedNorms, TwoBatches
+from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, PromptGraphs, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
@@ -145,11 +145,8 @@ class Engine:
         None, "what it makes of batches with a graph that somebody asks for; None: nobody can"
     )
     prompt_graphs: bool = fact(False, "graphs of all but attention serve iterations with prompts as well, to that size")
-    prompt_sizes: Callable[[int, bool], tuple[int, ...]] | None = fact(  # noqa: RUF009
-        None,
-        "without `prompt_graphs`, tokens of iterations with prompts that have graphs of all but attention, of "
-        "max_batch_tokens and whether attention is latent; not with drafts, adapters, pipeline stages nor experts over "
-        "several replicas",
+    own_prompt_graphs: PromptGraphs | None = fact(  # noqa: RUF009  a tuple
+        None, "without `prompt_graphs`, iterations with prompts that have graphs of all but attention; None: none"
     )
     whole_graphs: bool = fact(
         True, "an iteration of single tokens is one graph; else its graphs have all but attention, too"

@@ -17,7 +17,14 @@ from sim.serve.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
-from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
+from sim.serve.engines.kernel_facts import (
+    LARGEST_BYTES,
+    LatentBlocks,
+    LatentKernels,
+    PromptGraphs,
+    SummedNorms,
+    TwoBatches,
+)
 from sim.serve.engines.own_all_reduce import CUSTOM
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import (
@@ -27,7 +34,12 @@ from sim.serve.engines.sglang_memory import (
     sglang_048_fraction,
     sglang_05_fraction,
     sglang_0510_fraction,
+    sglang_0511_fraction,
     sglang_0514_fraction,
+    sglang_0515_fraction,
+    sglang_0517_fraction,
+    sglang_0518_fraction,
+    sglang_0520_fraction,
 )
 
 _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
@@ -209,16 +221,41 @@ _SUMMED_NORMS = SummedNorms(
     selected=False,
     but=("h20",),
 )
+# Graphs of prompts. torch.compile cuts them out to 0.5.14: srt/server_args.py, _handle_piecewise_cuda_graph, later
+# _disable_tc_piecewise_cudagraph_if_incompatible (drafts: not in 0.5.10), and _handle_moe_kernel_config to 0.5.12
+# (flashinfer_trtllm, on compute capability 10.x the experts of DeepSeek V3 and Qwen3); configs/model_config.py,
+# piecewise_cuda_graph_disabled_model_archs (DeepSeek V3.2 to 0.5.12, Qwen3-Next). Since 0.5.15 a capture that is broken
+# at attention (model_executor/cuda_graph_config.py, default_prefill_backend; server_args.py, later
+# arg_groups/cuda_graph_hook.py, disable_breakable_cudagraph_if_incompatible): not with latent attention before 0.5.18,
+# save over selected keys since 0.5.17; beside LoRA and replicas that share experts since 0.5.17; beside stages to
+# 0.5.19. Of DeepSeek V3's code not with trtllm_mla, the default on 10.x
+# (disable_prefill_cuda_graph_for_deepseek_trtllm_mla). Not modelled: with DeepEP since 0.5.17, where experts break the
+# capture, too (here: none), models that read pictures and Kimi Linear (none), NemotronH with 0.5.17 (none).
+_GRAPHS_0510 = PromptGraphs(sglang_0510_prompt_sizes)
+_GRAPHS_0511 = _GRAPHS_0510._replace(drafts=True)
+_GRAPHS_0514 = _GRAPHS_0511._replace(latent_blackwell=True, selected=True, experts_blackwell=True)
+_GRAPHS_0515 = PromptGraphs(
+    sglang_0510_prompt_sizes,
+    drafts=True,
+    stages=True,
+    pools=True,
+    offload=True,
+    latent=False,
+    states=True,
+    experts_blackwell=True,
+)
+_GRAPHS_0517 = _GRAPHS_0515._replace(adapters=True, replicas=True, selected=True)
+_GRAPHS_0518 = _GRAPHS_0517._replace(latent=True)
+_GRAPHS_0520 = _GRAPHS_0518._replace(stages=False)
 _SGLANG_0510 = replace(
     _SGLANG_05,
     name="sglang-0.5.10",
     since=(0, 5, 10),
     date="2026-04",
-    source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331; "
-    "srt/server_args.py, _handle_piecewise_cuda_graph: not with dp attention, pipeline stages, DeepEP, LoRA, drafts)",
+    source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331)",
     sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv (pull request 22642)
     summed_norms=_SUMMED_NORMS,
-    prompt_sizes=sglang_0510_prompt_sizes,
+    own_prompt_graphs=_GRAPHS_0510,
     latents=_LATENTS_0510,
     fraction=sglang_0510_fraction,
     cases=(_sized(20, 2048, 24), *_SGLANG_05.cases[1:], _TRTLLM_MHA),
@@ -232,6 +269,8 @@ _SGLANG_0511 = replace(
     "SGLANG_ENABLE_SPEC_V2, true since; srt/server_args.py, _handle_speculative_decoding: not with "
     "speculative_eagle_topk above 1)",
     overlaps_drafting=(True, True),
+    own_prompt_graphs=_GRAPHS_0511,
+    fraction=sglang_0511_fraction,
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True),
 )
 _SGLANG_0514 = replace(
@@ -243,22 +282,51 @@ _SGLANG_0514 = replace(
     "(srt/managers/scheduler.py, init_model_worker; srt/model_executor/pool_configurator.py, EAGLE/STANDALONE; "
     "srt/server_args.py, _handle_gpu_memory_settings)",
     drafts_inside=True,
+    own_prompt_graphs=_GRAPHS_0514,
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
     fraction=sglang_0514_fraction,
 )
-_SGLANG_0520 = replace(
+_SGLANG_0515 = replace(
     _SGLANG_0514,
+    name="sglang-0.5.15",
+    since=(0, 5, 15),
+    date="2026-07",
+    source="as sglang-0.5.14; graphs of prompts without torch.compile, not with latent attention",
+    own_prompt_graphs=_GRAPHS_0515,
+    fraction=sglang_0515_fraction,
+)
+_SGLANG_0517 = replace(
+    _SGLANG_0515,
+    name="sglang-0.5.17",
+    since=(0, 5, 17),
+    date="2026-08",
+    source="as sglang-0.5.15; graphs of prompts beside LoRA and replicas that share experts",
+    own_prompt_graphs=_GRAPHS_0517,
+    fraction=sglang_0517_fraction,
+)
+_SGLANG_0518 = replace(
+    _SGLANG_0517,
+    name="sglang-0.5.18",
+    since=(0, 5, 18),
+    date="2026-08",
+    source="as sglang-0.5.17; graphs of prompts with latent attention, too",
+    own_prompt_graphs=_GRAPHS_0518,
+    fraction=sglang_0518_fraction,
+)
+_SGLANG_0520 = replace(
+    _SGLANG_0518,
     name="sglang-0.5.20",
     since=(0, 5, 20),
     date="2026-09",
-    source="as sglang-0.5.14; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
-    "modelled: since 0.5.16 graphs of prompts also where replicas share experts (srt/model_executor/"
-    "cuda_graph_config.py, default_prefill_backend), since 0.5.22 graphs to max_running_requests where that is stated, "
-    "since 0.5.23 graphs of prompts to 8,192 tokens with latent attention (srt/arg_groups/memory_hook.py)",
+    source="as sglang-0.5.18; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
+    "modelled: since 0.5.22 graphs to max_running_requests where that is stated, since 0.5.23 graphs of prompts to "
+    "8,192 tokens with latent attention (srt/arg_groups/memory_hook.py)",
+    own_prompt_graphs=_GRAPHS_0520,
+    fraction=sglang_0520_fraction,
     asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True, keeps_largest=True),
     cases=(_sized(20, 4096, 48), _sized(20, 4096, 160, tp=4), *_SGLANG_0510.cases[2:]),
 )
 RECORDS = (
     *(_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05),
-    *(_SGLANG_0510, _SGLANG_0511, _SGLANG_0514, _SGLANG_0520),
+    *(_SGLANG_0510, _SGLANG_0511, _SGLANG_0514, _SGLANG_0515, _SGLANG_0517, _SGLANG_0518, _SGLANG_0520),
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from sim.core.quantization import Quantizing
 from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
-from sim.serve.engines.kernel_facts import SummedNorms
+from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, SummedNorms
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
 from sim.serve.engines.record import Defaults, Engine
 
@@ -36,6 +36,15 @@ _SUMMED_NORMS = SummedNorms(
 # fp8: attention writes it (_torch/modules/attention.py: out_scale where o_proj.has_fp8_qdq), the activation, too
 # (gated_mlp.py of 1.1.0rc6, _apply_activation; not in 0.20), neither beside LoRA.
 _QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("attention", "activations")}
+
+# _torch/modules/attention.py, MLA: kv_a_proj_with_mqa is one matmul for both latents; torch.concat of a latent and its
+# rope key (latent_cache); forward_absorption_generation writes into one tensor of queries; fp8_block_scaling_bmm_out
+# multiplies blocks in fp8, dequantized ones on compute capability 10.x (k_b_proj_trans_dequant). What is cached before
+# a prompt and the prompt itself are attended to at once (forward_context_with_cached_kv); not modelled: in chunks on
+# 10.x part by part (forward_context_with_chunked_prefill); norms and rope on a stream beside. Blocks of 64 tokens for
+# FlashMLA on Hopper (_torch/pyexecutor/py_executor_creator.py, enable_flash_mla), on others kv_cache_config's 32.
+_LATENTS = LatentKernels(joins_latents=True, narrow_absorbed=("hopper",))
+_LATENT_BLOCKS = LatentBlocks(64, 64)
 
 _TRTLLM_08 = Engine(
     "trtllm",
@@ -82,6 +91,8 @@ _TRTLLM_1 = Engine(
     whole_prompts=True,
     prompts_beside=True,
     fp8_cache=True,
+    latent_blocks=_LATENT_BLOCKS,
+    latents=_LATENTS,
     own_all_reduces=MIN_LATENCY,
     summed_norms=_SUMMED_NORMS,
     quantizing=_QUANTIZING,

@@ -15,7 +15,7 @@ from sim.serve.engines.graph_sizes import (
 )
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
 from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
-from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, MIB
+from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, MIB
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import GIB
 
@@ -236,6 +236,29 @@ _VLLM_19 = replace(
     all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
     gathers_narrow=True,  # pull request 32567 (January 2026), prepare_finalize/naive_dp_ep.py: quantizes first
 )
+_VLLM_28 = replace(
+    _VLLM_19,
+    name="vllm-0.28",
+    since=(0, 28),
+    date="2026-08",
+    source="as vllm-0.19, whose scheduler 0.32 and 0.33 still have; limits of GPUs with 160 GiB and more"
+    " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
+    " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
+    host=hosts(V1_32),
+    overlaps_drafting=(True, True),
+    # VLLM_MOE_SKIP_PADDING, on since 0.28 in the second model runner (v1/worker/gpu), which 0.28 has for some
+    # models' code and 0.30 for all; not in fused_moe/router/grouped_topk_router.py.
+    padded_experts=("none", "none"),
+    padded_grouped="own",
+    summed_norms=_SUMMED_NORMS_19._replace(alone=False),
+    # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
+    quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
+    # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.
+    quantizing_blocks=("norms", "activations"),
+    graph_sizes=vllm_030_sizes,
+    drafting_tokens=vllm_030_drafting_tokens,
+    cases=(_LARGE, _LARGEST, _BLACKWELL),
+)
 RECORDS = (
     _FIRST_VLLM,
     replace(
@@ -288,27 +311,13 @@ RECORDS = (
     _VLLM_11,
     _VLLM_14,
     _VLLM_19,
+    _VLLM_28,
     replace(
-        _VLLM_19,
-        name="vllm-0.28",
-        since=(0, 28),
-        date="2026-08",
-        source="as vllm-0.19, whose scheduler 0.32 and 0.33 still have; limits of GPUs with 160 GiB and more"
-        " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
-        " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
-        host=hosts(V1_32),
-        overlaps_drafting=(True, True),
-        # VLLM_MOE_SKIP_PADDING, on since 0.28 in the second model runner (v1/worker/gpu), which 0.28 has for some
-        # models' code and 0.30 for all; not in fused_moe/router/grouped_topk_router.py.
-        padded_experts=("none", "none"),
-        padded_grouped="own",
-        summed_norms=_SUMMED_NORMS_19._replace(alone=False),
-        # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
-        quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
-        # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.
-        quantizing_blocks=("norms", "activations"),
-        graph_sizes=vllm_030_sizes,
-        drafting_tokens=vllm_030_drafting_tokens,
-        cases=(_LARGE, _LARGEST, _BLACKWELL),
+        _VLLM_28,
+        name="vllm-0.29",
+        since=(0, 29),
+        date="2026-09",
+        source="as vllm-0.28; FlashInfer's all-reduces by default (pull request 52998)",
+        own_all_reduces=CUSTOM_LESS_29,
     ),
 )

@@ -77,22 +77,24 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         quantizing=quantizing(scenario, linear),
         norm_in_sum_bytes=norm_in_sum_bytes(scenario, engine.summed_norms),
         experts_sum_norms=engine.summed_norms is not None and engine.summed_norms.experts,
-        latents=_latents(scenario, engine),
+        latents=_latents(scenario, engine, linear),
     )
 
 
-def _latents(scenario: Scenario, engine: Engine) -> ServedLatents:
-    """Which kernels of latent attention an engine has on a scenario's GPUs; over selected keys none that attends to all
-    in the latent's width."""
+def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
+    """Which kernels of latent attention an engine has on a scenario's GPUs, whose layers multiply in `linear`; over
+    selected keys none that attends to all in the latent's width."""
     own, architecture = engine.latents, scenario.cluster.gpu.architecture
     graphs, context = prompt_sizes(scenario, engine), own.absorbed_context.get(architecture, 0.0)
-    dense = scenario.model.indexer is None
+    dense, blocks = scenario.model.indexer is None, scenario.model.checkpoint_quantization.startswith("fp8")
     return ServedLatents(
         own.merged_down,
         architecture in own.joins_queries,
         own.merges_context,
         graphs[-1] if dense and own.absorbed_graphs and graphs else 0,
         context if dense else 0.0,
+        own.joins_latents,
+        linear == "fp8" and blocks and architecture in own.narrow_absorbed,
     )
 
 

@@ -6,6 +6,8 @@ from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
+from sim.serve.engines.all2all import all2all_of
+from sim.serve.engines.kernel_facts import LARGEST_BYTES, PromptGraphs
 from sim.serve.engines.record import Engine, HostTimes
 from sim.serve.engines.server import server_of
 from sim.serve.prices.load import Load
@@ -147,8 +149,35 @@ def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int,
 
 def prompt_sizes(scenario: Scenario, engine: Engine) -> tuple[int, ...]:
     """Tokens of iterations with prompts that have graphs of sizes of their own."""
-    p, served = scenario.parallelism, scenario.for_serving
-    beside = served.speculative is not None or served.lora is not None or p.pp > 1 or p.sharing_replicas > 1
-    if engine.prompt_sizes is None or beside or not served.cuda_graphs:
+    graphs, served = engine.own_prompt_graphs, scenario.for_serving
+    if graphs is None or not served.cuda_graphs or not (_beside(graphs, scenario) and _of_model(graphs, scenario)):
         return ()
-    return engine.prompt_sizes(served.max_batch_tokens, scenario.model.mla is not None)
+    return graphs.sizes(served.max_batch_tokens, scenario.model.mla is not None)
+
+
+def _beside(graphs: PromptGraphs, scenario: Scenario) -> bool:
+    """Whether an engine has prompts' graphs beside all of a scenario's options."""
+    p, served = scenario.parallelism, scenario.for_serving
+    host_copies = served.prefix_cache == "cpu" or served.kv_cache.tiers is not None
+    gathers = all2all_of(served).gathers
+    return not (
+        (served.speculative is not None and not graphs.drafts)
+        or (served.lora is not None and not graphs.adapters)
+        or (p.pp > 1 and not graphs.stages)
+        or (p.sharing_replicas > 1 and not (graphs.replicas and gathers and not served.two_batch_overlap))
+        or (served.disaggregated is not None and not graphs.pools)
+        or ((host_copies or served.weight_offload is not None or served.eplb is not None) and not graphs.offload)
+    )
+
+
+def _of_model(graphs: PromptGraphs, scenario: Scenario) -> bool:
+    """Whether an engine has prompts' graphs of a scenario's model on its GPUs."""
+    m, gpu = scenario.model, scenario.cluster.gpu
+    large = gpu.architecture == "blackwell" and gpu.memory_bytes >= LARGEST_BYTES
+    if large and m.code == "qwen2_moe" and not graphs.experts_blackwell:
+        return False
+    if m.state_space is not None and m.code == "qwen2_moe" and not graphs.states:
+        return False
+    if m.indexer is not None:
+        return graphs.selected
+    return m.mla is None or (graphs.latent and (graphs.latent_blackwell or not (large and m.code == "deepseek_v3")))

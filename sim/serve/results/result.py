@@ -31,6 +31,7 @@ from sim.serve.results.memory_rows import memory_rows
 from sim.serve.results.records import (
     AdapterUse,
     OffloadUse,
+    Percentiles,
     PoolUse,
     ScalingUse,
     ServingResult,
@@ -93,6 +94,28 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     def gaps(self) -> TokenGaps | None:
         """How long each token took after a request's first; None where no request has a second."""
         return token_gaps(self.replicas)
+
+    @cached_property
+    def latencies(self) -> dict[str, Percentiles]:
+        """Percentiles of the requests' times and of the gaps between tokens, by their keys in the result."""
+        times, gaps = self.times, self.gaps
+        return {
+            "request_latency_s": percentiles(times.latency_s.tolist()),
+            "queue_time_s": percentiles(times.queue_s.tolist()),
+            "time_to_first_token_s": percentiles(times.first_token_s.tolist()),
+            "time_per_output_token_s": percentiles(times.per_output_token_s.tolist()),
+            "inter_token_latency_s": percentiles([]) if gaps is None else gaps.percentiles,
+        }
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds from the first arrival to the last token; infinite where all came at once."""
+        return self.end_s - self.start_s if self.end_s > self.start_s else math.inf
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Tokens of all answers by `busy_s`."""
+        return sum([s.request.output_tokens for s in self.sequences]) / self.busy_s
 
     @cached_property
     def shares(self) -> Shares:
@@ -167,9 +190,8 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
 
 def _make_result(sim: ServingSimulation) -> ServingResult:
     sequences = sim.sequences
-    times, gaps = sim.times, sim.gaps
     output, prompts = sum(s.request.output_tokens for s in sequences), sum(s.request.prompt_tokens for s in sequences)
-    busy_s = sim.end_s - sim.start_s if sim.end_s > sim.start_s else math.inf
+    busy_s, times = sim.busy_s, sim.latencies
     memory = memory_rows(sim.pools)
     fits = all(row.peak <= row.limit for row in memory) and all(
         pool.capacity.blocks <= pool.capacity.blocks_fit for pool in sim.pools
@@ -183,13 +205,13 @@ def _make_result(sim: ServingSimulation) -> ServingResult:
         interval_from=sim.likely.why,
         requests=len(sequences),
         requests_refused=sim.refused,
-        request_latency_s=percentiles(times.latency_s.tolist()),
-        queue_time_s=percentiles(times.queue_s.tolist()),
-        time_to_first_token_s=percentiles(times.first_token_s.tolist()),
-        time_per_output_token_s=percentiles(times.per_output_token_s.tolist()),
-        inter_token_latency_s=percentiles([]) if gaps is None else gaps.percentiles,
+        request_latency_s=times["request_latency_s"],
+        queue_time_s=times["queue_time_s"],
+        time_to_first_token_s=times["time_to_first_token_s"],
+        time_per_output_token_s=times["time_per_output_token_s"],
+        inter_token_latency_s=times["inter_token_latency_s"],
         output_tokens=output,
-        output_tokens_per_s=output / busy_s,
+        output_tokens_per_s=sim.output_tokens_per_s,
         output_tokens_per_s_per_gpu=output / busy_s / on,
         total_tokens_per_s=(output + prompts) / busy_s,
         requests_per_s=len(sequences) / busy_s,

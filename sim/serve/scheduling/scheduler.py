@@ -83,6 +83,7 @@ class Scheduler(RunningSequences):
         """
         pieces: list[Piece] = []
         budget, preempted, cache, plain = self.token_budget, False, self.cache, self.plain_tokens
+        shares, block = self.by_content, self.cache.block_tokens
         for sequence in [x for x in self.running if not x.in_flight]:  # with many stages few of all
             if budget <= 0 or len(pieces) >= self.limits.batch_sequences:
                 break
@@ -91,7 +92,13 @@ class Scheduler(RunningSequences):
             if not sequence.running and not (self.token_more and sequence in self.leaving):
                 continue
             # As below, for most sequences, most of the time.
-            if plain and sequence.next_fits(cache.block_tokens) and not (self.by_content and self.may_share(sequence)):
+            lacks = sequence.next_lacks(block) if plain else None
+            easy = lacks is not None and (not lacks or (cache.free > 0 and cache.late is None))
+            if easy and not (shares and self.may_share(sequence)):
+                if lacks:
+                    cache.free -= 1
+                    cache.private += 1
+                    sequence.private += 1
                 sequence.in_flight = True
                 cache.tokens += 1
                 pieces.append(Piece(sequence, 1, True))
@@ -122,8 +129,8 @@ class Scheduler(RunningSequences):
 
     @property
     def plain_tokens(self) -> bool:
-        """Whether a token that fits into the last block of a sequence which has no block to share changes nothing else
-        in the cache."""
+        """Whether a token of a sequence that has no block to share changes nothing in the cache but a free block that
+        it may take."""
         return not self.drafted and self.watermark is None
 
     @property

@@ -47,16 +47,18 @@ class Sequence(Struct, eq=False):
         """Tokens to compute before the next one can be sampled."""
         return self.request.prompt_tokens + self.generated - self.computed
 
-    def next_fits(self, block: int) -> bool:
-        """Whether its prompt is computed and its blocks of so many tokens have room for its next token."""
+    def next_lacks(self, block: int) -> int | None:
+        """Blocks of so many tokens, none or one, that it lacks for its next token; None where its prompt is not
+        computed. For a layout that is paged: in a contiguous one its blocks have room for all its tokens."""
         r, computed = self.request, self.computed
-        left = r.prompt_tokens + self.generated - computed
-        return self.running and self.generated > 0 and left == 1 and computed < self.private * block + self.shared
+        if not self.running or not self.generated or r.prompt_tokens + self.generated - computed != 1:
+            return None
+        return 0 if computed < self.private * block + self.shared else 1
 
     @property
     def prompts(self) -> bool:
         """Whether its prompt, or what it has to compute again, is not computed."""
-        return self.remaining > 1 or not self.generated
+        return not self.generated or self.request.prompt_tokens + self.generated - self.computed > 1
 
 
 class Piece(NamedTuple):

@@ -79,7 +79,7 @@ class SglangScheduler(Scheduler):
 
     def prompts(self, begun: list[Sequence], now_s: float, beside: int = 0) -> list[Piece]:
         """As `Scheduler.prompts`."""
-        chunks = sorted([x for x in begun if x.prompts and x.running], key=lambda x: x.order)
+        chunks = sorted([x for x in begun if x.running and x.prompts], key=lambda x: x.order)
         if self._new_batch:
             self.full, self.ended = False, 0
         if chunks:
@@ -207,7 +207,7 @@ class SglangScheduler(Scheduler):
 
     def make_room(self, now_s: float) -> None:
         """As `Scheduler.make_room`."""
-        running = [x for x in self.running if not (x.prompts or x.in_flight or x.ready_s > now_s)]
+        running = [x for x in self.running if not (x.in_flight or x.prompts or x.ready_s > now_s)]
         lacking = sum([self.lacks(x, 1) for x in running])
         self.evict_for(lacking)
         if lacking <= self.cache.available:

@@ -160,6 +160,19 @@ def test_little_s_law_and_the_sum_of_tokens(inference: dict[str, Any], tp: int, 
 
 
 @FEW
+@given(inference=arriving, tokens=st.integers(3_000, 30_000))
+def test_more_cache_never_lengthens_a_run(inference: dict[str, Any], tokens: int) -> None:
+    """A request may take longer beside more others, but all of them do not: by less than an iteration's rounding. No
+    block is used that does not exist."""
+    caches = [{"max_tokens": tokens}, {"max_tokens": 2 * tokens}, {}]
+    few, more, all_ = [served({**inference, "kv_cache": cache}, 1) for cache in caches]
+    for sim in (few, more, all_):
+        assert sim.outcome.kv_cache.blocks_used <= sim.outcome.kv_cache.blocks
+    assert more.end_s <= 1.02 * few.end_s
+    assert all_.end_s <= 1.02 * more.end_s
+
+
+@FEW
 @given(inference=arriving, tp=st.sampled_from([1, 2]))
 def test_a_trace_may_begin_at_any_time(inference: dict[str, Any], tp: int) -> None:
     now, later = (with_intervals(served(inference, tp, late_s)) for late_s in (0.0, 1e4))

@@ -63,6 +63,7 @@ def test_a_small_message_takes_what_reading_the_others_takes() -> None:
     [
         ("vllm-v1", 8, 8 * MIB),
         ("vllm-0.14", 8, 256 * KIB),
+        ("vllm-0.29", 8, 512 * KIB),
         ("sglang", 8, 8 * MIB),
         ("trtllm-1.0", 8, 500e3),
     ],

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
+from sim.serve.engines.file import engine_of
 from sim.serve.engines.record import Defaults, Engine, HostTimes
 from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.host import prompt_sizes
 from sim.serve.prices.iteration_shares import HOST, LAUNCHES, priced_together
 from sim.serve.prices.load import Load
 from tests.sim.serve.serving_cases import engine_scenario
@@ -82,6 +85,41 @@ def test_sglang_keeps_graphs_of_prompts(more: dict[str, Any], padded: int, launc
     host = costs(**{"engine": "sglang-0.5.10", **more}).host
     assert host.padded(700, prompts=True) == padded
     assert host.launches(0, Load(700, 0, 0, ((700, 0, 1),), 1)) == (launches or host.kernels[0])
+
+
+V3 = {"model": "deepseek-v3", "parallelism": {"tp": 8, "ep": 8}}
+SHARED = {"model": "deepseek-v3", "parallelism": {"dp": 8, "ep": 8}}
+POOLS = {"disaggregated": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "releases"),
+    [
+        ({}, ["10", "11", "14", "15", "17", "18", "20"]),
+        ({"inference": {"speculative": {"draft": "llama3.2-1b", "tokens": 4}}}, ["11", "14", "15", "17", "18", "20"]),
+        ({"inference": {"lora": {"rank": 16}}}, ["17", "18", "20"]),
+        ({"parallelism": {"pp": 2}}, ["15", "17", "18"]),
+        ({"inference": POOLS}, ["15", "17", "18", "20"]),
+        ({"inference": {"prefix_cache": "cpu"}}, ["15", "17", "18", "20"]),
+        (V3, ["10", "11", "14", "18", "20"]),
+        ({**V3, "cluster": "dgx-b200"}, ["14"]),
+        ({**V3, "model": "deepseek-v3.2"}, ["14", "17", "18", "20"]),
+        (SHARED, ["18", "20"]),
+        ({**SHARED, "inference": {"all2all_backend": "deepep"}}, []),
+        ({"model": "qwen3-30b-a3b", "cluster": "dgx-b200"}, ["14", "15", "17", "18", "20"]),
+        ({"model": "qwen3-next-80b-a3b"}, ["15", "17", "18", "20"]),
+    ],
+)
+def test_what_sglang_keeps_graphs_of_prompts_beside(more: dict[str, Any], releases: list[str]) -> None:
+    """srt/server_args.py of each release, later srt/arg_groups/cuda_graph_hook.py."""
+    found = []
+    for release in ["10", "11", "14", "15", "17", "18", "20"]:
+        requests = {"prompt_len": 700, "output_len": 1}
+        section = {"engine": f"sglang-0.5.{release}", "requests": requests, **more.get("inference", {})}
+        scenario = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h200", **more, "inference": section})
+        if prompt_sizes(scenario, engine_of(section["engine"])):
+            found.append(release)
+    assert found == releases
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ def scenario(engine: str, cluster: str = "dgx-h200", model: str = "deepseek-v3",
         ("sglang-0.5", "dgx-h200", {}, 1),
         ("sglang-0.5.10", "dgx-h200", {}, 1),
         ("sglang-0.5.10", "dgx-b200", {}, 64),
+        ("trtllm-1.0", "dgx-h200", {}, 64),
+        ("trtllm-1.0", "dgx-b200", {}, 32),
         ("bundled", "dgx-h200", {}, 16),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from sim.commands.run import main
+from sim.inputs.scenario import parse_scenario
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.views.headline import headline
@@ -87,6 +88,18 @@ def test_what_leaves_no_room_for_a_block_does_not_start_either() -> None:
     assert sim.outcome.does_not_start.endswith("of which the engine takes 59.33 GiB (kv_cache.memory_fraction 75.0 %)")
     assert sim.outcome.peak_memory_bytes < GPU_BYTES
     assert not sim.outcome.fits_in_memory
+
+
+@pytest.mark.parametrize("layout", [{"dp": 8, "ep": 8}, {"tp": 8, "ep": 8}])
+def test_replicas_whose_weights_do_not_fit_are_simulated_in_few_iterations(layout: dict[str, int]) -> None:
+    """Side by side, as on GPUs with more memory; one request after another has 8 · 64 iterations on each replica. A
+    replica alone takes alike iterations together, and so may have a cache for one request."""
+    requests = {"prompt_len": 64, "output_len": 64, "count": 64}
+    given = {"engine": "vllm-0.14", "quantization": "fp8", "requests": requests}
+    section = {"model": "deepseek-v3", "cluster": "dgx-h100", "parallelism": layout, "inference": given}
+    sim = simulate_serving(parse_scenario(section))
+    assert sim.outcome.does_not_start is not None
+    assert sum(len(r.iterations) for pool in sim.pools for r in pool.replicas) < 8 * 100
 
 
 def test_a_cache_too_small_for_the_longest_request_is_another_matter() -> None:

@@ -12,6 +12,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.layers import layer_specs
 from sim.models.layers.latent import LatentAttention
 from sim.models.serving.operators import ServingDims
+from sim.serve.memory import absorbed_bytes
 from sim.serve.prices.dims import serving_dims
 
 HEADS, PLAIN, ROPE, VALUE, RANK, QUERY_RANK, HIDDEN = 128, 128, 64, 128, 512, 1536, 7168  # DeepSeek V3
@@ -139,3 +140,29 @@ def test_replicas_that_share_experts_have_no_graphs_of_prompts() -> None:
 def test_selected_keys_are_attended_to_as_before() -> None:
     d = dims("sglang-0.5.20", model="deepseek-v3.2", tp=8, ep=8)
     assert (d.latents.absorbed_tokens, d.latents.absorbed_context) == (0, 0)
+
+
+@pytest.mark.parametrize(("engine", "joins"), [("trtllm-1.0", True), ("vllm-0.28", False), ("bundled", False)])
+def test_tensorrt_llm_joins_what_it_caches(engine: str, joins: bool) -> None:
+    """`latent_cache` of _torch/modules/attention.py: a latent and its rope key, read and written."""
+    d = dims(engine, tp=8, ep=8)
+    assert moved(attention(d).serve(d, 100)).get("latents_join") == (2 * 2 * 100 * (RANK + ROPE) if joins else None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "cluster", "narrow"),
+    [("trtllm-1.3", "dgx-h200", True), ("trtllm-1.3", "dgx-b200", False), ("sglang-0.5.20", "dgx-h200", False)],
+)
+def test_absorbed_projections_of_fp8_blocks(engine: str, cluster: str, narrow: bool) -> None:
+    """In fp8 on Hopper by TensorRT-LLM, out of 16 bits by others: its copy of them has the keys' part alone."""
+    d = dims(engine, cluster, tp=8, ep=8)
+    own, h = attention(d), HEADS // 8
+    found = [item for item in own.decode(d, 32, 4096) if isinstance(item, Compute)]
+    names = [item.name for item in found if item.name != "attention"]
+    plain = ["query_absorb", "value_expand"]
+    assert names == (["query_absorb_quantize", plain[0], "value_expand_quantize", plain[1]] if narrow else plain)
+    (absorb,) = [item for item in found if item.name == "query_absorb"]
+    assert absorb.dtype == ("fp8" if narrow else "bf16")
+    assert absorb.flops == 2 * 32 * h * PLAIN * RANK
+    kept = h * RANK * (PLAIN if narrow else 2 * (PLAIN + VALUE))
+    assert absorbed_bytes(d, layer_specs(d.model)[-1]) == kept
