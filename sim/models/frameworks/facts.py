@@ -262,6 +262,9 @@ class Framework(Struct, frozen=True):
     [core/transformer/moe/moe_utils.py: apply_random_logits]"""
     splits_experts_over_tp: bool = False
     """experts are split over tp unless `expert_tp` is given; a warning says so [training/arguments.py]"""
+    needs_sp_for_experts: bool = False
+    """a layer with experts ends a training with tp above 1 and without sp; a warning says so
+    [core/transformer/moe/moe_layer.py: MoELayer.forward]"""
     runs_experts_apart: bool = False
     """experts can be modules of their own that run one after another (`training.moe_grouped_gemm` false)
     [core/transformer/moe/experts.py: SequentialMLP]"""

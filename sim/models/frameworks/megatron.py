@@ -113,6 +113,7 @@ MEGATRON = Framework(
     pads_experts=True,
     biases_experts_one_by_one=True,
     splits_experts_over_tp=True,
+    needs_sp_for_experts=True,
     runs_experts_apart=True,
     engine_workspaces=1,
     grouped_streams=4,
