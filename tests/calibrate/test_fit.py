@@ -251,8 +251,8 @@ def test_each_of_a_few_rows_is_predicted_by_a_fit_to_the_others(capsys: pytest.C
         assert predicted_rest(others, base, [row]).held_out[0] == found.held_out[i]
     assert len(ticks) == 3 * (1 + 2) + 3 * 3 + 3 * (3 * 2)  # at the start with slopes; refits to all; to the others
     worse = replace(found, held_out=2 * found.before)
-    for fit, said in ((worse, True), (replace(found, held_out=found.before / 2), False)):
-        _report(base, fit, Path("mine.json"))
+    for one, said in ((worse, True), (replace(found, held_out=found.before / 2), False)):
+        _report(base, one, Path("mine.json"))
         assert ("worse: keep" in capsys.readouterr().out) is said
 
 
