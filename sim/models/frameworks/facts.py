@@ -207,6 +207,9 @@ class Framework(Struct, frozen=True):
     scatters_sums_apart: bool = False
     """with `tp_overlap`, the reduce-scatter of an input gradient that several matmuls add up runs after them
     [torch/_inductor/fx_passes/micro_pipeline_tp.py: _find_producer_matmul]"""
+    overlaps_weight_gradients: bool = False
+    """its trainer always runs messages of tp beside weight gradients (`tp_overlap: wgrad`), which advice proposes
+    [core/tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication]"""
     overlaps_in_library: bool = False
     """with `tp_overlap: full` and `sp`, one call of a library issues a matmul's chunks and messages: gathers round a
     ring, chunks of a row's forward, and whole matmuls of a column's backward, beside the gather of its input and the

@@ -92,6 +92,7 @@ MEGATRON = Framework(
     copies_split_projection=True,
     tokens_first=True,
     joins_split_gradients=True,  # torch.split in get_query_key_value_tensors
+    overlaps_weight_gradients=True,
     overlaps_in_library=True,
     context=ContextKernels(copies=True),
     loss=MEGATRON_LOSS,
