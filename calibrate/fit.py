@@ -123,6 +123,11 @@ class _Problem:
         steps = STEP * np.eye(len(x))
         return np.column_stack([(self.errors(x + step) - here) / STEP for step in steps])
 
+    def at_start(self) -> tuple[Vector, Matrix]:
+        """Return the errors and slopes before any fit."""
+        before = self.errors(self.start)
+        return before, self.slopes(self.start, before)
+
     def residuals(self, x: Vector) -> Vector:
         return np.concatenate([_soft(self.errors(x)), (x - self.start) / self.width])
 
@@ -146,7 +151,9 @@ def fit(
     """
     from scipy.optimize import least_squares
 
-    problem, before, _ = _that_matter(_Problem(cases, base, tuple(names), tick))
+    every = _Problem(cases, base, tuple(names), tick)
+    before, slopes = every.at_start()
+    problem, _ = _that_matter(every, slopes)
     best = least_squares(problem.residuals, problem.start, problem.jacobian, max_nfev=6, xtol=1e-3, ftol=1e-3).x
     after = problem.errors(best)
     slopes = problem.slopes(best, after)
@@ -172,7 +179,13 @@ def fit_few(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: Ca
     Raises:
         InputError: if no case depends on any of the coefficients.
     """
-    problem, before, slopes = _that_matter(_Problem(cases, base, tuple(names), tick, FEW_ROWS_WIDTH))
+    problem = _Problem(cases, base, tuple(names), tick, FEW_ROWS_WIDTH)
+    return _fit_few(problem, *problem.at_start())
+
+
+def _fit_few(every: _Problem, before: Vector, every_slope: Matrix) -> Fit:
+    """`fit_few` to a problem of which the errors and slopes at its start are known."""
+    problem, slopes = _that_matter(every, every_slope)
     x, errors = problem.start, before
     for _ in range(REFITS):
         x = _weighed(x, errors, slopes, problem.start, problem.width)
@@ -186,22 +199,23 @@ def fit_all_few(cases: Sequence[Case], base: Profile, names: Sequence[str], tick
     Raises:
         InputError: if no case depends on any of the coefficients.
     """
+    every = _Problem(cases, base, tuple(names), tick, FEW_ROWS_WIDTH)
+    before, slopes = every.at_start()  # of each case by itself, so that all fits share them
     held_out = []
     for i, case in enumerate(cases):
-        others = fit_few([c for c in cases if c is not case], base, names, tick)
-        held_out.append(predicted_rest(others, base, [cases[i]]).held_out[0])
-    return replace(fit_few(cases, base, names, tick), held_out=np.array(held_out))
+        seen = [k for k in range(len(cases)) if k != i]
+        others = _fit_few(replace(every, cases=[cases[k] for k in seen]), before[seen], slopes[seen])
+        held_out.append(predicted_rest(others, base, [case]).held_out[0])
+    return replace(_fit_few(every, before, slopes), held_out=np.array(held_out))
 
 
-def _that_matter(problem: _Problem) -> tuple[_Problem, Vector, Matrix]:
-    """Return the problem without coefficients that no case depends on, and the errors and slopes at its start."""
-    before = problem.errors(problem.start)
-    slopes = problem.slopes(problem.start, before)
+def _that_matter(problem: _Problem, slopes: Matrix) -> tuple[_Problem, Matrix]:
+    """Return the problem and its slopes without coefficients that no case depends on."""
     matter = np.abs(slopes).max(axis=0) > 0
     if not matter.any():
         raise InputError(f"no step of the table depends on {', '.join(problem.names)}")
     kept = tuple(name for name, does in zip(problem.names, matter, strict=True) if does)
-    return replace(problem, names=kept), before, slopes[:, matter]
+    return replace(problem, names=kept), slopes[:, matter]
 
 
 def _values(problem: _Problem, logs: Vector) -> dict[str, float]:
@@ -322,7 +336,8 @@ def _with_progress(cases: Sequence[Case], base: Profile, names: Sequence[str], w
     from rich.progress import Progress
 
     with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("fitting", total=len(cases) * (3 + 6 * (len(names) + 1)))
+        fits = {fit: 6 * (len(names) + 1), fit_few: len(names) + REFITS, fit_all_few: len(names) + REFITS * len(cases)}
+        task = progress.add_task("fitting", total=len(cases) * (1 + fits[way]))
         return way(cases, base, names, lambda: progress.advance(task))
 
 
@@ -337,6 +352,8 @@ def _report(base: Profile, found: Fit, out: Path) -> None:
             f"{title:16s} mean {off.mean():6.1%}  median {np.median(off):6.1%}  max {off.max():6.1%}"
             f"  ({counted(len(off), 'step')})"
         )
+    if np.abs(np.expm1(found.held_out)).mean() > np.abs(np.expm1(found.before)).mean():
+        print(f"the fit makes steps that it did not see worse: keep {base.name}, fit fewer coefficients, or more steps")
     print(f"wrote {out}; a step with it: stepsim run SCENARIO --set calibration={out}")
 
 

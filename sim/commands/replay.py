@@ -208,7 +208,7 @@ def _print(result: dict[str, Any]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from sim.core.units import seconds
+    from sim.core.units import change_percent, seconds
     from sim.views.replay_page import asked
 
     console = Console()
@@ -220,10 +220,10 @@ def _print(result: dict[str, Any]) -> None:
     if result["priced_on"]:
         console.print(f"on {result['priced_on']}: [b]{again}[/b] a step")
     else:
-        console.print(f"recorded {before}, replayed unchanged {again} ({result['error'] * 100:+.2f} %)")
+        console.print(f"recorded {before}, replayed unchanged {again} ({change_percent(result['error'], 2)})")
     if result["what_if"]:
         words = escape(", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items()))
-        after = f"[b]{seconds(result['step_time_s'])}[/b] ({result['change'] * 100:+.1f} %)"
+        after = f"[b]{seconds(result['step_time_s'])}[/b] ({change_percent(result['change'], 1)})"
         console.print(f"with {words}: {after}", soft_wrap=True)
     table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
     for row in result["per_rank"][:32]:

@@ -103,11 +103,12 @@ def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None,
     if options.json == "-":
         return
     from sim.studies.advice import may_advise
-    from sim.views.headline import anchor_numbers, spending_numbers
+    from sim.views.headline import anchor_numbers, goodput_numbers, spending_numbers
     from sim.views.summary import print_summary
     from sim.views.terminal import standard_output
 
-    numbers = [*anchor_numbers(asked.measured), *spending_numbers(asked.spending)]
+    length = goodput_numbers(simulation.outcome.training_run, asked.goodput)
+    numbers = [*anchor_numbers(asked.measured), *length, *spending_numbers(asked.spending)]
     print_summary(simulation.outcome, standard_output(), asked.goodput, numbers, advice or ())
     untried = advice is None and options.advise is None and may_advise(simulation.scenario)
     if untried and not simulation.fits_in_memory:

@@ -19,10 +19,20 @@ def seconds(value: float) -> str:
     """
     if abs(value) < LEAST_S:
         return "0 s"
-    for limit, scale, unit in ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (600.0, 1.0, "s")):
-        if abs(value) < limit:
-            return f"{_digits(value / scale)} {unit}"
-    return f"{_digits(value / 3600)} h" if abs(value) >= 3600 else f"{_digits(value / 60)} min"
+    scale, unit = _time_unit(value)
+    return f"{_digits(value / scale)} {unit}"
+
+
+def seconds_between(low: float, high: float) -> str:
+    """Both ends of an interval of seconds, in the unit that fits the upper one unless the lower one is far below it.
+
+    >>> seconds_between(527.5, 796.8), seconds_between(0.9, 1.25), seconds_between(0.002, 1.25)
+    ('8.792 min – 13.28 min', '0.900 s – 1.250 s', '2.000 ms – 1.250 s')
+    """
+    if low < high / 100 or high < LEAST_S:
+        return f"{seconds(low)} – {seconds(high)}"
+    scale, unit = _time_unit(high)
+    return f"{_digits(low / scale)} {unit} – {_digits(high / scale)} {unit}"
 
 
 def change_s(value: float) -> str:
@@ -102,6 +112,16 @@ def percent(value: float) -> str:
     return f"{value * 100:.2f} %" if 0 < abs(value) < 0.001 else f"{value * 100:.1f} %"
 
 
+def change_percent(value: float, digits: int) -> str:
+    """A change as a fraction, in percent with its sign; one that rounds to zero has none.
+
+    >>> change_percent(0.2994, 1), change_percent(-1e-9, 2)
+    ('+29.9 %', '0.00 %')
+    """
+    rounded = round(value * 100, digits)
+    return f"{rounded:+.{digits}f} %" if rounded else f"{0:.{digits}f} %"
+
+
 def is_rate(name: str) -> bool:
     """Tell by a result's key whether its value is a rate (per second, per GPU), not a time in seconds.
 
@@ -152,8 +172,16 @@ def finite(value: Any) -> Any:
     return 0.0 if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _time_unit(value: float) -> tuple[float, str]:
+    """The unit that fits so many seconds, in seconds, and its name."""
+    for limit, scale, unit in ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (600.0, 1.0, "s")):
+        if abs(value) < limit:
+            return scale, unit
+    return (3600.0, "h") if abs(value) >= 3600 else (60.0, "min")
+
+
 def _digits(value: float) -> str:
-    """Four significant digits without an exponent."""
+    """Four digits, a 0 before the point among them, without an exponent."""
     whole = len(str(int(abs(value))))
     return f"{value:.{max(0, 4 - whole)}f}"
 

@@ -28,7 +28,7 @@ def explain(key: str) -> str:
     schema = _root()
     default: Any = None
     walked: list[str] = []
-    for part in [p for p in key.split(".") if p]:
+    for part in [p for p in key.split(".") if p and not p.isdigit()]:  # a list's entries are alike
         keys = _keys(schema)
         if part not in keys:
             where = ".".join(walked) or "a scenario"
@@ -51,11 +51,11 @@ def _full_key(key: str) -> str:
 
 
 def all_keys() -> list[str]:
-    """Every key that `explain` knows, in the schema's order."""
+    """Every key of a scenario but those of the entries of lists, in the schema's order."""
     out: list[str] = []
 
     def walk(prefix: str, schema: Schema, depth: int) -> None:
-        for name, inner in _keys(schema).items():
+        for name, inner in _keys(schema, of_lists=False).items():
             out.append(f"{prefix}{name}")
             if depth < 6:
                 walk(f"{prefix}{name}.", inner, depth + 1)
@@ -109,16 +109,25 @@ def _alternatives(schema: Schema) -> list[Schema]:
     return [] if schema.get("type") == "null" else [schema]
 
 
-def _keys(schema: Schema) -> dict[str, Schema]:
-    out: dict[str, Schema] = {}
+def _mappings(schema: Schema, of_lists: bool) -> list[Schema]:
+    """The schema's forms that have keys, with `of_lists` those of the entries of its lists, too."""
+    out: list[Schema] = []
     for form in _alternatives(schema):
-        out = {**form.get("properties", {}), **out}
+        out += [form] * ("properties" in form)
+        out += _mappings(form["items"], True) if of_lists and "items" in form else []
+    return out
+
+
+def _keys(schema: Schema, of_lists: bool = True) -> dict[str, Schema]:
+    out: dict[str, Schema] = {}
+    for form in _mappings(schema, of_lists):
+        out = {**form["properties"], **out}
     return out
 
 
 def _required(schema: Schema) -> set[str]:
     """Keys without which no form of the mapping is complete."""
-    needed = [set(f.get("required", [])) for f in _alternatives(schema) if "properties" in f]
+    needed = [set(form.get("required", [])) for form in _mappings(schema, True)]
     return needed[0] if needed else set()
 
 
@@ -163,6 +172,6 @@ def _value(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int) and abs(value) >= 10_000:
-        return f"{value:,}"
+    if isinstance(value, (int, float)) and abs(value) >= 10_000 and float(value).is_integer():
+        return f"{value:,.0f}"
     return str(value)

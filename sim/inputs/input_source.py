@@ -259,6 +259,10 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
             if isinstance(limit, int)
             else (f"found {found}; must be {words[key]} {limit:g}")
         )
+    if kind in ("too_short", "too_long"):
+        least = context.get("min_length")
+        limit = f"at most {context['max_length']:,}" if least is None else f"at least {least}"
+        return f"found {found}; must have {limit} entr{'y' if least == 1 else 'ies'}"
     if kind == "literal_error":
         allowed = str(context["expected"]).replace("True", "true").replace("False", "false")  # as YAML has them
         choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")

@@ -34,6 +34,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     yield from _switch_note(sections)
     yield from _empty_stages_note(sections, written)
     yield from _expert_split_note(sections)
+    yield from _experts_without_sp_note(sections)
     yield from _popularity_note(sections)
     yield from _packing_note(sections)
     if i is None or i.disaggregated is None:  # its pools have degrees of their own
@@ -293,6 +294,15 @@ def _expert_split_note(sections: Sections) -> Iterator[str]:
         yield f"parallelism.tp: each of {p.tp} ranks holds all experts; {split}, ep: {p.tp} distributes them"
     elif unsaid and t is not None and framework_of(t).splits_experts_over_tp:
         yield f"parallelism.expert_tp: 1, the default here; framework {t.framework}'s own default is tp, {p.tp}"
+
+
+def _experts_without_sp_note(sections: Sections) -> Iterator[str]:
+    """Return that the framework refuses to train this layout."""
+    p, t = sections.parallelism, sections.training
+    if t is None or sections.model.moe is None or p.tp == 1 or p.sp:
+        return
+    if framework_of(t).needs_sp_for_experts:
+        yield f"parallelism.sp: false; framework {t.framework} itself refuses to train experts with tp above 1 so"
 
 
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:

@@ -4,7 +4,7 @@ the arguments of the function of its name in `sim.processes.examples`."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field
 
@@ -12,8 +12,16 @@ from sim.inputs.input_source import Source, UserInput, as_tuple
 from sim.inputs.yaml_input import KeyPath
 from topology.shares import LinkKind
 
+
+def _ranks(value: Any) -> Any:
+    """One rank as a tuple of it, a list as the tuple that a fixed value needs."""
+    return (value,) if type(value) is int else as_tuple(value)
+
+
 Rank = Annotated[int, Field(ge=0, le=10_000_000)]
-Ranks = Annotated[tuple[Rank, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=100_000)]
+_MOST = Field(min_length=1, max_length=100_000)
+_WRITTEN = Rank | Annotated[list[Rank], _MOST]
+Ranks = Annotated[tuple[Rank, ...], BeforeValidator(_ranks, json_schema_input_type=_WRITTEN), _MOST]
 Seconds = Annotated[float, Field(ge=0, le=1e9)]
 Bytes = Annotated[float, Field(gt=0, le=1e18)]
 Speed = Annotated[float, Field(gt=0, le=1e18)]

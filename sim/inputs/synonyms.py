@@ -51,18 +51,20 @@ def _plain(word: object) -> str:
 
 def synonym(word: object, section: str = "") -> str:
     """`; here it is parallelism.pp` for another program's name of a key, that there is none, or nothing. Of several
-    keys, that of the `section` in which it was found.
+    keys, those of the `section` in which it was found.
 
     >>> synonym("pipeline-model-parallel-size"), synonym("colour")
     ('; here it is parallelism.pp', '')
     >>> synonym("block_size"), synonym("block_size", "inference")
     ('; here it is training.seq_len', '; here it is inference.kv_cache.block_tokens')
+    >>> synonym("gpus", "cluster")
+    '; here it is cluster.nodes or cluster.gpus_per_node'
     """
     keys = _keys().get(_plain(word), [])
-    key = next((one for one in keys if one.startswith(f"{section}.")), keys[0] if keys else "")
-    if key == NO_KEY:
+    keys = [one for one in keys if one.startswith(f"{section}.")] or keys[:1]
+    if keys == [NO_KEY]:
         return "; there is no such key here, since it changes neither a step's time nor its memory"
-    return f"; here it is {key}" if key else ""
+    return f"; here it is {' or '.join(keys)}" if keys else ""
 
 
 def value_synonym(path: Iterable[object], word: object) -> str:

@@ -107,10 +107,12 @@ def waiting_s(result: StepResult) -> float:
 
 
 def idle_parts(result: StepResult, row: RankRow) -> tuple[tuple[str, float], ...]:
-    """A rank's idle time by name: all waiting where it is for slower ranks, else the bubble and other waiting."""
+    """A rank's idle time by name: all waiting where it is for slower ranks, else a pipeline's bubble (without one, idle
+    within the passes) and other waiting."""
     if waits_for_ranks(result):
         return (("waiting", row.bubble_s + row.waiting_s),)
-    return ("bubble", row.bubble_s), ("other waiting", row.waiting_s)
+    within = "bubble" if result.scenario.parallelism.pp > 1 else "idle"
+    return (within, row.bubble_s), ("other waiting", row.waiting_s)
 
 
 def lost_parts(result: StepResult, timeline: Timeline) -> list[LossShare]:

@@ -22,7 +22,6 @@ from sim.simulation import Simulation, simulate
 
 LEAST_GAIN = 0.002  # of the step: less is not worth a change
 QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, since times differ from run to run
-MEGATRON = ("megatron", "megatron_bridge", "nemo")  # frameworks that run Megatron-Core's layers
 MEMORY = "memory"  # the part of a step that does not fit
 
 
@@ -120,8 +119,8 @@ def _communication(scenario: Scenario) -> Iterator[Changes]:
     p = scenario.parallelism
     if p.tp > 1:
         yield ("parallelism.sp=true",)
-        if p.tp_overlap == "none" and scenario.for_training.framework in MEGATRON:
-            yield ("parallelism.tp_overlap=wgrad",)  # as Megatron-LM always runs
+        if p.tp_overlap == "none" and framework_of(scenario.for_training).overlaps_weight_gradients:
+            yield ("parallelism.tp_overlap=wgrad",)
         yield (*(() if p.sp else ("parallelism.sp=true",)), "parallelism.tp_overlap=full")
         yield (f"parallelism.tp={p.tp // 2}", f"parallelism.dp={2 * p.dp}")
     if p.cp > 1:

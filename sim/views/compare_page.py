@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.core.timeline import Timeline
-from sim.core.units import counted, n_bytes, percent, ranks_text, seconds
+from sim.core.units import counted, n_bytes, percent, ranks_text, seconds, seconds_between
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.palette import in_order, style_of
@@ -88,7 +88,7 @@ def _headline(compare: Comparison) -> list[Number]:
     apart = f"of the step on average, {percent(ends['max'])} at most"
     return [
         Number("Error of step time", signed(step["error"]), limit, mood),
-        Number("Simulated", seconds(step["simulated"]), f"90 %: {seconds(low)} – {seconds(high)}"),
+        Number("Simulated", seconds(step["simulated"]), f"90 %: {seconds_between(low, high)}"),
         Number("Measured", seconds(step["measured"]), f"median; noise {percent(compare['noise'])}"),
         *_others(compare),
         Number("Ends of actions differ by", percent(ends["mean"]), apart),

@@ -107,7 +107,8 @@ class Explorer:
         until_s = max((s.timeline.step_time_s for s in shown), default=0.0)
         most_bytes = max((s.outcome.peak_memory_bytes for s in shown), default=1.0)
         for panel, other, text in zip(self.panels, reversed(self.panels), self._yaml, strict=True):
-            panel.draw(until_s, most_bytes, other.simulation if panel is self.panels[1] else None)
+            compared = panel is self.panels[1] and all(p.possible for p in self.panels)
+            panel.draw(until_s, most_bytes, other.simulation if compared else None)
             text.value = panel.yaml()
         self._verdict.text = self._words()
         differing = [pair for p in self.panels for pair in to_query(p.name, p.choices, self._controls)]
@@ -115,8 +116,9 @@ class Explorer:
         self._link.value = urlencode([*differing, *modes])
 
     def _words(self) -> str:
-        """A against B in a sentence: throughput per GPU, for layouts may differ in size."""
-        a, b = (p.simulation for p in self.panels)
+        """A against B in a sentence: throughput per GPU, for layouts may differ in size. Nothing while one of them
+        shows what was possible before its last choice."""
+        a, b = (p.simulation if p.possible else None for p in self.panels)
         if a is None or b is None:
             return ""
         (ours, first), (theirs, second) = _pace(a), _pace(b)

@@ -89,7 +89,8 @@ class Panel:
         self.name, self.controls, self.choices = name, controls, dict(choices)
         self._path, self._base, self._sheet, self._changed = path, base, sheet, changed
         self._drawn: tuple[Simulated, float, float] | None = None
-        self.simulation: Simulated | None = None
+        self.simulation: Simulated | None = None  # the last one that was possible
+        self.possible = False  # whether that is the chosen one
         self.critical = False
         self.kept_gpus: int | None = None  # other degrees follow a changed one, so that this is the number of GPUs
         self._widgets = {c.key: self._widget(c) for c in controls}
@@ -155,6 +156,7 @@ class Panel:
     def simulate(self) -> None:
         """Simulate what is chosen; where that cannot be, say why and leave the last picture, faded."""
         outcome = attempt(self._path, self.overrides)
+        self.possible = outcome.simulation is not None
         if outcome.simulation is None:
             self._message.text = fragment("problem", outcome.problem)
             self._plots.styles = self._facts.styles = self._losses.styles = {"opacity": "0.35"}

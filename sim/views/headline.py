@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.units import billions, change_s, count, counted, n_bytes, percent, rate, seconds
+from sim.core.units import billions, change_s, count, counted, n_bytes, percent, rate, seconds, seconds_between
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
 from sim.inputs.scenario import Scenario
@@ -20,8 +20,10 @@ from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from sim.results.evidence import Evidence
+    from sim.results.training_run import TrainingRun
     from sim.serve.results.records import Percentiles, ServingResult
     from sim.studies.anchor import Anchor
+    from sim.studies.goodput import Goodput
     from sim.studies.spending import Spending, TokenCost
 
 TO_CHECK = (  # where a measured step is far from the simulated one; docs/slower_than_simulated.md says more
@@ -58,7 +60,7 @@ def _step(result: StepResult) -> list[Number]:
     if not step_s:
         return []
     use = result.utilization
-    interval = _interval(result.step_time_interval_s, seconds)
+    interval = _interval(seconds_between(*result.step_time_interval_s))
     if result.one_step_s is not None:
         interval += f"; from its first forward to its last rank's end a step lasts {seconds(result.one_step_s)}"
     flops, per_gpu = _flops_words(result), result.tokens_per_s_per_gpu
@@ -90,7 +92,19 @@ def _training_run(result: StepResult) -> list[Number]:
     if run is None:
         return []
     steps = counted(run.steps, "step")
-    return [Number("Whole training", f"{run.days:,.1f} days", f"{steps}, {run.gpu_hours:,.0f} GPU hours")]
+    note = f"{steps}, {run.gpu_hours:,.0f} GPU hours, without failures"
+    return [Number("Whole training", f"{run.days:,.1f} days", note)]
+
+
+def goodput_numbers(run: TrainingRun | None, weeks: Goodput | None) -> list[Number]:
+    """Length of the whole training with failures and checkpoints, where its tokens and failures were asked for."""
+    if run is None or weeks is None:
+        return []
+    useful = weeks.effective_training_time.mean
+    if useful <= 0:
+        return [Number("  with failures", "never", "no training is effective", "bad")]
+    note = f"{run.gpu_hours / useful:,.0f} GPU hours, of which {percent(useful)} effective training"
+    return [Number("  with failures", f"{run.days / useful:,.1f} days", note)]
 
 
 def _processes(result: StepResult) -> list[Number]:
@@ -125,10 +139,10 @@ def _serving(result: ServingResult) -> list[Number]:
     likely, rate_per_s, numbers = result.intervals, result.output_tokens_per_s, list[Number]()
     for name, key in LATENCIES.items():
         p: Percentiles = getattr(result, key)
-        within = "" if likely is None else f", {_interval(getattr(likely, key).p50, seconds)}"
+        within = "" if likely is None else f", {_interval(seconds_between(*getattr(likely, key).p50))}"
         words = f"median{within}; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}"
         numbers.append(Number(name, seconds(p.p50), words, compared=p.p50))
-    within = "" if likely is None else _interval(likely.output_tokens_per_s, count)
+    within = "" if likely is None else _interval(" – ".join(map(count, likely.output_tokens_per_s)))
     tokens = Number("Output tokens/s", count(rate_per_s), within, compared=rate_per_s)
     return [*numbers, tokens, *_reserved(result), _peak(result)]
 
@@ -147,8 +161,8 @@ def _takes_as_needed(result: StepResult | ServingResult) -> bool:
     return isinstance(result, StepResult) or result.scenario.for_serving.batching == "static"
 
 
-def _interval(bounds: tuple[float, float], words: Callable[[float], str]) -> str:
-    return f"90 % interval {words(bounds[0])} – {words(bounds[1])}"
+def _interval(bounds: str) -> str:
+    return f"90 % interval {bounds}"
 
 
 def _peak(result: StepResult | ServingResult) -> Number:

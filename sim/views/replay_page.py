@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.core.timeline import Timeline
-from sim.core.units import count, counted, n_bytes, percent, seconds
+from sim.core.units import change_percent, count, counted, n_bytes, percent, seconds
 from sim.traces.replay import TIMES
 from sim.views.headline import Number
 from sim.views.page import page, view_data
@@ -50,7 +50,7 @@ def _headline(result: Result) -> list[Number]:
         Number(
             "Replayed unchanged",
             seconds(result["replayed_step_s"]),
-            f"{result['error'] * 100:+.2f} %",
+            change_percent(result["error"], 2),
             "good" if good else "bad",
         ),
     ]
@@ -59,7 +59,7 @@ def _headline(result: Result) -> list[Number]:
     if result["what_if"]:
         words = ", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items())
         numbers.append(
-            Number("With the change", seconds(result["step_time_s"]), f"{result['change'] * 100:+.1f} %: {words}")
+            Number("With the change", seconds(result["step_time_s"]), f"{change_percent(result['change'], 1)}: {words}")
         )
     return numbers
 

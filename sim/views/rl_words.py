@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.core.units import count, counted, n_bytes, percent, seconds
+from sim.core.units import count, counted, n_bytes, percent, seconds, seconds_between
 from sim.inputs.rl_config import Rl
 from sim.inputs.scenario import Scenario
 from sim.rl.records import PoolUse, RlResult
@@ -32,7 +32,7 @@ def rl_headline(result: RlResult) -> list[Number]:
     low, high = result.step_time_interval_s
     g, t = result.generation, result.training
     return [
-        Number("Step time", seconds(result.step_time_s), f"90 % interval {seconds(low)} – {seconds(high)}"),
+        Number("Step time", seconds(result.step_time_s), f"90 % interval {seconds_between(low, high)}"),
         Number("Tokens/s per GPU", count(result.tokens_per_s_per_gpu), f"{count(result.tokens_per_s)} in all"),
         Number("Generation", seconds(g.duration_s), f"the last tenth of the answers takes {seconds(g.tail_s)} longer"),
         Number("Training", seconds(t.updates * t.update_s), f"{counted(t.updates, 'update')}, MFU {percent(t.mfu)}"),

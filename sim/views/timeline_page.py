@@ -39,6 +39,7 @@ _RANK_COLOURS = {
     "exposed communication": "#d55e00",
     "bubble": "#aab4bf",
     "waiting": "#aab4bf",
+    "idle": "#aab4bf",
     "other waiting": "#e6eaee",
 }
 

@@ -145,6 +145,7 @@ def test_keyboard_works_illegal_choices_are_explained_and_others_ignored(page: A
     choose(page, "a.parallelism.sp", "true")
     page.wait_for_function(f"{MODEL}('message-a').text.includes('Not possible')")
     assert "</b> parallelism.sp: found true; sequence" in page.evaluate(f"{MODEL}('message-a').text")
+    page.wait_for_function(f"{MODEL}('verdict').text === ''")  # A shows what was possible before
     page.locator(".noUi-handle").first.focus()  # tensor parallel of A, which makes sp legal
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"!{MODEL}('message-a').text.includes('Not possible')")

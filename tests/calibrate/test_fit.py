@@ -14,8 +14,10 @@ from msgspec import structs
 
 from calibrate.fit import (
     PRIORS,
+    _report,
     changed,
     fit,
+    fit_all_few,
     fit_few,
     fitted_profile,
     folds,
@@ -236,6 +238,22 @@ def test_few_rows_that_contradict_each_other_move_little() -> None:
         made.append(replace(case, row=structs.replace(case.row, measured=measured)))
     found = fit_few(made, base, names)
     assert all(abs(math.log(value)) < 0.05 for value in found.coefficients.values())
+
+
+def test_each_of_a_few_rows_is_predicted_by_a_fit_to_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """Slopes are simulated once for all these fits; what does not help is said to make things worse."""
+    base, names = load_profile("h100-sxm"), ("matmul_speed", "attention_speed")
+    rows = rows_to_fit(read_table(PUBLISHED / "mosaic_mpt_h100.json"), base, 5).rest[20:23]
+    ticks: list[int] = []
+    found = fit_all_few(rows, base, names, lambda: ticks.append(1))
+    for i, row in enumerate(rows):
+        others = fit_few([case for case in rows if case is not row], base, names)
+        assert predicted_rest(others, base, [row]).held_out[0] == found.held_out[i]
+    assert len(ticks) == 3 * (1 + 2) + 3 * 3 + 3 * (3 * 2)  # at the start with slopes; refits to all; to the others
+    worse = replace(found, held_out=2 * found.before)
+    for one, said in ((worse, True), (replace(found, held_out=found.before / 2), False)):
+        _report(base, one, Path("mine.json"))
+        assert ("worse: keep" in capsys.readouterr().out) is said
 
 
 def test_groups_are_held_out_whole() -> None:

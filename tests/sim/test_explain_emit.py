@@ -129,6 +129,8 @@ def test_every_key_of_the_schema_is_explained() -> None:
         ("training.recompute", ["none | selective | selective_op | full | mapping", "training.recompute.every:"]),
         ("parallelism.bucket_bytes", ["default: 25MiB"]),
         ("faults", ["faults.stragglers: list of mapping"]),
+        ("faults.stragglers", ["faults.stragglers.rank: whole number (at least 0, at most 10,000,000)"]),
+        ("processes.link_flap.down_s", ["at most 1,000,000,000", "default: required"]),
         ("", ["scenario: mapping", "model: text | mapping (default: required)"]),
     ],
 )

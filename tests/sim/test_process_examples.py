@@ -123,6 +123,12 @@ def test_a_scenario_lists_them(name: str) -> None:
     assert step.result["processes"] == same.result["processes"]
 
 
+def test_one_rank_needs_no_list() -> None:
+    whole = TWO_NODES.model_dump(mode="json")
+    one, listed = ({"thermal_throttling": [{"ranks": ranks, "scale": 0.9}]} for ranks in (7, [7]))
+    assert parse_scenario({**whole, "processes": one}) == parse_scenario({**whole, "processes": listed})
+
+
 def test_many_ranks_stay_folded_but_for_those_named() -> None:
     large = {"parallelism": {"dp": 512}, "training": {"seq_len": 2048, "global_batch_size": 512}}
     whole = {**TWO_NODES.model_dump(mode="json"), **large, "cluster": "dgx-h100"}
@@ -140,6 +146,8 @@ def test_many_ranks_stay_folded_but_for_those_named() -> None:
         ({"link_flap": [{"at_s": 0.1, "down_s": 1.0, "ranks": [16]}]}, "below the number of ranks"),
         ({"background_traffic": [{"source": 3, "target": 3, "n_bytes": 1.0}]}, "which is the source"),
         ({"checkpoint": [{"n_bytes": 0}]}, r"checkpoint\[0\]\.n_bytes"),
+        ({"checkpoint": [{"n_bytes": 1, "ranks": []}]}, "found an empty list; must have at least 1 entry"),
+        ({"checkpoint": [{"n_bytes": 1, "ranks": 99}]}, "found 99; must be below the number of ranks"),
     ],
 )
 def test_a_wrong_entry_is_named(processes: dict[str, Any], message: str) -> None:

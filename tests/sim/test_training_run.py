@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from sim.core.errors import InputError
+from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
+from sim.studies.goodput import goodput
+from sim.views.headline import goodput_numbers
 from tests.sim.cases import case
 
 SCHEDULE = [{"from_tokens": 0, "global_batch_size": 8}, {"from_tokens": 1e6, "global_batch_size": 32}]
@@ -33,6 +36,20 @@ def test_every_phase_has_the_step_of_its_batch() -> None:
     assert run["steps"] == small["steps"] + large["steps"]
     assert run["days"] == pytest.approx(small["days"] + large["days"])
     assert (small["to_tokens"], large["to_tokens"]) == (1e6, 5e6)
+
+
+def test_failures_make_a_training_longer() -> None:
+    """By the share of the time that is effective training."""
+    failures = {"mtbf_s_per_gpu": 1e6, "restart_s": 3600, "checkpoint_interval_s": 3600}
+    of_a_week = case({"dp": 2}, {"tokens": 1e12}).model_dump(mode="json") | {"faults": {"failures": failures}}
+    step = simulate(parse_scenario(of_a_week))
+    run, weeks = step.outcome.training_run, goodput(step.scenario, step.step_time_s, 30, 4)
+    assert run is not None
+    (number,) = goodput_numbers(run, weeks)
+    useful = weeks.effective_training_time.mean
+    assert 0.5 < useful < 1
+    assert number.value == f"{run.days / useful:,.1f} days"
+    assert goodput_numbers(run, None) == goodput_numbers(None, weeks) == []
 
 
 def test_without_tokens_there_is_no_training_in_the_result() -> None:

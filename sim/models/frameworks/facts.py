@@ -209,6 +209,9 @@ class Framework(Struct, frozen=True):
     scatters_sums_apart: bool = False
     """with `tp_overlap`, the reduce-scatter of an input gradient that several matmuls add up runs after them
     [torch/_inductor/fx_passes/micro_pipeline_tp.py: _find_producer_matmul]"""
+    overlaps_weight_gradients: bool = False
+    """its trainer always runs messages of tp beside weight gradients (`tp_overlap: wgrad`), which advice proposes
+    [core/tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication]"""
     overlaps_in_library: bool = False
     """with `tp_overlap: full` and `sp`, one call of a library issues a matmul's chunks and messages: gathers round a
     ring, chunks of a row's forward, and whole matmuls of a column's backward, beside the gather of its input and the
@@ -264,6 +267,9 @@ class Framework(Struct, frozen=True):
     [core/transformer/moe/moe_utils.py: apply_random_logits]"""
     splits_experts_over_tp: bool = False
     """experts are split over tp unless `expert_tp` is given; a warning says so [training/arguments.py]"""
+    needs_sp_for_experts: bool = False
+    """a layer with experts ends a training with tp above 1 and without sp; a warning says so
+    [core/transformer/moe/moe_layer.py: MoELayer.forward]"""
     runs_experts_apart: bool = False
     """experts can be modules of their own that run one after another (`training.moe_grouped_gemm` false)
     [core/transformer/moe/experts.py: SequentialMLP]"""

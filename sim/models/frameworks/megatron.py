@@ -94,6 +94,7 @@ MEGATRON = Framework(
     copies_split_projection=True,
     tokens_first=True,
     joins_split_gradients=True,  # torch.split in get_query_key_value_tensors
+    overlaps_weight_gradients=True,
     overlaps_in_library=True,
     context=ContextKernels(copies=True),
     loss=MEGATRON_LOSS,
@@ -115,6 +116,7 @@ MEGATRON = Framework(
     pads_experts=True,
     biases_experts_one_by_one=True,
     splits_experts_over_tp=True,
+    needs_sp_for_experts=True,
     runs_experts_apart=True,
     engine_workspaces=1,
     grouped_streams=4,

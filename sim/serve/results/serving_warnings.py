@@ -10,6 +10,7 @@ from sim.core.units import n_bytes
 from sim.programs.priced_items import Shares
 from sim.ranks.faults import has_jitter
 from sim.results.metrics import roofline_warnings
+from sim.serve.engines.file import engine_of
 from sim.serve.results.starts import room_for_longest, why_no_room, why_not_so_long
 from sim.serve.scheduling.sequences import Sequence
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sim.serve.replicas.pools import Pool
     from sim.serve.replicas.replica import Replica
 
+VLLM = "vLLM"  # product of the records whose cache is as large as it is told to be
 OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
 
 
@@ -101,7 +103,9 @@ def _cache_too_large(sim: Served) -> list[str]:
     block, asked, out = i.kv_cache.block_tokens, i.kv_cache.max_tokens or 0, []
     if i.batching == "static":
         return []
-    does = "vLLM runs out of memory with so many" if i.engine.startswith("vllm") else "the engine takes no more"
+    does = (
+        f"{VLLM} runs out of memory with so many" if engine_of(i.engine).product == VLLM else "the engine takes no more"
+    )
     room = min([pool.capacity.room for pool in sim.pools]) * block
     if asked > room:
         out.append(f"inference.kv_cache.max_tokens: found {asked:,}; there is room for {room:,}, and {does}")

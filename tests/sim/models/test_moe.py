@@ -326,6 +326,19 @@ def test_a_word_about_expert_tp_where_the_framework_would_split() -> None:
     assert said("megatron", expert_tp=1) == said("eager") == []
 
 
+def test_a_word_about_experts_that_megatron_would_not_train() -> None:
+    """MoELayer.forward raises in training with tp above 1 and without sequence parallelism."""
+    moe = {**LLAMA, "moe": {"experts": 8, "top_k": 2, "ffn": 512}}
+
+    def said(model: dict[str, Any], framework: str, **parallelism: Any) -> list[str]:
+        return [note for note in make(model, {"framework": framework}, **parallelism).warnings if ".sp:" in note]
+
+    words = "parallelism.sp: false; framework megatron itself refuses to train experts with tp above 1 so"
+    assert said(moe, "megatron", tp=2) == [words]
+    assert said(moe, "megatron", tp=2, sp=True) == said(moe, "megatron") == said(moe, "eager", tp=2) == []
+    assert said(LLAMA, "megatron", tp=2) == []
+
+
 def test_megatron_sends_the_weights_of_copies_beside_them():
     """Four bytes a copy each way, by an all-to-all of their own (MoEAlltoAllTokenDispatcher.token_dispatch)."""
     plain, megatron = (layer_block(make(MOE, {"framework": name}, dp=4, ep=4), 0) for name in ("eager", "megatron"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,6 +112,14 @@ def test_a_cache_that_does_not_fit_is_warned_about(engine: str, does: str) -> No
     assert found == usual
     assert f"found 100,000,000; there is room for {usual:,}, and" in text
     assert does in text
+
+
+def test_a_measured_engine_s_cache_is_its_product_s(tmp_path: Path) -> None:
+    measured = tmp_path / "mine.json"
+    host = {"format": "engine/1", "engine": "vllm-0.28", "host": {"iteration_s": 0.001}, "source": "a test"}
+    measured.write_text(json.dumps({**host, "date": "2026-11-22"}))
+    _, texts = cache(10**8, str(measured))
+    assert any(text.endswith("vLLM runs out of memory with so many") for text in texts)
 
 
 def test_a_cache_too_small_for_a_request_is_told_by_its_key() -> None:

@@ -98,6 +98,14 @@ def test_without_stages_all_waiting_is_one_number() -> None:
     assert "bubble" not in printed.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("name", "within"), [("processes_dp16", "idle"), ("distill_logits", "idle"), ("1f1b_pp8", "bubble")]
+)
+def test_only_a_pipeline_has_a_bubble(name: str, within: str) -> None:
+    result = simulate(load_scenario(f"scenarios/{name}.yaml")).outcome
+    assert idle_parts(result, result.ranks[0])[0][0] == within
+
+
 def test_waiting_for_the_host_is_part_of_what_is_below_the_peak() -> None:
     """Small experts of micro-batches of one: kernels are shorter than their launches."""
     wide = ["model=qwen3-30b-a3b", "parallelism.dp=8", "training.seq_len=512", "training.framework=megatron"]
