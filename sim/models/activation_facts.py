@@ -50,7 +50,7 @@ class Activation(Struct, frozen=True):
     `clamped`: gate and up are clamped first. `under_autocast`: it is known what autocast makes of it: 16 bits
     throughout, or what eager code has in `promoted`. `torch_kernel`: torch's kernel of a formula that a model's own
     code writes out (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward
-    and backward: accesses and how many.
+    and backward: accesses and how many. `numbers`: eager kernels of single numbers, forward and backward.
     """
 
     gated: bool
@@ -65,6 +65,7 @@ class Activation(Struct, frozen=True):
     truths: int = 0
     torch_kernel: str = ""
     singly: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
+    numbers: tuple[int, int] = (0, 0)
 
 
 _ONE = Passes(2, 1, 3, 1)
@@ -128,11 +129,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu2": Activation(False, Passes(4, 2, 10, 4), _ONE, ("relu output",), ("relu output",)),
     # xIELU (arXiv 2411.13010) as Transformers' activations.py writes it. Forward: a comparison (2), the positive half
     # (2, 3, 2, 3), the negative one (2, 2, 3, 2, 2, 3), the choice (4). Backward: the choice (5), beta·x twice (4), the
-    # square's factors and alpha (3, 3, 2, 4), the negative half's (2, 4, 2, 5), the minimum's (2, 2, 2, 3, 2), sums of
-    # the input's gradients (15).
+    # square's factors and alpha (3, 3, 2, 4), the negative half's (2, 4, 2, 5), the minimum's (2, 2, 2, 3, 2, and 2 of
+    # the copy that is masked), sums of the input's gradients (15).
     "xielu": Activation(
         False,
-        Passes(30, 12, 60, 25),
+        Passes(30, 12, 62, 26),
         _ONE,
         ("xielu input", "alpha times input", "expm1", "difference"),
         ("xielu input",),
@@ -164,6 +165,8 @@ ACTIVATIONS: dict[str, Activation] = {
         # broadcasts: x times a number thrice, minimum, a difference times a number; backward the choices (2.5
         # each: one operand is of truths), four products (2) and two comparisons (1.5).
         singly=((10.0, 5), (16.0, 8)),
+        # Both learned numbers' softplus and a sum; backward two zeros of the choices' and both gradients of softplus.
+        numbers=(3, 4),
     ),
     # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product
     # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps

@@ -13,7 +13,7 @@ from sim.core.program import Compute, NeededBy, Phase, Program, Saved
 from sim.models.activation_facts import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Mixed, Passes, Promoted
 from sim.models.casts import lists_apart, mixed
 from sim.models.dims import Dims
-from sim.models.elementwise import Traffic
+from sim.models.elementwise import Traffic, launches_alone
 from sim.models.operators import F, I, Operator, memory_op
 
 FP8_BYTES = 1.0
@@ -82,8 +82,11 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Oper
     if cut or (is_gated(mlp) and d.framework.reads_strided):
         forwards, backwards = _strided(d, name, elements, t)
     else:
+        numbers = (0, 0) if _fused(d, record) else record.numbers
         forwards = _run(d, mlp, name, F, elements, (t.forward_bytes, t.forward_kernels))
+        forwards += launches_alone(f"{name}_numbers", F, numbers[0])
         backwards = _run(d, mlp, back, I, elements, (t.backward_bytes, t.backward_kernels))
+        backwards += launches_alone(f"{back}_numbers", I, numbers[1])
     if cut:
         join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
         forwards, backwards = _one_by_one(forwards, elements), (*_one_by_one(backwards, elements), join)

@@ -126,7 +126,7 @@ def stream_norm(m: ModelConfig, d: Dims, name: str, after_sum: bool = False, kee
     own = norm(d, name, m.norm, d.rows, d.hidden, m.norm_vectors, after_sum, keeps_input)
     if not d.wide_stream:
         return own
-    return replace(own, forward=(*_launches(f"{name}_weights", F, m.norm_vectors), *own.forward))
+    return replace(own, forward=(*launches_alone(f"{name}_weights", F, m.norm_vectors), *own.forward))
 
 
 def _of_copies(m: ModelConfig, d: Dims, name: str) -> Operator:
@@ -134,7 +134,7 @@ def _of_copies(m: ModelConfig, d: Dims, name: str) -> Operator:
     The input's copy is its own, whatever else reads the stream."""
     elements = d.rows * d.hidden
     own = norm(in_fp32(d), name, m.norm, d.rows, d.hidden, m.norm_vectors)
-    copies = (cast(d, f"{name}_cast", F, elements, widens=True), *_launches(f"{name}_weights", F, m.norm_vectors))
+    copies = (cast(d, f"{name}_cast", F, elements, widens=True), *launches_alone(f"{name}_weights", F, m.norm_vectors))
     return replace(
         own,
         forward=(*copies, *own.forward),
@@ -175,11 +175,11 @@ def norm(
         name,
         (
             memory_op(name, F, priced_as, elements, forward, d.act, t.forward_kernels, kernel),
-            *_launches(f"{name}_launches", F, t.forward_launches),
+            *launches_alone(f"{name}_launches", F, t.forward_launches),
         ),
         (
             memory_op(f"{name}_backward", I, priced_as, elements, backward, d.act, t.backward_kernels, kernel),
-            *_launches(f"{name}_backward_launches", I, t.backward_launches),
+            *launches_alone(f"{name}_backward_launches", I, t.backward_launches),
         ),
         saved,
         params=width * vectors,
@@ -188,7 +188,7 @@ def norm(
     )
 
 
-def _launches(name: str, phase: Phase, kernels: int) -> Program:
+def launches_alone(name: str, phase: Phase, kernels: int) -> Program:
     """Kernels of which only the launch counts, each a call from Python."""
     return (memory_op(name, phase, "elementwise", kernels, FP32_BYTES * kernels, "fp32", kernels),) if kernels else ()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from sim.models.frameworks.parts import (
     AS_CHOSEN_ROUTER,
     CASTING_ROUTER,
+    ERNIE_ROUTER,
     GPT_OSS_ROUTER,
     GRANITE_ROUTER,
     GROUPED_SIGMOID_ROUTER,
@@ -85,11 +86,14 @@ class ModelCode(NamedTuple):
     scales_branches: bool = False
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     every_expert: bool = False
+    sums_shared_in_fp32: bool = False  # the results of routed and shared experts are cast to fp32 to be added
     experts_one_by_one: bool = False  # a loop over experts, whose gradients have all experts' size (`moe.one_by_one`)
 
 
 LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
+    # afmoe/modeling_afmoe.py: AfmoeTokenChoiceRouter, which also casts its logits; MiniMax M2's has no scale
+    "afmoe": ModelCode(router=SIGMOID_ROUTER),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's
@@ -105,7 +109,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
     "ernie4_5": ModelCode(rope_dtype="fp32 products"),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
-    "ernie4_5_moe": ModelCode(rope_dtype="fp32 products", router_without_autocast=True, casts_router_weights=True),
+    "ernie4_5_moe": ModelCode(
+        rope_dtype="fp32 products", router_without_autocast=True, router=ERNIE_ROUTER, casts_router_weights=True
+    ),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
@@ -124,8 +130,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same.
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
     "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
-    # hy_v3/modeling_hy_v3.py: HYV3TopKRouter. AFMoE's router also casts its logits; MiniMax M2's has no scale.
-    "hy_v3": ModelCode(router=SIGMOID_ROUTER),
+    # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)
+    "hy_v3": ModelCode(router=SIGMOID_ROUTER, sums_shared_in_fp32=True),
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
     "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter

@@ -119,7 +119,7 @@ def _step3p5(config: Config) -> Config:
         "shared_ffn": whole.get("share_expert_dim", 1280),
         "dense_layers": dense_layers({"mlp_layer_types": routed[:layers]}),
     }
-    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "hy_v3"}
+    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "afmoe"}
     found = llama(whole) | own | {"moe": moe} | window(whole, "sliding_window", ["full"])
     modules = whole.get("num_nextn_predict_layers") or whole.get("mtp_layer_types")
     clamped = any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])})

@@ -96,6 +96,10 @@ WIDE_ROUTER = TRANSFORMERS_ROUTER._replace(
     backward_bytes=16.0,
 )
 WIDE_AS_CHOSEN_ROUTER = WIDE_ROUTER._replace(forward_kernels=4, backward_kernels=4)
+# ernie4_5_moe/modeling_ernie4_5_moe.py (Ernie4_5_MoeTopKRouter): softmax (8), the experts' biases added (8), top-k in
+# two kernels (4), the chosen experts' probabilities looked up, their sum, its lower limit, quotient and cast. Backward:
+# eleven kernels on the chosen ones, zeros (4) with their gradients added in, the softmax's (12).
+ERNIE_ROUTER = WIDE_ROUTER._replace(forward_kernels=9, backward_kernels=14, forward_bytes=20.0)
 # granitemoe/modeling_granitemoe.py (GraniteMoeTopKRouter): logits to fp32 (e + 4), top-k (4); of the chosen ones the
 # softmax and a cast. Backward: zeros (4) that the chosen ones' gradients are put into, to 16 bits (4 + e).
 GRANITE_ROUTER = PLAIN_ROUTER._replace(forward_kernels=5, backward_kernels=5)
