@@ -246,23 +246,41 @@ def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:
         forward = replace(forward, single_elements=(ROPE_SINGLE + cast_ahead) * elements)
         rest = replace(rest, single_elements=(ROPE_SINGLE + cast_back) * elements)
         items = (rest, halves)
+        if d.code.rope_dtype == "promoted" and d.act_bytes < FP32_BYTES:
+            items = (*_cast_products_back(rest, elements, copied_back), halves)
     ahead_items = _mixed_products(d, forward, elements) if d.code.rope_dtype == "promoted" else (forward,)
     return Operator("rope", ahead_items, items, backward_bytes=2 * elements * d.act_bytes)
 
 
 def _mixed_products(d: Dims, forward: Compute, elements: float) -> tuple[Compute, ...]:
-    """Rope's kernels with the two products of 16-bit numbers and fp32 cosines apart, which cast each number."""
+    """Rope's kernels with the two products of 16-bit numbers and fp32 cosines apart, which cast each number. What
+    stands behind them, the sum in fp32 and its cast, is bound by its bytes; the negation and the concatenation are
+    not."""
     if d.act_bytes == FP32_BYTES:
         return (forward,)
     moved = 2 * (d.act_bytes + FP32_BYTES) * elements
     products = memory_op("rope_products", F, "elementwise", 2 * elements, moved, d.act, 4)
-    rest = replace(
+    if not d.framework.fills_cut_gradients:
+        rest = replace(forward, bytes=forward.bytes - moved, kernels=forward.kernels - 4)
+        return mixed(products, 3), rest
+    behind = (3 * FP32_BYTES + FP32_BYTES + d.act_bytes) * elements
+    turned = replace(
         forward,
-        bytes=forward.bytes - moved,
-        kernels=forward.kernels - 4,
-        single_elements=max(0.0, forward.single_elements - 2 * elements),
+        name="rope_turned",
+        bytes=forward.bytes - moved - behind,
+        kernels=forward.kernels - 8,
+        single_elements=max(0.0, forward.single_elements - 3 * elements),
     )
-    return mixed(products, 3), rest
+    return mixed(products, 3), turned, replace(forward, bytes=behind, kernels=4, single_elements=0.0)
+
+
+def _cast_products_back(rest: Compute, elements: float, copied_back: bool) -> tuple[Compute, ...]:
+    """The backward of rope in two dtypes: both products in fp32 and their casts back (8 and 6 bytes each) are bound by
+    their bytes; the gradient's cast to fp32, the negation (of half of the elements), the sum and the copy are not."""
+    moved, single = 2 * (8.0 + 6.0) * elements, (2.5 + copied_back) * elements
+    products = replace(rest, name="rope_backward_products", bytes=moved, kernels=8, single_elements=0.0)
+    others = replace(rest, bytes=rest.bytes - moved, kernels=rest.kernels - 8, single_elements=single)
+    return others, products
 
 
 def rope_join(d: Dims, elements: float, share: float = 1.0) -> Operator:

@@ -65,7 +65,7 @@ def _minimax_m2(config: Config) -> Config:
     found = _mixtral({"head_dim": 128, **config})
     share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
     own = {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
-    return found | own | {"code": "afmoe"}
+    return found | own | {"code": "minimax_m2"}
 
 
 def qwen2_moe(config: Config) -> Config:
@@ -125,7 +125,8 @@ def _hy_v3(config: Config) -> Config:
     require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
     moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
-    return qwen3(config) | {"moe": moe, "code": "hy_v3" if config.get("enable_moe_fp32_combine", True) else "afmoe"}
+    code = "hy_v3" if config.get("enable_moe_fp32_combine", True) else "hy_v3_narrow"
+    return qwen3(config) | {"moe": moe, "code": code}
 
 
 def _mellum(config: Config) -> Config:

@@ -90,8 +90,12 @@ def _muse_glimmer(config: Config) -> Config:
     ropes, kinds = config.get("layer_rope_theta"), whole["layer_types"]
     if ropes is not None and [bool(theta) for theta in ropes] != [kind != "full_attention" for kind in kinds]:
         raise NotExpressibleError("layer_rope_theta: can be simulated: 0 in layers of full_attention alone")
-    own = {"norm_position": "both", "attention_gate": True, "qk_norm": "l2", "norm_in_fp32": True, "code": "gemma"}
-    caps = {"logit_softcap": config.get("final_logit_softcapping", 20.0), "left_out": _MUSE_LEFT_OUT}
+    own = {"norm_position": "both", "attention_gate": True, "qk_norm": "l2", "norm_in_fp32": True}
+    caps = {
+        "logit_softcap": config.get("final_logit_softcapping", 20.0),
+        "left_out": _MUSE_LEFT_OUT,
+        "code": "muse_glimmer",
+    }
     return rope_in_windows_alone(whole, llama(whole) | own | caps, 4)
 
 
@@ -119,7 +123,7 @@ def _step3p5(config: Config) -> Config:
         "shared_ffn": whole.get("share_expert_dim", 1280),
         "dense_layers": dense_layers({"mlp_layer_types": routed[:layers]}),
     }
-    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "afmoe"}
+    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "minimax_m2"}
     found = llama(whole) | own | {"moe": moe} | window(whole, "sliding_window", ["full"])
     modules = whole.get("num_nextn_predict_layers") or whole.get("mtp_layer_types")
     clamped = any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])})

@@ -112,7 +112,18 @@ GPT_OSS_ROUTER = PLAIN_ROUTER._replace(
 # then on those scores the sum, a small number added to it, the quotient and the scale. Backward: eight kernels on the
 # chosen scores, zeros for all experts (4) with the chosen ones' gradients added in, the sigmoid's (12).
 SIGMOID_ROUTER = PLAIN_ROUTER._replace(forward_kernels=9, backward_kernels=11, forward_bytes=20.0, backward_bytes=16.0)
-# lfm2_moe/modeling_lfm2_moe.py (Lfm2MoeTopKRouter): likewise, of 16-bit logits throughout but for the sum with the
+# afmoe/modeling_afmoe.py (AfmoeTokenChoiceRouter): likewise, and 16-bit logits are cast first, their gradient back.
+# minimax_m2/modeling_minimax_m2.py (MiniMaxM2TopKRouter): that without the small number and the scale.
+CAST_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
+    forward_kernels=10,
+    backward_kernels=12,
+    forward_accesses=1,
+    forward_bytes=24.0,
+    backward_accesses=1,
+    backward_bytes=20.0,
+)
+UNSCALED_SIGMOID_ROUTER = CAST_SIGMOID_ROUTER._replace(forward_kernels=8, backward_kernels=11)
+# lfm2_moe/modeling_lfm2_moe.py (Lfm2MoeTopKRouter): as HYV3's, of 16-bit logits throughout but for the sum with the
 # experts' fp32 biases (e + 4) and the top-k of it (4).
 NARROW_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     forward_accesses=3, forward_bytes=8.0, backward_accesses=4, backward_bytes=0.0
