@@ -51,6 +51,7 @@ class Activation(Struct, frozen=True):
     throughout, or what eager code has in `promoted`. `torch_kernel`: torch's kernel of a formula that a model's own
     code writes out (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward
     and backward: accesses and how many. `numbers`: eager kernels of single numbers, forward and backward.
+    `alternate`: eager code takes each second number for the gate, so that no kernel joins both gradients.
     """
 
     gated: bool
@@ -66,6 +67,7 @@ class Activation(Struct, frozen=True):
     torch_kernel: str = ""
     singly: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
     numbers: tuple[int, int] = (0, 0)
+    alternate: bool = False
 
 
 _ONE = Passes(2, 1, 3, 1)
@@ -169,16 +171,19 @@ ACTIVATIONS: dict[str, Activation] = {
         numbers=(3, 4),
     ),
     # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product
-    # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps
-    # (3, 3), and both strided halves of one tensor: zeroed, filled, added (14)
+    # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps in six
+    # kernels (11 with their truths' bytes: three comparisons, both of the up's, two choices), and both strided halves
+    # of one tensor: zeroed, filled, added (14)
     # (transformers/models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate).
     "clamped_swiglu": Activation(
         True,
-        Passes(16, 7, 40, 14),
+        Passes(16, 7, 45, 18),
         _GATED_FUSED,
         ("gate", "up", "clamped gate", "sigmoid", "up + 1", "gated"),
         ("gate", "up"),
         clamped=True,
+        alternate=True,
+        numbers=(0, 2),  # zeros of the clamps' choices
         under_autocast=False,
     ),
     # DeepSeek V4: gate and up clamped (2, 2), silu (2), product (3). Backward: product (3, 3), silu (3), clamps (3, 3)

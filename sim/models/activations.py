@@ -82,14 +82,15 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Oper
     if cut or (is_gated(mlp) and d.framework.reads_strided):
         forwards, backwards = _strided(d, name, elements, t)
     else:
-        numbers = (0, 0) if _fused(d, record) else record.numbers
         forwards = _run(d, mlp, name, F, elements, (t.forward_bytes, t.forward_kernels))
-        forwards += launches_alone(f"{name}_numbers", F, numbers[0])
         backwards = _run(d, mlp, back, I, elements, (t.backward_bytes, t.backward_kernels))
-        backwards += launches_alone(f"{back}_numbers", I, numbers[1])
+    if not _fused(d, record):
+        forwards += launches_alone(f"{name}_numbers", F, record.numbers[0])
+        backwards += launches_alone(f"{back}_numbers", I, record.numbers[1])
     if cut:
         join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
-        forwards, backwards = _one_by_one(forwards, elements), (*_one_by_one(backwards, elements), join)
+        forwards, backwards = _one_by_one(forwards, elements), _one_by_one(backwards, elements)
+        backwards += () if record.alternate else (join,)
     made = Operator(
         name,
         forwards,
