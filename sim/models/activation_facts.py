@@ -171,9 +171,9 @@ ACTIVATIONS: dict[str, Activation] = {
         numbers=(3, 4),
     ),
     # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product
-    # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps in six
-    # kernels (11 with their truths' bytes: three comparisons, both of the up's, two choices), and both strided halves
-    # of one tensor: zeroed, filled, added (14)
+    # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps in
+    # six kernels (11 with their truths' bytes: three comparisons, both of the up's, two choices), and both strided
+    # halves of one tensor: zeroed, filled, added (14)
     # (transformers/models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate).
     "clamped_swiglu": Activation(
         True,
