@@ -113,7 +113,8 @@ GPT_OSS_ROUTER = PLAIN_ROUTER._replace(
 # chosen scores, zeros for all experts (4) with the chosen ones' gradients added in, the sigmoid's (12).
 SIGMOID_ROUTER = PLAIN_ROUTER._replace(forward_kernels=9, backward_kernels=11, forward_bytes=20.0, backward_bytes=16.0)
 # afmoe/modeling_afmoe.py (AfmoeTokenChoiceRouter): likewise, and 16-bit logits are cast first, their gradient back.
-# minimax_m2/modeling_minimax_m2.py (MiniMaxM2TopKRouter): that without the small number and the scale.
+# minimax_m2/modeling_minimax_m2.py (MiniMaxM2TopKRouter): that without the small number and the scale, and a copy of
+# the chosen scores, which are divided in place.
 CAST_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     forward_kernels=10,
     backward_kernels=12,
@@ -122,7 +123,7 @@ CAST_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     backward_accesses=1,
     backward_bytes=20.0,
 )
-UNSCALED_SIGMOID_ROUTER = CAST_SIGMOID_ROUTER._replace(forward_kernels=8, backward_kernels=11)
+UNSCALED_SIGMOID_ROUTER = CAST_SIGMOID_ROUTER._replace(forward_kernels=9, backward_kernels=11)
 # lfm2_moe/modeling_lfm2_moe.py (Lfm2MoeTopKRouter): as HYV3's, of 16-bit logits throughout but for the sum with the
 # experts' fp32 biases (e + 4) and the top-k of it (4).
 NARROW_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
