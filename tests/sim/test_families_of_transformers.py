@@ -219,6 +219,7 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("glm4_moe", "n_group", 4),
         ("gpt_bigcode", "add_cross_attention", True),
         ("gpt_neo", "attention_types", [[["global", "random"], LAYERS // 2]]),
+        ("helium", "head_dim", 32),
         ("hunyuan_v1_dense", "use_cla", True),
         ("hunyuan_v1_dense", "use_qk_norm", False),
         ("hunyuan_v1_moe", "moe_intermediate_size", [3072] * LAYERS),
