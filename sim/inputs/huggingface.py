@@ -60,6 +60,7 @@ _LAYERS = (
     "sliding_window_pattern",
 )
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
+_OTHER_HEAD = re.compile("For(Sequence|Token)Classification$|ForQuestionAnswering$|Reward")
 _OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower", "vq_config")
 
 
@@ -117,9 +118,15 @@ def model_of_config(whole: Config, file: str) -> Config:
     stored = whole.get("quantization_config")
     mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"))
     mapping["checkpoint_cache"] = "fp8" if _caches_in_fp8(stored) else None
-    left_out = [*towers, *unread, *mapping.pop("left_out", ())]
+    left_out = [*towers, *unread, *mapping.pop("left_out", ()), *_other_heads(whole.get("architectures"))]
     given = {key: value for key, value in mapping.items() if value is not None}
     return given | ({"left_out": left_out} if left_out else {})
+
+
+def _other_heads(architectures: Any) -> list[str]:
+    """Heads of reward models and classifiers, in whose place an output matrix over the vocabulary is simulated."""
+    names = architectures if isinstance(architectures, list) else []
+    return [f"the head of {one_line(name)}" for name in names if isinstance(name, str) and _OTHER_HEAD.search(name)]
 
 
 def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[str]]:

@@ -221,3 +221,10 @@ def test_a_decoder_that_no_key_describes_is_refused_with_what_it_is(tmp_path: Pa
     config = {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}, "vision_config": {}}
     with pytest.raises(InputError, match="found 'mllama_text_model', a model some of whose layers attend to pictures"):
         of(tmp_path, config)
+
+
+@pytest.mark.parametrize("name", ["LlamaForSequenceClassification", "Qwen2ForRewardModel"])
+def test_a_head_other_than_the_output_matrix_is_told(tmp_path: Path, name: str) -> None:
+    config = SIZES | {"model_type": "llama"}
+    assert of(tmp_path, config | {"architectures": [name]}).left_out == (f"the head of {name}",)
+    assert of(tmp_path, config | {"architectures": ["LlamaForCausalLM"]}).left_out == ()
