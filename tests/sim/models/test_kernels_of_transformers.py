@@ -249,3 +249,34 @@ def test_hunyuan_3_adds_experts_results_in_fp32() -> None:
         for items, names in ((block.forward, "shared_expert_sum"), (block.backward, "shared_grad_cast"))
     )
     assert (ahead, back) == (forward.count, backward.count)
+
+
+def test_gpt_oss_activation_launches_as_many_kernels() -> None:
+    """GptOssExperts._apply_gate, between the matmuls of all experts: halves of alternate numbers."""
+    module = __import__("transformers.models.gpt_oss.modeling_gpt_oss", fromlist=["GptOssExperts"])
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_local_experts": 2}
+    experts = module.GptOssExperts(transformers.GptOssConfig(**sizes))
+    x = torch.randn(8, 2 * 32, requires_grad=True)
+    with Kernels() as forward:
+        y = experts._apply_gate(x)
+    with Kernels() as backward:
+        y.backward(torch.ones_like(y))
+    record = ACTIVATIONS["clamped_swiglu"]
+    halves = 2  # each zeroed and filled by one operator
+    assert record.eager.forward_kernels == forward.count
+    assert record.eager.backward_kernels + record.numbers[1] == backward.count + halves
+
+
+def test_a_gate_of_its_own_projection_has_its_own_matmuls() -> None:
+    """AfmoeAttention has a `gate_proj`; Qwen3-Next's gates come out of the query's."""
+    model = {"layers": 1, "hidden": 64, "heads": 4, "vocab": 100, "bias": False, "mlp": "swiglu", "norm": "rmsnorm"}
+    training = {"framework": "transformers", "seq_len": 8, "global_batch_size": 1, "param_dtype": "bf16"}
+    found = []
+    for code in ("afmoe", None):
+        own = model | {"attention_gate": True, "code": code}
+        scenario = parse_scenario({"model": own, "training": training, "cluster": {"gpu": "h200-sxm"}})
+        block = layer_block(scenario, 0)
+        matmuls = [i.flops for i in block.forward if isinstance(i, Compute) and i.name.startswith("qkv")]
+        found.append((len(matmuls), sum(matmuls), block.params))
+    assert found[0] == (4, *found[1][1:])
+    assert found[1][0] == 3
