@@ -60,7 +60,8 @@ _LAYERS = (
     "sliding_window_pattern",
 )
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
-_OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower")  # Phi 4, LLaVA
+_OTHER_HEAD = re.compile("For(Sequence|Token)Classification$|ForQuestionAnswering$|Reward")
+_OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower", "vq_config")
 
 
 class _Refused(Struct):
@@ -86,14 +87,15 @@ def model_from_config(file: Path) -> Config:
 def model_of_config(whole: Config, file: str) -> Config:
     """The `model` mapping of a config; errors name `file` as its place."""
     towers = _towers(whole)
-    config = _decoder(whole) if towers else whole
+    nested = bool(towers) or _has_decoder_alone(whole)
+    config = _decoder(whole) if nested else whole
     family = config.get("model_type")
     if towers and family not in FAMILIES:
         raise InputError(f"{file}: {_of_several_inputs(whole, towers)}")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{file}: {_unknown(config, family)}")
     parts = whole.get(_THINKER) or whole
-    config = _filled_in(config, family, bool(towers) and any(isinstance(parts.get(key), dict) for key in _DECODERS))
+    config = _filled_in(config, family, nested and any(isinstance(parts.get(key), dict) for key in _DECODERS))
     for key in _LAYERS:
         if isinstance(found := config.get(key), (int, float)) and found > MAX_LAYERS:
             raise InputError(f"{file}: {key}: found {show(found)}; must be at most {MAX_LAYERS:,}")
@@ -116,9 +118,15 @@ def model_of_config(whole: Config, file: str) -> Config:
     stored = whole.get("quantization_config")
     mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"))
     mapping["checkpoint_cache"] = "fp8" if _caches_in_fp8(stored) else None
-    left_out = [*towers, *unread, *mapping.pop("left_out", ())]
+    left_out = [*towers, *unread, *mapping.pop("left_out", ()), *_other_heads(whole.get("architectures"))]
     given = {key: value for key, value in mapping.items() if value is not None}
     return given | ({"left_out": left_out} if left_out else {})
+
+
+def _other_heads(architectures: Any) -> list[str]:
+    """Heads of reward models and classifiers, in whose place an output matrix over the vocabulary is simulated."""
+    names = architectures if isinstance(architectures, list) else []
+    return [f"the head of {one_line(name)}" for name in names if isinstance(name, str) and _OTHER_HEAD.search(name)]
 
 
 def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[str]]:
@@ -170,6 +178,12 @@ def _towers(config: Config) -> list[str]:
     return [key for key in mappings if _TOWER.search(key)] + [key for key in _OTHER_TOWERS if config.get(key)]
 
 
+def _has_decoder_alone(config: Config) -> bool:
+    """Tell whether a model of several kinds of input has none but text: its towers are null (Gemma 4)."""
+    null = [key for key, value in config.items() if value is None and key.endswith("_config")]
+    return any(_TOWER.search(key) for key in null) and any(isinstance(config.get(key), dict) for key in _DECODERS)
+
+
 def _decoder(config: Config) -> Config:
     """The decoder's own keys: of the config of a model of several kinds of input a part, or the config itself.
 
@@ -204,21 +218,31 @@ def _of_several_inputs(config: Config, towers: list[str]) -> str:
     """Name the towers, and the other way in."""
     part = next((f"its {key}'s" for key in _DECODERS if isinstance(config.get(key), dict)), "its")
     family = _decoder(config).get("model_type")
+    refused = _refusal(family)
+    why = nearest(family, FAMILIES) if refused is None else f", {refused.what}"
     return (
         f"model_type: found {show(config.get('model_type'))}, a model of several kinds of input "
         f"({', '.join(map(one_line, towers))}), of which the decoder alone can be simulated, if {part} model_type is "
-        f"that of a known family; found {show(family)}{nearest(family, FAMILIES)}; for the whole model, {_FUNCTION}"
+        f"that of a known family; found {show(family)}{why}; for the whole model, {_FUNCTION}"
     )
+
+
+@cache
+def _known() -> _Known:
+    return msgspec.yaml.decode(_FILE.read_bytes(), type=_Known)
+
+
+def _refusal(family: Any) -> _Refused | None:
+    """What is said of a family that no scenario's words describe."""
+    return next((refused for refused in _known().refused if family in refused.families.split()), None)
 
 
 def _unknown(config: Config, family: Any) -> str:
     """Name the keys that nothing here reads, and the other way in."""
-    known = msgspec.yaml.decode(_FILE.read_bytes(), type=_Known)
-    for refused in known.refused:
-        if family in refused.families.split():
-            way = f"it {_CAPTURE}" if refused.captured_from_config else _FUNCTION
-            return f"model_type: found {show(family)}, {refused.what}, which a scenario's keys do not describe; {way}"
-    strange = [key for key in sorted({*config} - {*known.known_keys.split()}) if not key.startswith("_")]
+    if (refused := _refusal(family)) is not None:
+        way = f"it {_CAPTURE}" if refused.captured_from_config else _FUNCTION
+        return f"model_type: found {show(family)}, {refused.what}, which a scenario's keys do not describe; {way}"
+    strange = [key for key in sorted({*config} - {*_known().known_keys.split()}) if not key.startswith("_")]
     keys = f"; keys that no known family has: {', '.join(map(one_line, strange[:12]))}" if strange else ""
     return (
         f"model_type: found {show(family)}; must be one of the {len(FAMILIES)} families in docs/models.md, such as "

@@ -67,7 +67,9 @@ class Activation(Struct, frozen=True):
     `clamped`: gate and up are clamped first. `under_autocast`: it is known what autocast makes of it: 16 bits
     throughout, or what eager code has in `promoted`. `torch_kernel`: torch's kernel of a formula that a model's own
     code writes out (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward
-    and backward: accesses and how many. `compiled`: instructions of the fused kernels.
+    and backward: accesses and how many. `numbers`: eager kernels of single numbers, forward and backward.
+    `alternate`: eager code takes each second number for the gate, so that no kernel joins both gradients. `compiled`:
+    instructions of the fused kernels.
     """
 
     gated: bool
@@ -82,6 +84,8 @@ class Activation(Struct, frozen=True):
     truths: int = 0
     torch_kernel: str = ""
     singly: tuple[tuple[float, int], tuple[float, int]] = ((0.0, 0), (0.0, 0))
+    numbers: tuple[int, int] = (0, 0)
+    alternate: bool = False
     compiled: Instructions = Instructions(0.0, 0.0)
 
 
@@ -154,11 +158,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu2": Activation(False, Passes(4, 2, 10, 4), _ONE, ("relu output",), ("relu output",)),
     # xIELU (arXiv 2411.13010) as Transformers' activations.py writes it. Forward: a comparison (2), the positive half
     # (2, 3, 2, 3), the negative one (2, 2, 3, 2, 2, 3), the choice (4). Backward: the choice (5), beta·x twice (4), the
-    # square's factors and alpha (3, 3, 2, 4), the negative half's (2, 4, 2, 5), the minimum's (2, 2, 2, 3, 2), sums of
-    # the input's gradients (15).
+    # square's factors and alpha (3, 3, 2, 4), the negative half's (2, 4, 2, 5), the minimum's (2, 2, 2, 3, 2, and 2 of
+    # the copy that is masked), sums of the input's gradients (15).
     "xielu": Activation(
         False,
-        Passes(30, 12, 60, 25),
+        Passes(30, 12, 62, 26),
         _ONE,
         ("xielu input", "alpha times input", "expm1", "difference"),
         ("xielu input",),
@@ -190,18 +194,23 @@ ACTIVATIONS: dict[str, Activation] = {
         # broadcasts: x times a number thrice, minimum, a difference times a number; backward the choices (2.5
         # each: one operand is of truths), four products (2) and two comparisons (1.5).
         singly=((10.0, 5), (16.0, 8)),
+        # Both learned numbers' softplus and a sum; backward two zeros of the choices' and both gradients of softplus.
+        numbers=(3, 4),
     ),
     # gpt-oss: gate and up clamped (2, 2), alpha times gate (2), its sigmoid (2), their product (3), up + 1 (2), product
-    # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps
-    # (3, 3), and both strided halves of one tensor: zeroed, filled, added (14)
+    # (3). Backward: the product's two factors (3, 3), the gate's two (3, 3), sigmoid (3), alpha (2), sum (3), clamps in
+    # six kernels (11 with their truths' bytes: three comparisons, both of the up's, two choices), and both strided
+    # halves of one tensor: zeroed, filled, added (14)
     # (transformers/models/gpt_oss/modeling_gpt_oss.py: GptOssExperts._apply_gate).
     "clamped_swiglu": Activation(
         True,
-        Passes(16, 7, 40, 14),
+        Passes(16, 7, 45, 18),
         _GATED_FUSED,
         ("gate", "up", "clamped gate", "sigmoid", "up + 1", "gated"),
         ("gate", "up"),
         clamped=True,
+        alternate=True,
+        numbers=(0, 2),  # zeros of the clamps' choices
         under_autocast=False,
         compiled=_QUICK_GEGLU,
     ),

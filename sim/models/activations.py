@@ -13,7 +13,7 @@ from sim.core.program import Compute, NeededBy, Phase, Program, Saved
 from sim.models.activation_facts import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Mixed, Passes, Promoted
 from sim.models.casts import lists_apart, mixed
 from sim.models.dims import Dims
-from sim.models.elementwise import Traffic
+from sim.models.elementwise import Traffic, launches_alone
 from sim.models.operators import F, I, Operator, memory_op
 
 FP8_BYTES = 1.0
@@ -84,9 +84,13 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Oper
     else:
         forwards = _run(d, mlp, name, F, elements, (t.forward_bytes, t.forward_kernels))
         backwards = _run(d, mlp, back, I, elements, (t.backward_bytes, t.backward_kernels))
+    if not _fused(d, record):
+        forwards += launches_alone(f"{name}_numbers", F, record.numbers[0])
+        backwards += launches_alone(f"{back}_numbers", I, record.numbers[1])
     if cut:
         join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
-        forwards, backwards = _one_by_one(forwards, elements), (*_one_by_one(backwards, elements), join)
+        forwards, backwards = _one_by_one(forwards, elements), _one_by_one(backwards, elements)
+        backwards += () if record.alternate else (join,)
     if d.framework.compiles_activation:
         known = record.compiled
         behind = known.joined if is_gated(mlp) and d.framework.merges_projections else known.backward

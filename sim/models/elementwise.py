@@ -126,7 +126,7 @@ def stream_norm(m: ModelConfig, d: Dims, name: str, after_sum: bool = False, kee
     own = norm(d, name, m.norm, d.rows, d.hidden, m.norm_vectors, after_sum, keeps_input)
     if not d.wide_stream:
         return own
-    return replace(own, forward=(*_launches(f"{name}_weights", F, m.norm_vectors), *own.forward))
+    return replace(own, forward=(*launches_alone(f"{name}_weights", F, m.norm_vectors), *own.forward))
 
 
 def _of_copies(m: ModelConfig, d: Dims, name: str) -> Operator:
@@ -134,7 +134,7 @@ def _of_copies(m: ModelConfig, d: Dims, name: str) -> Operator:
     The input's copy is its own, whatever else reads the stream."""
     elements = d.rows * d.hidden
     own = norm(in_fp32(d), name, m.norm, d.rows, d.hidden, m.norm_vectors)
-    copies = (cast(d, f"{name}_cast", F, elements, widens=True), *_launches(f"{name}_weights", F, m.norm_vectors))
+    copies = (cast(d, f"{name}_cast", F, elements, widens=True), *launches_alone(f"{name}_weights", F, m.norm_vectors))
     return replace(
         own,
         forward=(*copies, *own.forward),
@@ -175,11 +175,11 @@ def norm(
         name,
         (
             memory_op(name, F, priced_as, elements, forward, d.act, t.forward_kernels, kernel),
-            *_launches(f"{name}_launches", F, t.forward_launches),
+            *launches_alone(f"{name}_launches", F, t.forward_launches),
         ),
         (
             memory_op(f"{name}_backward", I, priced_as, elements, backward, d.act, t.backward_kernels, kernel),
-            *_launches(f"{name}_backward_launches", I, t.backward_launches),
+            *launches_alone(f"{name}_backward_launches", I, t.backward_launches),
         ),
         saved,
         params=width * vectors,
@@ -189,7 +189,7 @@ def norm(
     )
 
 
-def _launches(name: str, phase: Phase, kernels: int) -> Program:
+def launches_alone(name: str, phase: Phase, kernels: int) -> Program:
     """Kernels of which only the launch counts, each a call from Python."""
     return (memory_op(name, phase, "elementwise", kernels, FP32_BYTES * kernels, "fp32", kernels),) if kernels else ()
 
@@ -247,23 +247,41 @@ def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:
         forward = replace(forward, single_elements=(ROPE_SINGLE + cast_ahead) * elements)
         rest = replace(rest, single_elements=(ROPE_SINGLE + cast_back) * elements)
         items = (rest, halves)
+        if d.code.rope_dtype == "promoted" and d.act_bytes < FP32_BYTES:
+            items = (*_cast_products_back(rest, elements, copied_back), halves)
     ahead_items = _mixed_products(d, forward, elements) if d.code.rope_dtype == "promoted" else (forward,)
     return Operator("rope", ahead_items, items, backward_bytes=2 * elements * d.act_bytes)
 
 
 def _mixed_products(d: Dims, forward: Compute, elements: float) -> tuple[Compute, ...]:
-    """Rope's kernels with the two products of 16-bit numbers and fp32 cosines apart, which cast each number."""
+    """Rope's kernels with the two products of 16-bit numbers and fp32 cosines apart, which cast each number. What
+    stands behind them, the sum in fp32 and its cast, is bound by its bytes; the negation and the concatenation are
+    not."""
     if d.act_bytes == FP32_BYTES:
         return (forward,)
     moved = 2 * (d.act_bytes + FP32_BYTES) * elements
     products = memory_op("rope_products", F, "elementwise", 2 * elements, moved, d.act, 4)
-    rest = replace(
+    if not d.framework.fills_cut_gradients:
+        rest = replace(forward, bytes=forward.bytes - moved, kernels=forward.kernels - 4)
+        return mixed(products, 3), rest
+    behind = (3 * FP32_BYTES + FP32_BYTES + d.act_bytes) * elements
+    turned = replace(
         forward,
-        bytes=forward.bytes - moved,
-        kernels=forward.kernels - 4,
-        single_elements=max(0.0, forward.single_elements - 2 * elements),
+        name="rope_turned",
+        bytes=forward.bytes - moved - behind,
+        kernels=forward.kernels - 8,
+        single_elements=max(0.0, forward.single_elements - 3 * elements),
     )
-    return mixed(products, 3), rest
+    return mixed(products, 3), turned, replace(forward, bytes=behind, kernels=4, single_elements=0.0)
+
+
+def _cast_products_back(rest: Compute, elements: float, copied_back: bool) -> tuple[Compute, ...]:
+    """The backward of rope in two dtypes: both products in fp32 and their casts back (8 and 6 bytes each) are bound by
+    their bytes; the gradient's cast to fp32, the negation (of half of the elements), the sum and the copy are not."""
+    moved, single = 2 * (8.0 + 6.0) * elements, (2.5 + copied_back) * elements
+    products = replace(rest, name="rope_backward_products", bytes=moved, kernels=8, single_elements=0.0)
+    others = replace(rest, bytes=rest.bytes - moved, kernels=rest.kernels - 8, single_elements=single)
+    return others, products
 
 
 def rope_join(d: Dims, elements: float, share: float = 1.0) -> Operator:

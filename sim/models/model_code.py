@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from sim.models.frameworks.parts import (
     AS_CHOSEN_ROUTER,
+    CAST_SIGMOID_ROUTER,
     CASTING_ROUTER,
+    ERNIE_ROUTER,
     GPT_OSS_ROUTER,
     GRANITE_ROUTER,
     GROUPED_SIGMOID_ROUTER,
     NARROW_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
     SPARSE_MIXER_ROUTER,
+    UNSCALED_SIGMOID_ROUTER,
     WIDE_AS_CHOSEN_ROUTER,
     WIDE_ROUTER,
     RouterKernels,
@@ -72,6 +75,7 @@ class ModelCode(NamedTuple):
     masks_causal: Literal["", "truths", "numbers"] = ""
     # With such a mask, one key of all query heads is not copied for each of them, as other families' keys are.
     broadcasts_keys: bool = False
+    gate_apart: bool = False  # gates of attention have a projection of their own, where Qwen3-Next's are the query's
     # A linear layer's bias is added by a kernel of its own (falcon/modeling_falcon.py: FalconLinear.forward).
     adds_biases_apart: bool = False
 
@@ -85,11 +89,14 @@ class ModelCode(NamedTuple):
     scales_branches: bool = False
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
     every_expert: bool = False
+    sums_shared_in_fp32: bool = False  # the results of routed and shared experts are cast to fp32 to be added
     experts_one_by_one: bool = False  # a loop over experts, whose gradients have all experts' size (`moe.one_by_one`)
 
 
 LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
+    # afmoe/modeling_afmoe.py: AfmoeTokenChoiceRouter, AfmoeAttention (`gate_proj`)
+    "afmoe": ModelCode(router=CAST_SIGMOID_ROUTER, gate_apart=True),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's
@@ -105,7 +112,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
     "ernie4_5": ModelCode(rope_dtype="fp32 products"),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
     # ernie4_5_moe/modeling_ernie4_5_moe.py: Ernie4_5_MoeTopKRouter.forward, apply_rotary_pos_emb
-    "ernie4_5_moe": ModelCode(rope_dtype="fp32 products", router_without_autocast=True, casts_router_weights=True),
+    "ernie4_5_moe": ModelCode(
+        rope_dtype="fp32 products", router_without_autocast=True, router=ERNIE_ROUTER, casts_router_weights=True
+    ),
     # falcon/modeling_falcon.py: FalconModel.forward ("Always materialize the mask", in which ALiBi's numbers are put),
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
@@ -124,8 +133,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same.
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
     "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
-    # hy_v3/modeling_hy_v3.py: HYV3TopKRouter. AFMoE's router also casts its logits; MiniMax M2's has no scale.
-    "hy_v3": ModelCode(router=SIGMOID_ROUTER),
+    # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)
+    "hy_v3": ModelCode(router=SIGMOID_ROUTER, sums_shared_in_fp32=True),
+    "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
     "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
@@ -136,9 +146,13 @@ MODEL_CODE: dict[str, ModelCode] = {
     "longcat_flash": ModelCode(
         router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), rope_pairs="slices"
     ),
+    # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter; step3p7/modeling_step3p7.py: Step3p7TopKRouter
+    "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
     # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave
     "mistral4": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="slices"),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
+    # muse_glimmer/modeling_muse_glimmer.py: MuseGlimmerTextCenteredRMSNorm, MuseGlimmerTextAttention (`gate_proj`)
+    "muse_glimmer": ModelCode(norm_weights_from_1=True, gate_apart=True),
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(rope_dtype="promoted"),
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,17 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "aria_text": ("aria.AriaTextModel", {"moe_num_experts": 16, "moe_topk": 4}),
     "step3p5": ("step3p7.Step3p7TextModel", ROUTED | STEP),
     "paddleocr_vl_text": ("paddleocr_vl.PaddleOCRTextModel", {}),
+    "cosmos3_edge_text": ("cosmos3_edge.Cosmos3EdgeTextModel", {}),
+    "emu3_text_model": ("emu3.Emu3TextModel", {}),
+    "ernie4_5_vl_moe_text": (
+        "ernie4_5_vl_moe.Ernie4_5_VLMoeTextModel",
+        {"moe_num_experts": 16, "moe_k": 4, "moe_intermediate_size": [128, 64], "num_attention_heads": 4},
+    ),
+    "hy_v4_vl_text": ("hy_v4_vl.HYV4VLTextModel", LATENT | ROUTED | {"n_shared_experts": 1}),
+    "muse_glimmer_text": ("muse_glimmer.MuseGlimmerTextModel", {"head_dim": 64}),
 }
+# ERNIE's experts of pictures' tokens, and routers' biases, which docs/models.md names as not counted
+NOT_OF_TEXT = re.compile("vision_moe|e_score_correction_bias")
 QWEN_2_5_VL_7B = {
     "model_type": "qwen2_5_vl",
     "hidden_size": 3584,
@@ -77,12 +88,12 @@ def test_a_decoder_has_the_parameters_of_transformers(tmp_path: Path, family: st
         built = built_by._from_config(config)
     model = of(tmp_path, json.loads(config.to_json_string(use_diff=False)))
     output = 0 if model.tied_embeddings else model.vocab * model.hidden  # which these classes leave to another
-    counted = sum(p.numel() for p in built.parameters())
+    counted = sum(p.numel() for name, p in built.named_parameters() if not NOT_OF_TEXT.search(name))
     assert count_parameters(model).total == counted + output
 
 
 def test_all_but_names_of_flat_configs_are_compared() -> None:
-    assert {*PICTURES} == {*CLASSES, "qwen2_vl", "qwen2_5_vl"}
+    assert {*PICTURES} == {*CLASSES, "qwen2_vl", "qwen2_5_vl", "phi4_multimodal", "phi4mm"}
     assert {*PICTURES} <= {*FAMILIES}
 
 
@@ -161,3 +172,59 @@ def test_the_decoder_of_a_model_that_speaks_is_its_thinker_s(tmp_path: Path) -> 
     model = of(tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": thinker, "talker_config": {}})
     assert model.left_out == ("vision_config", "audio_config", "talker_config")
     assert (model.layers, model.hidden, model.qkv_bias) == (8, 512, True)
+
+
+@pytest.mark.parametrize("tower", ["embd_layer", "vision_config"])
+def test_phi_4_s_decoder_is_phi_3(tmp_path: Path, tower: str) -> None:
+    """microsoft/Phi-4-multimodal-instruct, and the same config as Transformers writes it."""
+    family = {"embd_layer": "phi4mm", "vision_config": "phi4_multimodal"}[tower]
+    text = {**SIZES, "partial_rotary_factor": 0.75, "sliding_window": 262144}
+    model = of(tmp_path, text | {"model_type": family, tower: {"image_embd_layer": {}}})
+    alone = of(tmp_path, text | {"model_type": "phi3"})
+    assert model.left_out == (tower,)
+    assert model == alone.model_copy(update={"left_out": (tower,)})
+
+
+def test_a_model_of_several_inputs_without_towers_is_its_decoder(tmp_path: Path) -> None:
+    """Transformers writes Gemma 4's towers as null where it has none."""
+    text = {**SIZES, "model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
+    whole = {"model_type": "gemma4", "text_config": text, "vision_config": None, "audio_config": None}
+    assert of(tmp_path, whole) == of(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "key", "value"),
+    [
+        ("aria_text", {"moe_num_experts": 16, "moe_topk": 4}, "mlp_bias", True),
+        ("step3p5", ROUTED, "mlp_bias", True),
+        ("unlimited_ocr_text", ROUTED, "mlp_bias", True),
+        ("muse_glimmer_text", {}, "layer_rope_theta", [1e4] * 8),
+    ],
+)
+def test_keys_of_some_decoders_are_refused(
+    tmp_path: Path, family: str, own: dict[str, Any], key: str, value: object
+) -> None:
+    """Routed experts have no biases, whatever `mlp_bias` says; rope is read where attention has a window."""
+    config = SIZES | own | {"model_type": family}
+    of(tmp_path, config)
+    with pytest.raises(InputError, match=f"{key}: "):
+        of(tmp_path, config | {key: value})
+
+
+def test_experts_that_a_nested_config_leaves_out_are_those_of_its_class(tmp_path: Path) -> None:
+    text = {"model_type": "unlimited_ocr_text"}
+    model = of(tmp_path, {"model_type": "unlimited_ocr", "text_config": text, "vision_config": {}})
+    assert (model.moe.shared_experts, model.moe.dense_layers) == (2, 1)
+
+
+def test_a_decoder_that_no_key_describes_is_refused_with_what_it_is(tmp_path: Path) -> None:
+    config = {"model_type": "mllama", "text_config": {"model_type": "mllama_text_model"}, "vision_config": {}}
+    with pytest.raises(InputError, match="found 'mllama_text_model', a model some of whose layers attend to pictures"):
+        of(tmp_path, config)
+
+
+@pytest.mark.parametrize("name", ["LlamaForSequenceClassification", "Qwen2ForRewardModel"])
+def test_a_head_other_than_the_output_matrix_is_told(tmp_path: Path, name: str) -> None:
+    config = SIZES | {"model_type": "llama"}
+    assert of(tmp_path, config | {"architectures": [name]}).left_out == (f"the head of {name}",)
+    assert of(tmp_path, config | {"architectures": ["LlamaForCausalLM"]}).left_out == ()

@@ -287,6 +287,7 @@ def _gemma4_full(config: Config, kinds: list[str]) -> Config:
 
 def _helium(config: Config) -> Config:
     """Helium: Llama's layers, whose `attention_bias` is of queries, keys and values alone."""
+    require(config, "head_dim", (config["hidden_size"] // config["num_attention_heads"],))  # its output matrix's rows
     return llama(config | {"attention_bias": False}) | {"qkv_bias": bool(config.get("attention_bias"))}
 
 

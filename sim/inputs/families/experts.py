@@ -65,7 +65,7 @@ def _minimax_m2(config: Config) -> Config:
     found = _mixtral({"head_dim": 128, **config})
     share = config["rotary_dim"] / found["head_dim"] if "rotary_dim" in config else rope_share(config, 1.0)
     own = {"qk_norm": config.get("use_qk_norm", True), "qk_norm_over": "all_heads", "rope_share": share}
-    return found | own | {"code": "hy_v3"}
+    return found | own | {"code": "minimax_m2"}
 
 
 def qwen2_moe(config: Config) -> Config:
@@ -117,7 +117,7 @@ def _afmoe(config: Config) -> Config:
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 2)}
     moe |= {"dense_layers": config.get("num_dense_layers", 1)}
     own = {"qk_norm": True, "attention_gate": True, "norm_position": "both", "norm_in_fp32": True, "moe": moe}
-    return rope_in_windows_alone(whole, llama(whole) | own | {"code": "hy_v3"}, step)
+    return rope_in_windows_alone(whole, llama(whole) | own | {"code": "afmoe"}, step)
 
 
 def _hy_v3(config: Config) -> Config:
@@ -125,7 +125,8 @@ def _hy_v3(config: Config) -> Config:
     require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "num_experts") | {"shared_experts": config.get("num_shared_experts", 1), "router_fp32": True}
     moe |= {"dense_layers": dense_layers({"first_k_dense_replace": 1, **config})}
-    return qwen3(config) | {"moe": moe, "code": "hy_v3"}
+    code = "hy_v3" if config.get("enable_moe_fp32_combine", True) else "hy_v3_narrow"
+    return qwen3(config) | {"moe": moe, "code": code}
 
 
 def _mellum(config: Config) -> Config:

@@ -55,6 +55,7 @@ def _qwen(config: Config) -> Config:
 def _deepseek(config: Config) -> Config:
     """DeepSeek MoE of January 2024 (arXiv 2401.06066): Llama's attention, fine-grained and shared experts."""
     require(config, "moe_layer_freq", (1, None))
+    require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "n_routed_experts") | {"shared_experts": config.get("n_shared_experts")}
     return llama(config) | {"moe": moe | {"dense_layers": dense_layers(config)}}
 

@@ -124,7 +124,7 @@ def _states(config: Config, inner: int) -> Config:
 
 def _granite_hybrid(config: Config) -> Config:
     """Granite 4: Mamba 2 or attention, then experts beside a shared MLP, or that alone."""
-    shared, experts = config["shared_intermediate_size"], config.get("num_local_experts", 0)
+    shared, experts = config["shared_intermediate_size"], config.get("num_local_experts", 8)
     found = llama({**config, "intermediate_size": shared}) | {
         "positions": "rope" if config.get("position_embedding_type") == "rope" else "none",
         "attention_pattern": _layer_types(config, ["mamba"] * config["num_hidden_layers"]),
@@ -133,7 +133,8 @@ def _granite_hybrid(config: Config) -> Config:
     if "state_space" in found["attention_pattern"]:
         found["state_space"] = _states(config, config.get("mamba_expand", 2) * config["hidden_size"])
     if experts:
-        found["moe"] = router(config, "num_local_experts", "intermediate_size") | {"shared_ffn": shared}
+        sizes = {"num_local_experts": experts, "num_experts_per_tok": 2, **config}
+        found["moe"] = router(sizes, "num_local_experts", "intermediate_size") | {"shared_ffn": shared}
     return found
 
 
@@ -175,7 +176,7 @@ def _nemotron_h(config: Config) -> Config:
         "mlp": "relu2",
         "positions": "none",
         "state_space": states,
-        "head_dim": config.get("head_dim") or config.get("attention_head_dim"),
+        "head_dim": config.get("head_dim") or config.get("attention_head_dim") or 128,
         "attention_pattern": [a for a, _ in kinds],
         "mlp_pattern": [m for _, m in kinds],
     }
@@ -251,11 +252,10 @@ def _olmo_hybrid(config: Config) -> Config:
 
 def _minimax(config: Config) -> Config:
     """MiniMax-Text-01 and M1: lightning attention, in each so-many-th layer attention; experts."""
-    heads, width = config["num_attention_heads"], config.get("head_dim")
-    width = width or config["hidden_size"] // heads
+    heads = config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // heads
     signs = config.get("attn_type_list")  # 0 for lightning attention
-    kinds = None if signs is None else ["full_attention" if sign else "linear_attention" for sign in signs]
-    names = kinds or ["full_attention", "linear_attention"]
+    names = ["full_attention" if sign else "linear_attention" for sign in signs or [1, 0]]
     states = {
         "kind": "lightning",
         "heads": heads,
@@ -302,8 +302,8 @@ def _kimi_linear(config: Config) -> Config:
         "router_fp32": True,
     }
     require(config, "moe_layer_freq", (1, None))
-    found = llama(config) | {"kv_heads": None, "head_dim": None, "moe": moe, "positions": "none"}
-    found |= {"mla": latent(config), "state_space": states, "code": "deepseek_v3"}
+    found = llama(config) | {"kv_heads": None, "head_dim": None, "mla": latent(config), "moe": moe}
+    found |= {"positions": "none", "state_space": states, "code": "deepseek_v3"}
     return found | {"attention_pattern": _layer_types(config, names)}
 
 

@@ -11,7 +11,17 @@ from collections.abc import Callable
 
 from sim.inputs.families.deepseek import FAMILIES as LIKE_DEEPSEEK
 from sim.inputs.families.dense import FAMILIES as DENSE
-from sim.inputs.families.dense import Config, Family, llama, qwen2, qwen3, require, window
+from sim.inputs.families.dense import (
+    Config,
+    Family,
+    NotExpressibleError,
+    llama,
+    qwen2,
+    qwen3,
+    require,
+    rope_in_windows_alone,
+    window,
+)
 from sim.inputs.families.experts import FAMILIES as WITH_EXPERTS
 from sim.inputs.families.experts import dense_layers, router
 from sim.inputs.families.hub import FAMILIES as ON_THE_HUB
@@ -52,8 +62,44 @@ def _mistral4(config: Config) -> Config:
 
 def _aria(config: Config) -> Config:
     """Aria: Llama's attention, experts beside shared ones of their size."""
+    require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "moe_num_experts", "intermediate_size", "moe_topk")
     return llama(config) | {"moe": moe | {"shared_experts": config.get("moe_num_shared_experts", 2)}}
+
+
+def _ernie4_5_vl_moe(config: Config) -> Config:
+    """ERNIE 4.5 VL: ERNIE 4.5's experts for tokens of text, beside as many of another size for those of pictures."""
+    sizes = config.get("moe_intermediate_size") or [1536, 512]
+    moe = {"moe_intermediate_size": sizes[0] if isinstance(sizes, list) else sizes}
+    if config.get("mlp_layer_types") is not None:
+        moe["moe_layer_start_index"] = dense_layers(config)
+    found = WITH_EXPERTS["ernie4_5_moe"](config | moe)
+    return found | {"left_out": ["the experts of pictures' tokens"]}
+
+
+def _muse_glimmer(config: Config) -> Config:
+    """Muse Glimmer: gated attention in windows with rope, each fourth layer (counted from the last one) all tokens
+    without it; norms on both sides, those of queries and keys without weights."""
+    require(config, "attention_bias", (False, None))
+    act = config.get("hidden_activation") or "silu"
+    whole = {"head_dim": 128, "sliding_window": 2048, **config, "hidden_act": act}
+    if whole.get("layer_types") is None:
+        last = config["num_hidden_layers"] - 1
+        kinds = ["sliding_attention" if (last - i) % 4 else "full_attention" for i in range(last + 1)]
+        whole["layer_types"] = kinds
+    ropes, kinds = config.get("layer_rope_theta"), whole["layer_types"]
+    if ropes is not None and [bool(theta) for theta in ropes] != [kind != "full_attention" for kind in kinds]:
+        raise NotExpressibleError("layer_rope_theta: can be simulated: 0 in layers of full_attention alone")
+    own = {"norm_position": "both", "attention_gate": True, "qk_norm": "l2", "norm_in_fp32": True}
+    caps = {
+        "logit_softcap": config.get("final_logit_softcapping", 20.0),
+        "left_out": _MUSE_LEFT_OUT,
+        "code": "muse_glimmer",
+    }
+    return rope_in_windows_alone(whole, llama(whole) | own | caps, 4)
+
+
+_MUSE_LEFT_OUT = ["the embedding's norm without weights", "norms of queries and keys without rope"]
 
 
 def _step3p5(config: Config) -> Config:
@@ -61,6 +107,7 @@ def _step3p5(config: Config) -> Config:
     sigmoid routers beside a shared one. Step 3.5's config on the Hub has names of its own."""
     layers = config["num_hidden_layers"]
     require(config, "attention_bias", (False, None))  # the gates have none
+    require(config, "mlp_bias", (False, None))  # routed experts have none
     names = {"moe_num_experts": "n_routed_experts", "num_local_experts": "n_routed_experts"}
     names |= {"moe_top_k": "num_experts_per_tok", "num_attention_groups": "num_key_value_heads"}
     names |= {"share_expert_dims": "share_expert_dim", "num_mtp_layers": "num_nextn_predict_layers"}
@@ -76,7 +123,7 @@ def _step3p5(config: Config) -> Config:
         "shared_ffn": whole.get("share_expert_dim", 1280),
         "dense_layers": dense_layers({"mlp_layer_types": routed[:layers]}),
     }
-    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "hy_v3"}
+    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "minimax_m2"}
     found = llama(whole) | own | {"moe": moe} | window(whole, "sliding_window", ["full"])
     modules = whole.get("num_nextn_predict_layers") or whole.get("mtp_layer_types")
     clamped = any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])})
@@ -101,8 +148,17 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("granite4_vision_text", "granite_docling_text"), DENSE["granite"]),
     "qwen2_5_omni_text": _qwen2_vl,
     "qwen3_omni_moe_text": Family(WITH_EXPERTS["qwen3_moe"], {"norm_topk_prob": True}),
-    **dict.fromkeys(("deepseek_ocr2_text", "unlimited_ocr_text"), ON_THE_HUB["deepseek"]),
+    **dict.fromkeys(
+        ("deepseek_ocr2_text", "unlimited_ocr_text"),
+        Family(ON_THE_HUB["deepseek"], {"n_shared_experts": 2, "first_k_dense_replace": 1}),
+    ),
     "aria_text": _aria,
+    "cosmos3_edge_text": DENSE["arcee"],
+    "emu3_text_model": Family(llama, {"attention_dropout": 0.1}),
+    "ernie4_5_vl_moe_text": _ernie4_5_vl_moe,
+    "hy_v4_vl_text": Family(LIKE_DEEPSEEK["hy_v4"], {"q_lora_rank": 2048, "index_n_heads": 32}),
+    "muse_glimmer_text": _muse_glimmer,
+    **dict.fromkeys(("phi4_multimodal", "phi4mm"), DENSE["phi3"]),
     "step3p5": _step3p5,
     "paddleocr_vl_text": Family(DENSE["ernie4_5"], {"head_dim": 128}),
 }

@@ -96,6 +96,10 @@ WIDE_ROUTER = TRANSFORMERS_ROUTER._replace(
     backward_bytes=16.0,
 )
 WIDE_AS_CHOSEN_ROUTER = WIDE_ROUTER._replace(forward_kernels=4, backward_kernels=4)
+# ernie4_5_moe/modeling_ernie4_5_moe.py (Ernie4_5_MoeTopKRouter): softmax (8), the experts' biases added (8), top-k in
+# two kernels (4), the chosen experts' probabilities looked up, their sum, its lower limit, quotient and cast. Backward:
+# eleven kernels on the chosen ones, zeros (4) with their gradients added in, the softmax's (12).
+ERNIE_ROUTER = WIDE_ROUTER._replace(forward_kernels=9, backward_kernels=14, forward_bytes=20.0)
 # granitemoe/modeling_granitemoe.py (GraniteMoeTopKRouter): logits to fp32 (e + 4), top-k (4); of the chosen ones the
 # softmax and a cast. Backward: zeros (4) that the chosen ones' gradients are put into, to 16 bits (4 + e).
 GRANITE_ROUTER = PLAIN_ROUTER._replace(forward_kernels=5, backward_kernels=5)
@@ -108,7 +112,19 @@ GPT_OSS_ROUTER = PLAIN_ROUTER._replace(
 # then on those scores the sum, a small number added to it, the quotient and the scale. Backward: eight kernels on the
 # chosen scores, zeros for all experts (4) with the chosen ones' gradients added in, the sigmoid's (12).
 SIGMOID_ROUTER = PLAIN_ROUTER._replace(forward_kernels=9, backward_kernels=11, forward_bytes=20.0, backward_bytes=16.0)
-# lfm2_moe/modeling_lfm2_moe.py (Lfm2MoeTopKRouter): likewise, of 16-bit logits throughout but for the sum with the
+# afmoe/modeling_afmoe.py (AfmoeTokenChoiceRouter): likewise, and 16-bit logits are cast first, their gradient back.
+# minimax_m2/modeling_minimax_m2.py (MiniMaxM2TopKRouter): that without the small number and the scale, and a copy of
+# the chosen scores, which are divided in place.
+CAST_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
+    forward_kernels=10,
+    backward_kernels=12,
+    forward_accesses=1,
+    forward_bytes=24.0,
+    backward_accesses=1,
+    backward_bytes=20.0,
+)
+UNSCALED_SIGMOID_ROUTER = CAST_SIGMOID_ROUTER._replace(forward_kernels=9, backward_kernels=11)
+# lfm2_moe/modeling_lfm2_moe.py (Lfm2MoeTopKRouter): as HYV3's, of 16-bit logits throughout but for the sum with the
 # experts' fp32 biases (e + 4) and the top-k of it (4).
 NARROW_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     forward_accesses=3, forward_bytes=8.0, backward_accesses=4, backward_bytes=0.0

@@ -126,6 +126,9 @@ class GroupedQueryAttention(Struct, frozen=True):
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Projection to query, key and value, their norms, rope, core, output projection."""
         qkv, out = self.qkv_and_out(d.tp)
+        if self.gate is True and d.code.gate_apart:
+            queries = qkv.outputs[0] // 2
+            qkv = replace(qkv, outputs=(queries, *qkv.outputs[1:], queries))
         merged = self.projections == 1 or d.framework.merges_projections
         projection = linear(d, qkv.linear(d.tokens, merged=merged))
         if d.framework.merges_projections:  # queries, keys and values apart (Megatron-Core's muon.py: `muon_split_qkv`)

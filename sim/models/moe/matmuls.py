@@ -11,10 +11,11 @@ from sim.core.program import Compute, Program, Saved
 from sim.models.activation_facts import ACTIVATIONS
 from sim.models.activations import activation, is_gated, issuing
 from sim.models.dims import Dims, ceil_div
+from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import grouped
 from sim.models.moe.routing import Routing, moe_of
-from sim.models.operators import F, I, Operator, W, memory_op
+from sim.models.operators import F, I, Operator, W, memory_op, small_kernels
 from sim.models.recompute_modules import inside
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ def _kept(part: Operator, share: float) -> Operator:
     )
 
 
+# Beside the sum, of torch's sum of rows by index (ATen/native/cuda/Indexing.cu: index_put_with_sort_kernel)
+SORTED_SUM_KERNELS = 8
 ALIGNED_ROWS = 16  # of an operand in 8 bits; formats scaled by blocks take twice as many
 
 
@@ -109,13 +112,18 @@ def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Opera
     elements, e = rows * n, d.act_bytes
     apart = not d.framework.merges_projections
     sums = memory_op(f"{part.name}_bias_grad", W, "elementwise", elements, (3 if apart else 1) * e * elements, d.act)
-    if d.framework.copies_by_index:  # index_put adds the rows of one expert one after another
+    starts: Program = ()
+    if d.framework.copies_by_index:  # index_put sorts the rows, and adds those of one expert one after another
         sums = replace(sums, rows_in_turn=rows / experts)
+        starts = (
+            *launches_alone(f"{part.name}_bias_grad_zeros", W, 1),
+            small_kernels(f"{part.name}_bias_grad_starts", W, SORTED_SUM_KERNELS, 0),
+        )
     add = memory_op(f"{part.name}_bias", F, "elementwise", elements, 5 * e * elements, d.act, 2)
     return replace(
         part,
         forward=(*part.forward, *((add,) if apart else ())),
-        backward=(*part.backward, sums),
+        backward=(*part.backward, *starts, sums),
         expert_params=part.expert_params + experts * n,
     )
 

@@ -57,7 +57,7 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     choose, choose_back = _choice(d, moe, m, FP32_BYTES if in_fp32 else e)
     again, again_back = _chosen_again(d, moe, r)
     forward = (
-        *((_copy(d, "router_cast", F, m * h),) if casts.ahead else ()),
+        *((cast(d, "router_cast", F, m * h, widens=not d.framework.fuses_chains),) if casts.ahead else ()),
         *((cast(d, "router_cast", F, m * h),) if casts.narrow else ()),
         gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if casts.upcast else None),
         *choose,

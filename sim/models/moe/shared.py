@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
-from sim.models.casts import cast, casts_apart, mixed
+from sim.models.casts import cast, casts_apart, in_fp32, lists_apart, mixed
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulate, gemm, memory_op
 from sim.models.recompute_modules import inside
@@ -44,12 +44,32 @@ def _sum(d: Dims) -> Operator:
     autocast routed experts and both sums are in fp32, and shared experts' results in 16 bits."""
     elements = d.rows * d.hidden
     gradients = accumulate(d.of_stream, "shared_grad_sum", elements)
+    if d.code.sums_shared_in_fp32 and not lists_apart(d) and d.act_bytes < FP32_BYTES:
+        return _sum_in_fp32(d, elements, gradients)
     if not casts_apart(d):
         add = accumulate(d, "shared_expert_sum", elements, phase=F)
         return Operator("shared_expert_sum", (add,), (gradients,))
     moved = (d.act_bytes + 2 * FP32_BYTES) * elements
     add = mixed(memory_op("shared_expert_sum", F, "elementwise", elements, moved, "fp32"), 3)
     return Operator("shared_expert_sum", (add,), (cast(d, "shared_grad_cast", I, elements), gradients))
+
+
+def _sum_in_fp32(d: Dims, elements: float, gradients: Compute) -> Operator:
+    """The sum of two 16-bit results that are cast to fp32 for it, and cast back (HYV3MoE in Transformers): backward the
+    gradient is cast to fp32, and for each of both results back. A compiler puts all casts into the sum."""
+    if d.framework.fuses_chains:
+        return Operator("shared_expert_sum", (accumulate(d, "shared_expert_sum", elements, phase=F),), (gradients,))
+    forward = (
+        cast(d, "shared_expert_sum_cast", F, 2 * elements, 2, widens=True),
+        accumulate(in_fp32(d), "shared_expert_sum", elements, phase=F),
+        cast(d, "shared_expert_sum_cast_back", F, elements),
+    )
+    backward = (
+        cast(d, "shared_grad_cast", I, elements, widens=True),
+        cast(d, "shared_grad_cast_back", I, 2 * elements, 2),
+        gradients,
+    )
+    return Operator("shared_expert_sum", forward, backward)
 
 
 def _shared_gate(d: Dims) -> Operator:

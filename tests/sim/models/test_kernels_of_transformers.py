@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 from counted_accesses import counted
 
+from sim.core.program import Compute
+from sim.inputs.huggingface import model_of_config
 from sim.inputs.scenario import parse_scenario
 from sim.models.activation_facts import ACTIVATIONS
 from sim.models.dims import dims
 from sim.models.elementwise import layer_norm_in_fp32, rms_norm_eager, rope, rope_join
+from sim.models.layer import layer_block
+from sim.models.model_code import MODEL_CODE
 from sim.models.moe.exchange import INDEXED_IN_ONE_DTYPE
 
 torch = pytest.importorskip("torch")
@@ -125,9 +129,10 @@ def test_an_activation_moves_and_keeps_what_its_formula_does(name: str) -> None:
 def test_an_activation_launches_as_many_kernels(name: str, activation: str) -> None:
     forward, backward = kernels_of(getattr(transformers.activations, activation)(), torch.float32)
     passes = ACTIVATIONS[name].eager
-    of_parameters = 8 if name == "xielu" else 0  # softplus of its two numbers and the like
-    assert passes.forward_kernels == pytest.approx(forward - of_parameters // 2, abs=2)
-    assert passes.backward_kernels == pytest.approx(backward - of_parameters, abs=4)
+    ahead, back = ACTIVATIONS[name].numbers
+    assert passes.forward_kernels + ahead == forward
+    copies = int(name == "xielu")  # ahead of what `masked_fill` fills, within one operator
+    assert passes.backward_kernels + back == backward + copies
 
 
 def _turned(heads: int, share: float) -> Any:
@@ -191,3 +196,87 @@ def test_experts_by_index_launch_as_many_kernels() -> None:
     matmuls, cut = 2, 2  # the gate's gradient is zeros, and a copy into them
     assert forward.count == pytest.approx(ahead + matmuls, abs=1), forward.names
     assert backward.count == pytest.approx(back + 2 * matmuls + cut, abs=2), backward.names
+
+
+ROUTERS = {
+    "hy_v3": "hy_v3.HYV3TopKRouter",
+    "afmoe": "afmoe.AfmoeTokenChoiceRouter",
+    "minimax_m2": "minimax_m2.MiniMaxM2TopKRouter",
+    "ernie4_5_moe": "ernie4_5_moe.Ernie4_5_MoeTopKRouter",
+}
+MATMULS = ("mm", "addmm", "bmm")
+
+
+@pytest.mark.parametrize("code", ROUTERS)
+def test_a_router_launches_as_many_kernels(code: str) -> None:
+    """Beside its matmuls and, of a router in fp32, the casts around them; a top-k is two kernels."""
+    package, _, name = ROUTERS[code].partition(".")
+    module = __import__(f"transformers.models.{package}.modeling_{package}", fromlist=[name])
+    sizes = {"num_hidden_layers": 2, "hidden_size": WIDTH, "num_attention_heads": 4}
+    sizes |= {"moe_num_experts": 8, "moe_k": 2} if code == "ernie4_5_moe" else {"num_experts_per_tok": 2}
+    sizes |= {} if code == "ernie4_5_moe" else {"num_experts": 8, "num_local_experts": 8}
+    router = getattr(module, name)(transformers.CONFIG_MAPPING[code](**sizes)).to(torch.bfloat16)
+    x = torch.randn(1, 16, WIDTH, dtype=torch.bfloat16, requires_grad=True)
+    given = (x,) if code == "ernie4_5_moe" else (x, torch.zeros(8))
+    with Kernels() as forward:
+        weights = router(*given)[1]
+    with Kernels() as backward:
+        weights.backward(torch.ones_like(weights))
+    record = MODEL_CODE[code].router
+    assert record is not None
+    copies = 2 if code in ("hy_v3", "ernie4_5_moe") else 0  # of input and weight
+    ahead, back = (
+        sum(name.split(".")[0] not in MATMULS for name in found.names) - copies for found in (forward, backward)
+    )
+    assert (record.forward_kernels, record.backward_kernels) == (ahead + 1, back)
+
+
+def test_hunyuan_3_adds_experts_results_in_fp32() -> None:
+    """HYV3MoE.forward with `enable_moe_fp32_combine`."""
+    routed, shared = (torch.randn(8, WIDTH, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    with Kernels() as forward:
+        y = (routed.float() + shared.float()).to(torch.bfloat16)
+    with Kernels() as backward:
+        y.backward(torch.ones_like(y))
+    config = {"model_type": "hy_v3", "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64}
+    config |= {"num_attention_heads": 8, "head_dim": 16, "vocab_size": 100, "num_experts": 8, "num_experts_per_tok": 2}
+    model = model_of_config(config | {"moe_intermediate_size": 32, "first_k_dense_replace": 0}, "config.json")
+    training = {"framework": "transformers", "seq_len": 8, "global_batch_size": 1, "param_dtype": "bf16"}
+    scenario = parse_scenario({"model": model, "training": training, "cluster": {"gpu": "h200-sxm"}})
+    block = layer_block(scenario, 0)
+    ahead, back = (
+        sum(i.kernels for i in items if isinstance(i, Compute) and i.name.startswith(names))
+        for items, names in ((block.forward, "shared_expert_sum"), (block.backward, "shared_grad_cast"))
+    )
+    assert (ahead, back) == (forward.count, backward.count)
+
+
+def test_gpt_oss_activation_launches_as_many_kernels() -> None:
+    """GptOssExperts._apply_gate, between the matmuls of all experts: halves of alternate numbers."""
+    module = __import__("transformers.models.gpt_oss.modeling_gpt_oss", fromlist=["GptOssExperts"])
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 32, "num_local_experts": 2}
+    experts = module.GptOssExperts(transformers.GptOssConfig(**sizes))
+    x = torch.randn(8, 2 * 32, requires_grad=True)
+    with Kernels() as forward:
+        y = experts._apply_gate(x)
+    with Kernels() as backward:
+        y.backward(torch.ones_like(y))
+    record = ACTIVATIONS["clamped_swiglu"]
+    halves = 2  # each zeroed and filled by one operator
+    assert record.eager.forward_kernels == forward.count
+    assert record.eager.backward_kernels + record.numbers[1] == backward.count + halves
+
+
+def test_a_gate_of_its_own_projection_has_its_own_matmuls() -> None:
+    """AfmoeAttention has a `gate_proj`; Qwen3-Next's gates come out of the query's."""
+    model = {"layers": 1, "hidden": 64, "heads": 4, "vocab": 100, "bias": False, "mlp": "swiglu", "norm": "rmsnorm"}
+    training = {"framework": "transformers", "seq_len": 8, "global_batch_size": 1, "param_dtype": "bf16"}
+    found = []
+    for code in ("afmoe", None):
+        own = model | {"attention_gate": True, "code": code}
+        scenario = parse_scenario({"model": own, "training": training, "cluster": {"gpu": "h200-sxm"}})
+        block = layer_block(scenario, 0)
+        matmuls = [i.flops for i in block.forward if isinstance(i, Compute) and i.name.startswith("qkv")]
+        found.append((len(matmuls), sum(matmuls), block.params))
+    assert found[0] == (4, *found[1][1:])
+    assert found[1][0] == 3
