@@ -98,3 +98,22 @@ def test_heads_between_the_sizes_of_a_library_take_the_time_of_the_next_size() -
     assert seconds("cudnn", 96) < seconds("cudnn", 128)
     backward = [seconds("cudnn", d, "attention_backward") for d in (96, 128)]
     assert backward[0] == pytest.approx(backward[1], rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["b200-sxm", "gb200", "b300-sxm", "gb300"])
+def test_narrow_heads_on_blackwell_are_as_much_slower_as_measured_ones(name: str) -> None:
+    """A multiprocessor's exponentials take as long for a score of a head of 64 as for one of 128."""
+    costs = Costs(load_profile(name), GPUS[name])
+    ratios = []
+    for heads, tokens in ((32, 2048), (32, 4096), (32, 8192), (64, 2048), (64, 4096), (64, 8192)):
+        seconds = {}
+        for d in (64, 128):
+            shape = (4, heads, 8, tokens, tokens, d, d, 1)
+            flops = shape_flops("attention_forward", shape)
+            op = Compute("a", "attention_forward", shape, "bf16", flops, 1.0, Phase.FORWARD, served=True)
+            seconds[d] = costs.compute(op).seconds
+        ratios.append(seconds[128] / seconds[64] / 2)
+    speed = costs.coefficients.attention["attention"]
+    assert speed.efficiency_64 is not None
+    assert speed.efficiency_128 is not None
+    assert speed.efficiency_64 / speed.efficiency_128 == pytest.approx(np.median(ratios), rel=0.12)
