@@ -69,11 +69,12 @@ def activation_saved(d: Dims, mlp: str, elements: float) -> tuple[Saved, ...]:
     return (*saved, Saved("comparison", record.truths * elements))
 
 
-def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Operator:
+def activation(d: Dims, mlp: str, elements: float, merged: bool = False, weighted: bool = False) -> Operator:
     """The activation of `elements` of the inner width, whose operators carry its name, or that of torch's kernel.
 
     `merged`: the model's own code cuts gate and up out of one matmul's result (Phi 3). Separate operators then read
-    both where they lie, and torch.cat joins their gradients (two reads, two writes).
+    both where they lie, and torch.cat joins their gradients (two reads, two writes). `weighted`: the fused kernel also
+    multiplies by the router's weights.
     """
     t, record = activation_traffic(d, mlp), ACTIVATIONS[mlp]
     name = record.torch_kernel if record.torch_kernel and _fused(d, record) else mlp
@@ -91,24 +92,30 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False) -> Oper
         join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
         forwards, backwards = _one_by_one(forwards, elements), _one_by_one(backwards, elements)
         backwards += () if record.alternate else (join,)
-    if d.framework.compiles_activation:
-        known = record.compiled
-        behind = known.joined if is_gated(mlp) and d.framework.merges_projections else known.backward
-        forwards, backwards = issuing(forwards, known.forward * elements), issuing(backwards, behind * elements)
+    ahead, behind = _instructions(d, record, weighted)
     made = Operator(
         name,
-        forwards,
-        backwards,
+        _issuing(forwards, ahead * elements),
+        _issuing(backwards, behind * elements),
         activation_saved(d, mlp, elements),
         backward_bytes=(1 + inputs) * elements * d.act_bytes,
     )
     return _kept_in_8_bits(d, made) if d.fp8_activation_input else made
 
 
-def issuing(program: Program, instructions: float) -> Program:
-    """Return a fused activation's program, whose last kernel takes so many instructions of all threads."""
-    *others, last = program
-    return (*others, replace(last, instructions=instructions)) if isinstance(last, Compute) else program
+def _instructions(d: Dims, record: Activation, weighted: bool) -> tuple[float, float]:
+    """Return what the forward's and the backward's kernel take for an element, where they were counted, else 0."""
+    known = record.compiled
+    if not d.framework.compiles_activation:
+        return 0.0, 0.0
+    if weighted:
+        return known.weighted, known.joined_weighted
+    return known.forward, known.joined if record.gated and d.framework.merges_projections else known.backward
+
+
+def _issuing(program: Program, instructions: float) -> Program:
+    """Return a fused activation's program, whose kernel takes so many instructions of all threads."""
+    return tuple(replace(x, instructions=instructions) if isinstance(x, Compute) else x for x in program)
 
 
 def _kept_in_8_bits(d: Dims, made: Operator) -> Operator:

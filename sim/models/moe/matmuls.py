@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
 from sim.models.activation_facts import ACTIVATIONS
-from sim.models.activations import activation, is_gated, issuing
+from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
@@ -157,24 +157,19 @@ def _activated(d: Dims, mlp: str, elements: float) -> tuple[Operator, ...]:
     ReLU's does where `fuses_weighted_relu2` (fusions/fused_weighted_squared_relu.py: `weighted_squared_relu_back`
     reads gradient and input again). All others are weighted by torch's operators.
     """
-    made = activation(d, mlp, elements, d.framework.cuts_expert_halves)
-    if not d.framework.weights_experts_after_activation:
-        return (made,)
-    if not is_gated(mlp) and not (mlp == "relu2" and d.framework.fuses_weighted_relu2):
+    f = d.framework
+    weights = f.weights_experts_after_activation
+    by_kernel = is_gated(mlp) or (mlp == "relu2" and f.fuses_weighted_relu2)
+    fused = weights and by_kernel and f.fuses_activation
+    made = activation(d, mlp, elements, f.cuts_expert_halves, weighted=fused)
+    if weights and not by_kernel:
         return made, _weighting(d, elements)
-    if not d.framework.fuses_activation:
+    if not fused:
         return (made,)
     again = 3 if is_gated(mlp) else 2
     read = memory_op("expert_weights_grad", I, "elementwise", elements, again * d.act_bytes * elements, d.act)
-    if not d.framework.compiles_activation:
-        return (replace(made, backward=(*made.backward, read)),)
-    known = ACTIVATIONS[mlp].compiled
-    forward = issuing(made.forward, known.weighted * elements)
-    backward = (
-        *issuing(made.backward, known.joined_weighted * elements),
-        *issuing((read,), known.of_weight * elements),
-    )
-    return (replace(made, forward=forward, backward=backward),)
+    counted = ACTIVATIONS[mlp].compiled.of_weight * elements if f.compiles_activation else 0.0
+    return (replace(made, backward=(*made.backward, replace(read, instructions=counted))),)
 
 
 def _weighting(d: Dims, elements: float) -> Operator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from sim.serve.engines.graph_sizes import (
     AskedGraphs,
@@ -34,12 +35,7 @@ from sim.serve.engines.sglang_memory import (
     sglang_048_fraction,
     sglang_05_fraction,
     sglang_0510_fraction,
-    sglang_0511_fraction,
     sglang_0514_fraction,
-    sglang_0515_fraction,
-    sglang_0517_fraction,
-    sglang_0518_fraction,
-    sglang_0520_fraction,
 )
 
 _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
@@ -257,7 +253,7 @@ _SGLANG_0510 = replace(
     summed_norms=_SUMMED_NORMS,
     own_prompt_graphs=_GRAPHS_0510,
     latents=_LATENTS_0510,
-    fraction=sglang_0510_fraction,
+    fraction=partial(sglang_0510_fraction, graphs=_GRAPHS_0510),
     cases=(_sized(20, 2048, 24), *_SGLANG_05.cases[1:], _TRTLLM_MHA),
 )
 _SGLANG_0511 = replace(
@@ -270,7 +266,7 @@ _SGLANG_0511 = replace(
     "speculative_eagle_topk above 1)",
     overlaps_drafting=(True, True),
     own_prompt_graphs=_GRAPHS_0511,
-    fraction=sglang_0511_fraction,
+    fraction=partial(sglang_0510_fraction, graphs=_GRAPHS_0511),
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True),
 )
 _SGLANG_0514 = replace(
@@ -284,7 +280,7 @@ _SGLANG_0514 = replace(
     drafts_inside=True,
     own_prompt_graphs=_GRAPHS_0514,
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
-    fraction=sglang_0514_fraction,
+    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0514),
 )
 _SGLANG_0515 = replace(
     _SGLANG_0514,
@@ -293,7 +289,7 @@ _SGLANG_0515 = replace(
     date="2026-07",
     source="as sglang-0.5.14; graphs of prompts without torch.compile, not with latent attention",
     own_prompt_graphs=_GRAPHS_0515,
-    fraction=sglang_0515_fraction,
+    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0515),
 )
 _SGLANG_0517 = replace(
     _SGLANG_0515,
@@ -302,7 +298,7 @@ _SGLANG_0517 = replace(
     date="2026-08",
     source="as sglang-0.5.15; graphs of prompts beside LoRA and replicas that share experts",
     own_prompt_graphs=_GRAPHS_0517,
-    fraction=sglang_0517_fraction,
+    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0517),
 )
 _SGLANG_0518 = replace(
     _SGLANG_0517,
@@ -311,7 +307,7 @@ _SGLANG_0518 = replace(
     date="2026-08",
     source="as sglang-0.5.17; graphs of prompts with latent attention, too",
     own_prompt_graphs=_GRAPHS_0518,
-    fraction=sglang_0518_fraction,
+    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0518),
 )
 _SGLANG_0520 = replace(
     _SGLANG_0518,
@@ -322,7 +318,7 @@ _SGLANG_0520 = replace(
     "modelled: since 0.5.22 graphs to max_running_requests where that is stated, since 0.5.23 graphs of prompts to "
     "8,192 tokens with latent attention (srt/arg_groups/memory_hook.py)",
     own_prompt_graphs=_GRAPHS_0520,
-    fraction=sglang_0520_fraction,
+    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0520),
     asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True, keeps_largest=True),
     cases=(_sized(20, 4096, 48), _sized(20, 4096, 160, tp=4), *_SGLANG_0510.cases[2:]),
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
-from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
+from sim.serve.engines.kernel_facts import PromptGraphs
 from sim.serve.engines.record import Defaults, Server
 
 GIB = 2.0**30
@@ -40,76 +39,42 @@ def _fraction_left(server: Server, d: Defaults, graphs_mib: float = 0, drafts_mi
     return max(0.001, round((mib - reserved - drafts_mib) / mib, 3))  # less than nothing: SGLang does not start
 
 
-class _Graphs(NamedTuple):
-    """Beside and with what a release keeps prompts' graphs."""
-
-    drafts: bool = True
-    stages: bool = False
-    replicas: bool = False
-    latent: bool = True
-
-    def mib(self, server: Server, d: Defaults) -> float:
-        """MiB of the graphs: 8 for each size, with latent attention 1.5 GiB for all (SGLang 0.5.10 to 0.5.15,
-        srt/server_args.py, _handle_gpu_memory_settings; 0.5.20, arg_groups/memory_hook.py, reserve_for_graph_mb)."""
-        without = (server.drafts != "none" and not self.drafts) or (server.pp > 1 and not self.stages)
-        if without or (server.replicas > 1 and not self.replicas) or (server.latent and not self.latent):
-            return 0
-        return 1536 if server.latent else 8 * len(sglang_0510_prompt_sizes(d.max_batch_tokens, False))
+def _graphs_mib(server: Server, d: Defaults, graphs: PromptGraphs) -> float:
+    """MiB of prompts' graphs: 8 for each size, with latent attention 1.5 GiB for all (SGLang 0.5.10 to 0.5.15,
+    srt/server_args.py, _handle_gpu_memory_settings; 0.5.20, arg_groups/memory_hook.py, reserve_for_graph_mb)."""
+    without = (server.drafts != "none" and not graphs.drafts) or (server.pp > 1 and not graphs.stages)
+    if without or (server.replicas > 1 and not graphs.replicas) or (server.latent and not graphs.latent):
+        return 0
+    return 1536 if server.latent else 8 * len(graphs.sizes(d.max_batch_tokens, False))
 
 
-def sglang_0510_fraction(server: Server, d: Defaults) -> float:
-    """As `sglang_05_fraction`, with room for prompts' graphs, which are not kept beside drafts, and 4 GiB for drafts by
-    the model's own layer (SGLang 0.5.10, srt/server_args.py, _handle_gpu_memory_settings).
+def sglang_0510_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> float:
+    """As `sglang_05_fraction`, with 4 GiB for drafts by the model's own layer and room for prompts' graphs (SGLang
+    0.5.10, srt/server_args.py, _handle_gpu_memory_settings).
 
-    >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
-    >>> [sglang_0510_fraction(Server(80 * GIB, latent=latent), d) for latent in (False, True)]
+    >>> from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
+    >>> graphs, d = PromptGraphs(sglang_0510_prompt_sizes), Defaults(max_batch_tokens=8192, graphs_to=256)
+    >>> [sglang_0510_fraction(Server(80 * GIB, latent=latent), d, graphs) for latent in (False, True)]
     [0.83, 0.817]
-    >>> [sglang_0510_fraction(Server(80 * GIB, pp=pp, drafts=who), d) for pp, who in ((2, "none"), (1, "layer"))]
+    >>> [sglang_0510_fraction(Server(80 * GIB, pp=pp, drafts=x), d, graphs) for pp, x in ((2, "none"), (1, "layer"))]
     [0.834, 0.786]
-    """
-    return _fraction_left(server, d, _Graphs(drafts=False).mib(server, d), DRAFTS_0510_MIB[server.drafts])
-
-
-def sglang_0511_fraction(server: Server, d: Defaults) -> float:
-    """As `sglang_0510_fraction`, with prompts' graphs beside drafts, too (SGLang 0.5.11, srt/server_args.py,
-    _handle_piecewise_cuda_graph).
-
-    >>> sglang_0511_fraction(Server(80 * GIB, drafts="layer"), Defaults(max_batch_tokens=8192, graphs_to=256))
+    >>> sglang_0510_fraction(Server(80 * GIB, drafts="layer"), d, graphs._replace(drafts=True))
     0.78
     """
-    return _fraction_left(server, d, _Graphs().mib(server, d), DRAFTS_0510_MIB[server.drafts])
+    return _fraction_left(server, d, _graphs_mib(server, d, graphs), DRAFTS_0510_MIB[server.drafts])
 
 
-def sglang_0514_fraction(server: Server, d: Defaults) -> float:
-    """As `sglang_0511_fraction`, with nothing for drafts, whose weights and cache are part of the fraction (SGLang
+def sglang_0514_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> float:
+    """As `sglang_0510_fraction`, with nothing for drafts, whose weights and cache are part of the fraction (SGLang
     0.5.14, srt/server_args.py, _handle_gpu_memory_settings; srt/managers/scheduler.py, init_model_worker).
 
-    >>> sglang_0514_fraction(Server(80 * GIB, drafts="layer"), Defaults(max_batch_tokens=8192, graphs_to=256))
+    >>> from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
+    >>> graphs = PromptGraphs(sglang_0510_prompt_sizes, drafts=True)
+    >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
+    >>> sglang_0514_fraction(Server(80 * GIB, drafts="layer"), d, graphs)
     0.83
     """
-    return _fraction_left(server, d, _Graphs().mib(server, d))
-
-
-def sglang_0515_fraction(server: Server, d: Defaults) -> float:
-    """As `sglang_0514_fraction`, with graphs of prompts beside stages and none with latent attention (SGLang 0.5.15,
-    srt/server_args.py, _disable_breakable_cudagraph_if_incompatible)."""
-    return _fraction_left(server, d, _Graphs(stages=True, latent=False).mib(server, d))
-
-
-def sglang_0517_fraction(server: Server, d: Defaults) -> float:
-    """As `sglang_0515_fraction`, with graphs of prompts where replicas share experts, too (the same function)."""
-    return _fraction_left(server, d, _Graphs(stages=True, replicas=True, latent=False).mib(server, d))
-
-
-def sglang_0518_fraction(server: Server, d: Defaults) -> float:
-    """As `sglang_0517_fraction`, with graphs of prompts with latent attention, too (the same function)."""
-    return _fraction_left(server, d, _Graphs(stages=True, replicas=True).mib(server, d))
-
-
-def sglang_0520_fraction(server: Server, d: Defaults) -> float:
-    """As `sglang_0518_fraction`, without graphs of prompts beside stages (arg_groups/cuda_graph_hook.py,
-    apply_cuda_graph_compatibility)."""
-    return _fraction_left(server, d, _Graphs(replicas=True).mib(server, d))
+    return _fraction_left(server, d, _graphs_mib(server, d, graphs))
 
 
 def sglang_046_fraction(server: Server, d: Defaults) -> float:
