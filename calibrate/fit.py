@@ -353,7 +353,10 @@ def _report(base: Profile, found: Fit, out: Path) -> None:
             f"  ({counted(len(off), 'step')})"
         )
     if np.abs(np.expm1(found.held_out)).mean() > np.abs(np.expm1(found.before)).mean():
-        print(f"the fit makes steps that it did not see worse: keep {base.name}, fit fewer coefficients, or more steps")
+        print(
+            f"steps that the fit did not use are predicted worse with it: keep {base.name}, fit fewer coefficients, or "
+            "give more steps"
+        )
     print(f"wrote {out}; a step with it: stepsim run SCENARIO --set calibration={out}")
 
 

@@ -1,10 +1,11 @@
 """Count the instructions of the kernels that torch.compile makes of fused activations.
 
-    python tools/count_instructions.py [--capability 9.0]
+    python tools/count_instructions.py [--capability 9.0] [--only "swiglu backward"]
 
-Inductor writes a Triton kernel for each function, Triton compiles it for a GPU that need not be there, and NVIDIA's
-disassembler, which Triton brings along, lists its machine code. Printed for each kernel: instructions of a thread,
-divided by the elements that the thread handles. `sim.models.activation_facts` has these counts.
+Inductor writes Triton kernels for each function, Triton compiles them for a GPU that need not be there, and NVIDIA's
+disassembler, which Triton brings along, lists their machine code. Printed for each kernel: all threads' instructions
+for each element of the MLP's inner width, which has one number of gate and one of up. `sim.models.activation_facts` has
+these counts.
 
 Functions of `joined` gradients are those of Megatron-Core (core/fusions/fused_bias_swiglu.py, fused_bias_geglu.py,
 fused_bias_gelu.py): one matmul gives gate and up, and torch.cat joins their gradients. Inductor then computes each half
@@ -17,6 +18,7 @@ import argparse
 import contextlib
 import importlib.util
 import logging
+import math
 import re
 import subprocess
 import tempfile
@@ -100,15 +102,19 @@ def _slope(x: Tensor, t: Tensor) -> Tensor:
     return 0.5 * x * ((1 - t * t) * (0.79788456 + 0.1070322243 * x * x)) + 0.5 * (1 + t)
 
 
-GATED = {"swiglu": (swiglu, swiglu_backward), "geglu": (geglu, geglu_backward)}
-GATED |= {"quick_geglu": (quick_geglu, quick_geglu_backward)}
+# Forward, the backward as Megatron-Core writes it, and the one that autograd makes.
+GATED = {
+    "swiglu": (swiglu, swiglu_backward, swiglu_autograd),
+    "geglu": (geglu, geglu_backward, geglu_autograd),
+    "quick_geglu": (quick_geglu, quick_geglu_backward, quick_geglu_backward),
+}
 
 
 def cases() -> Iterator[tuple[str, Callable[..., object], tuple[Tensor, ...]]]:
     """Return functions with their inputs: g, gate, up [tokens, width], both [tokens, 2 width], weight [tokens, 1]."""
     g, gate, up = (torch.randn(TOKENS, WIDTH, dtype=torch.bfloat16) for _ in range(3))
     both, weight, bias = torch.cat((gate, up), -1), torch.rand(TOKENS, 1), gate[0].clone()
-    for name, (ahead, back) in GATED.items():
+    for name, (ahead, back, by_autograd) in GATED.items():
 
         def joined(g: Tensor, y: Tensor, back: Callable[..., Gated] = back) -> Tensor:
             return torch.cat(back(g, *y.chunk(2, -1)), -1)
@@ -123,11 +129,10 @@ def cases() -> Iterator[tuple[str, Callable[..., object], tuple[Tensor, ...]]]:
             return joined(g * w, y).to(y.dtype), of_weight
 
         yield name, ahead, (gate, up)
+        yield f"{name} backward", by_autograd, (g, gate, up)
         yield f"{name} backward, joined", joined, (g, both)
         yield f"{name}, weighted", weighted, (both, weight)
         yield f"{name} backward, weighted", weighted_back, (g, both, weight)
-    yield "swiglu backward, by autograd", swiglu_autograd, (g, gate, up)
-    yield "geglu backward, by autograd", geglu_autograd, (g, gate, up)
     yield "gelu with bias", lambda y, b: gelu(y + b), (gate, bias)
     yield "gelu with bias, backward", lambda g, y, b: gelu_backward(g, y + b), (g, gate, bias)
 
@@ -163,7 +168,7 @@ def kernels_of(function: Callable[..., object], inputs: tuple[Tensor, ...]) -> l
 
 
 def instructions(name: str, source: str, target: Any, folder: Path) -> float:
-    """Return the instructions of a thread for each element that it handles."""
+    """Return the instructions of all threads for each element of the inner width."""
     import triton
     from triton.compiler import ASTSource
 
@@ -189,7 +194,8 @@ def instructions(name: str, source: str, target: Any, folder: Path) -> float:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     listed = subprocess.run([tool, "-c", binary], capture_output=True, text=True, check=True).stdout
     counted = [op for op in INSTRUCTION.findall(listed) if not op.startswith(NOT_COUNTED)]
-    return len(counted) * 32 * warps / elements
+    handled = math.prod(int(size) for size in re.findall(r"^    (?:xnumel|r0_numel) = (\d+)$", source, re.MULTILINE))
+    return len(counted) * 32 * warps / elements * handled / (TOKENS * WIDTH)
 
 
 def main() -> None:
@@ -199,13 +205,17 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--capability", default="9.0", help="compute capability of the GPU (default: 9.0)")
-    capability = int(parser.parse_args().capability.replace(".", ""))
+    parser.add_argument("--only", default="", metavar="NAME", help="functions whose name begins so (default: all)")
+    args = parser.parse_args()
+    capability = int(args.capability.replace(".", ""))
     logging.disable(logging.ERROR)  # that the kernels cannot run here
     warnings.simplefilter("ignore")
     target = GPUTarget("cuda", capability, 32)
     driver.set_active(_NoDriver(target))
     with tempfile.TemporaryDirectory() as folder:
         for name, function, inputs in cases():
+            if not name.startswith(args.only):
+                continue
             counts = [instructions(*kernel, target, Path(folder)) for kernel in kernels_of(function, inputs)]
             print(f"{name:34s} {', '.join(f'{count:.1f}' for count in counts)}")
 

@@ -292,8 +292,8 @@ BLACKWELL_MEMORY: Coefficients = {
 _LIKE_A100 = "assumption: as FlashAttention-2's published on A100; the points are forwards"
 PCIE_ATTENTION: Coefficients = {"attention_backward_share": (0.85, _LIKE_A100)}
 _NARROW_HEADS = (
-    "0.656 of heads of 128, as in the measured prefill kernels of this file: the median of 342 pairs of calls of at "
-    "least 2,048 tokens on B200, GB200, B300 and GB300; the backward likewise (assumption)"
+    "0.656 of heads of 128: measured prefill kernels of B200, GB200, B300 and GB300 profiles, the median of four "
+    "medians, 342 pairs of calls (tools/narrow_heads.py); the backward likewise (assumption)"
 )
 B200_FLASH = {"attention_efficiency_64": (0.436, _NARROW_HEADS)} | _flash(
     "attention", (0, 0.665, 0.373), 79, 0.637, _CUDNN

@@ -41,7 +41,11 @@ def precision_aware(e: Emission) -> dict[str, Any]:
     t = e.training
     aware = t.master_weights == REMAINDERS
     moments = ("fp32", "bf16") if aware else ("fp32",)
-    e.has_only("training.optimizer_dtype", moments, "flags are written for fp32 moments only, but beside remainders")
+    e.has_only(
+        "training.optimizer_dtype",
+        moments,
+        "flags for other moments are written only with training.master_weights: remainders",
+    )
     if t.param_dtype != "fp32":
         e.has_only("training.master_weights", (None, REMAINDERS), "keeps an fp32 master copy")
     own = {"exp-avg-dtype": t.optimizer_dtype, "exp-avg-sq-dtype": t.optimizer_dtype}

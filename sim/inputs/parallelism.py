@@ -87,8 +87,8 @@ class Parallelism(UserInput):
     )
     backward_prefetch: bool = Field(
         default=True,
-        description="zero 3 with torch's first FSDP: a backward gathers a layer beside the layer before; false: as the "
-        "layer's own begins",
+        description="zero 3 with torch's first FSDP: a layer is gathered during the backward of the layer that runs "
+        "before it; false: when its own backward begins",
     )
     accumulate_unsharded: bool = False
     all_reduce_once: bool = Field(

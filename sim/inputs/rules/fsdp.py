@@ -9,10 +9,10 @@ from sim.models.frameworks.records import framework_of
 
 
 def torch_fsdp(sections: Sections, t: Training) -> Problems:
-    """Of frameworks with an FSDP of torch, of which the first one alone may gather a layer as its backward begins."""
+    """Refuse another FSDP than the framework can have, and gathers without prefetch where it is not torch's first."""
     p, own = sections.parallelism, framework_of(t).zero.fsdp_version
     if p.fsdp_version is not None and own != 2 and p.fsdp_version != own:
-        found = "torch's first FSDP alone" if own else "an own sharding, not torch's FSDP"
+        found = "torch's first FSDP alone" if own else "a sharding of its own, not torch's FSDP"
         yield ("parallelism", "fsdp_version"), f"found {p.fsdp_version}; framework {t.framework} has {found}"
     if p.zero == 3 and not p.backward_prefetch and (p.fsdp_version or own) != 1:
         needed = "found false; needs torch's first FSDP: parallelism.fsdp_version 1, or framework composer"

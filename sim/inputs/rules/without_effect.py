@@ -114,7 +114,7 @@ def _fsdp_version(s: Layout) -> str:
 
 
 def _backward_prefetch(s: Layout) -> str:
-    """Of the backward's gathers, where there are some beside something."""
+    """Say why `backward_prefetch` has no effect: the backward gathers nothing, or nothing runs beside its gathers."""
     p = s.parallelism
     if (why := _only_with_zero(3)(s)) or not p.reshard_after_forward:
         return why or "with reshard_after_forward false, where no backward gathers"

@@ -268,7 +268,7 @@ class Framework(Struct, frozen=True):
     splits_experts_over_tp: bool = False
     """experts are split over tp unless `expert_tp` is given; a warning says so [training/arguments.py]"""
     needs_sp_for_experts: bool = False
-    """a layer with experts ends a training with tp above 1 and without sp; a warning says so
+    """a layer with experts raises an error with tp above 1 and sp false, of which a scenario's warning tells
     [core/transformer/moe/moe_layer.py: MoELayer.forward]"""
     runs_experts_apart: bool = False
     """experts can be modules of their own that run one after another (`training.moe_grouped_gemm` false)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from math import hypot
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +22,7 @@ from topology.presets import GPUS
 
 SWIGLU = ACTIVATIONS["swiglu"].compiled
 MOE = "mixtral-8x7b"
+TOOL = Path(__file__).parents[3] / "tools" / "count_instructions.py"
 
 
 def instructions(scenario: Scenario) -> dict[str, float]:
@@ -48,6 +53,23 @@ def instructions(scenario: Scenario) -> dict[str, float]:
 def test_a_framework_that_compiles_its_activation(framework: str, model: str, expected: dict[str, float]) -> None:
     scenario = scenario_with({"framework": framework, "seq_len": 512, "global_batch_size": 8}, None, model)
     assert instructions(scenario) == pytest.approx(expected)
+
+
+def test_the_record_has_what_the_tool_counts() -> None:
+    """In machine code that Triton makes here, for a GPU that is not here."""
+    pytest.importorskip("triton")
+    pytest.importorskip("torch", minversion="2.11")  # Inductor of other releases may write other kernels
+    command = [sys.executable, str(TOOL), "--only", "swiglu"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = dict(re.split(r"  +", line) for line in printed)
+    counts = {name: [float(x) for x in numbers.split(", ")] for name, numbers in found.items()}
+    assert counts == {
+        "swiglu": pytest.approx([SWIGLU.forward], rel=0.05),
+        "swiglu backward": pytest.approx([SWIGLU.backward], rel=0.05),
+        "swiglu backward, joined": pytest.approx([SWIGLU.joined], rel=0.05),
+        "swiglu, weighted": pytest.approx([SWIGLU.weighted], rel=0.05),
+        "swiglu backward, weighted": pytest.approx([SWIGLU.joined_weighted, SWIGLU.of_weight], rel=0.05),
+    }
 
 
 def test_megatron_before_torch_2_2_is_not_counted() -> None:

@@ -333,7 +333,7 @@ def test_a_word_about_experts_that_megatron_would_not_train() -> None:
     def said(model: dict[str, Any], framework: str, **parallelism: Any) -> list[str]:
         return [note for note in make(model, {"framework": framework}, **parallelism).warnings if ".sp:" in note]
 
-    words = "parallelism.sp: false; framework megatron itself refuses to train experts with tp above 1 so"
+    words = "parallelism.sp: false; framework megatron itself refuses to train experts with tp above 1 without sp"
     assert said(moe, "megatron", tp=2) == [words]
     assert said(moe, "megatron", tp=2, sp=True) == said(moe, "megatron") == said(moe, "eager", tp=2) == []
     assert said(LLAMA, "megatron", tp=2) == []
