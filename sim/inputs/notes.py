@@ -302,7 +302,8 @@ def _experts_without_sp_note(sections: Sections) -> Iterator[str]:
     if t is None or sections.model.moe is None or p.tp == 1 or p.sp:
         return
     if framework_of(t).needs_sp_for_experts:
-        yield f"parallelism.sp: false; framework {t.framework} itself refuses to train experts with tp above 1 without sp"
+        refused = "itself refuses to train experts with tp above 1 without sp"
+        yield f"parallelism.sp: false; framework {t.framework} {refused}"
 
 
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:

@@ -253,7 +253,7 @@ def test_each_of_a_few_rows_is_predicted_by_a_fit_to_the_others(capsys: pytest.C
     worse = replace(found, held_out=2 * found.before)
     for one, said in ((worse, True), (replace(found, held_out=found.before / 2), False)):
         _report(base, one, Path("mine.json"))
-        assert ("worse: keep" in capsys.readouterr().out) is said
+        assert ("worse with it: keep" in capsys.readouterr().out) is said
 
 
 def test_groups_are_held_out_whole() -> None:
