@@ -22,6 +22,7 @@ from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
+from sim.convert.serving_sampling import sampling_of
 from sim.convert.serving_tiers import tiers_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
@@ -54,11 +55,13 @@ class _Server(Struct, frozen=True):
 
 class _Benchmark(_Server, frozen=True, kw_only=True):
     """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
-    middle; `ratio`: where it begins, if no flag says it. `note`: for the reader of the scenario."""
+    middle; `ratio`: where it begins, if no flag says it. `temperature`: of its requests, if no flag says it; None: the
+    server's. `note`: for the reader of the scenario."""
 
     defaults: dict[str, int]
     range_ends_at_length: bool = False
     ratio: float = 0.0
+    temperature: float | None = 0.0
     note: str = ""
 
 
@@ -112,7 +115,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     for _, one in servers:
         one.taken |= {"model", "longest"}
     left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
-    inference["requests"], left = _with_requests(s, words, left)
+    requests, left = _with_requests(s, words, left, engine)
+    inference |= requests
     if limit is not None and (beyond := of_limit(inference)):
         s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
     sections = {"model": as_model(model), "inference": inference, **({} if with_roles else {"parallelism": layout})}
@@ -147,18 +151,19 @@ def _model(s: Settings, machine: Machine) -> str:
     return model
 
 
-def _with_requests(s: Settings, words: list[str], left: set[str]) -> tuple[dict[str, Any], set[str]]:
-    """The benchmark's requests, and flags that neither it nor the servers (`left`) know."""
+def _with_requests(s: Settings, words: list[str], left: set[str], engine: str) -> tuple[dict[str, Any], set[str]]:
+    """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know."""
     names = _names()
     benchmark = _first(words, names.benchmarks)
     if benchmark is None:
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
-        return _requests(Settings(s.file, {}), names.benchmarks["vLLM"]), left
+        return {"requests": _requests(Settings(s.file, {}), names.benchmarks["vLLM"])}, left
     which, of_benchmark = benchmark
     b = _settings(s.file, of_benchmark, names.benchmarks[which])
     said = (names.benchmarks[which].note, _of_dataset(str(b.values.get("dataset", "random"))))
     s.notes += filter(None, said)
-    requests = _requests(b, names.benchmarks[which])
+    sampling = sampling_of(b, s, engine, names.benchmarks[which].temperature)
+    requests = without_none({"sampling": sampling, "requests": _requests(b, names.benchmarks[which])})
     server = _first(words, names.servers)
     if server is not None and server[1] == of_benchmark:  # one that starts the engine has its flags too
         return requests, left & {*b.left()}

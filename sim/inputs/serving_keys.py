@@ -1,4 +1,4 @@
-"""Keys of `inference` with keys of their own: tiers of the cache, autoscaling, LoRA adapters, offloaded weights."""
+"""Keys of `inference` with keys of their own: the cache's tiers, autoscaling, adapters, sampling, offloaded weights."""
 
 from __future__ import annotations
 
@@ -86,6 +86,16 @@ class ServedLora(UserInput):
     def places(self) -> int:
         """Adapters on a GPU at once."""
         return self.adapters if self.max_loras is None else min(self.max_loras, self.adapters)
+
+
+class Sampling(UserInput):
+    """How a token is chosen out of the logits; names are those of engines' requests. Presence and frequency penalties
+    take what `repetition_penalty` takes."""
+
+    temperature: float = Field(default=1.0, ge=0, le=1e6, description="0: the largest logit")
+    top_k: int | None = Field(default=None, ge=1, le=1_000_000_000, description="null: all tokens")
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    repetition_penalty: float = Field(default=1.0, gt=0, le=1e6)
 
 
 class WeightOffload(UserInput):

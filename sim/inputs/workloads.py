@@ -12,7 +12,7 @@ from sim.core.quantization import Quantization
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
-from sim.inputs.serving_keys import Autoscaling, Eplb, ExpertGpus, ServedLora, Tiers, WeightOffload
+from sim.inputs.serving_keys import Autoscaling, Eplb, ExpertGpus, Sampling, ServedLora, Tiers, WeightOffload
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.engines import ENGINE_FILES, ENGINES
 from sim.serve.engines.record import DecodeAttention, Defaults, Drafts
@@ -224,6 +224,7 @@ class Inference(UserInput):
     autoscaling: Autoscaling | None = Field(
         default=None, description="how many of the dp replicas, or of each pool's, are on"
     )
+    sampling: Sampling | None = Field(default=None, description="how tokens are chosen; null: the largest logit's")
     lora: ServedLora | None = Field(default=None, description="adapters of which each request uses one")
     weight_offload: WeightOffload | None = Field(default=None, description="weights in host memory, copied as needed")
     speculative: Speculative | None = Field(default=None, description="a draft, whose tokens are checked")

@@ -153,10 +153,17 @@ def _places_bytes(costs: IterationCosts, stage: StageLayers) -> float:
 
 
 def buffer_bytes(
-    d: ServingDims, specs: tuple[LayerSpec, ...], stage: StageLayers, tokens: int, samples: int, longest: int = 0
+    d: ServingDims,
+    specs: tuple[LayerSpec, ...],
+    stage: StageLayers,
+    tokens: int,
+    samples: int,
+    longest: int = 0,
+    draws: bool = False,
 ) -> float:
     """The most that an iteration of `tokens` holds beside weights and cache: the residual stream and its sum, and the
-    widest of what attention or the MLP make of it; at the head the logits and their fp32 copy.
+    widest of what attention or the MLP make of it; at the head the logits, their fp32 copy, and what choosing tokens
+    out of them holds where tokens are drawn, or room for that is kept (`Engine.room_for`).
 
     Unfused attention holds scores and probabilities of all its tokens against `longest` keys besides."""
     m = d.model
@@ -168,7 +175,8 @@ def buffer_bytes(
         heads = max(m.heads, (m.full_attention.heads if m.full_attention else None) or 0)
         layer += 2 * tokens * longest * ceil_div(heads, d.tp) * d.act_bytes
     gathered = d.head_tp // d.tp or 1  # replicas whose logits every rank has
-    logits = samples * d.vocab * d.tp * (gathered * d.act_bytes + 4.0) if stage.head else 0.0
+    each = gathered * d.act_bytes + 4.0 + (d.sampler.held_bytes(samples) if draws or d.sampling else 0.0)
+    logits = samples * d.vocab * d.tp * each if stage.head else 0.0
     return max(layer, tokens * d.stream_width * d.act_bytes + logits)
 
 
@@ -259,6 +267,32 @@ def _for_all(scenario: Scenario, weights: tuple[float, ...]) -> bool:
     return one_by_one and any(own > memory for own in weights)
 
 
+def _samples(scenario: Scenario, sequences: int, requests: Items[Request]) -> int:
+    """Of `sequences` that may run, the most that choose a token in an iteration."""
+    samples = min(sequences, len(requests))
+    if engine_of(scenario.for_serving.engine).activations_outside:  # which sets nothing aside for more than run
+        samples = min(samples, ceil_div(len(requests), scenario.parallelism.dp))
+    return samples
+
+
+def _buffers(scenario: Scenario, costs: IterationCosts, requests: Items[Request], samples: int) -> tuple[float, ...]:
+    """Bytes on each stage of the tensors of the iteration that has room beside the cache (`Engine.room_for`), in which
+    `samples` sequences choose a token where the requests decide; a static batch is computed in one."""
+    i, d, dp = scenario.for_serving, costs.dims, scenario.parallelism.dp
+    prompts, prompt = sum(r.prompt_tokens for r in requests), max(r.prompt_tokens for r in requests)
+    most = tokens = iteration_tokens(i, requests)
+    room = engine_of(i.engine).room_for if i.batching == "continuous" else "requests"
+    if i.batching == "static":
+        tokens = ceil_div(prompts, dp)
+    elif room == "requests":
+        tokens = min(most, prompts + len(requests))
+    elif room == "limits":
+        samples = min(i.max_running_requests, most)
+    passing = keys_on_their_way(d, costs.attentions, prompt)
+    sizes = ceil_div(tokens, d.cp), samples, prompt, room == "limits"
+    return tuple([buffer_bytes(d, costs.specs, s, *sizes) + passing for s in costs.stages])
+
+
 def cache_capacity(
     scenario: Scenario, costs: IterationCosts, requests: Items[Request], held_bytes: float = 0.0
 ) -> Capacity:
@@ -279,15 +313,9 @@ def cache_capacity(
     reserve = max(longest, d.model.max_positions if d.model.max_positions > 1 else 0) if contiguous else 0
     block = i.kv_cache.block_tokens
     static = i.batching == "static"
-    sequences = -(-len(requests) // scenario.parallelism.dp) if static else i.max_running_requests
-    prompts = sum(r.prompt_tokens for r in requests)
-    most = iteration_tokens(i, requests)
-    tokens = -(-prompts // scenario.parallelism.dp) if static else min(most, prompts + len(requests))
-    prompt, samples = max(r.prompt_tokens for r in requests), min(sequences, len(requests))
-    if engine_of(i.engine).activations_outside:  # which sets nothing aside for more than run
-        samples = min(samples, ceil_div(len(requests), scenario.parallelism.dp))
-    own_tokens, passing = ceil_div(tokens, d.cp), keys_on_their_way(d, costs.attentions, prompt)
-    buffers = tuple(buffer_bytes(d, costs.specs, s, own_tokens, samples, prompt) + passing for s in costs.stages)
+    sequences = ceil_div(len(requests), scenario.parallelism.dp) if static else i.max_running_requests
+    samples = _samples(scenario, sequences, requests)
+    buffers = _buffers(scenario, costs, requests, samples)
     weights = tuple(weight_bytes(d, costs.specs, s) + _places_bytes(costs, s) for s in costs.stages)
     if costs.afd is not None:  # other GPUs have them
         weights = tuple([w - routed_bytes(d, costs.specs, s) for w, s in zip(weights, costs.stages, strict=True)])

@@ -285,6 +285,7 @@ def test_inference_defaults() -> None:
         "eplb": None,
         "afd": None,
         "lora": None,
+        "sampling": None,
         "weight_offload": None,
         "engine": "bundled",
         "decode_attention": None,

@@ -30,6 +30,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _speculative,
         _autoscaling,
         _lora,
+        _sampling,
         _afd,
     ):
         yield from rule(sections, inference)
@@ -270,6 +271,16 @@ def _lora(sections: Sections, inference: Inference) -> Problems:
     if inference.batching == "static" and lora.places < lora.adapters:
         why = "a static batch starts all requests at once and so needs all adapters on the GPU; allowed: null"
         yield (*path, "max_loras"), f"found {lora.max_loras}; {why}"
+
+
+def _sampling(sections: Sections, inference: Inference) -> Problems:
+    """Tokens are drawn on engines whose sampler was read."""
+    asked, engine = inference.sampling, engine_of(inference.engine)
+    if asked is None or engine.sampler.filters is not None:
+        return
+    able = [name for name, one in ENGINES.items() if one.sampler.filters is not None]
+    why = f"engine {inference.engine} is simulated with the choice of the largest logit alone; leave it out, or use"
+    yield ("inference", "sampling"), f"{why} {', '.join(able)}"
 
 
 def _afd(sections: Sections, inference: Inference) -> Problems:

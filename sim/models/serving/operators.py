@@ -20,15 +20,18 @@ from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, Program
 from sim.core.quantization import Quantization, Quantizing
+from sim.core.sampler import Sampler
 from sim.models.attention import Core, unfused_core
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
 from sim.models.score_kernels import ScorePass
+from sim.models.serving.sampling import chosen_tokens
 from sim.models.streams import Streams, streams_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
+    from sim.inputs.serving_keys import Sampling
     from sim.models.layers.matrix import Matrix
 
 OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied in 8 bits (arXiv 2208.07339, section 1)
@@ -73,8 +76,9 @@ class ServingDims(Struct, frozen=True):
     ones; `fused_attention`: attention is one kernel, else two batched matmuls with a softmax between them;
     `grouped_decode`: that of single tokens reads a KV head once, else once for each of its query heads; `group_reads`:
     the part of these further reads that comes from memory; `any_group`: once for however many query heads;
-    `fp32_logits`: tokens are chosen out of a copy of the logits in fp32; `fp32_states`: so are states kept, unless the
-    model says their dtype; `index_dtype`: dtype of an indexer's scores, 8 bits where the GPU multiplies them;
+    `sampler`: the kernels that choose tokens, `sampling`: how they choose (None: the largest logit); `fp32_states`:
+    states are kept in fp32, unless the model says their dtype; `index_dtype`: dtype of an indexer's scores, 8 bits
+    where the GPU multiplies them;
     `gathers`: ranks that share experts get the tokens of all, and `sums`: the sums of all their results; `prompt_sums`:
     whether all-reduces gather tokens where prompts are among them (`prompts`), and sum up experts' results;
     `quantizing`: what writes the few bits that the next matmul of a dense layer reads, so that no kernel of its own
@@ -105,7 +109,8 @@ class ServingDims(Struct, frozen=True):
     grouped_decode: bool = True
     group_reads: float = 1.0
     any_group: bool = True
-    fp32_logits: bool = False
+    sampler: Sampler = Sampler()
+    sampling: Sampling | None = None
     fp32_states: bool = False
     index_dtype: str = "bf16"
     gathers: bool = False
@@ -275,11 +280,10 @@ def embedding_tokens(d: ServingDims, tokens: int) -> Program:
 
 
 def head_samples(d: ServingDims, samples: int) -> Program:
-    """Final norm, logits and greedy choice for the last token of `samples` sequences; weights and logits have 16 bits
-    in every format. Every rank of tp chooses out of all logits, of an engine with `fp32_logits` out of their copy in
-    fp32, which it makes first. The ranks of several replicas that split the output matrix gather the hidden states, and
-    then the logits, of all replicas' samples, and keep their own (SGLang, srt/layers/logits_processor.py:
-    do_tensor_parallel_all_gather_dp_attn).
+    """Final norm, logits and the choice of the last token of `samples` sequences; weights and logits have 16 bits in
+    every format. Every rank of tp chooses out of all logits (`sim.models.serving.sampling`). The ranks of several
+    replicas that split the output matrix gather the hidden states, and then the logits, of all replicas' samples, and
+    keep their own (SGLang, srt/layers/logits_processor.py: do_tensor_parallel_all_gather_dp_attn).
     """
     n, elements = samples * d.vocab, samples * d.vocab * d.tp
     act = d.act_bytes
@@ -301,9 +305,4 @@ def head_samples(d: ServingDims, samples: int) -> Program:
         items.append(gemm("output", F, samples, d.vocab, d.model.hidden, d.act))
         if d.tp > 1:
             items.append(collective("logits_gather", "all_gather", n * d.tp * act, F))
-    size = act
-    if d.fp32_logits and size < FP32_BYTES:
-        items.append(memory_op("logits_fp32", F, "cast", elements, elements * (size + FP32_BYTES), d.act))
-        size = FP32_BYTES
-    items.append(memory_op("sample", F, "softmax", elements, elements * size, d.act))
-    return tuple(items)
+    return (*items, *chosen_tokens(d.sampler, d.sampling, samples, d.vocab * d.tp, act, d.act))

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from sim.core.quantization import Quantizing
+from sim.core.sampler import Sampler
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, PromptGraphs, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
+RoomFor = Literal["requests", "tokens", "limits"]
 Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
 
 
@@ -173,7 +175,12 @@ class Engine:
     any_group: bool = fact(
         True, "grouped decode reads a KV head once for any number of query heads; else for up to 32, as was measured"
     )
-    fp32_logits: bool = fact(False, "tokens are chosen out of a copy of the logits in fp32")
+    room_for: RoomFor = fact(  # noqa: RUF009  a Literal
+        "requests",
+        "the iteration whose tensors have room beside the cache: the largest that the requests need, one of as many "
+        "tokens as the limits allow, or also of as many sequences, which draw a token each",
+    )
+    sampler: Sampler = fact(Sampler(), "how tokens are chosen out of logits")  # noqa: RUF009  a tuple
     reserved_output: float = fact(
         0.0,
         "a request enters once the cache has room for all that it will write, and this share of what those that run "

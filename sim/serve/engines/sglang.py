@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from functools import partial
 
+from sim.core.sampler import Sampler
 from sim.serve.engines.graph_sizes import (
     AskedGraphs,
     of_sequences,
@@ -98,7 +99,8 @@ _SGLANG_04 = Engine(
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_04_drafting_sizes, sequences=True, extends=False),
     own_all_reduces=CUSTOM,
     latents=_LATENTS,
-    fp32_logits=True,  # srt/layers/logits_processor.py: `logits.float()`
+    # srt/layers/logits_processor.py: `logits.float()`; srt/layers/sampler.py, srt/sampling/penaltylib (its penalties)
+    sampler=Sampler("always", "rejection_at_once", "multinomial", "matrix"),
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=64,  # srt/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.core.quantization import Quantizing
+from sim.core.sampler import Sampler
 from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
 from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, SummedNorms
@@ -16,7 +17,7 @@ from sim.serve.engines.record import Defaults, Engine
 _TRTLLM_FREE = Defaults(memory_fraction=1.0, free_fraction=0.9, block_tokens=64, chunked_prefill=False)
 _TRTLLM_LIMITS = _TRTLLM_FREE._replace(max_running_requests=2048)
 
-# `fp32_logits`: models/modeling_utils.py, logits_dtype float32; 1.0, _torch/modules/logits_processor.py.
+# `sampler`: its logits, models/modeling_utils.py, logits_dtype float32; 1.0, _torch/modules/logits_processor.py.
 _VOCAB_MULTIPLE = 1  # tensorrt_llm/_utils.py, pad_vocab_size: to a multiple of the ranks
 
 # _torch/models/modeling_deepseekv3.py, modeling_gpt_oss.py, modeling_qwen3_moe.py: AllReduceFusionOp.RESIDUAL_RMS_NORM
@@ -63,7 +64,8 @@ _TRTLLM_08 = Engine(
     fp8_cache=True,
     experts_speed=FP8_EXPERTS,
     any_group=False,  # whose kernels were measured: none of XQA's beyond
-    fp32_logits=True,
+    sampler=Sampler("always"),
+    room_for="limits",  # of an engine that TensorRT has built
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_TRTLLM_LIMITS._replace(chunked_prefill=True),
@@ -103,7 +105,8 @@ _TRTLLM_1 = Engine(
     all2all=("allgather_reducescatter", "deepep"),
     reads_checkpoint=True,
     any_group=False,
-    fp32_logits=True,
+    sampler=Sampler("always"),
+    room_for="tokens",  # _torch/pyexecutor/_util.py, _create_dummy_context_requests: prompts as long as can be
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
@@ -126,7 +129,8 @@ RECORDS = (
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,
-        fp32_logits=True,
+        sampler=Sampler("always"),
+        room_for="limits",
         splits_experts=True,
         vocab_multiple=_VOCAB_MULTIPLE,
         defaults=_TRTLLM_FREE._replace(free_fraction=0.85),

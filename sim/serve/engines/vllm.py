@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.core.quantization import Quantizing
+from sim.core.sampler import Sampler
 from sim.serve.engines.graph_sizes import (
     AskedGraphs,
     vllm_014_drafting_tokens,
@@ -57,7 +58,15 @@ _WATERMARK = 0.01  # core/block_manager.py
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
 _DRAFTING_WHOLE = Case({"chunked_prefill": False}, drafting=True)  # use_spec_decode, in the same lines
 
-# `fp32_logits`: model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`.
+# model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`. V1 has FlashInfer's
+# kernels until 0.11.0 where it is installed (here: it is not), and by default since 0.21 (envs.py,
+# VLLM_USE_FLASHINFER_SAMPLER); Triton's since 0.17 (v1/sample/ops/topk_topp_triton.py). The second model runner's
+# sampler (v1/worker/gpu/sample) is most models' since 0.25.
+_SAMPLER_V0 = Sampler("always", "sort", "exponential", "bins", probabilities=True)
+_SAMPLER_V1 = _SAMPLER_V0._replace(probabilities=False)
+_SAMPLER_17 = _SAMPLER_V1._replace(filters="pivots")
+_SAMPLER_21 = _SAMPLER_V1._replace(filters="rejection")
+_SAMPLER_28 = Sampler("draws", "rejection", "gumbel", "counts")
 _FIRST_VLLM = Engine(
     "vllm-0.2",
     "vLLM",
@@ -78,7 +87,8 @@ _FIRST_VLLM = Engine(
     sized_tokens=2560,
     watermark=_WATERMARK,
     latents=_LATENTS_09,
-    fp32_logits=True,
+    room_for="limits",  # worker/worker.py, profile_num_available_blocks: draws with top-p and top-k
+    sampler=_SAMPLER_V0,
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -108,7 +118,8 @@ _VLLM_05 = Engine(
     own_all_reduces=CUSTOM,
     watermark=_WATERMARK,
     latents=_LATENTS_09,
-    fp32_logits=True,
+    room_for="limits",
+    sampler=_SAMPLER_V0,
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -168,7 +179,8 @@ _VLLM_09 = Engine(
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     all2all=("naive", "deepep"),  # envs.py, VLLM_ALL2ALL_BACKEND; DeepEP: pull request 18434
     layer_groups=True,  # v1/core/kv_cache_utils.py: _get_kv_cache_groups_uniform_page_size
-    fp32_logits=True,
+    room_for="limits",  # v1/worker/gpu_model_runner.py, profile_run: _dummy_run, _dummy_sampler_run
+    sampler=_SAMPLER_V1,
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -226,6 +238,7 @@ _VLLM_19 = replace(
     " since 0.20 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
     " the cache (pull request 38284): simulated as 0.9 without them",
     host=hosts(V1_24),
+    sampler=_SAMPLER_17,
     latent_blocks=_BLOCKS_19,
     overlaps_stages=True,
     may_overlap_drafting=True,
@@ -245,6 +258,7 @@ _VLLM_28 = replace(
     " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
     " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
     host=hosts(V1_32),
+    sampler=_SAMPLER_28,
     overlaps_drafting=(True, True),
     # VLLM_MOE_SKIP_PADDING, on since 0.28 in the second model runner (v1/worker/gpu), which 0.28 has for some
     # models' code and 0.30 for all; not in fused_moe/router/grouped_topk_router.py.
@@ -310,7 +324,23 @@ RECORDS = (
     _VLLM_09,
     _VLLM_11,
     _VLLM_14,
+    replace(
+        _VLLM_14,
+        name="vllm-0.17",
+        since=(0, 17),
+        date="2026-03",
+        source="as vllm-0.14; a Triton kernel applies top-k and top-p (v1/sample/ops/topk_topp_triton.py)",
+        sampler=_SAMPLER_17,
+    ),
     _VLLM_19,
+    replace(
+        _VLLM_19,
+        name="vllm-0.21",
+        since=(0, 21),
+        date="2026-05",
+        source="as vllm-0.19; FlashInfer's sampling by default (envs.py, VLLM_USE_FLASHINFER_SAMPLER)",
+        sampler=_SAMPLER_21,
+    ),
     _VLLM_28,
     replace(
         _VLLM_28,

@@ -88,6 +88,7 @@ def draft_of(scenario: Scenario) -> tuple[Scenario, tuple[LayerSpec, ...] | None
     if given.speculative is None:
         return None
     alone = {"speculative": None, "weight_offload": None, "two_batch_overlap": False, "engine": "bundled", "lora": None}
+    alone["sampling"] = None  # drafts are the largest logit's
     inference = given.model_copy(update=alone)
     model, specs, layout = given.speculative.draft, None, {"ep": 1, "expert_tp": 1}
     if model is None:

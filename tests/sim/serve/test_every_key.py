@@ -92,6 +92,7 @@ SECTION: dict[str, list[Any]] = {
     "eplb": [{}],
     "speculative": [{"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}}],
     "weight_offload": [{"cpu_bytes": 10**7}],
+    "sampling": [{"temperature": 0.6, "top_p": 0.9}],
     "lora": [{"adapters": 4, "rank": 8}],
     "afd": [{"expert_gpus": 2}],
     "disaggregated": [{"prefill": {"replicas": 1}, "decode": {"replicas": 1}}],

@@ -47,7 +47,8 @@ def starting(engine: str, limit: int | None, tokens: float, window: int | None =
         model["window"] = window
 
     def served(memory_bytes: float) -> ServingSimulation:
-        own = {"engine": engine, "max_request_tokens": limit, "kv_cache": {"memory_fraction": 0.5}}
+        limits = {"max_request_tokens": limit, "max_running_requests": 64, "max_batch_tokens": 8192}
+        own = {"engine": engine, **limits, "kv_cache": {"memory_fraction": 0.5}}
         return simulate_serving(serving(own, model, gpu={"memory_bytes": memory_bytes}))
 
     c = served(80e9).capacity
