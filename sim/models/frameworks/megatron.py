@@ -85,6 +85,7 @@ MEGATRON = Framework(
     fuses_adapter_sum=True,
     fuses_latent_rope=True,
     assembles_in_latent_rope=True,
+    joins_norms=True,
     norm_kernel=TRANSFORMER_ENGINE,
     rope_clocks=(0.5, 0.57),  # queries and keys of Llama 3 8B on an H100 (scenarios/measured/gpu_megatron)
     norm_backward_accesses=3,
@@ -146,6 +147,7 @@ MEGATRON = Framework(
             "2024-01",
             {
                 "compiles_activation": False,  # torch.jit.script before torch 2.2
+                "joins_norms": False,
                 "norm_kernel": "",
                 "copies_split_projection": False,
                 # `check_for_nan_in_loss_and_grad` is of the autumn of 2023.
