@@ -59,6 +59,7 @@ MEGATRON_ZERO = ZeroEngine(
     bucket_elements=(40_000_000, 1_000_000),
     first_stage_alone=True,
     aligns_stages=True,
+    sums_shared_once=True,
     copies_gathered=False,
     gathers_apart=False,
     shards_apart=False,

@@ -200,6 +200,10 @@ class ZeroEngine(NamedTuple):
     behind the forward, and gathered as the backward begins. `sums_shared`: with ZeRO-3, before a unit is reduced, the
     gradient of each of its tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over them, and the
     computation waits (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`).
+    `sums_shared_once`: all these gradients of a rank are joined in one tensor once a step, behind their reduction over
+    data-parallel ranks, all-reduced over tp, and copied back one by one (megatron/core/distributed/
+    finalize_model_grads.py: `_allreduce_non_tensor_model_parallel_grads`); of routers, biases and matrices that are not
+    split, too.
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -242,6 +246,7 @@ class ZeroEngine(NamedTuple):
     ends_together: bool = False
     root_again: bool = False
     sums_shared: bool = False
+    sums_shared_once: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True
