@@ -196,7 +196,8 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     framework, engine, reduced = framework_of(t), zero_engine(t, p), dtype_bytes(t.grad_reduce_dtype)
     # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
     bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
-    held_back = reduced if holds_back_sums(plan.scenario) else 0.0
+    # A buffer of gradients holds the sum itself.
+    held_back = reduced if holds_back_sums(plan.scenario) and engine.fsdp_version else 0.0
     whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
     reduces_each = p.zero >= 2 and not whole
     kept = dtype_bytes(t.grad_dtype if reduces_each else plan.scenario.sum_dtype)

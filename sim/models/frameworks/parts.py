@@ -197,7 +197,11 @@ class ZeroEngine(NamedTuple):
     the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
     torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
     fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`). `root_again`: it is freed
-    behind the forward, and gathered as the backward begins. `sums_shared`: with ZeRO-3, before a unit is reduced, the
+    behind the forward, and gathered as the backward begins. `ends_stay`: embedding, last norm and output, which are in
+    no unit, are gathered once a step and stay to its end. `ahead_elements`: units are gathered ahead until they have so
+    many parameters; a backward begins with such a run, of which its own unit arrives last. `queued_elements`: buckets
+    of gradients that are reduced stay until more than so many gradients wait behind the oldest. `replicas_once`: the
+    default of `parallelism.all_reduce_once`. `sums_shared`: with ZeRO-3, before a unit is reduced, the
     gradient of each of its tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over them, and the
     computation waits (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`).
     `sums_shared_once`: all these gradients of a rank are joined in one tensor once a step, behind their reduction over
@@ -218,10 +222,13 @@ class ZeroEngine(NamedTuple):
     ZeRO-3 without `reshard_after_forward` a backward that reduces nothing leaves its parameters gathered
     (torch/distributed/fsdp/_runtime_utils.py: `_should_free_in_backward`; not FSDP2's `post_backward`).
 
-    `fsdp_version`: of torch's FSDP, which ZeRO-2 and -3 are; 0 where it is another's.
+    `fsdp_version`: of torch's FSDP, which ZeRO-2 and -3 are; 0 where it is another's. `or_torch`: torch's FSDP2 can
+    take that one's place (megatron/core/distributed/torch_fully_sharded_data_parallel.py, which makes units of layers,
+    embedding and output, too).
     """
 
     fsdp_version: int = 2
+    or_torch: bool = False
 
     all_reduced_at: tuple[int, ...] = ()
     at_once_at: tuple[int, ...] = ()
@@ -245,6 +252,10 @@ class ZeroEngine(NamedTuple):
     kept_last: int = 0
     ends_together: bool = False
     root_again: bool = False
+    ends_stay: bool = False
+    ahead_elements: int = 0
+    queued_elements: int = 0
+    replicas_once: bool = False
     sums_shared: bool = False
     sums_shared_once: bool = False
     copies_gathered: bool = True

@@ -375,7 +375,11 @@ def framework_at(name: str, date: str | None) -> Framework:
 def zero_engine(training: Named, p: Sharded) -> ZeroEngine:
     """Return how the framework reduces and gathers, with the FSDP that `parallelism.fsdp_version` names."""
     own = framework_of(training).zero
-    return own.as_first_fsdp if p.zero >= 2 and p.fsdp_version == 1 else own
+    if p.zero < 2 or p.fsdp_version is None:
+        return own
+    if p.fsdp_version == 1:
+        return own.as_first_fsdp
+    return ZeroEngine() if own.or_torch else own
 
 
 def frees_gradients(training: Trained, zero: int) -> bool:
