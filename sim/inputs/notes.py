@@ -316,11 +316,11 @@ def _joined_norms_note(t: Training, model: ModelConfig) -> Iterator[str]:
     why = f"with framework {t.framework}, whose norms are part of the matmuls behind them, but before"
     latent, experts = model.mla is not None, model.may_have_experts
     if t.recompute.mode == "selective" and "layernorm" in t.recompute.modules and not (latent or experts):
-        yield f"training.recompute.modules: layernorm is of no effect {why} latent attention and experts"
+        yield f"training.recompute: of no effect on layernorm {why} latent attention and experts"
     offload = t.activation_offload
     for name, apart, before in (("attn_norm", latent, "latent attention"), ("mlp_norm", experts, "experts")):
         if isinstance(offload, ActivationOffload) and name in offload.modules and not apart:
-            yield f"training.activation_offload.modules: {name} is of no effect {why} {before}"
+            yield f"training.activation_offload: of no effect on {name} {why} {before}"
 
 
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:

@@ -126,7 +126,7 @@ def test_fsdp_of_experts_with_several_stages_is_refused() -> None:
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
-        ({"dp": 8, "zero": 2, "dp_sync": "after_backward"}, "dp_sync: found after_backward; Megatron-LM reduces FSDP's"),
+        ({"dp": 8, "zero": 2, "dp_sync": "after_backward"}, "dp_sync: found after_backward; Megatron-LM reduces"),
         ({"dp": 8, "tp": 2, "pp": 4, "p2p_scatter": True}, "p2p_scatter: found true; Megatron-LM sends whole"),
     ],
 )
