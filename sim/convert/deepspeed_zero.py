@@ -15,6 +15,7 @@ UNREAD_OF_OFFLOAD = ("super_offload",)
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
 FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 PERSISTENT = 100_000  # elements; Transformers' "auto" is ten hidden sizes
+SUB_GROUP = "sub_group_size"  # elements of a rank's shard
 LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
 NOT_CONTIGUOUS = (
     "zero_optimization.contiguous_gradients: false is not simulated; gradients are copied into buckets that stay"
@@ -55,6 +56,9 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
         for name in LIVE
         if own.number(name) not in (None, DEEPSPEED_ZERO.live_elements)
     ]
+    if own.number(SUB_GROUP) not in (None, DEEPSPEED_ZERO.updated_elements) and stage == 3:
+        usual = f"the default of {DEEPSPEED_ZERO.updated_elements:,} is simulated"
+        s.notes.append(f"zero_optimization.{SUB_GROUP}: {usual}, which decides memory while parameters are updated")
     return found
 
 

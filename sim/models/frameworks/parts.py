@@ -191,7 +191,8 @@ class ZeroEngine(NamedTuple):
     `gradient_as_bucket_view`).
     `buffers`: tensors of a bucket's size that stay; there is one more where reductions overlap with ZeRO-1 or -2, and
     one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
-    the optimizer reads an fp32 copy of it. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
+    the optimizer reads an fp32 copy of it. `updated_elements`: with ZeRO-3 a rank updates so many parameters at a time,
+    and has that copy of them alone. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
     gradients lies in host memory. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the last of
     the forward stay for the backward. `kept_last`: with ZeRO-3 so many units at the end of the model stay gathered from
     the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
@@ -247,6 +248,7 @@ class ZeroEngine(NamedTuple):
     copies_replicas: bool = False
     buffers: int = 0
     shard_bytes: float = 0.0
+    updated_elements: int = 0
     on_host_at: tuple[int, ...] = ()
     live_elements: int = 0
     kept_last: int = 0

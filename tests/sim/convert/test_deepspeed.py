@@ -66,6 +66,11 @@ def test_training_arguments_name_deepspeed_s_file(tmp_path: Path) -> None:
     assert (p["bucket_bytes"], p["gather_bucket_bytes"]) == (2 * 4096**2, 2 * int(0.9 * 4096**2))
     assert "stage3_max_live_parameters: the default of 1,000,000,000 is simulated" in text
     assert "not expressed here: neftune_noise_alpha\n" in text
+    assert "sub_group_size" not in text
+    (tmp_path / "ds_z3.json").write_text(
+        LLAMA_FACTORY_ZERO_3.replace('"sub_group_size": 1e9', '"sub_group_size": 1e12')
+    )
+    assert "sub_group_size: the default of 1,000,000,000 is" in converted(tmp_path, "args.yaml", arguments, *options)[1]
     assert "auto" not in text
     alone = converted(tmp_path, "ds_z3.json", LLAMA_FACTORY_ZERO_3, *options, "--seq-len", "2048")[1]
     assert "# auto: train_batch_size, train_micro_batch_size_per_gpu, " in alone
