@@ -448,3 +448,33 @@ def test_what_zero_keeps_in_another_way_is_named(tmp_path: Path) -> None:
     assert kept in small
     assert kept not in large
     assert "contiguous_gradients: false is not simulated" in large
+
+
+@pytest.mark.parametrize(
+    ("zero", "said"),
+    [
+        ('"sub_group_size": 1e12', "sub_group_size: the default of 1,000,000,000 is simulated"),
+        ('"sub_group_size": 1e9', ""),
+        (
+            '"stage3_prefetch_bucket_size": 0',
+            "stage3_prefetch_bucket_size: 0 is not simulated; parameters are gathered",
+        ),
+    ],
+)
+def test_numbers_of_zero_3_that_are_not_simulated_are_named(tmp_path: Path, zero: str, said: str) -> None:
+    text = f"""{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "wall_clock_breakdown": true,
+      "zero_optimization": {{"stage": 3, {zero}}}}}"""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
+    found = converted(tmp_path, "ds.json", text, *options)[1]
+    assert said in found
+    assert ("zero_optimization" in found) is bool(said)
+    assert "not expressed here: wall_clock_breakdown" in found  # whose timers wait for the GPU
+
+
+def test_gathers_without_a_limit_are_named(tmp_path: Path) -> None:
+    arguments = """{per_device_train_batch_size: 1, bf16: true, fsdp: full_shard auto_wrap,
+      fsdp_config: {version: 1, limit_all_gathers: LIMIT}}"""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
+    for limit in ("true", "false"):
+        said = converted(tmp_path, "args.yaml", arguments.replace("LIMIT", limit), *options)[1]
+        assert ("limit_all_gathers: false is not simulated" in said) is (limit == "false")
