@@ -64,7 +64,7 @@ def _capacity(section: Mapping[str, Any]) -> dict[str, Any]:
     """The most tokens of an expert, and whether one with fewer is padded; nothing, where tokens are not dropped (a
     number below 0 is as good as none: core/transformer/transformer_config.py)."""
     factor = section.get("moe_expert_capacity_factor")
-    if type(factor) not in (int, float) or factor < 0:
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or factor < 0:
         return {}
     padded = bool(section.get("moe_pad_expert_input_to_capacity"))
     return {"capacity_factor": factor} | ({"pad_to_capacity": True} if padded else {})

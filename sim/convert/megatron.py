@@ -369,7 +369,7 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
         stage = s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")
         s.choice("outer-dp-sharding-strategy", {"no_shard": True}, "no_shard")
         shard = members // instances if instances > 1 and stage else None
-        overlaps = {"param_gather_overlap": gather} if stage in (1, 2) else {}
+        overlaps: dict[str, Any] = {"param_gather_overlap": gather} if stage in (1, 2) else {}
         # What is sharded is sent beside computations, with or without the flags (core/distributed/fsdp/src/
         # megatron_fsdp/megatron_fsdp.py: MegatronFSDP.__init__).
         overlaps |= {"dp_sync": "bucketed"} if stage in (2, 3) else {}
