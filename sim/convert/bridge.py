@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.bridge_lora import lora_of
-from sim.convert.bridge_saved import model_with_own_sizes, plain, runs_as_recipes, with_activation
+from sim.convert.bridge_saved import model_with_own_sizes, plain, runs_as_recipes, with_activation, with_graphs
 from sim.convert.megatron import described
 from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
 from sim.convert.settings import Converted, Machine, Settings
@@ -125,18 +125,33 @@ OF_RECIPE = (
 # name files, logs, schedules and defaults.
 NOTED = (
     "activations_checkpoint_layers_per_pipeline",
+    "calculate_per_token_loss",  # one more pass over all gradients
     "cpu_offloading_weights",
     "defer_embedding_wgrad_compute",
     "delay_wgrad_compute",
+    "deterministic_mode",
+    "distribute_saved_activations",
     "fp32_residual_connection",
     "fp8_param_gather",
     "fp8_params",
     "fsdp_cpu_offload",
+    "fsdp_double_buffer",
+    "hierarchical_context_parallel_sizes",
+    "log_num_zeros_in_grad",
     "mixed_precision",  # a recipe that is not known
     "moe_shared_expert_overlap",
+    "nccl_ub",
     "num_micro_batches_with_partial_activation_checkpoints",
+    "overlap_param_gather_with_optimizer_step",
+    "qk_clip",
     "rampup_batch_size",
+    "use_transformer_engine_op_fuser",
 )
+# Likewise where they are false: parts of the overlap of tensor parallelism, which need the whole, and a fusion.
+OF_OVERLAP = ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", "tp_comm_overlap_ag", "tp_comm_overlap_rs")
+UNFUSED = "bias_activation_fusion"
+PACKED = "packed_sequence_specs"  # of `dataset`
+AS_ONE = "dataset.packed_sequence_specs: a sequence is simulated as one text; training.packing describes several"
 OF_OFFLOADED_LAYERS = ("cpu_offloading_num_layers", "cpu_offloading_weights")
 # Entries of a layout that lists its stages (Megatron-LM, core/transformer/enums.py: `LayerType`), in its text.
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -184,11 +199,20 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         adjust(found["training"], merged, s.notes, (data["model"].get("optim") or {}).get("name"))
     if overrides:
         s.notes.append(OF_RECIPE)
-    simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if found["training"].get(key)}
-    left = [written[key] for key in NOTED if merged.get(key) not in OFF and key not in simulated]
+    dataset = data.get("dataset")
+    s.notes += [AS_ONE] if isinstance(dataset, dict) and dataset.get(PACKED) else []
+    left = [written[key] for key in _not_simulated(merged, found["training"])]
     unread = (s.unknown | {name for name in FUSED.values() if name in flags}) - s.taken
     left += [names[name] for name in sorted(unread) if name in names and names[name] not in left]
     return s.converted("megatron", machine, found, left=left)
+
+
+def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any]) -> list[str]:
+    """Keys that the file sets, that change a step, and that no key of the scenario says."""
+    simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if training.get(key)}
+    on = [key for key in NOTED if merged.get(key) not in OFF and key not in simulated]
+    asked_for = (UNFUSED, *(OF_OVERLAP if merged.get("tp_comm_overlap") else ()))
+    return [*on, *(key for key in asked_for if merged.get(key) is False)]
 
 
 def _set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
@@ -232,7 +256,8 @@ def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
                 merged[key], written[key] = known, f"{section}.{key}"
     if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number
         merged = {key: value for key, value in merged.items() if key not in OF_OFFLOADED_LAYERS}
-    return merged | (of_nemo(data, merged) if is_nemo(data) else with_activation(merged)), written
+    more = of_nemo(data, merged) if is_nemo(data) else with_activation(merged) | with_graphs(merged)
+    return merged | more, written
 
 
 def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.convert.megatron_model import SIZES as OF_FLAGS
+from sim.convert.megatron_older import GRAPHS
 from sim.inputs.model_input import load_model
 
 ENUM = "AttnBackend"
@@ -51,17 +52,38 @@ def model_with_own_sizes(name: str, section: Mapping[str, Any], whole: bool) -> 
     what the file leaves out, there is none of."""
     named = load_model(name)
     own: dict[str, Any] = _other_sizes(section, named, SIZES)
-    if named.moe is not None and (experts := _other_sizes(section, named.moe, SIZES_OF_EXPERTS)):
-        own["moe"] = experts
+    if named.moe is not None:
+        experts = _other_sizes(section, named.moe, SIZES_OF_EXPERTS) | _capacity(section)
+        own |= {"moe": experts} if experts else {}
     if (whole or "mtp_num_layers" in section) and (predicted := section.get("mtp_num_layers") or 0) != named.mtp_layers:
         own["mtp_layers"] = predicted
     return {"preset": name, **own} if own else name
+
+
+def _capacity(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The most tokens of an expert, and whether one with fewer is padded; nothing, where tokens are not dropped (a
+    number below 0 is as good as none: core/transformer/transformer_config.py)."""
+    factor = section.get("moe_expert_capacity_factor")
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or factor < 0:
+        return {}
+    padded = bool(section.get("moe_pad_expert_input_to_capacity"))
+    return {"capacity_factor": factor} | ({"pad_to_capacity": True} if padded else {})
 
 
 def _other_sizes(section: Mapping[str, Any], named: object, keys: Mapping[str, str]) -> dict[str, int]:
     """Sizes by our keys that differ from the named model's."""
     given = {ours: section[key] for key, ours in keys.items() if type(section.get(key)) is int}
     return {ours: size for ours, size in given.items() if size != getattr(named, ours)}
+
+
+# Switches of CUDA graphs that releases of 2025 had, as values of `cuda_graph_impl`.
+FORMER_GRAPHS = {key.replace("-", "_"): impl for key, impl in GRAPHS.items()}
+
+
+def with_graphs(merged: Mapping[str, Any]) -> dict[str, Any]:
+    """The value of `cuda_graph_impl` that a former switch stands for."""
+    impl = next((impl for key, impl in FORMER_GRAPHS.items() if merged.get(key)), None)
+    return {"cuda_graph_impl": impl} if impl and merged.get("cuda_graph_impl") in (None, "none") else {}
 
 
 def runs_as_recipes(data: Mapping[str, Any], merged: Mapping[str, Any]) -> bool:

@@ -15,7 +15,11 @@ UNREAD_OF_OFFLOAD = ("super_offload",)
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")
 FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 PERSISTENT = 100_000  # elements; Transformers' "auto" is ten hidden sizes
-LIVE = ("stage3_max_live_parameters", "stage3_max_reuse_distance")  # elements
+PREFETCH = "stage3_prefetch_bucket_size"
+DEFAULTS = {  # elements; the last of a rank's shard
+    **dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance"), DEEPSPEED_ZERO.live_elements),
+    "sub_group_size": DEEPSPEED_ZERO.updated_elements,
+}
 NOT_CONTIGUOUS = (
     "zero_optimization.contiguous_gradients: false is not simulated; gradients are copied into buckets that stay"
 )
@@ -36,7 +40,7 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
     sent = int(dtype_bytes(training.get("grad_reduce_dtype", training["precision"])))
     for name, key, each, share in (
         ("reduce_bucket_size", "bucket_bytes", sent, 1.0),
-        ("stage3_prefetch_bucket_size", "gather_bucket_bytes", gathered, 0.9),
+        (PREFETCH, "gather_bucket_bytes", gathered, 0.9),
     ):
         if own.values.get(name) == AUTO:
             own.taken.add(name)
@@ -45,15 +49,19 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
             found[key] = max(1, int(each * elements))
     if stage < 3:
         found.pop("gather_bucket_bytes", None)
+    elif own.values.get(PREFETCH) == 0:
+        del found["gather_bucket_bytes"]
+        s.notes.append(f"zero_optimization.{PREFETCH}: 0 is not simulated; parameters are gathered ahead")
     if own.take("reduce_scatter") is False and stage == 3:
         s.notes.append("zero_optimization.reduce_scatter: false is not simulated; gradients are reduce-scattered")
     if own.take("contiguous_gradients") is False and stage > 0:
         s.notes.append(NOT_CONTIGUOUS)
     _note_persistent(s, own, stage, machine)
+    given = {name: own.number(name) for name in DEFAULTS}
     s.notes += [
-        f"zero_optimization.{name}: the default of {DEEPSPEED_ZERO.live_elements:,} is simulated"
-        for name in LIVE
-        if own.number(name) not in (None, DEEPSPEED_ZERO.live_elements)
+        f"zero_optimization.{name}: the default of {usual:,} is simulated"
+        for name, usual in DEFAULTS.items()
+        if stage == 3 and given[name] not in (None, usual)
     ]
     return found
 

@@ -23,6 +23,10 @@ FIRST = (
     "fsdp_config.backward_prefetch: torch's first FSDP alone has it and is simulated; Transformers since 2026 runs "
     "FSDP2 unless `version` is 1: set parallelism.fsdp_version=null"
 )
+UNLIMITED = (
+    "fsdp_config.limit_all_gathers: false is not simulated; layers are gathered one ahead, where without a limit the "
+    "host's lead decides how many lie in memory"
+)
 REPLICAS_EACH = (
     "accelerator_config.gradient_accumulation_kwargs.sync_each_batch: without fsdp gradients are simulated as reduced "
     "in the last micro-batch alone"
@@ -75,6 +79,8 @@ def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tu
         layout["reshard_after_forward"] = False
     first = _first_fsdp(s, own)
     layout |= first if layout["zero"] == 3 else {}
+    if "limit_all_gathers" in own.values and not own.flag("limit_all_gathers") and first:
+        s.notes.append(UNLIMITED)
     if word.startswith("hybrid"):
         each = resolve_cluster(machine.cluster, dp, Source(str(s.file), {})).gpus_per_node
         layout["shard_size"] = min(dp, each)

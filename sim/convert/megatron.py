@@ -363,12 +363,17 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
     gather = s.flag("overlap-param-gather")
     if s.flag("use-torch-fsdp2"):
         kept = s.flag("torch-fsdp2-no-reshard-after-forward")
-        return {"zero": 3, "reshard_after_forward": False if kept else None}
+        return {"zero": 3, "fsdp_version": 2, "reshard_after_forward": False if kept else None}
     if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp"):
         s.take("use-distributed-optimizer")
         stage = s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")
         s.choice("outer-dp-sharding-strategy", {"no_shard": True}, "no_shard")
-        return {"zero": stage, "shard_size": members // instances if instances > 1 and stage else None}
+        shard = members // instances if instances > 1 and stage else None
+        overlaps: dict[str, Any] = {"param_gather_overlap": gather} if stage in (1, 2) else {}
+        # What is sharded is sent beside computations, with or without the flags (core/distributed/fsdp/src/
+        # megatron_fsdp/megatron_fsdp.py: MegatronFSDP.__init__).
+        overlaps |= {"dp_sync": "bucketed"} if stage in (2, 3) else {}
+        return {"zero": stage, "shard_size": shard, **overlaps}
     if s.flag("deepspeed"):
         stage = s.integer("zero-stage")
         return {"zero": stage, "param_gather_overlap": False if stage in (1, 2) else None}  # `DEEPSPEED_ZERO`

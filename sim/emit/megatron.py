@@ -120,11 +120,11 @@ class Megatron(Emission):
         self.has_only("parallelism.pp", (1,), f"flags for zero {p.zero} (FSDP) are written for one pipeline stage only")
         if p.shard_size < p.dp * p.cp:
             self.refuse("parallelism.shard_size", "flags shard over all replicas (FSDP)")
-        if p.zero == 2 and p.dp_sync == "bucketed":
-            self.has_only("parallelism.param_gather_overlap", (True,), "gathers FSDP's parameters ahead")
+        self.has_only("parallelism.dp_sync", ("bucketed",), "reduces FSDP's gradients beside the backward")
         if p.zero == 3:
             self.has_only("parallelism.reshard_after_forward", (True,), "reshards after forward (FSDP)")
-            self.has_only("parallelism.fsdp_version", (None, 2), "has an FSDP of its own, which gathers layers ahead")
+            versions = (None,) if framework_of(self.training).zero.or_torch else (None, 2)
+            self.has_only("parallelism.fsdp_version", versions, "has an FSDP of its own, for which flags are written")
             self.has_only("parallelism.backward_prefetch", (True,), "gathers layers ahead")
 
     def _check_training(self) -> None:
@@ -309,6 +309,7 @@ class Megatron(Emission):
             **out,
             "use-megatron-fsdp": True,
             "data-parallel-sharding-strategy": MEGATRON_FSDP[p.zero],
+            "overlap-param-gather": bool(p.param_gather_overlap) and p.zero == 2,
             "no-gradient-accumulation-fusion": True,
             "ckpt-format": "fsdp_dtensor",
         }

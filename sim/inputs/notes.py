@@ -9,6 +9,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.rules.without_effect import SERVED, keys_without_effect
 from sim.inputs.sections import Sections
+from sim.inputs.training_config import ActivationOffload
 from sim.models.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks.records import framework_of
 from sim.models.model_code import code_of
@@ -45,6 +46,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     else:
         yield from _autocast_note(t, p, model)
         yield from _attention_note(t, p, model)
+        yield from _joined_norms_note(t, model)
     if i is not None:
         yield from _serving_notes(i, p, given, model)
         yield from _format_notes(i, model)
@@ -304,6 +306,21 @@ def _experts_without_sp_note(sections: Sections) -> Iterator[str]:
     if framework_of(t).needs_sp_for_experts:
         refused = "itself refuses to train experts with tp above 1 without sp"
         yield f"parallelism.sp: false; framework {t.framework} {refused}"
+
+
+def _joined_norms_note(t: Training, model: ModelConfig) -> Iterator[str]:
+    """Return that norms are neither recomputed nor offloaded, where none is a module of its own
+    (`Framework.joins_norms`)."""
+    if not framework_of(t).joins_norms or model.parallel_block or model.hyper_connections > 1:
+        return
+    why = f"with framework {t.framework}, whose norms are part of the matmuls behind them, but before"
+    latent, experts = model.mla is not None, model.may_have_experts
+    if t.recompute.mode == "selective" and "layernorm" in t.recompute.modules and not (latent or experts):
+        yield f"training.recompute: of no effect on layernorm {why} latent attention and experts"
+    offload = t.activation_offload
+    for name, apart, before in (("attn_norm", latent, "latent attention"), ("mlp_norm", experts, "experts")):
+        if isinstance(offload, ActivationOffload) and name in offload.modules and not apart:
+            yield f"training.activation_offload: of no effect on {name} {why} {before}"
 
 
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:

@@ -208,11 +208,14 @@ class Parallelism(UserInput):
     def sharded_over(self) -> tuple[int, int]:
         """Return the ranks over which ZeRO shards dense layers, and experts, which have fewer replicas.
 
-        Experts' shards are the largest that divide both sizes.
+        Experts have as many replicas of their shards as dense layers have (megatron/core/parallel_state.py:
+        `intra_partial_expert_data_parallel_size`; torchtitan/distributed/parallel_dims.py: `dp_replicate` of the expert
+        mesh, too); where these do not divide them, their shards are the largest that divide both sizes.
         """
-        replicas, expert_replicas = self.dp * self.cp, self.expert_replicas
-        shard = min(self.shard_size or replicas, replicas)
-        return shard, math.gcd(shard, expert_replicas) if shard < replicas else expert_replicas
+        ranks, expert_replicas = self.dp * self.cp, self.expert_replicas
+        shard = min(self.shard_size or ranks, ranks)
+        expert_shard, rest = divmod(expert_replicas, ranks // shard)
+        return shard, math.gcd(shard, expert_replicas) if rest else expert_shard
 
     @property
     def stage_layers(self) -> tuple[int, ...]:

@@ -26,8 +26,18 @@ def zero_keys(training: Training, p: Parallelism, zero: int, dp: int, given: Col
         "bucket_bytes": own.bucket_bytes_of(dp, dtype_bytes(training.grad_reduce_dtype)),
         "gather_bucket_bytes": _gather_bucket_bytes(own, training) if zero == 3 else None,
         "param_gather_overlap": own.gathers_ahead and sync != "after_backward",
+        **(
+            {"all_reduce_once": True}
+            if own.replicas_once and zero >= 2 and not p.fsdp_version and not _in_rows(p)
+            else {}
+        ),
     }
     return {key: value for key, value in found.items() if key not in given}
+
+
+def _in_rows(p: Parallelism) -> bool:
+    """Tell whether gradients are not reduced micro-batch by micro-batch anyhow."""
+    return p.accumulate_unsharded or bool(p.accumulate_in_a_row)
 
 
 def as_reduced(training: Training, p: Parallelism) -> Training:

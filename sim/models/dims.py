@@ -142,6 +142,11 @@ class Dims(Struct, frozen=True):
         return m.padded_vocab(self.tp, self.framework.vocabulary_multiple * self.tp) // self.tp
 
     @property
+    def sums_shared_once(self) -> bool:
+        """Whether gradients of what all ranks of tp hold whole are summed over them once a step."""
+        return self.tp > 1 and self.sp and self.framework.zero.sums_shared_once
+
+    @property
     def quantized(self) -> bool:
         return self.recipe is not None
 

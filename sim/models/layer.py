@@ -13,6 +13,9 @@ from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import LayerSpec, layer_specs
 from sim.models.layers.dense_mlp import DenseMlp
+from sim.models.layers.experts import Experts
+from sim.models.layers.latent import LatentAttention
+from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.lora import frozen, only_behind_adapters
 from sim.models.offload_modules import by_module
 from sim.models.operators import F, I, Operator, collective, of_part, workspace
@@ -130,13 +133,21 @@ def _branch(
     first = norms(d.of_stream, f"{name}_norm", spec.norm_position != "post", second and not same, not same)
     return (
         branch_sum(d),
-        *inside("layernorm", first),
+        *(inside("layernorm", first) if _norms_apart(d, spec, name) else first),
         *of_part(ModelPart.NORM, () if gate is None else gate.train(d, f"{name}_norm")),
         *inner,
         *norms(d, f"{name}_post_norm", spec.norm_position != "pre"),
         *(_sum_of_branches(d) if second else ()),
         residual(d if second else _before_sum(d), f"{name}_residual", bias_after),
     )
+
+
+def _norms_apart(d: Dims, spec: LayerSpec, name: str) -> bool:
+    """Tell whether the norm before a branch is a module of its own, which can be recomputed or offloaded by itself."""
+    if not d.framework.joins_norms:
+        return True
+    own = Experts if name == "mlp" else (LatentAttention, SparseLatentAttention)
+    return isinstance(spec.mlp if name == "mlp" else spec.attention, own)
 
 
 def _sums_together(d: Dims, spec: LayerSpec) -> bool:

@@ -73,10 +73,20 @@ def linear(d: Dims, spec: Linear) -> Operator:
         params=spec.k * spec.n + bias,
         weights=tuple((n, spec.k) for n in spec.outs),
         tensors=(*(n * spec.k for n in spec.outs), *(spec.outs if spec.bias else ())),
+        shared=_shared(d, spec),
         forward_bytes=gathered * gathered_element_bytes(d),
         backward_bytes=gradients + weight_gradient_bytes(d, spec.k * max(spec.outs)),
     )
     return part if d.lora is None else with_adapters(d, spec, part)
+
+
+def _shared(d: Dims, spec: Linear) -> tuple[int, ...]:
+    """Elements of each tensor that all ranks of tp hold whole, as `Block.shared` has them: a matrix that no rank has
+    only a part of, and biases behind a sum over tp, of sequence parallelism's own tokens."""
+    if not d.sums_shared_once or spec.mode == "column" or d.lora is not None:
+        return ()
+    whole = tuple(n * spec.k for n in spec.outs) if spec.mode == "plain" else ()
+    return (*whole, *(spec.outs if spec.bias else ()))
 
 
 def _biases_apart(d: Dims, spec: Linear) -> Program:

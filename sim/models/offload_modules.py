@@ -26,6 +26,8 @@ OF_OPERATOR = {  # a part's operators by name
     "mlp_norm": "mlp_norm",
     "experts_up": "expert_fc1",
 }
+# The part that a norm belongs to where it is no module of its own; a dense MLP is none.
+OF_MATMUL = {"attn_norm": "qkv_linear", "mlp_norm": ""}
 
 
 def by_module(scenario: Scenario, parts: tuple[Operator, ...]) -> tuple[Operator, ...]:
@@ -38,6 +40,8 @@ def by_module(scenario: Scenario, parts: tuple[Operator, ...]) -> tuple[Operator
 
 def _named(part: Operator) -> Operator:
     module = OF_OPERATOR.get(part.name, "")
+    if module in OF_MATMUL and "layernorm" not in part.within:  # `Framework.joins_norms`
+        module = OF_MATMUL[module]
     module = "core_attn" if part.core else "moe_act" if "moe_act" in part.within else module
     large = (s if s.role is TensorRole.STATISTICS else s._replace(module=module) for s in part.saved)
     return replace(part, saved=tuple(large))

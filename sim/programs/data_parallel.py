@@ -18,8 +18,8 @@ All of a rank's data-parallel traffic queues on one stream, "dp", but for that a
 replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
 
 Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
-it, and copied, joined and divided as `ZeroEngine` says. Norms' gradients are all-reduced over tp with sp where
-`ZeroEngine.sums_shared` says so; left out: Megatron's one all-reduce of them in a step.
+it, and copied, joined and divided as `ZeroEngine` says. Norms' gradients are all-reduced over tp with sp as
+`ZeroEngine.sums_shared` and `sums_shared_once` say.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     framework, engine, reduced = framework_of(t), zero_engine(t, p), dtype_bytes(t.grad_reduce_dtype)
     # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
     bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
-    held_back = reduced if holds_back_sums(plan.scenario) else 0.0
+    # A buffer of gradients holds the sum itself.
+    held_back = reduced if holds_back_sums(plan.scenario) and engine.fsdp_version else 0.0
     whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
     reduces_each = p.zero >= 2 and not whole
     kept = dtype_bytes(t.grad_dtype if reduces_each else plan.scenario.sum_dtype)
@@ -302,6 +303,22 @@ def sum_shared(block: Block, dp: DataParallel) -> list[Comm]:
         return []
     name, phase, b = f"{block.name} shared gradients", Phase.WEIGHT_GRAD, dp.parameter_bytes
     return [Comm(name, "all_reduce", "tp", n * b, phase) for n in block.shared]
+
+
+def sum_shared_once(blocks: Sequence[Block], dp: DataParallel, element_bytes: float) -> Program:
+    """One all-reduce over tp of the gradients of all that its ranks hold whole (`ZeroEngine.sums_shared_once`), which
+    are joined before it (2 accesses) and copied back behind it, tensor by tensor (2). FSDP has shards of them.
+    `element_bytes`: of a gradient as it is kept."""
+    tensors = [n for b in blocks for n in b.shared]
+    elements = sum(tensors) / (dp.shard if dp.zero >= 2 else 1)
+    if not dp.engine.sums_shared_once or not tensors:
+        return ()
+    size, phase = elements * element_bytes, Phase.OPTIMIZER
+    joined = memory_op("join shared gradients", phase, "copy", elements, 2 * size, "fp32")
+    back = memory_op("copy shared gradients", phase, "copy", elements, 2 * size, "fp32", len(tensors))
+    # A bare loop of copies costs the host about what a loop in C++ does, not what a module does.
+    parts = [replace(made, part=ModelPart.OPTIMIZER, plain_host=True, looped=True) for made in (joined, back)]
+    return (parts[0], Comm("shared gradients", "all_reduce", "tp", size, phase), parts[1])
 
 
 def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
@@ -27,9 +28,57 @@ def kept_units(blocks: Sequence[Block], engine: ZeroEngine) -> int:
     return engine.kept_last + sum(in_root(engine, b) for b in blocks[-2:])
 
 
-def forward_gathers(blocks: Sequence[Block], dp: DataParallel) -> list[list[Comm]]:
-    """The messages that gather each block for its forward; those of a root with the stage's first block."""
-    return _with_root(blocks, dp, [dp.gather_block(b, Phase.FORWARD, f"w{i}") for i, b in enumerate(blocks)], "w0")
+def stays_all_step(engine: ZeroEngine, block: Block) -> bool:
+    """Tell whether a block is gathered once a step and kept to its end (`ZeroEngine.ends_stay`)."""
+    return engine.ends_stay and block.kind in ENDS
+
+
+def forward_gathers(blocks: Sequence[Block], dp: DataParallel, first: bool = True) -> list[list[Comm]]:
+    """The messages that gather each block for its forward; those of a root with the stage's first block. `first`: the
+    step's first forward here, which alone gathers what stays."""
+    gathers = [
+        dp.gather_block(b, Phase.FORWARD, f"w{i}") if first or not stays_all_step(dp.engine, b) else []
+        for i, b in enumerate(blocks)
+    ]
+    return _with_root(blocks, dp, gathers, "w0")
+
+
+def forward_order(blocks: Sequence[Block], dp: DataParallel) -> list[list[int]]:
+    """The places of the blocks whose messages are sent as each block's forward begins: with the first its own and those
+    ahead of it, with each other one the last of those ahead."""
+    return _sent(len(blocks), 0, max(1, units_ahead(blocks, dp)), False)
+
+
+def backward_order(order: Sequence[Block], dp: DataParallel) -> list[list[int]]:
+    """The same of a backward, last block first.
+
+    A gather that nothing prefetches queues behind the reduction before it (`_unshard` in the layer's own hook of
+    torch/distributed/fsdp/_runtime_utils.py: `_pre_backward_hook`). Where ends stay, no hook of theirs sends anything:
+    the first unit's own does, in the model's order, so that its own message is the last.
+    """
+    engine, begins = dp.engine, 0
+    if engine.ends_stay:
+        begins = next((i for i, b in enumerate(order) if not stays_all_step(engine, b)), 0)
+    return _sent(len(order), begins, units_ahead(order, dp), engine.ends_stay)
+
+
+def _sent(count: int, begins: int, ahead: int, turned: bool) -> list[list[int]]:
+    run = list(range(count))[begins : begins + ahead + 1]
+    first = run[::-1] if turned else run
+    return [first if i == begins else [i + ahead] if begins < i < count - ahead else [] for i in range(count)]
+
+
+def units_ahead(blocks: Sequence[Block], dp: DataParallel) -> int:
+    """Count the units that are gathered ahead of the one that computes: one, or by `ZeroEngine.ahead_elements` as many
+    of the stage's largest as reach that number."""
+    if not dp.engine.ahead_elements:
+        return int(dp.prefetches)
+    largest = max((_elements(b, dp) for b in blocks if not stays_all_step(dp.engine, b)), default=0.0)
+    return max(1, math.ceil(dp.engine.ahead_elements / largest)) if largest else 1
+
+
+def _elements(block: Block, dp: DataParallel) -> float:
+    return dp.gathered_params(block) + block.expert_params
 
 
 def _with_root(blocks: Sequence[Block], dp: DataParallel, gathers: list[list[Comm]], handle: str) -> list[list[Comm]]:
@@ -56,7 +105,8 @@ def backward_gathers(order: Sequence[Block], dp: DataParallel) -> list[list[Comm
 def gathered_again(blocks: Sequence[Block], engine: ZeroEngine) -> list[bool]:
     """Tell of each block of a stage whether its backward gathers it, as far as `kept_last` and `ends_together` say."""
     first_kept = len(blocks) - kept_units(blocks, engine)
-    return [i < first_kept and not in_root(engine, b) for i, b in enumerate(blocks)]
+    kept = [in_root(engine, b) or stays_all_step(engine, b) for b in blocks]
+    return [i < first_kept and not kept[i] for i in range(len(blocks))]
 
 
 def _live_blocks(order: Sequence[Block], dp: DataParallel) -> int:
@@ -67,10 +117,15 @@ def _live_blocks(order: Sequence[Block], dp: DataParallel) -> int:
 
 def gathered_elements(blocks: Sequence[Block], dp: DataParallel) -> float:
     """The most elements of whole parameters that are there at once: two units', all where they stay, or as many as may
-    be there. Where a framework's units are known they are neighbours, beside the root."""
-    engine, sizes = dp.engine, [dp.gathered_params(b) + b.expert_params for b in blocks]
+    be there. Where a framework's units are known they are neighbours, beside the root or what stays."""
+    engine, sizes = dp.engine, [_elements(b, dp) for b in blocks]
     if not dp.reshard:
         return sum(sizes)
+    if engine.ends_stay:
+        root = sum(n for n, b in zip(sizes, blocks, strict=True) if stays_all_step(engine, b))
+        cycled = [n for n, b in zip(sizes, blocks, strict=True) if not stays_all_step(engine, b)]
+        there = 1 + units_ahead(blocks, dp)
+        return root + max((sum(cycled[i : i + there]) for i in range(len(cycled))), default=0.0)
     if engine.ends_together or engine.kept_last:
         root = sum(n for n, b in zip(sizes, blocks, strict=True) if in_root(engine, b))
         cycled = [n for n, b in zip(sizes, blocks, strict=True) if not in_root(engine, b)]

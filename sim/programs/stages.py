@@ -42,7 +42,7 @@ from sim.models.optimizer import (
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
-from sim.programs.data_parallel import DataParallel, after_backward
+from sim.programs.data_parallel import DataParallel, after_backward, sum_shared_once
 from sim.programs.host_copies import HostCopy, host_copies
 from sim.programs.updated_parameters import gather_after_optimizer, prologue, prologue_waits
 from sim.programs.weave import weave_backward, weave_forward
@@ -233,6 +233,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     buffered = sum(sharded) if dp.keeps_shards else dense + experts
     replicas = scenario.parallelism.dp * scenario.parallelism.cp
     out: list[Item] = [*gradient_buffer_items(buffered, t, replicas), *after_backward(blocks, dp)]
+    out += sum_shared_once(blocks, dp, dtype_bytes(t.grad_dtype))
     if tied:
         out = _with_tied_gradients(out, source.copied_elements(), dp, t)
     dense, experts = sharded

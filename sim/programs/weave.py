@@ -12,22 +12,22 @@ from sim.programs.data_parallel import (
     unpack,
     waits,
 )
-from sim.programs.gathered_units import backward_gathers, forward_gathers, in_root
+from sim.programs.gathered_units import backward_gathers, backward_order, forward_gathers, forward_order, in_root
 
 
 def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
     """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here.
 
-    ZeRO-3 gathers a block's parameters while the block before it computes (one block ahead, as FSDP2 does).
+    ZeRO-3 gathers a block's parameters while the block before it computes, one block ahead as FSDP2 does, or several
+    (`units_ahead`).
     ZeRO-1 and -2 wait for the gathers that the step began with (`prologue`), where these overlap.
     """
     phase = Phase.FORWARD
     out: list[list[Item]] = [[] for _ in blocks]
     if blocks and dp.zero == 3 and (first or not dp.stays):
-        gathers = forward_gathers(blocks, dp)
-        out[0] += gathers[0]
-        for i, items in enumerate(out):
-            items += gathers[i + 1] if i + 1 < len(blocks) else []
+        gathers = forward_gathers(blocks, dp, first)
+        for i, (items, sent) in enumerate(zip(out, forward_order(blocks, dp), strict=True)):
+            items += [c for j in sent for c in gathers[j]]
             items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
     for block, items in zip(blocks, out, strict=True):
         items += block.forward
@@ -46,12 +46,8 @@ def weave_backward(
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
         gathers = backward_gathers(order, dp)
-        # A gather that nothing prefetches queues behind the reduction before it (`_unshard` in the layer's own hook of
-        # torch/distributed/fsdp/_runtime_utils.py: `_pre_backward_hook`).
-        ahead = 1 if dp.prefetches else 0
-        out[0] += gathers[0] if ahead else []
-        for i, items in enumerate(out):
-            items += gathers[i + ahead] if i + ahead < len(order) else []
+        for i, (items, sent) in enumerate(zip(out, backward_order(order, dp), strict=True)):
+            items += [c for j in sent for c in gathers[j]]
             items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
     buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None

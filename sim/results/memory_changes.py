@@ -129,7 +129,10 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
     With ZeRO-2 and -3 a block's gradients, once it has them all, are copied into the buffer that is reduced, and freed;
     the buffer stays until the next block's is needed (torch's FSDP2: `post_backward` in `_fsdp_param_group.py`). Whole
     gradients of a row of micro-batches are among the states. Those of a root (`in_root`) wait for the backward's end.
+    Megatron's FSDP brings gradients into their buckets one by one (`_queued_peaks`).
     """
+    if stage.dp.engine.queued_elements and reduces_at_once(stage):
+        return _queued_peaks(stage, kind)
     dp, out, sent, waiting = stage.dp, [], 0.0, 0
     own_bytes = 0.0 if dp.each_row else dp.parameter_bytes
     reduces = reduces_at_once(stage) and kind is not Kind.I
@@ -150,6 +153,20 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
         at_end = held_at_end + elements * (own_bytes + dp.gradient_bytes) - _freed_bytes(b, kind)
         out.append(max(inner + sent + held, at_end, 0.0))
         sent = elements * dp.gradient_bytes
+    return out
+
+
+def _queued_peaks(stage: Stage, kind: Kind) -> list[float]:
+    """`backward_peaks` where a block's bucket is there from its first gradient on, and stays until so many gradients
+    wait behind it (`ZeroEngine.queued_elements`); when the backward has ended, all have been reduced."""
+    dp, out, queue = stage.dp, list[float](), list[int]()
+    for b in stage.blocks[::-1]:
+        inner = 0.0 if kind is (Kind.W if _has_input_half(b) else Kind.I) else b.backward_peak_bytes
+        own = b.params + b.expert_params if kind is not Kind.I else 0
+        out.append(inner + (sum(queue) + own) * dp.gradient_bytes)
+        while sum(queue) > dp.engine.queued_elements:
+            queue.pop(0)
+        queue.append(own)
     return out
 
 

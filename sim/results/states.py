@@ -80,8 +80,18 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
         _gradient_bytes(t, plan.scenario.sum_dtype, stages, n),
         0.0 if away else optimizer,
         _transient_bytes(plan, stages, blocks, n),
-        (optimizer if visits else 0.0) + cast * (n.sharded if dp.zero >= 1 else n.whole),
+        (optimizer if visits else 0.0) + _copied_gradients(t, dp, blocks, n, cast),
     )
+
+
+def _copied_gradients(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements, cast: float) -> float:
+    """The copy of a rank's gradients for the optimizer, `cast` bytes each, beside what there is until then. Of few at a
+    time (`ZeroEngine.updated_elements`) they are joined in one tensor first, when what was gathered is freed
+    (deepspeed/runtime/zero/stage3.py: `_partition_all_parameters`, `_prepare_fp32_grad_for_sub_group`)."""
+    if not (cast and dp.zero == 3 and dp.engine.updated_elements):
+        return cast * (n.sharded if dp.zero >= 1 else n.whole)
+    gathered = _gathered_bytes(blocks, dp) if max(dp.shard, dp.expert_shard) > 1 else 0.0
+    return max(0.0, (cast + dtype_bytes(t.grad_dtype)) * min(n.sharded, dp.engine.updated_elements) - gathered)
 
 
 def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements) -> float:

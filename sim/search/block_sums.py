@@ -13,7 +13,7 @@ from sim.core.actions import Kind
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel
-from sim.programs.gathered_units import gathered_again, in_root
+from sim.programs.gathered_units import backward_order, forward_order, gathered_again, in_root, stays_all_step
 from sim.programs.stages import shard_of, stage_input_bytes
 from sim.search.cached import cached
 from sim.search.mesh_prices import GridPrices, PricedBlock
@@ -81,7 +81,10 @@ class Blocks:
         # Backward gathers the last block first.
         blocks = [self.priced[n] for n in (stage if kind is Kind.F else stage[::-1])]
         if kind is Kind.F:  # a root is gathered with the first block; that block's own part is a bound
-            needed = [i == 0 or not in_root(dp.engine, b.block) for i, b in enumerate(blocks)]
+            needed = [
+                not stays_all_step(dp.engine, b.block) and (i == 0 or not in_root(dp.engine, b.block))
+                for i, b in enumerate(blocks)
+            ]
         else:
             needed = gathered_again([b.block for b in blocks[::-1]], dp.engine)[::-1]
         gathers = [b.gathers_s if need else 0.0 for b, need in zip(blocks, needed, strict=True)]
@@ -89,15 +92,15 @@ class Blocks:
         reduces = dp.each_micro_batch and kind is Kind.B
         # The first gather is exposed, because nothing of this action runs before it. `stream`: when the data-parallel
         # stream is free; `arrived`: when the current block's parameters are gathered; `done`: when computation ends.
-        stream = arrived = gathers[0] if gathers else 0.0
-        done = 0.0
+        stream = done = 0.0
+        arrived = [0.0] * len(blocks)
+        of_stage = [b.block for b in blocks]
+        order = forward_order(of_stage, dp) if kind is Kind.F or not dp.prefetches else backward_order(of_stage, dp)
         for i, block in enumerate(blocks):
-            here = arrived
-            if i + 1 < len(blocks):
-                # FSDP issues the next gather when a block starts, which is when the block before it ends.
-                stream = max(stream, done) + gathers[i + 1]
-            done = max(done, here) + block.action_s(kind, True)
-            arrived = stream
+            for j in [j for j in order[i] if gathers[j]]:
+                # FSDP issues gathers when a block starts, which is when the block before it ends.
+                stream = arrived[j] = max(stream, done) + gathers[j]
+            done = max(done, arrived[i]) + block.action_s(kind, True)
             if reduces and not in_root(dp.engine, block.block):  # those of a root come last, which the bound leaves out
                 stream = max(stream, done) + block.reduces_s
         return done, max(0.0, stream - done)

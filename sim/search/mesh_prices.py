@@ -14,7 +14,7 @@ from sim.prices.price import Priced, together_s
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import compile_program
 from sim.programs.data_parallel import DP, DataParallel, gradients_of, make_data_parallel, unpack
-from sim.programs.gathered_units import in_root
+from sim.programs.gathered_units import in_root, stays_all_step
 from sim.programs.stages import PHASES, Stage
 from sim.programs.weave import weave_backward
 from sim.ranks.places import period_of
@@ -90,6 +90,8 @@ class PricedBlock:
     def _surely_gathered(self, kind: Kind) -> bool:
         """Tell whether the block is gathered for such an action wherever it lies in a stage (`gathered_again`)."""
         engine, head = self._grid.dp(3).engine, self.block.kind is BlockKind.HEAD
+        if stays_all_step(engine, self.block):
+            return False
         if kind is Kind.F:
             return not (head and engine.ends_together)
         return not in_root(engine, self.block) and not (engine.kept_last and (head or engine.ends_together))

@@ -156,7 +156,9 @@ class TimeBound:
             gathers_s = self._gathers_s(zero, cut)
             seconds = seconds + gathers_s
             if dp.gathers_twice:
-                seconds = seconds + (runs - 1) * gathers_s + runs * self._gathers_s(zero, cut, again=True)
+                again_s = self._gathers_s(zero, cut, again=True)
+                each_s = again_s if dp.engine.ends_stay else gathers_s  # what stays is gathered once
+                seconds = seconds + (runs - 1) * each_s + runs * again_s
         elif dp.zero and dp.gather_overlap:
             seconds = seconds + self._gathers_s(zero, cut)
         busy: Floats = np.bincount(placement.rank_of_stage, seconds, placement.ranks) + self._epilogue_s(

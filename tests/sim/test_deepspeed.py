@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from sim.core.program import Comm, Compute, Item, Phase
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.programs.data_parallel import after_backward, make_data_parallel
+from sim.programs.gathered_units import gathered_elements
 from sim.programs.stages import stage_blocks
 from sim.programs.updated_parameters import gather_after_optimizer
 from sim.programs.weave import weave_backward, weave_forward
@@ -148,6 +149,24 @@ def test_memory_has_a_bucket_and_an_fp32_copy_of_the_shard() -> None:
     assert (ours.parameters, ours.optimizer) == (plain.parameters, plain.optimizer)
     assert ours.gathered - plain.gathered == 2e9  # a bucket that stays, and the tensor that it is joined to
     assert ours.at_end == pytest.approx(plain.parameters / 2 / 8 * 4)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0, 4.0])
+def test_zero_3_updates_so_much_of_its_shard_at_a_time(share: float) -> None:
+    """Gradients joined in 16 bits and their fp32 copy (sub_group_size), beside which nothing is gathered any more."""
+    data = {
+        "model": {"preset": "llama3-70b", "layers": 40},
+        "training": {"seq_len": 512, "global_batch_size": 16, "framework": "deepspeed"},
+        "parallelism": {"dp": 16, "zero": 3},
+        "cluster": "dgx-h100",
+    }
+    step = simulate(parse_scenario(data))
+    stage = step.stages[0][0]
+    shard = sum(b.params for b in stage.blocks) / 16
+    dp = replace(stage.dp, engine=stage.dp.engine._replace(updated_elements=int(share * shard)))
+    gathered = 2 * gathered_elements(stage.blocks, dp)
+    held = states(step.plan, [replace(stage, dp=dp)])
+    assert held.at_end == pytest.approx(max(0.0, 6 * shard * min(1.0, share) - gathered))
 
 
 @pytest.mark.parametrize(("training", "each"), [({}, (2, 2)), ({"grad_reduce_dtype": "fp32"}, (4, 2))])

@@ -81,7 +81,8 @@ def test_the_first_fsdp_keeps_its_root_and_may_gather_late() -> None:
 @pytest.mark.parametrize(
     ("framework", "layout", "problem"),
     [
-        ("megatron", {"fsdp_version": 1}, "framework megatron has a sharding of its own, not torch's FSDP"),
+        ("megatron", {"fsdp_version": 1}, "framework megatron has its own and torch's FSDP2, not the first"),
+        ("nanotron", {"fsdp_version": 1}, "framework nanotron has a sharding of its own, not torch's FSDP"),
         ("composer", {"fsdp_version": 2}, "framework composer has torch's first FSDP alone"),
         ("transformers", {"backward_prefetch": False}, "needs torch's first FSDP: parallelism.fsdp_version 1"),
     ],

@@ -102,8 +102,9 @@ ATTENTION = 2 * (2 * HIDDEN + 2 * KV)  # queries, keys, values and the result of
 @pytest.mark.parametrize(
     ("modules", "model", "each"),
     [
-        (["attn_norm"], LLAMA, 2 * HIDDEN),
-        (["qkv_linear", "mlp_norm"], LLAMA, 2 * 2 * HIDDEN),
+        (["attn_norm", "mlp_norm"], LLAMA, 0),  # both are part of the matmuls behind them
+        (["qkv_linear"], LLAMA, 2 * 2 * HIDDEN),  # the norm's input and result
+        (["mlp_norm"], "mixtral-8x7b", 2 * HIDDEN),
         (["core_attn", "attn_proj"], LLAMA, ATTENTION),
         (["core_attn"], LLAMA, ATTENTION - 2 * HIDDEN),  # the output projection keeps the result
         (["expert_fc1"], "mixtral-8x7b", 2 * 2 * HIDDEN),  # two experts for each token
@@ -117,6 +118,13 @@ def test_bytes_of_parts(modules: list[str], model: Any, each: float) -> None:
     assert saved(layer_block(s, 0)) == saved(layer_block(scenario(False, model=model), 0))
 
 
+def test_a_warning_says_that_joined_norms_stay() -> None:
+    warned = [w for w in scenario({"modules": ["attn_norm", "mlp_norm"]}).warnings if "of no effect on" in w]
+    of_experts = scenario({"modules": ["attn_norm", "mlp_norm"]}, model="mixtral-8x7b").warnings
+    assert len(warned) == 2
+    assert [w.split()[5] for w in of_experts if "of no effect on" in w] == ["attn_norm"]
+
+
 def test_layers_that_run_again_send_their_inputs() -> None:
     s = scenario({"modules": ["layer_input"]}, recompute="full")
     stage = stage_of(s)
@@ -127,14 +135,14 @@ def test_layers_that_run_again_send_their_inputs() -> None:
 
 def test_the_last_layer_s_parts_stay_where_its_backward_follows() -> None:
     """Megatron-Core does not offload the last group of a name if the next backward is this micro-batch's."""
-    step = simulate(scenario({"modules": ["mlp_norm"]}, {"pp": 2, "dp": 4}))
+    step = simulate(scenario({"modules": ["qkv_linear"]}, {"pp": 2, "dp": 4}))
     first, last = (next(iter(stages.values())) for stages in step.stages)
     assert len([c for c in first.offload if c.bytes]) == LAYERS // 2
     assert len([c for c in last.offload if c.bytes]) == LAYERS // 2 - 1
 
 
 def test_prediction_modules_come_last() -> None:
-    s = scenario({"modules": ["mlp_norm"]}, model={**LLAMA, "mtp_layers": 1})
+    s = scenario({"modules": ["qkv_linear"]}, model={**LLAMA, "mtp_layers": 1})
     stage = stage_of(s)
     kinds = [stage.blocks[c.block].kind for c in stage.offload if c.bytes]
     assert kinds == [BlockKind.LAYER] * LAYERS  # the module's own stays

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
 from sim.core.program import Comm, Compute, Phase
+from sim.inputs.parallelism import Parallelism
 from sim.programs.data_parallel import make_data_parallel
 from sim.programs.stages import epilogue, stage_blocks
 from sim.programs.updated_parameters import gather_after_optimizer, gather_units, prologue, prologue_waits
@@ -204,6 +205,22 @@ def test_replicas_all_reduce_each_micro_batchs_shard_or_their_sum_once(
     for way in (each, once):
         sent = way["reduce_scatter"] + way["all_gather"]
         assert sent == pytest.approx(of_shards(k) * params, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards"),
+    [
+        ({"dp": 32, "ep": 8, "shard_size": 8}, (8, 1)),  # experts whole in each of four replicas
+        ({"dp": 32, "ep": 4, "shard_size": 16}, (16, 4)),
+        ({"dp": 16, "tp": 2, "sp": True, "ep": 4, "shard_size": 4}, (4, 2)),  # ep also over tp
+        ({"dp": 32, "ep": 8}, (32, 4)),
+        ({"dp": 32, "ep": 16, "shard_size": 8}, (8, 2)),  # replicas that do not divide those of experts
+    ],
+)
+def test_experts_have_the_replicas_of_dense_layers(layout: dict[str, Any], shards: tuple[int, int]) -> None:
+    """torchtitan/distributed/parallel_dims.py: mesh [dp_replicate, efsdp, ep], efsdp = fsdp·tp / ep; megatron/core/
+    parallel_state.py: `intra_partial_expert_data_parallel_size`."""
+    assert Parallelism(**{"zero": 3} | layout).sharded_over == shards
 
 
 def test_the_sum_goes_on_to_the_replicas_with_the_last_micro_batch() -> None:

@@ -75,6 +75,10 @@ class Framework(Struct, frozen=True):
     tuners/lora/layer.py: Linear.forward]"""
     fuses_chains: bool = False
     """a chain of operators without a matmul is one kernel [torch._inductor]"""
+    joins_norms: bool = False
+    """the norm before a branch is part of the module of the matmul behind it, but before latent attention and experts,
+    so that recomputation and offloading of norms leave it alone [core/models/gpt/gpt_layer_specs.py:
+    TELayerNormColumnParallelLinear; core/transformer/transformer_layer.py: `recompute_input_layernorm`]"""
     norm_kernel: str = ""
     """whose fused norm it is, a name in profiles; empty: torch's [TE common/normalization]"""
     rope_clocks: tuple[float, float] = (0.0, 0.0)

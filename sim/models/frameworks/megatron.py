@@ -53,12 +53,24 @@ ROUTERS = {False: MEGATRON_ROUTER, True: FUSED_ROUTER}  # by `training.moe_route
 # `disable_bucketing` (megatron/training/training.py: `model_chunk_idx > 0`); param_and_grad_buffer.py of Megatron-FSDP,
 # `fetch_bucket`: parameters are views of a bucket. `align_grad_reduce`, true by default: `grad_sync_func`, which
 # core/pipeline_parallel/schedules.py calls behind a stage's last backward (`backward_step_helper_postprocess`). That it
-# is called on rank r of a pipeline r passes later is left out.
+# is called on rank r of a pipeline r passes later is left out. Megatron-FSDP (core/distributed/fsdp/src/megatron_fsdp/
+# megatron_fsdp.py): layers alone are units (`fsdp_unit_modules`), what lies beside them has no hook that frees it, and
+# units alone have a hook before their backward; `suggested_communication_unit_size` is at least a billion, half of it
+# for gathers ahead (`suggested_AG_prefetch_size`; all_gather_params issues them in the model's order), all of it for
+# reductions (`wait_for_previous_grad_reduce` frees their buckets); `outer_fsdp_group_grad_reduce`: the last
+# micro-batch's. With layers of more than half a billion parameters both are twice a layer's, which is left out, as one
+# layer is ahead either way.
 MEGATRON_ZERO = ZeroEngine(
     fsdp_version=0,
+    or_torch=True,
     bucket_elements=(40_000_000, 1_000_000),
     first_stage_alone=True,
     aligns_stages=True,
+    sums_shared_once=True,
+    ends_stay=True,
+    ahead_elements=500_000_000,
+    queued_elements=1_000_000_000,
+    replicas_once=True,
     copies_gathered=False,
     gathers_apart=False,
     shards_apart=False,
@@ -85,6 +97,7 @@ MEGATRON = Framework(
     fuses_adapter_sum=True,
     fuses_latent_rope=True,
     assembles_in_latent_rope=True,
+    joins_norms=True,
     norm_kernel=TRANSFORMER_ENGINE,
     rope_clocks=(0.5, 0.57),  # queries and keys of Llama 3 8B on an H100 (scenarios/measured/gpu_megatron)
     norm_backward_accesses=3,
@@ -146,6 +159,7 @@ MEGATRON = Framework(
             "2024-01",
             {
                 "compiles_activation": False,  # torch.jit.script before torch 2.2
+                "joins_norms": False,
                 "norm_kernel": "",
                 "copies_split_projection": False,
                 # `check_for_nan_in_loss_and_grad` is of the autumn of 2023.

@@ -191,15 +191,24 @@ class ZeroEngine(NamedTuple):
     `gradient_as_bucket_view`).
     `buffers`: tensors of a bucket's size that stay; there is one more where reductions overlap with ZeRO-1 or -2, and
     one more while a bucket is reduced. `shard_bytes`: moved for each element of a rank's shard of the gradients before
-    the optimizer reads an fp32 copy of it. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
+    the optimizer reads an fp32 copy of it. `updated_elements`: with ZeRO-3 a rank updates so many parameters at a time,
+    and has that copy of them alone. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
     gradients lies in host memory. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the last of
     the forward stay for the backward. `kept_last`: with ZeRO-3 so many units at the end of the model stay gathered from
     the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
     torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
     fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`). `root_again`: it is freed
-    behind the forward, and gathered as the backward begins. `sums_shared`: with ZeRO-3, before a unit is reduced, the
+    behind the forward, and gathered as the backward begins. `ends_stay`: embedding, last norm and output, which are in
+    no unit, are gathered once a step and stay to its end. `ahead_elements`: units are gathered ahead until they have so
+    many parameters; a backward begins with such a run, of which its own unit arrives last. `queued_elements`: buckets
+    of gradients that are reduced stay until more than so many gradients wait behind the oldest. `replicas_once`: the
+    default of `parallelism.all_reduce_once`. `sums_shared`: with ZeRO-3, before a unit is reduced, the
     gradient of each of its tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over them, and the
     computation waits (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`).
+    `sums_shared_once`: all these gradients of a rank are joined in one tensor once a step, behind their reduction over
+    data-parallel ranks, all-reduced over tp, and copied back one by one (megatron/core/distributed/
+    finalize_model_grads.py: `_allreduce_non_tensor_model_parallel_grads`); of routers, biases and matrices that are not
+    split, too.
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -214,10 +223,13 @@ class ZeroEngine(NamedTuple):
     ZeRO-3 without `reshard_after_forward` a backward that reduces nothing leaves its parameters gathered
     (torch/distributed/fsdp/_runtime_utils.py: `_should_free_in_backward`; not FSDP2's `post_backward`).
 
-    `fsdp_version`: of torch's FSDP, which ZeRO-2 and -3 are; 0 where it is another's.
+    `fsdp_version`: of torch's FSDP, which ZeRO-2 and -3 are; 0 where it is another's. `or_torch`: torch's FSDP2 can
+    take that one's place (megatron/core/distributed/torch_fully_sharded_data_parallel.py, which makes units of layers,
+    embedding and output, too).
     """
 
     fsdp_version: int = 2
+    or_torch: bool = False
 
     all_reduced_at: tuple[int, ...] = ()
     at_once_at: tuple[int, ...] = ()
@@ -236,12 +248,18 @@ class ZeroEngine(NamedTuple):
     copies_replicas: bool = False
     buffers: int = 0
     shard_bytes: float = 0.0
+    updated_elements: int = 0
     on_host_at: tuple[int, ...] = ()
     live_elements: int = 0
     kept_last: int = 0
     ends_together: bool = False
     root_again: bool = False
+    ends_stay: bool = False
+    ahead_elements: int = 0
+    queued_elements: int = 0
+    replicas_once: bool = False
     sums_shared: bool = False
+    sums_shared_once: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True

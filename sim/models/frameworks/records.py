@@ -154,6 +154,7 @@ _TRANSFORMERS = Framework(
 # and parameters are gathered in `step`. runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced: joined and
 # divided likewise. Of a shard, before the optimizer: largest and smallest number (4 bytes, has_inf_or_nan), an fp64
 # copy for the norm (16, get_grad_norm_direct), the fp32 copy (6), and clipping that (4 more than in 16 bits).
+# stage3.py: `_prepare_sub_group` makes that copy for the parameters of one sub-group (`sub_group_size`).
 DEEPSPEED_ZERO = ZeroEngine(
     fsdp_version=0,
     all_reduced_at=(1, 2),
@@ -167,6 +168,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     joining_kernels=(1, 2),  # copied into the bucket; divided, and the ranks' parts joined
     buffers=1,
     shard_bytes=30.0,
+    updated_elements=1_000_000_000,
     # stage_1_and_2.py: async_inplace_copy_grad_to_fp32_buffer_from_gpu; stage3.py: grad_partitions_flat_buffer
     on_host_at=(2, 3),
     live_elements=1_000_000_000,
@@ -375,7 +377,11 @@ def framework_at(name: str, date: str | None) -> Framework:
 def zero_engine(training: Named, p: Sharded) -> ZeroEngine:
     """Return how the framework reduces and gathers, with the FSDP that `parallelism.fsdp_version` names."""
     own = framework_of(training).zero
-    return own.as_first_fsdp if p.zero >= 2 and p.fsdp_version == 1 else own
+    if p.zero < 2 or p.fsdp_version is None:
+        return own
+    if p.fsdp_version == 1:
+        return own.as_first_fsdp
+    return ZeroEngine() if own.or_torch else own
 
 
 def frees_gradients(training: Trained, zero: int) -> bool:

@@ -74,13 +74,15 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         gemm("router_wgrad", W, x, h, m, backward_dtype, out_bytes=2 * d.grad_bytes * x * h),
         accumulate(d.of_stream, "router_grad_sum", m * h),
     )
+    tensors = (x * h, x) if moe.router_bias else (x * h,)
     return Operator(
         "router",
         forward,
         backward,
         _kept(casts, m * h, m * x, e),
-        params=x * h + (x if moe.router_bias else 0),
-        tensors=(x * h, x) if moe.router_bias else (),
+        params=sum(tensors),
+        tensors=tensors,
+        shared=tensors if d.sums_shared_once else (),
         # The input's gradient and the one that it joins; before them the fp32 one, or the fp32 copy that is made anew.
         backward_bytes=m * h * (2 * e + (FP32_BYTES if casts.upcast else 0)),
         always_again=True,

@@ -98,4 +98,6 @@ def _shared_gate(d: Dims) -> Operator:
         Saved("shared expert's result", n * e),
         *((Saved("shared gate's input", n * e, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if apart else ()),
     )
-    return Operator("shared_gate", forward, backward, saved, params=h, weights=((1, h),), backward_bytes=2 * n * e)
+    whole = (h,) if d.sums_shared_once else ()
+    made = Operator("shared_gate", forward, backward, saved, params=h, weights=((1, h),), shared=whole)
+    return replace(made, backward_bytes=2 * n * e)

@@ -124,3 +124,42 @@ def test_an_activation_is_named_by_its_function(tmp_path: Path, function: str, g
     sizes = "  hidden_size: 1024\n  num_attention_heads: 16\n  vocab_size: 32000\n"
     found = of(tmp_path, ("hf_model_id: Qwen/Qwen3-8B\n", own + sizes))
     assert found["model"]["mlp"] == mlp
+
+
+@pytest.mark.parametrize(
+    ("section", "line", "noted"),
+    [
+        ("ddp", "fsdp_double_buffer: true", True),
+        ("ddp", "fsdp_double_buffer: false", False),
+        ("ddp", "overlap_param_gather_with_optimizer_step: true", True),
+        ("model", "calculate_per_token_loss: true", True),
+        ("model", "bias_activation_fusion: false", True),
+        ("model", "bias_activation_fusion: true", False),
+        ("model", "tp_comm_bulk_dgrad: false", False),  # of an overlap that is off
+        ("model", "tp_comm_overlap: true, tp_comm_bulk_dgrad: false", True),
+    ],
+)
+def test_what_changes_a_step_and_is_not_simulated_is_named(
+    tmp_path: Path, section: str, line: str, noted: bool
+) -> None:
+    parts = {"model": "tensor_model_parallel_size: 2, seq_length: 4096", "ddp": "use_distributed_optimizer: true"}
+    parts[section] += f", {line}"
+    parts["train"] = "micro_batch_size: 1, global_batch_size: 64"
+    text = "".join(f"{name}: {{{keys}}}\n" for name, keys in parts.items())
+    said = converted(tmp_path, "run.yaml", text, "--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3-8b")[1]
+    key = line.rpartition(", ")[2].partition(":")[0]
+    assert (f"{section}.{key}" in said) is noted
+
+
+def test_dropped_tokens_former_graphs_and_packed_sequences_of_an_override(tmp_path: Path) -> None:
+    text = (
+        "model: {tensor_model_parallel_size: 1, seq_length: 4096, moe_expert_capacity_factor: 1.0, "
+        "moe_pad_expert_input_to_capacity: true, external_cuda_graph: true}\n"
+        "dataset: {packed_sequence_specs: {packed_sequence_size: 4096}}\n"
+        "train: {micro_batch_size: 1, global_batch_size: 64}\n"
+    )
+    here = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "mixtral-8x7b")
+    data, said = converted(tmp_path, "run.yaml", text, *here)
+    assert data["model"] == {"preset": "mixtral-8x7b", "moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}
+    assert data["training"]["cuda_graphs"] == "layers"
+    assert "dataset.packed_sequence_specs: a sequence is simulated as one text" in said

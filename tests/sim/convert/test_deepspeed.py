@@ -66,6 +66,11 @@ def test_training_arguments_name_deepspeed_s_file(tmp_path: Path) -> None:
     assert (p["bucket_bytes"], p["gather_bucket_bytes"]) == (2 * 4096**2, 2 * int(0.9 * 4096**2))
     assert "stage3_max_live_parameters: the default of 1,000,000,000 is simulated" in text
     assert "not expressed here: neftune_noise_alpha\n" in text
+    assert "sub_group_size" not in text
+    (tmp_path / "ds_z3.json").write_text(
+        LLAMA_FACTORY_ZERO_3.replace('"sub_group_size": 1e9', '"sub_group_size": 1e12')
+    )
+    assert "sub_group_size: the default of 1,000,000,000 is" in converted(tmp_path, "args.yaml", arguments, *options)[1]
     assert "auto" not in text
     alone = converted(tmp_path, "ds_z3.json", LLAMA_FACTORY_ZERO_3, *options, "--seq-len", "2048")[1]
     assert "# auto: train_batch_size, train_micro_batch_size_per_gpu, " in alone
@@ -443,3 +448,33 @@ def test_what_zero_keeps_in_another_way_is_named(tmp_path: Path) -> None:
     assert kept in small
     assert kept not in large
     assert "contiguous_gradients: false is not simulated" in large
+
+
+@pytest.mark.parametrize(
+    ("zero", "said"),
+    [
+        ('"sub_group_size": 1e12', "sub_group_size: the default of 1,000,000,000 is simulated"),
+        ('"sub_group_size": 1e9', ""),
+        (
+            '"stage3_prefetch_bucket_size": 0',
+            "stage3_prefetch_bucket_size: 0 is not simulated; parameters are gathered",
+        ),
+    ],
+)
+def test_numbers_of_zero_3_that_are_not_simulated_are_named(tmp_path: Path, zero: str, said: str) -> None:
+    text = f"""{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "wall_clock_breakdown": true,
+      "zero_optimization": {{"stage": 3, {zero}}}}}"""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
+    found = converted(tmp_path, "ds.json", text, *options)[1]
+    assert said in found
+    assert ("zero_optimization" in found) is bool(said)
+    assert "not expressed here: wall_clock_breakdown" in found  # whose timers wait for the GPU
+
+
+def test_gathers_without_a_limit_are_named(tmp_path: Path) -> None:
+    arguments = """{per_device_train_batch_size: 1, bf16: true, fsdp: full_shard auto_wrap,
+      fsdp_config: {version: 1, limit_all_gathers: LIMIT}}"""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
+    for limit in ("true", "false"):
+        said = converted(tmp_path, "args.yaml", arguments.replace("LIMIT", limit), *options)[1]
+        assert ("limit_all_gathers: false is not simulated" in said) is (limit == "false")

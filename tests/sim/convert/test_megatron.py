@@ -104,11 +104,22 @@ def test_a_layer_s_flag_with_a_value_that_is_none_of_its_own(tmp_path: Path, fla
             "training",
             {"grad_dtype": "bf16", "grad_reduce_dtype": "bf16"},
         ),
-        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", "parallelism", {"zero": 3}),
+        # Both overlap without being told to; only the gathers of updated parameters have a flag.
+        (
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
+            "parallelism",
+            {"zero": 3, "dp_sync": "bucketed"},
+        ),
+        (
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
+            "parallelism",
+            {"zero": 2, "dp_sync": "bucketed", "param_gather_overlap": False},
+        ),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim", "parallelism", {"dp_sync": "after_backward"}),
         (
             "--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward",
             "parallelism",
-            {"zero": 3, "reshard_after_forward": False},
+            {"zero": 3, "fsdp_version": 2, "reshard_after_forward": False},
         ),
         ("--bf16 --use-torch-fsdp2", "training", {"grad_dtype": "bf16"}),  # it gets no other dtype to reduce in
         ("--bf16 --use-torch-fsdp2 --accumulate-allreduce-grads-in-fp32", "training", {"grad_dtype": "bf16"}),

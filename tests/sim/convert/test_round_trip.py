@@ -74,7 +74,7 @@ def test_shipped_scenarios_that_come_back_take_the_same_time_and_memory(
         ({}, {}, {"tp": 2, "zero": 2}),
         ({}, {}, {"dp": 8, "zero": 2}),
         ({}, {"master_weights": "remainders", "optimizer_dtype": "bf16"}, {"dp": 8, "zero": 1}),
-        ({}, {}, {"dp": 8, "zero": 2, "dp_sync": "after_backward"}),
+        ({}, {}, {"dp": 8, "zero": 2, "param_gather_overlap": False}),
         ({}, {"precision": "fp8", "fp8_recipe": "tensorwise", "fp8_param_gather": True}, {"dp": 8, "zero": 1}),
         ({"moe": MOE}, {}, {"tp": 4, "sp": True, "zero": 1, "dp_sync": "after_backward"}),
         ({"moe": {**MOE, "max_nodes_per_token": 1}}, {}, {"cp": 2, "dp": 8, "pp": 4, "ep": 4}),
@@ -126,7 +126,7 @@ def test_fsdp_of_experts_with_several_stages_is_refused() -> None:
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
-        ({"dp": 8, "zero": 2, "param_gather_overlap": False}, "param_gather_overlap: found false; Megatron-LM gathers"),
+        ({"dp": 8, "zero": 2, "dp_sync": "after_backward"}, "dp_sync: found after_backward; Megatron-LM reduces"),
         ({"dp": 8, "tp": 2, "pp": 4, "p2p_scatter": True}, "p2p_scatter: found true; Megatron-LM sends whole"),
     ],
 )

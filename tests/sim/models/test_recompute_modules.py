@@ -22,23 +22,27 @@ LATENT = {
 }
 
 
-def block(model: Any, *modules: str) -> Block:
+def block(model: Any, *modules: str, framework: str = "megatron") -> Block:
     recompute = {"mode": "selective", "modules": list(modules)} if modules else "none"
-    return layer_block(make(model, {"framework": "megatron", "recompute": recompute}), 0)
+    return layer_block(make(model, {"framework": framework, "recompute": recompute}), 0)
 
 
-def lost(model: Any, *modules: str) -> float:
+def lost(model: Any, *modules: str, framework: str = "megatron") -> float:
     """16-bit numbers a token that the modules spare, of what is kept without recomputation."""
-    kept = [sum(s.bytes for s in b.saved) for b in (block(model), block(model, *modules))]
+    both = (block(model, framework=framework), block(model, *modules, framework=framework))
+    kept = [sum(s.bytes for s in b.saved) for b in both]
     return (kept[0] - kept[1]) / 2 / TOKENS
 
 
 @pytest.mark.parametrize(
     ("model", "modules", "numbers"),
     [
-        (LLAMA, ["layernorm"], 2 * H),  # inputs of query-key-value and of gate-up
+        (LLAMA, ["layernorm"], 0),  # both norms are part of the matmuls behind them
         (LLAMA, ["mlp"], 3 * FFN),  # gate, up, their product
-        (LLAMA, ["layernorm", "mlp"], 2 * H + 3 * FFN),
+        (LLAMA, ["layernorm", "mlp"], 3 * FFN),
+        (EXPERTS, ["layernorm"], H),  # the norm before experts alone
+        (LATENT, ["layernorm"], H),  # that before latent attention
+        (LATENT | {"moe": EXPERTS["moe"]}, ["layernorm"], 2 * H),
         (PARALLEL, ["layernorm"], H),  # both branches have one input
         (PARALLEL, ["mlp"], 3 * FFN),
         (EXPERTS, ["moe_act"], 2 * 512),  # the second input of two experts
@@ -50,6 +54,17 @@ def test_each_module_loses_its_tensors(model: Any, modules: list[str], numbers: 
     assert lost(model, *modules) == numbers
 
 
+def test_norms_of_plain_modules_lose_their_outputs() -> None:
+    """Inputs of query-key-value and of gate-up, where each norm is a module of its own."""
+    assert lost(LLAMA, "layernorm", framework="compiled") == 2 * H
+
+
+def test_a_warning_says_that_joined_norms_stay() -> None:
+    asked = {"framework": "megatron", "recompute": {"mode": "selective", "modules": ["layernorm"]}}
+    said = [any("of no effect on layernorm" in w for w in make(m, asked).warnings) for m in (LLAMA, EXPERTS, LATENT)]
+    assert said == [True, False, False]
+
+
 def test_the_whole_of_moe_keeps_its_input_alone() -> None:
     whole = saved_by_part(make(EXPERTS, {"framework": "megatron"}))
     others = sum(size for part, size in whole.items() if part is not ModelPart.EXPERTS)
@@ -59,7 +74,8 @@ def test_the_whole_of_moe_keeps_its_input_alone() -> None:
 @pytest.mark.parametrize(
     ("model", "module", "kinds"),
     [
-        (LLAMA, "layernorm", {"norm": 2}),
+        (LLAMA, "layernorm", {"norm": 0}),
+        (EXPERTS, "layernorm", {"norm": 1}),
         (LLAMA, "mlp", {"gemm": 2, "elementwise": 1}),
         (PARALLEL, "layernorm", {"norm": 1}),
         (PARALLEL, "mlp", {"gemm": 2, "elementwise": 1}),
