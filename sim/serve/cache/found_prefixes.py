@@ -48,6 +48,7 @@ class FoundPrefixes(Struct):
     tiers: CacheTiers | None = None  # below the cache on the GPU
     shares_at_once: bool = False  # a prefix is found from when it is put into an iteration, not from that one's end
     drops_last: bool = False  # the last block found is computed again: a draft reads the model's hidden states of it
+    hashes_ahead: bool = False  # a block is found only if the token behind it is shared, too
     one_behind: bool = False
     watermark: float | None = None  # as `Engine.watermark`
     reserved: int = 0  # blocks of all that run, once each has all its tokens
@@ -65,9 +66,13 @@ class FoundPrefixes(Struct):
 
     def matched(self, sequence: Sequence) -> Matched:
         """What a sequence finds and does not compute again. Without the last block where the engine `drops_last`; not
-        where more has been found below the GPU's cache."""
+        where more has been found below the GPU's cache. With `hashes_ahead` without the last block that is shared if
+        another token follows it."""
         hit, loaded = self.found(sequence)
         own, block = self.own_tokens(sequence, hit), self.cache.block_tokens
+        if self.hashes_ahead and hit and not own and self._ends_shared(sequence, hit):
+            hit -= block
+            own = self.own_tokens(sequence, hit)
         if self.drops_last and not loaded and hit + own:
             if not own:
                 hit -= block  # a copy of it that the sequence had before may be among its own
@@ -75,6 +80,12 @@ class FoundPrefixes(Struct):
             own = max(0, own - block)
         keys = -(-hit // self.cache.key_tokens)
         return Matched(hit, loaded, own, keys * self.cache.key_tokens // block)
+
+    def _ends_shared(self, sequence: Sequence, hit: int) -> bool:
+        """Whether what a sequence shares ends with the `hit` tokens found; a simplification where a prefix known by
+        hashes is shared further, but was evicted from there on."""
+        by_hash = bool(sequence.request.hashes) and hit % self.cache.key_tokens == 0
+        return by_hash or hit == sequence.request.prefix_tokens
 
     def found(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens found on the GPU and in the host's memory: of the prompt, or all that a swapped sequence had; at least

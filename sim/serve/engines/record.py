@@ -223,6 +223,10 @@ class Engine:
         "beside tokens drafted by the model's own layer, the last block that a prompt finds in the GPU's cache is "
         "computed again",
     )
+    hashes_ahead: bool = fact(
+        False,
+        "instead of that, without pools and tiers below the cache, a block is found if the token behind it is shared",
+    )
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     own_all_reduces: Mapping[str, OwnAllReduce] = field(
@@ -231,6 +235,11 @@ class Engine:
     )
     summed_norms: SummedNorms | None = fact(  # noqa: RUF009  a tuple
         None, "which all-reduces over tp also add and norm; None: none"
+    )
+    own_selected: bool = fact(
+        False,
+        "models whose attention selects keys have code of their own, which torch.compile does not make: all-reduces "
+        "add and norm also behind experts, and no kernel quantizes for the next",
     )
     quantizing: Mapping[str, tuple[Quantizing, ...]] = field(
         default_factory=dict,

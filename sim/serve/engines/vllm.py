@@ -15,7 +15,7 @@ from sim.serve.engines.graph_sizes import (
 )
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
 from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
-from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, MIB
+from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33, MIB
 from sim.serve.engines.record import Case, Defaults, Engine
 from sim.serve.engines.sglang_memory import GIB
 
@@ -48,6 +48,7 @@ _SUMMED_NORMS = SummedNorms(
     {2: 64 * MIB, 4: 2 * MIB, 8: 0.5 * MIB}, {2: 64 * MIB, 4: 32 * MIB, 8: MIB}, alone=True, compiled=True
 )
 _SUMMED_NORMS_19 = _SUMMED_NORMS._replace(ultra={2: 64 * MIB, 4: 64 * MIB, 8: 2 * MIB})  # compute capability 10.3
+_SUMMED_NORMS_29 = _SUMMED_NORMS_19._replace(alone=False, ultra={2: 64 * MIB, 4: 64 * MIB, 8: 4 * MIB})
 _QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("norms", "activations")}
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
@@ -259,6 +260,29 @@ _VLLM_28 = replace(
     drafting_tokens=vllm_030_drafting_tokens,
     cases=(_LARGE, _LARGEST, _BLACKWELL),
 )
+_VLLM_29 = replace(
+    _VLLM_28,
+    name="vllm-0.29",
+    since=(0, 29),
+    date="2026-09",
+    source="as vllm-0.28; FlashInfer's all-reduces by default (pull request 52998); of 8 ranks on compute capability"
+    " 10.3 those to 4 MiB norm, too (allreduce_rms_fusion.py); DeepSeek V3.2 and GLM 5: models/deepseek_v32/nvidia,"
+    " fused_allreduce_rms_norm, and config/vllm.py, DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES",
+    own_all_reduces=CUSTOM_LESS_29,
+    summed_norms=_SUMMED_NORMS_29,
+    own_selected=True,
+)
+_VLLM_33 = replace(
+    _VLLM_29,
+    name="vllm-0.33",
+    since=(0, 33),
+    date="2026-11",
+    source="as vllm-0.29, as are 0.30 to 0.32; FlashInfer's all-reduces of 8 ranks to 128 MiB on compute capability"
+    " 10.x; hashes of blocks cover the token behind them (config/vllm.py, num_hash_lookahead_tokens: with EAGLE and the"
+    " model's own layer, not with kv_transfer_config)",
+    own_all_reduces=CUSTOM_LESS_33,
+    hashes_ahead=True,
+)
 RECORDS = (
     _FIRST_VLLM,
     replace(
@@ -312,12 +336,6 @@ RECORDS = (
     _VLLM_14,
     _VLLM_19,
     _VLLM_28,
-    replace(
-        _VLLM_28,
-        name="vllm-0.29",
-        since=(0, 29),
-        date="2026-09",
-        source="as vllm-0.28; FlashInfer's all-reduces by default (pull request 52998)",
-        own_all_reduces=CUSTOM_LESS_29,
-    ),
+    _VLLM_29,
+    _VLLM_33,
 )

@@ -205,7 +205,9 @@ def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, o
     scheduler.mixes = engine.mixes(i.chunked_prefill, i.speculative is not None, pp)
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
     scheduler.shares_at_once = engine.shares_at_once
-    scheduler.drops_last = engine.drops_last_hit and i.drafts == "layer" and i.prefix_cache == "gpu"
+    computes_again = engine.drops_last_hit and i.drafts == "layer" and i.prefix_cache == "gpu"
+    ahead = engine.hashes_ahead and i.disaggregated is None and i.kv_cache.tiers is None
+    scheduler.drops_last, scheduler.hashes_ahead = computes_again and not ahead, computes_again and ahead
     scheduler.whole_prompts_fit = engine.whole_prompts_fit
     scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
     behind = overlaps and pp == 1
