@@ -39,6 +39,7 @@ _BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
 # merge: mla/common.py, later model_executor/layers/attention/mla_attention.py, forward_mha.
 _LATENTS_09 = LatentKernels(False, ("ampere", "hopper", "blackwell", "other"), merges_context=True)
 _LATENTS_11 = _LATENTS_09._replace(merged_down=True)
+# deepseek_v2.py, Indexer: wk_weights_proj, without quantization, in 0.24 and later, not in 0.19.
 _LATENTS_14 = _LATENTS_11._replace(joins_queries=("ampere", "blackwell", "other"))
 # compilation/passes/fusion/allreduce_rms_fusion.py, FI_ALLREDUCE_FUSION_MAX_SIZE_MB (FlashInfer's kernel); on by
 # default with tp above 1: config/vllm.py, OPTIMIZATION_LEVEL_02 and enable_allreduce_rms_fusion. With pipeline stages
@@ -247,6 +248,7 @@ _VLLM_28 = replace(
     " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
     host=hosts(V1_32),
     overlaps_drafting=(True, True),
+    latents=_LATENTS_14._replace(merged_index=True),
     # VLLM_MOE_SKIP_PADDING, on since 0.28 in the second model runner (v1/worker/gpu), which 0.28 has for some
     # models' code and 0.30 for all; not in fused_moe/router/grouped_topk_router.py.
     padded_experts=("none", "none"),

@@ -95,6 +95,7 @@ def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
         context if dense else 0.0,
         own.joins_latents,
         linear == "fp8" and blocks and architecture in own.narrow_absorbed,
+        own.merged_index,
     )
 
 
