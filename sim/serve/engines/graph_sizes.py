@@ -170,7 +170,19 @@ def sglang_0510_prompt_sizes(chunk: int, latent: bool) -> tuple[int, ...]:
     >>> sglang_0510_prompt_sizes(8192, True)[-1]
     2048
     """
-    most = 2048 if latent else chunk
+    return _prompt_sizes(2048 if latent else chunk)
+
+
+def sglang_0523_prompt_sizes(chunk: int, latent: bool) -> tuple[int, ...]:
+    """Return those of SGLang 0.5.10, with latent attention up to 8,192 (SGLang 0.5.23, arg_groups/memory_hook.py).
+
+    >>> [sglang_0523_prompt_sizes(chunk, True)[-1] for chunk in (4096, 16384)]
+    [4096, 8192]
+    """
+    return _prompt_sizes(min(8192, chunk) if latent else chunk)
+
+
+def _prompt_sizes(most: int) -> tuple[int, ...]:
     fine = *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)
     return tuple([n for n in (*fine, *range(1280, 4097, 256), *range(4608, most + 1, 512)) if n <= most])
 

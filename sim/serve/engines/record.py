@@ -14,6 +14,7 @@ from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
+ServerPool = Literal["all", "prefill", "decode"]
 Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
 
 
@@ -56,8 +57,8 @@ class Defaults(NamedTuple):
 
 class Server(NamedTuple):
     """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
-    ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, and the
-    largest batch with a CUDA graph that somebody asks for (None: nobody does)."""
+    ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, the largest
+    batch with a CUDA graph that somebody asks for (None: nobody does), of which pool it is, and whether DeepEP is."""
 
     memory_bytes: float
     tp: int = 1
@@ -66,6 +67,8 @@ class Server(NamedTuple):
     drafts: Drafts = "none"
     latent: bool = False
     graphs_to: int | None = None
+    pool: ServerPool = "all"
+    deepep: bool = False
 
     @property
     def ranks(self) -> int:

@@ -79,6 +79,31 @@ def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
 
 
 @pytest.mark.parametrize(
+    ("engine", "all2all", "prefill", "decode"),
+    [
+        ("sglang-0.5.14", None, 0.85, 0.85),
+        ("sglang-0.5.15", None, 0.855, 0.944),
+        ("sglang-0.5.15", "deepep", 0.855, 0.933),
+    ],
+)
+def test_sglang_gives_a_pool_memory_by_what_it_does_since_0_5_15(
+    engine: str, all2all: str | None, prefill: float, decode: float
+) -> None:
+    """srt/server_args.py, _handle_gpu_memory_settings. B200: 10 of 180 GiB are free in a server for tokens."""
+    server = {"tp": 8, "replicas": 1}
+    inference = {
+        "engine": engine,
+        "requests": {"prompt_len": 8, "output_len": 2},
+        "disaggregated": {"prefill": server, "decode": server},
+        **({"all2all_backend": all2all} if all2all else {}),
+    }
+    s = parse_scenario({"model": "qwen3-30b-a3b", "cluster": "dgx-b200", "inference": inference})
+    assert s.for_serving.disaggregated is not None
+    found = s.for_serving.disaggregated.prefill.memory_fraction, s.for_serving.kv_cache.memory_fraction
+    assert found == (prefill, decode)
+
+
+@pytest.mark.parametrize(
     ("engine", "architecture", "graphs"),
     [("vllm-0.19", "blackwell", 512), ("vllm-0.28", "blackwell", 1024), ("vllm-0.28", "other", 512)],
 )

@@ -25,7 +25,7 @@ def test_an_unknown_engine_is_refused_with_those_known() -> None:
         (("SGLang 0.4.7",), "sglang-0.4.7"),
         (("SGLang v0.4.6.post2",), "sglang-0.4.6"),
         (("SGLang 0.5.9",), "sglang-0.5"),
-        (("SGLang",), "sglang-0.5.20"),
+        (("SGLang",), "sglang-0.5.23"),
         (("vLLM",), "vllm-0.33"),
         (("TensorRT-LLM 1.0",), "trtllm-1.0"),
         (("vLLM 2023", ""), "vllm-0.2"),
