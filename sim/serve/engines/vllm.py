@@ -9,8 +9,8 @@ from sim.serve.engines.graph_sizes import (
     AskedGraphs,
     vllm_014_drafting_tokens,
     vllm_014_sizes,
-    vllm_030_drafting_tokens,
-    vllm_030_sizes,
+    vllm_029_drafting_tokens,
+    vllm_031_sizes,
     vllm_08_sizes,
 )
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
@@ -243,23 +243,17 @@ _VLLM_28 = replace(
     name="vllm-0.28",
     since=(0, 28),
     date="2026-08",
-    source="as vllm-0.19, whose scheduler 0.32 and 0.33 still have; limits of GPUs with 160 GiB and more"
+    source="as vllm-0.19; limits of GPUs with 160 GiB and more"
     " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
-    " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
+    " _set_cudagraph_sizes), neither in 0.27.1",
     host=hosts(V1_32),
     overlaps_drafting=(True, True),
     latents=_LATENTS_14._replace(merged_index=True),
-    # VLLM_MOE_SKIP_PADDING, on since 0.28 in the second model runner (v1/worker/gpu), which 0.28 has for some
-    # models' code and 0.30 for all; not in fused_moe/router/grouped_topk_router.py.
-    padded_experts=("none", "none"),
-    padded_grouped="own",
     summed_norms=_SUMMED_NORMS_19._replace(alone=False),
     # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
     quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
     # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.
     quantizing_blocks=("norms", "activations"),
-    graph_sizes=vllm_030_sizes,
-    drafting_tokens=vllm_030_drafting_tokens,
     cases=(_LARGE, _LARGEST, _BLACKWELL),
 )
 _VLLM_29 = replace(
@@ -273,13 +267,26 @@ _VLLM_29 = replace(
     own_all_reduces=CUSTOM_LESS_29,
     summed_norms=_SUMMED_NORMS_29,
     own_selected=True,
+    drafting_tokens=vllm_029_drafting_tokens,
+    # VLLM_MOE_SKIP_PADDING of the second model runner (v1/worker/gpu), which models with experts have since 0.29, few
+    # of them in 0.28 (config/vllm.py, use_v2_model_runner); not in fused_moe/router/grouped_topk_router.py.
+    padded_experts=("none", "none"),
+    padded_grouped="own",
+)
+_VLLM_31 = replace(
+    _VLLM_29,
+    name="vllm-0.31",
+    since=(0, 31),
+    date="2026-10",
+    source="as vllm-0.29, as is 0.30; a graph for max_num_seqs (config/vllm.py, _set_cudagraph_sizes)",
+    graph_sizes=vllm_031_sizes,
 )
 _VLLM_33 = replace(
-    _VLLM_29,
+    _VLLM_31,
     name="vllm-0.33",
     since=(0, 33),
     date="2026-11",
-    source="as vllm-0.29, as are 0.30 to 0.32; FlashInfer's all-reduces of 8 ranks to 128 MiB on compute capability"
+    source="as vllm-0.31, as is 0.32; FlashInfer's all-reduces of 8 ranks to 128 MiB on compute capability"
     " 10.x; hashes of blocks cover the token behind them (config/vllm.py, num_hash_lookahead_tokens: with EAGLE and the"
     " model's own layer, not with kv_transfer_config)",
     own_all_reduces=CUSTOM_LESS_33,
@@ -339,5 +346,6 @@ RECORDS = (
     _VLLM_19,
     _VLLM_28,
     _VLLM_29,
+    _VLLM_31,
     _VLLM_33,
 )
