@@ -130,6 +130,7 @@ class Engine:
     may_overlap_drafting: bool = fact(
         False, "with async_scheduling true it overlaps with tokens drafted by a model of their own, too"
     )
+    shares_stages: bool = fact(True, "of pipeline stages, each iteration has at most its part of max_running_requests")
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     hands_drafts_over: bool = fact(

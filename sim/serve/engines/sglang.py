@@ -93,6 +93,7 @@ _SGLANG_04 = Engine(
     unseen_share=1.0,  # hybrid_kvcache_ratio is off
     fp32_states=True,  # srt/configs/mamba_utils.py, mamba2_state_dtype: SGLANG_MAMBA_SSM_DTYPE is float32
     overlaps_stages=False,
+    shares_stages=True,  # srt/managers/scheduler.py: pp_max_micro_batch_size, max_running_requests // pp_size
     overlaps_drafting=(False, False),
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer

@@ -143,6 +143,7 @@ _VLLM_09 = Engine(
     " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
     " earlier iterations, which choose experts",
     host=hosts(V1),
+    shares_stages=False,  # v1/core/sched/scheduler.py: max_num_seqs for all; what is ready and fits goes along
     may_overlap=True,  # 0.10, pull request 19970: --async-scheduling; not with stages nor drafts
     overlaps_stages=False,
     overlaps_drafting=(False, False),

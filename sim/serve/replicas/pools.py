@@ -162,7 +162,7 @@ def _scheduler(
     """A replica's scheduler; `hashed`: requests name their prefixes by hashes; `tokens`: the most of an iteration."""
     i, pp = scenario.for_serving, scenario.parallelism.pp
     running, most = (len(sequences), UNLIMITED) if i.batching == "static" else (i.max_running_requests, tokens)
-    limits = Limits(running, most, -(-running // pp))
+    limits = Limits(running, most, -(-running // pp) if engine_of(i.engine).shares_stages else running)
     kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
     cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
     store = HashedHostCache if hashed else HostCache

@@ -368,3 +368,12 @@ def test_each_pipeline_stage_has_a_layer() -> None:
     assert parse_scenario({**data, "parallelism": {"pp": 32}}).parallelism.pp == 32
     with pytest.raises(InputError, match="pp: found 33; the model has 32 layers, and each stage needs one"):
         parse_scenario({**data, "parallelism": {"pp": 33}})
+
+
+@pytest.mark.parametrize(("engine", "most"), [("vllm-v1", 8), ("vllm-0.33", 8), ("sglang-0.5.20", 4), ("bundled", 4)])
+def test_short_prompts_go_through_vllms_stages_together(engine: str, most: int) -> None:
+    """v1/core/sched/scheduler.py: what is ready and fits; SGLang: pp_max_micro_batch_size."""
+    requests = {"prompt_len": 8, "output_len": 4, "count": 8}
+    inference = {"engine": engine, "max_running_requests": 8, "requests": requests}
+    s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 2}, "inference": inference})
+    assert max(i.load.decodes for i in simulate_serving(s).replicas[0].iterations) == most
