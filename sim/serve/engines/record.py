@@ -231,6 +231,10 @@ class Engine:
         False,
         "instead of that, without pools and tiers below the cache, a block is found if the token behind it is shared",
     )
+    sparse_windows: bool = fact(
+        False,
+        "beside others, layers with windows find a prefix where a prompt ended or where prompts had parted before",
+    )
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     own_all_reduces: Mapping[str, OwnAllReduce] = field(

@@ -268,6 +268,7 @@ _VLLM_29 = replace(
     own_all_reduces=CUSTOM_LESS_29,
     summed_norms=_SUMMED_NORMS_29,
     own_selected=True,
+    sparse_windows=True,  # config/cache.py: prefix_cache_retention_interval is 0
     drafting_tokens=vllm_029_drafting_tokens,
     # VLLM_MOE_SKIP_PADDING of the second model runner (v1/worker/gpu), which models with experts have since 0.29, few
     # of them in 0.28 (config/vllm.py, use_v2_model_runner); not in fused_moe/router/grouped_topk_router.py.

@@ -180,6 +180,8 @@ def _scheduler(
         scheduler.output = scheduler.output.of(LESS_CONSERVATIVE)
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
+    if engine.sparse_windows and scheduler.by_content and _some_have_windows(costs):
+        scheduler.ends = set()
     if i.lora is not None:
         size = max([adapter_bytes(costs, stage) for stage in costs.stages])
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
@@ -187,6 +189,12 @@ def _scheduler(
         scheduler.drafted = i.speculative.tokens
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
     return scheduler
+
+
+def _some_have_windows(costs: IterationCosts) -> bool:
+    """Whether some layers have windows, beside others without; chunks of a sequence count as none."""
+    grouped = [a.window for a in costs.attentions if isinstance(a, GroupedQueryAttention)]
+    return len({window is None or window.chunked for window in grouped}) > 1
 
 
 def _copies_of_a_block(costs: IterationCosts) -> int:
