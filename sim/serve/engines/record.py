@@ -131,6 +131,7 @@ class Engine:
         False, "with async_scheduling true it overlaps with tokens drafted by a model of their own, too"
     )
     shares_stages: bool = fact(True, "of pipeline stages, each iteration has at most its part of max_running_requests")
+    runs_by_stage: bool = fact(False, "max_running_requests are of an iteration, and as many run for each stage")
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     hands_drafts_over: bool = fact(
@@ -228,13 +229,9 @@ class Engine:
         "computed again",
     )
     hashes_ahead: bool = fact(
-        False,
-        "instead of that, without pools and tiers below the cache, a block is found if the token behind it is shared",
+        False, "instead, without pools and tiers below the cache, a block is found if the token behind it is shared"
     )
-    sparse_windows: bool = fact(
-        False,
-        "beside others, layers with windows find a prefix where a prompt ended or where prompts had parted before",
-    )
+    sparse_windows: bool = fact(False, "layers with windows find a prefix where a prompt ended or prompts had parted")
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     own_all_reduces: Mapping[str, OwnAllReduce] = field(

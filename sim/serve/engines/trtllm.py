@@ -58,6 +58,7 @@ _TRTLLM_08 = Engine(
     stages_drafting=False,  # of this engine nothing was read about drafts beside stages or adapters
     adapters_drafting=False,
     reserved_output=1.0,
+    runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
     whole_prompts=True,
     prompts_beside=True,
     fp8_cache=True,
@@ -88,6 +89,7 @@ _TRTLLM_1 = Engine(
     overlaps_drafting=(True, False),
     padded_experts=("alike", "alike"),
     reserved_output=1.0,
+    runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
     whole_prompts=True,
     prompts_beside=True,
     fp8_cache=True,
@@ -123,6 +125,7 @@ RECORDS = (
         decode_attention="per_head",
         group_reads=0.768,
         reserved_output=1.0,
+        runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,

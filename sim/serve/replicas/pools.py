@@ -161,15 +161,17 @@ def _scheduler(
 ) -> Scheduler:
     """A replica's scheduler; `hashed`: requests name their prefixes by hashes; `tokens`: the most of an iteration."""
     i, pp = scenario.for_serving, scenario.parallelism.pp
-    running, most = (len(sequences), UNLIMITED) if i.batching == "static" else (i.max_running_requests, tokens)
-    limits = Limits(running, most, -(-running // pp) if engine_of(i.engine).shares_stages else running)
+    engine, static = engine_of(i.engine), i.batching == "static"
+    running, most = (len(sequences), UNLIMITED) if static else (i.max_running_requests, tokens)
+    all_run = running * pp if engine.runs_by_stage and not static else running
+    limits = Limits(all_run, most, -(-all_run // pp) if engine.shares_stages or static else all_run)
     kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
     cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
     store = HashedHostCache if hashed else HostCache
     host = store(capacity.host_tokens) if i.prefix_cache == "cpu" else None
     network = costs.prices.pricing.network
     latency = network.host_copy(0.0)
-    engine, swap_room = engine_of(i.engine), capacity.host_tokens if i.preemption == "swap" else 0
+    swap_room = capacity.host_tokens if i.preemption == "swap" else 0
     pieces = _copies_of_a_block(costs) if engine.copies_blocks else 0
     token_s = network.host_copy(capacity.stage_token_bytes) - latency + pieces * latency / i.kv_cache.block_tokens
     bus = Link(token_s, latency)
