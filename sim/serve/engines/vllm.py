@@ -100,6 +100,7 @@ _VLLM_05 = Engine(
     stages_drafting=False,  # as vllm-0.2
     adapters_drafting=False,
     hands_drafts_over=False,
+    runs_by_stage=True,  # engine/llm_engine.py: a scheduler of max_num_seqs for each stage
     padded_experts=("alike", "alike"),
     whole_prompts=True,
     whole_prompt_tokens=2048,

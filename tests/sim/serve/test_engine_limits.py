@@ -379,9 +379,9 @@ def test_short_prompts_go_through_vllms_stages_together(engine: str, most: int) 
     assert max(i.load.decodes for i in simulate_serving(s).replicas[0].iterations) == most
 
 
-@pytest.mark.parametrize(("engine", "run"), [("trtllm-1.0", 8), ("sglang-0.5.20", 4), ("vllm-0.33", 4)])
-def test_tensorrt_llm_runs_a_batch_for_each_stage(engine: str, run: int) -> None:
-    """_torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size."""
+@pytest.mark.parametrize(("engine", "run"), [("trtllm-1.0", 8), ("vllm-0.6", 8), ("vllm-0.33", 4)])
+def test_some_engines_run_a_batch_for_each_stage(engine: str, run: int) -> None:
+    """TensorRT-LLM, _torch/pyexecutor/_util.py; vLLM before V1, engine/llm_engine.py: a scheduler for each stage."""
     requests = {"prompt_len": 8, "output_len": 16, "count": 12}
     inference = {"engine": engine, "max_running_requests": 4, "requests": requests}
     s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 2}, "inference": inference})
