@@ -98,7 +98,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     model = _model(s, machine)
     engine = _engine(s, product, words)
     layout, settings = _replica(product, s, machine, model)
-    inference: dict[str, Any] = {"engine": engine, **settings}
+    inference: dict[str, Any] = {"engine": engine, **settings, **_router(product, s)}
     if with_roles:
         by_role = [(pools.role_of(one) or pools.MAIN, *_replica(whose, one, machine, model)) for whose, one in servers]
         inference = {"engine": engine, **pools.disaggregated(s, by_role)}
@@ -209,6 +209,13 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
     elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
         layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
     return layout, inference | of_replicas(s, layout, _names().all2all)
+
+
+def _router(product: str, s: Settings) -> dict[str, str]:
+    """vLLM's data-parallel ranks get requests from their server, where fewest wait and run (v1/engine/core_client.py,
+    DPLBAsyncMPClient); SGLang's in turn (srt/managers/data_parallel_controller.py)."""
+    others = {"data-parallel-external-lb", "data-parallel-hybrid-lb"} & {*s.values}
+    return {"router": "least_loaded"} if product == "vLLM" and s.size("dp", 1) > 1 and not others else {}
 
 
 def _has_experts(model: str) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sim.inputs.processes_input import Processes
     from sim.inputs.rl_config import Rl
     from sim.inputs.workloads import Inference, PoolSize
-    from sim.serve.engines.record import Defaults
+    from sim.serve.engines.defaults import Defaults, ServerPool
 
 
 def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
@@ -71,13 +71,13 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
         inference = inference.model_copy(update={"quantization": model.checkpoint_quantization})
     longest, whole = inference.longest(model), _asks_for_whole_prompts(inference)
 
-    def defaults_of(size: Parallelism | PoolSize) -> Defaults:
-        server = server_of(gpu, model, inference, size, parallelism.pp)
+    def defaults_of(size: Parallelism | PoolSize, pool: ServerPool) -> Defaults:
+        server = server_of(gpu, model, inference, size, parallelism.pp, pool)
         return engine.defaults_on(gpu.architecture, server, longest, whole)
 
-    own = defaults_of(size)
+    own = defaults_of(size, "all" if pools is None else "decode")
     if pools is not None:
-        prefill = defaults_of(pools.prefill)
+        prefill = defaults_of(pools.prefill, "prefill")
         own = own._replace(max_batch_tokens=prefill.max_batch_tokens)  # which the other pool does not fill
         if pools.prefill.memory_fraction is None and not _says_memory(inference):
             sized = pools.prefill.model_copy(update={"memory_fraction": prefill.memory_fraction})

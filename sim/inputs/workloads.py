@@ -15,7 +15,8 @@ from sim.inputs.parallelism import Parallelism
 from sim.inputs.serving_keys import Autoscaling, Eplb, ExpertGpus, Sampling, ServedLora, Tiers, WeightOffload
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.engines import ENGINE_FILES, ENGINES
-from sim.serve.engines.record import DecodeAttention, Defaults, Drafts
+from sim.serve.engines.defaults import Defaults, Drafts
+from sim.serve.engines.record import DecodeAttention
 
 MAX_TOKENS = 100_000_000
 MAX_REQUESTS = 10_000_000

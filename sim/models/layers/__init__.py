@@ -149,8 +149,9 @@ class LayerSpec(Struct, frozen=True):
             rest += self.ngrams.matrix_elements + self.ngrams.served_rest(d.tp)
         if self.attention is not None:
             matrices = self.attention.matrices(d.tp)
-            weights += sum(m.elements for m in matrices)
-            rest += sum(m.parameters - m.elements for m in matrices) + self.attention.other_parameters()
+            narrow = sum(m.elements for m in matrices if not m.sixteen_bit)
+            weights += narrow
+            rest += sum(m.parameters for m in matrices) - narrow + self.attention.other_parameters()
         return ServedElements(weights, experts, rest)
 
     def serve_routed(self, d: ServingDims, tokens: int) -> Program:

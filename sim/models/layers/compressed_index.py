@@ -27,7 +27,7 @@ class CompressedIndexer(Indexer, frozen=True):
         return (
             Matrix("index_query", query_rank, (self.heads * self.head_dim,), "plain"),
             Matrix("index_key", hidden, (self.key_width, self.key_width), "plain"),
-            Matrix("index_weights", hidden, (self.heads,), "plain"),
+            Matrix("index_weights", hidden, (self.heads,), "plain", sixteen_bit=True),
         )
 
     @property

@@ -49,11 +49,12 @@ class Indexer(Struct, frozen=True):
     top_k: int
 
     def matrices(self, hidden: int, query_rank: int) -> tuple[Matrix, ...]:
-        """Projections, whole on every rank."""
+        """Projections, whole on every rank. Heads' weights are never quantized (vLLM, deepseek_v2.py, Indexer; SGLang,
+        dsa_indexer.py: weights_proj)."""
         return (
             Matrix("index_query", query_rank, (self.heads * self.head_dim,), "plain"),
             Matrix("index_key", hidden, (self.head_dim,), "plain"),
-            Matrix("index_weights", hidden, (self.heads,), "plain"),
+            Matrix("index_weights", hidden, (self.heads,), "plain", sixteen_bit=True),
         )
 
     @property

@@ -257,7 +257,7 @@ class LatentAttention(Struct, frozen=True):
     def serve(self, d: ServingDims, tokens: int) -> Program:
         """Return what depends on an iteration's number of tokens alone, up to the sum over tp; the latent is expanded
         in the attention."""
-        *projected, _, out = self.matrices(d.tp)
+        *projected, _, out = self.served_matrices(d)
         if d.latents.merged_down:
             projected = self._with_one_down(projected)
         normed = norm_quantizes(d, tokens)  # what the norm before attention writes, not the latents' own norms
@@ -271,6 +271,10 @@ class LatentAttention(Struct, frozen=True):
         rope = rope_cache(d, tokens, self.rotated_width(d.tp))
         joined = latents_joined(d, tokens, self._heads(d.tp))
         return (*items, *norms, *joined, rope, *gate, *served_linear(d, out, tokens))
+
+    def served_matrices(self, d: ServingDims) -> tuple[Matrix, ...]:
+        """The matrices, as many of them merged as an engine merges beside those to the latents."""
+        return self.matrices(d.tp)
 
     def _with_one_down(self, projected: list[Matrix]) -> list[Matrix]:
         """The matrices with those to both latents as one, where queries have a latent, too."""

@@ -17,7 +17,8 @@ class Matrix(Struct, frozen=True):
 
     `outputs` has several numbers where several products share the input: query, key and value; gate and up. `split`
     says what tensor parallelism divides: the outputs (column), the inputs (row) or nothing (plain). `target`: its key
-    among `training.lora.targets`; None where it has none.
+    among `training.lora.targets`; None where it has none. `sixteen_bit`: serving keeps it in 16 bits beside others in
+    fewer.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Matrix(Struct, frozen=True):
     split: str
     bias: bool = False
     target: LoraTarget | None = None
+    sixteen_bit: bool = False
 
     @property
     def width(self) -> int:

@@ -57,6 +57,15 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         assert self.query_rank is not None
         return self.indexer.matrices(self.hidden, self.query_rank) if self.selects else ()
 
+    def served_matrices(self, d: ServingDims) -> tuple[Matrix, ...]:
+        """The indexer's key and its heads' weights as one matmul in 16 bits, where the engine has it so."""
+        found = self.matrices(d.tp)
+        if not d.latents.merged_index or not self.selects:
+            return found
+        *before, key, weights, up, out = found
+        widths = (key.width, weights.width)
+        return (*before, Matrix("index_key_weights", self.hidden, widths, "plain", sixteen_bit=True), up, out)
+
     def other_parameters(self) -> int:
         """Norms of latents and of the indexer's key."""
         return super().other_parameters() + (self.indexer.norm_parameters if self.selects else 0)

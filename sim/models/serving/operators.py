@@ -42,7 +42,8 @@ class ServedLatents(NamedTuple):
     a query's two parts as one tensor; `merges_context`: attention to what is cached before a chunk is a kernel of its
     own; `absorbed_tokens`: iterations of at most so many prompt tokens attend as decode does, in the latent's width,
     and so do those behind some cached tokens, less than `absorbed_context`; `joins_latents`: a kernel joins each
-    token's latent and rope key before they are cached; `narrow_absorbed`: decode absorbs the up-projections in fp8.
+    token's latent and rope key before they are cached; `narrow_absorbed`: decode absorbs the up-projections in fp8;
+    `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights.
     """
 
     merged_down: bool = True
@@ -52,6 +53,7 @@ class ServedLatents(NamedTuple):
     absorbed_context: float = 0.0
     joins_latents: bool = False
     narrow_absorbed: bool = False
+    merged_index: bool = False
 
     def absorbs(self, tokens: int, cached: int) -> bool:
         """Whether prompts of so many tokens, behind so many that are cached, attend in the latent's width."""
@@ -211,9 +213,10 @@ def served_linear(d: ServingDims, matrix: Matrix, tokens: int, quantized: bool =
     comes before has converted the input."""
     name, k, n = matrix.name, matrix.inputs, matrix.width
     activations, out = tokens * k, tokens * n
-    if d.linear == d.act:
+    if d.linear == d.act or matrix.sixteen_bit:
         product = gemm(name, F, tokens, n, k, d.act)
-        return [replace(product, bytes=(activations + out) * d.act_bytes + k * n * d.weight_bytes)]
+        weight_bytes = d.act_bytes if matrix.sixteen_bit else d.weight_bytes
+        return [replace(product, bytes=(activations + out) * d.act_bytes + k * n * weight_bytes)]
     cast = memory_op(f"{name}_quantize", F, "cast", activations, activations * (d.act_bytes + 1.0), d.act)
     if d.linear != "int8":
         return [*([] if quantized else [cast]), gemm(name, F, tokens, n, k, d.linear, out_bytes=out * d.act_bytes)]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from sim.serve.cache.host_copies import Link
-from sim.serve.cache.kv_cache import HostCache, KvCache
+from sim.serve.cache.kv_cache import HostCache, Key, KvCache
 from sim.serve.cache.tiers import CacheTiers
 from sim.serve.scheduling.sequences import Counts, Limits, Sequence
 
@@ -48,6 +48,9 @@ class FoundPrefixes(Struct):
     tiers: CacheTiers | None = None  # below the cache on the GPU
     shares_at_once: bool = False  # a prefix is found from when it is put into an iteration, not from that one's end
     drops_last: bool = False  # the last block found is computed again: a draft reads the model's hidden states of it
+    hashes_ahead: bool = False  # a block is found only if the token behind it is shared, too
+    ends: set[Key] | None = None  # pieces of prefixes behind which layers with windows have what they see; None: all
+    parted: dict[int, int] = field(default_factory=dict)  # tokens found but for these layers, by sequence
     one_behind: bool = False
     watermark: float | None = None  # as `Engine.watermark`
     reserved: int = 0  # blocks of all that run, once each has all its tokens
@@ -65,9 +68,13 @@ class FoundPrefixes(Struct):
 
     def matched(self, sequence: Sequence) -> Matched:
         """What a sequence finds and does not compute again. Without the last block where the engine `drops_last`; not
-        where more has been found below the GPU's cache."""
+        where more has been found below the GPU's cache. With `hashes_ahead` without the last block that is shared if
+        another token follows it."""
         hit, loaded = self.found(sequence)
         own, block = self.own_tokens(sequence, hit), self.cache.block_tokens
+        if self.hashes_ahead and hit and not own and self._ends_shared(sequence, hit):
+            hit -= block
+            own = self.own_tokens(sequence, hit)
         if self.drops_last and not loaded and hit + own:
             if not own:
                 hit -= block  # a copy of it that the sequence had before may be among its own
@@ -75,6 +82,12 @@ class FoundPrefixes(Struct):
             own = max(0, own - block)
         keys = -(-hit // self.cache.key_tokens)
         return Matched(hit, loaded, own, keys * self.cache.key_tokens // block)
+
+    def _ends_shared(self, sequence: Sequence, hit: int) -> bool:
+        """Whether what a sequence shares ends with the `hit` tokens found; a simplification where a prefix known by
+        hashes is shared further, but was evicted from there on."""
+        by_hash = bool(sequence.request.hashes) and hit % self.cache.key_tokens == 0
+        return by_hash or hit == sequence.request.prefix_tokens
 
     def found(self, sequence: Sequence) -> tuple[int, int]:
         """Tokens found on the GPU and in the host's memory: of the prompt, or all that a swapped sequence had; at least
@@ -87,12 +100,33 @@ class FoundPrefixes(Struct):
             return 0, 0
         if self.share_on_gpu:
             hit = self.cache.cached_tokens(request.prefix, wanted)
+            if self.ends is not None:
+                hit = self._where_windows_are(sequence, hit, wanted, self.ends)
             if self.tiers is None:
                 return hit, 0
             return hit, self.tiers.found(self.cache.keys(request.prefix, hit, wanted)) * self.cache.key_tokens
         if self.host is not None:
             return 0, self.host.cached_tokens(request.prefix, wanted, self.cache.block_tokens)
         return 0, 0
+
+    def _where_windows_are(self, sequence: Sequence, hit: int, wanted: int, ends: set[Key]) -> int:
+        """Of `hit` tokens those up to the last end of a window that was kept. Where more is found, this sequence will
+        keep what windows see there (vLLM, v1/core/kv_cache_manager.py, get_computed_blocks: shared_prefix_boundary)."""
+        prefix, each = sequence.request.prefix, self.cache.key_tokens
+        keys = self.cache.keys(prefix, 0, hit)
+        ends.difference_update(self.cache.keys(prefix, hit, wanted))  # evicted
+        last = next((i for i in range(len(keys), 0, -1) if keys[i - 1] in ends), 0)
+        if last < len(keys):
+            self.parted[sequence.index] = hit
+        return last * each
+
+    def _keep_windows(self, sequence: Sequence, tokens: int, ends: set[Key]) -> None:
+        """Of a sequence with so many tokens, what windows see is kept where its prompt ends, for who has the same
+        prompt, and where its beginning parted from others (single_type_kv_cache_manager.py, reachable_block_mask)."""
+        request, each = sequence.request, self.cache.key_tokens
+        for end in ((request.prompt_tokens - 1) // each * each, self.parted.get(sequence.index, 0)):
+            if 0 < end <= min(tokens, request.prefix_tokens):
+                ends.update(self.cache.keys(request.prefix, end - each, end))
 
     def own_tokens(self, sequence: Sequence, hit: int) -> int:
         """Tokens behind the `hit` ones of a prefix that a preempted sequence finds in blocks that it had."""
@@ -149,6 +183,8 @@ class FoundPrefixes(Struct):
         blocks = min(request.prefix_tokens, tokens) // block
         if sequence.reads is None or not blocks:
             return
+        if self.ends is not None:
+            self._keep_windows(sequence, tokens, self.ends)
         added = self.cache.share(request.prefix, sequence.reads, blocks)
         if added:
             sequence.reads = blocks

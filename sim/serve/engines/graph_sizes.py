@@ -57,10 +57,10 @@ def vllm_014_sizes(to: int, running: int) -> tuple[int, ...]:
     return tuple([n for n in (*SMALL, *range(8, 256, 8), *range(256, most + 1, 16)) if n <= most])
 
 
-def vllm_030_sizes(to: int, running: int) -> tuple[int, ...]:
-    """Return those of vLLM 0.14, and `running` (vLLM 0.30, config/vllm.py, _set_cudagraph_sizes).
+def vllm_031_sizes(to: int, running: int) -> tuple[int, ...]:
+    """Return those of vLLM 0.14, and `running` (vLLM 0.31, config/vllm.py, _set_cudagraph_sizes).
 
-    >>> vllm_030_sizes(512, 20), vllm_030_sizes(512, 1024)[-1]
+    >>> vllm_031_sizes(512, 20), vllm_031_sizes(512, 1024)[-1]
     ((1, 2, 4, 8, 16, 20, 24, 32, 40), 512)
     """
     own = {running} if running <= to else set()
@@ -88,11 +88,11 @@ def in_whole_sequences(sizes: tuple[int, ...], each: int) -> tuple[int, ...]:
     return tuple(sorted({whole for n in sizes if (whole := -(-n // each) * each) <= sizes[-1]}))
 
 
-def vllm_030_drafting_tokens(to: int, running: int, each: int) -> tuple[int, ...]:
-    """Return those of vLLM 0.14, and those of 1, 2, 4, 8, 16, … and `running` sequences (vLLM 0.30, config/vllm.py,
+def vllm_029_drafting_tokens(to: int, running: int, each: int) -> tuple[int, ...]:
+    """Return those of vLLM 0.14, and those of 1, 2, 4, 8, 16, … and `running` sequences (vLLM 0.29, config/vllm.py,
     _set_cudagraph_sizes, request_counts).
 
-    >>> vllm_030_drafting_tokens(512, 4, 5)
+    >>> vllm_029_drafting_tokens(512, 4, 5)
     (5, 10, 20, 25, 35, 40)
     """
     most = min(to, running)
@@ -170,7 +170,19 @@ def sglang_0510_prompt_sizes(chunk: int, latent: bool) -> tuple[int, ...]:
     >>> sglang_0510_prompt_sizes(8192, True)[-1]
     2048
     """
-    most = 2048 if latent else chunk
+    return _prompt_sizes(2048 if latent else chunk)
+
+
+def sglang_0523_prompt_sizes(chunk: int, latent: bool) -> tuple[int, ...]:
+    """Return those of SGLang 0.5.10, with latent attention up to 8,192 (SGLang 0.5.23, arg_groups/memory_hook.py).
+
+    >>> [sglang_0523_prompt_sizes(chunk, True)[-1] for chunk in (4096, 16384)]
+    [4096, 8192]
+    """
+    return _prompt_sizes(min(8192, chunk) if latent else chunk)
+
+
+def _prompt_sizes(most: int) -> tuple[int, ...]:
     fine = *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64)
     return tuple([n for n in (*fine, *range(1280, 4097, 256), *range(4608, most + 1, 512)) if n <= most])
 

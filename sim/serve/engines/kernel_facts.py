@@ -84,6 +84,7 @@ class LatentKernels(NamedTuple):
     `joins_latents`: a kernel joins each token's latent and rope key before they are cached.
     `narrow_absorbed`: GPU architectures on which a checkpoint's blocks in fp8 stay in fp8 where decode absorbs the
     up-projections.
+    `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights.
 
     Over selected keys `absorbed_graphs` and `absorbed_context` do not hold.
     """
@@ -95,6 +96,7 @@ class LatentKernels(NamedTuple):
     absorbed_context: Mapping[str, float] = {}
     joins_latents: bool = False
     narrow_absorbed: tuple[str, ...] = ()
+    merged_index: bool = False
 
 
 class PromptGraphs(NamedTuple):

@@ -23,7 +23,7 @@ def engine_named(texts: tuple[str, ...]) -> Engine | None:
 
     >>> texts = ("vLLM 2023", "SGLang", "vLLM V1", "CUDA 12.4, vLLM 0.6.6", "TGI 1.4")
     >>> [found.name if (found := engine_named((text,))) else None for text in texts]
-    ['vllm-0.2', 'sglang-0.5.20', 'vllm-v1', 'vllm-0.6.5', None]
+    ['vllm-0.2', 'sglang-0.5.23', 'vllm-v1', 'vllm-0.6.5', None]
     """
     texts = tuple([_recorded_spelling(text.lower()) for text in texts])
     known = [e for e in ENGINES.values() if _named(e.product, texts)]

@@ -76,12 +76,19 @@ CUSTOM_LESS_19 = CUSTOM_LESS | {
 }
 # Since 0.29 FlashInfer's kernels come first (pull request 52998, August 2026: VLLM_ALLREDUCE_USE_FLASHINFER), up to the
 # sizes of the fused norms (compilation/passes/fusion/allreduce_rms_fusion.py, FI_ALLREDUCE_FUSION_MAX_SIZE_MB).
-# Assumption: they take as many shots and as long as vLLM's own. Not modelled: larger ones on 10.3 (pull request 53318).
+# On 10.3, since 0.33 also on 8 of 10.0, those that do not norm are larger (all_reduce_utils.py,
+# FI_MNNVL_ALLREDUCE_MAX_SIZE_MB; pull request 53318). Assumption: they take as many shots and as long as vLLM's own.
+# Not modelled: ranks of several nodes.
 CUSTOM_LESS_29 = {
     "ampere": CUSTOM["ampere"],
     "hopper": OwnAllReduce(_ONE_SHOT, {2: 64 * MIB, 4: 8 * MIB, 6: 512 * KIB, 8: 512 * KIB}, 0.3, compared=True),
     "blackwell": OwnAllReduce(_ONE_SHOT, {2: 64 * MIB, 4: 32 * MIB, 6: MIB, 8: MIB}, 0.3, compared=True),
-    ULTRA: OwnAllReduce(_ONE_SHOT, {2: 64 * MIB, 4: 64 * MIB, 6: 8 * MIB, 8: 4 * MIB}, 0.3, compared=True),
+    ULTRA: OwnAllReduce(_ONE_SHOT, {2: 64 * MIB, 4: 80 * MIB, 6: 8 * MIB, 8: 64 * MIB}, 0.3, compared=True),
+}
+CUSTOM_LESS_33 = CUSTOM_LESS_29 | {
+    name: own._replace(below={**own.below, 8: 128 * MIB})
+    for name, own in CUSTOM_LESS_29.items()
+    if name in ("blackwell", ULTRA)
 }
 # TensorRT-LLM 1.0, cpp/tensorrt_llm/thop/allreduceOp.cpp (strategy AUTO: MIN_LATENCY below these sizes). Assumption:
 # its kernels take as many shots and as long as vLLM's. On an H100 they took 0.8 to 1.3 times that (sgl-project/sglang

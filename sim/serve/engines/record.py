@@ -1,14 +1,15 @@
-"""What the record of a serving engine says: `Engine`, and the host seconds and defaults in it."""
+"""What the record of a serving engine says: `Engine`, and the host seconds in it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
+from sim.serve.engines.defaults import Case, Defaults, Drafts, Server
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, PromptGraphs, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import OwnAllReduce
@@ -16,7 +17,6 @@ from sim.serve.engines.own_all_reduce import OwnAllReduce
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
 RoomFor = Literal["requests", "tokens", "limits"]
-Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
 
 
 class HostTimes(NamedTuple):
@@ -40,51 +40,6 @@ class HostTimes(NamedTuple):
         """Return the seconds of a processor that takes `times` as long; `collective_s`, the GPUs' own wait, stays."""
         kept = self.collective_s, self.uncertainty
         return HostTimes(*[times * s for s in self])._replace(collective_s=kept[0], uncertainty=kept[1])
-
-
-class Defaults(NamedTuple):
-    """What an engine sets by itself where nobody does: keys of `inference`, and the largest batch of single tokens for
-    which it keeps a CUDA graph (0: no graphs)."""
-
-    max_running_requests: int = 256
-    max_batch_tokens: int = 8192
-    block_tokens: int = 16
-    memory_fraction: float = 0.9
-    free_fraction: float = 1.0
-    prefix_cache: str = "none"
-    chunked_prefill: bool = True
-    graphs_to: int = 0
-
-
-class Server(NamedTuple):
-    """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
-    ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, and the
-    largest batch with a CUDA graph that somebody asks for (None: nobody does)."""
-
-    memory_bytes: float
-    tp: int = 1
-    pp: int = 1
-    replicas: int = 1
-    drafts: Drafts = "none"
-    latent: bool = False
-    graphs_to: int | None = None
-
-    @property
-    def ranks(self) -> int:
-        """Of all stages."""
-        return self.tp * self.pp
-
-
-class Case(NamedTuple):
-    """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
-    `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens."""
-
-    changes: Mapping[str, Any]
-    memory_bytes: float = 0.0
-    but: tuple[str, ...] = ()
-    tp: int = 1
-    positions: int = 0
-    drafting: bool = False
 
 
 T = TypeVar("T")
@@ -129,6 +84,8 @@ class Engine:
     may_overlap_drafting: bool = fact(
         False, "with async_scheduling true it overlaps with tokens drafted by a model of their own, too"
     )
+    shares_stages: bool = fact(True, "of pipeline stages, each iteration has at most its part of max_running_requests")
+    runs_by_stage: bool = fact(False, "max_running_requests are of an iteration, and as many run for each stage")
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     hands_drafts_over: bool = fact(
@@ -230,6 +187,10 @@ class Engine:
         "beside tokens drafted by the model's own layer, the last block that a prompt finds in the GPU's cache is "
         "computed again",
     )
+    hashes_ahead: bool = fact(
+        False, "instead, without pools and tiers below the cache, a block is found if the token behind it is shared"
+    )
+    sparse_windows: bool = fact(False, "layers with windows find a prefix where a prompt ended or prompts had parted")
     prompts_beside: bool = fact(False, "without chunked_prefill prompts are computed beside tokens, not before them")
     sized_tokens: int | None = fact(None, "tokens of the iteration by which memory for activations was sized")
     own_all_reduces: Mapping[str, OwnAllReduce] = field(
@@ -238,6 +199,11 @@ class Engine:
     )
     summed_norms: SummedNorms | None = fact(  # noqa: RUF009  a tuple
         None, "which all-reduces over tp also add and norm; None: none"
+    )
+    own_selected: bool = fact(
+        False,
+        "models whose attention selects keys have code of their own, which torch.compile does not make: all-reduces "
+        "add and norm also behind experts, and no kernel quantizes for the next",
     )
     quantizing: Mapping[str, tuple[Quantizing, ...]] = field(
         default_factory=dict,

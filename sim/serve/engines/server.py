@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.serve.engines.record import Server
+from sim.serve.engines.defaults import Server, ServerPool
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -13,7 +13,14 @@ if TYPE_CHECKING:
     from topology.spec import GpuSpec
 
 
-def server_of(gpu: GpuSpec, model: ModelConfig, served: Inference, layout: Parallelism | PoolSize, pp: int) -> Server:
+def server_of(
+    gpu: GpuSpec,
+    model: ModelConfig,
+    served: Inference,
+    layout: Parallelism | PoolSize,
+    pp: int,
+    pool: ServerPool = "all",
+) -> Server:
     """One replica of `model` on `pp` stages, laid out as the replicas of a scenario or of one of its pools are."""
     return Server(
         memory_bytes=gpu.memory_bytes,
@@ -23,4 +30,6 @@ def server_of(gpu: GpuSpec, model: ModelConfig, served: Inference, layout: Paral
         drafts=served.drafts,
         latent=model.mla is not None,
         graphs_to=served.graphs_to,
+        pool=pool,
+        deepep=served.all2all_backend == "deepep",
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from sim.core.sampler import Sampler
+from sim.serve.engines.defaults import Case, Defaults
 from sim.serve.engines.graph_sizes import (
     AskedGraphs,
     of_sequences,
@@ -17,6 +18,7 @@ from sim.serve.engines.graph_sizes import (
     sglang_05_drafting_sizes,
     sglang_05_sizes,
     sglang_0510_prompt_sizes,
+    sglang_0523_prompt_sizes,
 )
 from sim.serve.engines.hosts import V1, hosts
 from sim.serve.engines.kernel_facts import (
@@ -28,7 +30,7 @@ from sim.serve.engines.kernel_facts import (
     TwoBatches,
 )
 from sim.serve.engines.own_all_reduce import CUSTOM
-from sim.serve.engines.record import Case, Defaults, Engine
+from sim.serve.engines.record import Engine
 from sim.serve.engines.sglang_memory import (
     GIB,
     sglang_046_fraction,
@@ -37,6 +39,7 @@ from sim.serve.engines.sglang_memory import (
     sglang_05_fraction,
     sglang_0510_fraction,
     sglang_0514_fraction,
+    sglang_0515_fraction,
 )
 
 _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
@@ -92,6 +95,7 @@ _SGLANG_04 = Engine(
     unseen_share=1.0,  # hybrid_kvcache_ratio is off
     fp32_states=True,  # srt/configs/mamba_utils.py, mamba2_state_dtype: SGLANG_MAMBA_SSM_DTYPE is float32
     overlaps_stages=False,
+    shares_stages=True,  # srt/managers/scheduler.py: pp_max_micro_batch_size, max_running_requests // pp_size
     overlaps_drafting=(False, False),
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
@@ -289,9 +293,9 @@ _SGLANG_0515 = replace(
     name="sglang-0.5.15",
     since=(0, 5, 15),
     date="2026-07",
-    source="as sglang-0.5.14; graphs of prompts without torch.compile, not with latent attention",
+    source="as sglang-0.5.14; graphs of prompts without torch.compile, not with latent attention; memory by pool",
     own_prompt_graphs=_GRAPHS_0515,
-    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0515),
+    fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0515),
 )
 _SGLANG_0517 = replace(
     _SGLANG_0515,
@@ -300,7 +304,7 @@ _SGLANG_0517 = replace(
     date="2026-08",
     source="as sglang-0.5.15; graphs of prompts beside LoRA and replicas that share experts",
     own_prompt_graphs=_GRAPHS_0517,
-    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0517),
+    fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0517),
 )
 _SGLANG_0518 = replace(
     _SGLANG_0517,
@@ -309,7 +313,7 @@ _SGLANG_0518 = replace(
     date="2026-08",
     source="as sglang-0.5.17; graphs of prompts with latent attention, too",
     own_prompt_graphs=_GRAPHS_0518,
-    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0518),
+    fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0518),
 )
 _SGLANG_0520 = replace(
     _SGLANG_0518,
@@ -317,14 +321,26 @@ _SGLANG_0520 = replace(
     since=(0, 5, 20),
     date="2026-09",
     source="as sglang-0.5.18; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
-    "modelled: since 0.5.22 graphs to max_running_requests where that is stated, since 0.5.23 graphs of prompts to "
-    "8,192 tokens with latent attention (srt/arg_groups/memory_hook.py)",
+    "modelled: since 0.5.22 memory for graphs to max_running_requests where that is stated (the same file)",
     own_prompt_graphs=_GRAPHS_0520,
-    fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0520),
+    fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0520),
     asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True, keeps_largest=True),
     cases=(_sized(20, 4096, 48), _sized(20, 4096, 160, tp=4), *_SGLANG_0510.cases[2:]),
+)
+_GRAPHS_0523 = _GRAPHS_0520._replace(sizes=sglang_0523_prompt_sizes)
+_SGLANG_0523 = replace(
+    _SGLANG_0520,
+    name="sglang-0.5.23",
+    since=(0, 5, 23),
+    date="2026-10",
+    source="as sglang-0.5.20, as are 0.5.21 and 0.5.22; with latent attention graphs of prompts to 8,192 tokens "
+    "(srt/arg_groups/memory_hook.py), in which these attend in the latent's width "
+    "(models/deepseek_common/attention_backend_handler.py)",
+    own_prompt_graphs=_GRAPHS_0523,
+    fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0523),
 )
 RECORDS = (
     *(_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05),
     *(_SGLANG_0510, _SGLANG_0511, _SGLANG_0514, _SGLANG_0515, _SGLANG_0517, _SGLANG_0518, _SGLANG_0520),
+    _SGLANG_0523,
 )

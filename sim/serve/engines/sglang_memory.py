@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from sim.serve.engines.defaults import Defaults, Server
 from sim.serve.engines.kernel_facts import PromptGraphs
-from sim.serve.engines.record import Defaults, Server
 
 GIB = 2.0**30
 DRAFTS_MIB = {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}  # kept free for drafts of EAGLE, of STANDALONE
@@ -26,17 +26,27 @@ def sglang_05_fraction(server: Server, d: Defaults) -> float:
     >>> sglang_05_fraction(Server(80 * GIB, 8, replicas=8), d)
     0.75
     """
-    return _fraction_left(server, d, drafts_mib=DRAFTS_MIB[server.drafts])
+    return _fraction_left(server, d, more_mib=DRAFTS_MIB[server.drafts])
 
 
-def _fraction_left(server: Server, d: Defaults, graphs_mib: float = 0, drafts_mib: float = 0) -> float:
+def _fraction_left(server: Server, d: Defaults, graphs_mib: float = 0, more_mib: float = 0) -> float:
+    """`graphs_mib`: of prompts' graphs; `more_mib`: beside what is at least free."""
+    return _without(server, d.max_batch_tokens, graphs_mib + _decode_graphs_mib(server, d), more_mib)
+
+
+def _without(server: Server, tokens: int, graphs_mib: float, more_mib: float) -> float:
+    """Return what a reserve for activations of `tokens` and for graphs leaves."""
     mib = server.memory_bytes / 2**20
-    reserved = graphs_mib + 512 + 1.5 * max(d.max_batch_tokens, 2048) + 2 * d.graphs_to + 128 * server.ranks
-    if server.replicas > 1:
-        reserved += (4.5 if d.graphs_to > 300 else 3) * d.graphs_to * server.replicas
+    reserved = graphs_mib + 512 + 1.5 * max(tokens, 2048) + 128 * server.ranks
     if mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
-    return max(0.001, round((mib - reserved - drafts_mib) / mib, 3))  # less than nothing: SGLang does not start
+    return max(0.001, round((mib - reserved - more_mib) / mib, 3))  # less than nothing: SGLang does not start
+
+
+def _decode_graphs_mib(server: Server, d: Defaults) -> float:
+    """MiB of graphs of single tokens, with what replicas that share experts add."""
+    shared = 0.0 if server.replicas == 1 else (4.5 if d.graphs_to > 300 else 3) * d.graphs_to * server.replicas
+    return 2 * d.graphs_to + shared
 
 
 def _graphs_mib(server: Server, d: Defaults, graphs: PromptGraphs) -> float:
@@ -75,6 +85,24 @@ def sglang_0514_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> f
     0.83
     """
     return _fraction_left(server, d, _graphs_mib(server, d, graphs))
+
+
+def sglang_0515_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> float:
+    """As `sglang_0514_fraction`, for what a pool's server does: one for prompts has no graphs of single tokens, one for
+    tokens activations of 2,048 of them and no graphs of prompts. DeepEP's buffers take 2 GiB but of servers for prompts
+    (SGLang 0.5.15, srt/server_args.py, _handle_gpu_memory_settings), and its prompts' graphs 1 GiB since 0.5.17
+    (reserve_for_graph_mb). Not modelled: more than 2,048 tokens checked at once in a server for tokens.
+
+    >>> from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
+    >>> graphs, d = PromptGraphs(sglang_0510_prompt_sizes), Defaults(max_batch_tokens=16384, graphs_to=512)
+    >>> [sglang_0515_fraction(Server(180 * GIB, 8, pool=pool), d, graphs) for pool in ("all", "prefill", "decode")]
+    [0.85, 0.855, 0.944]
+    """
+    decodes, prompts = server.pool != "prefill", server.pool != "decode"
+    own = _decode_graphs_mib(server, d) if decodes else 0.0
+    if prompts:
+        own += _graphs_mib(server, d, graphs) + (1024 if server.deepep and graphs.replicas else 0)
+    return _without(server, d.max_batch_tokens if prompts else 0, own, 2048 if server.deepep and decodes else 0)
 
 
 def sglang_046_fraction(server: Server, d: Defaults) -> float:

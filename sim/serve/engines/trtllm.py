@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
+from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
 from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, SummedNorms
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
-from sim.serve.engines.record import Defaults, Engine
+from sim.serve.engines.record import Engine
 
 # The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
 # (kDefaultGpuMemFraction, 0.85 until 0.7); 1.0, _torch/pyexecutor/_util.py (_cal_max_memory), llmapi/llm_args.py.
@@ -59,6 +60,7 @@ _TRTLLM_08 = Engine(
     stages_drafting=False,  # of this engine nothing was read about drafts beside stages or adapters
     adapters_drafting=False,
     reserved_output=1.0,
+    runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
     whole_prompts=True,
     prompts_beside=True,
     fp8_cache=True,
@@ -90,6 +92,7 @@ _TRTLLM_1 = Engine(
     overlaps_drafting=(True, False),
     padded_experts=("alike", "alike"),
     reserved_output=1.0,
+    runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
     whole_prompts=True,
     prompts_beside=True,
     fp8_cache=True,
@@ -126,6 +129,7 @@ RECORDS = (
         decode_attention="per_head",
         group_reads=0.768,
         reserved_output=1.0,
+        runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
         whole_prompts=True,
         prompts_beside=True,
         fp8_cache=True,

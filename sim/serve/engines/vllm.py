@@ -6,18 +6,19 @@ from dataclasses import replace
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
+from sim.serve.engines.defaults import Case, Defaults
 from sim.serve.engines.graph_sizes import (
     AskedGraphs,
     vllm_014_drafting_tokens,
     vllm_014_sizes,
-    vllm_030_drafting_tokens,
-    vllm_030_sizes,
+    vllm_029_drafting_tokens,
+    vllm_031_sizes,
     vllm_08_sizes,
 )
 from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
 from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
-from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, MIB
-from sim.serve.engines.record import Case, Defaults, Engine
+from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33, MIB
+from sim.serve.engines.record import Engine
 from sim.serve.engines.sglang_memory import GIB
 
 _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
@@ -40,6 +41,7 @@ _BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
 # merge: mla/common.py, later model_executor/layers/attention/mla_attention.py, forward_mha.
 _LATENTS_09 = LatentKernels(False, ("ampere", "hopper", "blackwell", "other"), merges_context=True)
 _LATENTS_11 = _LATENTS_09._replace(merged_down=True)
+# deepseek_v2.py, Indexer: wk_weights_proj, without quantization, in 0.24 and later, not in 0.19.
 _LATENTS_14 = _LATENTS_11._replace(joins_queries=("ampere", "blackwell", "other"))
 # compilation/passes/fusion/allreduce_rms_fusion.py, FI_ALLREDUCE_FUSION_MAX_SIZE_MB (FlashInfer's kernel); on by
 # default with tp above 1: config/vllm.py, OPTIMIZATION_LEVEL_02 and enable_allreduce_rms_fusion. With pipeline stages
@@ -49,6 +51,7 @@ _SUMMED_NORMS = SummedNorms(
     {2: 64 * MIB, 4: 2 * MIB, 8: 0.5 * MIB}, {2: 64 * MIB, 4: 32 * MIB, 8: MIB}, alone=True, compiled=True
 )
 _SUMMED_NORMS_19 = _SUMMED_NORMS._replace(ultra={2: 64 * MIB, 4: 64 * MIB, 8: 2 * MIB})  # compute capability 10.3
+_SUMMED_NORMS_29 = _SUMMED_NORMS_19._replace(alone=False, ultra={2: 64 * MIB, 4: 64 * MIB, 8: 4 * MIB})
 _QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("norms", "activations")}
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
@@ -108,6 +111,7 @@ _VLLM_05 = Engine(
     stages_drafting=False,  # as vllm-0.2
     adapters_drafting=False,
     hands_drafts_over=False,
+    runs_by_stage=True,  # engine/llm_engine.py: a scheduler of max_num_seqs for each stage
     padded_experts=("alike", "alike"),
     whole_prompts=True,
     whole_prompt_tokens=2048,
@@ -152,6 +156,7 @@ _VLLM_09 = Engine(
     " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
     " earlier iterations, which choose experts",
     host=hosts(V1),
+    shares_stages=False,  # v1/core/sched/scheduler.py: max_num_seqs for all; what is ready and fits goes along
     may_overlap=True,  # 0.10, pull request 19970: --async-scheduling; not with stages nor drafts
     overlaps_stages=False,
     overlaps_drafting=(False, False),
@@ -254,24 +259,56 @@ _VLLM_28 = replace(
     name="vllm-0.28",
     since=(0, 28),
     date="2026-08",
-    source="as vllm-0.19, whose scheduler 0.32 and 0.33 still have; limits of GPUs with 160 GiB and more"
+    source="as vllm-0.19; limits of GPUs with 160 GiB and more"
     " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
-    " _set_cudagraph_sizes), neither in 0.27.1; graphs of max_num_seqs since 0.30",
+    " _set_cudagraph_sizes), neither in 0.27.1",
     host=hosts(V1_32),
     sampler=_SAMPLER_28,
     overlaps_drafting=(True, True),
-    # VLLM_MOE_SKIP_PADDING, on since 0.28 in the second model runner (v1/worker/gpu), which 0.28 has for some
-    # models' code and 0.30 for all; not in fused_moe/router/grouped_topk_router.py.
-    padded_experts=("none", "none"),
-    padded_grouped="own",
+    latents=_LATENTS_14._replace(merged_index=True),
     summed_norms=_SUMMED_NORMS_19._replace(alone=False),
     # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
     quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
     # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.
     quantizing_blocks=("norms", "activations"),
-    graph_sizes=vllm_030_sizes,
-    drafting_tokens=vllm_030_drafting_tokens,
     cases=(_LARGE, _LARGEST, _BLACKWELL),
+)
+_VLLM_29 = replace(
+    _VLLM_28,
+    name="vllm-0.29",
+    since=(0, 29),
+    date="2026-09",
+    source="as vllm-0.28; FlashInfer's all-reduces by default (pull request 52998); of 8 ranks on compute capability"
+    " 10.3 those to 4 MiB norm, too (allreduce_rms_fusion.py); DeepSeek V3.2 and GLM 5: models/deepseek_v32/nvidia,"
+    " fused_allreduce_rms_norm, and config/vllm.py, DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES",
+    own_all_reduces=CUSTOM_LESS_29,
+    summed_norms=_SUMMED_NORMS_29,
+    own_selected=True,
+    sparse_windows=True,  # config/cache.py: prefix_cache_retention_interval is 0
+    drafting_tokens=vllm_029_drafting_tokens,
+    # VLLM_MOE_SKIP_PADDING of the second model runner (v1/worker/gpu), which models with experts have since 0.29, few
+    # of them in 0.28 (config/vllm.py, use_v2_model_runner); not in fused_moe/router/grouped_topk_router.py.
+    padded_experts=("none", "none"),
+    padded_grouped="own",
+)
+_VLLM_31 = replace(
+    _VLLM_29,
+    name="vllm-0.31",
+    since=(0, 31),
+    date="2026-10",
+    source="as vllm-0.29, as is 0.30; a graph for max_num_seqs (config/vllm.py, _set_cudagraph_sizes)",
+    graph_sizes=vllm_031_sizes,
+)
+_VLLM_33 = replace(
+    _VLLM_31,
+    name="vllm-0.33",
+    since=(0, 33),
+    date="2026-11",
+    source="as vllm-0.31, as is 0.32; FlashInfer's all-reduces of 8 ranks to 128 MiB on compute capability"
+    " 10.x; hashes of blocks cover the token behind them (config/vllm.py, num_hash_lookahead_tokens: with EAGLE and the"
+    " model's own layer, not with kv_transfer_config)",
+    own_all_reduces=CUSTOM_LESS_33,
+    hashes_ahead=True,
 )
 RECORDS = (
     _FIRST_VLLM,
@@ -342,12 +379,7 @@ RECORDS = (
         sampler=_SAMPLER_21,
     ),
     _VLLM_28,
-    replace(
-        _VLLM_28,
-        name="vllm-0.29",
-        since=(0, 29),
-        date="2026-09",
-        source="as vllm-0.28; FlashInfer's all-reduces by default (pull request 52998)",
-        own_all_reduces=CUSTOM_LESS_29,
-    ),
+    _VLLM_29,
+    _VLLM_31,
+    _VLLM_33,
 )

@@ -12,7 +12,7 @@ from sim.models.serving.operators import ServedLatents, ServingDims
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.formats import cache_dtype, linear_format
-from sim.serve.prices.fused import norm_in_sum_bytes, quantizing
+from sim.serve.prices.fused import experts_sum_norms, norm_in_sum_bytes, quantizing
 from sim.serve.prices.host import prompt_sizes
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         cp_method=p.cp_method,
         quantizing=quantizing(scenario, linear),
         norm_in_sum_bytes=norm_in_sum_bytes(scenario, engine.summed_norms),
-        experts_sum_norms=engine.summed_norms is not None and engine.summed_norms.experts,
+        experts_sum_norms=experts_sum_norms(scenario),
         latents=_latents(scenario, engine, linear),
     )
 
@@ -96,6 +96,7 @@ def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
         context if dense else 0.0,
         own.joins_latents,
         linear == "fp8" and blocks and architecture in own.narrow_absorbed,
+        own.merged_index,
     )
 
 

@@ -13,7 +13,7 @@ from sim.serve.engines.file import engine_of
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.workloads import Inference
-    from sim.serve.engines.record import Defaults
+    from sim.serve.engines.defaults import Defaults
     from topology.spec import GpuSpec
 
 # of linear layers, beside which TensorRT-LLM keeps the cache in fp8 (bench/benchmark/utils/general.py: _KV_CACHE_MAP)

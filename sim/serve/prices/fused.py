@@ -46,7 +46,8 @@ def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
     p, cluster, i, m = scenario.parallelism, scenario.cluster, scenario.for_serving, scenario.model
     if norms is None or p.tp > cluster.gpus_per_node or cluster.intra_node.kind == "pcie":
         return 0.0
-    if (norms.compiled and not _compiled(scenario)) or (norms.alone and (p.dp > 1 or p.pp > 1)):
+    compiled = norms.compiled and not own_selected(scenario)
+    if (compiled and not _compiled(scenario)) or (norms.alone and (p.dp > 1 or p.pp > 1)):
         return 0.0
     if norms.codes and m.code not in norms.codes and not _is_llama(m, norms):
         return 0.0
@@ -58,11 +59,23 @@ def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
     return norms.most_bytes(cluster.gpu.architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
 
 
+def experts_sum_norms(scenario: Scenario) -> bool:
+    """Whether the all-reduces of experts' results also add and norm, as others do."""
+    norms, alone = engine_of(scenario.for_serving.engine).summed_norms, scenario.parallelism.sharing_replicas == 1
+    return norms is not None and (norms.experts or (own_selected(scenario) and alone))
+
+
+def own_selected(scenario: Scenario) -> bool:
+    """Whether the model selects keys, and the engine has code of its own for it (`Engine.own_selected`)."""
+    return engine_of(scenario.for_serving.engine).own_selected and scenario.model.indexer is not None
+
+
 def _compiled(scenario: Scenario) -> bool:
-    """Whether torch.compile makes a model's kernels: not with --enforce-eager, nor for DeepSeek V4 and MiniMax M3
-    (vLLM, config/vllm.py, architectures with VLLM_USE_BREAKABLE_CUDAGRAPH; since 0.30 DeepSeek V3.2, too)."""
+    """Whether torch.compile makes a model's kernels: not with --enforce-eager, nor for DeepSeek V4, MiniMax M3 and
+    those that `own_selected` names (vLLM, config/vllm.py, architectures with VLLM_USE_BREAKABLE_CUDAGRAPH)."""
     m = scenario.model
-    return scenario.for_serving.cuda_graphs and m.compressed_attention is None and m.block_indexer is None
+    own = m.compressed_attention is not None or m.block_indexer is not None or own_selected(scenario)
+    return scenario.for_serving.cuda_graphs and not own
 
 
 def _is_llama(m: ModelConfig, norms: SummedNorms) -> bool:

@@ -161,15 +161,17 @@ def _scheduler(
 ) -> Scheduler:
     """A replica's scheduler; `hashed`: requests name their prefixes by hashes; `tokens`: the most of an iteration."""
     i, pp = scenario.for_serving, scenario.parallelism.pp
-    running, most = (len(sequences), UNLIMITED) if i.batching == "static" else (i.max_running_requests, tokens)
-    limits = Limits(running, most, -(-running // pp))
+    engine, static = engine_of(i.engine), i.batching == "static"
+    running, most = (len(sequences), UNLIMITED) if static else (i.max_running_requests, tokens)
+    all_run = running * pp if engine.runs_by_stage and not static else running
+    limits = Limits(all_run, most, -(-all_run // pp) if engine.shares_stages or static else all_run)
     kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
     cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
     store = HashedHostCache if hashed else HostCache
     host = store(capacity.host_tokens) if i.prefix_cache == "cpu" else None
     network = costs.prices.pricing.network
     latency = network.host_copy(0.0)
-    engine, swap_room = engine_of(i.engine), capacity.host_tokens if i.preemption == "swap" else 0
+    swap_room = capacity.host_tokens if i.preemption == "swap" else 0
     pieces = _copies_of_a_block(costs) if engine.copies_blocks else 0
     token_s = network.host_copy(capacity.stage_token_bytes) - latency + pieces * latency / i.kv_cache.block_tokens
     bus = Link(token_s, latency)
@@ -180,6 +182,8 @@ def _scheduler(
         scheduler.output = scheduler.output.of(LESS_CONSERVATIVE)
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
+    if engine.sparse_windows and scheduler.by_content and _some_have_windows(costs):
+        scheduler.ends = set()
     if i.lora is not None:
         size = max([adapter_bytes(costs, stage) for stage in costs.stages])
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
@@ -187,6 +191,12 @@ def _scheduler(
         scheduler.drafted = i.speculative.tokens
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
     return scheduler
+
+
+def _some_have_windows(costs: IterationCosts) -> bool:
+    """Whether some layers have windows, beside others without; chunks of a sequence count as none."""
+    grouped = [a.window for a in costs.attentions if isinstance(a, GroupedQueryAttention)]
+    return len({window is None or window.chunked for window in grouped}) > 1
 
 
 def _copies_of_a_block(costs: IterationCosts) -> int:
@@ -205,7 +215,9 @@ def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, o
     scheduler.mixes = engine.mixes(i.chunked_prefill, i.speculative is not None, pp)
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
     scheduler.shares_at_once = engine.shares_at_once
-    scheduler.drops_last = engine.drops_last_hit and i.drafts == "layer" and i.prefix_cache == "gpu"
+    computes_again = engine.drops_last_hit and i.drafts == "layer" and i.prefix_cache == "gpu"
+    ahead = engine.hashes_ahead and i.disaggregated is None and i.kv_cache.tiers is None
+    scheduler.drops_last, scheduler.hashes_ahead = computes_again and not ahead, computes_again and ahead
     scheduler.whole_prompts_fit = engine.whole_prompts_fit
     scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
     behind = overlaps and pp == 1

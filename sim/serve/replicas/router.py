@@ -1,7 +1,7 @@
 """Which of several equal replicas a request goes to.
 
-Source: SGLang's router (sgl-router): it sends a request where its prefix is cached, and to the shortest queue where
-loads are too far apart.
+Source: SGLang's router, sgl-model-gateway/src/policies/cache_aware.rs, with its defaults: it sends a request where most
+of its prefix went, and to the shortest queue where loads are too far apart or little of the prompt is known.
 """
 
 from __future__ import annotations
@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 
 from sim.inputs.workloads import RouterName
+from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
+from sim.serve.requests import Request
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Sequence
 
-APART = 32  # requests; further apart, loads count more than prefixes (sgl-router's balance_abs_threshold)
+# Loads count more than prefixes where the largest has more requests than the least by APART, and TIMES as many.
+APART = 64  # balance_abs_threshold; 32 in sgl-router of 2024
+TIMES = 1.5  # balance_rel_threshold
+KNOWN = 0.3  # of a prompt; where less went to any replica, the least loaded gets it (cache_threshold)
 
 
 class Router:
@@ -54,7 +59,8 @@ class LeastLoaded(Router):
 
 
 class PrefixAware(LeastLoaded):
-    """Where a request's prefix went last, unless that replica has `APART` requests more than the least loaded one."""
+    """Where most of a request's prefix went last; the least loaded replica where loads are `APART`, or where less than
+    `KNOWN` of the prompt is known."""
 
     def __init__(self, replicas: Items[Scheduler]) -> None:
         super().__init__(replicas)
@@ -64,12 +70,20 @@ class PrefixAware(LeastLoaded):
         """The one that has most of the prefix, or the least loaded."""
         r, loads, least = sequence.request, self.loads(), super().choose(sequence)
         names = r.hashes or ((r.prefix_id,) if r.prefix_id else ())
-        sent = (self._sent[name] for name in reversed(names) if name in self._sent)
-        chosen = next((replica for replica in sent if self.ready[replica]), None)
-        if chosen is None or loads[chosen] - loads[least] > APART:
-            chosen = least
+        most = max([load for load, ready in zip(loads, self.ready, strict=True) if ready])
+        apart = most - loads[least] > APART and most > TIMES * loads[least]
+        chosen = least if apart else self._where_known(r, names, least)
         self._sent.update(dict.fromkeys(names, chosen))
         return chosen
+
+    def _where_known(self, request: Request, names: Items[int | str], least: int) -> int:
+        """Where most of the names went, of enough of the prompt; else the `least` loaded."""
+        for i in reversed(range(len(names))):
+            replica = self._sent.get(names[i])
+            if replica is not None and self.ready[replica]:
+                tokens = (i + 1) * HASHED_TOKENS if request.hashes else request.prefix_tokens
+                return replica if tokens > KNOWN * request.prompt_tokens else least
+        return least
 
 
 ROUTERS: dict[RouterName, type[Router]] = {

@@ -99,7 +99,7 @@ class Counts(Struct):
 
 
 class Limits(Struct):
-    """`batch_sequences`: of one iteration, so that every pipeline stage finds sequences."""
+    """`batch_sequences`: of one iteration, where an engine sees to it that every pipeline stage finds sequences."""
 
     running: int
     batch_tokens: int

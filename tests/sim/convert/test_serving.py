@@ -35,7 +35,7 @@ vllm serve meta-llama/Llama-3.1-70B-Instruct --tensor-parallel-size $TP \\
     assert found["model"] == "hf://meta-llama/Llama-3.1-70B-Instruct"
     assert found["parallelism"] == {"tp": 4, "pp": 1, "dp": 1}
     assert found["inference"] == {
-        "engine": "vllm-0.29",
+        "engine": "vllm-0.33",
         "quantization": "fp8",
         "max_running_requests": 128,
         "max_batch_tokens": 4096,
@@ -130,7 +130,7 @@ def test_prompts_over_several_ranks(tmp_path: Path) -> None:
     [
         ("docker run vllm/vllm-openai:v0.11.0 --model llama3-8b", "vllm-0.11"),
         ("pip install vllm==0.6.3\nvllm serve llama3-8b", "vllm-0.6"),
-        ("docker run vllm/vllm-openai:latest --model llama3-8b", "vllm-0.29"),
+        ("docker run vllm/vllm-openai:latest --model llama3-8b", "vllm-0.33"),
         ("docker run lmsysorg/sglang:v0.4.6 python -m sglang.launch_server --model llama3-8b", "sglang-0.4.6"),
     ],
 )

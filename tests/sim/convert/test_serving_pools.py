@@ -70,4 +70,19 @@ def test_vllms_data_parallel_ranks_split_experts(tmp_path: Path, model: str, fla
     """model_executor/layers/fused_moe/config.py, FusedMoEParallelConfig.make: flatten_tp_across_dp without EP."""
     found, _ = converted(tmp_path, f"vllm serve {model} {flags}")
     assert found["parallelism"] == split
+    assert found["inference"].get("router") == ("least_loaded" if split["dp"] > 1 else None)
     parse_scenario(found, "found")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve llama3-8b -dp 4 --data-parallel-external-lb",
+        "vllm serve llama3-8b -dp 4 -dph",
+        "python -m sglang.launch_server --model-path llama3-8b --dp-size 4",
+    ],
+)
+def test_requests_go_in_turn_where_no_server_of_vllms_chooses(tmp_path: Path, command: str) -> None:
+    found, _ = converted(tmp_path, command)
+    assert found["parallelism"]["dp"] == 4
+    assert "router" not in found["inference"]

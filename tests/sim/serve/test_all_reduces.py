@@ -114,9 +114,20 @@ def test_a_slow_link_slows_them_as_it_slows_nccls() -> None:
     assert slow / own == pytest.approx(slow_nccl / nccl, rel=1e-9)
 
 
-@pytest.mark.parametrize(("engine", "below"), [("vllm-0.14", MIB), ("vllm-0.19", 4 * MIB)])
-def test_gpus_of_capability_10_3_reduce_larger_messages_themselves(engine: str, below: float) -> None:
-    """vLLM's all_reduce_utils.py: 8 ranks up to 4 MiB there since 0.19, 1 MiB on 10.0."""
-    own = costs(engine, 8, {"gpu": "b300-sxm", "gpus_per_node": 8}).prices.own
+@pytest.mark.parametrize(
+    ("engine", "gpu", "below"),
+    [
+        ("vllm-0.14", "b300-sxm", MIB),
+        ("vllm-0.19", "b300-sxm", 4 * MIB),
+        ("vllm-0.29", "b300-sxm", 64 * MIB),
+        ("vllm-0.33", "b300-sxm", 128 * MIB),
+        ("vllm-0.29", "b200-sxm", MIB),
+        ("vllm-0.33", "b200-sxm", 128 * MIB),
+        ("vllm-0.33", "h100-sxm", 512 * KIB),
+    ],
+)
+def test_eight_ranks_reduce_larger_messages_themselves_by_release(engine: str, gpu: str, below: float) -> None:
+    """vLLM's all_reduce_utils.py: CUSTOM_ALL_REDUCE_MAX_SIZES, FI_MNNVL_ALLREDUCE_MAX_SIZE_MB."""
+    own = costs(engine, 8, {"gpu": gpu, "gpus_per_node": 8}).prices.own
     assert own is not None
     assert own.own.below[8] == below

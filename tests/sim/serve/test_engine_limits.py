@@ -11,8 +11,8 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
+from sim.serve.engines.defaults import Server
 from sim.serve.engines.names import engine_named
-from sim.serve.engines.record import Server
 from sim.serve.engines.sglang_memory import GIB
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.simulation import simulate_serving
@@ -76,6 +76,31 @@ def test_sglang_sizes_chunks_graphs_and_cache_by_the_gpus_memory(
     """0.5, 24 GiB: 512 + 1.5 · 2,048 + 2 · 16 + 128 MiB of 24,576 are not the cache's."""
     d = ENGINES[engine].defaults_on("ada", Server(gib * GIB, tp), 0)
     assert (d.max_batch_tokens, d.graphs_to, d.memory_fraction) == found
+
+
+@pytest.mark.parametrize(
+    ("engine", "all2all", "prefill", "decode"),
+    [
+        ("sglang-0.5.14", None, 0.85, 0.85),
+        ("sglang-0.5.15", None, 0.855, 0.944),
+        ("sglang-0.5.15", "deepep", 0.855, 0.933),
+    ],
+)
+def test_sglang_gives_a_pool_memory_by_what_it_does_since_0_5_15(
+    engine: str, all2all: str | None, prefill: float, decode: float
+) -> None:
+    """srt/server_args.py, _handle_gpu_memory_settings. B200: 10 of 180 GiB are free in a server for tokens."""
+    server = {"tp": 8, "replicas": 1}
+    inference = {
+        "engine": engine,
+        "requests": {"prompt_len": 8, "output_len": 2},
+        "disaggregated": {"prefill": server, "decode": server},
+        **({"all2all_backend": all2all} if all2all else {}),
+    }
+    s = parse_scenario({"model": "qwen3-30b-a3b", "cluster": "dgx-b200", "inference": inference})
+    assert s.for_serving.disaggregated is not None
+    found = s.for_serving.disaggregated.prefill.memory_fraction, s.for_serving.kv_cache.memory_fraction
+    assert found == (prefill, decode)
 
 
 @pytest.mark.parametrize(
@@ -343,3 +368,22 @@ def test_each_pipeline_stage_has_a_layer() -> None:
     assert parse_scenario({**data, "parallelism": {"pp": 32}}).parallelism.pp == 32
     with pytest.raises(InputError, match="pp: found 33; the model has 32 layers, and each stage needs one"):
         parse_scenario({**data, "parallelism": {"pp": 33}})
+
+
+@pytest.mark.parametrize(("engine", "most"), [("vllm-v1", 8), ("vllm-0.33", 8), ("sglang-0.5.20", 4), ("bundled", 4)])
+def test_short_prompts_go_through_vllms_stages_together(engine: str, most: int) -> None:
+    """v1/core/sched/scheduler.py: what is ready and fits; SGLang: pp_max_micro_batch_size."""
+    requests = {"prompt_len": 8, "output_len": 4, "count": 8}
+    inference = {"engine": engine, "max_running_requests": 8, "requests": requests}
+    s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 2}, "inference": inference})
+    assert max(i.load.decodes for i in simulate_serving(s).replicas[0].iterations) == most
+
+
+@pytest.mark.parametrize(("engine", "run"), [("trtllm-1.0", 8), ("vllm-0.6", 8), ("vllm-0.33", 4)])
+def test_some_engines_run_a_batch_for_each_stage(engine: str, run: int) -> None:
+    """TensorRT-LLM, _torch/pyexecutor/_util.py; vLLM before V1, engine/llm_engine.py: a scheduler for each stage."""
+    requests = {"prompt_len": 8, "output_len": 16, "count": 12}
+    inference = {"engine": engine, "max_running_requests": 4, "requests": requests}
+    s = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "parallelism": {"pp": 2}, "inference": inference})
+    (replica,) = simulate_serving(s).replicas
+    assert max(replica.states.arrays().running) == run

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
-from sim.serve.engines.record import Defaults, Engine, HostTimes
+from sim.serve.engines.defaults import Defaults
+from sim.serve.engines.record import Engine, HostTimes
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import host_of
@@ -124,7 +125,7 @@ def test_graphs_hide_launches_and_pad_the_batch(made: Any) -> None:
 @pytest.mark.parametrize(
     ("engine", "ep", "choosing"),
     [
-        *[("vllm-0.6", 1, 10), ("vllm-v1", 1, 16), ("vllm-0.19", 1, 16), ("vllm-0.28", 1, 9), ("vllm-0.28", 2, 9)],
+        *[("vllm-0.6", 1, 10), ("vllm-v1", 1, 16), ("vllm-0.28", 1, 16), ("vllm-0.29", 1, 9), ("vllm-0.29", 2, 9)],
         *[("sglang-0.5", 1, 12), ("sglang-0.5", 2, 9), ("trtllm-1.0", 1, 10)],
     ],
 )
@@ -148,7 +149,7 @@ def test_tokens_that_pad_a_batch_choose_experts_as_the_engine_lets_them(engine: 
 @pytest.mark.parametrize(("model", "choosing"), [("deepseek-v3", 16), ("qwen3-235b-a22b", 9)])
 def test_a_router_of_groups_lets_padding_choose(model: str, choosing: int) -> None:
     """vLLM's grouped router has no mask of padding."""
-    section = {"engine": "vllm-0.28", "requests": ONE}
+    section = {"engine": "vllm-0.29", "requests": ONE}
     data = {"model": model, "cluster": "dgx-h200", "parallelism": {"tp": 8, "ep": 8}, "inference": section}
     s = parse_scenario(data)
     assert iteration_costs(s, load_profile(s.calibration)).host.routed(9, False, True) == choosing

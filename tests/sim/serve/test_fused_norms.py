@@ -87,6 +87,31 @@ def test_experts_sums_norm_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("engine", "more", "found"),
+    [
+        ("vllm-0.28", {}, ("attention_norm",)),
+        ("vllm-0.29", {}, ()),
+        ("vllm-0.29", {"cuda_graphs": False}, ()),
+        ("vllm-0.29", {"layout": {"dp": 2, "ep": 16}}, ("attention_norm",)),
+        ("vllm-0.29", {"model": "deepseek-v3"}, ("attention_norm",)),
+    ],
+)
+def test_own_code_of_deepseek_v32_norms_behind_experts(engine: str, more: dict[str, Any], found: Any) -> None:
+    """vLLM, models/deepseek_v32/nvidia/model.py: fused_allreduce_rms_norm."""
+    d = dims(engine, **{"tp": 8, "model": "deepseek-v3.2", "cluster": "dgx-h200", "precision": "bf16", **more})
+    program = layer_specs(d.model)[-1].serve_tokens(d, 8)
+    names = [item.name for item in program if isinstance(item, Compute)]
+    assert tuple(name for name in names if name in ("attention_norm", "mlp_norm")) == found
+
+
+@pytest.mark.parametrize(("engine", "mib"), [("vllm-0.19", 2), ("vllm-0.28", 2), ("vllm-0.29", 4), ("vllm-0.33", 4)])
+def test_sums_of_eight_ranks_of_10_3_norm_more_since_0_29(engine: str, mib: int) -> None:
+    """vLLM, allreduce_rms_fusion.py of 0.28 and 0.29: FI_ALLREDUCE_FUSION_MAX_SIZE_MB."""
+    d = dims(engine, tp=8, cluster={"gpu": "b300-sxm", "gpus_per_node": 8}, precision="bf16")
+    assert d.norm_in_sum_bytes == mib * 2**20
+
+
+@pytest.mark.parametrize(
     ("model", "more", "found"),
     [
         ("qwen3-30b-a3b", {}, ()),
@@ -143,6 +168,8 @@ def test_norms_of_some_models_and_gpus_by_release(engine: str, model: str, gpu: 
         ("vllm-0.28", "dgx-h200", {}, ("norms", "activations")),
         ("vllm-0.28", "dgx-b200", {}, ()),
         ("vllm-0.28", "dgx-h200", {"model": "deepseek-v4-flash"}, ()),  # torch.compile has no part in it
+        ("vllm-0.28", "dgx-h200", {"model": "deepseek-v3.2"}, ("norms", "activations")),
+        ("vllm-0.29", "dgx-h200", {"model": "deepseek-v3.2"}, ()),
         ("sglang-0.5.20", "dgx-h200", {}, ()),
         ("trtllm-1.3", "dgx-h200", {}, ()),
     ],

@@ -9,9 +9,11 @@ import pytest
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
+from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.file import engine_of
-from sim.serve.engines.record import Defaults, Engine, HostTimes
+from sim.serve.engines.record import Engine, HostTimes
 from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import prompt_sizes
 from sim.serve.prices.iteration_shares import HOST, LAUNCHES, priced_together
 from sim.serve.prices.load import Load
@@ -95,31 +97,43 @@ POOLS = {"disaggregated": {"prefill": {"replicas": 1}, "decode": {"replicas": 1}
 @pytest.mark.parametrize(
     ("more", "releases"),
     [
-        ({}, ["10", "11", "14", "15", "17", "18", "20"]),
-        ({"inference": {"speculative": {"draft": "llama3.2-1b", "tokens": 4}}}, ["11", "14", "15", "17", "18", "20"]),
-        ({"inference": {"lora": {"rank": 16}}}, ["17", "18", "20"]),
+        ({}, ["10", "11", "14", "15", "17", "18", "20", "23"]),
+        (
+            {"inference": {"speculative": {"draft": "llama3.2-1b", "tokens": 4}}},
+            ["11", "14", "15", "17", "18", "20", "23"],
+        ),
+        ({"inference": {"lora": {"rank": 16}}}, ["17", "18", "20", "23"]),
         ({"parallelism": {"pp": 2}}, ["15", "17", "18"]),
-        ({"inference": POOLS}, ["15", "17", "18", "20"]),
-        ({"inference": {"prefix_cache": "cpu"}}, ["15", "17", "18", "20"]),
-        (V3, ["10", "11", "14", "18", "20"]),
+        ({"inference": POOLS}, ["15", "17", "18", "20", "23"]),
+        ({"inference": {"prefix_cache": "cpu"}}, ["15", "17", "18", "20", "23"]),
+        (V3, ["10", "11", "14", "18", "20", "23"]),
         ({**V3, "cluster": "dgx-b200"}, ["14"]),
-        ({**V3, "model": "deepseek-v3.2"}, ["14", "17", "18", "20"]),
-        (SHARED, ["18", "20"]),
+        ({**V3, "model": "deepseek-v3.2"}, ["14", "17", "18", "20", "23"]),
+        (SHARED, ["18", "20", "23"]),
         ({**SHARED, "inference": {"all2all_backend": "deepep"}}, []),
-        ({"model": "qwen3-30b-a3b", "cluster": "dgx-b200"}, ["14", "15", "17", "18", "20"]),
-        ({"model": "qwen3-next-80b-a3b"}, ["15", "17", "18", "20"]),
+        ({"model": "qwen3-30b-a3b", "cluster": "dgx-b200"}, ["14", "15", "17", "18", "20", "23"]),
+        ({"model": "qwen3-next-80b-a3b"}, ["15", "17", "18", "20", "23"]),
     ],
 )
 def test_what_sglang_keeps_graphs_of_prompts_beside(more: dict[str, Any], releases: list[str]) -> None:
     """srt/server_args.py of each release, later srt/arg_groups/cuda_graph_hook.py."""
     found = []
-    for release in ["10", "11", "14", "15", "17", "18", "20"]:
+    for release in ["10", "11", "14", "15", "17", "18", "20", "23"]:
         requests = {"prompt_len": 700, "output_len": 1}
         section = {"engine": f"sglang-0.5.{release}", "requests": requests, **more.get("inference", {})}
         scenario = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h200", **more, "inference": section})
         if prompt_sizes(scenario, engine_of(section["engine"])):
             found.append(release)
     assert found == releases
+
+
+@pytest.mark.parametrize(("engine", "largest"), [("sglang-0.5.20", 2048), ("sglang-0.5.23", 8192)])
+def test_sglangs_graphs_of_latent_prompts_are_larger_since_0_5_23(engine: str, largest: int) -> None:
+    """srt/arg_groups/memory_hook.py. In these, prompts attend in the latent's width."""
+    section = {"engine": engine, "requests": {"prompt_len": 700, "output_len": 1}}
+    scenario = parse_scenario({**V3, "cluster": "dgx-h200", "inference": section})
+    assert prompt_sizes(scenario, engine_of(engine))[-1] == largest
+    assert serving_dims(scenario).latents.absorbed_tokens == largest
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,37 @@ def test_selected_keys_are_attended_to_as_before() -> None:
     assert (d.latents.absorbed_tokens, d.latents.absorbed_context) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("engine", "found"),
+    [
+        ("sglang-0.5.20", {"index_key_quantize": 71680, "index_key": 8, "index_weights": 16}),
+        ("vllm-0.19", {"index_key_quantize": 71680, "index_key": 8, "index_weights": 16}),
+        ("vllm-0.28", {"index_key_weights": 16}),
+    ],
+)
+def test_weights_of_an_indexers_heads_stay_in_16_bits(engine: str, found: dict[str, int]) -> None:
+    """vLLM, deepseek_v2.py, Indexer: quant_config=None; merged with the key's since 0.24. Others are in fp8."""
+    inference = {"engine": engine, "requests": REQUESTS}
+    section = {"model": "deepseek-v3.2", "cluster": "dgx-h200", "parallelism": {"tp": 8}, "inference": inference}
+    d = serving_dims(parse_scenario(section))
+    assert d.linear == "fp8"
+    items = [item for item in attention(d).serve(d, 10) if isinstance(item, Compute) and "index_" in item.name]
+    index = {item.name: item for item in items if "query" not in item.name}
+    bits = {name: {"fp8": 8, "bf16": 16}.get(item.dtype) for name, item in index.items()}
+    assert {name: bits[name] if "quantize" not in name else HIDDEN * 10 for name in index} == found
+
+
+def test_memory_has_them_in_16_bits() -> None:
+    """64 heads' weights of 7,168 numbers, beside the key's and the queries' in 8."""
+    d = dims(model="deepseek-v3.2", tp=8)
+    spec = layer_specs(d.model)[-1]
+    assert spec.attention is not None
+    matrices = spec.attention.matrices(8)
+    assert [m.elements for m in matrices if m.sixteen_bit] == [64 * HIDDEN]
+    elements = spec.served_elements(d)
+    assert elements.rest >= 64 * HIDDEN
+
+
 @pytest.mark.parametrize(("engine", "joins"), [("trtllm-1.0", True), ("vllm-0.28", False), ("bundled", False)])
 def test_tensorrt_llm_joins_what_it_caches(engine: str, joins: bool) -> None:
     """`latent_cache` of _torch/modules/attention.py: a latent and its rope key, read and written."""

@@ -136,7 +136,7 @@ def test_a_static_batch_takes_what_it_needs() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "tokens", "pieces"),
-    [("vllm-0.19", 96, 0), ("vllm-0.19", 97, 97), ("vllm-0.28", 97, 0), ("vllm-v1", 96, 97), ("sglang-0.5", 97, 0)],
+    [("vllm-0.19", 96, 0), ("vllm-0.28", 97, 97), ("vllm-0.31", 97, 0), ("vllm-v1", 96, 97), ("sglang-0.5", 97, 0)],
 )
 def test_the_last_requests_of_vllm_have_no_whole_graph(engine: str, tokens: int, pieces: int) -> None:
     """Of 100 requests, 97 are padded to 104 tokens before 0.30, which has a graph of 100 (pull request 57355)."""

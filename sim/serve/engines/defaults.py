@@ -1,0 +1,56 @@
+"""What serving engines set by themselves, and the servers that this depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+ServerPool = Literal["all", "prefill", "decode"]
+Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
+
+
+class Defaults(NamedTuple):
+    """What an engine sets by itself where nobody does: keys of `inference`, and the largest batch of single tokens for
+    which it keeps a CUDA graph (0: no graphs)."""
+
+    max_running_requests: int = 256
+    max_batch_tokens: int = 8192
+    block_tokens: int = 16
+    memory_fraction: float = 0.9
+    free_fraction: float = 1.0
+    prefix_cache: str = "none"
+    chunked_prefill: bool = True
+    graphs_to: int = 0
+
+
+class Server(NamedTuple):
+    """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
+    ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, the largest
+    batch with a CUDA graph that somebody asks for (None: nobody does), of which pool it is, and whether DeepEP is."""
+
+    memory_bytes: float
+    tp: int = 1
+    pp: int = 1
+    replicas: int = 1
+    drafts: Drafts = "none"
+    latent: bool = False
+    graphs_to: int | None = None
+    pool: ServerPool = "all"
+    deepep: bool = False
+
+    @property
+    def ranks(self) -> int:
+        """Of all stages."""
+        return self.tp * self.pp
+
+
+class Case(NamedTuple):
+    """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
+    `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens."""
+
+    changes: Mapping[str, Any]
+    memory_bytes: float = 0.0
+    but: tuple[str, ...] = ()
+    tp: int = 1
+    positions: int = 0
+    drafting: bool = False
