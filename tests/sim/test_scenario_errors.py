@@ -136,6 +136,7 @@ CASES: list[tuple[str, str]] = [
     # options that are no options
     ("parallelism.pp", "--set parallelism.pp: must be KEY=VALUE"),
     ("=3", "--set =3: must be KEY=VALUE"),
+    ("parallelism.pp=", "--set parallelism.pp=: has no value; null stands for the key's default"),
     ("a..b=3", "must be KEY=VALUE"),
     (".".join("a" * 17) + "=3", "more than 16 parts"),
     ("parallelism.pp=[1", "is not valid YAML"),
