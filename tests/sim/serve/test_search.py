@@ -232,7 +232,7 @@ def test_other_promises_are_refused(text: str) -> None:
 
 
 def test_milliseconds_without_their_unit_are_told_and_long_limits_are_written_with_theirs() -> None:
-    with pytest.raises(InputError, match="--slo tpot_p99=50: 50 seconds[?] write 50ms or 50s"):
+    with pytest.raises(InputError, match=r"--slo tpot_p99=50: 50 seconds\? write 50ms or 50s"):
         parse_slo("ttft_p99=0.5,tpot_p99=50")
     (long,) = parse_slo("tpot_p99=50s")
     assert parse_slo(long.text) == (long,)
