@@ -37,6 +37,7 @@ from sim.graph.compiled import Fineness, ProgramCache
 from sim.graph.schedule_columns import ScheduleColumns
 from sim.graph.scheduling import make_schedule, needs_overlap
 from sim.graph.taskgraph import Deadlock
+from sim.inputs.called import check_called
 from sim.inputs.scenario import Scenario
 from sim.models.balance import with_balanced_stages
 from sim.prices.operator_prices import Costs
@@ -101,11 +102,11 @@ def simulate(
         InputError: where the scenario cannot be simulated (no training section, profile missing, a schedule that
             does not suit the number of micro-batches), and for a wrong call in a process.
     """
+    check_called(scenario, profile, engine)
     if scenario.training is None:
-        why = "is missing; a serving workload is simulated by sim.serve.simulation.simulate_serving"
-        raise scenario.error(("training",), why)
+        raise scenario.error(("training",), "is missing; simulate_serving simulates a serving workload")
     if scenario.rl is not None:
-        raise scenario.error(("rl",), "sim.rl.simulation.simulate_rl simulates such a step (python -m sim.run)")
+        raise scenario.error(("rl",), "simulate_rl simulates such a step (python -m sim.run)")
     scenario = with_balanced_stages(scenario)
     if costs is None:
         costs = costs_of(scenario, profile or load_profile(scenario.calibration))

@@ -11,6 +11,17 @@ from topology.protocols import SIMPLE_NETWORK_S
 from topology.timing import Fabric, Timing
 
 
+class Leaves(Struct, frozen=True):
+    """Hold which parts of a group's bytes between domains go above the leaf switches.
+
+    `ring`: of a ring's k domains under one leaf only the last sends above it, so 1/k. `exchange`: what leaves the leaf.
+    Both are of the leaf that sends the largest part.
+    """
+
+    ring: float
+    exchange: float
+
+
 class Group(Struct, frozen=True, dict=True):
     """Hold where a group's ranks lie and what each may send: the input of a closed form.
 
@@ -43,6 +54,7 @@ class Group(Struct, frozen=True, dict=True):
     # Parts of a GPU's links that an exchange and a pair use inside a domain; less than 1 on a mesh.
     exchange_links: float = 1.0
     pair_links: float = 1.0
+    leaves: Leaves | None = None  # None: there is as much bandwidth above the leaf switches, or one leaf
     torus_steps: int = 0  # steps of one pass of rings along all axes of a torus; 0: no torus
 
     @cached_property

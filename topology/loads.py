@@ -30,8 +30,9 @@ def link_loads(cluster: ClusterSpec, traffic: Iterable[Traffic], step_time_s: fl
     """Return for each link the part of the step for which it is busy, if it works at full bandwidth.
 
     Rings are laid as NCCL lays them: one for each member of a domain, each leaving the domain at another member.
-    Exchanges go pair by pair, messages from each rank to the next. In-switch reduction is counted as a ring. Ranks that
-    the network does not have are left out. On a torus, rings over all nodes use all directions (`_on_all_routers`).
+    Exchanges go pair by pair, messages from each rank to the next and from the last to the first. In-switch reduction
+    is counted as a ring. Ranks that the network does not have are left out. On a torus, rings over all nodes use all
+    directions (`_on_all_routers`).
     """
     wiring = wiring_of(cluster)
     routes = Routes(wiring, cluster)
@@ -77,7 +78,8 @@ def _transfers(cluster: ClusterSpec, each: Traffic, ranks: tuple[int, ...]) -> l
     if kind.exchanges:
         return [(a, b, each.size_bytes / n) for a in ranks for b in ranks if a != b]
     if kind.messages:
-        return [(a, b, each.size_bytes) for a, b in pairwise(ranks)]
+        first = ranks[:1] if len(ranks) == n else ()
+        return [(a, b, each.size_bytes) for a, b in pairwise([*ranks, *first])]
     sent = kind.passes * each.size_bytes * (n - 1) / n
     if cluster.intra_node.meshed:
         return _over_meshes(cluster, ranks, sent)

@@ -122,10 +122,10 @@ class Network:
         if src == dst:
             return 0.0
         seen = self._seen_by((src, dst))
-        path, sorts = self.path(src, dst), self._sorts_of((src, dst))
-        if not all(each.regular.protocols for each in sorts):
+        path, networks = self.path(src, dst), self._networks_of((src, dst))
+        if not all(each.regular.protocols for each in networks):
             return path.latency_s + path.inter_latency_s + size_bytes / path.bytes_per_s
-        timing = reduce(slower, (each.regular.timing for each in sorts))
+        timing = reduce(slower, (each.regular.timing for each in networks))
         return message_seconds(timing, self.regular.fabric, path, seen.cluster.intra_node.latency_s, size_bytes)
 
     def path(self, src: int, dst: int) -> NetworkPath:
@@ -183,7 +183,7 @@ class Network:
         """Return a collective's algorithm and protocol, chosen without faults, because NCCL does not know them."""
         return choose(kind, self._healthy(ranks) if self._lessened else self.group(ranks), size_bytes)
 
-    def _sorts_of(self, ranks: Sequence[int]) -> list[Network]:
+    def _networks_of(self, ranks: Sequence[int]) -> list[Network]:
         """Return one network for each kind of GPU that the ranks have, as if the whole cluster were of that kind."""
         if not self._of_kind:
             return [self]
@@ -191,8 +191,8 @@ class Network:
 
     def _seen_by(self, ranks: Sequence[int]) -> Network:
         """Return the network of the ranks' kind of GPU; if they have several kinds, that of the most frequent one."""
-        sorts = self._sorts_of(ranks)
-        return sorts[0] if len(sorts) == 1 else self
+        networks = self._networks_of(ranks)
+        return networks[0] if len(networks) == 1 else self
 
     def _healthy(self, ranks: Sequence[int]) -> Group:
         """Return the group without faults and other jobs."""
@@ -205,11 +205,11 @@ class Network:
 
     def _by_routes(self, uneven: Uneven, ranks: tuple[int, ...]) -> Group:
         """Return the group on a network that is not regular, scaled by what its routes give."""
-        sorts = self._sorts_of(ranks)
-        if len(sorts) == 1 and sorts[0] is not self:
-            return sorts[0]._healthy(ranks)
+        networks = self._networks_of(ranks)
+        if len(networks) == 1 and networks[0] is not self:
+            return networks[0]._healthy(ranks)
         found = uneven.group(self.regular.place(ranks), ranks)
-        return found if len(sorts) == 1 else of_several(found, [each.regular for each in sorts])
+        return found if len(networks) == 1 else of_several(found, [each.regular for each in networks])
 
     @property
     def _lessened(self) -> bool:

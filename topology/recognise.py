@@ -216,7 +216,7 @@ def _inter_node(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> InterNode:
     up = {nic: [s for s in wiring.beside[nic] if wiring.kind(s) == "switch"] for nic in nics}
     ports = [wiring.beside[nic][s] for nic, found in up.items() for s in found]
     if not ports:
-        return InterNode(nics_per_node=max(1, _usual(_counts(nics, home, len(nodes)))), rendezvous=False)
+        return InterNode(nics_per_node=max(1, _usual(_counts(nics, home, len(nodes)))))
     port = _usual(ports)
     per_node = max(1, _usual(_counts(nics, home, len(nodes))))
     below: dict[str, list[str]] = {}

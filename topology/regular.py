@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from topology.durations import NetworkPath
-from topology.group import Group
+from topology.group import Group, Leaves
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
 from topology.spec import ClusterSpec
 from topology.timing import fabric_of, slower, timing_of
@@ -98,7 +98,8 @@ class RegularNetwork:
         counts = Counter([rank // domain_gpus for rank in ranks]).values()
         fewest, most = min(counts), max(counts)
         inside = self._inside(ranks, most)
-        ring, tree, exchange, pair = self._between(ranks, fewest)
+        leaves = self._leaves(ranks, fewest)
+        ring, tree, exchange, pair = self._between(ranks, fewest, leaves)
         return Group(
             ranks=len(ranks),
             domains=len(counts),
@@ -123,6 +124,7 @@ class RegularNetwork:
             sends_directly=self.sends_directly,
             exchange_links=inside.exchange / self.gpu_bytes_per_s,
             pair_links=inside.pair / self.gpu_bytes_per_s,
+            leaves=leaves,
             torus_steps=0 if self.protocols else self._along_axes(ranks)[1],  # NCCL and its like know no torus
         )
 
@@ -173,32 +175,36 @@ class RegularNetwork:
         intra, gpus = self.cluster.intra_node, self.cluster.gpus_per_node
         return intra.latency_s * (len(relay(gpus, src % gpus, dst % gpus, self.all_linked)) - 1 if intra.meshed else 1)
 
-    def _between(self, ranks: Sequence[int], fewest: int) -> tuple[float, float, float, float]:
+    def _leaves(self, ranks: Sequence[int], fewest: int) -> Leaves | None:
+        """Return what a group sends above its leaf switches; None under one leaf, or if nothing is narrower there."""
+        if self.cluster.inter_node.oversubscription == 1.0 or self.shape:
+            return None
+        members = Counter([self._leaf(rank) for rank in ranks])
+        if len(members) == 1:
+            return None
+        domains = {(self._leaf(rank), rank // self.domain_gpus) for rank in ranks}
+        together = min(Counter([leaf for leaf, _ in domains]).values())
+        above = (len(ranks) - min(members.values())) / max(1, len(ranks) - fewest)
+        return Leaves(1 / together, min(1.0, above))
+
+    def _between(self, ranks: Sequence[int], fewest: int, leaves: Leaves | None) -> tuple[float, float, float, float]:
         """Return a GPU's share of the NICs for rings, trees, exchanges and pairs.
 
-        Above the leaves 1/oversubscription of it is left. Of a ring's k domains under one leaf only the last sends
-        above it, so the ring gets min(1, k/oversubscription). Trees and pairs are assumed to cross the spine; of an
-        exchange, the part that leaves the leaf does. On a torus, rings use the links of all axes that the group spans,
-        a pair those of one direction, an exchange those of `exchange_links`.
+        Above the leaves 1/oversubscription of it is left, for the bytes that `Leaves` counts; trees and pairs are
+        assumed to cross the spine. On a torus, rings use the links of all axes that the group spans, a pair those of
+        one direction, an exchange those of `exchange_links`.
         """
         share, over = self.nic_share_bytes_per_s, self.cluster.inter_node.oversubscription
         if self.shape:
             part, _ = self._along_axes(ranks)
             return share * part, share * part, share * self.exchange_on_torus(ranks)[0], self._torus_link(1)
         pair = share * max(1.0, min(fewest, self.cluster.inter_node.usable_bytes_per_s / share))  # one leaves a domain
-        if over == 1.0:
+        if leaves is None:
             return share, share, share, pair
-        span = self.cluster.inter_node.nodes_per_leaf * self.cluster.gpus_per_node
-        leaves = Counter([rank // span for rank in ranks])
-        if len(leaves) == 1:
-            return share, share, share, pair
-        domains = {(rank // span, rank // self.domain_gpus) for rank in ranks}
-        together = min(Counter([leaf for leaf, _ in domains]).values())
-        above = (len(ranks) - min(leaves.values())) / max(1, len(ranks) - fewest)
         return (
-            share * min(1.0, together / over),
+            share / max(1.0, leaves.ring * over),
             share / over,
-            share / max(1.0, min(1.0, above) * over),
+            share / max(1.0, leaves.exchange * over),
             pair / over,
         )
 
@@ -220,20 +226,20 @@ class RegularNetwork:
         return rank // (self.cluster.gpus_per_node * self.cluster.inter_node.nodes_per_leaf)
 
 
-def of_several(group: Group, sorts: Sequence[RegularNetwork]) -> Group:
+def of_several(group: Group, networks: Sequence[RegularNetwork]) -> Group:
     """Return a group with GPUs of several kinds, with the startup, steps and shares of the slowest kind.
 
     Its bandwidths come from the routes and do not change. NCCL uses LL128 only among GPUs of one compute capability or
     all from Hopper on (`ncclTopoTuneModel`, src/graph/tuning.cc), and reduces in switches only if all of them can.
     """
-    chips = [each.cluster.gpu.chip for each in sorts]
+    chips = [each.cluster.gpu.chip for each in networks]
     lines = group.fabric.lines and (len(set(chips)) == 1 or all(chip.mixes_ll128 for chip in chips))
-    nvls = min(each.nvls_share for each in sorts)
+    nvls = min(each.nvls_share for each in networks)
     return replace(
         group,
         nvls_share=nvls,
         nvls_tree_bytes=group.nvls_tree_bytes if nvls else inf,
-        protocols=all(each.protocols for each in sorts),
-        timing=reduce(slower, (each.timing for each in sorts)),
+        protocols=all(each.protocols for each in networks),
+        timing=reduce(slower, (each.timing for each in networks)),
         fabric=replace(group.fabric, lines=lines),
     )

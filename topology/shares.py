@@ -15,8 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
-import numpy as np
-
 from topology.algorithms import TRAITS, Crossing
 from topology.collective_kinds import KINDS
 from topology.collectives import Choice
@@ -96,7 +94,7 @@ def collective_load(
     wire = protocol.sent_bytes if protocol else 1.0
     if KINDS[kind].exchanges:
         far *= network.regular.exchange_on_torus(ranks)[1]
-    load = _load(0.0, near * wire, far * wire, _crossing(network.cluster, traits.crossing, ranks, group))
+    load = _load(0.0, near * wire, far * wire, _crossing(traits.crossing, group))
     carried = capacities(network.cluster)
     flowing_s = max([cost.transfer_s, *(size / carried[each] for each, size in load.bytes.items())])
     return load._replace(flowing=min(1.0, flowing_s / cost.seconds))  # steps and transfer may overlap
@@ -144,21 +142,12 @@ def _has_spine(cluster: ClusterSpec) -> bool:
 def crossings(network: Network, ranks: Sequence[int]) -> tuple[float, ...]:
     """Return the part of the bytes above the leaves for rings, exchanges and all others; loads depend on it."""
     group = network.group(ranks)
-    return tuple(_crossing(network.cluster, each, ranks, group) for each in get_args(Crossing))
+    return tuple(_crossing(each, group) for each in get_args(Crossing))
 
 
-def _crossing(cluster: ClusterSpec, crossing: Crossing, ranks: Sequence[int], group: Group) -> float:
-    """Return the part of a GPU's NIC bytes that goes above the leaves, as `Network` counts it."""
-    if not _has_spine(cluster) or group.domains == 1:
+def _crossing(crossing: Crossing, group: Group) -> float:
+    """Return the part of a GPU's NIC bytes that goes above the leaves."""
+    leaves = group.leaves
+    if leaves is None or group.domains == 1:
         return 0.0
-    placed = np.asarray(ranks)
-    span = cluster.gpus_per_node * cluster.inter_node.nodes_per_leaf
-    leaves, per_leaf = np.unique(placed // span, return_counts=True)
-    if len(leaves) == 1:
-        return 0.0
-    if crossing == "ring":
-        under = np.unique(np.stack([placed // span, placed // cluster.domain_gpus]), axis=1)[0]
-        return 1.0 / int(np.unique(under, return_counts=True)[1].min())
-    if crossing == "exchange":
-        return min(1.0, (group.ranks - int(per_leaf.min())) / (group.ranks - group.members))
-    return 1.0
+    return {"ring": leaves.ring, "exchange": leaves.exchange, "all": 1.0}[crossing]

@@ -143,7 +143,7 @@ class InterNode(_Spec):
     oversubscription: float = Field(default=1.0, ge=1.0, le=1000)
     nodes_per_leaf: int = Field(default=1, ge=1, le=100_000)
     efficiency: float = Field(default=0.96, gt=0, le=1)
-    rendezvous: bool = True
+    rendezvous: bool = False
     transport: Literal["auto", "posted"] = "auto"
     spread: float = Field(default=0.0, ge=0, le=3)
 

@@ -111,8 +111,9 @@ def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None,
     numbers = [*anchor_numbers(asked.measured), *length, *spending_numbers(asked.spending)]
     print_summary(simulation.outcome, standard_output(), asked.goodput, numbers, advice or ())
     untried = advice is None and options.advise is None and may_advise(simulation.scenario)
-    if untried and not simulation.fits_in_memory:
-        standard_output().print("--advise simulates changes that might make it fit")
+    if untried:
+        aim = "shorten it" if simulation.fits_in_memory else "make it fit"
+        standard_output().print(f"--advise simulates changes that might {aim}")
     if options.operators:
         _print_operators(simulation)
 

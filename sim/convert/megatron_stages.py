@@ -11,6 +11,7 @@ from sim.core.units import counted
 from sim.inputs.input_source import show
 
 BLOCKING = "no-overlap-p2p-communication"
+LAYERS_EACH = "num-layers-per-virtual-pipeline-stage"
 WITH_OVERLAP = (
     "interleaved stages in groups of more micro-batches than pp are simulated with messages beside computations; "
     "without this overlap Megatron-LM's ranks wait for each (core/pipeline_parallel/schedules.py), so its step takes "
@@ -50,7 +51,7 @@ def _given_layout(s: Settings) -> tuple[int, list[int], int | None] | None:
     if not isinstance(layout, str):
         return None
     s.take("num-virtual-stages-per-pipeline-rank")
-    s.take("num-layers-per-virtual-pipeline-stage")
+    s.take(LAYERS_EACH)
     parts = _unrolled(layout.replace("\\", "")).split("|")  # which a script that is evaluated again escapes
     if not {*"".join(parts)} <= {*"EtmL,"}:
         raise InputError(
@@ -68,12 +69,27 @@ def _counted_stages(s: Settings, pp: int) -> tuple[int, list[int] | None]:
     extra = [s.flag(f"account-for-{what}-in-pipeline-split") for what in ("embedding", "loss")]
     ends = [s.whole(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last")]
     virtual = s.whole("num-virtual-stages-per-pipeline-rank")
-    if s.take("num-layers-per-virtual-pipeline-stage") is not None and virtual is None:
-        each = (s.integer("num-layers") + sum(extra)) // pp
-        virtual = max(1, each // s.size("num-layers-per-virtual-pipeline-stage"))
+    if s.take(LAYERS_EACH) is not None and virtual is None:
+        virtual = _stages_per_rank(s, (s.integer("num-layers") + sum(extra)) / pp)
     virtual = virtual or 1
-    uneven = any(extra) or ends != [None, None]
-    return pp * virtual, _uneven(s, pp, virtual, extra, ends) if uneven else None
+    if any(extra) or ends != [None, None]:
+        return pp * virtual, _uneven(s, pp, virtual, extra, ends)
+    layers = s.whole("num-layers")
+    if layers is not None and layers % (pp * virtual):
+        raise _not_divided(s, layers, layers, pp, virtual)
+    return pp * virtual, None
+
+
+def _stages_per_rank(s: Settings, layers: float) -> int:
+    """The stages of a pipeline rank with so many layers, of which a flag gives each stage's.
+
+    Raises:
+        InputError: for a number that does not divide them, which Megatron-LM refuses (training/arguments.py).
+    """
+    each = s.size(LAYERS_EACH)
+    if layers % each:
+        raise InputError(f"{s.place(LAYERS_EACH)}: found {each}; must divide a pipeline rank's layers ({layers:g})")
+    return int(layers) // each
 
 
 def _zero_bubble(s: Settings, pp: int) -> dict[str, Any]:
@@ -110,12 +126,17 @@ def _uneven(s: Settings, pp: int, virtual: int, extra: list[bool], ends: list[in
     for rank, end in zip((0, -1), ends, strict=True):
         of_ranks[rank] = each if end is None else end
     if rest != each * others or any(number % virtual for number in of_ranks):
-        ranks = f"{counted(others, 'pipeline rank')} with {counted(virtual, 'stage')} each"
-        raise InputError(f"{s.place('num-layers')}: found {layers}; {counted(rest, 'layer')} for {ranks} do not divide")
+        raise _not_divided(s, layers, rest, others, virtual)
     counts = [number // virtual for _ in range(virtual) for number in of_ranks]
     counts[0] -= extra[0]
     counts[-1] -= extra[1]
     return counts
+
+
+def _not_divided(s: Settings, layers: int, shared: int, ranks: int, virtual: int) -> InputError:
+    """The refusal of a model's layers of which so many do not divide among pipeline ranks and their stages."""
+    among = f"{counted(ranks, 'pipeline rank')} with {counted(virtual, 'stage')} each"
+    return InputError(f"{s.place('num-layers')}: found {layers}; {counted(shared, 'layer')} for {among} do not divide")
 
 
 def _unrolled(layout: str) -> str:

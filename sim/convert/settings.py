@@ -192,10 +192,10 @@ class Settings(Struct, dict=True):
         own = map(self.written_as, set(self.values) - self.taken)
         return sorted([*own, *(name for section in self.sections for name in section.left())])
 
-    def mistyped(self) -> list[str]:
-        """A note on each name that nothing took and that is almost one that would be taken. Names that differ in
+    def mistyped(self) -> dict[str, str]:
+        """Each name that nothing took and that is almost one that would be taken, with that one. Names that differ in
         digits alone are different settings."""
-        notes, absent = [], sorted(self.taken - self.values.keys())
+        meant_by, absent = dict[str, str](), sorted(self.taken - self.values.keys())
         for name in sorted(set(self.values) - self.taken):
             near = next(iter(get_close_matches(_tail(name), list(map(_tail, absent)), 1, ALIKE)), None)
             if near is not None and DIGITS.sub("", near) != DIGITS.sub("", _tail(name)):
@@ -203,8 +203,8 @@ class Settings(Struct, dict=True):
                 section, dot, _ = self.written_as(name).rpartition(".")
                 in_yaml = dot and name in self.written  # Megatron-LM's flags in a section of its own
                 shown = f"{section}.{meant.replace('-', '_')}" if in_yaml else self.written_as(meant)
-                notes.append(f"{self.written_as(name)} is not read: did you mean {shown}?")
-        return [*notes, *(note for section in self.sections for note in section.mistyped())]
+                meant_by[self.written_as(name)] = shown
+        return meant_by | {name: meant for section in self.sections for name, meant in section.mistyped().items()}
 
     def converted(
         self, trainer: str, machine: Machine, sections: dict[str, Any], name: str = "", left: list[str] | None = None
@@ -213,8 +213,11 @@ class Settings(Struct, dict=True):
         listed = _without_effect()[trainer].split()
         without_effect = {*listed, *(self.written_as(name).lstrip("-") for name in listed)}
         without_effect |= {name for name in SLOW_SWITCHES if self.values.get(name) in (False, "false", "False")}
+        meant_by = self.mistyped()
+        without_effect |= {name.lstrip("-") for name in meant_by}
         names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
-        notes = [*self.notes, *self.mistyped(), *([f"not expressed here: {', '.join(names)}"] if names else [])]
+        asked = [f"{name} is not read: did you mean {meant}?" for name, meant in meant_by.items()]
+        notes = [*self.notes, *asked, *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}
         return Converted(scenario, tuple(notes), self.missing)
 

@@ -17,6 +17,7 @@ from sim.inputs.synonyms import synonym, value_synonym
 from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
 MOST_BEGINNINGS = 6  # of known words that a message names; of more the first
+MOST_HOMES = 3  # mappings with a key of one name that a message names; of more none
 _THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Problems = Iterator[tuple[KeyPath, str]]  # what a rule finds: the key, and what is wrong with its value
@@ -216,7 +217,7 @@ def validate(model: type[ModelT], data: Any, source: Source, path: KeyPath) -> M
         problems = error.errors(include_url=False)
         first = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
         loc = _without_tags(first["loc"], first["type"] == "extra_forbidden")
-        message = _message(first["type"], first, model, loc, str(path[0]) if path else "")
+        message = _message(first["type"], first, model, loc, path)
         raise source.error((*path, *loc), message) from None
 
 
@@ -239,18 +240,21 @@ _EXPECTED = {
 }
 
 
-def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc: KeyPath, section: str) -> str:
+def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc: KeyPath, path: KeyPath) -> str:
+    """What is wrong at `loc` of a `model` that stands at `path`."""
     found = show(problem["input"])
     context = problem.get("ctx", {})
     if kind == "missing":
         return "is required and missing"
     if kind == "extra_forbidden":
-        forms = [list(form.model_fields) for form in _forms_at(model, loc[:-1])]
-        of_another = any(loc[-1] in form for form in forms)
-        if of_another and (chosen := next((form for form in forms if loc[-1] not in form), None)):
-            others = [key for key in chosen if sum(key in form for form in forms) == 1]
+        forms = _forms_at(model, loc[:-1])
+        of_another = any(loc[-1] in form.model_fields for form in forms)
+        if of_another and (chosen := next((form for form in forms if loc[-1] not in form.model_fields), None)):
+            others = [key for key in chosen.model_fields if sum(key in form.model_fields for form in forms) == 1]
             return f"cannot stand beside {' or '.join(others)}, which is another form of this mapping"
-        return unknown_key(loc[-1], forms[0], section)
+        if homes := _mappings_with(forms[0], loc[-1]):
+            return f"unknown key; it belongs in {' or '.join(dotted((*path, *loc[:-1], home)) for home in homes)}"
+        return unknown_key(loc[-1], forms[0].model_fields, str(path[0]) if path else "")
     if kind in ("greater_than_equal", "greater_than", "less_than_equal", "less_than"):
         words = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
         key, limit = next((k, v) for k, v in context.items() if k in words)
@@ -271,7 +275,8 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         return f"found {found}; must be {allowed}{hint}"
     if kind == "value_error":
         return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"
-    return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}{_in_full(kind, problem['input'])}"
+    hint = _in_full(kind, problem["input"]) or value_synonym(loc, problem["input"])
+    return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}{hint}"
 
 
 def _in_full(kind: str, value: Any) -> str:
@@ -293,6 +298,13 @@ def _forms_at(model: type[BaseModel], loc: KeyPath) -> list[type[BaseModel]]:
             continue
         forms = _models_in(forms[0].model_fields[part].annotation)
     return forms
+
+
+def _mappings_with(model: type[BaseModel], key: Any) -> list[str]:
+    """The fields of a model that are mappings and have a key of this name; nothing where they are many."""
+    fields = model.model_fields.items()
+    homes = [name for name, field in fields if any(key in each.model_fields for each in _models_in(field.annotation))]
+    return homes if len(homes) <= MOST_HOMES else []
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

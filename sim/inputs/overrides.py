@@ -117,6 +117,8 @@ def _overridden(source: Source, option: str) -> Source:
     keys = _ENTRY.sub(r".\1", text.strip()).split(".")
     if not separator or not all(keys):
         raise InputError(f"{label}: must be KEY=VALUE, such as parallelism.pp=4")
+    if not value_text.strip():  # as of a shell's variable that is not set
+        raise InputError(f"{label}: has no value; null stands for the key's default")
     if len(keys) > 16:
         raise InputError(f"{label}: the key has more than 16 parts")
     value, _ = parse_yaml(value_text, f"--set {one_line(text.strip(), 80)}")

@@ -174,6 +174,12 @@ KEYS = tuple(name for name in Scenario.__struct_fields__ if name not in ("warnin
 def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario in a YAML file or of a shipped scenario's name, with `KEY=VALUE` overrides applied first."""
     path = scenario_file(Path(path))
+    if isinstance(overrides, str):
+        raise InputError(
+            f"overrides: found {show(overrides)}; must be a list of KEY=VALUE, such as ['parallelism.pp=4']"
+        )
+    if path != STANDARD_INPUT and not path.suffix and not path.exists():
+        raise InputError(f"{path}: no such file or shipped scenario (`stepsim scenarios` lists them)")
     source = read_source(path, overrides)
     return resolve(source, name_of(path))
 
@@ -185,6 +191,8 @@ def name_of(path: str | Path) -> str:
 
 def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:
     """The scenario in a mapping; `where` starts error messages and is the name where the mapping has none."""
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: found {show(data)}; a scenario is a mapping")
     return resolve(Source(where, data), where)
 
 

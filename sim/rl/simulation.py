@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sim.core.timeline import Timeline
 from sim.core.units import counted
+from sim.inputs.called import check_called
 from sim.inputs.rl_config import RewardModel
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
@@ -46,6 +47,7 @@ def simulate_rl(scenario: Scenario, profile: Profile | None = None, *, engine: E
     Raises:
         InputError: without that section, or where the schedule cannot run as many micro-batches as answers make.
     """
+    check_called(scenario, profile, engine)
     begin, rl = time.perf_counter(), scenario.rl
     if rl is None:
         raise scenario.error(("rl",), "is missing")

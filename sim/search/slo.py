@@ -19,6 +19,8 @@ QUANTITIES = {
     "itl": "inter_token_latency_s",
     "latency": "request_latency_s",
 }
+# So many seconds need their unit: without it they are milliseconds, as `vllm bench serve --goodput` takes them.
+WITH_UNIT_S = {"ttft": 60.0, "tpot": 5.0, "itl": 5.0, "latency": 1000.0}
 # What results and benchmarks call the quantities (`vllm bench serve --goodput`, genai-perf).
 OTHER_NAMES = {key.removesuffix("_s"): name for name, key in QUANTITIES.items()} | {
     "e2e": "latency",
@@ -37,7 +39,8 @@ class Promise(Struct, frozen=True):
     @property
     def text(self) -> str:
         """Return the promise as the command line writes it."""
-        return f"{self.quantity}_{self.statistic}={self.seconds:g}"
+        unit = "s" if self.seconds >= WITH_UNIT_S[self.quantity] else ""
+        return f"{self.quantity}_{self.statistic}={self.seconds:g}{unit}"
 
     @property
     def key(self) -> str:
@@ -73,6 +76,8 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
         # NaN fails the comparison and is refused, too.
         if not 0.0 < seconds < 1e9:
             raise InputError(f"--slo {part.strip()}: found {value!r}; must be a time above 0, such as 0.25 or 250ms")
+        if seconds >= WITH_UNIT_S[quantity] and value[-1] in "0123456789.":
+            raise InputError(f"--slo {part.strip()}: {value} seconds? write {value}ms or {value}s")
         if any((p.quantity, p.statistic) == (quantity, statistic) for p in out):
             raise InputError(f"--slo {part.strip()}: {name} is given twice")
         out.append(Promise(quantity, statistic, seconds))

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from sim.core.gc_paused import no_collection
+from sim.inputs.called import check_called
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
@@ -51,6 +52,7 @@ def simulate_serving(
         InputError: without an inference section, for a trace that cannot be read, or for an engine that does not know
             what the scenario asks for.
     """
+    check_called(scenario, profile, engine)
     begin = time.perf_counter()
     inference = scenario.inference
     if inference is None:

@@ -21,7 +21,8 @@ def difference(a: Result, b: Result) -> dict[str, Any]:
 
     Every entry is `{a, b, change}`, `change` being b ÷ a − 1, null where a is 0. `keys`: of the resolved scenarios,
     those that differ, null where one side has none. `memory_bytes`: of the fullest ranks. `critical_path_s`: by kind.
-    `sent_bytes`: by kind and group, of the first rank. `parts_s`, `operators_s`: of the first class of ranks, where
+    `buffer_bytes`: by kind and group, the sum of the first rank's collectives, each as nccl-tests counts it (the whole
+    buffer; a ring sends twice as much for an all-reduce). `parts_s`, `operators_s`: of the first class of ranks, where
     both results have them.
     """
     return {
@@ -32,7 +33,7 @@ def difference(a: Result, b: Result) -> dict[str, Any]:
         "fits_in_memory": {"a": a["fits_in_memory"], "b": b["fits_in_memory"]},
         "memory_bytes": _pairs(_memory(a), _memory(b)),
         "critical_path_s": _pairs(a.get("critical_path", {}), b.get("critical_path", {})),
-        "sent_bytes": _pairs(_sent(a), _sent(b)),
+        "buffer_bytes": _pairs(_buffers(a), _buffers(b)),
         "parts_s": _pairs(_parts(a), _parts(b)),
         "operators_s": _pairs(_operators(a), _operators(b)),
     }
@@ -74,7 +75,7 @@ def _memory(result: Result) -> dict[str, float]:
     return {key: value for key, value in worst.items() if key not in ("ranks", "rank", "count")}
 
 
-def _sent(result: Result) -> dict[str, float]:
+def _buffers(result: Result) -> dict[str, float]:
     rows = [row for row in result.get("communication", []) if row["rank"] == 0]
     return {f"{row['kind']} {row['group']}": row["bytes"] for row in rows}
 

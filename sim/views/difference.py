@@ -17,7 +17,7 @@ OPERATORS_SHOWN = 15  # in a terminal, those that change most
 PARTS = (
     ("Memory of the fullest rank", "memory_bytes", n_bytes),
     ("Critical path", "critical_path_s", seconds),
-    ("Bytes sent by rank 0", "sent_bytes", n_bytes),
+    ("Buffers of rank 0's collectives, summed", "buffer_bytes", n_bytes),
     ("Parts of the model, first class of ranks", "parts_s", seconds),
     ("Operators of the first class of ranks", "operators_s", seconds),
 )

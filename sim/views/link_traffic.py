@@ -42,11 +42,8 @@ def _messages(simulation: Simulation) -> list[Traffic]:
             a, b = (schedule.rank_of_stage[s] * stride for s in (before, after))
             size = stage_input_bytes(plan, schedule.part_of_stage[after])
             if a != b:
-                for rank in lanes:
-                    out += [
-                        Traffic("send_recv", (rank + a, rank + b), size, count),
-                        Traffic("send_recv", (rank + b, rank + a), size, count),
-                    ]
+                # Each of the two sends to the other.
+                out += [Traffic("send_recv", (rank + a, rank + b), size, count) for rank in lanes]
     return out
 
 

@@ -136,8 +136,10 @@ def test_a_change_names_no_key_that_the_scenario_has_already() -> None:
     assert "parallelism.sp=true" not in said
 
 
-def test_a_long_step_that_does_not_fit_says_where_to_ask() -> None:
+def test_a_long_step_says_where_to_ask() -> None:
     """Nothing is tried unasked for a step of many tasks."""
+    long = run_module("sim.run", FILES / "dualpipe_deepseek_v3.yaml").stdout
+    assert "--advise simulates changes that might shorten it" in long
     scenario = str(FILES / "dualpipe_deepseek_v3.yaml")
     short = ["--set", "training.global_batch_size=8192", "--set", "training.recompute=none"]
     hint = "--advise simulates changes that might make it fit"

@@ -36,9 +36,9 @@ def test_two_scenarios_differ_in_the_keys_that_their_files_differ_in() -> None:
     assert step["change"] == pytest.approx(b["step_time_s"] / a["step_time_s"] - 1)
     assert sum(v["a"] for v in found["critical_path_s"].values()) == pytest.approx(a["step_time_s"])
     assert found["memory_bytes"]["peak"]["b"] == b["peak_memory_bytes"]
-    assert found["sent_bytes"]["all_gather tp"] == {
+    assert found["buffer_bytes"]["all_gather tp"] == {
         "a": 0.0,
-        "b": found["sent_bytes"]["all_gather tp"]["b"],
+        "b": found["buffer_bytes"]["all_gather tp"]["b"],
         "change": None,
     }
 
@@ -46,7 +46,7 @@ def test_two_scenarios_differ_in_the_keys_that_their_files_differ_in() -> None:
 def test_a_scenario_against_itself_differs_in_nothing() -> None:
     found = as_json(TP8, TP8)
     assert not found["keys"]
-    pairs = (p for part in ("times", "memory_bytes", "critical_path_s", "sent_bytes") for p in found[part].values())
+    pairs = (p for part in ("times", "memory_bytes", "critical_path_s", "buffer_bytes") for p in found[part].values())
     assert all(pair["change"] == 0 for pair in pairs)
 
 

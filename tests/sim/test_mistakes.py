@@ -79,6 +79,8 @@ def test_keys_and_values(override: str, said: str) -> None:
         ("inference.requests.trace=requests.csv", "cannot stand beside trace, which is another form of this mapping"),
         ("inference.requests.prompt_length=8", "unknown key; did you mean 'prompt_len'?"),
         ("inference.kv_cache.block_size=32", "here it is inference.kv_cache.block_tokens"),  # not training.seq_len
+        ("inference.rate_per_s=4", "unknown key; it belongs in inference.requests"),
+        ("inference.requests.rate_per_s=inf", "found 'inf'; must be a number; here it is null"),
         ("inference.page_size=32", "here it is inference.kv_cache.block_tokens"),
         ("inference.chunked_prefill_size=4096", "here it is inference.max_batch_tokens"),
         ("inference.speculative.num_speculative_tokens=3", "here it is inference.speculative.tokens"),
@@ -124,7 +126,8 @@ def _enums(schema: object) -> set[str]:
         return set[str]().union(*(_enums(item) for item in schema))
     if not isinstance(schema, dict):
         return set()
-    return {str(v) for v in schema.get("enum", ())}.union(*(_enums(item) for item in schema.values()))
+    own = {"null"} if "null" in str(schema.get("type", "")) else {str(v) for v in schema.get("enum", ())}
+    return own.union(*(_enums(item) for item in schema.values()))
 
 
 def test_sizes_and_bandwidths_with_units() -> None:

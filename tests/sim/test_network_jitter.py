@@ -112,6 +112,6 @@ def test_nics_that_are_stated_as_efa_s_transport_as_efa_s(spread: dict[str, floa
     stated = scenario_with(
         {"seq_len": 1024, "global_batch_size": 32},
         model="llama3.2-1b",
-        cluster={"preset": "dgx-h100", "inter_node": {**nics, "rendezvous": True, **spread}},
+        cluster={"preset": "dgx-h100", "inter_node": {**nics, **spread}},
     ).cluster.inter_node
     assert stated == CLUSTERS["p5-efa"].inter_node.model_copy(update={"spread": spread.get("spread", 0.0)})

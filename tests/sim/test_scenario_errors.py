@@ -119,6 +119,10 @@ CASES: list[tuple[str, str]] = [
     ("cluster.gpu=h100", "no such GPU preset; did you mean one of h100-nvl, h100-pcie, h100-sxm?"),
     ("cluster={gpu: {memory_bytes: 1GiB}}", "cluster.gpu.memory_bandwidth_bytes_per_s: is required and missing"),
     ("parallelism.rank_order=tp-dp", "found 'tp-dp'; must hold each of tp, cp, dp, pp once"),
+    # keys of a mapping one level deeper
+    ("model.experts=8", "model.experts: unknown key; it belongs in model.moe"),
+    ("cluster.nics_per_node=4", "cluster.nics_per_node: unknown key; it belongs in cluster.inter_node"),
+    ("cluster.latency_s=1us", "it belongs in cluster.intra_node or cluster.inter_node"),
     # sections and required keys
     ("version=2", "version: found 2; this program reads version 1"),
     ("model=null", "model: is required and missing"),
@@ -136,6 +140,7 @@ CASES: list[tuple[str, str]] = [
     # options that are no options
     ("parallelism.pp", "--set parallelism.pp: must be KEY=VALUE"),
     ("=3", "--set =3: must be KEY=VALUE"),
+    ("parallelism.pp=", "--set parallelism.pp=: has no value; null stands for the key's default"),
     ("a..b=3", "must be KEY=VALUE"),
     (".".join("a" * 17) + "=3", "more than 16 parts"),
     ("parallelism.pp=[1", "is not valid YAML"),

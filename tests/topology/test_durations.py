@@ -30,7 +30,7 @@ SLINGSHOT = ClusterSpec(
     gpus_per_node=4,
     nodes=512,
     intra_node=IntraNode(kind="nvlink_mesh"),
-    inter_node=InterNode(nics_per_node=4, nic_bandwidth_bytes_per_s=25e9),
+    inter_node=InterNode(nics_per_node=4, nic_bandwidth_bytes_per_s=25e9, rendezvous=True),
 )
 
 
@@ -113,9 +113,10 @@ def test_small_trees_meet_their_receivers_only_where_the_transport_matches() -> 
 
 
 def test_the_transport_follows_from_what_the_fabric_says() -> None:
-    assert fabric_of(InterNode()) is MATCHED
-    assert fabric_of(CLUSTERS["dgx-h100"].inter_node) is POSTED
-    assert fabric_of(InterNode(rendezvous=False, latency_s=5e-5)) is HOST
+    assert fabric_of(InterNode(rendezvous=True)) is MATCHED
+    assert fabric_of(InterNode(latency_s=5e-5)) is HOST
+    # A network described by hand is InfiniBand or RoCE, as that of the preset with the same figures.
+    assert fabric_of(InterNode()) is fabric_of(CLUSTERS["dgx-h100"].inter_node) is POSTED
 
 
 def test_what_a_choice_takes_does_not_move_the_choice() -> None:

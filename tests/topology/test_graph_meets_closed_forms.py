@@ -163,5 +163,6 @@ def test_loads_of_an_exchange_and_of_messages_stay_on_their_ways() -> None:
     loads = link_loads(links.spec, [Traffic("send_recv", (0, 8), 25e9 * 0.96)], 2.0)
     assert loads["gpu0", "pcie0.0"] < loads["nic0.0", "leaf0.0"] == pytest.approx(0.5)
     assert ("gpu8", "nvswitch1") not in loads
+    assert loads["nic1.0", "leaf1.0"] == loads["nic0.0", "leaf0.0"]  # the last of a ring sends to the first
     inside = link_loads(links.spec, [Traffic("all_to_all", tuple(range(8)), SIZE)], 1.0)
     assert {kind for a, b in inside for kind in (links.graph.edges[a, b]["kind"],)} == {"nvlink"}

@@ -349,6 +349,13 @@ def test_stages_that_do_not_divide(tmp_path: Path) -> None:
     )
     said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert "--num-layers: found 32; 26 layers for 3 pipeline ranks with 1 stage each do not divide" in said
+    text = MEGATRON.replace("--num-layers 32", "--num-layers 31")
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "--num-layers: found 31; 31 layers for 2 pipeline ranks with 1 stage each do not divide" in said
+    flag = "--num-layers-per-virtual-pipeline-stage"
+    text = MEGATRON.replace("--sequence-parallel\n", f"{flag} 3\n").replace("TP=4", "TP=1")
+    said = refused(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert f"{flag}: found 3; must divide a pipeline rank's layers (16)" in said
 
 
 def test_models_that_are_no_decoders(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_mistyped_setting_is_told_from_one_without_a_key(
 ) -> None:
     _, said = converted(tmp_path, name, text, *HERE, *options)
     assert f"# {hint}\n" in said
+    assert hint.split()[0] not in said.replace(hint, "")  # not among what no key expresses, too
 
 
 def test_real_settings_that_are_much_alike_are_not_taken_for_mistyped(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_plots_stay_small_however_many_requests(crowded: ServingSimulation) -> N
 
 def test_limits_are_drawn_and_a_far_one_is_named_in_words(crowded: ServingSimulation) -> None:
     first = next(
-        p for p in plots_of(crowded, "ttft_p99=0.1,ttft_mean=900").latencies if p.title == "Time to first token"
+        p for p in plots_of(crowded, "ttft_p99=0.1,ttft_mean=900s").latencies if p.title == "Time to first token"
     )
     assert data_of(first.figure, "limits:time_to_first_token_s")["x"] == [0.1]
     assert [words for _, words in first.keys] == ["p99 ≤ 100.0 ms ✗ broken", "mean ≤ 15.00 min ✓ kept"]

@@ -231,6 +231,13 @@ def test_other_promises_are_refused(text: str) -> None:
         parse_slo(text)
 
 
+def test_milliseconds_without_their_unit_are_told_and_long_limits_are_written_with_theirs() -> None:
+    with pytest.raises(InputError, match=r"--slo tpot_p99=50: 50 seconds\? write 50ms or 50s"):
+        parse_slo("ttft_p99=0.5,tpot_p99=50")
+    (long,) = parse_slo("tpot_p99=50s")
+    assert parse_slo(long.text) == (long,)
+
+
 def test_the_mean_gap_is_all_time_between_tokens_over_all_gaps() -> None:
     served = simulate_serving(parse_scenario({**SMALL, "parallelism": {}}), engine="static")
     sequences = [s for r in served.replicas for s in r.sequences]
