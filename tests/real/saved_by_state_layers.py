@@ -1,7 +1,7 @@
 """Bytes that Transformers' layers with a state keep for their backward, beside stand-ins of their libraries' kernels.
 
 `python -m tests.real.saved_by_state_layers` writes them to `tests/sim/data/saved_by_state_layers.json`, or prints them
-(`--print`). In 16 bits alone, as `flash-linear-attention` runs. What the stand-ins keep: `tests/real/kept_by_kernels.py`.
+(`--print`). In 16 bits alone, as `flash-linear-attention` runs. What the stand-ins keep: `kept_by_kernels.py`.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 CASES["granitemoehybrid"][2]["shared_intermediate_size"] = 512
 # A layer with attention stands before those that are measured, which some models want.
-BEFORE = dict.fromkeys(
-    ("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "bailing_hybrid"), ["full_attention"]
-)
+WITH_ATTENTION = ("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "bailing_hybrid")
+BEFORE = {family: ["full_attention"] for family in WITH_ATTENTION}
 
 
 def measured(family: str) -> dict[str, Any]:
