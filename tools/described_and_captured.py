@@ -154,14 +154,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 NARROW = {"param_dtype": "bf16", "grad_dtype": "bf16", "master_weights": False, "optimizer_dtype": "bf16"}
+ADAPTERS = {  # which have fp32 beside 16-bit weights
+    "param_dtype": "bf16",
+    "grad_dtype": "fp32",
+    "master_weights": False,
+    "optimizer_dtype": "fp32",
+    "lora": {"rank": 16},
+    "autocast": False,
+}
 WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {  # options of the capture, and the keys that say them
     "plain": (["--weights", "bf16"], NARROW),
     "autocast": (["--autocast", "bf16"], {"param_dtype": "fp32"}),
     "checkpointing": (["--weights", "bf16", "--gradient-checkpointing"], {**NARROW, "recompute": "full"}),
-    "adapters": (["--weights", "bf16", "--lora", "16"], {**NARROW, "lora": {"rank": 16}, "autocast": False}),
+    "adapters": (["--weights", "bf16", "--lora", "16"], ADAPTERS),
     "adapters_checkpointing": (
         ["--weights", "bf16", "--lora", "16", "--gradient-checkpointing"],
-        {**NARROW, "lora": {"rank": 16}, "autocast": False, "recompute": "full"},
+        {**ADAPTERS, "recompute": "full"},
     ),
     "eager": (["--weights", "bf16", "--attention", "eager"], {**NARROW, "attention": "unfused"}),
     "fp32": (["--weights", "fp32"], {"param_dtype": "fp32", "precision": "fp32"}),
