@@ -111,7 +111,11 @@ class SelectiveScan(Struct, frozen=True):
             _over("projected_copy_backward", I, 2 * n, 2, e, d.act),
         )
         convolution, scan = self._convolution(d), self._scan(d)
-        again = tuple(replace(x, phase=I, name=f"{x.name}_again") for x in (*convolution.forward, *steps.forward))
+        again = tuple(
+            replace(x, phase=I, name=f"{x.name}_again")
+            for x in (*convolution.forward, *steps.forward)
+            if isinstance(x, Compute)
+        )
         written = _over("scanned_again", I, n, 1, e, d.act)
         return (
             linear(d, first.linear(d.tokens)),

@@ -49,7 +49,8 @@ def projecting(s: Sizes) -> Around:
     (mamba_ssm/ops/triton/layernorm_gated.py: `recompute_output`)."""
     plain = gated_norm(s)
     again = s.tokens * s.inner * s.size
-    return plain._replace(after_back=tuple(replace(x, bytes=x.bytes + again) for x in plain.after_back))
+    back = tuple(replace(x, bytes=x.bytes + again) if isinstance(x, Compute) else x for x in plain.after_back)
+    return plain._replace(after_back=back)
 
 
 def delta(s: Sizes, gates: Gates) -> Around:
