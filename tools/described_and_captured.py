@@ -3,8 +3,9 @@
     python tools/described_and_captured.py [--only FAMILY …] [--folder FOLDER] [--compile | --way WAY]
 
 Each model has 8 layers of width 2,048 and is captured (`calibrate.capture`, no GPU needed) with 16-bit weights and 2
-sequences of 2,048 tokens. Both ways have the prices of an H200. docs/models.md has the table without its last
-two columns: how far the described saved bytes and peak of memory are from the captured ones. FOLDER keeps the captured programs.
+sequences of 2,048 tokens. Both ways have the prices of an H200. docs/models.md has the table without its last two
+columns: how far the described saved bytes and peak of memory are from the captured ones. FOLDER keeps the captured
+programs.
 `--compile`: both under torch.compile (`framework: transformers_compiled`). WAY: with fp32 weights under torch.autocast,
 with layers that run again, with adapters, or with eager attention.
 """
