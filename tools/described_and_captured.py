@@ -1,10 +1,13 @@
 """Steps of Hugging Face models simulated twice: as `framework: transformers` describes them, and from their operators.
 
-    python tools/described_and_captured.py [--only FAMILY …] [--folder FOLDER] [--compile]
+    python tools/described_and_captured.py [--only FAMILY …] [--folder FOLDER] [--compile | --way WAY]
 
 Each model has 8 layers of width 2,048 and is captured (`calibrate.capture`, no GPU needed) with 16-bit weights and 2
-sequences of 2,048 tokens. Both ways have the prices of an H200. The table in docs/models.md is what this prints. FOLDER
-keeps the captured programs. `--compile`: both under torch.compile (`framework: transformers_compiled`).
+sequences of 2,048 tokens. Both ways have the prices of an H200. docs/models.md has the table without its last two
+columns: how far the described saved bytes and peak of memory are from the captured ones. FOLDER keeps the captured
+programs.
+`--compile`: both under torch.compile (`framework: transformers_compiled`). WAY: with fp32 weights under torch.autocast,
+with layers that run again, with adapters, or with eager attention.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from sim.inputs.scenario import parse_scenario  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 
 SEQ_LEN, SEQUENCES = 2048, 2
+BYTES = "activations", "peak"  # of memory, whose differences are columns
 SIZES: dict[str, Any] = {
     "hidden_size": 2048,
     "num_attention_heads": 16,
@@ -150,59 +154,91 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def captured(family: str, folder: Path, compiled: bool) -> tuple[Path, Path]:
+NARROW = {"param_dtype": "bf16", "grad_dtype": "bf16", "master_weights": False, "optimizer_dtype": "bf16"}
+ADAPTERS = {  # which have fp32 beside 16-bit weights
+    "param_dtype": "bf16",
+    "grad_dtype": "fp32",
+    "master_weights": False,
+    "optimizer_dtype": "fp32",
+    "lora": {"rank": 16},
+    "autocast": False,
+}
+WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {  # options of the capture, and the keys that say them
+    "plain": (["--weights", "bf16"], NARROW),
+    "autocast": (["--autocast", "bf16"], {"param_dtype": "fp32"}),
+    "checkpointing": (["--weights", "bf16", "--gradient-checkpointing"], {**NARROW, "recompute": "full"}),
+    "adapters": (["--weights", "bf16", "--lora", "16"], ADAPTERS),
+    "adapters_checkpointing": (
+        ["--weights", "bf16", "--lora", "16", "--gradient-checkpointing"],
+        {**ADAPTERS, "recompute": "full"},
+    ),
+    "eager": (["--weights", "bf16", "--attention", "eager"], {**NARROW, "attention": "unfused"}),
+    "fp32": (["--weights", "fp32"], {"param_dtype": "fp32", "precision": "fp32"}),
+    "compiled": (["--weights", "bf16", "--compile"], {**NARROW, "framework": "transformers_compiled"}),
+}
+
+
+def captured(family: str, folder: Path, way: str) -> tuple[Path, Path]:
     """The config and the program of one family; captured if the folder has none."""
     import transformers
 
     config = folder / family / "config.json"
-    program = folder / family / ("compiled.json.gz" if compiled else "program.json.gz")
+    program = folder / family / f"{way}.json.gz"
     if not program.exists():
         config.parent.mkdir(parents=True, exist_ok=True)
         keys = {key: value for key, value in (SIZES | FAMILIES[family]).items() if value is not None}
         built = transformers.AutoConfig.for_model(family, **keys)
         config.write_text(built.to_json_string(use_diff=False), encoding="utf-8")
-        words = ["--weights", "bf16", "--seq-len", SEQ_LEN, "--micro-batch-size", SEQUENCES]
-        words += ["--attention", "eager"] if family in EAGER else []
-        words += ["--compile"] if compiled else ["--routing", "balanced"]
+        words = [*WAYS[way][0], "--seq-len", SEQ_LEN, "--micro-batch-size", SEQUENCES]
+        words += ["--attention", "eager"] if family in EAGER and way != "eager" else []
+        words += ["--routing", "balanced"] if way != "compiled" else []
         command = [sys.executable, "-m", "calibrate.capture", config, "--out", program, *words]
         subprocess.run([str(word) for word in command], check=True, capture_output=True, cwd=ROOT, env=os.environ)
     return config, program
 
 
-def steps(family: str, folder: Path, compiled: bool = False) -> tuple[float, float]:
-    """Seconds of a step as described and as captured."""
-    config, program = captured(family, folder, compiled)
+def results(family: str, folder: Path, way: str) -> tuple[Any, Any]:
+    """Results of a step as described and as captured."""
+    config, program = captured(family, folder, way)
     described = {
         "seq_len": SEQ_LEN,
         "micro_batch_size": SEQUENCES,
         "global_batch_size": SEQUENCES,
-        "param_dtype": "bf16",
-        "grad_dtype": "bf16",
-        "framework": "transformers_compiled" if compiled else "transformers",
+        "framework": "transformers",
         "attention": "unfused" if family in EAGER else "fused",
-        "master_weights": False,
-        "optimizer_dtype": "bf16",
+        **WAYS[way][1],
     }
     gpu = {"gpu": "h200-sxm"}
-    one = simulate(parse_scenario({"model": str(config), "training": described, "cluster": gpu}))
     own = {"global_batch_size": SEQUENCES}
-    other = simulate(parse_scenario({"model": {"program": str(program)}, "training": own, "cluster": gpu}))
-    return one.step_time_s, other.step_time_s
+    return (
+        simulate(parse_scenario({"model": str(config), "training": described, "cluster": gpu})),
+        simulate(parse_scenario({"model": {"program": str(program)}, "training": own, "cluster": gpu})),
+    )
+
+
+def compared(one: float, other: float) -> str:
+    """How far the first is from the second."""
+    return f"{one / other - 1:+.1%}".replace("-", "−").replace("%", " %")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--only", nargs="+", choices=FAMILIES, default=list(FAMILIES), metavar="FAMILY")
     parser.add_argument("--folder", type=Path)
-    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--compile", action="store_const", const="compiled", default="plain", dest="way")
+    parser.add_argument("--way", choices=WAYS, default="plain")
     options = parser.parse_args()
-    print("| family | attention | captured | described | difference |\n|---|---|---:|---:|---:|")
+    print(
+        "| family | attention | captured | described | difference | saved | peak |\n|---|---|---:|---:|---:|---:|---:|"
+    )
     with tempfile.TemporaryDirectory() as temporary:
         for family in options.only:
-            one, other = steps(family, options.folder or Path(temporary), options.compile)
-            attention = "unfused" if family in EAGER else "fused"
-            difference = f"{one / other - 1:+.1%}".replace("-", "−").replace("%", " %")
-            print(f"| {family} | {attention} | {other * 1e3:.1f} ms | {one * 1e3:.1f} ms | {difference} |", flush=True)
+            one, other = results(family, options.folder or Path(temporary), options.way)
+            attention = "unfused" if family in EAGER or options.way == "eager" else "fused"
+            steps = f"{other.step_time_s * 1e3:.1f} ms | {one.step_time_s * 1e3:.1f} ms"
+            memory = one.outcome.memory[0], other.outcome.memory[0]
+            pairs = [(one.step_time_s, other.step_time_s), *((getattr(m, x) for m in memory) for x in BYTES)]
+            print(f"| {family} | {attention} | {steps} | {' | '.join(compared(*x) for x in pairs)} |", flush=True)
 
 
 if __name__ == "__main__":

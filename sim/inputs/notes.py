@@ -191,6 +191,10 @@ def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator
         slower = f"torch's attention gets model.window {model.window} as a mask and computes all pairs of tokens"
         faster = "flash2 (attn_implementation flash_attention_2) skips the pairs that nobody sees"
         yield f"training.attention_kernel: {slower}; {faster}"
+    if t.packing is not None and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
+        slower = "torch's attention gets packed documents (training.packing) as a mask and computes all pairs of tokens"
+        faster = "flash2 (attn_implementation flash_attention_2) computes those within documents alone"
+        yield f"training.attention_kernel: {slower}; {faster}"
     code = code_of(model.code, framework_of(t))
     if code.masks_causal and framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
         slower = (

@@ -16,6 +16,7 @@ from sim.core.dtypes import sixteen_bit
 from sim.models.activation_facts import ACTIVATIONS
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.records import framework_of
+from sim.models.model_code import MODEL_CODE
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig, MoeConfig
@@ -78,6 +79,7 @@ def not_under_autocast(t: Training, p: Parallelism, model: ModelConfig) -> str:
         ("parallelism.tp", p.tp, p.tp > 1),
         ("parallelism.ep", p.ep, p.ep > 1),
         ("model.moe", "given", model.moe is not None and not _follows_experts(framework, model.moe)),
+        ("model.code", model.code, model.code is not None and MODEL_CODE[model.code].experts_one_by_one),
         ("model.hyper_connections", model.hyper_connections, model.hyper_connections > 1),
         ("model.mlp", model.mlp, not ACTIVATIONS[model.mlp].under_autocast),
         *((f"model.{key}", "given", bool(getattr(model, key))) for key in _NOT_FOLLOWED),

@@ -35,8 +35,9 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
     all keys for one kernel (torchtitan/distributed/context_parallel.py: `apply_cp_to_forward`).
     """
     batch = packed_batch(scenario)
-    core = repeated(d, own if batch else masked_window(d, own))
-    part = in_its_format(d, core, lambda sizes: _exchanged(scenario, sizes, shard, core, batch))
+    core = repeated(d, masked_window(d, own, batch))
+    skipped = None if core.masked else batch  # documents between which a kernel skips all pairs
+    part = in_its_format(d, core, lambda sizes: _exchanged(scenario, sizes, shard, core, skipped))
     return with_mask(d, core, with_repeats(d, core, part))
 
 

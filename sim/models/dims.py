@@ -121,8 +121,9 @@ class Dims(Struct, frozen=True):
 
     @property
     def experts_in_fp32(self) -> bool:
-        """Whether routed experts multiply their fp32 parameters as they are (`experts_in_param_dtype`)."""
-        return self.autocast and self.framework.experts_in_param_dtype
+        """Whether routed experts multiply their fp32 parameters as they are (`experts_in_param_dtype`); torch.bmm of
+        all experts is on autocast's list."""
+        return self.autocast and self.framework.experts_in_param_dtype and not self.code.every_expert
 
     @property
     def of_experts(self) -> Dims:

@@ -175,6 +175,7 @@ def _nemotron_h(config: Config) -> Config:
         "layers": len(kinds),
         "mlp": "relu2",
         "positions": "none",
+        "norm_in_fp32": True,
         "state_space": states,
         "head_dim": config.get("head_dim") or config.get("attention_head_dim") or 128,
         "attention_pattern": [a for a, _ in kinds],
@@ -208,6 +209,7 @@ def _gated_delta_layers(config: Config) -> Config:
     """The gated delta rule; in each so-many-th layer attention with a gate."""
     names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
     own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": _gated_delta(config)}
+    own["norm_in_fp32"] = True  # qwen3_next/modeling_qwen3_next.py: Qwen3NextRMSNorm, as Gemma's
     return own | {"attention_pattern": _layer_types(config, names)}
 
 

@@ -54,8 +54,20 @@ class Beside(Struct, frozen=True):
         together = Operator("branches_sum", (add,), forward_bytes=elements * d.act_bytes)
         gradients = Operator("branches_grad_sum", (), (accumulate(d, "branches_grad_sum", elements, phase=I),))
         first, *rest = of_part(StateSpace.part, self.state_space.train(scenario, d, shard))
-        shared = replace(first, saved=())  # its input is that of the other branch, which keeps it
-        return (gradients, *self.attention.train(scenario, d, shard), shared, *rest, together)
+        own = d.framework.runs_model_code  # a factor makes each branch an input of its own
+        shared = first if own else replace(first, saved=())  # its input is that of the other branch, which keeps it
+        factors = (self._factors(d),) if own else ()
+        return (gradients, *self.attention.train(scenario, d, shard), shared, *rest, *factors, together)
+
+    def _factors(self, d: Dims) -> Operator:
+        """Factors on both branches' inputs and results and on what Mamba's projection makes, a kernel each, forward and
+        backward (transformers/models/falcon_h1/modeling_falcon_h1.py: FalconH1DecoderLayer, FalconH1Mixer)."""
+        numbers = 4 * d.rows * d.hidden + d.tokens * self.state_space.matrices(d.tp)[0].width
+        run = [
+            memory_op(name, phase, "elementwise", numbers, 2 * d.act_bytes * numbers, d.act, 5)
+            for name, phase in (("factors", F), ("factors_backward", I))
+        ]
+        return Operator("factors", (run[0],), (run[1],))
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """Cache and state of a sequence of `length` tokens on one rank."""

@@ -44,6 +44,8 @@ class Scan(Struct, frozen=True, forbid_unknown_fields=True):
     systems: bool = False  # a triangular system of each chunk is kept, and the gates that made it
     channel_gates: bool = False  # a gate for every channel, and the norm's, each through a matrix of rank P
     around: str = ""  # Megatron-Core's kernels around it, by their name in `sim.models.layers.state_kernels`
+    modules: str = ""  # those of Transformers' modules, by their name in `sim.models.layers.state_modules`
+    projects: bool = False  # there the scan's function has the output projection in it, whose input it computes again
     whole_gates: bool = False  # the same through matrices of full rank, which are parts of the input projection
 
     def flops_per_token(self, sizes: dict[str, int], heads: int, groups: int) -> float:

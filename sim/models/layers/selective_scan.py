@@ -74,6 +74,8 @@ class SelectiveScan(Struct, frozen=True):
 
     def train(self, scenario: Scenario, d: Dims, shard: Shard) -> tuple[Operator, ...]:
         """Input projection, convolution, steps, scan, output projection."""
+        if d.framework.runs_model_code and not self.inner_norms:
+            return self._in_one_function(d)
         first, down, up, last = self.matrices(d.tp)
         small = self.rank + 2 * self.state
         norms = (norm(d, "steps_norm", "rmsnorm", d.tokens, small),) if self.inner_norms else ()
@@ -83,9 +85,63 @@ class SelectiveScan(Struct, frozen=True):
             linear(d, down.linear(d.tokens, False)),  # its input is the scan's
             *norms,
             linear(d, up.linear(d.tokens)),
+            *((self._copied(d),) if d.framework.runs_model_code else ()),
             self._scan(d),
             linear(d, last.linear(d.tokens)),
         )
+
+    def _in_one_function(self, d: Dims) -> tuple[Operator, ...]:
+        """`MambaInnerFn` of Transformers' Mamba (mamba_ssm/ops/selective_scan_interface.py, checkpoint level 1).
+
+        Of what lies between the projections it keeps the projected input, copied to channels' order (2 accesses of
+        both halves), the low-rank steps with B and C, these by themselves, and the scan's result. Its backward computes
+        convolution and steps again; the output projection's input is what the scan's backward writes besides.
+        """
+        first, down, up, last = self.matrices(d.tp)
+        n, e, state = d.tokens * self.channels(d.tp), d.act_bytes, d.tokens * self.state
+        steps = linear(d, up.linear(d.tokens, save_input=False))
+        kept = (
+            Saved("projected input", 2 * n * e),
+            Saved("low-rank steps", (d.tokens * self.rank + 4 * state) * e),
+            Saved("scanned", n * e),
+            Saved("states", self._states_kept(d)),
+        )
+        copies = (
+            _over("projected_copy", F, 2 * n, 2, e, d.act),
+            _over("projected_copy_backward", I, 2 * n, 2, e, d.act),
+        )
+        convolution, scan = self._convolution(d), self._scan(d)
+        again = tuple(
+            replace(x, phase=I, name=f"{x.name}_again")
+            for x in (*convolution.forward, *steps.forward)
+            if isinstance(x, Compute)
+        )
+        written = _over("scanned_again", I, n, 1, e, d.act)
+        return (
+            linear(d, first.linear(d.tokens)),
+            Operator("projected_copy", copies[:1], copies[1:]),
+            replace(convolution, saved=()),
+            linear(d, down.linear(d.tokens, save_input=False)),
+            steps,
+            replace(scan, backward=(*again, *scan.backward, replace(written, kernels=0)), saved=kept),
+            linear(d, last.linear(d.tokens, save_input=False)),
+        )
+
+    def _states_kept(self, d: Dims) -> float:
+        """Bytes of the states that the scan keeps; and of the decays, whose exponential torch makes of a parameter and
+        negates."""
+        chunks = d.batch * ceil_div(d.seq, KEPT_EVERY) + int(d.framework.runs_model_code)
+        return chunks * self.channels(d.tp) * 2 * self.state * FP32_BYTES
+
+    def _copied(self, d: Dims) -> Operator:
+        """Copies to channels' order, in which the scan reads (`SelectiveScanFn`: `contiguous`): of its input, steps and
+        gate, and of its result back; input and gate are kept so."""
+        n, e = d.tokens * self.channels(d.tp), d.act_bytes
+        ahead, back = (
+            _over(name, phase, 4 * n, 2, e, d.act) for name, phase in (("scan_copies", F), ("scan_copies_backward", I))
+        )
+        kept = (Saved("scan's input", n * e), Saved("gate", n * e))
+        return Operator("scan_copies", (replace(ahead, kernels=4),), (replace(back, kernels=4),), kept)
 
     def _convolution(self, d: Dims) -> Operator:
         n = d.tokens * self.channels(d.tp)
@@ -103,7 +159,6 @@ class SelectiveScan(Struct, frozen=True):
 
     def _scan(self, d: Dims) -> Operator:
         n, e = d.tokens * self.channels(d.tp), d.act_bytes
-        states = d.batch * ceil_div(d.seq, KEPT_EVERY) * self.channels(d.tp) * 2 * self.state * FP32_BYTES
         return Operator(
             "selective_scan",
             (self._kernel("selective_scan", F, d.tokens, d.tp, 5, e, d.act),),
@@ -112,7 +167,7 @@ class SelectiveScan(Struct, frozen=True):
                 Saved("convolved", n * e),
                 Saved("steps", n * e),
                 Saved("scanned", n * e),
-                Saved("states", states),
+                Saved("states", self._states_kept(d)),
             ),
             params=self.channels(d.tp) * (self.state + 1),  # decays and skip weights
             backward_bytes=4 * n * e,

@@ -15,7 +15,8 @@ from sim.models.operators import F, I, memory_op
 class Sizes(NamedTuple):
     """Of one rank: sequences and tokens; numbers of a token that the input projection makes (`projected`), that the
     convolution takes (`convolved`), that the scan gives (`inner`); its vectors of one kind for all groups (`shared`,
-    keys) and for all heads (`spread`); bytes of a number and its dtype."""
+    keys) and for all heads (`spread`); `low_rank`: numbers from which the norm's gate is projected, where it is; bytes
+    of a number and its dtype."""
 
     batch: int
     tokens: int
@@ -25,13 +26,17 @@ class Sizes(NamedTuple):
     shared: int
     spread: int
     heads: int
+    groups: int
+    chunk: int
+    low_rank: int
     size: float
     dtype: str
 
 
 class Around(NamedTuple):
     """Forward before the convolution, between it and the scan, and after the scan; backward before the scan's, between
-    it and the convolution's, and after that; what is kept besides."""
+    it and the convolution's, and after that; what is kept besides, or in place of what other frameworks keep (`kept`).
+    """
 
     before: Program = ()
     between: Program = ()
@@ -40,6 +45,7 @@ class Around(NamedTuple):
     between_back: Program = ()
     before_back: Program = ()
     saved: tuple[Saved, ...] = ()
+    kept: tuple[Saved, ...] = ()
 
 
 def gated_norm(s: Sizes) -> Around:

@@ -4,7 +4,8 @@ Input projection, a short causal convolution with SiLU, the scan by chunks (`sim
 norm, output projection: Mamba2Mixer of Transformers and `mamba_ssm/modules/mamba2.py`; Qwen3NextGatedDeltaNet. In
 training the scan is one autograd function that keeps the projected input and its own output, and computes the rest
 again (`MambaSplitConv1dScanCombinedFn`); the output projection stands apart and keeps its input, as in Megatron-Core,
-whose own kernels around the scan are in `sim.models.layers.state_kernels`.
+whose own kernels around the scan are in `sim.models.layers.state_kernels`. Those of Transformers' modules, which give
+that function their output projection, are in `sim.models.layers.state_modules`.
 
 Serving keeps of a sequence, however long it is, the last `conv_kernel` − 1 inputs of the convolution and one state of
 N·P numbers a head.
@@ -22,6 +23,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.layers.scans import Scan
 from sim.models.layers.state_kernels import AROUND, Around, Sizes, gated_norm
+from sim.models.layers.state_modules import MODULES
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, W, memory_op
 from sim.models.serving.operators import ServingDims, served_linear
@@ -115,11 +117,12 @@ class StateSpace(Struct, frozen=True):
         """Input projection, convolution, scan, gated norm, output projection."""
         first, *low, last = self.matrices(d.tp)
         gates = [m.linear(d.rows if m.split == "plain" else d.tokens, i == 1) for i, m in enumerate(low)]
+        again = self.scan.projects and d.framework.runs_model_code
         return (
             linear(d, first.linear(d.tokens)),
             *(linear(d, gate) for gate in gates),
             self._mixing(d),
-            linear(d, last.linear(d.tokens)),
+            linear(d, last.linear(d.tokens, save_input=not again)),
         )
 
     def _mixing(self, d: Dims) -> Operator:
@@ -143,7 +146,7 @@ class StateSpace(Struct, frozen=True):
             "state_space",
             (*around.before, first, *around.between, *rest, *around.after),
             backward,
-            (*self._saved(d, at), *around.saved),
+            around.kept or (*self._saved(d, at), *around.saved),
             params=self.other_parameters(d.tp),
             forward_bytes=convolved + inner + states,
             backward_bytes=2 * convolved + 3 * inner + 2 * states,
@@ -151,13 +154,18 @@ class StateSpace(Struct, frozen=True):
 
     def _around(self, d: Dims, at: _Run) -> Around:
         """What the framework runs around the convolution and the scan."""
-        own = self.scan.around if d.framework.copies_around_scans and self.gated_norm else ""
-        return AROUND[own](self._sizes_of(at))
+        sizes = self._sizes_of(at)
+        if d.framework.runs_model_code:
+            return MODULES[self.scan.modules](sizes)
+        return AROUND[self.scan.around if d.framework.copies_around_scans and self.gated_norm else ""](sizes)
 
     def _sizes_of(self, at: _Run) -> Sizes:
         heads, groups = self.split(at.tp)
         widths = (self._projected(at.tp), self.convolved(at.tp), self.inner(at.tp))
-        return Sizes(at.batch, at.tokens, *widths, groups * self.state, heads * self.state, heads, at.size, at.dtype)
+        vectors = (groups * self.state, heads * self.state)
+        low_rank = self.head_dim if self.scan.channel_gates and not self.scan.whole_gates else 0
+        shared = (heads, groups, min(self.chunk, at.seq), low_rank)
+        return Sizes(at.batch, at.tokens, *widths, *vectors, *shared, at.size, at.dtype)
 
     def _saved(self, d: Dims, at: _Run) -> tuple[Saved, ...]:
         """Projected input and scanned output; the delta rule's convolved input, gates and triangular systems too."""

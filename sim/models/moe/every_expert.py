@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Saved
+from sim.models.casts import cast
 from sim.models.dims import Dims
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.routing import Routing, moe_of
@@ -27,7 +28,18 @@ def every_expert(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...
     moe = moe_of(scenario)
     rows = float(r.tokens * moe.experts)
     computed = replace(r, sent=rows, received=rows, fullest=rows, wire=0.0)
-    return (_weighted(d, r.tokens, rows), *expert_matmuls(scenario, d, computed), _summed(d, r.tokens, rows))
+    weighted, summed = _weighted(d.of_stream, r.tokens, rows), _summed(d, r.tokens, rows)
+    matmuls = expert_matmuls(scenario, d, computed)
+    if not d.autocast:
+        return (weighted, *matmuls, summed)
+    return (weighted, _cast(d, rows, sum(m.expert_params for m in matmuls)), *matmuls, summed)
+
+
+def _cast(d: Dims, rows: float, weights: float) -> Operator:
+    """Autocast's copies in 16 bits of weighted tokens and of both weights; backward the tokens' gradient is widened."""
+    n = rows * d.hidden
+    ahead = (cast(d, "expert_inputs_cast", F, n), cast(d, "experts_weight_cast", F, weights, 2))
+    return Operator("experts_cast", ahead, (cast(d, "expert_inputs_dgrad_cast", I, n, widens=True),))
 
 
 def _weighted(d: Dims, tokens: int, rows: float) -> Operator:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, NeededBy, Phase, Program, Saved, TensorRole
+from sim.core.program import Comm, Compute, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.operators import ROLES, F, I, Operator, W, accumulation, weight_gradient_bytes
 from sim.models.quantizing import (
@@ -18,6 +18,8 @@ from sim.models.quantizing import (
     weight_casts,
     weight_casts_again,
 )
+
+END_BYTES = 4.0  # of a group's last row
 
 
 class Fused(NamedTuple):
@@ -40,12 +42,14 @@ def grouped(
     """`[rows, k] x [k, n]`, every row with the weights of its group. `keep`: the input is kept for the backward.
 
     `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`) to several streams;
-    torch's fp32 matmuls run one after another, and so do experts with layers of their own (`Dims.experts_apart`).
+    torch's fp32 matmuls run one after another, once the host knows where groups end, and so do experts with layers of
+    their own (`Dims.experts_apart`).
     Weights of each group are quantized by a call of their own (Transformer Engine's module/grouped_linear.py:
     `get_weight_workspace`). With `fused` one kernel takes all groups.
     """
     d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
-    # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback).
+    # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback, which
+    # copies the groups' ends to the host, `offs.cpu()`, and waits for them).
     alone = d.framework.experts_in_param_dtype and d.linear_bytes == FP32_BYTES
     apart = d.experts_apart and groups > 1
     looped = d.framework.loops_over_experts and groups > 1 and fused is None and not apart
@@ -54,25 +58,26 @@ def grouped(
     written, added = accumulation(d, f"{name}_wgrad", weights)
     f = fused or Fused()
 
-    def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Compute:
+    def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Program:
         shapes = (groups, *shape)
         kernels = groups if looped or alone or apart else 1
         found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
-        return replace(found, looped=looped)
+        ends = (Comm("group_ends", "offload", "host", END_BYTES * groups, phase),) if alone else ()
+        return (*ends, replace(found, looped=looped))
 
     one_by_one = d.framework.loops_over_experts or apart
     calls, weight_calls = groups if looped or apart else 1, groups if one_by_one else 1
     forward = (
         *(() if f.made_input else _quantized_in_loop(d, calls, casts(d, name, F, rows * k))),
         *_weights_one_by_one(weight_calls, weight_casts(d, name, weights)),
-        run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
+        *run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
     )
     backward = (
         *(() if f.made_gradient else _quantized_in_loop(d, calls, gradient_casts(d, name, rows * n))),
         *_weights_one_by_one(weight_calls, weight_casts_again(d, name, weights)),
-        run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
+        *run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
         *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k))),
-        run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
+        *run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
         *added,
     )
     size = rows * k * saved_element_bytes(d)

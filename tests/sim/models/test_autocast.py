@@ -11,9 +11,10 @@ from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
 from model_programs import GPT, LLAMA, make
 
 from sim.core.errors import InputError
-from sim.core.program import Compute, Item
+from sim.core.program import Comm, Compute, Item, Phase
 from sim.inputs.program_file import CapturedProgram
 from sim.models.captured.operators import computes_of
+from sim.models.captured.waits import waits_of
 from sim.models.embedding import embedding_block
 from sim.models.head import head_block
 from sim.models.layer import layer_block
@@ -117,6 +118,8 @@ def test_routed_experts_run_in_the_fp32_of_their_parameters(captured: Any) -> No
         sum(t.bytes for o in real for t in (*o.inputs, *o.outputs)), rel=0.01
     )
     assert {i.kernels for i in matmuls} == {8}  # one after another
+    waits = [i for o in real for i in waits_of(o, Phase.FORWARD)]  # for where the groups end
+    assert len([i for i in (*block.forward, *block.backward) if isinstance(i, Comm)]) == len(waits) == 6
     mine = [s for s in program.storages if s.kind == "activation" and "layers.1" in s.name]
     cast = 2 * (sum(m.elements for m in block.matrices) + 8 * 512)  # with the router's, which is no matrix of a layer
     assert sum(s.bytes for s in block.saved) == pytest.approx(sum(s.bytes for s in mine) - cast, rel=0.001)
@@ -274,6 +277,7 @@ def test_a_compiler_casts_where_it_makes_a_tensor() -> None:
         (LLAMA | {"mlp": "relu2"}, FP32, {}, True, ""),
         (LLAMA | {"mlp": "limited_swiglu"}, FP32, {}, False, "not simulated with model.mlp limited_swiglu"),
         (LLAMA | {"moe": {"experts": 4, "top_k": 1, "ffn": 64}}, FP32, {}, False, "not simulated with model.moe"),
+        (MODELS["dbrx"], {**FP32, "framework": "transformers"}, {}, False, "not simulated with model.code dbrx"),
     ],
 )
 def test_where_a_step_runs_under_autocast(

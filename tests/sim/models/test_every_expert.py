@@ -32,11 +32,11 @@ CONFIG = {
 }
 
 
-def block_of(folder: Path, framework: str, layer: int = 0, **parallelism: int) -> Any:
+def block_of(folder: Path, framework: str, layer: int = 0, ep: int = 1, **training: Any) -> Any:
     file = folder / "config.json"
     file.write_text(json.dumps(CONFIG), encoding="utf-8")
-    training = {"seq_len": SEQ, "global_batch_size": 2, "framework": framework, "param_dtype": "bf16"}
-    asked = {"model": str(file), "training": training, "parallelism": {"dp": 2, **parallelism}, "cluster": "dgx-h100"}
+    training = {"seq_len": SEQ, "global_batch_size": 2, "framework": framework, "param_dtype": "bf16"} | training
+    asked = {"model": str(file), "training": training, "parallelism": {"dp": 2, "ep": ep}, "cluster": "dgx-h100"}
     return layer_block(parse_scenario(asked), layer)
 
 
@@ -115,3 +115,19 @@ def test_products_with_a_score_that_a_token_s_numbers_share_are_not_vectorized(t
     singly = {i.name: i.single_elements for i in (*block.forward, *block.backward) if isinstance(i, Compute)}
     for name in ("expert_inputs_weighted", "expert_inputs_weighted_backward", "expert_sum_backward"):
         assert singly[name] == SEQ * EXPERTS * HIDDEN
+
+
+def test_under_autocast_they_multiply_in_sixteen_bits(tmp_path: Path) -> None:
+    """torch.bmm is on autocast's list, unlike the grouped matmul of other families; weighted copies keep fp32."""
+    torch = pytest.importorskip("torch")
+    llama4 = pytest.importorskip("transformers.models.llama4.modeling_llama4")
+    module = llama4.Llama4TextExperts(llama4.Llama4TextConfig(**CONFIG))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert module(torch.zeros(EXPERTS * SEQ, HIDDEN)).dtype == torch.bfloat16
+    block = block_of(tmp_path, "transformers", param_dtype="fp32", autocast=True)
+    matmuls = [i for i in (*block.forward, *block.backward) if isinstance(i, Compute) and i.kind == "grouped_gemm"]
+    assert {i.dtype for i in matmuls} == {"bf16"}
+    kept = {s.name: s.bytes for s in block.saved}
+    assert kept["copies for all experts"] == 4 * EXPERTS * SEQ * HIDDEN == 2 * kept["experts_up input"]
+    casts = {i.name: i.bytes for i in block.forward if isinstance(i, Compute) and i.name == "experts_weight_cast"}
+    assert casts == {"experts_weight_cast": 6.0 * EXPERTS * 3 * HIDDEN * FFN}

@@ -226,3 +226,17 @@ def test_what_cannot_be_is_refused(keys: dict[str, Any], said: str) -> None:
 def test_flags_are_not_written() -> None:
     with pytest.raises(InputError, match=r"Megatron-LM takes documents from its data"):
         emit(training({"lengths": [9]}), "megatron")
+
+
+def test_torchs_attention_gets_documents_as_a_mask_in_transformers() -> None:
+    """transformers/masking_utils.py, `find_packed_sequence_indices`: positions that begin again make a mask, with which
+    torch's attention computes all pairs; a named kernel computes those within documents, and one document has none."""
+    several, one = {"lengths": [1024] * 4}, {"lengths": [4096]}
+    masked, whole = (training(x, framework="transformers") for x in (several, one))
+    flash = training(several, framework="transformers", attention_kernel="flash2")
+    assert cores(masked)[0].flops == 2 * cores(whole)[0].flops == 8 * cores(flash)[0].flops
+    assert all(i.masked for i in cores(masked))
+    kept = {s.name: s.bytes for s in layer_block(masked, 0).saved}
+    assert kept["attention mask"] == 2 * 4096**2
+    assert any("attention_kernel" in w and "all pairs" in w for w in masked.warnings)
+    assert cores(whole) == cores(training(framework="transformers"))

@@ -1,12 +1,13 @@
 """Saved bytes of `framework: transformers` against layers of Hugging Face Transformers that really ran.
 
-`tests/real/saved_by_transformers.py` writes the table, `tests/real/test_saved_by_transformers.py` measures again.
+`tests/real/saved_by_transformers.py` and `saved_by_state_layers.py` write the tables, tests beside them measure again.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from model_programs import GPT, make, unmasked
@@ -17,7 +18,11 @@ from sim.models.head import head_block
 from sim.models.layer import layer_block
 from tests.sim.test_model_families import written
 
-TABLE = json.loads((Path(__file__).parents[1] / "data" / "saved_by_transformers.json").read_text(encoding="utf-8"))
+DATA = Path(__file__).parents[1] / "data"
+TABLE, STATES = (
+    json.loads((DATA / f"saved_by_{name}.json").read_text(encoding="utf-8"))
+    for name in ("transformers", "state_layers")
+)
 
 OWN_ROTATIONS = ("ernie4_5", "ernie4_5_moe")  # each layer interleaves cosines and sines anew, which are not counted
 
@@ -31,9 +36,21 @@ AUTOCAST_APART = {"hunyuan_v1_dense": 0.044, "helium": 0.011, "glm": 0.037, "glm
 CASES = [(family, way) for family, row in TABLE["families"].items() for way in row["kept_bytes"]]
 
 
+@pytest.mark.parametrize("family", STATES["families"])
+def test_saved_bytes_of_layers_with_a_state(tmp_path: Path, family: str) -> None:
+    """Projections within scans, eager gated norms, copies to channels' order, beside stand-ins of the kernels."""
+    compare(tmp_path, STATES["families"][family], "bf16", 0.005)
+
+
 @pytest.mark.parametrize(("family", "precision"), CASES)
 def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, precision: str) -> None:
-    row = TABLE["families"][family]
+    apart = 0.014 if family in OWN_ROTATIONS else 0.019 if family in JOINED_GATES else 0.01
+    if precision == "autocast":
+        apart = AUTOCAST_APART.get(family, apart)
+    compare(tmp_path, TABLE["families"][family], precision, apart)
+
+
+def compare(tmp_path: Path, row: dict[str, Any], precision: str, apart: float) -> None:
     attention = {"eager": "unfused", "sdpa": "fused"}[row["attention"]]
     training = {
         "seq_len": TABLE["seq_len"],
@@ -50,10 +67,8 @@ def test_saved_bytes_are_those_of_real_layers(tmp_path: Path, family: str, preci
     before = row.get("before", 0)  # layers that are not compared
     layers = range(before + row["layers"], before + 2 * row["layers"])
     kept = sum(s.bytes for layer in layers for s in layer_block(scenario, layer).saved)
-    apart = 0.014 if family in OWN_ROTATIONS else 0.019 if family in JOINED_GATES else 0.01
     if precision == "autocast":
         assert not any("torch.autocast" in warning for warning in scenario.warnings)
-        apart = AUTOCAST_APART.get(family, apart)
     assert kept == pytest.approx(row["kept_bytes"][precision], rel=apart)
 
 
