@@ -18,7 +18,8 @@ from sim.serve.simulation import simulate_serving
 from tests.sim.cases import scenario_with
 from tests.sim.serve.serving_cases import ONE, engine_scenario, serving
 
-WITHOUT_COPY = ("bundled", "vllm-0.28", "vllm-0.29", "vllm-0.3")  # the second model runner of vLLM copies logits for draws alone
+# The second model runner of vLLM copies logits for draws alone.
+WITHOUT_COPY = ("bundled", "vllm-0.28", "vllm-0.29", "vllm-0.3")
 V0 = ("vllm-0.2", "vllm-0.2.7", "vllm-0.5", "vllm-0.6", "vllm-0.6.5")
 
 
