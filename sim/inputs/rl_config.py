@@ -13,6 +13,7 @@ from sim.core.dtypes import Precision
 from sim.core.quantization import Quantization
 from sim.inputs.input_source import UserInput
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.serving_keys import Sampling
 from sim.inputs.workloads import MAX_TOKENS, EngineName, KvCache
 
 MAX_ANSWERS = 1_000_000  # of a step
@@ -100,6 +101,9 @@ class Generation(UserInput):
         description="gpu: the generations of a prompt share its KV cache; null: gpu where the cache can be shared",
     )
     quantization: Quantization = "none"
+    sampling: Sampling | None = Field(
+        default=None, description="null: drawn with a temperature of 1, or what the engine is simulated with"
+    )
 
     @property
     def ranks(self) -> int:

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from sim.core.actions import Kind
+from sim.core.errors import InputError
 from sim.core.units import n_bytes
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import load_scenario, parse_scenario
+from sim.inputs.serving_keys import Sampling
 from sim.models.parameters import count_parameters
 from sim.ranks.plan import make_plan
 from sim.rl.answers import draw_answers, requests_of
@@ -360,3 +362,18 @@ def test_a_table_of_measurements_may_hold_steps() -> None:
     assert found["generation_s"].value == pytest.approx(sim.served.end_s, rel=1e-9)
     assert found["log_probabilities_s"].value == pytest.approx(2 * sim.forward.seconds, rel=1e-9)
     assert "unknown_s" not in found
+
+
+def test_answers_are_drawn_where_the_engines_sampler_is_simulated() -> None:
+    """With a temperature of 1, which takes longer than the largest logit's choice; `bundled` has that alone."""
+    drawn, greedy = (
+        simulate_rl(parse_scenario(merge(SMALL, {"rl": {"generation": {"engine": "vllm-v1", **own}}})))
+        for own in ({}, {"sampling": {"temperature": 0}})
+    )
+    assert drawn.rl.generation.sampling == Sampling(temperature=1.0)
+    assert seconds(drawn)["generation"] > seconds(greedy)["generation"]
+    alone = parse_scenario(merge(SMALL, {"rl": {"generation": {"engine": "bundled"}}}))
+    assert alone.rl is not None
+    assert alone.rl.generation.sampling is None
+    with pytest.raises(InputError, match=r"rl\.generation\.sampling: engine bundled is simulated with"):
+        parse_scenario(merge(SMALL, {"rl": {"generation": {"engine": "bundled", "sampling": {}}}}))

@@ -16,6 +16,7 @@ from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rl_config import MAX_ANSWERS, Generation, Lengths, RewardModel, Rl
 from sim.inputs.rules.ranks import check_rules
 from sim.inputs.sections import Sections
+from sim.inputs.serving_keys import Sampling
 from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
@@ -25,6 +26,9 @@ from sim.serve.prices.formats import cache_dtype, with_block_tokens
 from topology.spec import GpuSpec
 
 PATH = ("rl",)
+# What trainers ask their engines for: TRL, trl/trainer/grpo_config.py; verl, workers/config/rollout.py; OpenRLHF,
+# cli/train_ppo_ray.py: temperature 1, top_p 1.
+DRAWN = Sampling(temperature=1.0)
 BESIDE = {
     "inference": "rl.generation describes the engine that writes the answers",
     "distillation": "an rl step is simulated without a teacher",
@@ -105,6 +109,8 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
     if generation.kv_cache is not None:
         given["kv_cache"] = generation.kv_cache.model_dump(exclude_unset=True, exclude_none=True)
     engine = engine_of(generation.engine)
+    if generation.sampling is None and engine.sampler.filters is not None:
+        given["sampling"] = DRAWN.model_dump()
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
     server = server_of(gpu, model, inference, layout_of(generation, model), generation.pp)
     own = engine.defaults_on(gpu.architecture, server, model.longest)
@@ -179,7 +185,7 @@ def with_engine(rl: Rl, sections: Sections, source: Source) -> tuple[Rl, tuple[s
     model, cluster, training = sections.model, sections.cluster, sections.training
     assert training is not None  # `resolve_rl` has refused else
     engine = inference_of(rl.generation, RequestPattern(prompt_len=1, output_len=1), model, cluster.gpu)
-    limits = {key: getattr(engine, key) for key in ("max_running_requests", "max_batch_tokens", "kv_cache")}
+    limits = {key: getattr(engine, key) for key in ("max_running_requests", "max_batch_tokens", "kv_cache", "sampling")}
     rl = rl.model_copy(update={"generation": rl.generation.model_copy(update=limits)})
     if len(cluster.gpus) > 1:
         raise source.error(("cluster",), "has GPUs of several kinds; an rl step is simulated on GPUs of one kind")
