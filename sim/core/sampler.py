@@ -33,7 +33,7 @@ FILTERED_BYTES = 8.0  # that all other ways hold: two tensors of probabilities, 
 class Sampler(NamedTuple):
     """An engine's sampler.
 
-    `copies`: logits are copied to fp32 always, for draws alone, or never (they are computed so). `filters`, `draws` and
+    `copies`: logits are copied to fp32 always, where tokens are drawn, or never. `filters`, `draws` and
     `penalties`: see these types; `filters` None: of this engine, the choice of the largest logit alone is simulated.
     `probabilities`: softmax and log-softmax of all logits are computed in any case.
     """

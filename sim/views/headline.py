@@ -11,6 +11,7 @@ from sim.core.units import billions, change_s, count, counted, n_bytes, percent,
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
 from sim.inputs.scenario import Scenario
+from sim.inputs.serving_keys import Sampling
 from sim.models.parameters import count_parameters
 from sim.results.beside_allocator import MemoryLimit, is_tight
 from sim.results.losses import bubble_name, waiting_s
@@ -258,7 +259,21 @@ def layout_line(scenario: Scenario) -> str:
         words.append(f"{inference.batching} batching")
         words.append(inference.precision if inference.quantization == "none" else inference.quantization)
         words.append(f"engine {Path(inference.engine).name}")
+        words += [] if inference.sampling is None else [sampling_words(inference.sampling)]
     return " · ".join([*words, gpus_words(scenario)])
+
+
+def sampling_words(sampling: Sampling) -> str:
+    """How tokens are chosen.
+
+    >>> sampling_words(Sampling(temperature=0.6, top_p=0.9))
+    'temperature 0.6, top-p 0.9'
+    """
+    given = [f"temperature {sampling.temperature:g}"]
+    given += [f"top-k {sampling.top_k}"] if sampling.top_k is not None else []
+    given += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
+    given += [f"repetition penalty {sampling.repetition_penalty:g}"] if sampling.repetition_penalty != 1 else []
+    return ", ".join(given)
 
 
 def model_words(model: ModelConfig) -> str:
