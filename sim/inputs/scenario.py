@@ -6,6 +6,7 @@ Both raise `InputError` for the first thing wrong. A resolved scenario's dump pa
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -178,7 +179,7 @@ def load_scenario(path: str | Path, overrides: Sequence[str] = ()) -> Scenario:
         raise InputError(
             f"overrides: found {show(overrides)}; must be a list of KEY=VALUE, such as ['parallelism.pp=4']"
         )
-    if path != STANDARD_INPUT and not path.suffix and not path.exists():
+    if path != STANDARD_INPUT and not path.suffix and not os.path.exists(path):  # False also for one that is too long
         raise InputError(f"{path}: no such file or shipped scenario (`stepsim scenarios` lists them)")
     source = read_source(path, overrides)
     return resolve(source, name_of(path))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sim.inputs.scenario import load_scenario
 from sim.models.moe.fullest import fullest_rank
 from sim.models.parameters import count_parameters
+from sim.serve.engines.file import engine_of
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
@@ -100,7 +101,8 @@ def test_any_workload_is_served(
         assert 0 <= min(states.held) <= max(states.held) <= sim.capacity.blocks
         assert min(states.unused) >= 0
         assert 0 <= min(states.waste) <= max(states.waste) < 1
-        assert max(states.running) <= inference["max_running_requests"]
+        stages = scenario.parallelism.pp if engine_of(scenario.for_serving.engine).runs_by_stage else 1
+        assert max(states.running) <= inference["max_running_requests"] * stages
 
 
 @settings(max_examples=40, deadline=None)
