@@ -57,7 +57,8 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
         inter_node = data.get("inter_node", {})
         if isinstance(inter_node, dict):
             transport = {k: v for k, v in same_nics(given.get("inter_node")).items() if k == "transport"}
-            data["inter_node"] = {"nics_per_node": per_node, **inter_node, **transport}
+            matched = {"rendezvous": True} if _is_slingshot(given) else {}
+            data["inter_node"] = {"nics_per_node": per_node, **matched, **inter_node, **transport}
         if per_node >= 1:
             data.setdefault("nodes", max(1, -(-ranks // per_node)))
     return validate(ClusterSpec, data, source, path)
@@ -173,12 +174,23 @@ def _check_one_a_node(given: Mapping[str, Any], source: Source, path: KeyPath) -
 
 def same_nics(stated: Any) -> dict[str, Any]:
     """Return the network of the shipped cluster with the NICs that are stated in number, bandwidth and latency, and of
-    which all else that is stated holds, whatever other jobs take (`spread`); {} if there is none."""
+    which all else that is stated holds, whatever other jobs take (`spread`) and whether libfabric is said to match
+    messages (`rendezvous`), which `transport` decides there; {} if there is none."""
     if not isinstance(stated, dict) or not stated.keys() >= {"nics_per_node", "nic_bandwidth_bytes_per_s", "latency_s"}:
         return {}
-    nics = [(key, value) for key, value in stated.items() if key != "spread"]
+    nics = [(key, value) for key, value in stated.items() if key not in ("spread", "rendezvous")]
     known = (c.inter_node.model_dump() for c in CLUSTERS.values())
     return next((each for each in known if all(each.get(key) == value for key, value in nics)), {})
+
+
+def _is_slingshot(given: dict[str, Any]) -> bool:
+    """Whether a description without a preset is that of nodes with HPE Slingshot 11, whose libfabric matches messages:
+    four GPUs that are all linked, with a NIC of 200 Gbit/s each (HPE Cray EX: CSCS Alps, NERSC Perlmutter)."""
+    intra, inter = given.get("intra_node"), given.get("inter_node")
+    if "preset" in given or not isinstance(intra, dict) or not isinstance(inter, dict):
+        return False
+    nics = inter.get("nics_per_node", 4), inter.get("nic_bandwidth_bytes_per_s")
+    return given.get("gpus_per_node") == 4 and intra.get("kind") == "nvlink_mesh" and nics == (4, 25e9)
 
 
 def _of_each_domain(domain_gpus: int, ranks: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.ranks.faults import network_of, nic_scales
 from sim.simulation import simulate
@@ -104,8 +105,8 @@ def test_a_spread_gives_every_group_the_median_and_draws_take_its_place() -> Non
     )
 
 
-@pytest.mark.parametrize("spread", [{}, {"spread": 0.5}])
-def test_nics_that_are_stated_as_efa_s_transport_as_efa_s(spread: dict[str, float]) -> None:
+@pytest.mark.parametrize("spread", [{}, {"spread": 0.5}, {"rendezvous": True}])
+def test_nics_that_are_stated_as_efa_s_transport_as_efa_s(spread: dict[str, Any]) -> None:
     """As published tables describe the cluster: number, bandwidth and latency of its NICs. What other jobs take of it
     is no property of its NICs."""
     nics = {"kind": "fat_tree", "nics_per_node": 32, "nic_bandwidth_bytes_per_s": 12.5e9, "latency_s": 75e-6}
@@ -114,4 +115,26 @@ def test_nics_that_are_stated_as_efa_s_transport_as_efa_s(spread: dict[str, floa
         model="llama3.2-1b",
         cluster={"preset": "dgx-h100", "inter_node": {**nics, **spread}},
     ).cluster.inter_node
-    assert stated == CLUSTERS["p5-efa"].inter_node.model_copy(update={"spread": spread.get("spread", 0.0)})
+    assert stated == CLUSTERS["p5-efa"].inter_node.model_copy(update={"spread": 0.0, **spread})
+
+
+@pytest.mark.parametrize(
+    ("more", "matched"),
+    [
+        ({}, True),
+        ({"inter_node": {"rendezvous": False}}, False),
+        ({"inter_node": {"nic_bandwidth_bytes_per_s": 50e9}}, False),
+        ({"intra_node": {"kind": "nvswitch"}}, False),
+        ({"gpus_per_node": 8}, False),
+    ],
+)
+def test_four_linked_gpus_with_slingshot_s_nics_match_messages(more: dict[str, Any], matched: bool) -> None:
+    """As a published table describes CSCS Alps; InfiniBand and RoCE, and whoever says otherwise, do not."""
+    cluster = {
+        "gpu": "h100-sxm",
+        "gpus_per_node": 4,
+        "intra_node": {"kind": "nvlink_mesh", "bandwidth_bytes_per_s": 450e9},
+        "inter_node": {"kind": "fat_tree", "nics_per_node": 4, "nic_bandwidth_bytes_per_s": 25e9},
+    }
+    described = scenario_with({"seq_len": 64, "global_batch_size": 8}, model="gpt2", cluster=merge(cluster, more))
+    assert described.cluster.inter_node.rendezvous == matched
