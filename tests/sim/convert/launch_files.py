@@ -102,3 +102,14 @@ def train():
     )
 """
 EXPERTS = "--num-experts 64 --expert-model-parallel-size 4"  # of Megatron-LM
+
+FACTORY = """
+model_name_or_path: Qwen/Qwen3-8B
+stage: sft
+finetuning_type: full
+template: qwen3
+cutoff_len: 2048
+per_device_train_batch_size: 1
+bf16: true
+enable_liger_kernel: true
+"""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sim.inputs.scenario import parse_scenario
 from tests.sim.convert.converting import converted, refused
+from tests.sim.convert.launch_files import FACTORY
 
 DEEPSPEED = """{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": true},
   "zero_optimization": {"stage": 3, "overlap_comm": true, "offload_optimizer": {"device": "cpu"},
@@ -225,37 +225,6 @@ def test_axolotl_s_names(tmp_path: Path) -> None:
     assert "not expressed" not in notes
 
 
-FACTORY = """
-model_name_or_path: Qwen/Qwen3-8B
-stage: sft
-finetuning_type: full
-template: qwen3
-cutoff_len: 2048
-per_device_train_batch_size: 1
-bf16: true
-enable_liger_kernel: true
-"""
-
-
-WHOLE = {"mode": "full", "early_stop": False}  # torch's reentrant checkpoint
-
-
-@pytest.mark.parametrize(
-    ("more", "recompute", "attention"),
-    [
-        ("flash_attn: fa2", WHOLE, "fused"),
-        ("flash_attn: disabled", WHOLE, "unfused"),
-        ("use_reentrant_gc: false", "full", "fused"),
-        ("disable_gradient_checkpointing: true", "none", "fused"),
-    ],
-)
-def test_defaults_of_llama_factory(tmp_path: Path, more: str, recompute: object, attention: str) -> None:
-    data, said = converted(tmp_path, "sft.yaml", FACTORY + more, "--cluster", "dgx-h100", "--gpus", "8")
-    assert (data["training"]["recompute"], data["training"]["attention"]) == (recompute, attention)
-    assert data["training"]["cross_entropy"] == "chunked"
-    assert "not expressed" not in said
-
-
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_fp32_on_tensor_cores_is_named(tmp_path: Path, dtype: str) -> None:
     """transformers/training_args.py: `tf32` is of matmuls in fp32."""
@@ -264,22 +233,6 @@ def test_fp32_on_tensor_cores_is_named(tmp_path: Path, dtype: str) -> None:
     data, said = converted(tmp_path, "args.yaml", text, *options)
     assert data["training"]["precision"] == dtype
     assert ("tf32: matmuls of fp32 are simulated without it" in said) == (dtype == "fp32")
-
-
-@pytest.mark.parametrize("kind", ["freeze", "oft"])
-def test_training_of_some_layers_alone_is_refused(tmp_path: Path, kind: str) -> None:
-    """llamafactory/hparams/finetuning_args.py; `freeze` trains two layers by default."""
-    text = FACTORY.replace("finetuning_type: full", f"finetuning_type: {kind}")
-    said = refused(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
-    assert f"finetuning_type: found '{kind}'; can be converted: full training, and LoRA" in said
-
-
-def test_llama_factorys_pure_bf16(tmp_path: Path) -> None:
-    text = FACTORY.replace("bf16: true", "pure_bf16: true")
-    data, said = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
-    t = data["training"]
-    assert (t["precision"], t["param_dtype"], t["master_weights"]) == ("bf16", "bf16", False)
-    assert "not expressed" not in said
 
 
 def test_defaults_of_trl(tmp_path: Path) -> None:
@@ -318,40 +271,6 @@ def test_a_part_of_an_offloaded_optimizer_is_named(tmp_path: Path) -> None:
     text = DEEPSPEED.replace('"device": "cpu"', '"device": "cpu", "ratio": 0.3')
     assert "offload_optimizer: ratio 0.3 is not simulated" in converted(tmp_path, "ds.json", text, *options)[1]
     assert "ratio" not in converted(tmp_path, "ds.json", text.replace("0.3", "1.0"), *options)[1]
-
-
-EIGHT = FACTORY + "fp8: true\nfp8_backend: torchao\n"
-
-
-@pytest.mark.parametrize(
-    ("more", "expected"),
-    [
-        ("", ("fp8", "tensorwise", None)),
-        ("fsdp: full_shard", ("fp8", "tensorwise", "bf16")),
-        ("fsdp: full_shard\nfp8_enable_fsdp_float8_all_gather: true", ("fp8", "tensorwise", None)),
-    ],
-)
-def test_matmuls_in_8_bits_of_llama_factory(tmp_path: Path, more: str, expected: tuple[object, ...]) -> None:
-    data, notes = converted(tmp_path, "sft.yaml", f"{EIGHT}{more}\n", "--cluster", "dgx-h100", "--gpus", "8")
-    t, p = data["training"], data["parallelism"]
-    assert (t["precision"], t.get("fp8_recipe"), p.get("param_gather_dtype")) == expected
-    assert "not expressed" not in notes
-    assert parse_scenario(data)
-
-
-@pytest.mark.parametrize(
-    ("key", "optimizer", "said"),
-    [
-        ("use_muon: true", "muon", ""),
-        ("optim: galore_adamw", "adamw", "of a low rank"),
-        ("optim: adamw_torch_4bit", "adamw", "4 bits"),
-        ("optim: schedule_free_adamw", "adamw", "one moment"),
-    ],
-)
-def test_optimizers_whose_states_are_others(tmp_path: Path, key: str, optimizer: str, said: str) -> None:
-    data, notes = converted(tmp_path, "sft.yaml", f"{FACTORY}{key}\n", "--cluster", "dgx-h100", "--gpus", "8")
-    assert data["training"]["optimizer"] == optimizer
-    assert said in notes
 
 
 @pytest.mark.parametrize(
