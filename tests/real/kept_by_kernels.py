@@ -148,14 +148,7 @@ def chunk_gated_delta_rule(
     cu_seqlens: Any = None,
 ) -> Any:
     """Keep normed queries and keys with their statistics, values, summed decays, steps, and the chunks' systems."""
-
-    def run(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
-        q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
-        systems = v.new_empty(*v.shape[:3], CHUNK)
-        kept = (*_normed(q), *_normed(k), v, torch.empty_like(g, dtype=torch.float32), beta, systems)
-        return torch.empty_like(v), kept
-
-    return _Kept.apply(run, q, k, v, g, beta), None
+    return _delta_rule(q, k, v, g, beta, squares=1, given=False), None
 
 
 def chunk_kda(
@@ -171,14 +164,17 @@ def chunk_kda(
     cu_seqlens: Any = None,
 ) -> Any:
     """Keep, beside what the gated delta rule's keep, the decays that were given, and scores of each chunk."""
+    return _delta_rule(q, k, v, g, beta, squares=2, given=True), None
 
+
+def _delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, squares: int, given: bool) -> Any:
     def run(q: Any, k: Any, v: Any, g: Any, beta: Any) -> Any:
         q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
-        squares = [v.new_empty(*v.shape[:3], CHUNK) for _ in range(2)]
-        kept = (*_normed(q), *_normed(k), v, torch.empty_like(g, dtype=torch.float32), g, beta, *squares)
-        return torch.empty_like(v), kept
+        of_chunks = [v.new_empty(*v.shape[:3], CHUNK) for _ in range(squares)]
+        decays = (torch.empty_like(g, dtype=torch.float32), *((g,) if given else ()))
+        return torch.empty_like(v), (*_normed(q), *_normed(k), v, *decays, beta, *of_chunks)
 
-    return _Kept.apply(run, q, k, v, g, beta), None
+    return _Kept.apply(run, q, k, v, g, beta)
 
 
 def _normed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

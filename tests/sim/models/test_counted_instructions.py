@@ -62,14 +62,18 @@ def test_the_record_has_what_the_tool_counts() -> None:
     command = [sys.executable, str(TOOL), "--only", "swiglu"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     found = dict(re.split(r"  +", line) for line in printed)
-    near = 0.05 if torch.__version__.startswith("2.14.") else 0.12  # Triton 3.9 of torch 2.15 writes a tenth fewer
+    # Triton 3.9 of torch 2.15 writes a tenth fewer for one kernel than 3.8 of 2.14, of which the record is.
+    weighted = 0.05 if torch.__version__.startswith("2.14.") else 0.12
     counts = {name: [float(x) for x in numbers.split(", ")] for name, numbers in found.items()}
     assert counts == {
-        "swiglu": pytest.approx([SWIGLU.forward], rel=near),
-        "swiglu backward": pytest.approx([SWIGLU.backward], rel=near),
-        "swiglu backward, joined": pytest.approx([SWIGLU.joined], rel=near),
-        "swiglu, weighted": pytest.approx([SWIGLU.weighted], rel=near),
-        "swiglu backward, weighted": pytest.approx([SWIGLU.joined_weighted, SWIGLU.of_weight], rel=near),
+        "swiglu": pytest.approx([SWIGLU.forward], rel=0.05),
+        "swiglu backward": pytest.approx([SWIGLU.backward], rel=0.05),
+        "swiglu backward, joined": pytest.approx([SWIGLU.joined], rel=0.05),
+        "swiglu, weighted": pytest.approx([SWIGLU.weighted], rel=0.05),
+        "swiglu backward, weighted": [
+            pytest.approx(SWIGLU.joined_weighted, rel=weighted),
+            pytest.approx(SWIGLU.of_weight, rel=0.05),
+        ],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.core.sampler import Sampler
+from sim.inputs.scenario import load_scenario
 from sim.inputs.serving_keys import Sampling
 from sim.models.serving.operators import head_samples
 from sim.models.serving.sampling import chosen_tokens
@@ -20,6 +22,7 @@ from tests.sim.serve.serving_cases import ONE, engine_scenario, serving
 
 # The second model runner of vLLM copies logits for draws alone.
 WITHOUT_COPY = ("bundled", "vllm-0.28", "vllm-0.29", "vllm-0.3")
+ROOT = Path(__file__).parents[3]
 V0 = ("vllm-0.2", "vllm-0.2.7", "vllm-0.5", "vllm-0.6", "vllm-0.6.5")
 
 
@@ -122,3 +125,15 @@ def test_room_for_tokens_or_for_what_requests_need() -> None:
         held[engine] = simulate_serving(s).capacity.buffer_bytes[0]
     width = (2 * 4096 + 3 * 14336) * 2
     assert held == {"trtllm-1.0": 8192 * width, "bundled": (4 * 128 + 4) * width}
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.14", "vllm-0.29", "sglang-0.5"])
+def test_the_pages_numbers_are_the_simulators(engine: str) -> None:
+    """Milliseconds a token of the largest logit and of the scenario's own sampling, and the room of the latter."""
+    page = (ROOT / "docs" / "serving_sampling.md").read_text("utf-8").splitlines()
+    cells = next(line for line in page if line.startswith(f"| `{engine}`")).split("|")
+    file, own = ROOT / "scenarios" / "serve_sampling.yaml", f"inference.engine={engine}"
+    greedy, drawn = (simulate_serving(load_scenario(file, [own, *more])) for more in (["inference.sampling=null"], []))
+    found = [sim.result["time_per_output_token_s"]["mean"] * 1e3 for sim in (greedy, drawn)]
+    assert [float(cells[i]) for i in (2, 4)] == pytest.approx(found, abs=0.006)
+    assert float(cells[7].split()[0]) == pytest.approx(drawn.capacity.buffer_bytes[0] / 2**30, abs=0.006)
