@@ -11,7 +11,6 @@ from sim.core.units import billions, change_s, count, counted, n_bytes, percent,
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import preset_name
 from sim.inputs.scenario import Scenario
-from sim.inputs.serving_keys import Sampling
 from sim.models.parameters import count_parameters
 from sim.results.beside_allocator import MemoryLimit, is_tight
 from sim.results.losses import bubble_name, waiting_s
@@ -20,6 +19,7 @@ from sim.results.result import StepResult
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
+    from sim.inputs.serving_keys import Sampling
     from sim.results.evidence import Evidence
     from sim.results.training_run import TrainingRun
     from sim.serve.results.records import Percentiles, ServingResult
@@ -266,6 +266,7 @@ def layout_line(scenario: Scenario) -> str:
 def sampling_words(sampling: Sampling) -> str:
     """How tokens are chosen.
 
+    >>> from sim.inputs.serving_keys import Sampling
     >>> sampling_words(Sampling(temperature=0.6, top_p=0.9))
     'temperature 0.6, top-p 0.9'
     """
