@@ -149,6 +149,8 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
     except Exception as error:
         raise failure(error, what) from None
     write_program(out, step, recorder)
+    for note in recorder.notes:
+        print(f"note: {note}", file=sys.stderr)
     kind = "a training step" if step.optimizer is not None else "a forward alone (no backward, no optimizer)"
     operators, launches, storages = len(recorder.rows), sum(r.launches for r in recorder.rows), len(recorder.lives)
     counted = f"{operators} operators, {launches} launches, {storages} storages"

@@ -17,7 +17,7 @@ from warnings import catch_warnings, filterwarnings
 
 import torch
 import torch.nn.attention.flex_attention as of_torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 from calibrate.capture.known_values import KnownValues
 
@@ -85,7 +85,7 @@ def _part(mask: Any, known: KnownValues) -> float:
     found = [None if x is None else known.of(x) for x in (counts, whole)]
     if found[0] is None or (whole is not None and found[1] is None):
         return 1.0
-    with unset_fake_temporarily():
+    with _disable_current_modes():  # those of a trace, too
         total = sum(int(x.sum()) for x in found if x is not None)
     blocks: int = math.prod(counts.shape) * places.size(-1)
     return min(1.0, total / max(1, blocks))

@@ -147,6 +147,7 @@ def _as_a_gpu() -> Iterator[None]:
     )
     with ExitStack() as stack:
         stack.enter_context(patch.object(scheduler, "has_triton", lambda *_: True))
+        stack.enter_context(patch.object(torch.cuda, "is_available", lambda: False))  # else fake tensors start CUDA
         stack.enter_context(patch.object(torch.cuda, "get_device_properties", lambda *_: PROPERTIES))
         stack.enter_context(patch.object(torch.cuda, "get_device_capability", lambda *_: CAPABILITY))
         stack.enter_context(patch.object(DeviceProperties, "create", staticmethod(lambda _: facts)))

@@ -163,6 +163,7 @@ class Recorder(TorchDispatchMode):
         self.in_place = InPlace()
         self.answers = Answers()
         self.places = Places()  # what lies on the host: an optimizer's counts of steps
+        self.notes: list[str] = []  # what whoever reads the file is to know
 
     def storage(self, tensor: torch.Tensor, kind: str = "temporary") -> int:
         """Return the number of a tensor's storage, a new one for a new storage."""
@@ -182,6 +183,10 @@ class Recorder(TorchDispatchMode):
         for part in parts_of(tensor):
             self.lives[self.storage(part)].kind = kind
 
+    def note(self, text: str) -> None:
+        """Keep a note, unless it is empty."""
+        self.notes += [text] if text else []
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record no operators within the block."""
@@ -191,9 +196,17 @@ class Recorder(TorchDispatchMode):
         finally:
             self.phase = before
 
+    def records(self) -> bool:
+        """Return whether what runs now is part of the recorded step."""
+        return bool(self.phase)
+
+    def append(self, row: RecordedOperator) -> None:
+        """Record an operator."""
+        self.rows.append(row)
+
     def add(self, name: str, read: Any, written: Any, host_copy: HostCopy | None = None) -> None:
         """Record a kernel that reads and writes tensors; nothing outside of the recorded step."""
-        if not self.phase:
+        if not self.records():
             return
         kinds = ["temporary", "temporary"]
         if host_copy is not None:
@@ -202,7 +215,7 @@ class Recorder(TorchDispatchMode):
             [(describe(x), self.storage(x, kind)) for x in tree_leaves(t) if isinstance(x, torch.Tensor)]
             for t, kind in zip((read, written), kinds, strict=True)
         )
-        self.rows.append(RecordedOperator(name, *self._place(), inputs, outputs, 1, host_copy=host_copy))
+        self.append(RecordedOperator(name, *self.place(), inputs, outputs, 1, host_copy=host_copy))
 
     def _died(self, key: int, number: int, _: object) -> None:
         self.lives[number].died = len(self.rows)
@@ -258,7 +271,7 @@ class Recorder(TorchDispatchMode):
         self.rows.append(
             RecordedOperator(
                 name,
-                *self._place(),
+                *self.place(),
                 inputs,
                 outputs,
                 0 if by_host else launches(func, name, inputs, outputs),
@@ -271,7 +284,7 @@ class Recorder(TorchDispatchMode):
     def _hold(self, like: torch.Tensor) -> None:
         """Record a storage of a tensor's size that lives while the next operator runs."""
         row = len(self.rows)
-        self.lives.append(Life(like.numel() * like.element_size(), "temporary", row, row + 1, self._place()[1]))
+        self.lives.append(Life(like.numel() * like.element_size(), "temporary", row, row + 1, self.place()[1]))
 
     def _read(self, x: torch.Tensor) -> Any:
         """Return the number that the code reads from a tensor: an unknown float is `READ_AS`."""
@@ -283,7 +296,8 @@ class Recorder(TorchDispatchMode):
                 raise
             return READ_AS if answer is None else answer
 
-    def _place(self) -> tuple[str, str]:
+    def place(self) -> tuple[str, str]:
+        """Return the phase and the module of what runs now."""
         if self.phase == "forward":
             self.last_module = self.modules.path
         elif self.phase == "backward":

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from calibrate.capture.answers import numbers_shown
 from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
+from calibrate.capture.compiled_regions import code_compiled, compiled_regions
 from calibrate.capture.counts_read import counts_read
 from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.host_copies import HostCopies, saved_tensors_copied
@@ -26,7 +27,6 @@ from calibrate.capture.places import MadeSeen, Places
 from calibrate.capture.recorder import Recorder, parts_of, watched
 from calibrate.capture.step import Step
 from calibrate.capture.step_checks import checked_loss, without_gradients
-from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
 from sim.models.captured.waits import READ
 
@@ -40,7 +40,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
     """
     on_gpu = device == "cuda"
     with (
-        without_compiler(),
+        code_compiled(),
         capturable_here(),
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.device("cpu"),
@@ -59,7 +59,12 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         recorder = Recorder(step.model, operators, device)
         with known:
             _give_states(step, on_gpu, recorder.places)
-        with user_autocast(operators) if on_gpu else nullcontext(), _recorded(step, recorder, operators, known, on_gpu):
+        with (
+            user_autocast(operators) if on_gpu else nullcontext(),
+            _recorded(step, recorder, operators, known, on_gpu),
+            compiled_regions(recorder) as regions,
+        ):
+            regions.tracing = step.compiled  # which makes one graph of all
             run = _first_run(step, recorder, device)
             without_gradients(step)
             _mark_lasting(recorder, step)
@@ -71,8 +76,9 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
             recorder.phase = ""
     if step.optimizer is not None:
         _name_activations(recorder, kept)
-    if step.compiled:
+    if step.compiled or regions.compiled:
         never_collected()
+    recorder.note(regions.words())
     return step, recorder
 
 

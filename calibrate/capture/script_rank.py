@@ -52,7 +52,9 @@ def _capture(task: dict[str, Any]) -> str:
         raise failure(error, " ".join(words)) from None
     write_script_program(Path(task["out"]), steps, recorder, words, rank, world_size)
     if world_size > 1 and not recorder.queue.collectives:
-        print(f"note: {alone_note(world_size)}", file=sys.stderr)
+        recorder.note(alone_note(world_size))
+    for note in recorder.notes:
+        print(f"note: {note}", file=sys.stderr)
     launches = sum(r.launches for r in recorder.rows)
     return f"{len(recorder.rows)} operators, {launches} launches, {len(recorder.queue.collectives)} collectives"
 

@@ -28,8 +28,7 @@ from calibrate.capture.device_queue import Queue
 from calibrate.capture.host_work import operator_kind
 from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
 from calibrate.capture.masks_read import masks_read
-from calibrate.capture.recorder import SCALAR, Recorder, module_hooks
-from sim.inputs.program_file import HostCopy
+from calibrate.capture.recorder import SCALAR, RecordedOperator, Recorder, module_hooks
 
 WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # their default dtype is an integer
 FSDP_KERNELS = {
@@ -189,16 +188,20 @@ class ScriptRecorder(Recorder):
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record neither operators nor waits within the block."""
-        before, self.queue.recording = self.queue.recording, False
+        before, phase, self.queue.recording = self.queue.recording, self.phase, False
         try:
             yield
         finally:
-            self.queue.recording = before
+            self.queue.recording, self.phase = before, phase
 
-    def add(self, name: str, read: Any, written: Any, host_copy: HostCopy | None = None) -> None:
-        """Record a kernel that reads and writes tensors; nothing outside of the recorded step."""
+    def records(self) -> bool:
+        """Return whether what runs now is part of the recorded step."""
         self.see_phase()
-        super().add(name, read, written, host_copy)
+        return super().records()
+
+    def append(self, row: RecordedOperator) -> None:
+        """Record an operator on the current stream."""
+        super().append(row)
         self._count()
 
     def resized(self, storage: Any) -> None:

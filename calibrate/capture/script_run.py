@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from calibrate.capture.answers import numbers_shown
 from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.compiled_regions import code_compiled, compiled_regions
 from calibrate.capture.counts_read import counts_read
 from calibrate.capture.cuda_device import CudaDevice, cuda_device
 from calibrate.capture.device_queue import Queue, StreamModule
@@ -30,7 +31,6 @@ from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.optimizers import capturable_here, many_at_once
 from calibrate.capture.run_step import fake_weights
 from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
-from calibrate.capture.without_compiler import without_compiler
 from sim.core.errors import InputError
 
 STEPS = 2
@@ -146,8 +146,10 @@ def record_script(
         FakeTensorMode(allow_non_fake_inputs=True),
         recorder.known,
         recorder,
+        compiled_regions(recorder) as regions,
     ):
         _run_steps(run, steps, words[0])
+    recorder.note(regions.words())
     recorder.device = "cuda" if device.used else "cpu"
     _settle(recorder)
     return steps, recorder
@@ -208,7 +210,7 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         stack.enter_context(patch.object(FakeTensor, "numpy", array))
         stack.enter_context(patch.object(torch, "save", lambda *_, **__: None))  # fake tensors have nothing to save
         stack.enter_context(fake_weights())
-        stack.enter_context(without_compiler())
+        stack.enter_context(code_compiled())
         stack.enter_context(capturable_here())
         stack.enter_context(flex_attention_fused(recorder.known))
         for name, value in StreamModule(recorder.queue).attributes.items():

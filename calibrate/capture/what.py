@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from calibrate.capture.compiled_regions import code_compiled
 from calibrate.capture.failure import failure
 from calibrate.capture.huggingface_step import huggingface_maker
 from calibrate.capture.options import Options
@@ -35,7 +36,8 @@ def function_maker(module: str, name: str) -> Callable[[], Step]:
     """Return a maker that calls the function `name` of a module; modules in the current folder are found too."""
     sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.import_module(module)
+        with code_compiled():
+            found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):
             raise InputError(f"WHAT: found {module}:{name}; {error} in {os.getcwd()} or among installed ones") from None

@@ -229,18 +229,6 @@ def test_an_optimizer_of_a_cuda_graph_keeps_its_steps_on_the_device(tmp_path: Pa
     assert launched(captured(tmp_path, make), "_foreach_pow", "optimizer")  # of the number of steps, a tensor
 
 
-def test_code_that_compiles_itself_runs_eagerly(tmp_path: Path) -> None:
-    gelu = torch.compile(torch.nn.functional.gelu)  # before the capture begins
-
-    def make() -> Any:
-        model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
-        after = torch.compile(torch.nn.functional.silu)
-        return model, lambda: after(gelu(model(x))).mean()
-
-    names = [o.name for o in captured(tmp_path, make).operators if o.phase == "forward" and o.launches]
-    assert names == ["aten.addmm", "aten.gelu", "aten.silu", "aten.mean"]
-
-
 def test_states_of_a_tensor_subclass_count_what_they_hold(tmp_path: Path) -> None:
     optim = pytest.importorskip("torchao.optim", reason="torchao has optimizers of 8 bits")
 

@@ -1,0 +1,342 @@
+"""Captures what the code itself gives to `torch.compile`: each such function, or module's forward, is one graph.
+
+Dynamo, which finds the graphs of a real run, would compile kernels for the CPU and run them on fake tensors, which have
+no memory. So AOTAutograd traces the function itself, once for each set of shapes, dtypes and other arguments. What
+Dynamo would cut into several graphs cannot be traced so, and runs eagerly.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest.mock import patch
+from warnings import catch_warnings, filterwarnings
+
+import torch
+import torch.utils.checkpoint
+from torch._guards import detect_fake_mode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from calibrate.capture.known_values import PLAIN
+from calibrate.capture.masks_read import masks_kept
+from calibrate.capture.recorder import Recorder, module_hooks
+
+CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.memory_format)
+SHARDED = (FSDPModule, FullyShardedDataParallel)  # modules whose hooks gather parameters
+WRAPPED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+REASON_LETTERS = 160
+
+
+class Compiled:
+    """What `torch.compile` makes of a function, or of the forward of `module`. Outside a capture it runs eagerly.
+
+    `modules`: whose parameters and buffers it may use; None before its first call. `loose`: parameters that it uses
+    besides. `recomputes`: it calls `torch.utils.checkpoint`.
+    """
+
+    def __init__(self, function: Callable[..., Any], module: torch.nn.Module | None = None) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self.function, self.module = function, module
+        self.name = getattr(function, "__qualname__", "") if module is None else type(module).__name__
+        self.modules = None if module is None else list(module.modules())
+        self.loose: list[torch.Tensor] = []
+        self.recomputes = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the function, in a capture as a compiled graph."""
+        if not ACTIVE or ACTIVE[-1].tracing or not ACTIVE[-1].recorder.operators.on_gpu:
+            return self.function(*args, **kwargs)
+        return ACTIVE[-1].call(self, args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        """Return the method of `instance`, as a function in a class does."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def parts(self) -> list[torch.nn.Module]:
+        """Return the modules that are compiled one by one in place of this code; [] if it is one graph.
+
+        Dynamo breaks graphs where FSDP's hooks run, and cuts those of a model in DistributedDataParallel into its
+        buckets (torch/_dynamo/backends/distributed.py, `DDPOptimizer`), so that gradients of the last layers are
+        reduced while others are computed. A bucket has 25 MiB; here each member of a list of modules is a graph. So it
+        is where layers are recomputed: a checkpoint of a compiled layer runs the kernels of its forward again.
+        """
+        inside = [m for m in self.modules or () if m is not self.module]
+        sharded = [m for m in inside if isinstance(m, SHARDED)]
+        if sharded or not (self.recomputes or DistributedDataParallel._get_active_ddp_module()):
+            return [m for m in sharded if not any(isinstance(x, SHARDED) for x in m.modules() if x is not m)]
+        lists = [m for m in self.modules or () if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential)]
+        nested = {id(x) for m in lists for x in m.modules() if x is not m}
+        return [x for m in lists if id(m) not in nested for x in m]
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a call of compiled code gets: `leaves` of its arguments in the tree `spec`, and `slots` of its modules.
+
+    A slot is the mapping of a module's parameters or buffers, and a name in it.
+    """
+
+    leaves: list[Any]
+    spec: TreeSpec
+    slots: list[tuple[dict[str, Any], str]]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return each tensor once, those of the modules first."""
+        held = [where[name] for where, name in self.slots]
+        return list({id(x): x for x in (*held, *self.leaves) if isinstance(x, torch.Tensor)}.values())
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what decides which graph the call has; other objects than tensors and constants by identity."""
+        return repr(self.spec), *(_kind(x) for x in (*self.tensors(), *self.leaves))
+
+    def others(self) -> list[Any]:
+        """Return the arguments that the key holds by identity."""
+        return [x for x in self.leaves if not isinstance(x, (torch.Tensor, *CONSTANTS))]
+
+
+class Recomputes(ValueError):
+    """The code calls `torch.utils.checkpoint`: traced, what it computes again would be merged with the forward."""
+
+
+class Traced(NamedTuple):
+    """A compiled call, of tensors alone. `result`, `spec`: its result's leaves, `...` for each tensor, and their tree.
+
+    `loose`: tensors that it gets after those of `Arguments`.
+    """
+
+    run: Callable[..., Any]
+    result: list[Any]
+    spec: TreeSpec
+    loose: tuple[torch.Tensor, ...]
+
+
+class Regions:
+    """The compiled code of one capture. `eager`: why some of it runs eagerly, by its name; `compiled`: the others."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.compiled: set[str] = set()
+        self.eager: dict[str, str] = {}
+        self.tracing = False
+        self._traced: dict[Any, Traced | None] = {}  # None: runs eagerly
+        self._held: list[Any] = []  # whose identity is part of a key
+
+    def call(self, code: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what compiled code returns for these arguments."""
+        if code.modules is None:
+            return self._first_call(code, args, kwargs)
+        if parts := code.parts():
+            for part in parts:
+                _compile(part)
+            return code.function(*args, **kwargs)
+        slots = [(where, name) for m in code.modules for where in (m._parameters, m._buffers) for name in where]
+        arguments = Arguments(*tree_flatten((args, kwargs), is_leaf=_is_mask), slots)
+        setting = torch.is_grad_enabled(), self.recorder.operators.dtype, *(m.training for m in code.modules)
+        key = id(code), setting, arguments.key()
+        if key not in self._traced:
+            self._held += [code, *arguments.others()]
+            self._traced[key] = self._try(code, arguments)
+        traced = self._traced[key]
+        if traced is None:
+            return code.function(*args, **kwargs)
+        made = iter(traced.run(*arguments.tensors(), *traced.loose))
+        return tree_unflatten([next(made) if x is ... else x for x in traced.result], traced.spec)
+
+    def _first_call(self, code: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a function eagerly, and note the modules that it calls. A step runs once before it is recorded."""
+        found: dict[int, torch.nn.Module] = {}
+
+        def enter(module: torch.nn.Module, *_: object) -> None:
+            found[id(module)] = module
+
+        with module_hooks(enter, lambda *_: None):
+            out = code.function(*args, **kwargs)
+        code.modules = list(found.values())
+        if self.recorder.records():
+            self.eager[code.name] = "its only call is the recorded one"
+        return out
+
+    def _try(self, code: Compiled, arguments: Arguments) -> Traced | None:
+        """Trace a call; return None if it cannot be traced."""
+        from calibrate.capture.compiled_graph import NotAnInput
+
+        try:
+            while True:
+                try:
+                    traced = self._trace(code, arguments)
+                    break
+                except NotAnInput as error:
+                    code.loose += error.tensors
+        except Exception as error:
+            code.recomputes = isinstance(error, Recomputes)
+            if not code.parts():
+                self.eager[code.name] = (str(error).strip() or type(error).__name__).splitlines()[0]
+            return None
+        self.compiled.add(code.name)
+        self.eager.pop(code.name, None)
+        return traced
+
+    def _trace(self, code: Compiled, arguments: Arguments) -> Traced:
+        """Trace a call by running it once, unrecorded."""
+        from calibrate.capture.compiled_graph import Instead, ZerosTraced, compiled_function
+
+        tensors = [*arguments.tensors(), *code.loose]
+        if others := sorted({type(x).__name__ for x in tensors if type(x) not in PLAIN}):
+            raise ValueError(f"it uses tensors of the class {others[0]}")
+        places = {id(x): i for i, x in enumerate(tensors)}
+        leaves = [places[id(x)] if isinstance(x, torch.Tensor) else x for x in arguments.leaves]  # tensors may die
+        is_tensor = [isinstance(x, torch.Tensor) for x in arguments.leaves]
+        held = [(where, name, places[id(where[name])]) for where, name in arguments.slots if where[name] is not None]
+        shape: dict[str, Any] = {}
+
+        def function(*now: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            self.recorder.operators.cache = {}  # what one trace has cast is unknown to the next
+            mine = [now[x] if tensor else x for x, tensor in zip(leaves, is_tensor, strict=True)]
+            args, kwargs = tree_unflatten(mine, arguments.spec)
+            with _held_by_modules(held, now), ZerosTraced(), Instead({id(x): now[places[id(x)]] for x in code.loose}):
+                out, shape["spec"] = tree_flatten(code.function(*args, **kwargs))
+            shape["result"] = [... if isinstance(x, torch.Tensor) else x for x in out]
+            return tuple(x for x in out if isinstance(x, torch.Tensor))
+
+        run = compiled_function(function, self.recorder)
+        with self._unrecorded(tensors):
+            _both_ways(run, tensors)
+        return Traced(run, shape["result"], shape["spec"], tuple(code.loose))
+
+    @contextmanager
+    def _unrecorded(self, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Let a trace see neither the recorder nor known values, and change no state of autocast."""
+        operators, mode = self.recorder.operators, detect_fake_mode(tensors)
+        before = operators.cache, operators.compiled
+        self.tracing, operators.compiled = True, True
+        gc.disable()  # see `never_collected`
+        try:
+            with ExitStack() as stack:
+                own_hooks = saved_tensors_hooks(lambda x: x, lambda x: x)  # not those of a checkpoint around the call
+                contexts = (self.recorder.paused(), _disable_current_modes(), masks_kept(), own_hooks, catch_warnings())
+                for context in (*contexts, mode or nullcontext(), *_checkpoints_refused()):
+                    stack.enter_context(context)
+                filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's passes read constants
+                yield
+        finally:
+            self.tracing = False
+            operators.cache, operators.compiled = before
+
+    def words(self) -> str:
+        """Say what was captured as compiled graphs, and what was not; "" if the code compiles nothing."""
+        said = [f"captured as compiled graphs: {', '.join(sorted(self.compiled))}"] if self.compiled else []
+        for name, reason in sorted(self.eager.items()):
+            short = reason if len(reason) <= REASON_LETTERS else reason[: REASON_LETTERS - 1] + "…"
+            said.append(f"captured eagerly, because no single graph of it can be made: {name} ({short})")
+        return f"torch.compile: {'; '.join(said)}" if said else ""
+
+
+ACTIVE: list[Regions] = []
+
+
+def _checkpoints_refused() -> list[Any]:
+    def refuse(*_: object, **__: object) -> None:
+        raise Recomputes("it recomputes activations")
+
+    of = torch.utils.checkpoint
+    return [
+        patch.object(of._CheckpointFrame, "__init__", refuse),
+        patch.object(of.CheckpointFunction, "apply", refuse),
+    ]
+
+
+def _is_mask(x: Any) -> bool:
+    """Return whether an argument is a mask whose blocks are known, which says how many of them a kernel computes."""
+    return isinstance(x, BlockMask)
+
+
+def _both_ways(run: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
+    """Run a function and its backward, which AOTAutograd may compile when it first runs; tensors' hooks do not run."""
+    like = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+    needed = [x for x in like if x.requires_grad]
+    results = [x for x in run(*like) if x.requires_grad]
+    if needed and results:
+        torch.autograd.grad(results, needed, [torch.empty_like(x) for x in results], allow_unused=True)
+
+
+@contextmanager
+def _held_by_modules(
+    places: Sequence[tuple[dict[str, Any], str, int]], tensors: Sequence[torch.Tensor]
+) -> Iterator[None]:
+    """Let modules hold these tensors as parameters and buffers."""
+    before = [(where, name, where[name]) for where, name, _ in places]
+    for where, name, i in places:
+        where[name] = tensors[i]
+    try:
+        yield
+    finally:
+        for where, name, x in before:
+            where[name] = x
+
+
+def _compile(model: Any = None, *, backend: Any = "inductor", disable: bool = False, **_: object) -> Any:
+    """Do as `torch.compile`; what another backend than Inductor compiles runs eagerly."""
+    if model is None:
+        return lambda f: _compile(f, backend=backend, disable=disable)
+    if disable or backend != "inductor" or isinstance(model, Compiled):
+        return model
+    if not isinstance(model, torch.nn.Module):
+        return Compiled(model)
+    inner = _wrapped(model)
+    if not isinstance(inner.forward, Compiled):
+        inner.forward = Compiled(inner.forward, inner)
+    return model
+
+
+def _wrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that the wrapper of a checkpoint, of FSDP or of DistributedDataParallel holds, else the module.
+
+    What a checkpoint of a compiled module computes again is a compiled graph, too.
+    """
+    if isinstance(module, DistributedDataParallel):
+        return _wrapped(module.module)
+    inner = next((x for name in WRAPPED if (x := getattr(module, name, None)) is not None), None)
+    return module if inner is None else _wrapped(inner)
+
+
+def _compile_self(module: torch.nn.Module, *_: object, **how: Any) -> None:
+    """Do as `Module.compile`."""
+    _compile(module, **how)
+
+
+@contextmanager
+def code_compiled() -> Iterator[None]:
+    """Let `torch.compile` make `Compiled`; what Dynamo has compiled before runs eagerly."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(torch, "compile", _compile))
+        stack.enter_context(patch.object(torch.nn.Module, "compile", _compile_self))
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        yield
+
+
+@contextmanager
+def compiled_regions(recorder: Recorder) -> Iterator[Regions]:
+    """Record the calls of compiled code as those of compiled graphs."""
+    ACTIVE.append(Regions(recorder))
+    try:
+        yield ACTIVE[-1]
+    finally:
+        ACTIVE.pop()
+
+
+def _kind(x: Any) -> Any:
+    """Return what a compiled graph is made for: of a tensor without its data."""
+    if isinstance(x, torch.Tensor):
+        return type(x), x.dtype, tuple(x.shape), x.stride(), x.requires_grad
+    return type(x), x if isinstance(x, CONSTANTS) else id(x)
