@@ -18,6 +18,7 @@ from sim.inputs.trainer_names import (
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
 )
+from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON, MEGATRON_ZERO
 from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
@@ -310,7 +311,7 @@ class Megatron(Emission):
             "use-megatron-fsdp": True,
             "data-parallel-sharding-strategy": MEGATRON_FSDP[p.zero],
             "overlap-param-gather": bool(p.param_gather_overlap) and p.zero == 2,
-            "no-gradient-accumulation-fusion": True,
+            **({"no-gradient-accumulation-fusion": True} if sums_apart(self.training, p) else {}),
             "ckpt-format": "fsdp_dtensor",
         }
 

@@ -199,12 +199,14 @@ class ZeroEngine(NamedTuple):
     torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
     fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`). `root_again`: it is freed
     behind the forward, and gathered as the backward begins. `ends_stay`: embedding, last norm and output, which are in
-    no unit, are gathered once a step and stay to its end. `ahead_elements`: units are gathered ahead until they have so
-    many parameters; a backward begins with such a run, of which its own unit arrives last. `queued_elements`: buckets
-    of gradients that are reduced stay until more than so many gradients wait behind the oldest. `replicas_once`: the
-    default of `parallelism.all_reduce_once`. `sums_shared`: with ZeRO-3, before a unit is reduced, the
-    gradient of each of its tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over them, and the
-    computation waits (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`).
+    no unit, are gathered once a step and stay to its end. `fills_buckets`: where every micro-batch's gradients are
+    reduced, each is copied into a bucket even if it has that dtype, unless its matmul wrote it there, and the shard
+    that comes back is added to the rank's, to zeros in the first micro-batch. `ahead_elements`: units are gathered
+    ahead until they have so many parameters; a backward begins with such a run, of which its own unit arrives last.
+    `queued_elements`: buckets of gradients that are reduced stay until more than so many gradients wait behind the
+    oldest. `replicas_once`: the default of `parallelism.all_reduce_once`. `sums_shared`: with ZeRO-3, before a unit is
+    reduced, the gradient of each of its tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over
+    them, and the computation waits (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`).
     `sums_shared_once`: all these gradients of a rank are joined in one tensor once a step, behind their reduction over
     data-parallel ranks, all-reduced over tp, and copied back one by one (megatron/core/distributed/
     finalize_model_grads.py: `_allreduce_non_tensor_model_parallel_grads`); of routers, biases and matrices that are not
@@ -255,6 +257,7 @@ class ZeroEngine(NamedTuple):
     ends_together: bool = False
     root_again: bool = False
     ends_stay: bool = False
+    fills_buckets: bool = False
     ahead_elements: int = 0
     queued_elements: int = 0
     replicas_once: bool = False
