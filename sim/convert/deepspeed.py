@@ -24,6 +24,7 @@ from sim.convert.trl import loss_in_tiles
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.model_input import load_model, model_presets
+from sim.models.frameworks.records import framework_at
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
@@ -66,6 +67,9 @@ FSDP_IN_FP32 = (
 )
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
+REENTRANT_COMPILED = (
+    "use_reentrant: with torch_compile simulated as torch's other checkpoint, which the compiler takes into its graph"
+)
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
 # By DeepSpeed's words (runtime/config.py: `get_communication_data_type`).
 COMMUNICATED: dict[str, str | None] = {
@@ -163,13 +167,14 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
     """All but sizes; `recomputes`: so says `fsdp_config`; `sharded`: by FSDP."""
     lora = adapters(s)
     recomputed = [recomputes, s.flag("gradient_checkpointing"), _by_sections(s), _by_default(s)]
+    framework = _framework(s, by_deepspeed)
     training = {
         **_numbers(s, by_deepspeed, lora is not None, sharded),
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
-        "framework": _framework(s, by_deepspeed),
+        "framework": framework,
         "attention": s.choice(*_attention(s), "auto") or "fused",
-        "recompute": _recompute(s, any(recomputed)),
+        "recompute": _recompute(s, any(recomputed), framework),
         **_optimizer(s, by_deepspeed),
         **offload_of(s.values.get("zero_optimization")),
         **({"activation_offload": True} if s.choice("activation_offloading", ON, "false") else {}),
@@ -194,15 +199,19 @@ def _by_sections(s: Settings) -> bool:
     return not by_trainer
 
 
-def _recompute(s: Settings, asked: bool) -> Any:
+def _recompute(s: Settings, asked: bool, framework: str) -> Any:
     """Full or none; by torch's reentrant checkpoint, which runs the whole forward again, where the file asks for it,
-    and by default in LLaMA-Factory (hparams/model_args.py: `use_reentrant_gc`)."""
+    and by default in LLaMA-Factory (hparams/model_args.py: `use_reentrant_gc`). Beside torch.compile a
+    note says that it is not simulated."""
     given = s.take("gradient_checkpointing_kwargs")
     reentrant = given.get("use_reentrant") is True if isinstance(given, dict) else False
     if _is_factory(s):
         reentrant = s.flag("use_reentrant_gc", default=True)
     if not asked:
         return "none"
+    if reentrant and framework_at(framework, None).uses_torch_compile:
+        s.notes.append(REENTRANT_COMPILED)
+        return "full"
     return {"mode": "full", "early_stop": False} if reentrant else "full"
 
 
