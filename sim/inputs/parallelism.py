@@ -139,7 +139,7 @@ class Parallelism(UserInput):
     param_gather_dtype: GatherDtype | None = Field(
         default=None,
         description="zero: in what updated parameters are gathered; null: precision's 16-bit dtype, but fp8 with "
-        "zero 3 and torchao's tensorwise recipe, for layers' matrices",
+        "zero 3 and torchao's tensorwise recipe, for layers' matrices; int8: ZeRO++'s quantized weights",
     )
     cp_method: Literal["ring", "all_gather", "all_to_all"] = "ring"
     cp_split: Literal["zigzag", "contiguous", "striped"] = "zigzag"

@@ -42,6 +42,12 @@ def sums_apart(t: Training, p: Parallelism) -> bool:
     return sharded and not (framework_of(t).accumulates_sharded and zero_engine(t, p).fills_buckets)
 
 
+def can_gather_integers(t: Training, p: Parallelism) -> bool:
+    """Tell whether parameters can be gathered as 8-bit integers (`ZeroEngine.scaled_elements`)."""
+    whole = t.lora is None or t.lora.weights != "nf4"
+    return p.zero == 3 and zero_engine(t, p).scaled_elements > 0 and t.precision in ("bf16", "fp16") and whole
+
+
 def _in_rows(p: Parallelism) -> bool:
     """Tell whether gradients are not reduced micro-batch by micro-batch anyhow."""
     return p.accumulate_unsharded or bool(p.accumulate_in_a_row)

@@ -37,7 +37,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "bucket_bytes": ("100KiB",),
         "gather_bucket_bytes": ("10KiB",),
         "param_gather_overlap": (True, False),
-        "param_gather_dtype": ("fp32",),
+        "param_gather_dtype": ("fp32", "int8"),
         "cp_method": ("all_gather",),
         "cp_split": ("contiguous",),
         "tp_overlap": ("wgrad",),

@@ -18,6 +18,7 @@ from sim.inputs.rules.layers_apart import (
 from sim.inputs.rules.layout import batch, first_problem, micro_batches
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Packing, Recompute, Training
+from sim.inputs.zero_keys import can_gather_integers
 from sim.models.activation_facts import ACTIVATIONS
 from sim.models.autocast import adapter_casts, casts_on_use, not_under_autocast
 from sim.models.frameworks.records import framework_of
@@ -173,6 +174,8 @@ def _gathers(sections: Sections, t: Training) -> Problems:
     path, used = ("parallelism", "param_gather_dtype"), sixteen_bit(t.precision)
     if p.param_gather_dtype == "fp8" and not in_8_bits:
         yield path, "found 'fp8'; needs zero 3, precision fp8, torchao's recipe tensorwise and no lora"
+    if p.param_gather_dtype == "int8" and not can_gather_integers(t, p):
+        yield path, "found 'int8'; needs zero 3, a framework of DeepSpeed, precision bf16 or fp16, and no nf4"
     if p.param_gather_dtype == "bf16" and used != "bf16":
         yield path, f"found 'bf16'; with precision {t.precision} parameters are used in {used}"
 

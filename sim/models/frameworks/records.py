@@ -172,6 +172,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     # stage_1_and_2.py: async_inplace_copy_grad_to_fp32_buffer_from_gpu; stage3.py: grad_partitions_flat_buffer
     on_host_at=(2, 3),
     live_elements=1_000_000_000,
+    scaled_elements=8_000,  # zero/partition_parameters.py: CUDAQuantizer.target_group_size
     gathers_apart=False,
     shards_apart=False,
     adds_up_as_sent=False,

@@ -397,3 +397,28 @@ def test_gathers_without_a_limit_are_named(tmp_path: Path) -> None:
     for limit in ("true", "false"):
         said = converted(tmp_path, "args.yaml", arguments.replace("LIMIT", limit), *options)[1]
         assert ("limit_all_gathers: false is not simulated" in said) is (limit == "false")
+
+
+def test_zero_plus_plus_is_read_or_named(tmp_path: Path) -> None:
+    zero = (
+        '{"stage": 3, "zero_quantized_weights": true, "zero_hpz_partition_size": 8, "zero_quantized_gradients": true}'
+    )
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
+    options = ("--cluster", "dgx-h100", "--gpus", "16", "--model", "llama3-8b", "--seq-len", "4096")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    said = " ".join(said.split())
+    assert data["parallelism"]["param_gather_dtype"] == "int8"
+    assert "zero_hpz_partition_size: 8 is not simulated; backwards gather over all ranks" in said
+    assert "zero_quantized_gradients: not simulated; gradients are reduce-scattered in 16 bits" in said
+    assert "not expressed here" not in said
+    data, said = converted(tmp_path, "ds.json", text.replace('"stage": 3', '"stage": 2'), *options)
+    assert "param_gather_dtype" not in data["parallelism"]
+
+
+def test_mics_is_hybrid_sharding(tmp_path: Path) -> None:
+    zero = '{"stage": 3, "mics_shard_size": 8, "mics_hierarchical_params_gather": false}'
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
+    options = ("--cluster", "dgx-h100", "--gpus", "16", "--model", "llama3-8b", "--seq-len", "4096")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    assert (data["parallelism"]["shard_size"], data["parallelism"]["all_reduce_once"]) == (8, True)
+    assert "not expressed here" not in said
