@@ -25,8 +25,8 @@ SECOND_COPY = (  # zero/partition_parameters.py: `ds_secondary_tensor`
     "gathers over {0} of them from a second copy, which takes 2/{0} bytes a parameter more"
 )
 QUANTIZED_GRADIENTS = (  # runtime/comm/coalesced_collectives.py: all_to_all_quant_reduce
-    "zero_optimization.zero_quantized_gradients: not simulated; gradients are reduce-scattered in 16 bits, where ZeRO++ "
-    "on several nodes exchanges 4 bits a number within nodes, then between them"
+    "zero_optimization.zero_quantized_gradients: not simulated; gradients are reduce-scattered in 16 bits, where "
+    "ZeRO++ on several nodes exchanges 4 bits a number within nodes, then between them"
 )
 MICS = (
     "zero_optimization.mics_shard_size: simulated as shard_size with one all-reduce over replicas a step; DeepSpeed "

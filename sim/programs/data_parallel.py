@@ -31,6 +31,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
+from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.frameworks.parts import ZeroEngine
 from sim.models.frameworks.records import framework_of, frees_gradients, zero_engine

@@ -180,7 +180,7 @@ def test_default_buckets_are_elements_in_any_dtype(training: dict[str, Any], eac
 
 @pytest.mark.parametrize(("precision", "moved"), [("fp16", 1 + 2 + 4), ("bf16", 1 + 2 + 4 + 4)])
 def test_zero_plus_plus_gathers_integers_and_makes_parameters_of_them(precision: str, moved: int) -> None:
-    """CUDAQuantizer: a byte a number, an fp32 scale for 8,000; AllGatherCoalescedHandle.wait: fp16, torch.cat, `.to`."""
+    """CUDAQuantizer: a byte a number, an fp32 scale for 8,000; AllGatherCoalescedHandle: fp16, torch.cat, `.to`."""
 
     def parts(dtype: str | None) -> tuple[list[float], float, int]:
         training = {"seq_len": 512, "global_batch_size": 8, "framework": "deepspeed", "precision": precision}

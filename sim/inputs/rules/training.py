@@ -170,9 +170,8 @@ def _recipe(_: Sections, t: Training) -> Problems:
 def _gathers(sections: Sections, t: Training) -> Problems:
     """Parameters are gathered in the 16 bits that they are used in, or in fp8 where a recipe casts shards."""
     p, recipe = sections.parallelism, None if t.lora is not None else recipe_of(t)
-    in_8_bits = p.zero == 3 and recipe is not None and recipe.shards_quantized
     path, used = ("parallelism", "param_gather_dtype"), sixteen_bit(t.precision)
-    if p.param_gather_dtype == "fp8" and not in_8_bits:
+    if p.param_gather_dtype == "fp8" and not (p.zero == 3 and recipe is not None and recipe.shards_quantized):
         yield path, "found 'fp8'; needs zero 3, precision fp8, torchao's recipe tensorwise and no lora"
     if p.param_gather_dtype == "int8" and not can_gather_integers(t, p):
         yield path, "found 'int8'; needs zero 3, a framework of DeepSpeed, precision bf16 or fp16, and no nf4"
