@@ -175,7 +175,7 @@ class Megatron(Emission):
         if m.window is not None and {*m.attention_pattern} <= {"sliding", "full"}:
             local = "".join(str(int(m.attention_kind(layer) == "sliding")) for layer in range(m.layers))
             skipped = None if "0" not in local else f"[{','.join(local)}]"
-            flags["window"] = {"window-size": f"{m.window},0", "window-attn-skip-freq": skipped}
+            flags["window"] = {"window-size": f"{m.window - 1},0", "window-attn-skip-freq": skipped}
             flags["attention_pattern"] = {}
         if m.moe is not None:
             flags["moe.shared_gate"] = {"moe-shared-expert-gate": m.moe.shared_gate}

@@ -268,8 +268,7 @@ def _experts_apart(sections: Sections, t: Training) -> Problems:
 
 def _accumulation_fusion(_: Sections, t: Training) -> Problems:
     """Only Megatron-Core's linear layers have this fusion (core/tensor_parallel/layers.py)."""
-    own = framework_of(t).accumulates_in_matmul
-    if t.gradient_accumulation_fusion is not None and not own:
+    if t.gradient_accumulation_fusion is not None and not framework_of(t).accumulates_in_matmul:
         needed = "found false; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
         yield ("training", "gradient_accumulation_fusion"), needed
 
