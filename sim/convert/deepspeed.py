@@ -30,6 +30,7 @@ from sim.models.frameworks.records import framework_at
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
 PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
 WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packing_strategy")
+CHECKPOINTING = "activation_checkpointing"  # by Transformers 5.24 and later, which keep gradient_checkpointing
 MICRO_BATCH = 8  # TrainingArguments' default
 # In `bf16` and `fp16`, and in `offload_optimizer`: what changes a step and is not simulated.
 UNREAD_OF_DTYPES = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
@@ -166,18 +167,20 @@ def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) ->
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) -> dict[str, Any]:
     """All but sizes; `recomputes`: so says `fsdp_config`; `sharded`: by FSDP."""
     lora = adapters(s)
-    recomputed = [recomputes, s.flag("gradient_checkpointing"), _by_sections(s), _by_default(s)]
-    framework = _framework(s, by_deepspeed)
+    old = s.flag("gradient_checkpointing") and not isinstance(s.values.get(CHECKPOINTING), bool)
+    recomputed = [recomputes, old, _by_sections(s), _by_default(s)]
+    kwargs = _of_checkpoint(s)
+    framework, offloads = _framework(s, by_deepspeed), s.choice("activation_offloading", ON, "false")
     training = {
         **_numbers(s, by_deepspeed, lora is not None, sharded),
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": framework,
         "attention": s.choice(*_attention(s), "auto") or "fused",
-        "recompute": _recompute(s, any(recomputed), framework),
+        "recompute": _recompute(s, any(recomputed), framework, kwargs),
         **_optimizer(s, by_deepspeed),
         **offload_of(s.values.get("zero_optimization")),
-        **({"activation_offload": True} if s.choice("activation_offloading", ON, "false") else {}),
+        **({"activation_offload": True} if offloads or (any(recomputed) and kwargs.get("offload")) else {}),
         **({} if lora is None else {"lora": lora}),
     }
     if liger := [name for name in LIGER if s.flag(name)]:
@@ -199,20 +202,29 @@ def _by_sections(s: Settings) -> bool:
     return not by_trainer
 
 
-def _recompute(s: Settings, asked: bool, framework: str) -> Any:
-    """Full or none; by torch's reentrant checkpoint, which runs the whole forward again, where the file asks for it,
-    and by default in LLaMA-Factory (hparams/model_args.py: `use_reentrant_gc`). Beside torch.compile a
-    note says that it is not simulated."""
-    given = s.take("gradient_checkpointing_kwargs")
-    reentrant = given.get("use_reentrant") is True if isinstance(given, dict) else False
+def _of_checkpoint(s: Settings) -> dict[str, Any]:
+    """The arguments of the checkpoint; the older name is an alias, read where the newer is not set
+    (transformers/training_args.py of 5.24)."""
+    older, newer = (s.take(f"{name}_kwargs") for name in ("gradient_checkpointing", CHECKPOINTING))
+    given = older if newer is None else newer
+    return given if isinstance(given, dict) else {}
+
+
+def _recompute(s: Settings, asked: bool, framework: str, kwargs: dict[str, Any]) -> Any:
+    """Full, of each so-many-th layer (`every_n_layers`), or none; by torch's reentrant checkpoint, which runs the whole
+    forward again, where the file asks for it, and by default in LLaMA-Factory (hparams/model_args.py:
+    `use_reentrant_gc`). Beside torch.compile a note says that it is not simulated."""
+    reentrant = kwargs.get("use_reentrant") is True
     if _is_factory(s):
         reentrant = s.flag("use_reentrant_gc", default=True)
     if not asked:
         return "none"
+    found: dict[str, Any] = {"every": each} if type(each := kwargs.get("every_n_layers")) is int and each > 1 else {}
     if reentrant and framework_at(framework, None).uses_torch_compile:
         s.notes.append(REENTRANT_COMPILED)
-        return "full"
-    return {"mode": "full", "early_stop": False} if reentrant else "full"
+    elif reentrant:
+        found["early_stop"] = False
+    return {"mode": "full", **found} if found else "full"
 
 
 def _is_factory(s: Settings) -> bool:
@@ -232,7 +244,8 @@ def _by_default(s: Settings) -> bool:
     TRL since it has `max_length` (trl/trainer/sft_config.py)."""
     if _is_factory(s):
         return not s.flag("disable_gradient_checkpointing")
-    if s.values.get("max_length") is None or s.take("gradient_checkpointing") is not None:
+    said = isinstance(s.values.get(CHECKPOINTING), bool) or s.take("gradient_checkpointing") is not None
+    if s.values.get("max_length") is None or said:
         return False
     s.notes.append("gradient_checkpointing: on, as TRL has it by default since mid-2025; before it was off")
     return True

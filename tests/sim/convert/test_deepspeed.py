@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -421,4 +422,32 @@ def test_mics_is_hybrid_sharding(tmp_path: Path) -> None:
     options = ("--cluster", "dgx-h100", "--gpus", "16", "--model", "llama3-8b", "--seq-len", "4096")
     data, said = converted(tmp_path, "ds.json", text, *options)
     assert (data["parallelism"]["shard_size"], data["parallelism"]["all_reduce_once"]) == (8, True)
+    assert "not expressed here" not in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "recompute", "offload"),
+    [
+        ("activation_checkpointing: true", "full", None),
+        ("activation_checkpointing: false", "none", None),
+        ("activation_checkpointing: false\ngradient_checkpointing: true", "none", None),
+        (
+            "activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 4}",
+            {"mode": "full", "every": 4},
+            None,
+        ),
+        ("activation_checkpointing: true\nactivation_checkpointing_kwargs: {offload: true}", "full", True),
+        (
+            "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: true}",
+            {"mode": "full", "early_stop": False},
+            None,
+        ),
+    ],
+)
+def test_checkpoints_by_their_names_of_transformers_5_24(
+    tmp_path: Path, keys: str, recompute: Any, offload: bool | None
+) -> None:
+    text = f"model_name_or_path: Qwen/Qwen3-8B\nmax_length: 2048\nper_device_train_batch_size: 1\n{keys}\n"
+    data, said = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert (data["training"]["recompute"], data["training"].get("activation_offload")) == (recompute, offload)
     assert "not expressed here" not in said
