@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.adapters import adapters
-from sim.convert.axolotl import degrees, plain_names, require_ranks, shards
+from sim.convert.axolotl import degrees, plain_names, require_ranks, shards, version_notes
 from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
 from sim.convert.deepspeed_zero import note_inner, offload_of, zero_of
 from sim.convert.fsdp_arguments import of_fsdp
@@ -98,6 +98,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     refuse_other_use(file, data)
     refuse_objective(file, data)
     s, by_deepspeed = settings_of(file, plain_names(data))
+    s.notes += version_notes(data)
     machine = _named_model(s, machine)
     length = _length(s, machine, seq_len)
     split = degrees(s)
