@@ -20,7 +20,7 @@ from sim.convert.fsdp_arguments import of_fsdp
 from sim.convert.llama_factory import refuse_other_use
 from sim.convert.objectives import refuse_objective
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
-from sim.convert.trl import loss_in_tiles
+from sim.convert.trl import forces_reentrant, loss_in_tiles
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.model_input import load_model, model_presets
@@ -171,6 +171,8 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
     old = s.flag("gradient_checkpointing") and not isinstance(s.values.get(CHECKPOINTING), bool)
     recomputed = [recomputes, old, _by_sections(s), _by_default(s)]
     kwargs = _of_checkpoint(s)
+    if lora is not None and by_deepspeed and forces_reentrant(s):
+        kwargs = {**kwargs, "use_reentrant": True}
     framework, offloads = _framework(s, by_deepspeed), s.choice("activation_offloading", ON, "false")
     training = {
         **_numbers(s, by_deepspeed, lora is not None, sharded),
@@ -208,6 +210,8 @@ def _of_checkpoint(s: Settings) -> dict[str, Any]:
     (transformers/training_args.py of 5.24)."""
     older, newer = (s.take(f"{name}_kwargs") for name in ("gradient_checkpointing", CHECKPOINTING))
     given = older if newer is None else newer
+    if isinstance(given, dict) and given.get("selective"):
+        s.notes.append("selective, of the checkpoint: whole layers are simulated as recomputed")
     return given if isinstance(given, dict) else {}
 
 

@@ -451,3 +451,14 @@ def test_checkpoints_by_their_names_of_transformers_5_24(
     data, said = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
     assert (data["training"]["recompute"], data["training"].get("activation_offload")) == (recompute, offload)
     assert "not expressed here" not in said
+
+
+@pytest.mark.parametrize(("stage", "lora", "reentrant"), [(3, True, True), (2, True, False), (3, False, False)])
+def test_trl_forces_the_reentrant_checkpoint_of_adapters_under_zero_3(
+    tmp_path: Path, stage: int, lora: bool, reentrant: bool
+) -> None:
+    adapters = "use_peft: true\nlora_r: 16\nlora_target_modules: all-linear\n" if lora else ""
+    text = f"model_name_or_path: Qwen/Qwen3-8B\nmax_length: 2048\nper_device_train_batch_size: 1\n{adapters}"
+    text += f"deepspeed: {{zero_optimization: {{stage: {stage}}}, bf16: {{enabled: true}}}}\n"
+    data, _ = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["recompute"] == ({"mode": "full", "early_stop": False} if reentrant else "full")
