@@ -309,6 +309,7 @@ class Megatron(Emission):
         return {
             **out,
             "use-megatron-fsdp": True,
+            **({"fsdp-double-buffer": True} if p.fsdp_double_buffer else {}),
             "data-parallel-sharding-strategy": MEGATRON_FSDP[p.zero],
             "overlap-param-gather": bool(p.param_gather_overlap) and p.zero == 2,
             **({"no-gradient-accumulation-fusion": True} if sums_apart(self.training, p) else {}),

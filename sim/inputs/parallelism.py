@@ -90,6 +90,11 @@ class Parallelism(UserInput):
         description="zero 3 with torch's first FSDP: a layer is gathered during the backward of the layer that runs "
         "before it; false: when its own backward begins",
     )
+    fsdp_double_buffer: bool = Field(
+        default=False,
+        description="zero 2 and 3 with Megatron's FSDP: buffers of two layers, so that one is gathered ahead, and one "
+        "bucket of gradients waits",
+    )
     accumulate_unsharded: bool = False
     all_reduce_once: bool = Field(
         default=False,

@@ -27,6 +27,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "accumulate_unsharded": (True,),
         "all_reduce_once": (True,),
         "accumulate_in_a_row": (True, False),
+        "fsdp_double_buffer": (True,),
         "schedule": ("gpipe",),
         "schedule_memory": (2.0,),
         "virtual_stages": (2,),

@@ -275,6 +275,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("reshard_after_forward", _only_with_zero(3)),
     Idle("fsdp_version", _fsdp_version),
     Idle("backward_prefetch", _backward_prefetch),
+    Idle("fsdp_double_buffer", _alone),
     Idle("accumulate_unsharded", _accumulate_unsharded),
     Idle("all_reduce_once", _all_reduce_once),
     Idle("accumulate_in_a_row", _accumulate_in_a_row),
