@@ -222,6 +222,8 @@ def _layout(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.accumulate_in_a_row", "true", "false"
     if p.fsdp_version == 1 or not p.backward_prefetch:
         yield "parallelism.fsdp_version", "torch's first FSDP", "null, 2 (which gathers a layer ahead)"
+    if p.fsdp_double_buffer:
+        yield "parallelism.fsdp_double_buffer", "true", "false"
     if p.gather_bucket_bytes is not None:
         yield "parallelism.gather_bucket_bytes", p.gather_bucket_bytes, "null: a layer in one message"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)

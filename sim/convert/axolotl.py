@@ -1,11 +1,12 @@
 """Axolotl's YAML as Transformers' `TrainingArguments` and keys of their kind.
 
-Names and meaning: src/axolotl of axolotl-ai-cloud/axolotl, release 0.19: utils/schemas, utils/config (`resolve_dtype`,
+Names and meaning: src/axolotl of axolotl-ai-cloud/axolotl, release 0.21: utils/schemas, utils/config (`resolve_dtype`,
 `normalize_config`), core/builders/base.py, integrations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sim.core.errors import InputError
@@ -30,6 +31,10 @@ DISPATCHERS: dict[str, str | None] = {"auto": None, "torch": "all_to_all", "deep
 OF_LORA = "lora_"
 CLASSES = {"model_type", "tokenizer_type", "processor_type"}  # of Transformers, which the checkpoint names as well
 VERSIONS = ("version", "fsdp_version")
+OF_FIRST = {"sharding_strategy", "forward_prefetch"}  # utils/schemas/validation.py: FSDP1_ONLY_REJECTED_KEYS
+SECOND = (
+    "fsdp_version: 2, as Axolotl has it since release 0.20 (September 2026); before, 1: set parallelism.fsdp_version=1"
+)
 SHARDING, FULL = "sharding_strategy", "FULL_SHARD"  # of `fsdp_config`, whose default it is
 
 
@@ -57,13 +62,30 @@ def plain_names(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _versioned(given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """FSDP's settings with their version, which is 1 unless it is said (utils/trainer.py: `setup_fsdp_envs`)."""
+    """FSDP's settings with their version: 2 unless it is said (utils/schemas/validation.py of release 0.20, which has
+    taken the first out: `check_fsdp_version`), or the file has what older releases alone read."""
     own = found.get("fsdp_config") or {}
     if not found.get("fsdp") or not isinstance(own, dict):
         return {}
-    said = [given.get("fsdp_version"), *(own.get(key) for key in VERSIONS)]
+    said = next(filter(None, [given.get("fsdp_version"), *(own.get(key) for key in VERSIONS)]), None)
     rest = {key: value for key, value in own.items() if key not in VERSIONS}
-    return {"fsdp_config": rest | {"version": 2 if "2" in map(str, said) else 1}}
+    older = is_of_first_fsdp(given)
+    return {"fsdp_config": rest | {"version": said or (1 if older else 2)}}
+
+
+def is_of_first_fsdp(given: Mapping[str, Any]) -> bool:
+    """Tell whether a file has a list `fsdp`, or keys of its first FSDP that releases since 0.20 refuse."""
+    own = given.get("fsdp_config")
+    names = {key.removeprefix("fsdp_") for key in own} if isinstance(own, dict) else set[str]()
+    return bool(given.get("fsdp")) or bool(names & OF_FIRST)
+
+
+def version_notes(data: Mapping[str, Any]) -> list[str]:
+    """Say which version is taken where Axolotl's file leaves it out."""
+    own = data.get("fsdp_config")
+    if MARK not in data or not (isinstance(own, dict) and own) or data.get("fsdp_version"):
+        return []
+    return [] if is_of_first_fsdp(data) or any(own.get(key) for key in VERSIONS) else [SECOND]
 
 
 def _loaded(found: dict[str, Any]) -> dict[str, str]:

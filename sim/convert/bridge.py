@@ -15,8 +15,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.bridge_lora import lora_of
-from sim.convert.bridge_saved import model_with_own_sizes, plain, runs_as_recipes, with_activation, with_graphs
+from sim.convert.bridge_saved import (
+    attention_overrides,
+    model_with_own_sizes,
+    plain,
+    runs_as_recipes,
+    with_activation,
+    with_graphs,
+)
 from sim.convert.megatron import described
+from sim.convert.megatron_model import windows_of
 from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
@@ -125,6 +133,7 @@ OF_RECIPE = (
 # name files, logs, schedules and defaults.
 NOTED = (
     "activations_checkpoint_layers_per_pipeline",
+    "apply_residual_connection_post_layernorm",
     "calculate_per_token_loss",  # one more pass over all gradients
     "cpu_offloading_weights",
     "defer_embedding_wgrad_compute",
@@ -136,16 +145,35 @@ NOTED = (
     "fp8_params",
     "fsdp_cpu_offload",
     "fsdp_double_buffer",
+    "fused_residual_rmsnorm",
+    "fused_single_qkv_rope",
     "hierarchical_context_parallel_sizes",
+    "hybrid_context_parallel",
+    "keep_fp8_transpose_cache",
+    "log_max_attention_logit",
     "log_num_zeros_in_grad",
+    "memory_efficient_layer_norm",
     "mixed_precision",  # a recipe that is not known
+    "moe_expert_rank_capacity_factor",
+    "moe_paged_stash",
+    "moe_router_padding_for_fp8",
+    "moe_router_padding_for_quantization",
     "moe_shared_expert_overlap",
     "nccl_ub",
+    "mtp_use_repeated_layer",
     "num_micro_batches_with_partial_activation_checkpoints",
+    "num_microbatches_with_partial_activation_checkpoints",
+    "optimizer_cuda_graph",
+    "overlap_dispatch_backward_with_experts_wgrad",
     "overlap_param_gather_with_optimizer_step",
     "qk_clip",
     "rampup_batch_size",
+    "reduce_scatter_with_fp32_accumulation",
+    "suggested_communication_unit_size",
+    "use_grouped_gemm_for_dense_mlp",
+    "use_kitchen",
     "use_transformer_engine_op_fuser",
+    "variable_seq_lengths",
 )
 # Likewise where they are false: parts of the overlap of tensor parallelism, which need the whole, and a fusion.
 OF_OVERLAP = ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", "tp_comm_overlap_ag", "tp_comm_overlap_rs")
@@ -193,6 +221,9 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         found["training"].pop("fp8_param_gather", None)  # of trained parameters
     if machine.model is not None and (asked.model is None or overrides):
         found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
+        if overrides and (own := _own_attention(file, machine.model, data["model"], flags)):
+            model = found["model"]
+            found["model"] = (model if isinstance(model, dict) else {"preset": model}) | own
     if whole and found["training"]["framework"] == MEGATRON.name and runs_as_recipes(data, merged):
         _run_as_recipes(found["training"], merged)
     if is_nemo(data):
@@ -207,9 +238,17 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     return s.converted("megatron", machine, found, left=left)
 
 
+def _own_attention(file: Path, name: str, section: Mapping[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
+    """What the file says of attention otherwise than the model that the user names."""
+    layers = section.get("num_layers")
+    windows = windows_of(Settings(file, flags), layers if type(layers) is int else load_model(name).layers)
+    return attention_overrides(section, name, windows)
+
+
 def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any]) -> list[str]:
     """Keys that the file sets, that change a step, and that no key of the scenario says."""
     simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if training.get(key)}
+    simulated |= {"fsdp_double_buffer"} if merged.get("use_megatron_fsdp") else set()
     on = [key for key in NOTED if merged.get(key) not in OFF and key not in simulated]
     asked_for = (UNFUSED, *(OF_OVERLAP if merged.get("tp_comm_overlap") else ()))
     return [*on, *(key for key in asked_for if merged.get(key) is False)]

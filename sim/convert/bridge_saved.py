@@ -44,6 +44,8 @@ def with_activation(merged: Mapping[str, Any]) -> dict[str, Any]:
 
 # `GPTModelProvider`'s keys (src/megatron/bridge/models/gpt_provider.py), and ours.
 SIZES = {flag.replace("-", "_"): ours for flag, ours in OF_FLAGS.items()}
+OF_ATTENTION = {"qk_layernorm": "qk_norm", "add_qkv_bias": "qkv_bias"}
+SINKS = {"learnable": True, "vanilla": False}
 SIZES_OF_EXPERTS = {"num_moe_experts": "experts", "moe_ffn_hidden_size": "ffn", "moe_router_topk": "top_k"}
 
 
@@ -58,6 +60,20 @@ def model_with_own_sizes(name: str, section: Mapping[str, Any], whole: bool) -> 
     if (whole or "mtp_num_layers" in section) and (predicted := section.get("mtp_num_layers") or 0) != named.mtp_layers:
         own["mtp_layers"] = predicted
     return {"preset": name, **own} if own else name
+
+
+def attention_overrides(section: Mapping[str, Any], name: str, windows: Mapping[str, Any]) -> dict[str, Any]:
+    """What an override of a recipe says of attention otherwise than the model that the user names; `windows`: of
+    `window_size`, as `model_of` reads it."""
+    named = load_model(name)
+    given = {key: section[key] for key in OF_ATTENTION if isinstance(section.get(key), bool)}
+    found: dict[str, Any] = {OF_ATTENTION[key]: value for key, value in given.items()}
+    if named.mla is not None:
+        found.pop("qk_norm", None)  # norms of the latents
+    if (softmax := section.get("softmax_type")) in SINKS:
+        found["sinks"] = SINKS[softmax]
+    found = {key: value for key, value in found.items() if value != bool(getattr(named, key))}
+    return found | (dict(windows) if windows.get("window") != named.window else {})
 
 
 def _capacity(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,22 +13,24 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.adapters import adapters
-from sim.convert.axolotl import degrees, plain_names, require_ranks, shards
+from sim.convert.axolotl import degrees, plain_names, require_ranks, shards, version_notes
 from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
 from sim.convert.deepspeed_zero import note_inner, offload_of, zero_of
 from sim.convert.fsdp_arguments import of_fsdp
 from sim.convert.llama_factory import refuse_other_use
 from sim.convert.objectives import refuse_objective
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
-from sim.convert.trl import loss_in_tiles
+from sim.convert.trl import forces_reentrant, loss_in_tiles
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.model_input import load_model, model_presets
+from sim.models.frameworks.records import framework_at
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")
 PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
 WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packing_strategy")
+CHECKPOINTING = "activation_checkpointing"  # by Transformers 5.24 and later, which keep gradient_checkpointing
 MICRO_BATCH = 8  # TrainingArguments' default
 # In `bf16` and `fp16`, and in `offload_optimizer`: what changes a step and is not simulated.
 UNREAD_OF_DTYPES = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
@@ -66,6 +68,9 @@ FSDP_IN_FP32 = (
 )
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
+REENTRANT_COMPILED = (
+    "use_reentrant: with torch_compile simulated as torch's other checkpoint, which the compiler takes into its graph"
+)
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
 # By DeepSpeed's words (runtime/config.py: `get_communication_data_type`).
 COMMUNICATED: dict[str, str | None] = {
@@ -93,6 +98,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     refuse_other_use(file, data)
     refuse_objective(file, data)
     s, by_deepspeed = settings_of(file, plain_names(data))
+    s.notes += version_notes(data)
     machine = _named_model(s, machine)
     length = _length(s, machine, seq_len)
     split = degrees(s)
@@ -162,17 +168,22 @@ def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) ->
 def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) -> dict[str, Any]:
     """All but sizes; `recomputes`: so says `fsdp_config`; `sharded`: by FSDP."""
     lora = adapters(s)
-    recomputed = [recomputes, s.flag("gradient_checkpointing"), _by_sections(s), _by_default(s)]
+    old = s.flag("gradient_checkpointing") and not isinstance(s.values.get(CHECKPOINTING), bool)
+    recomputed = [recomputes, old, _by_sections(s), _by_default(s)]
+    kwargs = _of_checkpoint(s)
+    if lora is not None and by_deepspeed and forces_reentrant(s):
+        kwargs = {**kwargs, "use_reentrant": True}
+    framework, offloads = _framework(s, by_deepspeed), s.choice("activation_offloading", ON, "false")
     training = {
         **_numbers(s, by_deepspeed, lora is not None, sharded),
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
-        "framework": _framework(s, by_deepspeed),
+        "framework": framework,
         "attention": s.choice(*_attention(s), "auto") or "fused",
-        "recompute": _recompute(s, any(recomputed)),
+        "recompute": _recompute(s, any(recomputed), framework, kwargs),
         **_optimizer(s, by_deepspeed),
         **offload_of(s.values.get("zero_optimization")),
-        **({"activation_offload": True} if s.choice("activation_offloading", ON, "false") else {}),
+        **({"activation_offload": True} if offloads or (any(recomputed) and kwargs.get("offload")) else {}),
         **({} if lora is None else {"lora": lora}),
     }
     if liger := [name for name in LIGER if s.flag(name)]:
@@ -194,16 +205,31 @@ def _by_sections(s: Settings) -> bool:
     return not by_trainer
 
 
-def _recompute(s: Settings, asked: bool) -> Any:
-    """Full or none; by torch's reentrant checkpoint, which runs the whole forward again, where the file asks for it,
-    and by default in LLaMA-Factory (hparams/model_args.py: `use_reentrant_gc`)."""
-    given = s.take("gradient_checkpointing_kwargs")
-    reentrant = given.get("use_reentrant") is True if isinstance(given, dict) else False
+def _of_checkpoint(s: Settings) -> dict[str, Any]:
+    """The arguments of the checkpoint; the older name is an alias, read where the newer is not set
+    (transformers/training_args.py of 5.24)."""
+    older, newer = (s.take(f"{name}_kwargs") for name in ("gradient_checkpointing", CHECKPOINTING))
+    given = older if newer is None else newer
+    if isinstance(given, dict) and given.get("selective"):
+        s.notes.append("selective, of the checkpoint: whole layers are simulated as recomputed")
+    return given if isinstance(given, dict) else {}
+
+
+def _recompute(s: Settings, asked: bool, framework: str, kwargs: dict[str, Any]) -> Any:
+    """Full, of each so-many-th layer (`every_n_layers`), or none; by torch's reentrant checkpoint, which runs the whole
+    forward again, where the file asks for it, and by default in LLaMA-Factory (hparams/model_args.py:
+    `use_reentrant_gc`). Beside torch.compile a note says that it is not simulated."""
+    reentrant = kwargs.get("use_reentrant") is True
     if _is_factory(s):
         reentrant = s.flag("use_reentrant_gc", default=True)
     if not asked:
         return "none"
-    return {"mode": "full", "early_stop": False} if reentrant else "full"
+    found: dict[str, Any] = {"every": each} if type(each := kwargs.get("every_n_layers")) is int and each > 1 else {}
+    if reentrant and framework_at(framework, None).uses_torch_compile:
+        s.notes.append(REENTRANT_COMPILED)
+    elif reentrant:
+        found["early_stop"] = False
+    return {"mode": "full", **found} if found else "full"
 
 
 def _is_factory(s: Settings) -> bool:
@@ -223,7 +249,8 @@ def _by_default(s: Settings) -> bool:
     TRL since it has `max_length` (trl/trainer/sft_config.py)."""
     if _is_factory(s):
         return not s.flag("disable_gradient_checkpointing")
-    if s.values.get("max_length") is None or s.take("gradient_checkpointing") is not None:
+    said = isinstance(s.values.get(CHECKPOINTING), bool) or s.take("gradient_checkpointing") is not None
+    if s.values.get("max_length") is None or said:
         return False
     s.notes.append("gradient_checkpointing: on, as TRL has it by default since mid-2025; before it was off")
     return True

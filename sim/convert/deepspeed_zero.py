@@ -20,6 +20,18 @@ DEFAULTS = {  # elements; the last of a rank's shard
     **dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance"), DEEPSPEED_ZERO.live_elements),
     "sub_group_size": DEEPSPEED_ZERO.updated_elements,
 }
+SECOND_COPY = (  # zero/partition_parameters.py: `ds_secondary_tensor`
+    "zero_optimization.zero_hpz_partition_size: {0} is not simulated; backwards gather over all ranks, where ZeRO++ "
+    "gathers over {0} of them from a second copy, which takes 2/{0} bytes a parameter more"
+)
+QUANTIZED_GRADIENTS = (  # runtime/comm/coalesced_collectives.py: all_to_all_quant_reduce
+    "zero_optimization.zero_quantized_gradients: not simulated; gradients are reduce-scattered in 16 bits, where "
+    "ZeRO++ on several nodes exchanges 4 bits a number within nodes, then between them"
+)
+MICS = (
+    "zero_optimization.mics_shard_size: simulated as shard_size with one all-reduce over replicas a step; DeepSpeed "
+    "0.19.8 has it no more"
+)
 NOT_CONTIGUOUS = (
     "zero_optimization.contiguous_gradients: false is not simulated; gradients are copied into buckets that stay"
 )
@@ -52,6 +64,8 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
     elif own.values.get(PREFETCH) == 0:
         del found["gather_bucket_bytes"]
         s.notes.append(f"zero_optimization.{PREFETCH}: 0 is not simulated; parameters are gathered ahead")
+    if stage == 3:
+        found |= _zero_plus_plus(s, own, training)
     if own.take("reduce_scatter") is False and stage == 3:
         s.notes.append("zero_optimization.reduce_scatter: false is not simulated; gradients are reduce-scattered")
     if own.take("contiguous_gradients") is False and stage > 0:
@@ -63,6 +77,26 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
         for name, usual in DEFAULTS.items()
         if stage == 3 and given[name] not in (None, usual)
     ]
+    return found
+
+
+def _zero_plus_plus(s: Settings, own: Settings, training: dict[str, Any]) -> dict[str, Any]:
+    """ZeRO++ (Wang et al. 2023, arXiv 2306.10209): 8-bit gathers become a key, its other parts notes; MiCS, which
+    DeepSpeed 0.18 has (zero/mics.py: `allreduce_mics_shard_grads` in the step's last micro-batch), is hybrid
+    sharding."""
+    found: dict[str, Any] = {}
+    four_bit = training.get("lora", {}).get("weights") == "nf4"
+    if own.flag("zero_quantized_weights") and training["precision"] in ("bf16", "fp16") and not four_bit:
+        found["param_gather_dtype"] = "int8"
+    if (second := own.size("zero_hpz_partition_size", 1)) > 1:
+        s.notes.append(SECOND_COPY.format(second))
+    if own.flag("zero_quantized_gradients"):
+        s.notes.append(QUANTIZED_GRADIENTS)
+    if own.values.get(hierarchical := "mics_hierarchical_params_gather") is False:
+        own.take(hierarchical)
+    if (shard := own.whole("mics_shard_size")) and shard > 0:
+        found |= {"shard_size": shard, "all_reduce_once": True}
+        s.notes.append(MICS)
     return found
 
 

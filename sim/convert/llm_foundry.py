@@ -32,6 +32,7 @@ SHARDING: dict[str, dict[str, Any]] = {
 }
 ATTENTION = {"torch": "unfused", "flash": "fused", "triton": "fused"}
 NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
+OF_TENSORS = "splits a model's MLPs by its strategy, which is not simulated; without it can be converted"
 LOW = "low_precision_"
 # llmfoundry/models/layers/norm.py: LPLayerNorm casts its input, and torch's autocast casts that of the others.
 IN_FP32 = "runs in fp32 under autocast; it is simulated in 16 bits, as those named low_precision run"
@@ -65,6 +66,8 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
         raise InputError(f"{file}: model.name {name}: an encoder is trained on masked tokens, which is not simulated")
     own = name == "mpt_causal_lm" and machine.model is None
     described = _mpt(s) if own else _of_the_hub(s, machine)
+    if s.values.get("tp_config.tensor_parallel_degree") not in (None, 1):
+        raise InputError(f"{file}: tp_config: {OF_TENSORS}")
     dp = s.ranks(gpus if type(gpus) is int else None, machine, 1, "1")
     micro, whole = s.values.get("device_train_microbatch_size"), s.size("global_train_batch_size")
     s.take("device_train_microbatch_size")
@@ -153,6 +156,28 @@ def _mpt(s: Settings) -> dict[str, Any]:
         "tied_embeddings": s.flag("model.tie_word_embeddings", True),
         "positions": "learned" if learned else "rope" if rope else "none",
         **({"max_positions": s.size("max_seq_len")} if learned else {}),
+        **_attention(s, NORMS.get(norm, "layernorm")),
+    }
+
+
+def _attention(s: Settings, norm: str) -> dict[str, Any]:
+    """Windows, norms of queries and keys, and caps of scores and logits (models/layers/attention.py, of release 0.22:
+    `window_size=(w, w)`, so that a query sees w keys before it and its own; `qk_ln` over all heads, `qk_gn` over each).
+    """
+    window = s.whole("model.attn_config.sliding_window_size")
+    over, heads = (s.flag(f"model.attn_config.qk_{kind}") for kind in ("ln", "gn"))
+    if over and norm == "layernorm":
+        over, heads = False, True
+        s.notes.append("model.attn_config.qk_ln: layer norms over all heads are simulated as those of each head")
+    caps = {
+        "attention_softcap": s.number("model.attn_config.attn_logit_softcapping"),
+        "logit_softcap": s.number("model.final_logit_softcapping"),
+    }
+    return {
+        **({"window": window + 1} if window is not None and window >= 0 else {}),
+        **({"qk_norm": norm if norm == "layernorm" else True} if over or heads else {}),
+        **({"qk_norm_over": "all_heads"} if over else {}),
+        **without_none(caps),
     }
 
 

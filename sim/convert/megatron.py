@@ -373,6 +373,9 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
         # What is sharded is sent beside computations, with or without the flags (core/distributed/fsdp/src/
         # megatron_fsdp/megatron_fsdp.py: MegatronFSDP.__init__).
         overlaps |= {"dp_sync": "bucketed"} if stage in (2, 3) else {}
+        # With NCCL's user buffers, too (param_and_grad_buffer.py; megatron_fsdp.py: `fsdp_double_buffer or nccl_ub`).
+        doubles = [s.flag("fsdp-double-buffer"), str(s.values.get("nccl-ub", False)).lower() != "false"]
+        overlaps |= {"fsdp_double_buffer": True} if stage in (2, 3) and True in doubles else {}
         return {"zero": stage, "shard_size": shard, **overlaps}
     if s.flag("deepspeed"):
         stage = s.integer("zero-stage")

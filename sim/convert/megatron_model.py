@@ -19,6 +19,7 @@ from sim.inputs.model_config import MAX_LAYERS
 from sim.inputs.model_input import load_model
 
 DISPATCHER = "allgather"  # where no flag names one
+MSCALES = {"mscale": 1.0, "mscale-all-dim": 0.0}  # defaults of --mscale and --mscale-all-dim
 DELTA_NET = "gated_delta_net"
 USUAL_MULTIPLE = 128  # of --make-vocab-size-divisible-by
 
@@ -150,17 +151,28 @@ def _attention(s: Settings, layers: int) -> dict[str, Any]:
     positions = s.take("position-embedding-type", "learned_absolute")
     if s.take("use-rotary-position-embeddings"):
         positions = "rope"
+    scaled = positions == "yarn" and not s.values.get("multi-latent-attention") and _is_scaled(s)
+    positions = "rope" if positions in ("yarn", "mrope") else positions
     rope_share = s.number("rotary-percent", 1.0)
     return {
         "positions": {"learned_absolute": "learned"}.get(str(positions), positions),
         "max_positions": s.integer("max-position-embeddings", s.integer("seq-length")),
         "rope_share": rope_share if positions == "rope" and rope_share != 1.0 else None,
+        "scaled_rope": scaled or None,
         "no_rope_every": _no_rope_every(s, layers),
         "sinks": s.choice("softmax-type", {"learnable": True, "vanilla": None}, "vanilla"),
         "attention_gate": s.flag("attention-output-gate") or None,
-        **_windows(s, layers),
+        **windows_of(s, layers),
         **_head_sizes(s),
     }
+
+
+def _is_scaled(s: Settings) -> bool:
+    """Whether YaRN multiplies cosines and sines (core/models/common/embeddings/yarn_rotary_pos_embedding.py:
+    `_yarn_get_concentration_factor`), by a flag or by what is set beside them (training/argument_utils.py)."""
+    factor = s.number("yarn-rotary-scaling-factor", s.number("rotary-scaling-factor", 1.0))
+    one, all_dims = (s.number(f"yarn-{name}", s.number(name, usual)) for name, usual in MSCALES.items())
+    return factor is not None and factor > 1.0 and one != all_dims
 
 
 def _head_sizes(s: Settings) -> dict[str, Any]:
@@ -198,8 +210,9 @@ def _activation(s: Settings) -> str:
     return "swiglu" if s.flag("swiglu") else "relu2" if s.flag("squared-relu") else "gelu"
 
 
-def _windows(s: Settings, layers: int) -> dict[str, Any]:
-    """Windows in all layers, in all but each so-many-th, or in those that a list says."""
+def windows_of(s: Settings, layers: int) -> dict[str, Any]:
+    """Windows in all layers, in all but each so-many-th, or in those that a list says. A query sees as many keys before
+    it as the flag says, and its own."""
     size = s.take("window-size")
     if size is None:
         return {}
@@ -208,10 +221,10 @@ def _windows(s: Settings, layers: int) -> dict[str, Any]:
         allowed = "two whole numbers, the keys before a query and those after it, such as 128,0"
         raise InputError(f"{s.file}: --window-size: found {show(size)}; must be {allowed}")
     if s.values.get("window-attn-skip-freq") is None:
-        return {"window": int(left)}
+        return {"window": int(left) + 1}
     local = _layers_with(s, "window-attn-skip-freq", layers, lambda layer, each: (layer + 1) % each != 0)
     kinds = ["sliding" if one else "full" for one in local]
-    return {"window": int(left), "attention_pattern": kinds} if 1 in local else {}
+    return {"window": int(left) + 1, "attention_pattern": kinds} if 1 in local else {}
 
 
 def _states(s: Settings, layers: int) -> dict[str, Any]:

@@ -27,8 +27,35 @@ KEYS = ("stage", "rl")
 OTHER = "trains for something else than next tokens"
 # Axolotl's switches (utils/schemas, integrations/gkd).
 SWITCHES = {"gkd_trainer": "gkd", "reward_model": "reward", "process_reward_model": "prm"}
-OF_GRPO = ("num_generations", "max_completion_length")  # trl/trainer/grpo_config.py
+OF_TRL = "{}, a key of TRL's {}"
+# Keys of TRL's other trainers, which its SFTConfig and `TrainingArguments` lack (release 1.16: trl/trainer/*_config.py,
+# trl/scripts, trl/experimental; those of DPO and KTO that earlier releases had, too).
+TRAINERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "GRPO": (
+        GENERATES,
+        (
+            *("num_generations", "max_completion_length", "use_vllm", "vllm_mode", "num_iterations", "reward_funcs"),
+            *("generation_batch_size", "steps_per_generation", "scale_rewards", "reward_weights", "epsilon_high"),
+            *("mask_truncated_completions", "log_completions"),
+        ),
+    ),
+    "PPO": (GENERATES, ("num_ppo_epochs", "response_length", "reward_model_path", "missing_eos_penalty", "rloo_k")),
+    "GKD": (OBJECTIVES["gkd"], ("teacher_model_name_or_path", "seq_kd", "lmbda")),
+    "KTO": (OBJECTIVES["kto"], ("desirable_weight", "undesirable_weight")),
+    "CPO": (PAIRS, ("cpo_alpha", "simpo_gamma")),
+    "RewardTrainer": (OBJECTIVES["reward"], ("center_rewards_coefficient",)),
+    "DPO": (
+        REFERENCE,
+        (
+            *("precompute_ref_log_probs", "precompute_ref_batch_size", "sync_ref_model", "ref_model_sync_steps"),
+            *("f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "rpo_alpha"),
+            *("reference_free", "use_weighting", "loss_weights"),
+        ),
+    ),
+    "trainers of preferences": (f"{PAIRS} or generates them", ("beta", "max_prompt_length", "disable_dropout")),
+}
 COMMAND = "trl"  # whose next word is an objective
+UNSET = (None, False, "false", "False")
 PARTS = re.compile(r"[_\-.]")
 
 
@@ -45,8 +72,9 @@ def refuse_objective(file: Path, data: Mapping[str, Any]) -> None:
         raise _error(file, f"rl {word}", OTHER)
     if key := next((name for name in SWITCHES if data.get(name) is True), ""):
         raise _error(file, key, OBJECTIVES[SWITCHES[key]])
-    if key := next((name for name in OF_GRPO if name in data), ""):
-        raise _error(file, f"{key}, a key of GRPO's", GENERATES)
+    for trainer, (what, keys) in TRAINERS.items():
+        if key := next((name for name in keys if data.get(name) not in UNSET), ""):
+            raise _error(file, OF_TRL.format(key, trainer), what)
 
 
 def refuse_script(file: Path, words: list[str]) -> None:

@@ -46,6 +46,10 @@ DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep"}
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
 # Flavors that differ in the attention alone, whose mask is block_causal (models/llama3/__init__.py of early 2026).
 OWN_ATTENTION = re.compile(r"_(?:flex|varlen)(?:_attn)?$")
+REPLICA_GROUPS = (
+    "fault_tolerance.enable: the file's GPUs are one of several replica groups, whose all-reduce by torchft is not "
+    "simulated"  # components/ft.py of 2025: FTManager
+)
 WITHIN_TEXTS = "attention stays within a text there; a sequence is simulated as one, training.packing describes several"
 
 
@@ -68,6 +72,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         f"{key} = {show(value)}: is no plain value, so the default is taken; --set says another"
         for key, value in tables.get(UNREAD, {}).items()
     ]
+    s.notes += [REPLICA_GROUPS] if tables.get("fault_tolerance", {}).get("enable") is True else []
     s.taken |= {"model.name", "model.flavor"}
     s.choice("model.attn_backend", {"sdpa": True}, "sdpa")  # kernels of others are named
     model = machine.model or _model(s)

@@ -40,3 +40,10 @@ def loss_in_tiles(s: Settings, training: dict[str, Any], length: int, zero: int,
         "cross_entropy": "chunked",
         "loss_chunks": min(tokens, -(-tokens // TILE_TOKENS) * -(-vocab // TILE_VOCABULARY)),
     }
+
+
+def forces_reentrant(s: Settings) -> bool:
+    """Tell whether TRL takes torch's reentrant checkpoint for adapters, whatever the file says: with DeepSpeed's ZeRO-3
+    (trl/trainer/sft_trainer.py of release 1.16)."""
+    zero = s.values.get("zero_optimization")
+    return s.values.get("max_length") is not None and isinstance(zero, dict) and str(zero.get("stage")) == "3"

@@ -98,4 +98,4 @@ Precision = Annotated[Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"], 
 StorageDtype = Annotated[Literal["fp32", "bf16", "fp16"], _Spellings()]
 TransportDtype = Annotated[Literal["fp32", "bf16", "fp16", "fp8"], _Spellings()]
 MomentDtype = Annotated[Literal["fp32", "bf16", "int8"], _Spellings()]
-GatherDtype = Annotated[Literal["fp32", "bf16", "fp8"], _Spellings()]
+GatherDtype = Annotated[Literal["fp32", "bf16", "fp8", "int8"], _Spellings()]

@@ -18,6 +18,7 @@ from sim.inputs.trainer_names import (
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
 )
+from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON, MEGATRON_ZERO
 from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
@@ -174,7 +175,7 @@ class Megatron(Emission):
         if m.window is not None and {*m.attention_pattern} <= {"sliding", "full"}:
             local = "".join(str(int(m.attention_kind(layer) == "sliding")) for layer in range(m.layers))
             skipped = None if "0" not in local else f"[{','.join(local)}]"
-            flags["window"] = {"window-size": f"{m.window},0", "window-attn-skip-freq": skipped}
+            flags["window"] = {"window-size": f"{m.window - 1},0", "window-attn-skip-freq": skipped}
             flags["attention_pattern"] = {}
         if m.moe is not None:
             flags["moe.shared_gate"] = {"moe-shared-expert-gate": m.moe.shared_gate}
@@ -308,9 +309,10 @@ class Megatron(Emission):
         return {
             **out,
             "use-megatron-fsdp": True,
+            **({"fsdp-double-buffer": True} if p.fsdp_double_buffer else {}),
             "data-parallel-sharding-strategy": MEGATRON_FSDP[p.zero],
             "overlap-param-gather": bool(p.param_gather_overlap) and p.zero == 2,
-            "no-gradient-accumulation-fusion": True,
+            **({"no-gradient-accumulation-fusion": True} if sums_apart(self.training, p) else {}),
             "ckpt-format": "fsdp_dtensor",
         }
 

@@ -90,6 +90,11 @@ class Parallelism(UserInput):
         description="zero 3 with torch's first FSDP: a layer is gathered during the backward of the layer that runs "
         "before it; false: when its own backward begins",
     )
+    fsdp_double_buffer: bool = Field(
+        default=False,
+        description="zero 2 and 3 with Megatron's FSDP: buffers of two layers, so that one is gathered ahead, and one "
+        "bucket of gradients waits",
+    )
     accumulate_unsharded: bool = False
     all_reduce_once: bool = Field(
         default=False,
@@ -139,7 +144,7 @@ class Parallelism(UserInput):
     param_gather_dtype: GatherDtype | None = Field(
         default=None,
         description="zero: in what updated parameters are gathered; null: precision's 16-bit dtype, but fp8 with "
-        "zero 3 and torchao's tensorwise recipe, for layers' matrices",
+        "zero 3 and torchao's tensorwise recipe, for layers' matrices; int8: ZeRO++'s quantized weights",
     )
     cp_method: Literal["ring", "all_gather", "all_to_all"] = "ring"
     cp_split: Literal["zigzag", "contiguous", "striped"] = "zigzag"

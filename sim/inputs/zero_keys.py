@@ -9,7 +9,7 @@ from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.training_config import Training
 from sim.models.frameworks.parts import ZeroEngine
-from sim.models.frameworks.records import framework_of
+from sim.models.frameworks.records import framework_of, zero_engine
 
 
 def zero_keys(training: Training, p: Parallelism, zero: int, dp: int, given: Collection[str]) -> dict[str, Any]:
@@ -33,6 +33,19 @@ def zero_keys(training: Training, p: Parallelism, zero: int, dp: int, given: Col
         ),
     }
     return {key: value for key, value in found.items() if key not in given}
+
+
+def sums_apart(t: Training, p: Parallelism) -> bool:
+    """Tell whether gradients are sharded by an FSDP that cannot add them up in their matmuls (Megatron-LM,
+    megatron/training/arguments.py: "--use-torch-fsdp2 is not supported with gradient accumulation fusion")."""
+    sharded = p.zero >= 2 and p.sharded_over[0] > 1
+    return sharded and not (framework_of(t).accumulates_sharded and zero_engine(t, p).fills_buckets)
+
+
+def can_gather_integers(t: Training, p: Parallelism) -> bool:
+    """Tell whether parameters can be gathered as 8-bit integers (`ZeroEngine.scaled_elements`)."""
+    whole = t.lora is None or t.lora.weights != "nf4"
+    return p.zero == 3 and zero_engine(t, p).scaled_elements > 0 and t.precision in ("bf16", "fp16") and whole
 
 
 def _in_rows(p: Parallelism) -> bool:

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
+from sim.inputs.zero_keys import sums_apart
 from sim.models.autocast import adapter_casts, autocasts
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.megatron import ROUTERS
@@ -80,6 +81,7 @@ class Dims(Struct, frozen=True):
     shard_sum_bytes: float = 4.0  # of an element of such a sum
     kept_grad_bytes: float = 4.0  # of an element of the gradients that the optimizer reads
     copies_sent: bool = False  # gradients are copied into the buffer that is reduced (torch's FSDP2)
+    filled_bytes: float = 0.0  # of an element of a bucket that each micro-batch fills (`ZeroEngine.fills_buckets`)
     weight_shards: int = 1  # ranks that each quantize their share of a weight before it is gathered
     lora: Lora | None = None
     four_bit: bool = False  # frozen matrices are kept in NF4
@@ -209,9 +211,8 @@ def holds_back_sums(scenario: Scenario) -> bool:
 
 
 def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) -> Framework:
-    """The record with a fusion off that the step runs without, or a router's on; `sharded`: gradients are, as
-    Megatron's FSDP alone does, which has none of the first (Megatron-Bridge, training/config.py: "Gradient accumulation
-    fusion is not supported with Megatron FSDP").
+    """The record with a fusion off that the step runs without, or a router's on; `sharded`: gradients are, by an FSDP
+    without the first (Megatron's before `accumulates_sharded`, torch's).
 
     Megatron-Core's grouped experts with biases refuse the fused sum of bias, dropout and residual, which is one switch
     for all layers (transformer/moe/experts.py: "bias_dropout_fusion is not supported in TEGroupedMLP when
@@ -278,6 +279,7 @@ def _gradient_sums(scenario: Scenario) -> dict[str, Any]:
     whole = p.zero < 2 or scenario.sums_unsharded or p.reduces_rows
     reduced_over, experts_reduced_over = (1, 1) if whole else p.sharded_over
     engine = zero_engine(t, p)
+    fills = engine.fills_buckets and not whole and p.sharded_over[0] > 1
     copied = p.zero >= 2 and max(p.sharded_over) > 1 and not p.reduces_rows and engine.adds_up_as_sent
     return {
         "grad_bytes": dtype_bytes(scenario.sum_dtype),
@@ -285,6 +287,7 @@ def _gradient_sums(scenario: Scenario) -> dict[str, Any]:
         "copies_sent": copied and engine.copies_gathered,
         "micro_batches": max(1, scenario.micro_batches),
         "reduced_over": reduced_over,
+        "filled_bytes": dtype_bytes(t.grad_reduce_dtype) if fills else 0.0,
         "experts_reduced_over": experts_reduced_over,
         "shard_sum_bytes": dtype_bytes(t.grad_reduce_dtype if holds_back_sums(scenario) else t.grad_dtype),
     }
@@ -349,7 +352,7 @@ def dims(scenario: Scenario) -> Dims:
     m, t, p = scenario.model, scenario.training, scenario.parallelism
     if t is None:
         raise ValueError("a layer's training program needs `training` in the scenario")
-    framework = _switched(framework_of(t), m, t, p.zero >= 2 and p.sharded_over[0] > 1)
+    framework = _switched(framework_of(t), m, t, sums_apart(t, p))
     code = code_of(m.code, framework)
     return Dims(
         **_own_tokens(t, p),

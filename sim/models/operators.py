@@ -244,6 +244,8 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     `partial_reduce_output += ` where the sum waits for the replicas). FSDP2 also copies what it reduces into one buffer
     (`foreach_reduce_scatter_copy_in`), and casts the shard that comes back to the parameter's dtype.
     """
+    if d.filled_bytes:
+        return _into_bucket(d, name, size)
     if d.framework.accumulates_in_matmul:
         return 2.0 * d.grad_bytes * size, ()
     added = (d.accumulated - 1) / d.accumulated
@@ -263,6 +265,17 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
     return d.act_bytes * size, (kernel,) if moved else ()
 
 
+def _into_bucket(d: Dims, name: str, size: float) -> tuple[float, Program]:
+    """`accumulation` where each micro-batch fills a bucket (`ZeroEngine.fills_buckets`): the matmul writes it, or a
+    16-bit gradient that is copied there; the shard that comes back is added to the rank's in every micro-batch."""
+    fused, shard = d.framework.accumulates_in_matmul, size / d.reduced_over
+    added = (d.filled_bytes + 2.0 * d.shard_sum_bytes) * shard
+    if fused:
+        return d.filled_bytes * size, (memory_op(f"{name}_accumulate", W, "elementwise", shard, added, d.act),)
+    moved = (d.act_bytes + d.filled_bytes) * size + added
+    return d.act_bytes * size, (memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act),)
+
+
 def _cast_and_added(d: Dims, name: str, size: float, added: float) -> Program:
     """Under autocast a weight's gradient comes to fp32 by a kernel of its own, which may be the gradient that is kept;
     another one adds it to the sum in this part of micro-batches (`added`), or to a shard's."""
@@ -278,7 +291,7 @@ def weight_gradient_bytes(d: Dims, size: float) -> float:
     """Return what a matmul leaves for the accumulation: nothing where it adds up itself or is the gradient."""
     if d.autocast:
         return (d.act_bytes + (d.grad_bytes if d.accumulated > 1 else 0.0)) * size
-    only = d.accumulated == 1 and d.grad_bytes == d.act_bytes
+    only = d.accumulated == 1 and d.grad_bytes == d.act_bytes and not d.filled_bytes
     return 0.0 if d.framework.accumulates_in_matmul or only else d.act_bytes * size
 
 

@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.records import Named, framework_of
+from sim.models.frameworks.keys import Named
+from sim.models.frameworks.records import framework_of
 
 RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
 

@@ -29,8 +29,9 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.dtypes import dtype_bytes
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
+from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.frameworks.parts import ZeroEngine
 from sim.models.frameworks.records import framework_of, frees_gradients, zero_engine
@@ -74,6 +75,7 @@ class DataParallel(Struct, frozen=True):
     on_host: bool = False  # shards of gradients go to host memory, where the optimizer runs
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
     prefetches: bool = True  # ZeRO-3 gathers a block beside the backward of the one before
+    dequantized_copies: int = 0  # ZeRO-3 gathers 8-bit integers, of which it makes fp16 numbers, copied so often
     stays: bool = False  # ZeRO-3 without `reshard` keeps gathered parameters from the first forward to the step's end
 
     @property
@@ -201,6 +203,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
     reduces_each = p.zero >= 2 and not whole
     kept = dtype_bytes(t.grad_dtype if reduces_each else plan.scenario.sum_dtype)
+    gathered_bytes, messages, copies = _gathered(plan.scenario, own_bytes)
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
@@ -212,7 +215,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         size("expert_shard") if has_experts else 1,
         size("expert_replica") if has_experts else 1,
         own_bytes,
-        own_bytes if p.param_gather_dtype in (None, "fp8") else dtype_bytes(p.param_gather_dtype),
+        gathered_bytes,
         reduced,
         p.reshard_after_forward,
         reduces_each,
@@ -224,14 +227,28 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         engine=engine,
         eight_bit=eight_bit_parameters(plan.scenario),
         aligned=engine.aligns_stages and p.virtual_stages > 1 and p.pp > 1 and p.zero < 2,
-        gather_bucket_bytes=p.gather_bucket_bytes,
+        gather_bucket_bytes=messages,
         replicas_once=p.holds_back_replicas,
         held_back_bytes=held_back,
         on_host=on_host,
         by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
         prefetches=p.backward_prefetch or engine.fsdp_version != 1,
+        dequantized_copies=copies,
         stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or engine.keeps_unreduced),
     )
+
+
+def _gathered(scenario: Scenario, own_bytes: float) -> tuple[float, int | None, int]:
+    """Return a gathered parameter's bytes, `gather_bucket_bytes`, and copies made of what integers stand for
+    (`DataParallel.dequantized_copies`). Messages of integers, beside which their scales travel, have as many elements
+    as those of parameters."""
+    p, t = scenario.parallelism, scenario.for_training
+    if p.param_gather_dtype != "int8":
+        each = own_bytes if p.param_gather_dtype in (None, "fp8") else dtype_bytes(p.param_gather_dtype)
+        return each, p.gather_bucket_bytes, 0
+    each = dtype_bytes("int8") + FP32_BYTES / zero_engine(t, p).scaled_elements
+    messages = None if p.gather_bucket_bytes is None else round(p.gather_bucket_bytes * each / own_bytes)
+    return each, messages, 1 if t.precision == "fp16" else 2  # torch.cat; a cast to bf16
 
 
 def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
@@ -244,7 +261,8 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
 
     It reads and writes them once on the computation's stream (torch's FSDP2: `foreach_all_gather_copy_out`).
     Parameters that are gathered in fp32 are written in the precision of the layers; there is no other copy where
-    parameters are views of what is gathered (`ZeroEngine.copies_gathered`).
+    parameters are views of what is gathered (`ZeroEngine.copies_gathered`). 8-bit integers become fp16 numbers, which
+    are joined to tensors and cast to bf16 (deepspeed/runtime/zero/partition_parameters.py: `AllGatherCoalescedHandle`).
     """
     if not dp.engine.copies_gathered and dp.gathered_bytes == dp.parameter_bytes:
         return []
@@ -252,7 +270,10 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     size = sum(c.bytes for c in messages)
     elements = size / dp.gathered_bytes
     kernels = 1 if dp.gather_bucket_bytes is None else len(messages)
-    made = memory_op("unpack", phase, "copy", elements, size + elements * dp.parameter_bytes, "bf16", kernels)
+    moved = size + elements * dp.parameter_bytes
+    moved += 2 * dp.dequantized_copies * elements * dp.parameter_bytes
+    kernels *= 1 + dp.dequantized_copies
+    made = memory_op("unpack", phase, "copy", elements, moved, "bf16", kernels)
     return [replace(made, part=ModelPart.PARAMETER_COPIES)] if size else []
 
 

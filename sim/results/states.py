@@ -191,8 +191,9 @@ def _bucket_buffers(dp: DataParallel, n: _Elements) -> float:
 def _gathered_bytes(blocks: Sequence[Block], dp: DataParallel) -> float:
     """ZeRO-3's whole parameters (`gathered_elements`)."""
     gathered = gathered_elements(blocks, dp) * dp.parameter_bytes
-    if dp.gathered_bytes > dp.parameter_bytes:  # arrives in a buffer of its own, from which it is cast
-        gathered += max(dp.gathered_params(b) + b.expert_params for b in blocks) * dp.gathered_bytes
+    if dp.gathered_bytes > dp.parameter_bytes or dp.dequantized_copies:  # arrives in a buffer of its own
+        made = dp.parameter_bytes * bool(dp.dequantized_copies)  # fp16 numbers, of which parameters are copies
+        gathered += max(dp.gathered_params(b) + b.expert_params for b in blocks) * (dp.gathered_bytes + made)
     return gathered
 
 

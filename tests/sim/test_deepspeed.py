@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Item, Phase
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.programs.data_parallel import after_backward, make_data_parallel
@@ -175,3 +176,39 @@ def test_default_buckets_are_elements_in_any_dtype(training: dict[str, Any], eac
     sizes = {"seq_len": 128, "global_batch_size": 8, "framework": "deepspeed", **training}
     p = scenario_with(sizes, {"dp": 4, "zero": 3}, model=MODEL).parallelism
     assert (p.bucket_bytes, p.gather_bucket_bytes) == (each[0] * 500_000_000, each[1] * 50_000_000)
+
+
+@pytest.mark.parametrize(("precision", "moved"), [("fp16", 1 + 2 + 4), ("bf16", 1 + 2 + 4 + 4)])
+def test_zero_plus_plus_gathers_integers_and_makes_parameters_of_them(precision: str, moved: int) -> None:
+    """CUDAQuantizer: a byte a number, an fp32 scale for 8,000; AllGatherCoalescedHandle: fp16, torch.cat, `.to`."""
+
+    def parts(dtype: str | None) -> tuple[list[float], float, int]:
+        training = {"seq_len": 512, "global_batch_size": 8, "framework": "deepspeed", "precision": precision}
+        layout = {"dp": 4, "zero": 3, "param_gather_dtype": dtype, "gather_bucket_bytes": 20_000}
+        plan = make_plan(scenario_with(training, layout, model=MODEL))
+        blocks, dp = stage_blocks(plan, plan.parts[0], 0), make_data_parallel(plan)
+        items = [i for part in weave_forward(blocks, dp, True) for i in part]
+        made = [i for i in items if isinstance(i, Compute) and i.name == "unpack"]
+        sent = [i.bytes for i in items if isinstance(i, Comm) and i.kind == "all_gather"]
+        return sent, sum(i.bytes for i in made), sum(i.kernels for i in made)
+
+    (plain, _, kernels), (sent, bytes_moved, more) = parts(None), parts("int8")
+    each = 1 + 4 / 8000
+    assert sent == pytest.approx([size * each / 2 for size in plain])
+    assert bytes_moved == pytest.approx(sum(plain) / 2 * (moved + 4 / 8000))
+    assert more == kernels * (2 if precision == "fp16" else 3)
+
+
+@pytest.mark.parametrize(
+    ("training", "layout"),
+    [
+        ({}, {"zero": 2}),
+        ({"framework": "compiled"}, {}),
+        ({"precision": "fp32"}, {}),
+        ({"lora": {"rank": 8, "weights": "nf4"}}, {}),
+    ],
+)
+def test_who_gathers_integers(training: dict[str, Any], layout: dict[str, Any]) -> None:
+    keys = {"seq_len": 512, "global_batch_size": 8, "framework": "deepspeed", **training}
+    with pytest.raises(InputError, match=r"param_gather_dtype: found 'int8'; needs zero 3, a framework of DeepSpeed"):
+        scenario_with(keys, {"dp": 4, "zero": 3, "param_gather_dtype": "int8", **layout}, model=MODEL)

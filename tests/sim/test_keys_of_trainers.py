@@ -23,6 +23,7 @@ LEFT_OUT = {
     "loss_chunks",  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
     "loss_chunks "  # a loss in chunks is refused
+    "fsdp_double_buffer "  # Megatron's FSDP alone has it
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap "
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read by `in_sixteen_bits`

@@ -21,6 +21,7 @@ from sim.simulation import simulate
 from tests.sim.cases import llama_like, scenario_with
 
 BOTH = frozenset({Phase.INPUT_GRAD, Phase.WEIGHT_GRAD})
+BATCH = {"seq_len": 64, "global_batch_size": 4}
 LAYERS = 4
 MODEL = llama_like(LAYERS, 256, 4, 8192)  # blocks: embedding, layers, norm, output
 
@@ -97,3 +98,35 @@ def test_torch_s_fsdp2_can_take_its_place() -> None:
     assert gathered(weave_backward(blocks, dp, BOTH, True))[0][0] == blocks[-1].name
     with pytest.raises(InputError, match="its own and torch's FSDP2, not the first"):
         stage(fsdp_version=1)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_double_buffers_hold_two_layers(zero: int) -> None:
+    """param_and_grad_buffer.py: `need_skip_prefetch` and `_enforce_double_buffer_limit` count two units."""
+    blocks, dp = stage(ahead=0, zero=zero)
+    plain = make_plan(scenario_with({"framework": "megatron"} | BATCH, {"dp": 2, "zero": zero}, model=MODEL))
+    assert make_data_parallel(plain).engine.ahead_elements == 500_000_000
+    doubled = {"dp": 2, "zero": zero, "fsdp_double_buffer": True}
+    dp = make_data_parallel(make_plan(scenario_with({"framework": "megatron"} | BATCH, doubled, model=MODEL)))
+    ends = sum(b.params for b in blocks if "layer" not in b.name)
+    assert gathered_elements(blocks, dp) == ends + 2 * blocks[1].params
+    assert [n for part in gathered(weave_forward(blocks, dp, False))[:2] for n in part] == (
+        ["layer 0", "layer 1"] if zero == 3 else []
+    )
+    made = Stage(blocks, dp, simulate(scenario_with(BATCH)).stages[0][0].costs, (), 0)
+    held = [peak - b.backward_peak_bytes for b, peak in zip(blocks[::-1], backward_peaks(made, Kind.B), strict=True)]
+    layers = [h for h, b in zip(held, blocks[::-1], strict=True) if "layer" in b.name]
+    assert layers[1:] == pytest.approx([2 * blocks[1].params * dp.gradient_bytes] * (LAYERS - 1))
+
+
+@pytest.mark.parametrize(
+    ("training", "layout"),
+    [
+        ({"framework": "megatron"}, {"zero": 1}),
+        ({"framework": "megatron"}, {"zero": 3, "fsdp_version": 2}),
+        ({"framework": "compiled"}, {"zero": 3}),
+    ],
+)
+def test_who_has_double_buffers(training: dict[str, Any], layout: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="fsdp_double_buffer: found true; needs zero 2 or 3 with a framework of"):
+        scenario_with(training | BATCH, {"dp": 2, "fsdp_double_buffer": True} | layout, model=MODEL)

@@ -18,6 +18,9 @@ def torch_fsdp(sections: Sections, t: Training) -> Problems:
         )
         found = "torch's first FSDP alone" if own else another
         yield ("parallelism", "fsdp_version"), f"found {p.fsdp_version}; framework {t.framework} has {found}"
+    if p.fsdp_double_buffer and (p.zero < 2 or p.fsdp_version is not None or not engine.ahead_elements):
+        needed = "found true; needs zero 2 or 3 with a framework of Megatron-Core, and its own FSDP"
+        yield ("parallelism", "fsdp_double_buffer"), needed
     if p.zero == 3 and not p.backward_prefetch and (p.fsdp_version or own) != 1:
         needed = "found false; needs torch's first FSDP: parallelism.fsdp_version 1, or framework composer"
         yield ("parallelism", "backward_prefetch"), needed

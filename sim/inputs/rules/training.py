@@ -18,6 +18,7 @@ from sim.inputs.rules.layers_apart import (
 from sim.inputs.rules.layout import batch, first_problem, micro_batches
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Packing, Recompute, Training
+from sim.inputs.zero_keys import can_gather_integers
 from sim.models.activation_facts import ACTIVATIONS
 from sim.models.autocast import adapter_casts, casts_on_use, not_under_autocast
 from sim.models.frameworks.records import framework_of
@@ -169,10 +170,11 @@ def _recipe(_: Sections, t: Training) -> Problems:
 def _gathers(sections: Sections, t: Training) -> Problems:
     """Parameters are gathered in the 16 bits that they are used in, or in fp8 where a recipe casts shards."""
     p, recipe = sections.parallelism, None if t.lora is not None else recipe_of(t)
-    in_8_bits = p.zero == 3 and recipe is not None and recipe.shards_quantized
     path, used = ("parallelism", "param_gather_dtype"), sixteen_bit(t.precision)
-    if p.param_gather_dtype == "fp8" and not in_8_bits:
+    if p.param_gather_dtype == "fp8" and not (p.zero == 3 and recipe is not None and recipe.shards_quantized):
         yield path, "found 'fp8'; needs zero 3, precision fp8, torchao's recipe tensorwise and no lora"
+    if p.param_gather_dtype == "int8" and not can_gather_integers(t, p):
+        yield path, "found 'int8'; needs zero 3, a framework of DeepSpeed, precision bf16 or fp16, and no nf4"
     if p.param_gather_dtype == "bf16" and used != "bf16":
         yield path, f"found 'bf16'; with precision {t.precision} parameters are used in {used}"
 
@@ -266,8 +268,7 @@ def _experts_apart(sections: Sections, t: Training) -> Problems:
 
 def _accumulation_fusion(_: Sections, t: Training) -> Problems:
     """Only Megatron-Core's linear layers have this fusion (core/tensor_parallel/layers.py)."""
-    own = framework_of(t).accumulates_in_matmul
-    if t.gradient_accumulation_fusion is not None and not own:
+    if t.gradient_accumulation_fusion is not None and not framework_of(t).accumulates_in_matmul:
         needed = "found false; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
         yield ("training", "gradient_accumulation_fusion"), needed
 

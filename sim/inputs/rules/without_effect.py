@@ -16,6 +16,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
+from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
 from sim.models.optimizers import ADAMW, OPTIMIZERS
@@ -241,9 +242,8 @@ def _reduces_nothing(s: Layout) -> str:
 
 
 def _fused_sums(s: Layout) -> str:
-    zero = s.parallelism.zero
-    sharded = zero >= 2 and s.parallelism.sharded_over[0] > 1
-    return f"with zero {zero}, as Megatron's FSDP has no such fusion" if sharded else ""
+    apart = s.training is not None and sums_apart(s.training, s.parallelism)
+    return f"with zero {s.parallelism.zero}, as this FSDP has no such fusion" if apart else ""
 
 
 def _own_router(s: Layout) -> str:
@@ -275,6 +275,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("reshard_after_forward", _only_with_zero(3)),
     Idle("fsdp_version", _fsdp_version),
     Idle("backward_prefetch", _backward_prefetch),
+    Idle("fsdp_double_buffer", _alone),
     Idle("accumulate_unsharded", _accumulate_unsharded),
     Idle("all_reduce_once", _all_reduce_once),
     Idle("accumulate_in_a_row", _accumulate_in_a_row),

@@ -54,12 +54,14 @@ ROUTERS = {False: MEGATRON_ROUTER, True: FUSED_ROUTER}  # by `training.moe_route
 # `fetch_bucket`: parameters are views of a bucket. `align_grad_reduce`, true by default: `grad_sync_func`, which
 # core/pipeline_parallel/schedules.py calls behind a stage's last backward (`backward_step_helper_postprocess`). That it
 # is called on rank r of a pipeline r passes later is left out. Megatron-FSDP (core/distributed/fsdp/src/megatron_fsdp/
-# megatron_fsdp.py): layers alone are units (`fsdp_unit_modules`), what lies beside them has no hook that frees it, and
-# units alone have a hook before their backward; `suggested_communication_unit_size` is at least a billion, half of it
-# for gathers ahead (`suggested_AG_prefetch_size`; all_gather_params issues them in the model's order), all of it for
-# reductions (`wait_for_previous_grad_reduce` frees their buckets); `outer_fsdp_group_grad_reduce`: the last
-# micro-batch's. With layers of more than half a billion parameters both are twice a layer's, which is left out, as one
-# layer is ahead either way.
+# megatron_fsdp.py): layers alone are units (`fsdp_unit_modules`), what lies beside them has no hook that frees it,
+# and units alone have a hook before their backward; `_grad_acc` copies each gradient into its bucket, of which the
+# shard is added to zeros (param_and_grad_buffer.py: `local_grad += reduced_grad`);
+# `suggested_communication_unit_size` is at least a billion, half of it for gathers ahead
+# (`suggested_AG_prefetch_size`; all_gather_params issues them in the model's order), all of it for reductions
+# (`wait_for_previous_grad_reduce` frees their buckets); `outer_fsdp_group_grad_reduce`: the last micro-batch's. With
+# layers of more than half a billion parameters both are twice a layer's, which is left out, as one layer is ahead
+# either way.
 MEGATRON_ZERO = ZeroEngine(
     fsdp_version=0,
     or_torch=True,
@@ -68,6 +70,7 @@ MEGATRON_ZERO = ZeroEngine(
     aligns_stages=True,
     sums_shared_once=True,
     ends_stay=True,
+    fills_buckets=True,
     ahead_elements=500_000_000,
     queued_elements=1_000_000_000,
     replicas_once=True,
@@ -77,6 +80,9 @@ MEGATRON_ZERO = ZeroEngine(
     adds_up_as_sent=False,
 )
 _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
+# Megatron-Bridge before 0.4.0, training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP,
+# setting to False"; Megatron-Core asks for Transformer Engine 2.10 since 0.17.0. Both are of April 2026.
+_NO_FUSED_SHARDS = Former("2026-04", {"accumulates_sharded": False}, "Megatron-Core 0.17, Megatron-Bridge 0.4")
 _EXPERIMENTAL_LATENT_ROPE = Former(
     "2026-02",
     {"fuses_latent_rope": False, "assembles_in_latent_rope": False},
@@ -115,6 +121,7 @@ MEGATRON = Framework(
     vocabulary_multiple=128,  # megatron/training/arguments.py: make_vocab_size_divisible_by
     merges_projections=True,
     accumulates_in_matmul=True,
+    accumulates_sharded=True,
     keeps_empty_gradients=True,
     quantizer="te",
     fp8_recipe="delayed",
@@ -152,6 +159,7 @@ MEGATRON = Framework(
     captures_layers=True,
     emitted_for=("megatron",),
     former=(
+        _NO_FUSED_SHARDS,
         _EXPERIMENTAL_LATENT_ROPE,
         _TE2,
         Former("2025-01", {"kernels_after_loss_check": 8}, "core/rerun_state_machine.py looks for infinity, too"),
@@ -204,6 +212,7 @@ NEMO = replace(
     MEGATRON,
     name="nemo",
     kin="megatron",
+    accumulates_sharded=False,  # its releases end before Megatron-Core 0.17
     # No number of the loss is read: nlp/models/language_modeling/megatron_gpt_model.py,
     # get_forward_output_and_loss_func.
     kernels_after_loss_check=0,

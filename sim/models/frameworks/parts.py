@@ -194,21 +194,24 @@ class ZeroEngine(NamedTuple):
     the optimizer reads an fp32 copy of it. `updated_elements`: with ZeRO-3 a rank updates so many parameters at a time,
     and has that copy of them alone. `on_host_at`: with `training.optimizer_offload: cpu` a shard of the
     gradients lies in host memory. `live_elements`: with ZeRO-3 so many parameters may be gathered at once; the last of
-    the forward stay for the backward. `kept_last`: with ZeRO-3 so many units at the end of the model stay gathered from
-    the forward to the backward, which begins with them. `ends_together`: embedding, last norm and output are one unit,
-    torch's root: gathered as a forward begins, kept until its backward has ended, and reduced then (torch/distributed/
-    fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`, `_root_post_backward_final_callback`). `root_again`: it is freed
-    behind the forward, and gathered as the backward begins. `ends_stay`: embedding, last norm and output, which are in
-    no unit, are gathered once a step and stay to its end. `ahead_elements`: units are gathered ahead until they have so
-    many parameters; a backward begins with such a run, of which its own unit arrives last. `queued_elements`: buckets
-    of gradients that are reduced stay until more than so many gradients wait behind the oldest. `replicas_once`: the
-    default of `parallelism.all_reduce_once`. `sums_shared`: with ZeRO-3, before a unit is reduced, the
-    gradient of each of its tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over them, and the
-    computation waits (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`).
-    `sums_shared_once`: all these gradients of a rank are joined in one tensor once a step, behind their reduction over
-    data-parallel ranks, all-reduced over tp, and copied back one by one (megatron/core/distributed/
-    finalize_model_grads.py: `_allreduce_non_tensor_model_parallel_grads`); of routers, biases and matrices that are not
-    split, too.
+    the forward stay for the backward. `scaled_elements`: parameters may be gathered as 8-bit integers
+    (`parallelism.param_gather_dtype`), so many with one fp32 scale; 0: they cannot. `kept_last`: with ZeRO-3 so many
+    units at the end of the model stay gathered from the forward to the backward, which begins with them.
+    `ends_together`: embedding, last norm and output are one unit, torch's root: gathered as a forward begins, kept
+    until its backward has ended, and reduced then (torch/distributed/ fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`,
+    `_root_post_backward_final_callback`). `root_again`: it is freed behind the forward, and gathered as the backward
+    begins. `ends_stay`: embedding, last norm and output, which are in no unit, are gathered once a step and stay to its
+    end. `fills_buckets`: where every micro-batch's gradients are reduced, each is copied into a bucket even if it has
+    that dtype, unless its matmul wrote it there, and the shard that comes back is added to the rank's, to zeros in the
+    first micro-batch. `ahead_elements`: units are gathered ahead until they have so many parameters; a backward begins
+    with such a run, of which its own unit arrives last. `queued_elements`: buckets of gradients that are reduced stay
+    until more than so many gradients wait behind the oldest. `replicas_once`: the default of
+    `parallelism.all_reduce_once`. `sums_shared`: with ZeRO-3, before a unit is reduced, the gradient of each of its
+    tensors that all ranks of tp hold whole (`Block.shared`) is all-reduced over them, and the computation waits
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param.py: `_get_grad_inner_tensor`). `sums_shared_once`: all these
+    gradients of a rank are joined in one tensor once a step, behind their reduction over data-parallel ranks,
+    all-reduced over tp, and copied back one by one (megatron/core/distributed/ finalize_model_grads.py:
+    `_allreduce_non_tensor_model_parallel_grads`); of routers, biases and matrices that are not split, too.
 
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
@@ -251,10 +254,12 @@ class ZeroEngine(NamedTuple):
     updated_elements: int = 0
     on_host_at: tuple[int, ...] = ()
     live_elements: int = 0
+    scaled_elements: int = 0
     kept_last: int = 0
     ends_together: bool = False
     root_again: bool = False
     ends_stay: bool = False
+    fills_buckets: bool = False
     ahead_elements: int = 0
     queued_elements: int = 0
     replicas_once: bool = False

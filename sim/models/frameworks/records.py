@@ -9,11 +9,10 @@ are meant.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from msgspec.structs import replace
 
 from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.keys import Named, Sharded, Trained
 from sim.models.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
 from sim.models.frameworks.parts import (
     COMPILED_ROUTER,
@@ -172,6 +171,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     # stage_1_and_2.py: async_inplace_copy_grad_to_fp32_buffer_from_gpu; stage3.py: grad_partitions_flat_buffer
     on_host_at=(2, 3),
     live_elements=1_000_000_000,
+    scaled_elements=8_000,  # zero/partition_parameters.py: CUDAQuantizer.target_group_size
     gathers_apart=False,
     shards_apart=False,
     adds_up_as_sent=False,
@@ -324,38 +324,6 @@ _RECORDS = (
 FRAMEWORKS: dict[str, Framework] = {record.name: record for record in _RECORDS}
 
 
-class Named(Protocol):
-    """The part of a scenario that names a framework: `training`."""
-
-    @property
-    def framework(self) -> str:
-        """The record's name."""
-
-    @property
-    def software_date(self) -> str | None:
-        """A month or a day; None: today."""
-
-
-class Sharded(Protocol):
-    """The part of a scenario that names torch's FSDP: `parallelism`."""
-
-    @property
-    def fsdp_version(self) -> int | None:
-        """None: the framework's own."""
-
-    @property
-    def zero(self) -> int:
-        """The ZeRO stage."""
-
-
-class Trained(Named, Protocol):
-    """The part of a scenario that says what becomes of gradients between steps: `training`."""
-
-    @property
-    def zero_grad(self) -> str | None:
-        """keep, set_to_none, or None: as the framework does."""
-
-
 def framework_of(training: Named) -> Framework:
     """The record that `training.framework` names, as it was on `training.software_date`."""
     return framework_at(training.framework, training.software_date)
@@ -375,8 +343,11 @@ def framework_at(name: str, date: str | None) -> Framework:
 
 
 def zero_engine(training: Named, p: Sharded) -> ZeroEngine:
-    """Return how the framework reduces and gathers, with the FSDP that `parallelism.fsdp_version` names."""
+    """Return how the framework reduces and gathers, with the FSDP that `parallelism.fsdp_version` names. Two
+    buffers of Megatron's (param_and_grad_buffer.py) hold the layer that computes and the one behind or before it."""
     own = framework_of(training).zero
+    if p.fsdp_double_buffer:  # `_enforce_double_buffer_limit`; `need_skip_prefetch`
+        own = own._replace(ahead_elements=1, queued_elements=1)
     if p.zero < 2 or p.fsdp_version is None:
         return own
     if p.fsdp_version == 1:

@@ -33,16 +33,24 @@ def test_fsdp_is_on_where_it_has_a_section(tmp_path: Path, more: str, zero: int)
     ("more", "version"),
     [
         ("fsdp: [full_shard, auto_wrap]\n", 1),
-        ("fsdp_config: {reshard_after_forward: true}\n", 1),
+        ("fsdp_config: {sharding_strategy: FULL_SHARD}\n", 1),
+        ("fsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n", 1),
+        ("fsdp_version: 1\nfsdp_config: {reshard_after_forward: true}\n", 1),
         ("fsdp_config: {fsdp_version: 2}\n", None),
         ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", None),
     ],
 )
-def test_the_first_fsdp_is_axolotls_default(tmp_path: Path, more: str, version: int | None) -> None:
-    """utils/trainer.py: setup_fsdp_envs."""
+def test_which_fsdp_an_axolotl_file_means(tmp_path: Path, more: str, version: int | None) -> None:
+    """utils/schemas/validation.py: check_fsdp_version; what it refuses, releases before 0.20 read."""
     data, said = read(tmp_path, more)
     assert data["parallelism"].get("fsdp_version") == version
     assert "fsdp_version" not in said.replace("fsdp_version: 1", "")
+
+
+def test_the_second_fsdp_is_axolotls_default_since_release_0_20(tmp_path: Path) -> None:
+    data, said = read(tmp_path, "fsdp_config: {reshard_after_forward: true}\n")
+    assert data["parallelism"].get("fsdp_version") is None
+    assert "fsdp_version: 2, as Axolotl has it since release 0.20" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

@@ -163,3 +163,37 @@ def test_dropped_tokens_former_graphs_and_packed_sequences_of_an_override(tmp_pa
     assert data["model"] == {"preset": "mixtral-8x7b", "moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}
     assert data["training"]["cuda_graphs"] == "layers"
     assert "dataset.packed_sequence_specs: a sequence is simulated as one text" in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("window_size: [1023, 0]", {"window": 1024}),
+        (
+            "window_size: [127, 0]\n  window_attn_skip_freq: 2",
+            {"window": 128, "attention_pattern": ["sliding", "full"]},
+        ),
+        ("softmax_type: learnable", {"sinks": True}),
+        ("softmax_type: vanilla", {}),
+        ("qk_layernorm: true", {"qk_norm": True}),
+        ("add_qkv_bias: true", {"qkv_bias": True}),
+        ("add_qkv_bias: false\n  qk_layernorm: false", {}),
+    ],
+)
+def test_attention_that_an_override_changes(tmp_path: Path, keys: str, expected: dict[str, Any]) -> None:
+    text = f"model:\n  tensor_model_parallel_size: 2\n  seq_length: 4096\n  {keys}\ntrain: {{global_batch_size: 128}}\n"
+    text = text.replace("global_batch_size: 128", "global_batch_size: 128, micro_batch_size: 1")
+    options = ("--cluster", "dgx-b200", "--gpus", "64", "--model", "llama3-8b")
+    model = converted(tmp_path, "a.yaml", text, *options)[0]["model"]
+    own = {} if model == "llama3-8b" else {key: value for key, value in model.items() if key != "preset"}
+    if "attention_pattern" in own:
+        own["attention_pattern"] = own["attention_pattern"][:2]
+    assert own == expected
+
+
+def test_keys_of_later_releases_that_change_a_step_are_named(tmp_path: Path) -> None:
+    keys = ("moe_paged_stash", "optimizer_cuda_graph", "hybrid_context_parallel", "fused_single_qkv_rope")
+    on = "".join(f"\n  {key}: true" for key in keys)
+    text = f"model:\n  tensor_model_parallel_size: 2\n  seq_length: 4096{on}\ntrain: {{micro_batch_size: 1}}\n"
+    said = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-b200", "--gpus", "64", "--model", "llama3-8b")[1]
+    assert all(f"model.{key}" in said for key in keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -397,3 +398,67 @@ def test_gathers_without_a_limit_are_named(tmp_path: Path) -> None:
     for limit in ("true", "false"):
         said = converted(tmp_path, "args.yaml", arguments.replace("LIMIT", limit), *options)[1]
         assert ("limit_all_gathers: false is not simulated" in said) is (limit == "false")
+
+
+def test_zero_plus_plus_is_read_or_named(tmp_path: Path) -> None:
+    zero = (
+        '{"stage": 3, "zero_quantized_weights": true, "zero_hpz_partition_size": 8, "zero_quantized_gradients": true}'
+    )
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
+    options = ("--cluster", "dgx-h100", "--gpus", "16", "--model", "llama3-8b", "--seq-len", "4096")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    said = " ".join(said.split())
+    assert data["parallelism"]["param_gather_dtype"] == "int8"
+    assert "zero_hpz_partition_size: 8 is not simulated; backwards gather over all ranks" in said
+    assert "zero_quantized_gradients: not simulated; gradients are reduce-scattered in 16 bits" in said
+    assert "not expressed here" not in said
+    data, said = converted(tmp_path, "ds.json", text.replace('"stage": 3', '"stage": 2'), *options)
+    assert "param_gather_dtype" not in data["parallelism"]
+
+
+def test_mics_is_hybrid_sharding(tmp_path: Path) -> None:
+    zero = '{"stage": 3, "mics_shard_size": 8, "mics_hierarchical_params_gather": false}'
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
+    options = ("--cluster", "dgx-h100", "--gpus", "16", "--model", "llama3-8b", "--seq-len", "4096")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    assert (data["parallelism"]["shard_size"], data["parallelism"]["all_reduce_once"]) == (8, True)
+    assert "not expressed here" not in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "recompute", "offload"),
+    [
+        ("activation_checkpointing: true", "full", None),
+        ("activation_checkpointing: false", "none", None),
+        ("activation_checkpointing: false\ngradient_checkpointing: true", "none", None),
+        (
+            "activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 4}",
+            {"mode": "full", "every": 4},
+            None,
+        ),
+        ("activation_checkpointing: true\nactivation_checkpointing_kwargs: {offload: true}", "full", True),
+        (
+            "gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: true}",
+            {"mode": "full", "early_stop": False},
+            None,
+        ),
+    ],
+)
+def test_checkpoints_by_their_names_of_transformers_5_24(
+    tmp_path: Path, keys: str, recompute: Any, offload: bool | None
+) -> None:
+    text = f"model_name_or_path: Qwen/Qwen3-8B\nmax_length: 2048\nper_device_train_batch_size: 1\n{keys}\n"
+    data, said = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert (data["training"]["recompute"], data["training"].get("activation_offload")) == (recompute, offload)
+    assert "not expressed here" not in said
+
+
+@pytest.mark.parametrize(("stage", "lora", "reentrant"), [(3, True, True), (2, True, False), (3, False, False)])
+def test_trl_forces_the_reentrant_checkpoint_of_adapters_under_zero_3(
+    tmp_path: Path, stage: int, lora: bool, reentrant: bool
+) -> None:
+    adapters = "use_peft: true\nlora_r: 16\nlora_target_modules: all-linear\n" if lora else ""
+    text = f"model_name_or_path: Qwen/Qwen3-8B\nmax_length: 2048\nper_device_train_batch_size: 1\n{adapters}"
+    text += f"deepspeed: {{zero_optimization: {{stage: {stage}}}, bf16: {{enabled: true}}}}\n"
+    data, _ = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["recompute"] == ({"mode": "full", "early_stop": False} if reentrant else "full")

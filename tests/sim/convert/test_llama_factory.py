@@ -126,3 +126,10 @@ def test_optimizers_whose_states_are_others(tmp_path: Path, key: str, optimizer:
     data, notes = converted(tmp_path, "sft.yaml", f"{FACTORY}{key}\n", "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"]["optimizer"] == optimizer
     assert said in notes
+
+
+def test_torch_compile_takes_one_kind_of_checkpoint(tmp_path: Path) -> None:
+    """Its default is the reentrant one, which the framework of torch.compile refuses; the file was refused, too."""
+    data, output = converted(tmp_path, "a.yaml", f"{SFT}torch_compile: true\n", *ON_8)
+    assert (data["training"]["framework"], data["training"]["recompute"]) == ("transformers_compiled", "full")
+    assert "use_reentrant: with torch_compile simulated as torch's other checkpoint" in " ".join(output.split())

@@ -115,3 +115,34 @@ def test_a_run_of_the_platform_has_the_config_in_it(tmp_path: Path) -> None:
     data, said = converted(tmp_path, "mcli.yaml", text, "--cluster", "dgx-h100")
     assert (data["parallelism"]["dp"], data["model"]["layers"], data["training"]["seq_len"]) == (8, 32, 2048)
     assert "not expressed here" not in said
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("sliding_window_size: 1023", {"window": 1024}),
+        ("sliding_window_size: -1", {}),
+        ("qk_ln: true", {"qk_norm": "layernorm"}),
+        ("qk_ln: true}, norm_type: rmsnorm, x: {", {"qk_norm": True, "qk_norm_over": "all_heads"}),
+        ("qk_gn: true", {"qk_norm": "layernorm"}),
+        ("attn_logit_softcapping: 50.0", {"attention_softcap": 50.0}),
+    ],
+)
+def test_what_an_attention_of_mpts_has(tmp_path: Path, keys: str, expected: dict[str, object]) -> None:
+    plain = converted(tmp_path, "mpt.yaml", TEXT, *ON_8)[0]["model"]
+    data, notes = converted(tmp_path, "mpt.yaml", TEXT.replace("attn_impl: flash", f"attn_impl: flash, {keys}"), *ON_8)
+    assert {key: value for key, value in data["model"].items() if key not in plain} == expected
+    assert "not expressed here: model.attn_config" not in notes
+    parse_scenario(data)
+
+
+def test_a_cap_of_logits(tmp_path: Path) -> None:
+    text = TEXT.replace("no_bias: true", "no_bias: true, final_logit_softcapping: 30.0")
+    assert converted(tmp_path, "mpt.yaml", text, *ON_8)[0]["model"]["logit_softcap"] == 30.0
+
+
+def test_split_tensors_are_refused(tmp_path: Path) -> None:
+    text = f"{TEXT}tp_config: {{tensor_parallel_degree: 2, strategy: ffn}}\n"
+    assert "tp_config: splits a model's MLPs by its strategy" in refused(tmp_path, "mpt.yaml", text, *ON_8)
+    whole = converted(tmp_path, "mpt.yaml", text.replace("degree: 2", "degree: 1"), *ON_8)[0]
+    assert whole["parallelism"]["dp"] == 8

@@ -46,10 +46,16 @@ def test_a_capacity_that_experts_are_padded_to(tmp_path: Path) -> None:
     [
         ("--normalization LayerNorm", {"norm": "layernorm", "bias": False, "norm_bias": True}),
         ("--rotary-percent 0.25", {"rope_share": 0.25}),
-        ("--window-size 128,0", {"window": 128}),
+        ("--window-size 127,0", {"window": 128}),
         ("--window-size '(128, 0)' --window-attn-skip-freq 2", {"attention_pattern": ["sliding", "full"] * 16}),
         ("--window-size 128,0 --window-attn-skip-freq [0]*31+[1]", {"attention_pattern": ["full"] * 31 + ["sliding"]}),
         ("--softmax-type learnable", {"sinks": True}),
+        ("--position-embedding-type yarn --rotary-scaling-factor 32", {"positions": "rope", "scaled_rope": True}),
+        ("--position-embedding-type yarn", {"positions": "rope"}),
+        (
+            "--position-embedding-type yarn --rotary-scaling-factor 32 --mscale-all-dim 1.0",
+            {"positions": "rope"},
+        ),
         ("--no-rope-freq 4", {"no_rope_every": 4}),
         ("--no-rope-freq '([0]*3+[1])*8'", {"no_rope_every": 4}),
         ("--quick-geglu --activation-func-clamp-value 7 --glu-linear-offset 1.0", {"mlp": "clamped_swiglu"}),

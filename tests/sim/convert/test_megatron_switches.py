@@ -69,3 +69,20 @@ def test_workspaces_that_the_environment_sets(tmp_path: Path) -> None:
     assert text != MEGATRON
     training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
     assert training["cublas_workspace_config"] == ":4096:8"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--fsdp-double-buffer", True),
+        ("--nccl-ub", True),
+        ("", None),
+    ],
+)
+def test_double_buffers_of_megatrons_fsdp(tmp_path: Path, flags: str, expected: bool | None) -> None:
+    """Megatron-Core sets them with NCCL's user buffers (param_and_grad_buffer.py), which are not simulated."""
+    fsdp = f"--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params {flags}"
+    text = MEGATRON.replace("PP=2 ", "PP=1 ").replace("    --sequence-parallel", f"    {fsdp} --sequence-parallel")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert (data["parallelism"]["zero"], data["parallelism"].get("fsdp_double_buffer")) == (3, expected)
+    assert ("fsdp-double-buffer" in said, "nccl-ub" in said) == (False, flags == "--nccl-ub")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.convert.converting import refused
+from tests.sim.convert.converting import converted, refused
 from tests.sim.convert.launch_files import MEGATRON, MEMORY_BUDGET, NO_WORDS, SPLIT_AT_1, TITAN
 
 
@@ -98,7 +98,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         (
             "a.yaml",
             "learning_rate: 1\nnum_generations: 8",
-            "num_generations, a key of GRPO's: generates answers in each",
+            "num_generations, a key of TRL's GRPO: generates answers in each",
         ),
         ("a.sh", STARTS.format("trl/scripts/dpo.py"), "dpo.py: trains on pairs of answers"),
         ("a.sh", STARTS.format("train_grpo_vllm.py"), "train_grpo_vllm.py: generates answers in each step"),
@@ -137,3 +137,27 @@ def test_a_script_that_runs_another(tmp_path: Path) -> None:
 def test_flags_of_a_patched_megatron_lm_are_refused(tmp_path: Path, flags: str, message: str) -> None:
     """alibaba/Pai-Megatron-Patch: its DeepSeek-V2 has latent attention without Megatron-LM's own flag."""
     assert message in refused(tmp_path, "a.sh", f"{MEGATRON.rstrip()} {flags}\n", "--cluster", "dgx-h100")
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("use_vllm: true", "use_vllm, a key of TRL's GRPO: generates answers in each step"),
+        ("precompute_ref_log_probs: true", "a key of TRL's DPO: trains on pairs of answers, which a reference model"),
+        ("desirable_weight: 1.0", "a key of TRL's KTO: has a reference model read each answer"),
+        ("center_rewards_coefficient: 0.01", "a key of TRL's RewardTrainer: trains on pairs of answers, with a head"),
+        ("teacher_model_name_or_path: a/b", "a key of TRL's GKD: has a teacher read each answer"),
+        ("num_ppo_epochs: 4", "a key of TRL's PPO: generates answers"),
+        ("beta: 0.1", "beta, a key of TRL's trainers of preferences: trains on pairs of answers or generates them"),
+    ],
+)
+def test_files_of_trls_other_trainers_are_told_by_their_keys(tmp_path: Path, key: str, message: str) -> None:
+    """A file of these has no name of its trainer, and the other keys are those of its SFTTrainer."""
+    text = f"max_length: 512\nlearning_rate: 1.0e-6\n{key}\n"
+    assert message in refused(tmp_path, "a.yaml", text, *FOR_ANY)
+
+
+@pytest.mark.parametrize("key", ["use_vllm: false", "beta: null", "precompute_ref_log_probs: false"])
+def test_keys_of_trls_other_trainers_that_are_off_say_nothing(tmp_path: Path, key: str) -> None:
+    data, _ = converted(tmp_path, "a.yaml", f"max_length: 512\nlearning_rate: 1.0e-6\n{key}\n", *FOR_ANY)
+    assert data["training"]["seq_len"] == 512

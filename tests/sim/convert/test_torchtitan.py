@@ -415,3 +415,10 @@ def test_arguments_of_the_models_registry(
     assert data["model"] == "qwen3-30b-a3b"
     assert data["parallelism"].get("ep_dispatcher") == dispatcher
     assert (f"not expressed here: {named}\n" in said) is bool(named)
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_replica_groups_of_torchft_are_named(tmp_path: Path, on: bool) -> None:
+    text = f"{TITAN}\n[fault_tolerance]\nenable = {str(on).lower()}\n"
+    output = converted(tmp_path, "a.toml", text, "--cluster", "dgx-h100", "--gpus", "64")[1]
+    assert ("fault_tolerance.enable: the file's GPUs are one of several replica groups" in output) is on

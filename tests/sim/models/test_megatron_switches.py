@@ -16,7 +16,7 @@ from sim.models.layers import attention_spec
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.routing import routing
-from sim.models.operators import Operator
+from sim.models.operators import Operator, accumulation, weight_gradient_bytes
 from sim.results.states import chosen_workspace_bytes
 from sim.simulation import simulate
 from sim.validation.stated import with_stated
@@ -118,10 +118,40 @@ def test_gradients_added_by_kernels_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_sharded_gradients_are_added_by_kernels_of_their_own(zero: int) -> None:
-    """Megatron-Core shards gradients with its FSDP alone, which has no fused sums."""
-    s = scenario({"dp": 8, "zero": zero}, global_batch_size=32)
-    assert dims(s).framework.accumulates_in_matmul is (zero < 2)
+@pytest.mark.parametrize(
+    ("layout", "training", "fused"),
+    [
+        ({}, {}, True),
+        ({}, {"framework": "megatron_bridge"}, True),
+        ({}, {"software_date": "2026-03"}, False),
+        ({}, {"framework": "nemo"}, False),
+        ({"fsdp_version": 2}, {}, False),
+    ],
+)
+def test_which_fsdp_adds_gradients_up_in_their_matmuls(
+    zero: int, layout: dict[str, Any], training: dict[str, Any], fused: bool
+) -> None:
+    """Megatron's own does since Megatron-Core 0.17 and Megatron-Bridge 0.4."""
+    if layout and zero < 2:
+        return  # no FSDP
+    s = scenario({"dp": 8, "zero": zero, **layout}, global_batch_size=32, **training)
+    assert dims(s).framework.accumulates_in_matmul is (zero < 2 or fused)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+@pytest.mark.parametrize("sent", ["bf16", "fp32"])
+@pytest.mark.parametrize("kept", ["bf16", "fp32"])
+def test_bytes_that_fill_a_bucket_of_megatrons_fsdp(zero: int, sent: str, kept: str) -> None:
+    """megatron_fsdp.py, `_grad_acc`: `param.main_grad.copy_(param.grad)` unless the matmul wrote it; then
+    param_and_grad_buffer.py: `local_grad += reduced_grad`."""
+    size, e = 1000, {"bf16": 2.0, "fp32": 4.0}
+    given = {"grad_dtype": kept, "grad_reduce_dtype": sent, "global_batch_size": 32}
+    shard = (e[sent] + 2 * e[kept]) * size / 8
+    for fusion, written, moved in ((None, e[sent], shard), (False, 2.0, (2.0 + e[sent]) * size + shard)):
+        d = dims(scenario({"dp": 8, "zero": zero}, gradient_accumulation_fusion=fusion, **given))
+        out, added = accumulation(d, "x", size)
+        assert (out, [i.bytes for i in added if isinstance(i, Compute)]) == (written * size, [moved])
+        assert weight_gradient_bytes(d, size) == (2.0 * size if fusion is False else 0.0)
 
 
 def test_experts_one_after_another() -> None:

@@ -41,6 +41,7 @@ LAYOUT: dict[str, list[Any]] = {
     "reshard_after_forward": [False],
     "fsdp_version": [1, 2],
     "backward_prefetch": [False],
+    "fsdp_double_buffer": [True],
     "accumulate_unsharded": [True],
     "all_reduce_once": [True],
     "accumulate_in_a_row": [True],
