@@ -32,8 +32,8 @@ Line = Sequence[Span]
 
 
 class Column(Struct, frozen=True):
-    """A column of a table. `wraps`: long text takes several lines instead of being cut, of which `indents` indents all but
-    the first; `most`: characters."""
+    """A column of a table. `wraps`: long text takes several lines instead of being cut; `indents`: all of them but
+    the first are indented; `most`: characters."""
 
     head: str = ""
     right: bool = False

@@ -8,7 +8,6 @@ import pytest
 
 from sim.commands.diagnose import main as diagnose
 from sim.commands.run import main as run
-from sim.commands.search import main as search
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
 from sim.inputs.scenario import load_scenario
@@ -31,10 +30,6 @@ SCENARIO = str(ROOT / "scenarios" / "1f1b_pp8.yaml")
 )
 def test_the_message_names_the_option(option: str, value: str, said: str) -> None:
     assert said in invoked(run, SCENARIO, option, value, code=2).output
-
-
-def test_an_option_of_a_whole_number_says_so() -> None:
-    assert "'--gpus': 'abc' is not a whole number." in invoked(search, SCENARIO, "--gpus", "abc", code=2).output
 
 
 def test_tokens_are_those_of_the_scenario() -> None:

@@ -118,6 +118,13 @@ def test_a_key_given_as_an_option_says_how_it_is_set(option: str, key: str) -> N
     assert message == f"error: No such option '{name}': write --set {key}=VALUE, it is a scenario's key\n"
 
 
+def test_an_option_of_a_whole_number_says_so() -> None:
+    said = stepsim("search", "tp8", "--gpus", "abc", code=2).stderr
+    assert said == (
+        "error: Invalid value for '--gpus': 'abc' is not a whole number. (`stepsim search --help` shows the options)\n"
+    )
+
+
 def test_lists() -> None:
     scenarios, models = stepsim("scenarios").stdout, stepsim("models").stdout
     assert all(name in scenarios for name in shipped_scenarios())
