@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from topology.collective_kinds import KINDS, bus_factor, sent_between_trees
-from topology.protocols import NVLS, PLAIN, RING, TREE, Estimate
+from topology.protocols import COLLNET, NVLS, NVLS_SHARP, PAT, PLAIN, RING, RING_BESIDE_PAT, TREE, Estimate
 
 if TYPE_CHECKING:
     from topology.group import Group
@@ -25,13 +25,19 @@ class Traits(Struct, frozen=True):
     """Hold the facts of one algorithm.
 
     `sent_bytes`: from the collective's kind, the group and the size, the bytes that a member sends inside its domain
-    and through its share of the NICs. `usable`: whether a group can run the algorithm at a size.
+    and through its share of the NICs. `usable`: whether a group can run the algorithm at a size. `beside_pat`: what
+    NCCL's newer releases assume where they consider PAT, if it differs from `protocols`.
     """
 
     sent_bytes: Callable[[str, Group, float], tuple[float, float]]
     crossing: Crossing = "all"
     protocols: tuple[Estimate, ...] = PLAIN
     usable: Callable[[Group, float], bool] = lambda group, size_bytes: True
+    beside_pat: tuple[Estimate, ...] = ()
+
+    def estimates(self, group: Group) -> tuple[Estimate, ...]:
+        """Return what NCCL assumes of each protocol for a group."""
+        return self.beside_pat if group.pat and self.beside_pat else self.protocols
 
 
 def _around(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
@@ -59,6 +65,15 @@ def _to_switch_and_trees(kind: str, group: Group, size_bytes: float) -> tuple[fl
     return size_bytes * (1 + 1 / group.members), _between_trees(group, size_bytes)
 
 
+def _to_both_switches(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
+    return size_bytes * (1 + 1 / group.members), size_bytes / group.members
+
+
+def _to_heads(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
+    """To each GPU of the domain its part, and the own part's sum to all; that part goes to the network once."""
+    return 2 * size_bytes * (group.members - 1) / group.members, size_bytes / group.members
+
+
 def _to_each(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
     n = group.ranks
     far = (n - group.members) * size_bytes / n if group.domains > 1 else 0.0
@@ -73,7 +88,8 @@ def _directly(kind: str, group: Group, size_bytes: float) -> tuple[float, float]
 
 
 TRAITS: Mapping[str, Traits] = {
-    "ring": Traits(_around, "ring", RING),
+    "ring": Traits(_around, "ring", RING, beside_pat=RING_BESIDE_PAT),
+    "pat": Traits(_around, protocols=PAT, usable=lambda group, _: group.pat),
     # The hops of a tree on a torus would pass several links.
     "tree": Traits(_along_trees, protocols=TREE, usable=lambda group, _: group.torus_steps == 0),
     # The switch must reduce, and all GPUs must be at it.
@@ -83,6 +99,13 @@ TRAITS: Mapping[str, Traits] = {
         protocols=NVLS,
         usable=lambda group, size_bytes: group.domains > 1 and size_bytes >= group.nvls_tree_bytes,
     ),
+    # More than two GPUs of a domain share its switch (`ncclNvlsInit`, src/transport/nvls.cc).
+    "nvls_sharp": Traits(
+        _to_both_switches,
+        protocols=NVLS_SHARP,
+        usable=lambda group, _: group.sharp and group.nvls_share > 0 and group.members > 2,
+    ),
+    "collnet_direct": Traits(_to_heads, protocols=COLLNET, usable=lambda group, _: group.sharp and group.switched),
     "mesh": Traits(_around, protocols=RING, usable=lambda group, _: group.sends_directly and group.domains == 1),
     "torus": Traits(_around, usable=lambda group, _: group.torus_steps > 0),
     "pairwise": Traits(_to_each, "exchange"),

@@ -14,8 +14,8 @@ J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and s
 nccl-tests, doc/PERFORMANCE.md (bus bandwidth).
 
 The functions give bare α–β. `choose` adds the protocols (`protocols`) on links that NCCL runs on, and chooses as NCCL
-does; `durations` gives the time of the choice. Left out: in-network reduction between nodes (CollNet, SHARP), PAT,
-NCCL's limits per channel.
+does; `durations` gives the time of the choice. Left out: NCCL's chains of SHARP (CollNetChain), its limits per channel,
+and its kernels for registered windows.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from topology.algorithms import TRAITS
 from topology.collective_kinds import KINDS, sent_between_trees
 from topology.group import Group
-from topology.protocols import LL, PLAIN, SIMPLE, Protocol
+from topology.protocols import COLLNET_NVLINK_S, COLLNET_PEER_S, LL, PAT_SHOWS, PLAIN, SIMPLE, Protocol
 from topology.timing import Timing
 
 P2P_PER_ROUND = 8 * 16
@@ -141,6 +141,44 @@ def nvls_tree_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
     return AlphaBeta(near.latency_s + far_latency_s, max(near.transfer_s, sent_bytes / between))
 
 
+def nvls_sharp_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """5α + α' + S·max((1+1/g)/eB, 1/gb): the switches of the domains reduce, then those between them (SHARP).
+
+    Each GPU's NICs send the g-th of S that it reads, and receive its sum over all domains, so every byte crosses them
+    once (R. Graham et al., "Scalable Hierarchical Aggregation Protocol", 2016). NCCL runs both as its NVLS.
+    """
+    near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
+    between = _to_reducing_network(group, size_bytes)
+    return AlphaBeta(near.latency_s + group.inter_latency_s, max(near.transfer_s, between))
+
+
+def collnet_direct_all_reduce(group: Group, size_bytes: float) -> AlphaBeta:
+    """2(min(1, g-1)α + 0.11(g-1)α) + α' + S·max(2(g-1)/g / B, 1/gb): NCCL's CollNetDirect.
+
+    Every GPU sends each other one of its domain its part, the g-th of S. The network sums these parts, and every GPU
+    sends its sum to the others. 0.11α: 0.4 of 3.7 µs for each peer (src/graph/tuning.cc).
+    """
+    g = group.members
+    steps = 2 * (min(1, g - 1) + COLLNET_PEER_S / COLLNET_NVLINK_S * (g - 1))
+    inside = 2 * size_bytes * (g - 1) / g / group.exchange_bytes_per_s
+    latency_s = steps * group.latency_s + group.inter_latency_s
+    return AlphaBeta(latency_s, max(inside, _to_reducing_network(group, size_bytes)))
+
+
+def _to_reducing_network(group: Group, size_bytes: float) -> float:
+    return size_bytes / (group.members * min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s))
+
+
+def pat_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
+    """nα + ⌊log2 n⌋α'/3.5 + S/b: NCCL's parallel aggregated trees, one GPU a node; a reduce-scatter costs the same.
+
+    Every rank sends 1, 2, 4, … blocks to the rank so far on (J. Bruck et al. 1997), in pieces (NCCL 2.28,
+    `ncclTopoTuneModel`, src/graph/tuning.cc; S. Jeaugey, "PAT", 2025). NCCL counts S where (n-1)/n of it are sent.
+    """
+    latency_s = group.ranks * group.latency_s + math.floor(math.log2(group.ranks)) * group.inter_latency_s * PAT_SHOWS
+    return AlphaBeta(latency_s, size_bytes / min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s))
+
+
 def mesh_all_gather(group: Group, size_bytes: float) -> AlphaBeta:
     """α + S(n-1)/n / B: every rank sends its n-th directly to each other rank, over all its links at once.
 
@@ -198,6 +236,7 @@ def direct_send_recv(group: Group, size_bytes: float) -> AlphaBeta:
 _GATHERS: Mapping[str, Algorithm] = {
     "ring": ring_all_gather,
     "nvls": nvls_all_gather,
+    "pat": pat_all_gather,
     "mesh": mesh_all_gather,
     "torus": torus_all_gather,
 }
@@ -207,6 +246,8 @@ ALGORITHMS: Mapping[str, Mapping[str, Algorithm]] = {
         "tree": tree_all_reduce,
         "nvls": nvls_all_reduce,
         "nvls_tree": nvls_tree_all_reduce,
+        "nvls_sharp": nvls_sharp_all_reduce,
+        "collnet_direct": collnet_direct_all_reduce,
         "mesh": mesh_all_reduce,
         "torus": torus_all_reduce,
     },
@@ -269,7 +310,7 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
     for name, algorithm in ALGORITHMS[kind].items():
         if not TRAITS[name].usable(group, size_bytes):
             continue
-        for estimate in TRAITS[name].protocols if group.protocols else PLAIN:
+        for estimate in TRAITS[name].estimates(group) if group.protocols else PLAIN:
             stepped = group.stepped(estimate.step, estimate.inter_step)
             cost = algorithm(stepped, size_bytes)
             start_s = estimate.base * group.latency_s - _uncounted_s(name, stepped)

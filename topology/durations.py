@@ -37,7 +37,20 @@ from topology.collectives import (
     ring_broadcast,
 )
 from topology.group import Group
-from topology.protocols import SIMPLE, SIMPLE_NETWORK_S, SIMPLE_NVLINK_S, Protocol
+from topology.protocols import (
+    COLLNET_NVLINK_S,
+    COLLNET_PEER_S,
+    COLLNET_S,
+    NVLS_SHARP_S,
+    PAT_RANK_S,
+    PAT_SHARE,
+    PAT_SHOWS,
+    PAT_START_S,
+    SIMPLE,
+    SIMPLE_NETWORK_S,
+    SIMPLE_NVLINK_S,
+    Protocol,
+)
 from topology.timing import (
     MESSAGE_CHANNELS,
     NETWORK_SHARE,
@@ -201,6 +214,40 @@ def switches_and_trees(group: Group, protocol: Protocol, size_bytes: float) -> A
     return AlphaBeta(latency_s, window * hops * WINDOW_FILL / share + rest * flow_s)
 
 
+def both_switches(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
+    """Return the time of NVLS in each domain with SHARP between domains: NVLS's startup and share, NCCL's network step.
+
+    Nothing here was fitted, because no table has SHARP; the steps are NCCL's own (18 µs).
+    """
+    near = nvls_all_reduce(replace(group, ranks=group.members), size_bytes)
+    latency_s = group.timing.nvls_start_s * _near(group) + _far(group, NVLS_SHARP_S)
+    return AlphaBeta(latency_s, max(near.transfer_s / group.timing.nvls_share, _reduced_between(group, size_bytes)))
+
+
+def collnet_direct(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
+    """Return the time of CollNetDirect: a ring's startup and share inside a domain, NCCL's own steps."""
+    kernel, g = group.timing.ring, group.members
+    start_s, _ = _start(group, kernel, protocol)
+    steps_s = 2 * (min(1, g - 1) * COLLNET_NVLINK_S + (g - 1) * COLLNET_PEER_S) * _near(group)
+    inside = 2 * size_bytes * (g - 1) / g / (group.exchange_bytes_per_s * min(1.0, kernel.share))
+    latency_s = start_s + steps_s + _far(group, COLLNET_S)
+    return AlphaBeta(latency_s, max(inside, _reduced_between(group, size_bytes)))
+
+
+def _reduced_between(group: Group, size_bytes: float) -> float:
+    share = min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s)
+    return size_bytes / (group.members * share * NETWORK_SHARE)
+
+
+def parallel_trees(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
+    """Return the time of an all-gather or reduce-scatter over PAT: NCCL's model, for the bytes that leave a rank."""
+    sent_bytes = size_bytes * (group.ranks - 1) / group.ranks
+    steps_s = math.floor(math.log2(group.ranks)) * _far(group, SIMPLE_NETWORK_S) * PAT_SHOWS
+    latency_s = (PAT_START_S + group.ranks * PAT_RANK_S) * _near(group) + steps_s
+    share = min(group.inter_tree_bytes_per_s, group.inter_ring_bytes_per_s) * NETWORK_SHARE
+    return AlphaBeta(latency_s, sent_bytes / (share * PAT_SHARE))
+
+
 def exchange(group: Group, protocol: Protocol, size_bytes: float) -> AlphaBeta:
     """Return the time of an all-to-all, gather or scatter: all sends at once, with the own block's copy beside them."""
     kernel = group.timing.direct
@@ -262,13 +309,20 @@ class NetworkPath(Struct, frozen=True):
     links: float = 1.0
 
 
-_GATHERS: Mapping[str, Duration] = {"ring": ring_gather, "nvls": in_switch(nvls_all_gather), "mesh": straight(1)}
+_GATHERS: Mapping[str, Duration] = {
+    "ring": ring_gather,
+    "nvls": in_switch(nvls_all_gather),
+    "pat": parallel_trees,
+    "mesh": straight(1),
+}
 DURATIONS: Mapping[str, Mapping[str, Duration]] = {
     "all_reduce": {
         "ring": ring_reduce,
         "tree": tree_reduce,
         "nvls": in_switch(nvls_all_reduce),
         "nvls_tree": switches_and_trees,
+        "nvls_sharp": both_switches,
+        "collnet_direct": collnet_direct,
         "mesh": straight(2),
     },
     "all_gather": _GATHERS,

@@ -97,7 +97,13 @@ def _add_node(made: _Made, cluster: ClusterSpec, node: int) -> None:
     for index in range(inter.nics_per_node):
         nic = made.add(
             NetworkDevice(
-                f"nic{node}.{index}", "nic", rendezvous=inter.rendezvous, transport=inter.transport, spread=inter.spread
+                f"nic{node}.{index}",
+                "nic",
+                rendezvous=inter.rendezvous,
+                transport=inter.transport,
+                spread=inter.spread,
+                sharp=inter.sharp,
+                pat=inter.pat,
             )
         )
         switch = f"pcie{node}.{index * switches // inter.nics_per_node}"

@@ -172,9 +172,11 @@ def _parts(nodes: list[Any], gpus: Mapping[str, Any]) -> dict[str, NetworkDevice
             _rank(name, node.get("rank", -1)) if kind == "gpu" else -1,
             str(node.get("tier", ""))[:20],
             _number(f"node '{name}'", "nvls_efficiency", node.get("nvls_efficiency"), None, 0.0, 1.0),
-            _flag(name, node.get("rendezvous")),
+            _flag(name, "rendezvous", node),
             _transport(name, node.get("transport", "auto")),
             _number(f"node '{name}'", "spread", node.get("spread"), 0.0, 0.0, 3.0) or 0.0,
+            bool(_flag(name, "sharp", node)),
+            bool(_flag(name, "pat", node)),
         )
     return _with_ranks(parts)
 
@@ -196,9 +198,10 @@ def _rank(name: str, found: Any) -> int:
     return found
 
 
-def _flag(name: str, found: Any) -> bool | None:
+def _flag(name: str, key: str, node: Mapping[str, Any]) -> bool | None:
+    found = node.get(key)
     if found is not None and not isinstance(found, bool):
-        raise TopologyError(f"node '{name}': rendezvous: found {found!r:.60}; must be true or false")
+        raise TopologyError(f"node '{name}': {key}: found {found!r:.60}; must be true or false")
     return found
 
 

@@ -49,12 +49,15 @@ class Group(Struct, frozen=True, dict=True):
     protocols: bool  # whether NCCL's apply
     timing: Timing  # of its machine, for `durations`
     fabric: Fabric
+    switched: bool = True  # whether switches join the GPUs of a domain
     # Whether every two GPUs of a domain are linked and the library sends directly over these links.
     sends_directly: bool = False
     # Parts of a GPU's links that an exchange and a pair use inside a domain; less than 1 on a mesh.
     exchange_links: float = 1.0
     pair_links: float = 1.0
     leaves: Leaves | None = None  # None: there is as much bandwidth above the leaf switches, or one leaf
+    sharp: bool = False  # whether the switches between domains reduce for this group
+    pat: bool = False  # whether NCCL may run an all-gather and a reduce-scatter over parallel trees (PAT)
     torus_steps: int = 0  # steps of one pass of rings along all axes of a torus; 0: no torus
 
     @cached_property

@@ -89,3 +89,18 @@ TREE = (
 )
 # NCCL counts 23 µs in all; the closed form has 5 steps (an all-gather has 4, which makes no difference here).
 NVLS = (_estimate(SIMPLE, 0.0, 23 / 5, 14.0, 1.0),)
+# NCCL counts 18 µs for the network's switches beside them, and 31 µs where GPUs gather for the switches by themselves.
+NVLS_SHARP_S, COLLNET_S = 18e-6, 31e-6
+COLLNET_NVLINK_S, COLLNET_PEER_S = 3.7e-6, 0.4e-6
+NVLS_SHARP = (_estimate(SIMPLE, 0.0, 23 / 5, 18.0, 1.0),)
+COLLNET = (_estimate(SIMPLE, 0.0, 3.7, 31.0, 1.0),)
+
+# PAT, and rings with one GPU a node beside it: NCCL 2.28, src/graph/tuning.cc. PAT has a step of 14 µs on the network
+# for each power of two, of which 1 / 3.5 shows, 2.8 µs for each rank, and three quarters of the bandwidth.
+PAT_START_S, PAT_RANK_S, PAT_SHOWS, PAT_SHARE = 8e-6, 2.8e-6, 1 / 3.5, 0.75
+PAT = (_estimate(SIMPLE, 8.0, 2.8, 14.0, PAT_SHARE),)
+RING_BESIDE_PAT = (
+    _estimate(LL, 6.6, 0.6, 5.0, 1 / 2),
+    _estimate(LL128, 14.0, 1.9, 8.5, 0.92),
+    _estimate(SIMPLE, 8.4, 3.4, 14.0, 1.0),
+)

@@ -231,6 +231,8 @@ def _inter_node(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> InterNode:
         "rendezvous": _usual(bool(each) for each in said),
         "transport": _usual(wiring.parts[nic].transport for nic in nics),
         "spread": _usual(wiring.parts[nic].spread for nic in nics),
+        "sharp": _usual(wiring.parts[nic].sharp for nic in nics),
+        "pat": _usual(wiring.parts[nic].pat for nic in nics),
     }
     hop = _torus_hop(wiring, below, home, len(nodes), per_node)
     if hop is not None:

@@ -36,8 +36,8 @@ class RegularNetwork:
     """Describe the groups and paths of a cluster whose nodes, domains and leaves are all equal.
 
     `gpu_bytes_per_s`: bandwidth of a GPU inside its domain; `nic_share_bytes_per_s`: of its part of the NICs; `shape`:
-    of a torus, otherwise empty; `protocols`: whether NCCL's protocols apply (not on PCIe hosts); `sends_directly`:
-    whether collectives send directly to every rank.
+    of a torus, otherwise empty; `protocols`: whether NCCL's protocols apply (not on PCIe hosts); `nccl`: whether it is
+    NCCL itself; `sends_directly`: whether collectives send directly to every rank.
     """
 
     def __init__(self, cluster: ClusterSpec) -> None:
@@ -46,6 +46,7 @@ class RegularNetwork:
         self.gpu_bytes_per_s = intra.usable_bytes_per_s
         self.all_linked = intra.all_linked
         self.protocols = not intra.through_host
+        self.nccl = self.protocols and cluster.gpu.chip.has_cuda
         self.sends_directly = cluster.gpu.chip.sends_to_all and self.all_linked
         self.nvls_share = intra.nvls_efficiency if intra.switched else 0.0
         self.nic_share_bytes_per_s = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
@@ -121,10 +122,13 @@ class RegularNetwork:
             protocols=self.protocols,
             timing=self.timing,
             fabric=self.fabric,
+            switched=self.cluster.intra_node.switched,
             sends_directly=self.sends_directly,
             exchange_links=inside.exchange / self.gpu_bytes_per_s,
             pair_links=inside.pair / self.gpu_bytes_per_s,
             leaves=leaves,
+            sharp=self._sharp(fewest, most, len(counts)),
+            pat=self._pat(most, len(counts)),
             torus_steps=0 if self.protocols else self._along_axes(ranks)[1],  # NCCL and its like know no torus
         )
 
@@ -137,6 +141,19 @@ class RegularNetwork:
         fabric, nodes = self.fabric, self.domain_gpus == self.cluster.gpus_per_node
         possible = self.nvls_share > 0 and nodes and 2 < fewest == most and domains <= fabric.nvls_tree_domains
         return fabric.nvls_tree_bytes if possible else inf
+
+    def _sharp(self, fewest: int, most: int, domains: int) -> bool:
+        """Tell whether switches between nodes reduce for a group: if described, on NCCL, for equally many GPUs a node.
+
+        NCCL asks for at most 8 of a node (NCCL_MAX_DIRECT_ARITY, `ncclGetAlgoInfo`), in two nodes or more.
+        """
+        described = self.cluster.inter_node.sharp and not self.shape and self.nccl
+        nodes = self.domain_gpus == self.cluster.gpus_per_node
+        return described and nodes and domains > 1 and fewest == most <= 8
+
+    def _pat(self, most: int, domains: int) -> bool:
+        """Tell whether NCCL considers PAT: for one GPU of each node (`ncclPatEnable`, src/graph/tuning.cc)."""
+        return self.cluster.inter_node.pat and not self.shape and self.nccl and domains > 1 and most == 1
 
     def _inside(self, ranks: Sequence[int], most: int) -> _Inside:
         """Return a group's bandwidths within its domains.

@@ -29,8 +29,8 @@ class NetworkDevice(NamedTuple):
     """Describe one GPU, NIC, switch or CPU of the network.
 
     `gpu`, `rank`: a GPU's preset and rank. `tier`: a switch's label in drawings (leaf, spine, router).
-    `nvls_efficiency`: of an NVSwitch, as in `IntraNode`. `rendezvous`, `transport`, `spread`: of a NIC, as in
-    `InterNode`. None: not stated.
+    `nvls_efficiency`: of an NVSwitch, as in `IntraNode`. `rendezvous`, `transport`, `spread`,
+    `sharp`, `pat`: of a NIC, as in `InterNode`. None: not stated.
     """
 
     name: str
@@ -42,6 +42,8 @@ class NetworkDevice(NamedTuple):
     rendezvous: bool | None = None
     transport: str = "auto"
     spread: float = 0.0
+    sharp: bool = False
+    pat: bool = False
 
 
 Ends = tuple[str, str]

@@ -219,7 +219,8 @@ def _exit_code(command: click.Command) -> int:
         return error.exit_code
     except click.UsageError as error:
         shown = f" (`{error.ctx.command_path} --help` shows the options)" if error.ctx is not None else ""
-        print(f"error: {_key_meant(error) or error.format_message() + shown}", file=sys.stderr)
+        said = error.format_message().replace("is not a valid integer range", "is not a whole number")
+        print(f"error: {_key_meant(error) or said + shown}", file=sys.stderr)
         return error.exit_code
     except click.ClickException as error:
         print(f"error: {error.format_message()}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -112,22 +112,34 @@ def scenarios() -> None:
 
 
 @main.command("models", cls=Command)
-def models() -> None:
-    """List the shipped models"""
+@click.argument("name", required=False)
+def models(name: str | None) -> None:
+    """List the shipped models, or show all that NAME says"""
     from sim.inputs.model_input import load_model, model_presets
     from sim.views.headline import size_words
 
+    if name is not None:
+        from sim.views.shipped_records import model_record
+
+        return click.echo(model_record(_known(name, model_presets(), "models")))
     _print_pairs((name, size_words(load_model(name))) for name in model_presets())
 
 
 @main.command("clusters", cls=Command)
-def clusters() -> None:
-    """List the shipped clusters, and the GPUs of which a cluster may be made"""
+@click.argument("name", required=False)
+def clusters(name: str | None) -> None:
+    """List the shipped clusters, and the GPUs of which a cluster may be made; or show all that NAME says"""
     from textwrap import fill
 
     from sim.views.headline import cluster_words
     from topology.presets import CLUSTERS, GPUS
 
+    if name is not None:
+        from sim.views.shipped_records import cluster_record, gpu_record
+
+        return click.echo(
+            (gpu_record if name in GPUS else cluster_record)(_known(name, (*CLUSTERS, *GPUS), "clusters"))
+        )
     _print_pairs((name, cluster_words(cluster)) for name, cluster in CLUSTERS.items())
     click.echo(f"\nGPUs, for cluster: {{gpu: NAME}}:\n{fill(', '.join(GPUS), 100)}")
 
@@ -139,6 +151,19 @@ def completion(shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(main, {}, "stepsim", "_STEPSIM_COMPLETE").source())
+
+
+def _known(name: str, names: Iterable[str], command: str) -> str:
+    """Return a name of the list that a command prints."""
+    from sim.inputs.input_source import nearest, show
+
+    known = tuple(names)
+    if name not in known:
+        raise InputError(
+            f"found {show(name)}; nothing shipped has this name{nearest(name, known)} "
+            f"(`stepsim {command}` lists the names)"
+        )
+    return name
 
 
 def _print_pairs(pairs: Any) -> None:

@@ -14,8 +14,9 @@ ASSIGNED = re.compile(r"(?<![\w$#{])([A-Z][A-Z0-9_]*)[\"']?(?:=|:[ \t]*)[\"']?([
 COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 OFF = ("0", "false")
 # Off by default, on by default, and those that choose.
+SHARP = "NCCL_COLLNET_ENABLE"  # which `inter_node.sharp` expresses
 SWITCHES = (
-    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "NCCL_COLLNET_ENABLE", "CUDA_LAUNCH_BLOCKING"),
+    *("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", SHARP, "CUDA_LAUNCH_BLOCKING"),
     *("NVTE_FWD_LAYERNORM_SM_MARGIN", "NVTE_BWD_LAYERNORM_SM_MARGIN", "NVTE_NORM_FWD_USE_CUDNN"),
     *("NVTE_NORM_BWD_USE_CUDNN", "NVTE_BATCH_MHA_P2P_COMM", "TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"),
     *("PYTORCH_NO_CUDA_MEMORY_CACHING",),
@@ -39,10 +40,18 @@ def environment_note(text: str) -> list[str]:
 
     >>> environment_note("export NCCL_P2P_DISABLE=1  # consumer GPUs\\nNCCL_IB_DISABLE=0 NCCL_ALGO=Ring torchrun")
     ['environment, not expressed here: NCCL_P2P_DISABLE=1, NCCL_ALGO=Ring']
+    >>> environment_note("NCCL_COLLNET_ENABLE=1 torchrun")[0][:56]
+    'NCCL_COLLNET_ENABLE=1: cluster.inter_node.sharp=true has'
     """
     found = {name: value for name, value in assigned(text).items() if _matters(name, value.lower())}
+    reduces = found.pop(SHARP, None)
+    notes = (
+        []
+        if reduces is None
+        else [f"{SHARP}={reduces}: cluster.inter_node.sharp=true has it, if NCCL finds its plugin"]
+    )
     named = ", ".join(f"{name}={value}" for name, value in found.items())
-    return [f"environment, not expressed here: {named}"] if named else []
+    return [*notes, *([f"environment, not expressed here: {named}"] if named else [])]
 
 
 def backend_of(text: str) -> str | None:

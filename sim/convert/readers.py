@@ -41,6 +41,8 @@ class Asked(NamedTuple):
 def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
     """A trainer's file as a scenario's data; `trainer`: one of `READERS`, or None to tell it by the file."""
     text = read_text(file, MAX_BYTES)
+    if not text.strip():
+        raise InputError(f"{file}: is empty; a trainer's configuration or a launch script is wanted")
     asked, notes = asked._replace(told=trainer is not None), tuple[str, ...]()
     if file.suffix in DATA and (containers := started(file, text)) is not None:
         text, notes, asked = containers.script, containers.notes, asked._replace(starts=True)

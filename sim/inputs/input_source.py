@@ -281,7 +281,7 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
 
 def _in_full(kind: str, value: Any) -> str:
     """The integer that `8k` or `1e3` means, as YAML takes it; k is 1,024, as for tokens and sequences."""
-    if kind.startswith("int") and isinstance(value, float) and value.is_integer():
+    if kind.startswith("int") and isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f": write {int(value)}"
     short = re.fullmatch(_THOUSANDS, value) if kind.startswith("int") and isinstance(value, str) else None
     if short is None:

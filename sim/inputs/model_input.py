@@ -27,6 +27,11 @@ def model_presets() -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".yaml") for path in _FOLDER.glob("*.yaml")))
 
 
+def preset_text(name: str) -> str:
+    """A shipped model's file."""
+    return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+
+
 def load_model(name: str) -> ModelConfig:
     """A shipped model, or one from a Hugging Face `config.json`."""
     return resolve_model(name, Source("model", {}), ())
@@ -36,7 +41,7 @@ def preset_name(model: ModelConfig) -> str:
     """The shipped model that equals `model`, or nothing. Only files with its layers and hidden size are parsed."""
     words = (f"layers: {model.layers}\n", f"hidden: {model.hidden}\n")
     for name in model_presets():
-        text = (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+        text = preset_text(name)
         if all(word in text for word in words) and _with_its_positions(load_model(name), model) == model:
             return name
     return ""

@@ -42,6 +42,8 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
         said = f"found {str(data['kind'])[:60]!r}" if "kind" in data else "is required and missing"
         raise InputError(f"{path}: kind: {said}; allowed: {', '.join(KINDS)}")
     rows = listed(data.get("rows"), f"{path}: rows")
+    if not rows:
+        raise InputError(f"{path}: rows: is an empty list; a table has one row or more")
     name = str(data.get("name") or Path(path).stem)
     shared = with_other_jobs(_scenario(data.get("scenario"), f"{path}: scenario"), data.get("assumptions"))
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}

@@ -171,7 +171,7 @@ def _waiting(result: StepResult) -> TextTable:
 
 def _advice(tried: Sequence[Tried], fits: bool) -> TextTable:
     """The changes that were tried and help, with the step and the memory that each gives."""
-    first = Column("faster with --set" if fits else "fits with --set", wraps=True)
+    first = Column("faster with --set" if fits else "fits with --set", wraps=True, indents=True)
     others = (Column(name.lower(), right=True) for name in ADVICE_HEAD[1:])
     return TextTable((first, *others), [TextRow(row) for row in advice_rows(tried)], gap=2)
 

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 CODES = {"bold": "1", "dim": "2", "red": "31", "yellow": "33", "blue": "34", "cyan": "36", "grey": "90"}  # of ECMA-48
 USUAL_WIDTH = 80  # characters, where no stream is a terminal
+INDENT = 2  # characters of lines that go on with a row
 LEAST_WIDTH = 6  # characters that a column keeps, however narrow the terminal is
 
 
@@ -31,12 +32,14 @@ Line = Sequence[Span]
 
 
 class Column(Struct, frozen=True):
-    """A column of a table. `wraps`: long text takes several lines instead of being cut; `most`: characters."""
+    """A column of a table. `wraps`: long text takes several lines instead of being cut; `indents`: all of them but
+    the first are indented; `most`: characters."""
 
     head: str = ""
     right: bool = False
     style: str = ""
     wraps: bool = False
+    indents: bool = False
     most: int | None = None
 
 
@@ -195,7 +198,11 @@ def _fitted(cell: Cell, column: Column, width: int) -> list[Line]:
     if not isinstance(cell, str):
         return [_cut(cell, width)]
     if column.wraps:
-        return [[Span(line)] for line in _wrapped(cell, width)]
+        first, *rest = _wrapped(cell, width)
+        # Of rows of one or two lines, an indent tells which line begins a row.
+        further = _wrapped(" ".join(rest), width - INDENT) if rest and column.indents else rest
+        indent = " " * INDENT * column.indents
+        return [[Span(first)], *([Span(indent + line)] for line in further)]
     return [[Span(cell if columns_of(cell) <= width else f"{_beginning(cell, width - 1)}…")]]
 
 

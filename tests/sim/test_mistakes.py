@@ -59,6 +59,7 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("model.moe.moe_intermediate_size=768", "here it is model.moe.ffn"),
         ("cluster.network.bandwidth=400Gbps", "--set cluster.network.bandwidth: cluster.network: unknown key"),
         ("training.global_batch_size=1e3", "found 1000.0; must be an integer: write 1000"),
+        ("training.global_batch_size=1e99", "found 1e+99; must be an integer"),
         ("cluster.gpu.memory_bytes=80", "80 bytes? write 80GiB"),
         ("cluster.inter_node.latency_s=5", "5 seconds? write 5us or 5ms"),
         ("cluster.gpu.memory_bandwidth_bytes_per_s=fast", "such as 50GB/s or 400Gbps"),
@@ -222,6 +223,14 @@ def test_a_key_that_json_says_twice_is_refused_with_its_lines(tmp_path: Path) ->
         with pytest.raises(InputError) as error:
             read(path)
         assert str(error.value) == f"{path}{said}"
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_text('{"format": "measurements/1", "kind": "training_step", "rows": []}')
+    with pytest.raises(InputError) as error:
+        read_table(path)
+    assert str(error.value) == f"{path}: rows: is an empty list; a table has one row or more"
 
 
 def test_a_key_given_twice_is_found_at_once_among_very_many() -> None:

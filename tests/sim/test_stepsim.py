@@ -12,8 +12,11 @@ import pytest
 
 import sim
 from sim.commands.stepsim import CALIBRATE, COMMANDS
+from sim.inputs.model_input import model_presets
 from sim.inputs.shipped import first_comment, shipped_scenarios
+from sim.views.shipped_records import cluster_record, gpu_record, model_record
 from tests.processes import ROOT
+from topology.presets import CLUSTERS, GPUS
 
 
 def stepsim(*words: str, cwd: Path = ROOT, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
@@ -115,6 +118,13 @@ def test_a_key_given_as_an_option_says_how_it_is_set(option: str, key: str) -> N
     assert message == f"error: No such option '{name}': write --set {key}=VALUE, it is a scenario's key\n"
 
 
+def test_an_option_of_a_whole_number_says_so() -> None:
+    said = stepsim("search", "tp8", "--gpus", "abc", code=2).stderr
+    assert said == (
+        "error: Invalid value for '--gpus': 'abc' is not a whole number. (`stepsim search --help` shows the options)\n"
+    )
+
+
 def test_lists() -> None:
     scenarios, models = stepsim("scenarios").stdout, stepsim("models").stdout
     assert all(name in scenarios for name in shipped_scenarios())
@@ -124,6 +134,36 @@ def test_lists() -> None:
     assert "rtx4090" in clusters
     assert stepsim("--version").stdout == f"stepsim {sim.__version__}\n"
     assert "_STEPSIM_COMPLETE=bash_complete" in stepsim("completion", "bash").stdout
+
+
+def test_one_shipped_model_cluster_or_gpu_in_full() -> None:
+    model, cluster, gpu = stepsim("models", "deepseek-v3"), stepsim("clusters", "dgx-h100"), stepsim("clusters", "t4")
+    assert model.stdout.startswith("deepseek-v3: 671B parameters, 37.6B active, 61 layers\n")
+    assert "arXiv 2412.19437" in model.stdout
+    rows = [line.split(maxsplit=2) for line in (model.stdout + cluster.stdout + gpu.stdout).splitlines()]
+    said = {row[0]: row[1:] for row in rows if len(row) > 1}
+    assert said["moe.experts"] == ["256"]
+    assert said["inter_node.nic_bandwidth_bytes_per_s"][0] == "50000000000"
+    assert "(50.00 GB/s)" in said["inter_node.nic_bandwidth_bytes_per_s"][1]
+    assert said["inter_node.nic_bandwidth_bytes_per_s"][1].endswith(
+        "DGX H100 data sheet: 18 NVLink at 25 GB/s, 8 NDR NICs"
+    )
+    assert said["intra_node.kind"] == ["nvswitch"]
+    assert said["inter_node.efficiency"] == ["0.96", "NCCL: src/graph/topo.h"]
+    assert said["inter_node.oversubscription"] == ["1", "default"]
+    assert "h100-sxm, for cluster: {gpu: h100-sxm}" in cluster.stdout
+    assert "(989.4 TFLOP/s)" in cluster.stdout
+
+
+@pytest.mark.parametrize("command", ["models", "clusters"])
+def test_every_shipped_record_can_be_shown(command: str) -> None:
+    names = model_presets() if command == "models" else (*CLUSTERS, *GPUS)
+    shown = model_record if command == "models" else lambda name: (gpu_record if name in GPUS else cluster_record)(name)
+    for name in names:
+        assert shown(name).startswith(name)
+    wrong = stepsim(command, f"{names[0]}x", code=2).stderr
+    assert wrong.startswith(f"error: found '{names[0]}x'; nothing shipped has this name; did you mean ")
+    assert wrong.endswith(f"(`stepsim {command}` lists the names)\n")
 
 
 def test_every_shipped_scenario_says_what_it_shows() -> None:

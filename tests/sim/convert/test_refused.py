@@ -17,6 +17,7 @@ from tests.sim.convert.launch_files import MEGATRON, MEMORY_BUDGET, NO_WORDS, SP
         ("a.py", "def f(:\n", "not Python"),
         ("a.py", "x = 1\n", "holds no torchtitan config"),
         ("a.sh", "echo hello\n", "whose configuration it is cannot be told"),
+        ("a.sh", " \n", "a.sh: is empty; a trainer's configuration or a launch script is wanted"),
         ("a.sh", "torchrun pretrain_gpt.py --num-layers four", "--gpus N"),
         ("a.sh", "--nproc-per-node 8 --nnodes 1 --num-layers four --seq-length 8", "is required and missing"),
         ("a.sh", "--nproc-per-node 9 --nnodes 1 --tensor-model-parallel-size 2", "must be a multiple of 2"),

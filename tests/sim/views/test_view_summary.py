@@ -113,6 +113,12 @@ def test_columns_are_as_wide_as_their_cells_and_no_space_ends_a_line() -> None:
 def test_where_there_is_no_room_columns_that_wrap_go_first_and_others_are_cut() -> None:
     columns = Column(wraps=True), Column(right=True)
     assert table(20, columns, ("two words here", "12.345 s")) == ["two words   12.345 s", "here"]
+    indented = Column(wraps=True, indents=True), Column(right=True)
+    assert table(20, indented, ("two words more", "1.345 s"), ("two", "2 s")) == [
+        "two words    1.345 s",
+        "  more",
+        "two              2 s",
+    ]
     columns = Column(most=5), Column()
     assert table(80, columns, ("long name", "x")) == ["long…   x"]
     narrow = table(17, (Column(), Column()), ("0123456789", (Span("#" * 12),)))
