@@ -211,7 +211,6 @@ ACTIVATIONS: dict[str, Activation] = {
         clamped=True,
         alternate=True,
         numbers=(0, 2),  # zeros of the clamps' choices
-        under_autocast=False,
         compiled=_QUICK_GEGLU,
     ),
     # DeepSeek V4: gate and up clamped (2, 2), silu (2), product (3). Backward: product (3, 3), silu (3), clamps (3, 3)
@@ -223,7 +222,6 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gate", "up", "clamped gate", "silu(gate)", "clamped up"),
         ("gate", "up"),
         clamped=True,
-        under_autocast=False,
         compiled=_SWIGLU,
     ),
 }

@@ -32,7 +32,6 @@ _NOT_FOLLOWED = (
     "ngram_embedding",
     "layer_embedding",
     "norm_gate_rank",
-    "attention_gate",
     "shared_kv_layers",
     "mtp_layers",
 )
