@@ -68,8 +68,8 @@ class Activation(Struct, frozen=True):
     throughout, or what eager code has in `promoted`. `torch_kernel`: torch's kernel of a formula that a model's own
     code writes out (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward
     and backward: accesses and how many. `numbers`: eager kernels of single numbers, forward and backward.
-    `alternate`: eager code takes each second number for the gate, so that no kernel joins both gradients. `compiled`:
-    instructions of the fused kernels.
+    `alternate`: a model's own code takes each second number of one result for the gate, so that no kernel joins both
+    gradients; `singly` holds there alone. `compiled`: instructions of the fused kernels.
     """
 
     gated: bool
@@ -210,6 +210,9 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gate", "up"),
         clamped=True,
         alternate=True,
+        # What reads or writes each second number: both clamps; backward the comparisons (1.5 each), the choices (2.5
+        # each) and both fillings of zeros (2 each).
+        singly=((4.0, 2), (13.5, 7)),
         numbers=(0, 2),  # zeros of the clamps' choices
         compiled=_QUICK_GEGLU,
     ),
