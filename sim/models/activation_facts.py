@@ -65,10 +65,11 @@ class Activation(Struct, frozen=True):
     of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps; `role`: of both.
     `truths`: how many comparisons eager code keeps, a byte for each element.
     `clamped`: gate and up are clamped first. `promoted`: what eager code has under autocast; without it autocast leaves
-    it in 16 bits throughout. `torch_kernel`: torch's kernel of a formula that a model's own code writes out (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward
-    and backward: accesses and how many. `numbers`: eager kernels of single numbers, forward and backward.
-    `alternate`: a model's own code takes each second number of one result for the gate, so that no kernel joins both
-    gradients; `singly` holds there alone. `compiled`: instructions of the fused kernels.
+    it in 16 bits throughout. `torch_kernel`: torch's kernel of a formula that a model's own code writes out
+    (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward and backward:
+    accesses and how many. `numbers`: eager kernels of single numbers, forward and backward. `alternate`: a model's own
+    code takes each second number of one result for the gate, so that no kernel joins both gradients; `singly` holds
+    there alone. `compiled`: instructions of the fused kernels.
     """
 
     gated: bool

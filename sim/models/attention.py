@@ -317,7 +317,7 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
 
 def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
     """Probabilities, in the activations' dtype and, where separate operators made them in fp32, in that, too; a cap's
-    tanh; of sinks, which are joined to the scores as a column, that column and the place of each row's maximum, 64 bits.
+    tanh; of sinks, which are joined to the scores as a column, that column and the place of each row's maximum.
     """
     rows = scores / own.kv_len
     joined, e = scores + (rows if own.sinks else 0.0), d.act_bytes
