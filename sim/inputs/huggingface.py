@@ -116,19 +116,25 @@ def model_of_config(whole: Config, file: str) -> Config:
     except (AttributeError, OverflowError, TypeError, ValueError, ZeroDivisionError) as problem:
         # A value of a wrong type, or 0, of a key that is only computed with.
         raise InputError(f"{file}: has a value that model_type {family} does not allow ({problem})") from None
-    longest = config.get("max_position_embeddings")
-    if mapping.get("positions") != "learned" and isinstance(longest, int) and longest > 0:
-        # Said here by the config's own key, which the model's key would hide.
-        if longest > MAX_POSITIONS:
-            found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
-            raise InputError(f"{file}: max_position_embeddings: {found}")
-        mapping = {"trained_positions": longest} | mapping
+    mapping = _trained_positions(config, mapping, file) | mapping
     stored = whole.get("quantization_config")
     mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"))
     mapping["checkpoint_cache"] = "fp8" if _caches_in_fp8(stored) else None
     left_out = [*towers, *unread, *mapping.pop("left_out", ()), *_other_ends(whole.get("architectures"))]
     given = {key: value for key, value in mapping.items() if value is not None}
     return given | ({"left_out": left_out} if left_out else {})
+
+
+def _trained_positions(config: Config, mapping: Config, file: str) -> Config:
+    """The positions that the config names where no table limits them; an error is said here by the config's own key,
+    which the model's key would hide."""
+    longest = config.get("max_position_embeddings")
+    if mapping.get("positions") == "learned" or not isinstance(longest, int) or longest <= 0:
+        return {}
+    if longest > MAX_POSITIONS:
+        found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
+        raise InputError(f"{file}: max_position_embeddings: {found}")
+    return {"trained_positions": longest}
 
 
 def _other_ends(architectures: Any) -> list[str]:
