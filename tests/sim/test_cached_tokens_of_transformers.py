@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_families_of_transformers import GPT2, OWN, SIZES
 
 from sim.inputs.scenario import parse_scenario
 from sim.models.layers import layer_specs
 from sim.serve.prices.dims import serving_dims
+from tests.sim.test_families_of_transformers import GPT2, OWN, SIZES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
