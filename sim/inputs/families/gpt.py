@@ -245,7 +245,7 @@ def _nemotron(config: Config) -> Config:
     """Nemotron 3 and 4 (arXiv 2402.16819), Minitron: squared ReLU, layer norms with biases, linear layers without."""
     require(config, "hidden_act", ("relu2",))
     found = llama({**config, "hidden_act": "silu"}) | {"mlp": "relu2", "norm": "layernorm", "norm_bias": True}
-    return found | {"separate_qkv": True, "rope_share": rope_share(config, 0.5)}
+    return found | {"separate_qkv": True, "rope_share": rope_share(config, 0.5), "code": "nemotron"}
 
 
 def _jais2(config: Config) -> Config:
