@@ -60,15 +60,20 @@ _LAYERS = (
     "sliding_window_pattern",
 )
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
-_OTHER_HEAD = re.compile("For(Sequence|Token)Classification$|ForQuestionAnswering$|Reward")
+# Classes without an output matrix over the vocabulary; ChatGLM's own code has one in a class that is called a model.
+_OTHER_END = re.compile(
+    "For(Sequence|Token)Classification$|ForQuestionAnswering$|Reward|(?<!LMHead)(?<!DoubleHeads)(?<!ChatGLM)Model$"
+)
 _OTHER_TOWERS = ("embd_layer", "img_processor", "audio_processor", "mm_vision_tower", "vision_tower", "vq_config")
 
 
 class _Refused(Struct):
-    """Families, by their `model_type`; `captured_from_config`: their `config.json` is enough to capture a step."""
+    """Families, by their `model_type`, or by a `key` that is true in their configs; `captured_from_config`: their
+    `config.json` is enough to capture a step."""
 
     what: str
     families: str
+    key: str = ""
     captured_from_config: bool = True
 
 
@@ -94,6 +99,9 @@ def model_of_config(whole: Config, file: str) -> Config:
         raise InputError(f"{file}: {_of_several_inputs(whole, towers)}")
     if not isinstance(family, str) or family not in FAMILIES:
         raise InputError(f"{file}: {_unknown(config, family)}")
+    if config.get("is_causal") is False:
+        why = "found false; tokens that attend to those after them cannot be simulated"
+        raise InputError(f"{file}: is_causal: {why}; the model {_CAPTURE}")
     parts = whole.get(_THINKER) or whole
     config = _filled_in(config, family, nested and any(isinstance(parts.get(key), dict) for key in _DECODERS))
     for key in _LAYERS:
@@ -108,25 +116,32 @@ def model_of_config(whole: Config, file: str) -> Config:
     except (AttributeError, OverflowError, TypeError, ValueError, ZeroDivisionError) as problem:
         # A value of a wrong type, or 0, of a key that is only computed with.
         raise InputError(f"{file}: has a value that model_type {family} does not allow ({problem})") from None
-    longest = config.get("max_position_embeddings")
-    if mapping.get("positions") != "learned" and isinstance(longest, int) and longest > 0:
-        # Said here by the config's own key, which the model's key would hide.
-        if longest > MAX_POSITIONS:
-            found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
-            raise InputError(f"{file}: max_position_embeddings: {found}")
-        mapping = {"trained_positions": longest} | mapping
+    mapping = _trained_positions(config, mapping, file) | mapping
     stored = whole.get("quantization_config")
     mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"))
     mapping["checkpoint_cache"] = "fp8" if _caches_in_fp8(stored) else None
-    left_out = [*towers, *unread, *mapping.pop("left_out", ()), *_other_heads(whole.get("architectures"))]
+    left_out = [*towers, *unread, *mapping.pop("left_out", ()), *_other_ends(whole.get("architectures"))]
     given = {key: value for key, value in mapping.items() if value is not None}
     return given | ({"left_out": left_out} if left_out else {})
 
 
-def _other_heads(architectures: Any) -> list[str]:
-    """Heads of reward models and classifiers, in whose place an output matrix over the vocabulary is simulated."""
+def _trained_positions(config: Config, mapping: Config, file: str) -> Config:
+    """The positions that the config names where no table limits them; an error is said here by the config's own key,
+    which the model's key would hide."""
+    longest = config.get("max_position_embeddings")
+    if mapping.get("positions") == "learned" or not isinstance(longest, int) or longest <= 0:
+        return {}
+    if longest > MAX_POSITIONS:
+        found = f"found {show(longest)}; must be at most {MAX_POSITIONS:,}"
+        raise InputError(f"{file}: max_position_embeddings: {found}")
+    return {"trained_positions": longest}
+
+
+def _other_ends(architectures: Any) -> list[str]:
+    """Ends of reward models, classifiers and embedding models, in whose place an output matrix is simulated."""
     names = architectures if isinstance(architectures, list) else []
-    return [f"the head of {one_line(name)}" for name in names if isinstance(name, str) and _OTHER_HEAD.search(name)]
+    ends = [one_line(name) for name in names if isinstance(name, str) and _OTHER_END.search(name)]
+    return [f"own end ({name}), in whose place is an output matrix over the vocabulary" for name in ends]
 
 
 def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[str]]:
@@ -239,7 +254,8 @@ def _refusal(family: Any) -> _Refused | None:
 
 def _unknown(config: Config, family: Any) -> str:
     """Name the keys that nothing here reads, and the other way in."""
-    if (refused := _refusal(family)) is not None:
+    refused = _refusal(family) or next((r for r in _known().refused if config.get(r.key) is True), None)
+    if refused is not None:
         way = f"it {_CAPTURE}" if refused.captured_from_config else _FUNCTION
         return f"model_type: found {show(family)}, {refused.what}, which a scenario's keys do not describe; {way}"
     strange = [key for key in sorted({*config} - {*_known().known_keys.split()}) if not key.startswith("_")]

@@ -64,12 +64,12 @@ class Activation(Struct, frozen=True):
     """One activation. `gated`: a second projection of the input multiplies the result. `kept`: what eager code keeps
     of it for the backward, each as wide as the inner width; `kept_fused`: what one kernel keeps; `role`: of both.
     `truths`: how many comparisons eager code keeps, a byte for each element.
-    `clamped`: gate and up are clamped first. `under_autocast`: it is known what autocast makes of it: 16 bits
-    throughout, or what eager code has in `promoted`. `torch_kernel`: torch's kernel of a formula that a model's own
-    code writes out (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward
-    and backward: accesses and how many. `numbers`: eager kernels of single numbers, forward and backward.
-    `alternate`: eager code takes each second number for the gate, so that no kernel joins both gradients. `compiled`:
-    instructions of the fused kernels.
+    `clamped`: gate and up are clamped first. `promoted`: what eager code has under autocast; without it autocast leaves
+    it in 16 bits throughout. `torch_kernel`: torch's kernel of a formula that a model's own code writes out
+    (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward and backward:
+    accesses and how many. `numbers`: eager kernels of single numbers, forward and backward. `alternate`: a model's own
+    code takes each second number of one result for the gate, so that no kernel joins both gradients; `singly` holds
+    there alone. `compiled`: instructions of the fused kernels.
     """
 
     gated: bool
@@ -79,7 +79,6 @@ class Activation(Struct, frozen=True):
     kept_fused: tuple[str, ...]
     role: TensorRole = TensorRole.INNER
     clamped: bool = False
-    under_autocast: bool = True
     promoted: Promoted | None = None
     truths: int = 0
     torch_kernel: str = ""
@@ -210,8 +209,10 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gate", "up"),
         clamped=True,
         alternate=True,
+        # What reads or writes each second number: both clamps; backward the comparisons (1.5 each), the choices (2.5
+        # each) and both fillings of zeros (2 each).
+        singly=((4.0, 2), (13.5, 7)),
         numbers=(0, 2),  # zeros of the clamps' choices
-        under_autocast=False,
         compiled=_QUICK_GEGLU,
     ),
     # DeepSeek V4: gate and up clamped (2, 2), silu (2), product (3). Backward: product (3, 3), silu (3), clamps (3, 3)
@@ -223,7 +224,6 @@ ACTIVATIONS: dict[str, Activation] = {
         ("gate", "up", "clamped gate", "silu(gate)", "clamped up"),
         ("gate", "up"),
         clamped=True,
-        under_autocast=False,
         compiled=_SWIGLU,
     ),
 }

@@ -80,18 +80,19 @@ def activation(d: Dims, mlp: str, elements: float, merged: bool = False, weighte
     name = record.torch_kernel if record.torch_kernel and _fused(d, record) else mlp
     inputs, back = 2 if is_gated(mlp) else 1, f"{name}_backward"
     cut = merged and is_gated(mlp) and not (_fused(d, record) or d.framework.merges_projections)
-    if cut or (is_gated(mlp) and d.framework.reads_strided):
+    halves = cut and not record.alternate
+    if halves or (is_gated(mlp) and d.framework.reads_strided):
         forwards, backwards = _strided(d, name, elements, t)
     else:
-        forwards = _run(d, mlp, name, F, elements, (t.forward_bytes, t.forward_kernels))
-        backwards = _run(d, mlp, back, I, elements, (t.backward_bytes, t.backward_kernels))
+        singly = ((0.0, 0), (0.0, 0)) if _fused(d, record) or (record.alternate and not cut) else record.singly
+        forwards = _run(d, mlp, name, F, elements, (t.forward_bytes, t.forward_kernels), singly[0])
+        backwards = _run(d, mlp, back, I, elements, (t.backward_bytes, t.backward_kernels), singly[1])
     if not _fused(d, record):
         forwards += launches_alone(f"{name}_numbers", F, record.numbers[0])
         backwards += launches_alone(f"{back}_numbers", I, record.numbers[1])
-    if cut:
+    if halves:
         join = memory_op(f"{mlp}_join_backward", I, "copy", 2 * elements, 4 * elements * d.act_bytes, d.act)
-        forwards, backwards = _one_by_one(forwards, elements), _one_by_one(backwards, elements)
-        backwards += () if record.alternate else (join,)
+        forwards, backwards = _one_by_one(forwards, elements), (*_one_by_one(backwards, elements), join)
     ahead, behind = _instructions(d, record, weighted)
     made = Operator(
         name,
@@ -160,13 +161,14 @@ def _strided(d: Dims, name: str, elements: float, t: Traffic) -> tuple[Program, 
     return (ahead,), (kernel, others) if rest else (kernel,)
 
 
-def _run(d: Dims, mlp: str, name: str, phase: Phase, elements: float, of_all: tuple[float, int]) -> Program:
-    """Kernels `of_all`: bytes of an element, and their number. Those over both dtypes are apart."""
+def _run(
+    d: Dims, mlp: str, name: str, phase: Phase, elements: float, of_all: tuple[float, int], singly: tuple[float, int]
+) -> Program:
+    """Kernels `of_all`: bytes of an element, and their number. Those over both dtypes are apart, and without such
+    those that torch does not vectorize (`singly`: accesses and how many)."""
     own = promoted(d, mlp)
     apart: tuple[Mixed, ...] = () if own is None else own.mixed[phase is not F]
-    single: tuple[float, int] = (0.0, 0)
-    if own is None and not _fused(d, ACTIVATIONS[mlp]):
-        single = ACTIVATIONS[mlp].singly[phase is not F]
+    single = singly if own is None else (0.0, 0)
     moved = of_all[0] - sum(m.bytes * m.kernels for m in apart) - single[0] * d.act_bytes
     kernels = of_all[1] - sum(m.kernels for m in apart) - single[1]
     rest = memory_op(name, phase, "elementwise", elements, moved * elements, d.act, kernels, name)

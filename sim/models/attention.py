@@ -316,13 +316,16 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
 
 
 def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
-    """Probabilities, in the activations' dtype and where it was made in it in fp32 too; a cap's tanh; of sinks, which
-    are joined to the scores and kept in their dtype, a column, and the place of each row's maximum, 64 bits.
+    """Probabilities, in the activations' dtype and, where separate operators made them in fp32, in that, too; a cap's
+    tanh; of sinks, which are joined to the scores as a column, that column and the place of each row's maximum.
     """
     rows = scores / own.kv_len
-    saved = [Saved("softmax output", (scores + (rows if own.sinks else 0.0)) * d.act_bytes)]
-    if d.framework.softmax_in_fp32 and d.act_bytes < softmax_bytes(d) and not own.sinks:
-        saved.append(Saved("softmax output in fp32", scores * FP32_BYTES))
+    joined, e = scores + (rows if own.sinks else 0.0), d.act_bytes
+    made = softmax_bytes(d, own) if d.framework.softmax_in_fp32 else e
+    if made > e:
+        saved = [Saved("softmax output", scores * e), Saved("softmax output in fp32", joined * made)]
+    else:
+        saved = [Saved("softmax output", joined * e)]
     if own.sinks and d.framework.softmax_in_fp32:
         saved.append(Saved("maximum's place", rows * 8.0, role=TensorRole.STATISTICS))
     if own.softcap and not d.framework.fuses_chains:

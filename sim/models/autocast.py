@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from sim.core.dtypes import sixteen_bit
-from sim.models.activation_facts import ACTIVATIONS
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.records import framework_of
 from sim.models.model_code import MODEL_CODE
@@ -32,7 +31,6 @@ _NOT_FOLLOWED = (
     "ngram_embedding",
     "layer_embedding",
     "norm_gate_rank",
-    "attention_gate",
     "shared_kv_layers",
     "mtp_layers",
 )
@@ -81,7 +79,6 @@ def not_under_autocast(t: Training, p: Parallelism, model: ModelConfig) -> str:
         ("model.moe", "given", model.moe is not None and not _follows_experts(framework, model.moe)),
         ("model.code", model.code, model.code is not None and MODEL_CODE[model.code].experts_one_by_one),
         ("model.hyper_connections", model.hyper_connections, model.hyper_connections > 1),
-        ("model.mlp", model.mlp, not ACTIVATIONS[model.mlp].under_autocast),
         *((f"model.{key}", "given", bool(getattr(model, key))) for key in _NOT_FOLLOWED),
     )
     return next((f"{key} {value}" for key, value, bad in found if bad), "")

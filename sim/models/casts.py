@@ -115,8 +115,8 @@ def input_gradient_casts(d: Dims, spec: Linear, i: int, rows: int) -> Program:
 
 
 def branch_gradient_casts(d: Dims, name: str, elements: float) -> Program:
-    """The stream's gradient in 16 bits for a branch; a compiler writes it beside the sum that it is."""
-    if not d.stream_in_fp32:
+    """The stream's gradient in 16 bits for a branch that gave 16; a compiler writes it beside the sum that it is."""
+    if d.act_bytes == d.of_stream.act_bytes:
         return ()
     if d.framework.fuses_chains:
         return (memory_op(f"{name}_grad_cast", I, "elementwise", elements, d.act_bytes * elements, d.act, 0),)

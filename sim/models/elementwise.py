@@ -110,7 +110,8 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool, weighted: bool = True) -> 
     kernels = d.framework.norm_backward_kernels - alone
     if after_sum and d.framework.fuses_chains:
         return Traffic(d.normed_bytes, 0, backward, kernels)
-    return Traffic(e + d.normed_bytes, 1, backward, kernels)
+    ones = d.code.norm_weights_from_1 and d.framework.norms_keep_operators
+    return Traffic(e + d.normed_bytes, 1, backward, kernels, int(ones))
 
 
 def _norm_weight(d: Dims) -> NormWeight:
@@ -284,10 +285,11 @@ def _cast_products_back(rest: Compute, elements: float, copied_back: bool) -> tu
     return others, products
 
 
-def rope_join(d: Dims, elements: float, share: float = 1.0) -> Operator:
+def rope_join(d: Dims, elements: float, share: float) -> Operator:
     """The part with rope of queries' and keys' heads joined to the rest, `elements` in all: read and written.
 
-    `fills_cut_gradients`: the backward is `_cut_gradients`. Where rope gives fp32 ("promoted"), so does the join, of
+    `fills_cut_gradients`: the backward is `_cut_gradients`; of an empty rest (Phi 3) its zeros and the sum alone, since
+    a slice of all is no slice. Where rope gives fp32 ("promoted"), so does the join, of
     the `share` with rope and the rest in 16 bits; the rest is cast back, too, and its gradient to fp32 and back.
     """
     if not d.framework.fills_cut_gradients:
@@ -297,7 +299,7 @@ def rope_join(d: Dims, elements: float, share: float = 1.0) -> Operator:
     moved = 2 * size + (1 + share) * wider * elements
     forward = memory_op("rope_join", F, "copy", elements, moved, d.act, 2, "cat")
     forward = replace(forward, single_elements=float(elements))  # heads lie in tokens' order
-    backward = _cut_gradients(d, "rope_join_backward", elements)
+    backward = _cut_gradients(d, "rope_join_backward", elements, parts=2 if share < 1 else 1)
     if not wider:
         return Operator("rope_join", (forward,), (backward,), backward_bytes=2 * size)
     rest = (1 - share) * elements
@@ -309,10 +311,12 @@ def rope_join(d: Dims, elements: float, share: float = 1.0) -> Operator:
     )
 
 
-def _cut_gradients(d: Dims, name: str, elements: float) -> Compute:
+def _cut_gradients(d: Dims, name: str, elements: float, parts: int = 2) -> Compute:
     """Gradients of both parts into which queries and keys were cut: zeros with a part filled in (2) for each part, and
-    their sum (3), in five kernels a tensor."""
-    return memory_op(name, I, "elementwise", elements, 7 * elements * d.act_bytes, d.act, 2 * 5)
+    their sum (3), in five kernels a tensor. `parts`: one where the other is all, and this one's zeros (1) stay as they
+    are."""
+    accesses, kernels = (7, 5) if parts == 2 else (4, 2)
+    return memory_op(name, I, "elementwise", elements, accesses * elements * d.act_bytes, d.act, 2 * kernels)
 
 
 def scaled_rope(d: Dims, elements: float, width: int) -> Operator:

@@ -11,7 +11,7 @@ from sim.models.casts import norms_give_wide
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.hyper_connections import collapsed, spread
-from sim.models.layers import LayerSpec, layer_specs
+from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.latent import LatentAttention
@@ -101,7 +101,7 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     mlp = (
         *inside(spec.mlp.module, (replace(first, saved=own), *rest)),
         *_sum_of_branches(d),
-        residual(d, "mlp_residual", spec.mlp.bias_after and _passes_on(d)),
+        residual(_of_result(d, spec.mlp), "mlp_residual", spec.mlp.bias_after and _passes_on(d)),
     )
     return (*of_part(spec.attention.part, attention), *of_part(spec.mlp.part, mlp))
 
@@ -129,17 +129,24 @@ def _branch(
     if d.streams.number > 1:
         before, normed = collapsed(d, name), norms(d, f"{name}_norm", not d.streams.gated)
         return (*before, *inside("layernorm", normed), *inner, spread(d, name))
-    gate = spec.gate_of(spec.mlp if name == "mlp" else spec.attention)
+    part = spec.mlp if name == "mlp" else spec.attention
+    gate, result = spec.gate_of(part), _of_result(d, part)
     first = norms(d.of_stream, f"{name}_norm", spec.norm_position != "post", second and not same, not same)
     return (
         branch_sum(d),
         *(inside("layernorm", first) if _norms_apart(d, spec, name) else first),
         *of_part(ModelPart.NORM, () if gate is None else gate.train(d, f"{name}_norm")),
         *inner,
-        *norms(d, f"{name}_post_norm", spec.norm_position != "pre"),
+        *norms(result, f"{name}_post_norm", spec.norm_position != "pre"),
         *(_sum_of_branches(d) if second else ()),
-        residual(d if second else _before_sum(d), f"{name}_residual", bias_after),
+        residual(result if second else _before_sum(result), f"{name}_residual", bias_after),
     )
+
+
+def _of_result(d: Dims, part: Attention | Mlp | None) -> Dims:
+    """The sizes of what a branch gives to its norm and to the stream: routed experts in fp32 give fp32, with shared
+    experts, too (`sim.models.moe.shared`)."""
+    return d.of_stream if isinstance(part, Experts) and d.experts_in_fp32 else d
 
 
 def _norms_apart(d: Dims, spec: LayerSpec, name: str) -> bool:

@@ -153,6 +153,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # muse_glimmer/modeling_muse_glimmer.py: MuseGlimmerTextCenteredRMSNorm, MuseGlimmerTextAttention (`gate_proj`)
     "muse_glimmer": ModelCode(norm_weights_from_1=True, gate_apart=True),
+    # nemotron/modeling_nemotron.py: NemotronLayerNorm1P.forward (`self.weight + 1`)
+    "nemotron": ModelCode(norm_weights_from_1=True),
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(rope_dtype="promoted"),
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter

@@ -107,7 +107,8 @@ def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     """Scores with a column of sinks, in their own dtype (models/gpt_oss/modeling_gpt_oss.py: eager_attention_forward).
 
     Forward: scale, mask, the column joined to them, their largest value found and subtracted, softmax. Backward: zeros
-    around the gradient, softmax, the subtracted value's gradient negated, summed, put into zeros and added, scale.
+    around the gradient, softmax, the subtracted value's gradient negated, summed, put into zeros and added, scale. What
+    reads the rows without their sink, casts or else the scale's gradient, reads parts of rows, one element at a time.
     """
     e, given = d.act_bytes, scored_bytes(d)
     masked = masked_bytes(d, given)
@@ -119,7 +120,7 @@ def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
         ScorePass("largest", masked, kind="elementwise"),
         ScorePass("shift", 2 * masked, kind="elementwise", single=True),
         _softmax(2 * masked, torch_softmax(row, masked)),
-        *((ScorePass("softmax_cast", masked + e, kind="cast"),) if masked > e else ()),
+        *((ScorePass("softmax_cast", masked + e, kind="cast", single=True),) if masked > e else ()),
     )
     back = (
         *((ScorePass("softmax_cast", e + masked, kind="cast", casts=2, single=True),) if masked > e else ()),
@@ -129,8 +130,8 @@ def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
         ScorePass("shift", masked, kind="elementwise"),
         ScorePass("zeros", masked, kind="elementwise"),
         ScorePass("largest", 3 * masked, kind="elementwise"),
-        *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
-        replace(scale, single=masked == given),  # a part of each row of the gradient, where no cast has copied it
+        *((ScorePass("mask_cast", masked + given, kind="cast", single=True),) if masked > given else ()),
+        replace(scale, single=masked == given),
     )
     return ahead, back
 
@@ -144,7 +145,7 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
 
     `sim.models.model_code` says which of them a model has. In fp32 there are no casts.
     """
-    code, e, scored, made = d.code, d.act_bytes, scored_bytes(d), softmax_bytes(d)
+    code, e, scored, made = d.code, d.act_bytes, scored_bytes(d), softmax_bytes(d, c)
     given = FP32_BYTES if code.alibi else scored  # to the mask
     masked = masked_bytes(d, given)
     scale = (ScorePass("scale", 2 * scored, kind="elementwise"),) if code.scale == "scores" else ()
@@ -194,9 +195,10 @@ def _added_bytes(d: Dims) -> float:
     return FP32_BYTES if casts_apart(d) else d.act_bytes
 
 
-def softmax_bytes(d: Dims) -> float:
-    """Return the bytes of a number that the softmax of separate operators writes."""
-    if d.code.softmax_in_fp32 or lists_apart(d):
+def softmax_bytes(d: Dims, c: Scored) -> float:
+    """Return the bytes of a number that the softmax of separate operators writes; one with sinks writes the dtype of
+    what it reads (gpt_oss/modeling_gpt_oss.py: eager_attention_forward)."""
+    if not c.sinks and (d.code.softmax_in_fp32 or lists_apart(d)):
         return FP32_BYTES
     return masked_bytes(d, scored_bytes(d))
 
@@ -212,7 +214,7 @@ def score_gradient_bytes(d: Dims, c: Scored) -> float:
     if not d.framework.softmax_in_fp32:
         return 2 * e
     masked = masked_bytes(d, FP32_BYTES if d.code.alibi else scored_bytes(d))
-    made = masked if c.sinks else softmax_bytes(d)
+    made = softmax_bytes(d, c)
     _, read = _widened(d, masked, made)
     freed = (e if made > e else 0.0) + (e + MASK_BYTES if d.dropout else 0.0)
     return 2 * made + read - freed

@@ -41,6 +41,8 @@ def test_today_s_families_have_a_section() -> None:
         "gpt_neox",
         "gpt_bigcode",
         "opt",
+        "biogpt",
+        "xglm",
         "starcoder2",
         "jais2",
         "codegen",

@@ -223,8 +223,41 @@ def test_a_decoder_that_no_key_describes_is_refused_with_what_it_is(tmp_path: Pa
         of(tmp_path, config)
 
 
-@pytest.mark.parametrize("name", ["LlamaForSequenceClassification", "Qwen2ForRewardModel"])
-def test_a_head_other_than_the_output_matrix_is_told(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["LlamaForSequenceClassification", "Qwen2ForRewardModel", "MistralModel"])
+def test_an_end_other_than_the_output_matrix_is_told(tmp_path: Path, name: str) -> None:
     config = SIZES | {"model_type": "llama"}
-    assert of(tmp_path, config | {"architectures": [name]}).left_out == (f"the head of {name}",)
-    assert of(tmp_path, config | {"architectures": ["LlamaForCausalLM"]}).left_out == ()
+    assert of(tmp_path, config | {"architectures": [name]}).left_out == (
+        f"own end ({name}), in whose place is an output matrix over the vocabulary",
+    )
+    for whole in ("LlamaForCausalLM", "GPT2LMHeadModel", "ChatGLMModel"):
+        assert of(tmp_path, config | {"architectures": [whole]}).left_out == ()
+
+
+def test_attention_to_all_tokens_is_refused(tmp_path: Path) -> None:
+    """As configs of embedding models made of decoders say it."""
+    with pytest.raises(InputError, match="is_causal: found false; tokens that attend to those after them"):
+        of(tmp_path, SIZES | {"model_type": "qwen2", "is_causal": False})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "albert"}, "found 'albert', an encoder, which"),
+        ({"model_type": "nllb-moe"}, "found 'nllb-moe', an encoder with a decoder"),
+        ({"model_type": "of_tomorrow", "is_encoder_decoder": True}, "found 'of_tomorrow', an encoder with a decoder"),
+        ({"model_type": "wav2vec2"}, "found 'wav2vec2', a model of pictures or sound"),
+    ],
+)
+def test_what_is_no_decoder_is_refused_with_what_it_is(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        of(tmp_path, config)
+
+
+def test_encoders_of_transformers_are_known_as_such(tmp_path: Path) -> None:
+    """All that Transformers fills masked words in with, or translates, but those that read pictures, too."""
+    names = pytest.importorskip("transformers.models.auto.modeling_auto")
+    mapped = {*names.MODEL_FOR_MASKED_LM_MAPPING_NAMES}
+    others = {"modernvbert", "ultravbert", "neomme", "perceiver", "reformer", "xlm"}  # pictures, or no such layers
+    for family in sorted(mapped - others):
+        with pytest.raises(InputError, match=rf"found '{family}', an encoder"):
+            of(tmp_path, {"model_type": family})

@@ -64,19 +64,42 @@ def _opt(config: Config) -> Config:
     require(config, "layer_norm_elementwise_affine", (True,))
     require(config, "_remove_final_layer_norm", (False, None))
     require(config, "word_embed_proj_dim", (config["hidden_size"], None))
+    own = {"ffn": config["ffn_dim"], "mlp": "relu", "dropout": config.get("dropout", 0.1)}
+    return _of_fairseq(config) | own | _learned_from_2(config)
+
+
+def _biogpt(config: Config) -> Config:
+    """BioGPT: OPT's layers with GELU (transformers/models/biogpt/modeling_biogpt.py: BioGptDecoderLayer)."""
+    own = {"ffn": config["intermediate_size"], "mlp": gelu_named(config, "hidden_act")}
+    own["dropout"] = config.get("hidden_dropout_prob", 0.1)
+    return _of_fairseq(config) | own | _learned_from_2(config)
+
+
+def _xglm(config: Config) -> Config:
+    """XGLM: OPT's layers with GELU, and sines of positions (transformers/models/xglm/modeling_xglm.py: XGLMModel)."""
+    require(config, "add_cross_attention", (False, None))
+    names = {"num_hidden_layers": "num_layers", "hidden_size": "d_model", "num_attention_heads": "attention_heads"}
+    named = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
+    own = {"ffn": config["ffn_dim"], "mlp": gelu_named(config, "activation_function", "gelu")}
+    own |= {"dropout": config.get("dropout", 0.1), "positions": "none"}
+    return _of_fairseq(config | named) | own | {"trained_positions": config.get("max_position_embeddings")}
+
+
+def _of_fairseq(config: Config) -> Config:
+    """What OPT, BioGPT and XGLM share."""
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
         "heads": config["num_attention_heads"],
-        "ffn": config["ffn_dim"],
-        "mlp": "relu",
         "vocab": config["vocab_size"],
         "tied_embeddings": config.get("tie_word_embeddings", True),
-        "dropout": config.get("dropout", 0.1),
-        "positions": "learned",
-        "max_positions": config["max_position_embeddings"] + 2,
         "separate_qkv": True,
     }
+
+
+def _learned_from_2(config: Config) -> Config:
+    """A table of positions with two rows before that of the first position."""
+    return {"positions": "learned", "max_positions": config["max_position_embeddings"] + 2}
 
 
 def _gpt_neox(config: Config) -> Config:
@@ -222,7 +245,7 @@ def _nemotron(config: Config) -> Config:
     """Nemotron 3 and 4 (arXiv 2402.16819), Minitron: squared ReLU, layer norms with biases, linear layers without."""
     require(config, "hidden_act", ("relu2",))
     found = llama({**config, "hidden_act": "silu"}) | {"mlp": "relu2", "norm": "layernorm", "norm_bias": True}
-    return found | {"separate_qkv": True, "rope_share": rope_share(config, 0.5)}
+    return found | {"separate_qkv": True, "rope_share": rope_share(config, 0.5), "code": "nemotron"}
 
 
 def _jais2(config: Config) -> Config:
@@ -259,6 +282,8 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "codegen": Family(_gptj, own={"code": "codegen"}),
     "gpt_neo": _gpt_neo,
     "opt": _opt,
+    "biogpt": _biogpt,
+    "xglm": _xglm,
     "bloom": _bloom,
     "falcon": _falcon,
     "mpt": _mpt,

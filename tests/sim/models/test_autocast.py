@@ -3,16 +3,19 @@ runs on the CPU, and closed forms."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
+from captured_layers import BATCH, CONFIGS, LAYER, MODELS, SEQ, capture
 from model_programs import GPT, LLAMA, make
 
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Item, Phase
 from sim.inputs.program_file import CapturedProgram
+from sim.inputs.scenario import parse_scenario
 from sim.models.captured.operators import computes_of
 from sim.models.captured.waits import waits_of
 from sim.models.embedding import embedding_block
@@ -142,6 +145,37 @@ def test_layers_with_routers_gates_and_latents_run_as_captured(captured: Any, na
     kept = sum(s.bytes for s in program.storages if s.kind == "activation" and LAYER[name] in s.name)
     cast = 2 * (sum(m.elements for m in block.matrices) + 8 * 512 * (name != "ernie4_5_moe"))
     assert sum(s.bytes for s in block.saved) == pytest.approx(kept - cast, rel=0.01)
+
+
+GATED = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "num_shared_experts": 1}
+AFMOE = CONFIGS["llama"] | GATED | {"model_type": "afmoe", "num_dense_layers": 0, "head_dim": 64}
+
+
+@pytest.mark.parametrize(("name", "attention", "most"), [("gpt_oss", "eager", 0.08), ("afmoe", "sdpa", 0.1)])
+def test_clamped_experts_sinks_and_gates_run_as_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, attention: str, most: float
+) -> None:
+    """gpt-oss: a softmax in fp32 with a column of sinks, kept beside its copy in 16 bits. AFMoE: a gate in 16 bits, and
+    norms behind experts that read their fp32. Beside the captured casts of weights, which are copies of parameters."""
+    monkeypatch.setitem(CONFIGS, "afmoe", AFMOE)
+    program = capture(tmp_path, name, attention, balanced=True, autocast="bf16")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": name, **CONFIGS[name]}))
+    training = {"seq_len": SEQ, "micro_batch_size": BATCH, "global_batch_size": BATCH, "framework": "transformers"}
+    training |= FP32 | {"attention": "fused" if attention == "sdpa" else "unfused"}
+    scenario = parse_scenario({"model": str(config), "training": training, "cluster": "dgx-h100"})
+    assert not [w for w in scenario.warnings if "autocast" in w]
+    block = layer_block(scenario, 1)
+    layer = [o for o in program.operators if "layers.1" in o.module and o.launches]
+    for phase, items in (("forward", block.forward), ("backward", block.backward)):
+        real = [i for o in layer if o.phase == phase for i in computes_of(o)]
+        moved = sum(i.bytes for i in real if i.kind not in MATMULS)
+        assert sum(i.bytes for i in beside_matmuls(items)) == pytest.approx(moved, rel=most)
+    parameters = {i for i, s in enumerate(program.storages) if s.kind == "parameter"}
+    mine = [s for s in program.storages if s.kind == "activation" and "layers.1" in s.name]
+    of_weights = [s for s in mine if len(program.operators[s.born].reads) == 1]
+    casts = sum(s.bytes for s in of_weights if parameters & {*program.operators[s.born].reads})
+    assert sum(s.bytes for s in block.saved) == pytest.approx(sum(s.bytes for s in mine) - casts, rel=0.005)
 
 
 def test_experts_of_linear_layers_are_not_followed_through_autocast() -> None:
@@ -275,7 +309,8 @@ def test_a_compiler_casts_where_it_makes_a_tensor() -> None:
         (LLAMA, FP32, {"tp": 2}, False, "not simulated with parallelism.tp 2"),
         (LLAMA | {"mlp": "relu"}, FP32, {}, True, ""),
         (LLAMA | {"mlp": "relu2"}, FP32, {}, True, ""),
-        (LLAMA | {"mlp": "limited_swiglu"}, FP32, {}, False, "not simulated with model.mlp limited_swiglu"),
+        (LLAMA | {"mlp": "limited_swiglu"}, FP32, {}, True, ""),
+        (LLAMA | {"attention_gate": True}, FP32, {}, True, ""),
         (LLAMA | {"moe": {"experts": 4, "top_k": 1, "ffn": 64}}, FP32, {}, False, "not simulated with model.moe"),
         (MODELS["dbrx"], {**FP32, "framework": "transformers"}, {}, False, "not simulated with model.code dbrx"),
     ],

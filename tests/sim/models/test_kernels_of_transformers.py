@@ -3,6 +3,7 @@ modules, forward and backward."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -149,6 +150,34 @@ def _turned(heads: int, share: float) -> Any:
     return joined.transpose(1, 2).reshape(2, 8, -1)
 
 
+def test_an_empty_rest_of_a_head_is_joined_by_a_sum_with_zeros() -> None:
+    """Phi 3 rotates whole heads and joins nothing to them: its backward then has zeros and a sum alone."""
+    found = []
+    for share in (0.5, 1.0):
+        model = {"preset": "llama2-7b", "layers": 1, "rope_share": share, "code": "phi3"}
+        training = {"framework": "transformers", "seq_len": 8, "global_batch_size": 1}
+        d = dims(parse_scenario({"model": model, "training": training, "cluster": {"gpu": "h200-sxm"}}))
+        (back,) = rope_join(d, 100, share).backward
+        assert isinstance(back, Compute)
+        found.append((back.bytes / (100 * d.act_bytes), back.kernels))
+    assert found == [(7.0, 10), (4.0, 4)]
+    apply = transformers.models.phi3.modeling_phi3.apply_rotary_pos_emb
+    q, k = (torch.randn(2, heads, 8, WIDTH, requires_grad=True) for heads in (4, 2))
+    angles = torch.randn(2, 8, WIDTH)
+    turned = apply(q, k, angles, angles)
+    filled = Counter[str]()
+
+    class Slices(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten.slice_backward.default:
+                filled["empty" if args[0].numel() == 0 else "part"] += 1
+            return function(*args, **(kwargs or {}))
+
+    with Slices():
+        torch.autograd.backward(turned, [torch.ones_like(x) for x in turned])
+    assert filled == {"empty": 2, "part": 4}
+
+
 @pytest.mark.parametrize("share", [1.0, 0.25])
 def test_a_gradient_through_rope_launches_as_many_kernels(share: float) -> None:
     scenario = parse_scenario(
@@ -159,7 +188,7 @@ def test_a_gradient_through_rope_launches_as_many_kernels(share: float) -> None:
         }
     )
     d = dims(scenario)
-    described = [rope(d, 100), *([rope_join(d, 100)] if share < 1 else [])]
+    described = [rope(d, 100), *([rope_join(d, 100, share)] if share < 1 else [])]
     y = _turned(4, share)
     with Kernels() as backward:
         y.backward(torch.ones_like(y))
