@@ -29,7 +29,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from calibrate.capture.known_values import PLAIN
 from calibrate.capture.masks_read import masks_kept
-from calibrate.capture.recorder import Recorder, module_hooks
+from calibrate.capture.recorder import Recorder
+from calibrate.capture.running_module import module_hooks
 
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.memory_format)
 SHARDED = (FSDPModule, FullyShardedDataParallel)  # modules whose hooks gather parameters

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
@@ -24,6 +22,7 @@ from calibrate.capture.fourier import is_of_several_steps, step_by_step
 from calibrate.capture.in_place import InPlace
 from calibrate.capture.known_values import PLAIN
 from calibrate.capture.places import Places
+from calibrate.capture.running_module import Modules
 from sim.inputs.program_file import HostCopy
 
 SHORT = {
@@ -97,53 +96,6 @@ class Life:
     born: int
     died: int = -1
     module: str = ""
-
-
-@dataclass(slots=True)
-class Modules:
-    """Knows which module runs: in the forward by hooks, in the backward by the number of autograd's node.
-
-    Autograd numbers its nodes in the order in which the forward makes them. So the module of every node is the one that
-    ran when its number was given.
-    """
-
-    names: dict[int, str]
-    stack: list[str] = field(default_factory=list)
-    numbers: list[int] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-
-    def enter(self, module: torch.nn.Module, _: object) -> None:
-        """Note that a module's forward begins; a hook."""
-        self.stack.append(self.names.get(id(module), self.path))
-        self._mark(self.path)
-
-    def leave(self, module: torch.nn.Module, *_: object) -> None:
-        """Note that a module's forward has ended or failed; a hook."""
-        if self.stack:
-            self.stack.pop()
-        self._mark(self.path)
-
-    @property
-    def path(self) -> str:
-        """Return the path of the innermost module whose forward runs."""
-        return self.stack[-1] if self.stack else ""
-
-    def see(self, path: str) -> None:
-        """Note that nodes made from now on are of this module: those of a function that is recomputed."""
-        if not self.paths or self.paths[-1] != path:
-            self._mark(path)
-
-    def _mark(self, path: str) -> None:
-        self.numbers.append(torch._C._autograd._get_sequence_nr())
-        self.paths.append(path)
-
-    def of_node(self) -> str | None:
-        """Return the module of the node that autograd runs; None if it runs no recorded node."""
-        node = torch._C._current_autograd_node()
-        if node is None or node.name() == "torch::autograd::AccumulateGrad":
-            return None
-        i = bisect_right(self.numbers, node._sequence_nr()) - 1
-        return self.paths[i] if i >= 0 else None
 
 
 class Recorder(TorchDispatchMode):
@@ -389,22 +341,3 @@ def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: st
         if argument.name == name:
             return kwargs.get(name, args[i] if i < len(args) else None)
     return None
-
-
-@contextmanager
-def module_hooks(enter: Callable[..., None], leave: Callable[..., None]) -> Iterator[None]:
-    """Call `enter` before and `leave` after each forward of any module, even if it raises."""
-    handles: list[Any] = [
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave, always_call=True),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def watched(recorder: Recorder) -> AbstractContextManager[object]:
-    """Let the recorder know which module runs."""
-    return module_hooks(recorder.modules.enter, recorder.modules.leave)

@@ -24,7 +24,8 @@ from calibrate.capture.matchings import matched_in_turn
 from calibrate.capture.modes_in_backward import kept_in_backward
 from calibrate.capture.optimizers import capturable_here, many_at_once
 from calibrate.capture.places import MadeSeen, Places
-from calibrate.capture.recorder import Recorder, parts_of, watched
+from calibrate.capture.recorder import Recorder, parts_of
+from calibrate.capture.running_module import watched
 from calibrate.capture.step import Step
 from calibrate.capture.step_checks import checked_loss, without_gradients
 from sim.core.errors import InputError
@@ -101,7 +102,7 @@ def _recorded(
         recorder,
         operators,
         kept_in_backward(operators),
-        watched(recorder),
+        watched(recorder.modules),
     ):
         yield
 

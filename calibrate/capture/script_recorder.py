@@ -28,7 +28,8 @@ from calibrate.capture.device_queue import Queue
 from calibrate.capture.host_work import operator_kind
 from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
 from calibrate.capture.masks_read import masks_read
-from calibrate.capture.recorder import SCALAR, RecordedOperator, Recorder, module_hooks
+from calibrate.capture.recorder import SCALAR, RecordedOperator, Recorder
+from calibrate.capture.running_module import module_hooks
 
 WHOLE = ("aten::arange", "aten::randperm", "aten::randint")  # their default dtype is an integer
 FSDP_KERNELS = {
