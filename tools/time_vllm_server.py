@@ -28,7 +28,7 @@ import numpy as np
 ENVIRONMENT = {
     "VLLM_USE_V1": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # releases before 0.2x need "all", which the environment may say
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # the engine core has the forward that the server has
@@ -174,7 +174,7 @@ async def send(port: int, load: Load, words: list[str]) -> tuple[int, int]:
 def started(folder: str, port: int, interval: int) -> subprocess.Popen[bytes]:
     """A server that answers."""
     argv = [sys.executable, __file__, "--serve", folder, "--port", str(port), "--interval", str(interval)]
-    server = subprocess.Popen(argv, env=os.environ | ENVIRONMENT, stdout=subprocess.DEVNULL)
+    server = subprocess.Popen(argv, env=ENVIRONMENT | os.environ, stdout=subprocess.DEVNULL)
     for _ in range(240):
         try:
             asyncio.run(request(port, "hello", 2))
