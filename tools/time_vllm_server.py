@@ -109,13 +109,15 @@ def serve(folder: str, port: int, interval: int) -> None:
     argv = [*[str(x) for pair in options.items() for x in pair], "--enforce-eager", "--no-enable-prefix-caching"]
     import uvloop
 
-    try:  # where they are since 0.2x
+    try:  # 0.32
         from vllm.entrypoints.launchers.api_server.entry import run_server
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
     except ImportError:
         from vllm.entrypoints.openai.api_server import run_server
         from vllm.entrypoints.openai.cli_args import make_arg_parser
+    try:
+        from vllm.utils.argparse_utils import FlexibleArgumentParser
+    except ImportError:
         from vllm.utils import FlexibleArgumentParser
     uvloop.run(run_server(make_arg_parser(FlexibleArgumentParser()).parse_args(argv)))
 

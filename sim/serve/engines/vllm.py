@@ -151,7 +151,7 @@ _VLLM_09 = Engine(
     "2025-05",
     "host: a 1B takes 2.7 ms a token alone, a millisecond of it the GPU's (vllm-project/vllm pull request 17866,"
     " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
-    " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
+    " 5 to 6 before (pull request 11133); launches as vllm-0.2; API server: measured of 0.32;"
     " limits: engine/arg_utils.py (_set_default_args_v1; 0.11.0, 1548 to 1578, 1605 to 1625);"
     " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
     " earlier iterations, which choose experts",
