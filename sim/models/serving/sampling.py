@@ -1,10 +1,10 @@
 """Kernels with which serving engines choose a token out of each row of logits (`sim.core.sampler.Sampler`).
 
 Bytes are for each logit, of 4 bytes; a row is a sequence's logits. They were read in vLLM (v1/sample, v1/worker/gpu/
-sample), SGLang (srt/layers/sampler.py), TensorRT-LLM (_torch/pyexecutor/sampling_utils_flashinfer.py), torch (ATen/native/cuda/SortStable.cu, Distributions.cpp) and FlashInfer
-(include/flashinfer/sampling.cuh). All ranks of tensor parallelism choose out of all logits. Assumption: each kernel
-streams at the bandwidth that the profile has for elementwise ones, also a sort's and those that have a block of threads
-for each row.
+sample), SGLang (srt/layers/sampler.py), TensorRT-LLM (_torch/pyexecutor/sampling_utils_flashinfer.py), torch
+(ATen/native/cuda/SortStable.cu, Distributions.cpp) and FlashInfer (include/flashinfer/sampling.cuh). All ranks of
+tensor parallelism choose out of all logits. Assumption: each kernel streams at the bandwidth that the profile has for
+elementwise ones, also a sort's and those that have a block of threads for each row.
 """
 
 from __future__ import annotations

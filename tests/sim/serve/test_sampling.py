@@ -49,8 +49,8 @@ def moved(engine: str, rows: int, **asked: Any) -> float:
 
 
 def test_tensorrt_llm_draws_with_flashinfer_s_kernels() -> None:
-    """Division by the temperature 8, search for NaN 6, the draw 4 for the largest logit's 4; with top-p alone the softmax
-    divides; a top-k is a mask of 8 before the softmax of 8, also alone."""
+    """Division by the temperature 8, search for NaN 6, the draw 4 for the largest logit's 4; with top-p alone the
+    softmax divides; a top-k is a mask of 8 before the softmax of 8, also alone."""
     assert moved("trtllm-1.3", 200) == moved("trtllm-1.3", 200, temperature=0.5) == 8 + 6
     assert moved("trtllm-1.3", 200, top_p=0.75) == 6 + 8 + 6 / 0.75 - 4
     assert moved("trtllm-1.3", 200, top_k=20) == 8 + 6 + 8 + 8 + 6 - 4
