@@ -13,7 +13,7 @@ from sim.serve.engines import ENGINES
 
 def engine_table() -> str:
     """The records as a Markdown table: an engine a row; host seconds beside Hopper."""
-    head = ["`engine`", "since", "prompts", "between iterations", "a launch", "graphs to", "decode", "HTTP"]
+    head = ["`engine`", "since", "prompts", "between iterations", "a launch", "graphs to", "decode", "before", "behind"]
     rows = [head, ["---"] * len(head)]
     for e in ENGINES.values():
         t = e.host_on("hopper")
@@ -32,10 +32,12 @@ def engine_table() -> str:
         most = sorted({e.graph_sizes(top, running)[-1] for top in tops})
         graphs = " or ".join([str(n) for n in most]) if len(most) < 3 else f"{most[0]} to {most[-1]}"
         before = f"{t.request_s * 1e3:.3g} ms" if t.request_s else ""
+        before += f" + {t.prompt_token_s * 1e6:.3g} µs a token" if t.prompt_token_s else ""
+        behind = f"{(t.output_s + t.piece_s) * 1e6:.3g} µs a sequence" if t.piece_s else ""
         chunks = e.defaults.chunked_prefill
         prompts = "in chunks" if chunks or not e.whole_prompts else "whole"
         prompts += " beside tokens" if chunks or e.prompts_beside else ", first and alone"
-        rows.append([f"`{e.name}`", e.date, prompts, between, launch, graphs, e.decode_attention, before])
+        rows.append([f"`{e.name}`", e.date, prompts, between, launch, graphs, e.decode_attention, before, behind])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -81,9 +81,9 @@ def _names() -> _Names:
 
 
 def is_serving(text: str) -> bool:
-    """Tell whether a script starts a serving engine."""
-    words = " ".join(text.split())
-    return any(start in words for server in _names().servers.values() for start in server.starts)
+    """Tell whether a script starts a serving engine or measures one."""
+    words, names = " ".join(text.split()), _names()
+    return any(start in words for one in (*names.servers.values(), *names.benchmarks.values()) for start in one.starts)
 
 
 def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
@@ -108,6 +108,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
         inference["preemption"] = "swap"
     elif mode == "swap":  # vLLM since V1 (engine/arg_utils.py)
         s.notes.append(f"{s.written_as('preempt')} swap: without effect, engine {engine} swaps no requests")
+    if (count := s.whole("api_servers")) not in (None, layout.get("dp", 1)):
+        s.notes.append(f"{s.written_as('api_servers')} {count}: one API server for each replica is simulated")
     if "speculative" in inference:
         s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
     if (limit := s.take("longest")) is not None and (most := most_tokens(str(limit))):
@@ -179,8 +181,12 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     names = _names()
     found = [(name, _settings(file, command, names.servers[name])) for name, command in _commands(words, names.servers)]
     if not found:
-        known = [start for one in names.servers.values() for start in one.starts]
-        raise InputError(f"{file}: starts no server that is known: {', '.join(known)}")
+        known = ", ".join([start for one in names.servers.values() for start in one.starts])
+        alone = [start for one in names.benchmarks.values() for start in one.starts if start in " ".join(words)]
+        if alone:
+            why = f"{alone[0]} measures a server that it does not start; write the server's command into this file, too"
+            raise InputError(f"{file}: {why}: {known}")
+        raise InputError(f"{file}: starts no server that is known: {known}")
     for name, s in found:
         options = options_of(s, text)
         if name == TENSORRT_LLM:

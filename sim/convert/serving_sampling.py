@@ -26,4 +26,6 @@ def sampling_of(b: Settings, s: Settings, engine: str, usual: float | None) -> d
     if record.sampler.filters is None:
         s.notes.append(f"--temperature {temperature}: engine {engine} is simulated with the largest logit's choice")
         return None
+    if record.sampler.penalties is None and asked.pop("repetition_penalty", 1) != 1:
+        s.notes.append(f"--repetition-penalty: engine {engine} has no penalties")
     return {"temperature": temperature or 0.0, **asked}

@@ -35,14 +35,17 @@ class Sampler(NamedTuple):
 
     `copies`: logits are copied to fp32 always, where tokens are drawn, or never. `filters`, `draws` and
     `penalties`: see these types; `filters` None: of this engine, the choice of the largest logit alone is simulated.
-    `probabilities`: softmax and log-softmax of all logits are computed in any case.
+    `probabilities`: softmax and log-softmax of all logits are computed in any case. `checks_nan`: as TensorRT-LLM draws
+    with FlashInfer's kernels: logits are divided by any temperature, with top-p alone in the softmax's kernel, top-k
+    alone is a mask, too, and what is drawn from is searched for NaN. `penalties` None: it has none.
     """
 
     copies: Literal["always", "draws", "never"] = "never"
     filters: Filters | None = None
     draws: Draws = "exponential"
-    penalties: Penalties = "counts"
+    penalties: Penalties | None = "counts"
     probabilities: bool = False
+    checks_nan: bool = False
 
     def sorts(self, rows: int) -> bool:
         """Whether top-p of so many rows sorts them."""

@@ -189,23 +189,23 @@ def serve_on_simpy(
     requests: Items[Sequence],
     choose: Callable[[Sequence], int],
     concurrency: int | None = None,
-    request_s: float = 0.0,
+    before_s: float = 0.0,
 ) -> None:
     """Let all requests, in order of arrival, come to the replicas of the first pool that `choose` sends them to, until
     all are served. Clients have at most `concurrency` of them under way; a request that must wait for another's end
-    is sent then, as with `vllm bench serve --max-concurrency`, and takes `request_s` to the engine."""
+    is sent then, as with `vllm bench serve --max-concurrency`, and takes `before_s` to the engine."""
     places = None if concurrency is None else simpy.Container(clock, init=concurrency)
 
-    def sent_anew() -> Process:
+    def sent_anew(after_s: float) -> Process:
         assert places is not None
-        yield clock.at(clock.now + request_s)
+        yield clock.at(clock.now + after_s)
         places.put(1)
 
     def ended(sequence: Sequence) -> None:
         if places is None or sequence.finish_s < 0:
             return
-        if request_s:
-            clock.process(sent_anew())
+        if after_s := sequence.last_after_s + before_s:
+            clock.process(sent_anew(after_s))
         else:
             places.put(1)
 

@@ -10,12 +10,18 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
-from collections import deque
+from collections.abc import Sequence as Items
 
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.load import Load
 from sim.serve.replicas.replica import Replica, Work, Worker
 from sim.serve.scheduling.sequences import Sequence
+
+
+def before_engine_s(costs: IterationCosts, sequences: Items[Sequence]) -> float:
+    """Seconds that a request takes to the engine, in the mean of `sequences`: the next of a client comes so late."""
+    tokens = sum([s.request.prompt_tokens for s in sequences])
+    return costs.host.times.before_s(tokens / max(1, len(sequences)))
 
 
 class QuickPass:
@@ -31,8 +37,9 @@ class QuickPass:
         self.sent_s: dict[int, list[float]] = {}  # from each stage to the next, by an iteration's tokens
         self.in_flight: list[tuple[float, int, Work]] = []
         self.left = len(replica.sequences)
-        # When each request that may be sent before another ends reaches the engine at the earliest.
-        self.places = deque([0.0] * (concurrency or self.left))
+        # When each request that may be sent before another ends reaches the engine at the earliest, a heap.
+        self.places = [0.0] * (concurrency or self.left)
+        self.before_s = before_engine_s(costs, replica.sequences)
 
     def run(self) -> None:
         """Until every request has its tokens."""
@@ -45,7 +52,7 @@ class QuickPass:
     def _arrive(self, now: float) -> None:
         while self.next is not None and self.next_arrival_s() <= now:
             self.next.arrival_s = self.next_arrival_s()
-            self.places.popleft()
+            heapq.heappop(self.places)
             self.scheduler.waiting.append(self.next)
             self.next = next(self.pending, None)
 
@@ -55,12 +62,13 @@ class QuickPass:
             return math.inf
         return max(self.next.request.arrival_s, self.places[0])
 
-    def _leave(self, count: int, end_s: float) -> None:
-        """Let `count` requests leave, which have all their tokens: their clients may send others, which pass the HTTP
-        server first."""
+    def _leave(self, left: Items[Sequence], end_s: float) -> None:
+        """Let requests leave, which have all their tokens: once clients have these they may send others, which pass the
+        HTTP server first."""
         self._arrive(end_s)
-        self.places.extend([end_s + self.costs.host.times.request_s] * count)
-        self.left -= count
+        for sequence in left:
+            heapq.heappush(self.places, end_s + (sequence.last_after_s + self.before_s))
+        self.left -= len(left)
 
     def _several(self, now: float, steps: int) -> float:
         """Alike decode iterations at once, until a request arrives that may be admitted."""
@@ -74,7 +82,7 @@ class QuickPass:
             s.known = len(s.waiting)
         end_s = ends[last]
         self._arrive(end_s)
-        self._leave(len(self.worker.run(now, ends, end_s)), end_s)
+        self._leave(self.worker.run(now, ends, end_s), end_s)
         return end_s
 
     def _one_iteration(self, now: float) -> float:
@@ -120,5 +128,5 @@ class QuickPass:
         while self.in_flight and self.in_flight[0][0] <= start_s:
             end, _, work = heapq.heappop(self.in_flight)
             self._arrive(end)
-            self._leave(len(self.worker.end(work, end)), end)
+            self._leave(self.worker.end(work, end), end)
         return start_s

@@ -14,7 +14,7 @@ from sim.inputs.called import check_called
 from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.serve.quick_pass import QuickPass
+from sim.serve.quick_pass import QuickPass, before_engine_s
 from sim.serve.replicas.pools import Pool, decode_pool, experts_span, prefill_pool, whole_pool
 from sim.serve.replicas.router import ROUTERS
 from sim.serve.requests import Request, accepted, make_requests
@@ -131,8 +131,8 @@ def _serve(
         scalers = [Autoscaler(clock, rule, own, router, begin_s, unserved, n) for n, (own, router) in each]
     for replica in pools[0].replicas:
         replica.sequences.clear()  # the router deals them out
-    most, request_s = inference.requests.max_concurrency, pools[0].costs.host.times.request_s
-    serve_on_simpy(clock, processes, sequences, routers[0].choose, most, request_s)
+    most, before_s = inference.requests.max_concurrency, before_engine_s(pools[0].costs, sequences)
+    serve_on_simpy(clock, processes, sequences, routers[0].choose, most, before_s)
     return tuple(handover.transfers) if handover else (), tuple([span for s in scalers for span in s.finished()])
 
 

@@ -276,7 +276,12 @@ def _lora(sections: Sections, inference: Inference) -> Problems:
 def _sampling(sections: Sections, inference: Inference) -> Problems:
     """Tokens are drawn on engines whose sampler was read."""
     asked, engine = inference.sampling, engine_of(inference.engine)
-    if asked is None or engine.sampler.filters is not None:
+    if asked is None:
+        return
+    if engine.sampler.filters is not None:
+        if asked.repetition_penalty != 1 and engine.sampler.penalties is None:
+            path = ("inference", "sampling", "repetition_penalty")
+            yield path, f"found {asked.repetition_penalty}; engine {inference.engine} has no penalties; allowed: 1"
         return
     able = [name for name, one in ENGINES.items() if one.sampler.filters is not None]
     why = f"engine {inference.engine} is simulated with the choice of the largest logit alone; leave it out, or use"

@@ -1,10 +1,10 @@
 """Kernels with which serving engines choose a token out of each row of logits (`sim.core.sampler.Sampler`).
 
 Bytes are for each logit, of 4 bytes; a row is a sequence's logits. They were read in vLLM (v1/sample, v1/worker/gpu/
-sample), SGLang (srt/layers/sampler.py), torch (ATen/native/cuda/SortStable.cu, Distributions.cpp) and FlashInfer
-(include/flashinfer/sampling.cuh). All ranks of tensor parallelism choose out of all logits. Assumption: each kernel
-streams at the bandwidth that the profile has for elementwise ones, also a sort's and those that have a block of threads
-for each row.
+sample), SGLang (srt/layers/sampler.py), TensorRT-LLM (_torch/pyexecutor/sampling_utils_flashinfer.py), torch
+(ATen/native/cuda/SortStable.cu, Distributions.cpp) and FlashInfer (include/flashinfer/sampling.cuh). All ranks of
+tensor parallelism choose out of all logits. Assumption: each kernel streams at the bandwidth that the profile has for
+elementwise ones, also a sort's and those that have a block of threads for each row.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ REJECTION = 1.5 * READ  # of a draw: half of a row until the token is found, and
 BINS = 2 * 17.0 + 10.0 + 2 * DIVIDE + 17.0  # two counts with masks; repetition; frequency; presence
 BINS_KERNELS = 11
 COUNTS = 12.0  # logits read and written, and what is kept beside them read
+NAN_CHECK, NAN_CHECK_KERNELS = READ + 1.0 + 1.0, 4  # torch.isnan writes a byte, torch.any reads it; not, assert
 MULTINOMIAL_CHECKS = 3 * READ  # the largest, the smallest and the sum
 
 
@@ -71,9 +72,14 @@ def _processed(asked: Sampling) -> bool:
 def _drawn(sampler: Sampler, asked: Sampling, rows: int, vocab: int, size: float) -> Iterator[Compute]:
     """Temperature, limits and the draw."""
     logits = rows * vocab
-    if not sampler.probabilities and (sampler.draws != "gumbel" or asked.temperature != 1):
-        yield _pass("temperature", logits, IN_PLACE)
     limited = asked.top_k is not None or asked.top_p < 1
+    divides = sampler.draws != "gumbel" or asked.temperature != 1
+    if sampler.checks_nan:
+        divides = asked.top_k is not None or not limited
+    if not sampler.probabilities and divides:
+        yield _pass("temperature", logits, IN_PLACE)
+    if sampler.checks_nan:
+        yield _pass("nan_check", logits, NAN_CHECK, NAN_CHECK_KERNELS)
     if limited and sampler.filters in ("rejection", "rejection_at_once"):
         yield from _rejected(sampler, asked, rows, vocab)
         return
@@ -96,7 +102,8 @@ def _rejected(sampler: Sampler, asked: Sampling, rows: int, vocab: int) -> Itera
     """FlashInfer's kernels. A draw is kept with a probability of at least top-p, so about 1 ÷ top-p are made; with a
     top-k alone, one."""
     logits = rows * vocab
-    if sampler.filters == "rejection" and asked.top_k is not None and asked.top_p < 1:
+    masks = asked.top_k is not None and (asked.top_p < 1 or sampler.checks_nan)
+    if sampler.filters == "rejection" and masks:
         yield _pass("top_k_mask", logits, IN_PLACE)
     yield _softmax("softmax", rows, vocab)
     if sampler.draws == "multinomial":

@@ -30,6 +30,10 @@ class HostSeconds(UserInput):
     launch_s: Seconds = 0.0
     collective_s: Seconds = 0.0
     request_s: Seconds = 0.0
+    prompt_token_s: Seconds = 0.0
+    outputs_s: Seconds = 0.0
+    output_s: Seconds = 0.0
+    piece_s: Seconds = 0.0
     uncertainty: Seconds = 0.0
 
 

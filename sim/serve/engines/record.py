@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
 from sim.serve.engines.defaults import Case, Defaults, Drafts, Server
@@ -17,6 +20,9 @@ from sim.serve.engines.own_all_reduce import OwnAllReduce
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
 RoomFor = Literal["requests", "tokens", "limits"]
+
+
+Tokens = TypeVar("Tokens", float, NDArray[np.float64])
 
 
 class HostTimes(NamedTuple):
@@ -34,7 +40,15 @@ class HostTimes(NamedTuple):
     launch_s: float = 0.0  # to issue one kernel outside of a CUDA graph
     collective_s: float = 0.0  # that an all-reduce takes beyond the profile's: ranks that arrive one after another
     request_s: float = 0.0  # before a request reaches the engine: HTTP, tokenizer
+    prompt_token_s: float = 0.0  # likewise, for each token of its prompt
+    outputs_s: float = 0.0  # of the server's process behind the engine (`sim.serve.prices.front`), for an iteration
+    output_s: float = 0.0  # likewise, to make text of each sequence's token
+    piece_s: float = 0.0  # likewise, to stream it
     uncertainty: float = 0.0
+
+    def before_s(self, prompt_tokens: Tokens) -> Tokens:
+        """Return the seconds before a request of so many tokens reaches the engine."""
+        return self.request_s + self.prompt_token_s * prompt_tokens
 
     def slower(self, times: float) -> HostTimes:
         """Return the seconds of a processor that takes `times` as long; `collective_s`, the GPUs' own wait, stays."""

@@ -159,7 +159,10 @@ RECORDS = (
         name="trtllm-1.3",
         since=(1, 3),
         date="2026-04",
-        source="as trtllm-1.0; graphs of padded batches by 64 (NVIDIA/TensorRT-LLM pull request 12895, April 2026)",
+        source="as trtllm-1.0; graphs of padded batches by 64 (NVIDIA/TensorRT-LLM pull request 12895, April 2026); "
+        "sampler_type auto is TorchSampler without beams, with FlashInfer's kernels and without penalties "
+        "(docs/source/features/sampling.md; _torch/pyexecutor/sampling_utils_flashinfer.py, the ones named SampleOnly)",
+        sampler=Sampler("always", "rejection", "gumbel", None, checks_nan=True),
         all2all=("deepep", "allgather_reducescatter"),  # fused_moe/communication/communication_factory.py: it is 1
         graph_sizes=trtllm_13_sizes,
         drafting_tokens=of_sequences(trtllm_13_sizes),

@@ -15,7 +15,7 @@ from sim.serve.engines.graph_sizes import (
     vllm_031_sizes,
     vllm_08_sizes,
 )
-from sim.serve.engines.hosts import V1, V1_24, V1_32, V5, V6, VLLM_02, hosts
+from sim.serve.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
 from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33, MIB
 from sim.serve.engines.record import Engine
@@ -151,11 +151,11 @@ _VLLM_09 = Engine(
     "2025-05",
     "host: a 1B takes 2.7 ms a token alone, a millisecond of it the GPU's (vllm-project/vllm pull request 17866,"
     " May 2025); at 256 2 to 3 ms once the API server is a process of its own (issue 10634), as it is since 0.7,"
-    " 5 to 6 before (pull request 11133); launches as vllm-0.2, HTTP as trtllm-triton;"
+    " 5 to 6 before (pull request 11133); launches as vllm-0.2; API server: measured of 0.32;"
     " limits: engine/arg_utils.py (_set_default_args_v1; 0.11.0, 1548 to 1578, 1605 to 1625);"
     " graphs of all but attention, also for single tokens: config.py (full_cuda_graph false); padding: tokens of"
     " earlier iterations, which choose experts",
-    host=hosts(V1),
+    host=hosts(VLLM_V1),
     shares_stages=False,  # v1/core/sched/scheduler.py: max_num_seqs for all; what is ready and fits goes along
     may_overlap=True,  # 0.10, pull request 19970: --async-scheduling; not with stages nor drafts
     overlaps_stages=False,
@@ -242,7 +242,7 @@ _VLLM_19 = replace(
     " where told to, until 0.28);"
     " since 0.20 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
     " the cache (pull request 38284): simulated as 0.9 without them",
-    host=hosts(V1_24),
+    host=hosts(VLLM_V1_24),
     sampler=_SAMPLER_17,
     latent_blocks=_BLOCKS_19,
     overlaps_stages=True,
@@ -262,7 +262,7 @@ _VLLM_28 = replace(
     source="as vllm-0.19; limits of GPUs with 160 GiB and more"
     " (engine/arg_utils.py, get_batch_defaults) and graphs to 1,024 tokens on Blackwell (config/vllm.py,"
     " _set_cudagraph_sizes), neither in 0.27.1",
-    host=hosts(V1_32),
+    host=hosts(VLLM_V1_32),
     sampler=_SAMPLER_28,
     overlaps_drafting=(True, True),
     latents=_LATENTS_14._replace(merged_index=True),

@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from sim.serve.cache.states import CacheStates
 from sim.serve.lockstep import Lockstep
 from sim.serve.prices.costs import IterationCosts
+from sim.serve.prices.front import Front, front_of
 from sim.serve.prices.load import Load, load_of
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Batch, Counts, Sequence
@@ -62,6 +63,7 @@ class Worker:
         self.replica, self.costs, self.scheduler = replica, costs, replica.scheduler
         steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted and not replica.scheduler.adapters
         self.lockstep = Lockstep(replica.scheduler) if steady else None
+        self.front = front_of(costs.host.times)
         self.step_s = 0.0  # of the last of alike iterations
         self.idle = len(costs.stages) == 1  # nobody could compute; stages of a pipeline always have others' iterations
 
@@ -109,9 +111,23 @@ class Worker:
             left = self.scheduler.finish(work.batch, end_s)
             if self.lockstep is not None:
                 self.lockstep.look_again()
+        if self.front is not None:
+            self._sent(self.front, work, end_s, left)
         self._none_left()
         self._note_end(end_s, running, bool(work.batch.pieces or left))
         return left
+
+    def _sent(self, front: Front, work: Work, end_s: float, left: list[Sequence]) -> None:
+        """Note when clients have the first tokens and the last ones of an iteration."""
+        firsts = [p.sequence for p in work.batch.pieces if p.sequence.first_token_s == end_s]
+        if not firsts and not left:
+            return
+        iteration_s = (end_s - work.ready_s) / len(self.costs.stages)
+        mean_s, last_s = front.after_s(work.load.sequences, iteration_s)
+        for sequence in firsts:
+            sequence.first_after_s = last_s
+        for sequence in left:
+            sequence.last_after_s = last_s if sequence.first_token_s == end_s else mean_s
 
     def _none_left(self) -> None:
         """Who was done leaves at once where there is no next iteration."""
@@ -147,6 +163,10 @@ class Worker:
         for at_s in (now, end_s):
             self.replica.states.note(at_s, mean, n)
         left = self.lockstep.run(array("d", ends[:steps]))
+        if left and self.front is not None:
+            mean_s = self.front.after_s(n, self.step_s)[0]
+            for sequence in left:
+                sequence.last_after_s = mean_s
         self._none_left()
         self._note_end(end_s, n, bool(left))
         return left

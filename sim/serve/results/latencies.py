@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from sim.serve.engines.record import HostTimes
 from sim.serve.replicas.replica import Replica
 from sim.serve.results.records import Percentiles
 from sim.serve.scheduling.sequences import Sequence
@@ -24,11 +25,13 @@ class RequestTimes(Struct, frozen=True, eq=False):
     per_output_token_s: Seconds  # mean of the gaps between a request's own tokens
 
 
-def request_times(sequences: Items[Sequence], before_s: float) -> RequestTimes:
-    """Times of `sequences`, in their order. Each takes `before_s` before it reaches the engine."""
+def request_times(sequences: Items[Sequence], host: HostTimes) -> RequestTimes:
+    """Times of `sequences`, in their order, of a server whose `host` takes time before and behind the engine."""
     arrival, admitted, first, finish = np.array(
-        [(s.arrival_s, s.admitted_s, s.first_token_s, s.finish_s) for s in sequences]
+        [(s.arrival_s, s.admitted_s, s.first_token_s + s.first_after_s, s.sent_s) for s in sequences]
     ).T
+    tokens = np.array([s.request.prompt_tokens for s in sequences])
+    before_s = host.before_s(tokens)
     # The first token is no step of decoding, so one less than the output divides.
     gaps = np.array([s.request.output_tokens - 1 for s in sequences])
     several = gaps > 0

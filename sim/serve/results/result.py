@@ -88,7 +88,7 @@ class ServingSimulation(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def times(self) -> RequestTimes:
         """How long each of `sequences` took."""
-        return request_times(self.sequences, self.costs.host.times.request_s)
+        return request_times(self.sequences, self.costs.host.times)
 
     @cached_property
     def gaps(self) -> TokenGaps | None:

@@ -11,6 +11,7 @@ from sim.programs.priced_items import Shares
 from sim.ranks.faults import has_jitter
 from sim.results.metrics import roofline_warnings
 from sim.serve.engines.file import engine_of
+from sim.serve.prices.front import front_of
 from sim.serve.results.starts import room_for_longest, why_no_room, why_not_so_long
 from sim.serve.scheduling.sequences import Sequence
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sim.serve.replicas.replica import Replica
 
 VLLM = "vLLM"  # product of the records whose cache is as large as it is told to be
+LATE = 0.1  # of all tokens
 OVERLOADED = 0.1  # of all requests: more that wait at the last arrival are a queue that grows
 
 
@@ -85,7 +87,7 @@ def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
             f"requests come faster than they are served: {waiting:,} of {len(sim.sequences):,} wait when the last one "
             "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
         )
-    out += _cache_too_large(sim)
+    out += [*_cache_too_large(sim), *_streams_late(sim)]
     linear = sim.costs.dims.linear
     if QUANTIZATIONS[inference.quantization].matmul not in (None, linear):
         out.append(
@@ -114,6 +116,28 @@ def _cache_too_large(sim: Served) -> list[str]:
         words = f"found {n_bytes(given)}; beside weights and an iteration's tensors there are {n_bytes(held)}"
         out.append(f"inference.kv_cache.memory_bytes: {words}, and {does}")
     return out
+
+
+def _streams_late(sim: Served) -> list[str]:
+    """Warn of a server whose process does not stream an iteration's tokens before the next ones come."""
+    front = front_of(sim.costs.host.times)
+    if front is None:
+        return []
+    late = whole = 0
+    for replica in sim.replicas:
+        for iteration in replica.iterations:
+            begin_s, end_s = iteration.spans[-1]
+            tokens = iteration.load.sequences * iteration.steps
+            whole += tokens
+            if not front.keeps_up(iteration.load.sequences, (end_s - begin_s) / iteration.steps):
+                late += tokens
+    if late <= LATE * whole:
+        return []
+    return [
+        f"the server's process cannot stream {late / whole:.0%} of the tokens before the next ones come: tokens of "
+        "several iterations leave in one piece, so a client sees longer gaps than inter_token_latency_s says (vLLM: "
+        "--api-server-count starts more such processes; one is simulated for each replica)"
+    ]
 
 
 def _whole_prompts(sim: Served) -> list[str]:

@@ -36,11 +36,18 @@ class Sequence(Struct, eq=False):
     last_output_s: float = -1.0  # when it last got tokens; `output_before_s`: the time before that
     output_before_s: float = -1.0
     finish_s: float = -1.0
+    first_after_s: float = 0.0  # from `first_token_s` until its client has it
+    last_after_s: float = 0.0  # from `finish_s` until its client has its last token
     preemptions: int = 0
 
     def __post_init__(self) -> None:
         if self.arrival_s < 0:
             self.arrival_s = self.request.arrival_s
+
+    @property
+    def sent_s(self) -> float:
+        """When its client has its last token."""
+        return self.finish_s + self.last_after_s
 
     @property
     def remaining(self) -> int:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.sim.convert.converting import converted
+from tests.sim.convert.converting import converted, refused
 
 SERVER = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 2100 &\n"
+CLUSTER = ("--cluster", "dgx-h100")
 LENGTHS = "--dataset-name random --random-input-len 1000 --random-output-len 500 --num-prompts 20"
 
 
@@ -45,3 +46,23 @@ vllm serve meta-llama/Llama-3.1-8B --config config.yaml
 """
     found, _ = converted(tmp_path, "s.sh", text, "--cluster", "dgx-h100")
     assert (found["inference"]["max_request_tokens"], found["inference"]["max_batch_tokens"]) == (2068, 8192)
+
+
+def test_a_benchmark_alone_asks_for_its_server(tmp_path: Path) -> None:
+    told = refused(tmp_path, "s.sh", f"vllm bench serve {LENGTHS} --model meta-llama/Llama-3.1-8B", *CLUSTER)
+    assert "vllm bench serve measures a server that it does not start" in told
+
+
+def test_what_costs_the_server_time_and_is_not_simulated_is_named(tmp_path: Path) -> None:
+    server = SERVER.replace(" &", " --api-server-count 4 &")
+    text = f"{server}vllm bench serve {LENGTHS} --logprobs 5 --use-beam-search"
+    told = converted(tmp_path, "s.sh", text, *CLUSTER)[1]
+    assert "not expressed here: --logprobs, --use-beam-search" in told
+    assert "--api-server-count 4: one API server for each replica is simulated" in told
+
+
+def test_penalties_of_an_engine_that_has_none_are_named(tmp_path: Path) -> None:
+    text = f"trtllm-serve meta-llama/Llama-3.1-8B\nvllm bench serve {LENGTHS} --temperature 1 --repetition-penalty 1.1"
+    found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
+    assert found["inference"]["sampling"] == {"temperature": 1}
+    assert "--repetition-penalty: engine trtllm-1.3 has no penalties" in told

@@ -48,6 +48,20 @@ def moved(engine: str, rows: int, **asked: Any) -> float:
     return (drawn - usual) / (rows * vocab)
 
 
+def test_tensorrt_llm_draws_with_flashinfer_s_kernels() -> None:
+    """Division by the temperature 8, search for NaN 6, the draw 4 for the largest logit's 4; with top-p alone the
+    softmax divides; a top-k is a mask of 8 before the softmax of 8, also alone."""
+    assert moved("trtllm-1.3", 200) == moved("trtllm-1.3", 200, temperature=0.5) == 8 + 6
+    assert moved("trtllm-1.3", 200, top_p=0.75) == 6 + 8 + 6 / 0.75 - 4
+    assert moved("trtllm-1.3", 200, top_k=20) == 8 + 6 + 8 + 8 + 6 - 4
+    assert moved("trtllm-1.3", 200, top_k=20, top_p=0.75) == 8 + 6 + 8 + 8 + 6 / 0.75 - 4
+
+
+def test_an_engine_without_penalties_refuses_one() -> None:
+    with pytest.raises(InputError, match=r"repetition_penalty: found 1.1; engine trtllm-1.3 has no penalties"):
+        serving({"engine": "trtllm-1.3", "sampling": {"repetition_penalty": 1.1}})
+
+
 def test_draws_by_engine() -> None:
     """Temperature 8, softmax 8, noise 4, its division 12 and the largest 4, for the largest logit's 4; SGLang writes
     probabilities over the logits and checks them; vLLM's second model runner adds noise in the kernel that chooses."""
