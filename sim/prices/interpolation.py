@@ -14,6 +14,7 @@ from sim.core.normal import SIGMA_PER_MAD
 SUPPORT_OCTAVES = 3.0  # a shape farther than this from every measured shape is not interpolated
 # A median over so many points varies by a few percent; all of ten thousand points would take a second.
 _LOO_POINTS = 64
+ALIKE = 1 + 1e-9  # squared distances whose ratio is smaller are equal but for rounding
 SAMPLED_POINTS = 1000  # points of a large table whose distances bound those of its nearest points from above
 
 
@@ -135,23 +136,29 @@ class Surface:
         return float(SIGMA_PER_MAD * np.median(errors))
 
     def _near(self, distance2: NDArray[np.float64], usable: int) -> NDArray[np.intp]:
-        """Return the points of the fit: the nearest ones, of at most `usable`."""
+        """Return the points of the fit: the nearest ones, of at most `usable`.
+
+        Sizes are powers of two, so points often are equally far. Of such the table's first are taken: which of them
+        numpy's partition puts first, and the last digit of a logarithm, depend on the processor.
+        """
         # As many points as unknowns would fit the noise. Twice as many average it and are still near the query.
         count = min(usable, 2 * (self._slopes + 1))
         # The nearest `count` points of a sample are at least as far as those of the whole table, so points beyond them
-        # are left out. If several points are as far as the last one, the whole table decides which of them is taken.
+        # are left out.
         sample = distance2[:: 1 + len(distance2) // SAMPLED_POINTS]
         # Arrays' methods are called, because numpy's functions of these names cost more than the work on a few points.
-        if count < len(sample) < len(distance2):
-            ordered = sample.copy()
-            ordered.partition(count - 1)
-            close: NDArray[np.intp] = (distance2 <= ordered[count - 1]).nonzero()[0]
-            among = distance2[close]
-            near = among.argpartition(count - 1)[:count]
-            if np.count_nonzero(among <= among[near].max()) == count:
-                return close[near]
-        # The order among the nearest points does not matter, so they are not sorted.
-        return distance2.argpartition(count - 1)[:count]
+        ordered = (sample if len(sample) > count else distance2).copy()
+        ordered.partition(count - 1)
+        near: NDArray[np.intp] = (distance2 <= ordered[count - 1] * ALIKE).nonzero()[0]
+        if len(near) == count:
+            return near
+        ordered = distance2[near]
+        ordered.partition(count - 1)
+        last = ordered[count - 1]
+        among = distance2[near]
+        nearer = among < last / ALIKE
+        alike = near[(among <= last * ALIKE) & ~nearer]
+        return np.concatenate((near[nearer], alike[: count - np.count_nonzero(nearer)]))
 
     def _fit(
         self,

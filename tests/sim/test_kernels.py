@@ -12,6 +12,7 @@ from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
 from sim.prices.attention_speed import AttentionPeak, attention_peak, flash_seconds
 from sim.prices.coefficients import AttentionSpeed, Coefficients
+from sim.prices.interpolation import Surface
 from sim.prices.kernel_file import kernel_file
 from sim.prices.kernel_shapes import Shapes
 from sim.prices.kernel_tables import bounds, lookup, make_table
@@ -368,3 +369,16 @@ def test_attention_in_fp32_has_the_peak_of_fp32_where_its_kernel_has_no_tf32(gpu
     spec = GPUS[gpu]
     peak = attention_peak(Device.of(spec), "fp32", "tf32" in spec.peak_flops_per_s and spec.chip.rounds_fp32)
     assert peak == pytest.approx((spec.peak_flops_per_s["fp32"] * share,) * 2)
+
+
+def test_points_that_are_equally_far_are_chosen_alike_on_every_processor() -> None:
+    """Processors differ in the last digit of a logarithm, and in the order that a partition leaves."""
+    sizes = [(m, n, k) for m in range(0, 20, 2) for n in range(0, 20, 2) for k in range(0, 20, 2)]
+    points = np.array(sizes, dtype=np.float64)
+    rng = np.random.default_rng(3)
+    efficiency = rng.normal(size=len(points))
+    last_digits = points * (1 + 2e-16 * rng.integers(-1, 2, points.shape))
+    for query in ((9.0, 9.0, 9.0), (8.0, 9.0, 3.0), (1.0, 1.0, 18.0)):
+        found = [Surface(x, efficiency, 0.1).at(query) for x in (points, last_digits)]
+        assert found[0] is not None and found[1] is not None
+        assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
