@@ -15,7 +15,6 @@ from sim.core.units import n_bytes, seconds
 from sim.inputs.scenario import load_scenario
 from sim.search.slo import parse_slo
 from sim.serve.results.distributions import distributions
-from sim.serve.results.latencies import request_times
 from sim.serve.results.over_time import over_time
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
@@ -63,7 +62,7 @@ def test_levels_have_the_results_means_and_maxima(crowded: ServingSimulation) ->
     assert running.most.max() == cache.running_max == 256
     # Little's law: the queue's integral over time is the sum of what its requests wait.
     waited_s = found.waiting.mean @ np.diff(found.level_edges_s)
-    assert waited_s == pytest.approx(request_times(crowded.sequences, 0.0).queue_s.sum())
+    assert waited_s == pytest.approx(crowded.times.queue_s.sum())
     width_s = np.diff(found.rate_edges_s)
     assert found.arriving_per_s @ width_s == pytest.approx(300)
     assert found.finishing_per_s @ width_s == pytest.approx(300)

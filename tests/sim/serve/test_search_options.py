@@ -77,7 +77,7 @@ def test_engines_are_compared(file: Path) -> None:
 
 
 def test_each_engine_has_its_best_options_and_who_has_another_s_host_times_is_named(file: Path) -> None:
-    engines, tokens = ("vllm-0.14", "sglang-0.5", "vllm-0.2"), (8192, 512)
+    engines, tokens = ("vllm-0.14", "vllm-0.17", "vllm-0.2"), (8192, 512)
     vary = ("--vary", f"engine={','.join(engines)}", "--vary", f"max_batch_tokens={','.join(map(str, tokens))}")
     result = searched(file, BOTH, "--gpus", "1", *vary)
     for row in result["best"]:
@@ -88,7 +88,7 @@ def test_each_engine_has_its_best_options_and_who_has_another_s_host_times_is_na
             "options": best["options"]["max_batch_tokens"],
         }
     assert sorted(row["options"]["engine"] for row in result["best"]) == sorted(engines)
-    assert result["same_host_times"] == [["vllm-0.14", "sglang-0.5"]]
+    assert result["same_host_times"] == [["vllm-0.14", "vllm-0.17"]]
     assert "one record of host times" in serving_search_page(result)
 
 

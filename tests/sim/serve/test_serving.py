@@ -143,8 +143,9 @@ def _littles_law(sim: ServingSimulation) -> None:
     running = sum(n * (b - a) for numbers, times in spans for n, (a, b) in zip(numbers, times, strict=False))
     assert running == pytest.approx(sum(s.finish_s - s.admitted_s for s in sim.sequences), rel=1e-9)
     queue, latency = sim.outcome.queue_time_s.mean, sim.outcome.request_latency_s.mean
-    before_s = sim.costs.host.times.request_s
-    assert before_s + running / len(sim.sequences) + queue == pytest.approx(latency, rel=1e-9)
+    before_s = sim.costs.host.times.before_s(sum(s.request.prompt_tokens for s in sim.sequences) / len(sim.sequences))
+    after_s = sum(s.last_after_s for s in sim.sequences) / len(sim.sequences)
+    assert before_s + running / len(sim.sequences) + queue + after_s == pytest.approx(latency, rel=1e-9)
 
 
 # The last one arrives as an iteration ends: by a sum whose last bit differed, it entered an iteration early or late.
