@@ -296,6 +296,7 @@ def _compile(model: Any = None, *, backend: Any = "inductor", disable: bool = Fa
     inner = _wrapped(model)
     if not isinstance(inner.forward, Compiled):
         inner.forward = Compiled(inner.forward, inner)
+    vars(model)["_orig_mod"] = model  # code asks torch's own compiled module for the one in it; no submodule
     return model
 
 

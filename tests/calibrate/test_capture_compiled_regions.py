@@ -175,6 +175,18 @@ def test_what_is_not_compiled_by_inductor_runs_eagerly(tmp_path: Path, how: dict
     assert not notes
 
 
+def test_a_compiled_module_has_the_names_of_the_one_in_it(tmp_path: Path) -> None:
+    def prepare(model: Any) -> Callable[[Any], Any]:
+        names = [name for name, _ in model.named_parameters()]
+        for layer in model["layers"]:
+            compiled = torch.compile(layer)
+            assert compiled._orig_mod is layer
+        assert [name for name, _ in model.named_parameters()] == names
+        return in_turn(model)
+
+    assert captured(tmp_path, prepare)[1] == ["torch.compile: captured as compiled graphs: Block"]
+
+
 def test_code_that_was_compiled_before_the_capture_runs_eagerly(tmp_path: Path) -> None:
     gelu = torch.compile(torch.nn.functional.gelu)
 
