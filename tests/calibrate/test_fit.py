@@ -267,7 +267,8 @@ def test_groups_are_held_out_whole() -> None:
 
 def test_a_table_without_steps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
-    path.write_text(json.dumps({"format": "measurements/1", "kind": "kernel", "rows": []}))
+    kernel = {"id": "one", "scenario": {"cluster": "dgx-h100"}, "measured": {"time_s": 1e-3}}
+    path.write_text(json.dumps({"format": "measurements/1", "kind": "kernel", "rows": [kernel]}))
     with pytest.raises(InputError, match="step_time_s"):
         rows_to_fit(read_table(path), BASE)
 

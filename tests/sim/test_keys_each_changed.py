@@ -106,10 +106,10 @@ LAYOUTS: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
     ({"dp": 2, "bucket_bytes": "1MiB"}, {"framework": "meta_llama3"}, {}),
     ({"dp": 2, "tp": 2, "sp": True, "zero": 1}, {"framework": "megatron"}, {}),
     ({"tp": 2, "zero": 3}, {"framework": "megatron", "precision": "fp8"}, {}),
-    ({"cp": 2}, {}, {}),
+    ({"cp": 2, "bucket_bytes": "1MiB"}, {}, {}),
     ({"pp": 2}, {}, {"tied_embeddings": True}),
     ({"pp": 2, "schedule": "interleaved_1f1b"}, {"framework": "megatron"}, {}),
-    ({"dp": 4, "ep": 2}, {}, {"moe": {"experts": 8, "top_k": 2, "ffn": 512}}),
+    ({"dp": 4, "ep": 2, "bucket_bytes": "1MiB"}, {}, {"moe": {"experts": 8, "top_k": 2, "ffn": 512}}),
     ({}, {"optimizer_offload": "cpu"}, {}),
 )
 
