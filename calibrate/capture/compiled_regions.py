@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 from warnings import catch_warnings, filterwarnings
@@ -51,6 +52,7 @@ class Compiled:
         self.name = getattr(function, "__qualname__", "") if module is None else type(module).__name__
         self.modules = None if module is None else list(module.modules())
         self.loose: list[torch.Tensor] = []
+        self.methods: dict[int, Compiled] = {}  # of a function in a class, by id of the instance, which they hold
         self.recomputes = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -59,9 +61,14 @@ class Compiled:
             return self.function(*args, **kwargs)
         return ACTIVE[-1].call(self, args, kwargs)
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: Any, owner: Any = None) -> Compiled:
         """Return the method of `instance`, as a function in a class does."""
-        return self if instance is None else functools.partial(self, instance)
+        if instance is None:
+            return self
+        if id(instance) not in self.methods:
+            module = instance if isinstance(instance, torch.nn.Module) else None
+            self.methods[id(instance)] = Compiled(MethodType(self.function, instance), module)
+        return self.methods[id(instance)]
 
     def parts(self) -> list[torch.nn.Module]:
         """Return the modules that are compiled one by one in place of this code; [] if it is one graph.

@@ -175,6 +175,23 @@ def test_what_is_not_compiled_by_inductor_runs_eagerly(tmp_path: Path, how: dict
     assert not notes
 
 
+def test_a_forward_that_its_class_compiles_is_a_graph_of_each_layer(tmp_path: Path) -> None:
+    from calibrate.capture.compiled_regions import code_compiled
+
+    with code_compiled():  # as where a capture imports the code
+
+        class Decorated(Block):
+            @torch.compile  # type: ignore[untyped-decorator]
+            def forward(self, x: Any) -> Any:
+                return super().forward(x)
+
+    program, notes = captured(tmp_path, in_turn, Decorated)
+    assert notes == ["torch.compile: captured as compiled graphs: Decorated"]
+    layers, _ = captured(tmp_path, each_compiled)
+    assert kernels(program) == kernels(layers)
+    assert [o.module for o in program.operators] == [o.module for o in layers.operators]
+
+
 def test_a_compiled_module_has_the_names_of_the_one_in_it(tmp_path: Path) -> None:
     def prepare(model: Any) -> Callable[[Any], Any]:
         names = [name for name, _ in model.named_parameters()]
