@@ -37,6 +37,7 @@ os.environ |= {
 
 import numpy as np
 import torch
+from tiny_llama import WIDTH, tiny_llama
 
 try:  # the project's own environment has no vLLM
     import vllm
@@ -47,24 +48,7 @@ except ImportError:
 
 SEQUENCES = (1, 16, 32, 64, 128, 256)
 PROMPT_LEN, WARM_UP, STEPS = 100, 12, 45
-WIDTH, VOCAB = 64, 512
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": WIDTH,
-    "intermediate_size": WIDTH,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": WIDTH,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 4096,
-    "torch_dtype": "bfloat16",
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "rope_theta": 10000.0,
-}
+VOCAB = 512
 PARTS = {  # of the engine's core and of its model runner: name of the method, printed name
     "core": {"schedule": "scheduling", "update_from_output": "outputs"},
     "runner": {
@@ -102,7 +86,7 @@ def make_engine(clock: Clock) -> Any:
     zeros = torch.zeros(8192, WIDTH, dtype=torch.bfloat16)
     LlamaForCausalLM.forward = lambda self, input_ids, *args, **kwargs: zeros[: input_ids.shape[0]]
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(CONFIG))
+        Path(folder, "config.json").write_text(json.dumps(tiny_llama(VOCAB, 4096)))
         engine = LLM(
             folder,
             skip_tokenizer_init=True,

@@ -22,9 +22,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from tiny_llama import tiny_llama
 
 ENVIRONMENT = {
     "VLLM_USE_V1": "1",
@@ -35,24 +36,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-WIDTH, VOCAB = 64, 32_000
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": WIDTH,
-    "intermediate_size": WIDTH,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": WIDTH,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 8192,
-    "torch_dtype": "bfloat16",
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "rope_theta": 10000.0,
-}
+VOCAB = 32_000
 
 
 WHAT = ("a request", "a prompt's token", "a token", "a piece", "an iteration")
@@ -87,7 +71,7 @@ def write_model(folder: str) -> None:
     """A tiny model's config, and a byte-level BPE tokenizer trained on this interpreter's own sources."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    Path(folder, "config.json").write_text(json.dumps(CONFIG))
+    Path(folder, "config.json").write_text(json.dumps(tiny_llama(VOCAB, 8192)))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -266,14 +266,6 @@ def test_batch_sizes_that_contradict_each_other_are_refused_as_deepspeed_does(tm
     assert data["training"]["global_batch_size"] == 128
 
 
-def test_a_part_of_an_offloaded_optimizer_is_named(tmp_path: Path) -> None:
-    """`ratio` of offload_optimizer: deepspeed/runtime/zero/offload_config.py."""
-    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
-    text = DEEPSPEED.replace('"device": "cpu"', '"device": "cpu", "ratio": 0.3')
-    assert "offload_optimizer: ratio 0.3 is not simulated" in converted(tmp_path, "ds.json", text, *options)[1]
-    assert "ratio" not in converted(tmp_path, "ds.json", text.replace("0.3", "1.0"), *options)[1]
-
-
 @pytest.mark.parametrize(
     ("config", "version", "prefetches", "told"),
     [
@@ -336,61 +328,6 @@ def test_an_auto_of_the_arguments_is_a_word_of_theirs(tmp_path: Path) -> None:
     assert "auto: train_batch_size, train_micro_batch_size_per_gpu" in said
 
 
-@pytest.mark.parametrize(
-    ("sections", "reduced", "bucket", "gather"),
-    [
-        ('"bf16": {"enabled": true}', None, 2 * 10**8, 2 * 10**7),
-        ('"bf16": {"enabled": true}, "data_types": {"grad_accum_dtype": "fp32"}', "bf16", 2 * 10**8, 2 * 10**7),
-        ('"bf16": {"enabled": true}, "communication_data_type": "fp32"', "fp32", 4 * 10**8, 2 * 10**7),
-        ('"fp16": {"enabled": true}, "communication_data_type": "bf16"', "bf16", 2 * 10**8, 2 * 10**7),
-        ('"steps_per_print": 10', None, 4 * 10**8, 4 * 10**7),
-    ],
-)
-def test_buckets_are_elements_of_what_is_sent(
-    tmp_path: Path, sections: str, reduced: str | None, bucket: int, gather: int
-) -> None:
-    """Gradients that add up in fp32 are sent in 16 bits (runtime/engine.py: communication_data_type)."""
-    zero = '{"stage": 3, "reduce_bucket_size": 1e8, "stage3_prefetch_bucket_size": 1e7}'
-    text = f'{{"train_micro_batch_size_per_gpu": 1, {sections}, "zero_optimization": {zero}}}'
-    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
-    data, said = converted(tmp_path, "ds.json", text, *options)
-    assert data["training"].get("grad_reduce_dtype") == reduced
-    assert (data["parallelism"]["bucket_bytes"], data["parallelism"]["gather_bucket_bytes"]) == (bucket, gather)
-    assert "not expressed" not in said
-
-
-def test_what_zero_keeps_in_another_way_is_named(tmp_path: Path) -> None:
-    zero = '{"stage": 3, "stage3_param_persistence_threshold": 1e6, "contiguous_gradients": false}'
-    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
-    options = ("--cluster", "dgx-h100", "--gpus", "8", "--seq-len", "512", "--model")
-    small, large = (converted(tmp_path, "ds.json", text, *options, model)[1] for model in ("gpt2", "llama3-8b"))
-    kept = "zero_optimization.stage3_param_persistence_threshold: tensors of up to 1,000,000 elements stay whole"
-    assert kept in small
-    assert kept not in large
-    assert "contiguous_gradients: false is not simulated" in large
-
-
-@pytest.mark.parametrize(
-    ("zero", "said"),
-    [
-        ('"sub_group_size": 1e12', "sub_group_size: the default of 1,000,000,000 is simulated"),
-        ('"sub_group_size": 1e9', ""),
-        (
-            '"stage3_prefetch_bucket_size": 0',
-            "stage3_prefetch_bucket_size: 0 is not simulated; parameters are gathered",
-        ),
-    ],
-)
-def test_numbers_of_zero_3_that_are_not_simulated_are_named(tmp_path: Path, zero: str, said: str) -> None:
-    text = f"""{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "wall_clock_breakdown": true,
-      "zero_optimization": {{"stage": 3, {zero}}}}}"""
-    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
-    found = converted(tmp_path, "ds.json", text, *options)[1]
-    assert said in found
-    assert ("zero_optimization" in found) is bool(said)
-    assert "not expressed here: wall_clock_breakdown" in found  # whose timers wait for the GPU
-
-
 def test_gathers_without_a_limit_are_named(tmp_path: Path) -> None:
     arguments = """{per_device_train_batch_size: 1, bf16: true, fsdp: full_shard auto_wrap,
       fsdp_config: {version: 1, limit_all_gathers: LIMIT}}"""
@@ -398,31 +335,6 @@ def test_gathers_without_a_limit_are_named(tmp_path: Path) -> None:
     for limit in ("true", "false"):
         said = converted(tmp_path, "args.yaml", arguments.replace("LIMIT", limit), *options)[1]
         assert ("limit_all_gathers: false is not simulated" in said) is (limit == "false")
-
-
-def test_zero_plus_plus_is_read_or_named(tmp_path: Path) -> None:
-    zero = (
-        '{"stage": 3, "zero_quantized_weights": true, "zero_hpz_partition_size": 8, "zero_quantized_gradients": true}'
-    )
-    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
-    options = ("--cluster", "dgx-h100", "--gpus", "16", "--model", "llama3-8b", "--seq-len", "4096")
-    data, said = converted(tmp_path, "ds.json", text, *options)
-    said = " ".join(said.split())
-    assert data["parallelism"]["param_gather_dtype"] == "int8"
-    assert "zero_hpz_partition_size: 8 is not simulated; backwards gather over all ranks" in said
-    assert "zero_quantized_gradients: not simulated; gradients are reduce-scattered in 16 bits" in said
-    assert "not expressed here" not in said
-    data, said = converted(tmp_path, "ds.json", text.replace('"stage": 3', '"stage": 2'), *options)
-    assert "param_gather_dtype" not in data["parallelism"]
-
-
-def test_mics_is_hybrid_sharding(tmp_path: Path) -> None:
-    zero = '{"stage": 3, "mics_shard_size": 8, "mics_hierarchical_params_gather": false}'
-    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
-    options = ("--cluster", "dgx-h100", "--gpus", "16", "--model", "llama3-8b", "--seq-len", "4096")
-    data, said = converted(tmp_path, "ds.json", text, *options)
-    assert (data["parallelism"]["shard_size"], data["parallelism"]["all_reduce_once"]) == (8, True)
-    assert "not expressed here" not in said
 
 
 @pytest.mark.parametrize(
@@ -462,3 +374,11 @@ def test_trl_forces_the_reentrant_checkpoint_of_adapters_under_zero_3(
     text += f"deepspeed: {{zero_optimization: {{stage: {stage}}}, bf16: {{enabled: true}}}}\n"
     data, _ = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"]["recompute"] == ({"mode": "full", "early_stop": False} if reentrant else "full")
+
+
+def test_a_part_of_an_offloaded_optimizer_is_named(tmp_path: Path) -> None:
+    """`ratio` of offload_optimizer: deepspeed/runtime/zero/offload_config.py."""
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
+    text = DEEPSPEED.replace('"device": "cpu"', '"device": "cpu", "ratio": 0.3')
+    assert "offload_optimizer: ratio 0.3 is not simulated" in converted(tmp_path, "ds.json", text, *options)[1]
+    assert "ratio" not in converted(tmp_path, "ds.json", text.replace("0.3", "1.0"), *options)[1]
