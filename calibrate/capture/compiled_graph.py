@@ -22,16 +22,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.collectives import NAMESPACES
+from calibrate.capture.graph_refused import NotAnInput, NotOneGraph
 from calibrate.capture.inductor import Access, Call, Kernel, Part, Schedule, View, fake_mode_of, scheduled
 from calibrate.capture.recorder import RecordedOperator, Recorder, describe
-
-
-class NotAnInput(ValueError):
-    """The function uses tensors that need gradients and are none of its arguments, so no gradient would be computed."""
-
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        super().__init__("it uses parameters of modules that it does not call")
-        self.tensors = tensors
 
 
 def compiled_function(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
@@ -69,7 +62,7 @@ def _check(graph: GraphModule) -> None:
 
     Raises:
         NotAnInput: if a tensor that needs a gradient is a constant of the graph.
-        ValueError: if it runs a collective.
+        NotOneGraph: if it runs a collective.
     """
     nodes = list(graph.graph.nodes)
     constants = [getattr(graph, str(node.target)) for node in nodes if node.op == "get_attr"]
@@ -77,7 +70,7 @@ def _check(graph: GraphModule) -> None:
         raise NotAnInput(missing)
     for node in nodes:
         if getattr(node.target, "namespace", "") in NAMESPACES:
-            raise ValueError(f"it runs the collective {node.target}")
+            raise NotOneGraph(f"it runs the collective {node.target}")
 
 
 def _partition(joint: GraphModule, inputs: Sequence[Any], **how: Any) -> tuple[GraphModule, GraphModule]:

@@ -28,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from calibrate.capture.failure import reason
+from calibrate.capture.graph_refused import NotAnInput, NotOneGraph, Recomputes
 from calibrate.capture.known_values import PLAIN
 from calibrate.capture.masks_read import masks_kept
 from calibrate.capture.recorder import Recorder
@@ -112,10 +114,6 @@ class Arguments:
         return [x for x in self.leaves if not isinstance(x, (torch.Tensor, *CONSTANTS))]
 
 
-class Recomputes(ValueError):
-    """The code calls `torch.utils.checkpoint`: traced, what it computes again would be merged with the forward."""
-
-
 class Traced(NamedTuple):
     """A compiled call, of tensors alone. `result`, `spec`: its result's leaves, `...` for each tensor, and their tree.
 
@@ -171,24 +169,23 @@ class Regions:
             out = code.function(*args, **kwargs)
         code.modules = list(found.values())
         if self.recorder.records():
-            self.eager[code.name] = "its only call is the recorded one"
+            self.eager[code.name] = "it runs once, in the recorded step; functions are traced from their second call on"
         return out
 
     def _try(self, code: Compiled, arguments: Arguments) -> Traced | None:
         """Trace a call; return None if it cannot be traced."""
-        from calibrate.capture.compiled_graph import NotAnInput
-
         try:
-            while True:
-                try:
-                    traced = self._trace(code, arguments)
-                    break
-                except NotAnInput as error:
-                    code.loose += error.tensors
+            traced = self._trace(code, arguments)
+        except NotAnInput as error:
+            if {id(x) for x in error.tensors} <= {id(x) for x in code.loose}:
+                self.eager[code.name] = str(error)
+                return None
+            code.loose += error.tensors
+            return self._try(code, arguments)
         except Exception as error:
             code.recomputes = isinstance(error, Recomputes)
             if not code.parts():
-                self.eager[code.name] = (str(error).strip() or type(error).__name__).splitlines()[0]
+                self.eager[code.name] = str(error) if isinstance(error, NotOneGraph) else reason(error)
             return None
         self.compiled.add(code.name)
         self.eager.pop(code.name, None)
@@ -199,17 +196,18 @@ class Regions:
         from calibrate.capture.compiled_graph import Instead, ZerosTraced, compiled_function
 
         tensors = [*arguments.tensors(), *code.loose]
-        if others := sorted({type(x).__name__ for x in tensors if type(x) not in PLAIN}):
-            raise ValueError(f"it uses tensors of the class {others[0]}")
+        if subclasses := sorted({type(x).__name__ for x in tensors if type(x) not in PLAIN}):
+            raise NotOneGraph(f"it uses tensors of the class {subclasses[0]}")
         places = {id(x): i for i, x in enumerate(tensors)}
-        leaves = [places[id(x)] if isinstance(x, torch.Tensor) else x for x in arguments.leaves]  # tensors may die
-        is_tensor = [isinstance(x, torch.Tensor) for x in arguments.leaves]
+        # Tensors of this call may die: the graph's function holds their places, and other arguments.
+        at = [places[id(x)] if isinstance(x, torch.Tensor) else None for x in arguments.leaves]
+        others = [None if isinstance(x, torch.Tensor) else x for x in arguments.leaves]
         held = [(where, name, places[id(where[name])]) for where, name in arguments.slots if where[name] is not None]
         shape: dict[str, Any] = {}
 
         def function(*now: torch.Tensor) -> tuple[torch.Tensor, ...]:
             self.recorder.operators.cache = {}  # what one trace has cast is unknown to the next
-            mine = [now[x] if tensor else x for x, tensor in zip(leaves, is_tensor, strict=True)]
+            mine = [x if i is None else now[i] for x, i in zip(others, at, strict=True)]
             args, kwargs = tree_unflatten(mine, arguments.spec)
             with _held_by_modules(held, now), ZerosTraced(), Instead({id(x): now[places[id(x)]] for x in code.loose}):
                 out, shape["spec"] = tree_flatten(code.function(*args, **kwargs))
@@ -240,13 +238,13 @@ class Regions:
             self.tracing = False
             operators.cache, operators.compiled = before
 
-    def words(self) -> str:
-        """Say what was captured as compiled graphs, and what was not; "" if the code compiles nothing."""
-        said = [f"captured as compiled graphs: {', '.join(sorted(self.compiled))}"] if self.compiled else []
-        for name, reason in sorted(self.eager.items()):
-            short = reason if len(reason) <= REASON_LETTERS else reason[: REASON_LETTERS - 1] + "…"
-            said.append(f"captured eagerly, because no single graph of it can be made: {name} ({short})")
-        return f"torch.compile: {'; '.join(said)}" if said else ""
+    def notes(self) -> list[str]:
+        """Say what was captured as compiled graphs, and what was not."""
+        said = [f"torch.compile: captured as compiled graphs: {', '.join(sorted(self.compiled))}"] * bool(self.compiled)
+        for name, why in sorted(self.eager.items()):
+            short = why if len(why) <= REASON_LETTERS else why[: REASON_LETTERS - 1] + "…"
+            said.append(f"torch.compile: {name} is captured eagerly, because it cannot be traced as one graph: {short}")
+        return said
 
 
 ACTIVE: list[Regions] = []

@@ -29,6 +29,7 @@ SAID = {  # what torch says, and what it means for a capture
     "router's choices alone, --routing balanced makes it known",
     ".numpy() is not supported for tensor subclasses": "the code turns a tensor into a NumPy array, whose values are "
     "unknown without data",
+    "trying to get value out of a tracing tensor": "the code reads a tensor's value, which a graph does not have",
     "found at least two devices": NO_GPU,
     "Torch not compiled with CUDA enabled": NO_GPU,
     "Found no NVIDIA driver": NO_GPU,
@@ -38,12 +39,16 @@ SAID = {  # what torch says, and what it means for a capture
 
 def failure(error: Exception, what: str) -> InputError:
     """Return the message for an error of captured code; `what` names the code if no line of it is in the traceback."""
+    return InputError(f"{_line_of(error, what)}: {reason(error)}")
+
+
+def reason(error: Exception) -> str:
+    """Return what an error of captured code means."""
     name, said = type(error).__name__, first_line(error)
     if name in WITHOUT_DATA:
         hints = "".join(getattr(error, "__notes__", ()))  # of KnownValues
-        return InputError(f"{_line_of(error, what)}: {WITHOUT_DATA[name]} ({said}){hints}")
-    said = next((meant for text, meant in SAID.items() if text in said), said)
-    return InputError(f"{_line_of(error, what)}: {name}: {said}")
+        return f"{WITHOUT_DATA[name]} ({said}){hints}"
+    return f"{name}: {next((meant for text, meant in SAID.items() if text in said), said)}"
 
 
 def _line_of(error: Exception, what: str) -> str:

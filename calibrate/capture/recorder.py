@@ -135,10 +135,6 @@ class Recorder(TorchDispatchMode):
         for part in parts_of(tensor):
             self.lives[self.storage(part)].kind = kind
 
-    def note(self, text: str) -> None:
-        """Keep a note, unless it is empty."""
-        self.notes += [text] if text else []
-
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Record no operators within the block."""

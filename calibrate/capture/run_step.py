@@ -79,7 +79,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         _name_activations(recorder, kept)
     if step.compiled or regions.compiled:
         never_collected()
-    recorder.note(regions.words())
+    recorder.notes += regions.notes()
     return step, recorder
 
 

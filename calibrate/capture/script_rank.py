@@ -52,7 +52,7 @@ def _capture(task: dict[str, Any]) -> str:
         raise failure(error, " ".join(words)) from None
     write_script_program(Path(task["out"]), steps, recorder, words, rank, world_size)
     if world_size > 1 and not recorder.queue.collectives:
-        recorder.note(alone_note(world_size))
+        recorder.notes.append(alone_note(world_size))
     for note in recorder.notes:
         print(f"note: {note}", file=sys.stderr)
     launches = sum(r.launches for r in recorder.rows)

@@ -149,7 +149,7 @@ def record_script(
         compiled_regions(recorder) as regions,
     ):
         _run_steps(run, steps, words[0])
-    recorder.note(regions.words())
+    recorder.notes += regions.notes()
     recorder.device = "cuda" if device.used else "cpu"
     _settle(recorder)
     return steps, recorder
