@@ -216,7 +216,7 @@ def _of_checkpoint(s: Settings) -> dict[str, Any]:
 
 
 def _recompute(s: Settings, asked: bool, framework: str, kwargs: dict[str, Any]) -> Any:
-    """Full, of each so-many-th layer (`every_n_layers`), or none; by torch's reentrant checkpoint, which runs the whole
+    """Full, of every n-th layer (`every_n_layers`), or none; by torch's reentrant checkpoint, which runs the whole
     forward again, where the file asks for it, and by default in LLaMA-Factory (hparams/model_args.py:
     `use_reentrant_gc`). Beside torch.compile a note says that it is not simulated."""
     reentrant = kwargs.get("use_reentrant") is True

@@ -62,7 +62,7 @@ def by_engine(config: Settings | None, flags: dict[str, Any], notes: list[str]) 
 
 
 def _experts(flags: dict[str, Any]) -> dict[str, Any]:
-    """Experts in each so-many-th layer, with other defaults than today's; None for what they replace."""
+    """Experts in every n-th layer, with other defaults than today's; None for what they replace."""
     if str(flags.get("num-experts", "1")) == "1":
         return {"num-experts": None}
     each, layers = str(flags.get("expert-interval", "2")), str(flags.get("num-layers"))

@@ -211,7 +211,7 @@ def _activation(s: Settings) -> str:
 
 
 def windows_of(s: Settings, layers: int) -> dict[str, Any]:
-    """Windows in all layers, in all but each so-many-th, or in those that a list says. A query sees as many keys before
+    """Windows in all layers, in all but every n-th, or in those that a list says. A query sees as many keys before
     it as the flag says, and its own."""
     size = s.take("window-size")
     if size is None:
@@ -228,7 +228,7 @@ def windows_of(s: Settings, layers: int) -> dict[str, Any]:
 
 
 def _states(s: Settings, layers: int) -> dict[str, Any]:
-    """The gated delta rule in all layers but each so-many-th (Qwen3-Next)."""
+    """The gated delta rule in all layers but every n-th (Qwen3-Next)."""
     if s.take("experimental-attention-variant") != DELTA_NET:
         s.taken.discard("experimental-attention-variant")
         return {}
@@ -258,9 +258,7 @@ def _no_rope_every(s: Settings, layers: int) -> int | None:
     step = without.index(1) + 1 if 1 in without else layers + 1
     if without != [int((layer + 1) % step == 0) for layer in range(layers)]:
         found = show(str(s.take("no-rope-freq")))
-        raise InputError(
-            f"{s.file}: --no-rope-freq: found {found}; can be simulated: each so-many-th layer without rope"
-        )
+        raise InputError(f"{s.file}: --no-rope-freq: found {found}; can be simulated: every n-th layer without rope")
     return step if step <= layers else None
 
 

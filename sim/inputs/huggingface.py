@@ -141,7 +141,7 @@ def _other_ends(architectures: Any) -> list[str]:
     """Ends of reward models, classifiers and embedding models, in whose place an output matrix is simulated."""
     names = architectures if isinstance(architectures, list) else []
     ends = [one_line(name) for name in names if isinstance(name, str) and _OTHER_END.search(name)]
-    return [f"own end ({name}), in whose place is an output matrix over the vocabulary" for name in ends]
+    return [f"end of {name} (simulated: an output matrix over the vocabulary)" for name in ends]
 
 
 def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[str]]:

@@ -188,8 +188,8 @@ class ModelConfig(UserInput):
     where they have rope (Llama 4's L2 norm), or over all heads at once (OLMo 2); `value_norm`: one without weights
     on values (Gemma 4). `norm_position`: before attention and MLP, after them (OLMo 2), both (Gemma 2), or
     `by_kind`: after them in layers with attention, before them in layers with a state (OLMo Hybrid).
-    `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: each
-    so-many-th layer has no rope.
+    `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: every
+    n-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
     chunk of `window` tokens (Llama 4), or the keys that a `block_indexer` selects (MiniMax M3); or the layer has a
     state (`state_space`), attention and a state `beside` it (Falcon-H1), or neither; or the query sees the last

@@ -227,7 +227,7 @@ def test_a_decoder_that_no_key_describes_is_refused_with_what_it_is(tmp_path: Pa
 def test_an_end_other_than_the_output_matrix_is_told(tmp_path: Path, name: str) -> None:
     config = SIZES | {"model_type": "llama"}
     assert of(tmp_path, config | {"architectures": [name]}).left_out == (
-        f"own end ({name}), in whose place is an output matrix over the vocabulary",
+        f"end of {name} (simulated: an output matrix over the vocabulary)",
     )
     for whole in ("LlamaForCausalLM", "GPT2LMHeadModel", "ChatGLMModel"):
         assert of(tmp_path, config | {"architectures": [whole]}).left_out == ()

@@ -41,7 +41,7 @@ def _experts_key(config: Config) -> str:
 
 
 def every(config: Config, key: str) -> int:
-    """Experts in each so-many-th layer; lists of other layers are refused."""
+    """Experts in every n-th layer; lists of other layers are refused."""
     require(config, "mlp_only_layers", ([], None))
     return int(config.get(key, 1))
 

@@ -206,7 +206,7 @@ def qwen3_5_moe(config: Config) -> Config:
 
 
 def _gated_delta_layers(config: Config) -> Config:
-    """The gated delta rule; in each so-many-th layer attention with a gate."""
+    """The gated delta rule; in every n-th layer attention with a gate."""
     names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
     own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": _gated_delta(config)}
     own["norm_in_fp32"] = True  # qwen3_next/modeling_qwen3_next.py: Qwen3NextRMSNorm, as Gemma's
@@ -253,7 +253,7 @@ def _olmo_hybrid(config: Config) -> Config:
 
 
 def _minimax(config: Config) -> Config:
-    """MiniMax-Text-01 and M1: lightning attention, in each so-many-th layer attention; experts."""
+    """MiniMax-Text-01 and M1: lightning attention, in every n-th layer attention; experts."""
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or config["hidden_size"] // heads
     signs = config.get("attn_type_list")  # 0 for lightning attention

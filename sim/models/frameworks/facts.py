@@ -235,7 +235,7 @@ class Framework(Struct, frozen=True):
     accumulates_in_matmul: bool = False
     """a weight gradient's matmul adds to the kept gradient [core: gradient_accumulation_fusion]"""
     accumulates_sharded: bool = False
-    """with sharded gradients it writes the bucket that is reduced, over what is there, with Transformer Engine 2.10
+    """where FSDP shards gradients, a weight gradient's matmul writes straight into the bucket that is reduced
     [core/distributed/fsdp: mcore_fsdp_adapter.py; src/megatron_fsdp/megatron_fsdp.py: overwrite_main_grad]"""
     keeps_empty_gradients: bool = False
     """one empty gradient tensor is kept for each shape of a weight matrix [TE module/base.py: get_dummy_wgrad]"""

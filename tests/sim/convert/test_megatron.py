@@ -213,7 +213,7 @@ def test_a_model_that_is_named_takes_the_place_of_a_script_s_flags(tmp_path: Pat
 def test_which_layers_have_experts(
     tmp_path: Path, frequency: str, dense: int | None, pattern: list[str] | None
 ) -> None:
-    """gpt_layer_specs.py: every so-many-th layer, counted from the first, or a list."""
+    """gpt_layer_specs.py: every n-th layer, counted from the first, or a list."""
     flags = f"--sequence-parallel --num-experts 8 --moe-layer-freq {frequency}"
     text = 'FREQUENCY="([0]*2+[1]*30)"' + MEGATRON.replace("--sequence-parallel", flags)
     model = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["model"]
