@@ -22,6 +22,7 @@ from sim.core.errors import InputError
 T = TypeVar("T")
 PATIENCE_S = 30
 WATCH_EVERY_S = 0.5
+CLOSES_ITS_PIPE = (3, 11, 5)  # since then a pool whose workers are gone does (github.com/python/cpython, issue 94777)
 AHEAD = 4  # times the slots: a long task in front does not leave workers idle
 
 
@@ -93,7 +94,8 @@ def local_workers(count: int, start: str | None = "spawn") -> Iterator[Workers]:
     except BaseException:
         for worker in multiprocessing.active_children():  # what they are at is wanted no more
             worker.terminate()
-        _stop_sending(pool)
+        if sys.version_info < CLOSES_ITS_PIPE:
+            _stop_sending(pool)
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -102,8 +104,8 @@ def local_workers(count: int, start: str | None = "spawn") -> Iterator[Workers]:
 def _stop_sending(pool: ProcessPoolExecutor) -> None:
     """Let the thread that hands tasks to workers fail, not wait, once no worker is left to read them.
 
-    Python before 3.11.6 never ends otherwise, where a task is larger than a pipe (github.com/python/cpython, issues
-    94777 and 107219). Later ones close the same end of the pipe themselves.
+    Python before `CLOSES_ITS_PIPE` never ends otherwise, where a task is larger than a pipe. Later ones close the same
+    end of the pipe in a thread of their own: two threads must not close one file at once.
     """
     queue: Any = getattr(pool, "_call_queue", None)
     if queue is not None:
