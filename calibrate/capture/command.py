@@ -98,9 +98,8 @@ def main(
     if table is not None:
         return _capture_table(table, out)
     assert what is not None
-    for other, also in (("--gradient-checkpointing", options.gradient_checkpointing), ("--routing", routing)):
-        if options.compiled and also:
-            raise InputError(f"--compile: cannot be given with {other}; leave one of them out")
+    if options.compiled and routing:
+        raise InputError("--compile: cannot be given with --routing; leave one of them out")
     from calibrate.capture.what import maker
 
     made = maker(what, options)

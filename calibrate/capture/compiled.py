@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from calibrate.capture.compiled_checkpoints import checkpoints_marked
 from calibrate.capture.compiled_graph import ZerosTraced, compiled_function
 from calibrate.capture.recorder import Recorder
 from calibrate.capture.step import Step
@@ -40,7 +41,8 @@ class CompiledLoss:
         # Otherwise a second name of a tied parameter keeps the old tensor, whose part of the gradient is not computed.
         returned: list[Any] = []
         hook = model.register_forward_hook(lambda *call: returned.extend(tree_leaves(call[-1])))
-        with hook, torch.nn.utils.stateless._reparametrize_module(model, given, tie_weights=True), ZerosTraced():
+        given_to_model = torch.nn.utils.stateless._reparametrize_module(model, given, tie_weights=True)
+        with hook, given_to_model, ZerosTraced(), checkpoints_marked():
             loss: torch.Tensor = self.step.loss()
         if not any(x is loss for x in returned):
             return (loss,)

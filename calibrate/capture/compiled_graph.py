@@ -7,6 +7,7 @@ Torch's own partitioner decides what is saved for the backward, and Inductor whi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -172,7 +173,8 @@ class _Run:
             self.values[step.buffer] = found
         else:
             args, kwargs = tree_map_only(View, self._view, (step.args, step.kwargs))
-            self.values[step.buffer] = step.target(*args, **kwargs)
+            with self.recorder.recomputing() if step.again else nullcontext():
+                self.values[step.buffer] = step.target(*args, **kwargs)
 
     def _record(self, kernel: Kernel) -> None:
         recorder = self.recorder
@@ -180,7 +182,8 @@ class _Run:
             return
         name = "inductor.reduction" if kernel.reduces else "inductor.pointwise"
         inputs, outputs = ([self._described(x) for x in accesses] for accesses in (kernel.reads, kernel.writes))
-        recorder.append(RecordedOperator(name, *recorder.place(), inputs, outputs, 1))
+        with recorder.recomputing() if kernel.again else nullcontext():
+            recorder.append(RecordedOperator(name, *recorder.place(), inputs, outputs, 1))
 
     def _described(self, access: Access) -> tuple[Any, int]:
         """Return what a kernel reads or writes of a buffer, and the number of its storage."""

@@ -19,7 +19,6 @@ from unittest.mock import patch
 from warnings import catch_warnings, filterwarnings
 
 import torch
-import torch.utils.checkpoint
 from torch._guards import detect_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
@@ -29,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from calibrate.capture.failure import reason
-from calibrate.capture.graph_refused import NotAnInput, NotOneGraph, Recomputes
+from calibrate.capture.graph_refused import NotAnInput, NotOneGraph
 from calibrate.capture.known_values import PLAIN
 from calibrate.capture.masks_read import masks_kept
 from calibrate.capture.recorder import Recorder
@@ -37,7 +36,6 @@ from calibrate.capture.running_module import module_hooks
 
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.memory_format)
 SHARDED = (FSDPModule, FullyShardedDataParallel)  # modules whose hooks gather parameters
-WRAPPED = ("_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 REASON_LETTERS = 160
 
 
@@ -45,7 +43,7 @@ class Compiled:
     """What `torch.compile` makes of a function, or of the forward of `module`. Outside a capture it runs eagerly.
 
     `modules`: whose parameters and buffers it may use; None before its first call. `loose`: parameters that it uses
-    besides. `recomputes`: it calls `torch.utils.checkpoint`.
+    besides.
     """
 
     def __init__(self, function: Callable[..., Any], module: torch.nn.Module | None = None) -> None:
@@ -55,7 +53,6 @@ class Compiled:
         self.modules = None if module is None else list(module.modules())
         self.loose: list[torch.Tensor] = []
         self.methods: dict[int, Compiled] = {}  # of a function in a class, by id of the instance, which they hold
-        self.recomputes = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, in a capture as a compiled graph."""
@@ -77,12 +74,11 @@ class Compiled:
 
         Dynamo breaks graphs where FSDP's hooks run, and cuts those of a model in DistributedDataParallel into its
         buckets (torch/_dynamo/backends/distributed.py, `DDPOptimizer`), so that gradients of the last layers are
-        reduced while others are computed. A bucket has 25 MiB; here each member of a list of modules is a graph. So it
-        is where layers are recomputed: a checkpoint of a compiled layer runs the kernels of its forward again.
+        reduced while others are computed. A bucket has 25 MiB; here each member of a list of modules is a graph.
         """
         inside = [m for m in self.modules or () if m is not self.module]
         sharded = [m for m in inside if isinstance(m, SHARDED)]
-        if sharded or not (self.recomputes or DistributedDataParallel._get_active_ddp_module()):
+        if sharded or not DistributedDataParallel._get_active_ddp_module():
             return [m for m in sharded if not any(isinstance(x, SHARDED) for x in m.modules() if x is not m)]
         lists = [m for m in self.modules or () if isinstance(m, torch.nn.ModuleList | torch.nn.Sequential)]
         nested = {id(x) for m in lists for x in m.modules() if x is not m}
@@ -183,9 +179,7 @@ class Regions:
             code.loose += error.tensors
             return self._try(code, arguments)
         except Exception as error:
-            code.recomputes = isinstance(error, Recomputes)
-            if not code.parts():
-                self.eager[code.name] = str(error) if isinstance(error, NotOneGraph) else reason(error)
+            self.eager[code.name] = str(error) if isinstance(error, NotOneGraph) else reason(error)
             return None
         self.compiled.add(code.name)
         self.eager.pop(code.name, None)
@@ -193,6 +187,7 @@ class Regions:
 
     def _trace(self, code: Compiled, arguments: Arguments) -> Traced:
         """Trace a call by running it once, unrecorded."""
+        from calibrate.capture.compiled_checkpoints import checkpoints_marked
         from calibrate.capture.compiled_graph import Instead, ZerosTraced, compiled_function
 
         tensors = [*arguments.tensors(), *code.loose]
@@ -209,7 +204,8 @@ class Regions:
             self.recorder.operators.cache = {}  # what one trace has cast is unknown to the next
             mine = [x if i is None else now[i] for x, i in zip(others, at, strict=True)]
             args, kwargs = tree_unflatten(mine, arguments.spec)
-            with _held_by_modules(held, now), ZerosTraced(), Instead({id(x): now[places[id(x)]] for x in code.loose}):
+            instead = Instead({id(x): now[places[id(x)]] for x in code.loose})
+            with _held_by_modules(held, now), ZerosTraced(), instead, checkpoints_marked():
                 out, shape["spec"] = tree_flatten(code.function(*args, **kwargs))
             shape["result"] = [... if isinstance(x, torch.Tensor) else x for x in out]
             return tuple(x for x in out if isinstance(x, torch.Tensor))
@@ -230,7 +226,7 @@ class Regions:
             with ExitStack() as stack:
                 own_hooks = saved_tensors_hooks(lambda x: x, lambda x: x)  # not those of a checkpoint around the call
                 contexts = (self.recorder.paused(), _disable_current_modes(), masks_kept(), own_hooks, catch_warnings())
-                for context in (*contexts, mode or nullcontext(), *_checkpoints_refused()):
+                for context in (*contexts, mode or nullcontext()):
                     stack.enter_context(context)
                 filterwarnings("ignore", "Accessing the data pointer of FakeTensor")  # Inductor's passes read constants
                 yield
@@ -248,17 +244,6 @@ class Regions:
 
 
 ACTIVE: list[Regions] = []
-
-
-def _checkpoints_refused() -> list[Any]:
-    def refuse(*_: object, **__: object) -> None:
-        raise Recomputes("it recomputes activations")
-
-    of = torch.utils.checkpoint
-    return [
-        patch.object(of._CheckpointFrame, "__init__", refuse),
-        patch.object(of.CheckpointFunction, "apply", refuse),
-    ]
 
 
 def _is_mask(x: Any) -> bool:
@@ -306,14 +291,12 @@ def _compile(model: Any = None, *, backend: Any = "inductor", disable: bool = Fa
 
 
 def _wrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that the wrapper of a checkpoint, of FSDP or of DistributedDataParallel holds, else the module.
-
-    What a checkpoint of a compiled module computes again is a compiled graph, too.
-    """
+    """Return the module that DistributedDataParallel or FSDP's first version holds, else the module."""
     if isinstance(module, DistributedDataParallel):
         return _wrapped(module.module)
-    inner = next((x for name in WRAPPED if (x := getattr(module, name, None)) is not None), None)
-    return module if inner is None else _wrapped(inner)
+    if isinstance(module, FullyShardedDataParallel):
+        return _wrapped(module._fsdp_wrapped_module)
+    return module
 
 
 def _compile_self(module: torch.nn.Module, *_: object, **how: Any) -> None:

@@ -12,10 +12,6 @@ class NotOneGraph(ValueError):
     """A graph of the code would have other kernels than the code; the message says why."""
 
 
-class Recomputes(NotOneGraph):
-    """The code calls `torch.utils.checkpoint`: traced, what it computes again would be merged with the forward."""
-
-
 class NotAnInput(NotOneGraph):
     """The code uses `tensors` that need gradients and are none of its arguments, so no gradient would be computed."""
 

@@ -30,6 +30,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from calibrate.capture.compiled_checkpoints import computed_again
 from calibrate.capture.gpu_facts import CAPABILITY, PROPERTIES
 
 GPU = torch.device("cuda", 0)
@@ -61,20 +62,25 @@ class Access(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel that Inductor generates."""
+    """A kernel that Inductor generates. `again`: it computes only what a checkpoint left to the backward."""
 
     reads: tuple[Access, ...]
     writes: tuple[Access, ...]
     reduces: bool
+    again: bool = False
 
 
 class Call(NamedTuple):
-    """A call of one of torch's own operators, whose result is `buffer`. Its tensors are `View`s."""
+    """A call of one of torch's own operators, whose result is `buffer`. Its tensors are `View`s.
+
+    `again`: a checkpoint left it to the backward.
+    """
 
     buffer: str
     target: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    again: bool = False
 
 
 class Part(NamedTuple):
@@ -189,7 +195,12 @@ def _steps(node: Any) -> list[Kernel | Call | Part]:
     reads = [Access(name, n) for name, n in read.items() if name not in written]
     writes = [Access(name, n) for name, n in written.items() if _is_read_outside(node, name)]
     reads += [Access(name, n) for name, n in added.items()]
-    return [Kernel(tuple(reads), tuple(writes), node.is_reduction())]
+    return [Kernel(tuple(reads), tuple(writes), node.is_reduction(), all(_again(n.node) for n in parts))]
+
+
+def _again(node: Any) -> bool:
+    """Return whether a checkpoint left all operators of a node of Inductor's to the backward."""
+    return all(computed_again(n) for n in node.get_origins() if n.op == "call_function")
 
 
 def _is_read_outside(node: Any, name: str) -> bool:
@@ -222,14 +233,14 @@ def _outside(node: Any) -> Call | Part:
         return Part(name, source.get_name(), tuple(int(i) for _, i in node.indices))
     given = [_view(x) for x in tree_leaves(node.inputs)]
     if node.python_kernel_name in MATMULS:
-        return Call(name, MATMULS[node.python_kernel_name], tuple(given), {})
+        return Call(name, MATMULS[node.python_kernel_name], tuple(given), {}, _again(node))
     called = _called(node)
     tensors = [x for x in tree_leaves((called.args, dict(called.kwargs))) if _makes_tensor(x)]
     # Inductor adds a convolution's bias itself.
     views = dict(zip(tensors, [*given, *[None] * (len(tensors) - len(given))], strict=False))
     args, kwargs = tree_map_only(Node, lambda n: views.get(n, n.meta["val"]), (called.args, dict(called.kwargs)))
     args, kwargs = tree_map_only(torch.device, lambda _: torch.device("cpu"), (args, kwargs))
-    return Call(name, called.target, args, kwargs)
+    return Call(name, called.target, args, kwargs, _again(node))
 
 
 def _called(node: Any) -> Node:

@@ -112,6 +112,7 @@ class Recorder(TorchDispatchMode):
         self.storages: dict[int, int] = {}  # address of a living storage: its number
         self.refs: dict[int, weakref.ref[Any]] = {}
         self.last_module = ""
+        self.again = False
         self.in_place = InPlace()
         self.answers = Answers()
         self.places = Places()  # what lies on the host: an optimizer's counts of steps
@@ -143,6 +144,15 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self.phase = before
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """Record what a compiled backward runs within the block as recomputed."""
+        self.again = True
+        try:
+            yield
+        finally:
+            self.again = False
 
     def records(self) -> bool:
         """Return whether what runs now is part of the recorded step."""
@@ -251,6 +261,8 @@ class Recorder(TorchDispatchMode):
         elif self.phase == "backward":
             found = self.modules.path if self.modules.stack else self.modules.of_node()
             self.last_module = self.last_module if found is None else found
+            if self.again:
+                return "recomputed", self.last_module
             if self.modules.stack or _recomputes():
                 self.modules.see(self.last_module)
                 return "recomputed", self.last_module

@@ -97,8 +97,6 @@ def options_of_row(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], 
     sizes = {"seq_len": training.get("seq_len"), "micro_batch_size": training.get("micro_batch_size", 1)}
     for name, size in sizes.items():
         _check(COUNT, size, f"{where}: scenario.training.{name}")
-    if program.get("torch_compile") and program.get("gradient_checkpointing"):
-        raise InputError(f"{where}: program.torch_compile: found true; cannot be captured with gradient_checkpointing")
     autocast = program.get("autocast")
     return program["huggingface_config"], Options(
         **sizes,

@@ -109,36 +109,6 @@ def test_parameters_of_modules_that_are_not_called_get_gradients(tmp_path: Path)
     assert kernels(program, "backward")["inductor.reduction"] == 1  # the gradient of `weight`, summed over rows
 
 
-def test_a_checkpoint_of_a_compiled_layer_runs_its_forward_again(tmp_path: Path) -> None:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
-
-    def prepare(model: Any) -> Callable[[Any], Any]:
-        layers = model["layers"]
-        for i, layer in enumerate(layers):
-            layers[i] = torch.compile(checkpoint_wrapper(layer))
-        return in_turn(model)
-
-    program, _ = captured(tmp_path, prepare)
-    plain, _ = captured(tmp_path, each_compiled)
-    again = kernels(program, "recomputed")
-    assert again["inductor.reduction"] == LAYERS
-    assert kernels(program, "forward") == kernels(plain, "forward")
-    assert flops(program) > flops(plain)
-
-
-def test_a_compiled_model_that_recomputes_in_its_layers_runs_eagerly(tmp_path: Path) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    def prepare(model: Any) -> Callable[[Any], Any]:
-        run = in_turn(model)
-        compiled: Callable[[Any], Any] = torch.compile(lambda x: checkpoint(run, x, use_reentrant=False))
-        return compiled
-
-    program, notes = captured(tmp_path, prepare)
-    assert "it recomputes activations" in " ".join(notes)
-    assert kernels(program, "recomputed")["aten.addmm"]
-
-
 def test_a_compiled_attention_knows_the_blocks_of_its_mask(tmp_path: Path) -> None:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
