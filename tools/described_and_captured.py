@@ -7,7 +7,7 @@ sequences of 2,048 tokens. Both ways have the prices of an H200. docs/models.md 
 columns: how far the described saved bytes and peak of memory are from the captured ones. FOLDER keeps the captured
 programs.
 `--compile`: both under torch.compile (`framework: transformers_compiled`). WAY: with fp32 weights under torch.autocast,
-with layers that run again, with adapters, or with eager attention.
+with layers that run again, with adapters, with eager attention, or some of these under torch.compile.
 """
 
 from __future__ import annotations
@@ -163,6 +163,7 @@ ADAPTERS = {  # which have fp32 beside 16-bit weights
     "lora": {"rank": 16},
     "autocast": False,
 }
+COMPILED = {**NARROW, "framework": "transformers_compiled"}
 WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {  # options of the capture, and the keys that say them
     "plain": (["--weights", "bf16"], NARROW),
     "autocast": (["--autocast", "bf16"], {"param_dtype": "fp32"}),
@@ -174,7 +175,15 @@ WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {  # options of the capture,
     ),
     "eager": (["--weights", "bf16", "--attention", "eager"], {**NARROW, "attention": "unfused"}),
     "fp32": (["--weights", "fp32"], {"param_dtype": "fp32", "precision": "fp32"}),
-    "compiled": (["--weights", "bf16", "--compile"], {**NARROW, "framework": "transformers_compiled"}),
+    "compiled": (["--weights", "bf16", "--compile"], COMPILED),
+    "compiled_autocast": (
+        ["--autocast", "bf16", "--compile"],
+        {"framework": "transformers_compiled", "param_dtype": "fp32"},
+    ),
+    "compiled_checkpointing": (
+        ["--weights", "bf16", "--compile", "--gradient-checkpointing"],
+        {**COMPILED, "recompute": "full"},
+    ),
 }
 
 
@@ -191,7 +200,7 @@ def captured(family: str, folder: Path, way: str) -> tuple[Path, Path]:
         config.write_text(built.to_json_string(use_diff=False), encoding="utf-8")
         words = [*WAYS[way][0], "--seq-len", SEQ_LEN, "--micro-batch-size", SEQUENCES]
         words += ["--attention", "eager"] if family in EAGER and way != "eager" else []
-        words += ["--routing", "balanced"] if way != "compiled" else []
+        words += ["--routing", "balanced"] if "--compile" not in words else []
         command = [sys.executable, "-m", "calibrate.capture", config, "--out", program, *words]
         subprocess.run([str(word) for word in command], check=True, capture_output=True, cwd=ROOT, env=os.environ)
     return config, program

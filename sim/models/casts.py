@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Phase, Program
 from sim.models.dims import Dims
+from sim.models.norm_passes import gradient_reads
 from sim.models.operators import F, I, Linear, accumulate, memory_op
 
 
@@ -108,10 +109,22 @@ def input_gradient_casts(d: Dims, spec: Linear, i: int, rows: int) -> Program:
     gradients of the matmuls before it."""
     elements = rows * spec.k
     if not reads_wide(d, spec):
-        return (accumulate(d, f"{spec.name}_dgrad_sum", elements),) if i else ()
+        return (branch_gradients_summed(d, f"{spec.name}_dgrad_sum", rows, spec.k, i),) if i else ()
     widened = cast(d, f"{spec.out_name(i)}_dgrad_cast", I, elements, widens=True)
     added = (accumulate(in_fp32(d), f"{spec.name}_dgrad_sum", elements),) if i else ()
     return (widened, *added)
+
+
+def branch_gradients_summed(d: Dims, name: str, rows: int, width: int, i: int) -> Compute:
+    """Return the sum of a gradient `[rows, width]` with those of the `i` matmuls before it that share their input.
+
+    A compiler reads them all where it computes the backward of the norm before the matmuls, or, if the ranks' gradients
+    are added first, in one kernel.
+    """
+    if not d.framework.fuses_chains:
+        return accumulate(d, name, rows * width)
+    accesses, kernels = (gradient_reads(d, rows, width), 0) if d.tp == 1 else (3, 1) if i == 1 else (1, 0)
+    return memory_op(name, I, "elementwise", rows * width, accesses * d.act_bytes * rows * width, d.act, kernels)
 
 
 def branch_gradient_casts(d: Dims, name: str, elements: float) -> Program:

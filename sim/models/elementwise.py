@@ -22,13 +22,13 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import EAGER_NORM, Compute, Phase, Program, Saved, TensorRole
 from sim.models.casts import More, branch_gradient_casts, cast, in_fp32, mixed, widens_norms, wider_rope
 from sim.models.dims import Dims
+from sim.models.norm_passes import backward_accesses, gradient_reads, without_weight
 from sim.models.operators import F, I, Operator, accumulate, memory_op
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
 
 MASK_BYTES = 1.0
-INPUT_GRADIENT_ACCESSES = 3  # of a norm's backward: input and output gradient read, input gradient written
 ROPE_SINGLE = 4.5  # numbers that rope's kernels of one direction handle one at a time, for each number that it rotates
 
 
@@ -90,7 +90,7 @@ def layer_norm_in_fp32(e: float, weighted: bool, frozen: bool = False) -> Traffi
     return Traffic(casts + 48, kernels + 10, casts + 132 - 16 * frozen, kernels + 22 - 2 * frozen)
 
 
-def norm_traffic(d: Dims, kind: str, after_sum: bool, weighted: bool = True) -> Traffic:
+def norm_traffic(d: Dims, kind: str, rows: int, width: int, after_sum: bool, weighted: bool = True) -> Traffic:
     """`after_sum`: the norm right after a residual sum, whose kernel a compiler extends by the norm.
 
     Adapters leave its weights frozen: autograd then asks for the input's gradient alone, and torch launches no kernel
@@ -103,11 +103,9 @@ def norm_traffic(d: Dims, kind: str, after_sum: bool, weighted: bool = True) -> 
     if d.norm_in_fp32 and d.framework.norms_keep_operators:
         return layer_norm_in_fp32(e, weighted, frozen)
     # of 5 accesses dx takes 3, the weight's gradient reads x and dy once more; or partial sums of it come with dx
-    alone = frozen and d.framework.norm_backward_accesses > INPUT_GRADIENT_ACCESSES
-    accesses = INPUT_GRADIENT_ACCESSES if alone else d.framework.norm_backward_accesses
-    gradients = accesses // 2  # reads of dy
+    accesses, gradients = backward_accesses(d, rows, width), gradient_reads(d, rows, width)
     backward = (accesses - gradients) * e + gradients * d.normed_bytes
-    kernels = d.framework.norm_backward_kernels - alone
+    kernels = d.framework.norm_backward_kernels - without_weight(d)
     if after_sum and d.framework.fuses_chains:
         return Traffic(d.normed_bytes, 0, backward, kernels)
     ones = d.code.norm_weights_from_1 and d.framework.norms_keep_operators
@@ -165,7 +163,7 @@ def norm(
     kernel = d.framework.norm_kernel if fused else EAGER_NORM
     # Kernels that a compiler generates stream as fast with a reduction in them as without (docs/programs_checked.md).
     priced_as = "elementwise" if d.framework.fuses_chains else "norm"
-    t = norm_traffic(d, kind, after_sum, vectors > 0)
+    t = norm_traffic(d, kind, rows, width, after_sum, vectors > 0)
     kept = Saved(f"{name} input", elements * d.act_bytes, role=TensorRole.INPUT)
     saved: tuple[Saved, ...] = (kept,) if keeps_input else ()
     if d.framework.norms_keep_operators and (kind == "rmsnorm" or d.norm_in_fp32):

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import NeededBy, Program, Saved, TensorRole
-from sim.models.casts import cast, in_fp32, mixed, reads_wide
+from sim.models.casts import branch_gradients_summed, cast, in_fp32, mixed, reads_wide
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import (
@@ -39,7 +39,6 @@ from sim.models.operators import (
     Linear,
     Operator,
     W,
-    accumulate,
     collective,
     gemm,
     memory_op,
@@ -223,7 +222,7 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
             gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, own.act),
             *scatters,
             *given_back,
-            accumulate(in_fp32(d) if wide else d, f"{name}_dgrad_sum", own_rows * k),
+            branch_gradients_summed(in_fp32(d) if wide else d, f"{name}_dgrad_sum", own_rows, k, 1),
         ),
     )
 
