@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from topology.durations import NetworkPath
 from topology.group import Group, Leaves
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
+from topology.nccl import nccl_at
 from topology.spec import ClusterSpec
 from topology.timing import fabric_of, slower, timing_of
 from topology.torus import exchange_links, ring_links, torus_hops, torus_shape
@@ -153,7 +154,9 @@ class RegularNetwork:
 
     def _pat(self, most: int, domains: int) -> bool:
         """Tell whether NCCL considers PAT: for one GPU of each node (`ncclPatEnable`, src/graph/tuning.cc)."""
-        return self.cluster.inter_node.pat and not self.shape and self.nccl and domains > 1 and most == 1
+        stated = self.cluster.inter_node.pat
+        allowed = nccl_at(None).pat if stated is None else stated
+        return allowed and not self.shape and self.nccl and domains > 1 and most == 1
 
     def _inside(self, ranks: Sequence[int], most: int) -> _Inside:
         """Return a group's bandwidths within its domains.
