@@ -35,9 +35,9 @@ class Traits(Struct, frozen=True):
     usable: Callable[[Group, float], bool] = lambda group, size_bytes: True
     beside_pat: tuple[Estimate, ...] = ()
 
-    def estimates(self, group: Group) -> tuple[Estimate, ...]:
-        """Return what NCCL assumes of each protocol for a group."""
-        return self.beside_pat if group.pat and self.beside_pat else self.protocols
+    def estimates(self, beside_pat: bool) -> tuple[Estimate, ...]:
+        """Return what NCCL assumes of each protocol. `beside_pat`: of a collective that PAT is considered for."""
+        return self.beside_pat if beside_pat and self.beside_pat else self.protocols
 
 
 def _around(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
