@@ -135,8 +135,8 @@ class InterNode(_Spec):
     posted (receivers post buffers in advance, whatever the latency: EFA). `spread`: on a shared network, σ of the
     log-normal part of each node's NICs that other jobs leave; a collective gets the median of its slowest node's part.
     `sharp`: the switches reduce (InfiniBand SHARP, with NCCL's plugin and NCCL_COLLNET_ENABLE=1). `pat`: NCCL may
-    gather and scatter over parallel trees where a group has one GPU a node (NCCL_PAT_ENABLE); None: as its release does
-    (`nccl.nccl_at`), which for a network by itself is the newest one.
+    gather and scatter over parallel trees where a group has one GPU a node, as 2.23 and later do; false: it is older;
+    None: as its release does (`nccl.nccl_at`), which for a network by itself is the newest one.
     """
 
     kind: Literal["fat_tree", "rail_optimized", "torus"] = "fat_tree"

@@ -81,6 +81,21 @@ def test_the_least_of_nccls_estimates_is_chosen(kind: str, nodes: int) -> None:
         assert estimates[chosen] == pytest.approx(min(estimates.values()))
 
 
+@pytest.mark.parametrize("nodes", NODES)
+def test_before_pat_the_least_of_the_older_estimates_is_chosen(nodes: int) -> None:
+    """Constants of NCCL 2.20.3: with one GPU a node a ring in LL128 has 0.7 of the bandwidth."""
+    network, bytes_per_s = Network(with_pat(False)), 48e9
+    for size in SIZES:
+        sent_s, steps = size * (nodes - 1) / nodes / bytes_per_s * 1e6, nodes - 1
+        estimates = {
+            "ring LL": 6.6 + steps * 2.7 + sent_s * 4,
+            "ring LL128": 14 + steps * 4 + sent_s / 0.7,
+            "ring Simple": 8.4 + steps * 14 + sent_s,
+        }
+        chosen = str(network.chosen("all_gather", apart(nodes), size))
+        assert estimates[chosen] == pytest.approx(min(estimates.values()))
+
+
 @pytest.mark.parametrize("nodes", [*NODES, 64])
 def test_what_takes_pat_takes_its_formula(nodes: int) -> None:
     network = Network(with_pat(True))
@@ -114,5 +129,6 @@ def test_what_is_no_gather_or_has_two_gpus_a_node_does_not_know_pat() -> None:
     with_it, without = Network(with_pat(True)), Network(with_pat(False))
     two_a_node = [rank for node in range(16) for rank in (8 * node, 8 * node + 1)]
     for size in SIZES:
-        for kind, ranks in (("all_reduce", apart(16)), ("all_to_all", apart(16)), ("all_gather", two_a_node)):
+        for kind, ranks in (("all_reduce", range(128)), ("all_to_all", apart(16)), ("all_gather", two_a_node)):
             assert with_it.collective(kind, ranks, size) == without.collective(kind, ranks, size)
+        assert with_it.chosen("all_reduce", apart(16), size).algorithm in ("ring", "tree")
