@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from topology.network import Network
 from topology.nccl import OF_TORCH, RELEASES, nccl_at
+from topology.network import Network
 from topology.presets import CLUSTERS
 from topology.spec import ClusterSpec
 
