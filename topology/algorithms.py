@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from topology.collective_kinds import KINDS, bus_factor, sent_between_trees
-from topology.protocols import COLLNET, NVLS, NVLS_SHARP, PAT, PLAIN, RING, RING_BESIDE_PAT, TREE, Estimate
+from topology.protocols import COLLNET, NVLS, NVLS_SHARP, PAT, PLAIN, RING, RING_ALONE, RING_BESIDE_PAT, TREE, Estimate
 
 if TYPE_CHECKING:
     from topology.group import Group
@@ -26,7 +26,8 @@ class Traits(Struct, frozen=True):
 
     `sent_bytes`: from the collective's kind, the group and the size, the bytes that a member sends inside its domain
     and through its share of the NICs. `usable`: whether a group can run the algorithm at a size. `beside_pat`: what
-    NCCL's newer releases assume where they consider PAT, if it differs from `protocols`.
+    NCCL's newer releases assume where they consider PAT, if it differs from `protocols`. `alone`: what older ones do
+    with one GPU of each node, if it differs.
     """
 
     sent_bytes: Callable[[str, Group, float], tuple[float, float]]
@@ -34,10 +35,13 @@ class Traits(Struct, frozen=True):
     protocols: tuple[Estimate, ...] = PLAIN
     usable: Callable[[Group, float], bool] = lambda group, size_bytes: True
     beside_pat: tuple[Estimate, ...] = ()
+    alone: tuple[Estimate, ...] = ()
 
-    def estimates(self, group: Group) -> tuple[Estimate, ...]:
-        """Return what NCCL assumes of each protocol for a group."""
-        return self.beside_pat if group.pat and self.beside_pat else self.protocols
+    def estimates(self, group: Group, gathers: bool) -> tuple[Estimate, ...]:
+        """Return what NCCL assumes of each protocol. `gathers`: of a collective that PAT may be considered for."""
+        if group.pat and gathers and self.beside_pat:
+            return self.beside_pat
+        return self.alone if group.alone_before_pat and self.alone else self.protocols
 
 
 def _around(kind: str, group: Group, size_bytes: float) -> tuple[float, float]:
@@ -88,7 +92,7 @@ def _directly(kind: str, group: Group, size_bytes: float) -> tuple[float, float]
 
 
 TRAITS: Mapping[str, Traits] = {
-    "ring": Traits(_around, "ring", RING, beside_pat=RING_BESIDE_PAT),
+    "ring": Traits(_around, "ring", RING, beside_pat=RING_BESIDE_PAT, alone=RING_ALONE),
     "pat": Traits(_around, protocols=PAT, usable=lambda group, _: group.pat),
     # The hops of a tree on a torus would pass several links.
     "tree": Traits(_along_trees, protocols=TREE, usable=lambda group, _: group.torus_steps == 0),

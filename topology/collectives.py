@@ -307,10 +307,11 @@ def choose(kind: str, group: Group, size_bytes: float) -> Choice:
         size = size_bytes / group.ranks if KINDS[kind].exchanges else size_bytes
         return Choice(name, message_protocol(group.timing, group.domains > 1, size))
     best, least_s = None, math.inf
+    gathers = "pat" in ALGORITHMS[kind]
     for name, algorithm in ALGORITHMS[kind].items():
         if not TRAITS[name].usable(group, size_bytes):
             continue
-        for estimate in TRAITS[name].estimates(group) if group.protocols else PLAIN:
+        for estimate in TRAITS[name].estimates(group, gathers) if group.protocols else PLAIN:
             stepped = group.stepped(estimate.step, estimate.inter_step)
             cost = algorithm(stepped, size_bytes)
             start_s = estimate.base * group.latency_s - _uncounted_s(name, stepped)

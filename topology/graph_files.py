@@ -176,7 +176,7 @@ def _parts(nodes: list[Any], gpus: Mapping[str, Any]) -> dict[str, NetworkDevice
             _transport(name, node.get("transport", "auto")),
             _number(f"node '{name}'", "spread", node.get("spread"), 0.0, 0.0, 3.0) or 0.0,
             bool(_flag(name, "sharp", node)),
-            bool(_flag(name, "pat", node)),
+            _flag(name, "pat", node),
         )
     return _with_ranks(parts)
 

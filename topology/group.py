@@ -58,6 +58,7 @@ class Group(Struct, frozen=True, dict=True):
     leaves: Leaves | None = None  # None: there is as much bandwidth above the leaf switches, or one leaf
     sharp: bool = False  # whether the switches between domains reduce for this group
     pat: bool = False  # whether NCCL may run an all-gather and a reduce-scatter over parallel trees (PAT)
+    alone_before_pat: bool = False  # whether NCCL is older than PAT, and the group has one GPU of each node
     torus_steps: int = 0  # steps of one pass of rings along all axes of a torus; 0: no torus
 
     @cached_property

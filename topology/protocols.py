@@ -82,6 +82,8 @@ RING = (
     _estimate(LL128, 14.0, 1.9, 4.0, 0.92),  # NCCL writes 0.92 for 120/128 in rings, 120/128 in trees
     _estimate(SIMPLE, 8.4, 3.4, 14.0, 1.0),
 )
+# One GPU a node, before 2.23: "sending/receiving at the same GPU through the NIC" (`ppn < 2`; alike in 2.20.3, 2.22.3).
+RING_ALONE = (RING[0], _estimate(LL128, 14.0, 1.9, 4.0, 0.7), RING[2])
 TREE = (
     _estimate(LL, 6.8, 0.6, 5.0, 0.92 / 3.8),
     _estimate(LL128, 14.0, 1.25, 8.5, 0.92 * 120 / 128),

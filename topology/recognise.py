@@ -232,7 +232,7 @@ def _inter_node(wiring: Wiring, nodes: Sequence[Sequence[str]]) -> InterNode:
         "transport": _usual(wiring.parts[nic].transport for nic in nics),
         "spread": _usual(wiring.parts[nic].spread for nic in nics),
         "sharp": _usual(wiring.parts[nic].sharp for nic in nics),
-        "pat": _usual(wiring.parts[nic].pat for nic in nics),
+        "pat": _stated(wiring.parts[nic].pat for nic in nics),
     }
     hop = _torus_hop(wiring, below, home, len(nodes), per_node)
     if hop is not None:
@@ -289,6 +289,12 @@ def _usual(values: Iterable[ValueT]) -> ValueT:
     """Return the most frequent value; of equally frequent ones the largest."""
     counts = Counter(values)
     return max(counts, key=lambda value: (counts[value], value))
+
+
+def _stated(values: Iterable[bool | None]) -> bool | None:
+    """Return the most frequent value of those that are stated; None if none is."""
+    stated = [value for value in values if value is not None]
+    return _usual(stated) if stated else None
 
 
 def _signature(wiring: Wiring) -> Counter[tuple[Any, ...]]:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from topology.durations import NetworkPath
 from topology.group import Group, Leaves
 from topology.mesh import exchange_load, links_per_gpu, relay, relay_links, rings
+from topology.nccl import nccl_at
 from topology.spec import ClusterSpec
 from topology.timing import fabric_of, slower, timing_of
 from topology.torus import exchange_links, ring_links, torus_hops, torus_shape
@@ -37,7 +38,8 @@ class RegularNetwork:
 
     `gpu_bytes_per_s`: bandwidth of a GPU inside its domain; `nic_share_bytes_per_s`: of its part of the NICs; `shape`:
     of a torus, otherwise empty; `protocols`: whether NCCL's protocols apply (not on PCIe hosts); `nccl`: whether it is
-    NCCL itself; `sends_directly`: whether collectives send directly to every rank.
+    NCCL itself; `pat`: whether that considers PAT for one GPU of each node (`ncclPatEnable`, src/graph/tuning.cc);
+    `sends_directly`: whether collectives send directly to every rank.
     """
 
     def __init__(self, cluster: ClusterSpec) -> None:
@@ -47,6 +49,7 @@ class RegularNetwork:
         self.all_linked = intra.all_linked
         self.protocols = not intra.through_host
         self.nccl = self.protocols and cluster.gpu.chip.has_cuda
+        self.pat = nccl_at(None).pat if inter.pat is None else inter.pat
         self.sends_directly = cluster.gpu.chip.sends_to_all and self.all_linked
         self.nvls_share = intra.nvls_efficiency if intra.switched else 0.0
         self.nic_share_bytes_per_s = inter.usable_bytes_per_s * inter.nics_per_node / cluster.gpus_per_node
@@ -100,6 +103,7 @@ class RegularNetwork:
         fewest, most = min(counts), max(counts)
         inside = self._inside(ranks, most)
         leaves = self._leaves(ranks, fewest)
+        alone = self.nccl and not self.shape and len(counts) > 1 and most == 1
         ring, tree, exchange, pair = self._between(ranks, fewest, leaves)
         return Group(
             ranks=len(ranks),
@@ -128,7 +132,8 @@ class RegularNetwork:
             pair_links=inside.pair / self.gpu_bytes_per_s,
             leaves=leaves,
             sharp=self._sharp(fewest, most, len(counts)),
-            pat=self._pat(most, len(counts)),
+            pat=alone and self.pat,
+            alone_before_pat=alone and not self.pat,
             torus_steps=0 if self.protocols else self._along_axes(ranks)[1],  # NCCL and its like know no torus
         )
 
@@ -150,10 +155,6 @@ class RegularNetwork:
         described = self.cluster.inter_node.sharp and not self.shape and self.nccl
         nodes = self.domain_gpus == self.cluster.gpus_per_node
         return described and nodes and domains > 1 and fewest == most <= 8
-
-    def _pat(self, most: int, domains: int) -> bool:
-        """Tell whether NCCL considers PAT: for one GPU of each node (`ncclPatEnable`, src/graph/tuning.cc)."""
-        return self.cluster.inter_node.pat and not self.shape and self.nccl and domains > 1 and most == 1
 
     def _inside(self, ranks: Sequence[int], most: int) -> _Inside:
         """Return a group's bandwidths within its domains.

@@ -134,8 +134,9 @@ class InterNode(_Spec):
     receivers post buffers in advance (InfiniBand, RoCE). `transport`: auto (decided by `rendezvous` and the latency) or
     posted (receivers post buffers in advance, whatever the latency: EFA). `spread`: on a shared network, σ of the
     log-normal part of each node's NICs that other jobs leave; a collective gets the median of its slowest node's part.
-    `sharp`: the switches reduce (InfiniBand SHARP, with NCCL's plugin and NCCL_COLLNET_ENABLE=1). `pat`: NCCL is 2.23
-    or later, which may gather and scatter over parallel trees where a group has one GPU a node (NCCL_PAT_ENABLE).
+    `sharp`: the switches reduce (InfiniBand SHARP, with NCCL's plugin and NCCL_COLLNET_ENABLE=1). `pat`: NCCL may
+    gather and scatter over parallel trees where a group has one GPU a node, as 2.23 and later do; false: it is older;
+    None: as its release does (`nccl.nccl_at`), which for a network by itself is the newest one.
     """
 
     kind: Literal["fat_tree", "rail_optimized", "torus"] = "fat_tree"
@@ -149,7 +150,7 @@ class InterNode(_Spec):
     transport: Literal["auto", "posted"] = "auto"
     spread: float = Field(default=0.0, ge=0, le=3)
     sharp: bool = False
-    pat: bool = False
+    pat: bool | None = None
 
     @property
     def is_torus(self) -> bool:

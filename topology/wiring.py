@@ -43,7 +43,7 @@ class NetworkDevice(NamedTuple):
     transport: str = "auto"
     spread: float = 0.0
     sharp: bool = False
-    pat: bool = False
+    pat: bool | None = None
 
 
 Ends = tuple[str, str]

@@ -174,11 +174,11 @@ def _check_one_a_node(given: Mapping[str, Any], source: Source, path: KeyPath) -
 
 def same_nics(stated: Any) -> dict[str, Any]:
     """Return the network of the shipped cluster with the NICs that are stated in number, bandwidth and latency, and of
-    which all else that is stated holds, whatever other jobs take (`spread`) and whether libfabric is said to match
-    messages (`rendezvous`), which `transport` decides there; {} if there is none."""
+    which all else that is stated holds, whatever other jobs take (`spread`), whether libfabric is said to match
+    messages (`rendezvous`), which `transport` decides there, and which NCCL runs (`pat`); {} if there is none."""
     if not isinstance(stated, dict) or not stated.keys() >= {"nics_per_node", "nic_bandwidth_bytes_per_s", "latency_s"}:
         return {}
-    nics = [(key, value) for key, value in stated.items() if key not in ("spread", "rendezvous")]
+    nics = [(key, value) for key, value in stated.items() if key not in ("spread", "rendezvous", "pat")]
     known = (c.inter_node.model_dump() for c in CLUSTERS.values())
     return next((each for each in known if all(each.get(key) == value for key, value in nics)), {})
 

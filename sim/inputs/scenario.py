@@ -25,6 +25,7 @@ from sim.inputs.input_source import Source, check_plain, show, unknown_key, vali
 from sim.inputs.layout_defaults import with_defaults
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import as_trained, resolve_model, with_positions
+from sim.inputs.nccl_input import with_nccl
 from sim.inputs.notes import notes, prediction_note
 from sim.inputs.overrides import with_overrides, with_present_names
 from sim.inputs.parallelism import Parallelism
@@ -292,7 +293,7 @@ def _read_sections(data: dict[str, Any], source: Source) -> tuple[Sections, Rl |
         parallelism = with_engine_split(parallelism, inference, model)
     rl = read_rl(data, model, training, parallelism, source)
     ranks = _ranks(parallelism, inference, rl)
-    cluster = resolve_cluster(data["cluster"], ranks, source)
+    cluster = with_nccl(resolve_cluster(data["cluster"], ranks, source), training)
     if inference is not None:
         inference = with_engine_defaults(inference, model, parallelism, cluster.gpu)
         parallelism = with_engine_dispatch(parallelism, inference, cluster.gpu)

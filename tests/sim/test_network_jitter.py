@@ -115,7 +115,7 @@ def test_nics_that_are_stated_as_efa_s_transport_as_efa_s(spread: dict[str, Any]
         model="llama3.2-1b",
         cluster={"preset": "dgx-h100", "inter_node": {**nics, **spread}},
     ).cluster.inter_node
-    assert stated == CLUSTERS["p5-efa"].inter_node.model_copy(update={"spread": 0.0, **spread})
+    assert stated == CLUSTERS["p5-efa"].inter_node.model_copy(update={"spread": 0.0, "pat": True, **spread})
 
 
 @pytest.mark.parametrize(

@@ -69,10 +69,12 @@ def test_pat_takes_nccls_time() -> None:
     assert load.bytes["nic"] == pytest.approx(MIB * 63 / 64)
 
 
-def test_pat_needs_one_gpu_a_node_nccl_and_the_key() -> None:
-    here = with_nics("dgx-h100", pat=True)
+def test_pat_needs_one_gpu_a_node_and_nccl_that_has_it() -> None:
+    here = CLUSTERS["dgx-h100"]
+    assert here.inter_node.pat is None
+    assert str(Network(here).chosen("all_gather", apart(64), MIB)) == "pat Simple"
     for cluster, ranks, kind in (
-        (CLUSTERS["dgx-h100"], apart(64), "all_gather"),
+        (with_nics("dgx-h100", pat=False), apart(64), "all_gather"),
         (here, range(64), "all_gather"),
         (here, apart(64), "all_reduce"),
         (here, range(8), "all_gather"),

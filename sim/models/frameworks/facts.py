@@ -13,6 +13,7 @@ from sim.models.frameworks.parts import (
     UnfusedLoss,
     ZeroEngine,
 )
+from topology.nccl import NcclFrom
 
 
 class Framework(Struct, frozen=True):
@@ -367,6 +368,11 @@ class Framework(Struct, frozen=True):
     """trainers of `--emit` whose flags express this framework [sim.emit]"""
     measurable: bool = False
     """calibrate.measure can run a step with this framework [calibrate.runnable]"""
+
+    nccl_from: NcclFrom = "torch"
+    """who brings NCCL [topology.nccl]"""
+    nccl_month: str | None = None
+    """the month whose NCCL ran where `training.software_date` is left out; None: today's"""
 
     kin: str = ""
     """the record with the same code base; `evidence` treats both as one"""

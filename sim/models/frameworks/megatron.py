@@ -90,6 +90,7 @@ _EXPERIMENTAL_LATENT_ROPE = Former(
 )
 MEGATRON = Framework(
     "megatron",  # Megatron-Core with Transformer Engine's layers
+    nccl_from="nvidia",  # docker/.ngc_version.dev: nvcr.io/nvidia/pytorch
     fuses_rmsnorm=True,
     fuses_rope=True,
     scales_rope_apart=True,

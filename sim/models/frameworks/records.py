@@ -252,6 +252,7 @@ _RECORDS = (
         attention_kernel="",  # not said
         adamw_kernels=("fused",),
         unscales_gradients=False,  # it trained in bf16
+        nccl_month="2024-07",  # the paper's; section 3.3.3: NCCLX is a fork of NCCL
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's first FSDP
