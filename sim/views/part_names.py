@@ -13,7 +13,7 @@ _NAMES = {
     ModelPart.MLP: "MLP",
     ModelPart.NORM: "norms",
     ModelPart.HEAD: "head and loss",
-    ModelPart.LAYER: "layers, parts not told apart",
+    ModelPart.LAYER: "layers, not split into parts",
     ModelPart.HOST: "waiting for the host",
 }
 
