@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from sim.core.units import n_bytes, plain, rate, seconds
+from sim.core.units import DAY_S, HOUR_S, n_bytes, plain, rate, seconds
 from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import KeyPath
 
 _NUMBER = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?)\s*"
-_SECONDS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {None: 1.0, "s": 1.0, "min": 60.0, "h": HOUR_S, "d": DAY_S}
 _PARTS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3}  # of a second: divided by, 5us is 5e-6 to the bit
 
 

@@ -27,11 +27,11 @@ from msgspec import Struct
 from sim.core.timeline import COMPUTE_KINDS, Timeline, row_stream
 from sim.core.units import counted, percent, ranks_text, seconds
 from sim.inputs.parallelism import Parallelism
+from sim.results.fault_costs import ROUNDING
 from sim.results.records import tightest
 from sim.results.result import RankRow, StepResult
 from sim.schedules import FORMS
 
-ROUNDING = 1e-9  # of the step: what sums of floating-point numbers leave of no time at all
 WORTH_A_WORD = 0.005  # of the step: less is listed and not advised on
 
 
