@@ -22,8 +22,8 @@ MOST_LATENCY_S = 1.0  # of a link or a disk; a number from it on lacks its unit
 
 
 class Unit(Struct, frozen=True):
-    """Hold the unit of keys with one ending. `pattern`: of what stands behind a text's number; `read`: the number and
-    that in base units; `what`: the rest of the message for another text; `write`: the number as people read it."""
+    """Hold the unit of keys with one ending. `pattern`: of the text after the number; `read`: gives number and unit in
+    base units; `what`: what a message says is allowed; `write`: gives the number as people read it."""
 
     ending: str
     pattern: str

@@ -1,4 +1,4 @@
-"""What a framework's host issues after it has waited for the device, which has nothing to do meanwhile."""
+"""Kernels that a framework's host launches after it has waited for the device, which is idle until they arrive."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def _evidence(result: StepResult | ServingResult) -> list[str]:
 def print_provenance(
     result: StepResult | ServingResult | RlResult, terminal: Terminal, before: Iterable[str] = ()
 ) -> None:
-    """Return what stands below a summary: the lines `before`, the sources of the operators' seconds, how long the
+    """Print the lines below a summary: the lines `before`, the sources of the operators' seconds, how long the
     simulation took, and warnings."""
     source, engine = result.provenance, result.engine
     shares = ", ".join(f"{percent(v)} {SHARES.get(k, k)}" for k, v in source.shares.items() if v)
