@@ -146,6 +146,17 @@ def test_unknown_keys_name_the_nearest() -> None:
         explain("parallelism.zero.x")
 
 
+def test_a_key_of_several_sections_names_them() -> None:
+    with pytest.raises(
+        InputError, match=r"found 'precision'; must be one of training\.precision, inference\.precision"
+    ):
+        explain("precision")
+
+
+def test_a_number_format_is_shown_once() -> None:
+    assert explain("training.grad_dtype").startswith("training.grad_dtype: fp32 | bf16 | fp16\n")
+
+
 def test_commands() -> None:
     schema = run("--schema")
     assert json.loads(schema.stdout)["title"] == "stepsim scenario"
