@@ -102,7 +102,8 @@ def _documented() -> dict[str, str]:
         cells = [c.strip() for c in line.strip("|").split(" | ")] if line.startswith("| `") else []
         for name in re.findall(r"`([\w.]+)`", cells[0]) if len(cells) == 3 else []:
             plain = cells[2].rstrip(" |").replace("`", "")
-            out[section + name] = re.sub(r"\[([^]]+)\]\(([\w.]+)[^)]*\)", r"\1 (docs/\2)", plain)  # links to pages
+            plain = re.sub(r"\[([^]]+)\]\(#[^)]*\)", r"\1", plain)  # links within this page
+            out[section + name] = re.sub(r"\[([^]]+)\]\(([\w.]+)[^)]*\)", r"\1 (docs/\2)", plain)  # to others
     return out
 
 

@@ -139,6 +139,21 @@ def test_explanations(key: str, words: list[str]) -> None:
     assert all(w in text for w in words), text
 
 
+# The page says for these in words which of a key's values there are.
+IN_WORDS = {"training.param_dtype", "parallelism.ep_dispatch_dtype", "inference.kv_cache.dtype", "model.moe.activation"}
+
+
+def test_a_note_that_names_values_names_all() -> None:
+    within = ("distillation.teacher.", "inference.speculative.draft.", "rl.reward.model.")  # models have their own rows
+    for key in {key for key in all_keys() if not key.startswith(within)} - IN_WORDS:
+        first, note, *_ = explain(key).splitlines()
+        values = [value for value in first.partition(": ")[2].split(" | ") if re.fullmatch(r"[a-z][\w.-]*", value)]
+        named = [v for v in values if re.search(rf"(?<![\w.-]){re.escape(v)}(?![\w-]|\.\d)", note)]
+        left_out = set(values) - set(named) - {"mapping", "text", "true", "false"}
+        assert len(named) < 2 or not left_out, (key, left_out)
+        assert "](" not in note, key
+
+
 def test_unknown_keys_name_the_nearest() -> None:
     with pytest.raises(InputError, match=r"parallelism has no key 'zeroo'; did you mean 'zero'\?"):
         explain("parallelism.zeroo")
