@@ -25,6 +25,7 @@ from calibrate.parallel.comm import all_gather, reduce_scatter
 from calibrate.parallel.data import Traffic
 from calibrate.parallel.runner import Runner
 from calibrate.parallel.zero import Sharding
+from sim.inputs.parallelism import AT_THE_END
 
 LEAST_ELEMENTS = 256  # of the smallest collective that is timed
 REPEATS = 2
@@ -251,5 +252,5 @@ def is_async(runner: Runner) -> bool:
     """Return whether the step sends gradients or gathers parameters beside computation."""
     p = runner.scenario.parallelism
     if p.zero == 0:
-        return runner.place.data_group is not None and p.dp_sync not in ("after_backward", "reduce_broadcast")
+        return runner.place.data_group is not None and p.dp_sync not in AT_THE_END
     return p.zero >= 2 or p.dp_sync != "after_backward" or bool(p.param_gather_overlap)

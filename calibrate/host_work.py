@@ -170,7 +170,7 @@ def _fsdp2(mesh: DeviceMesh, samples: int, between: Call) -> dict[str, float]:
 
 
 def _group(mesh: DeviceMesh, parameters: int, samples: int, between: Call) -> Pair:
-    """Return the seconds that FSDP2 adds for one more group of so many parameters."""
+    """Return the seconds that FSDP2 adds for one more group of `parameters` parameters."""
     few, many = (_chain(mesh, groups, parameters, samples, between) for groups in GROUPS)
     forward, backward = ((b - a) / (GROUPS[1] - GROUPS[0]) for a, b in zip(few, many, strict=True))
     return forward, backward

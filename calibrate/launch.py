@@ -92,7 +92,7 @@ def need_torch() -> None:
 
 
 def run_ranks(command: Sequence[str], ranks: int, timeout_s: float | None = None) -> None:
-    """Run `command` once for each rank and wait for all; print meanwhile what ranks pass to `calibrate.words.say`.
+    """Run `command` once for each rank and wait for all, printing what ranks pass to `calibrate.words.say`.
 
     If a rank fails, the others are ended within seconds. An interrupt ends all ranks.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.units import counted
+from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
 from sim.models.activations import is_gated
@@ -115,7 +116,7 @@ def _training(s: Scenario) -> Iterator[Problem]:
     for key in (*switches, "moe_shared_expert_overlap"):
         if getattr(t, key):
             yield f"training.{key}", "true", "false"
-    for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+    for key in IN_SIXTEEN_BITS:
         if getattr(t, key):
             yield f"training.{key}", getattr(t, key), "0"
     for key in ("gradient_accumulation_fusion", "cublas_workspace_config", "moe_grouped_gemm", "moe_router_fusion"):

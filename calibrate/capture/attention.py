@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import torch
 
+from sim.models.attention import CUDNN_DROPOUT_STEPS
+
 HALF = (torch.bfloat16, torch.float16)
 FLASH_HEAD_DIM = 256  # the largest head size of FlashAttention-2
 CUDNN_HEAD_DIM = 128  # and of cuDNN's kernel, but for these, and in a forward alone
 CUDNN_HEAD_DIMS = ((192, 128), (256, 256))
 CUDNN_FORWARD_HEAD_DIM = 256
-DROPOUT_STEPS = 16.0  # a probability of cuDNN's is a multiple of 1 / 16 (check_cudnn_dropout)
 ALIGNED = 8  # elements: head sizes of FlashAttention-2, rows of a mask of the memory-efficient kernel
 EFFICIENT_ALIGNED = {2: 8, 4: 4}  # head sizes of the memory-efficient kernel by bytes (minimum_gemm_alignment)
 # Since torch 2.14 the fused kernels broadcast one head of keys, the memory-efficient one knows grouped queries, and
@@ -133,7 +134,7 @@ def cudnn_can_run(a: Attending) -> bool:
     sizes, keys = (a.query.size(-1), a.value.size(-1)), a.key.size(-2)
     largest = CUDNN_HEAD_DIM if a.wants_grad else CUDNN_FORWARD_HEAD_DIM
     fits = (max(sizes) <= largest or sizes in CUDNN_HEAD_DIMS) and not any(n % 8 for n in sizes)
-    dropout = not a.dropout_p or ((a.dropout_p * DROPOUT_STEPS).is_integer() and a.query.size(-2) > 1)
+    dropout = not a.dropout_p or ((a.dropout_p * CUDNN_DROPOUT_STEPS).is_integer() and a.query.size(-2) > 1)
     deterministic = torch.are_deterministic_algorithms_enabled()
     if not (a.query.dtype in HALF and fits and keys > 1 and dropout and not deterministic):
         return False

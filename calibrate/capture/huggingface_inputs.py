@@ -130,7 +130,7 @@ def _labels(model: Any, batch: dict[str, Any], rows: int, tokens: int) -> torch.
 
 
 def _spoken(config: Any, batch: dict[str, Any], rows: int) -> torch.Tensor:
-    """Return half as many labels as frames of the result: so many equal ones can lie in these, with blanks between.
+    """Return half as many labels as the result has frames, so that even equal labels fit with blanks between them.
 
     A label is no blank, which is the token of padding, and of which Transformers makes no target (loss_ctc.py).
     """

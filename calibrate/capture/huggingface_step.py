@@ -173,7 +173,7 @@ def _read_config(config: Mapping[str, Any]) -> Any:
 
 
 def _generation(model: Any, batch: dict[str, Any], new_tokens: int) -> Callable[..., Any]:
-    """Return `generate` with the prompt of a batch, up to so many tokens for each of its sequences.
+    """Return `generate` with the prompt of a batch, up to `new_tokens` tokens for each of its sequences.
 
     Raises:
         InputError: if the model has no `generate`.

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from calibrate.linear import Linear, WeightGrads, gradient
 from calibrate.parallel.pipeline import Record
+from sim.inputs.parallelism import AT_THE_END
 
 
 def flat_gradients(params: Sequence[nn.Parameter]) -> Tensor:
@@ -100,7 +101,7 @@ class Sync:
     @property
     def after_backward(self) -> bool:
         """Tell whether gradients are sent only after the last backward."""
-        return self.how in ("after_backward", "reduce_broadcast")
+        return self.how in AT_THE_END
 
     @property
     def limit_bytes(self) -> float:

@@ -146,7 +146,7 @@ class ShardedStage(Stage):
     sharded: ShardedParameters = field(kw_only=True)
 
     def forward(self, micro_batch: int, x: Tensor, targets: Tensor) -> Tensor:
-        """Run the blocks one after the other, gathering the next block's parameters meanwhile."""
+        """Run the blocks one after the other; the next block's parameters are gathered while one computes."""
         inputs, edges = [], []
         self.sharded.fetch(0)
         for i, block in enumerate(self.blocks):

@@ -38,7 +38,8 @@ class Drafts:
         return self.kept / max(1, self.kept + self.rejected)
 
     def accepted(self, request: int, position: int, drafted: int) -> int:
-        """As `sim.serve.scheduling.speculation.Acceptance.accepted`: as many as the last forward found right."""
+        """Return how many of a sequence's drafted tokens the last forward accepted, as
+        `sim.serve.scheduling.speculation.Acceptance.accepted` draws."""
         return self.right[request]
 
     def release(self, sequence: int) -> None:
@@ -53,7 +54,7 @@ class Drafts:
             self._forward(known)
 
     def draft(self, known: Mapping[int, Tokens], counts: Mapping[int, int]) -> dict[int, Tokens]:
-        """Return so many drafted tokens of each sequence after those that are known."""
+        """Return `counts` drafted tokens for each sequence, which follow its `known` tokens."""
         drafted: dict[int, Tokens] = dict.fromkeys(known, ())
         while wanted := [s for s in known if len(drafted[s]) < counts[s]]:
             chosen = self._forward({s: known[s] + drafted[s] for s in wanted})

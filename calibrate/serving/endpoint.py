@@ -46,7 +46,9 @@ class _Event(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """When an answer's tokens came, in seconds of `time.perf_counter`; `tokens`: how many, in so many `pieces`."""
+    """When an answer's tokens came, in seconds of `time.perf_counter`.
+
+    `tokens` tokens came in `pieces` chunks of the stream."""
 
     sent_s: float
     first_s: float

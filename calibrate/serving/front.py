@@ -165,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """As `socketserver`'s, for as many connections at once as an engine takes."""
+    """A threading HTTP server that accepts as many connections at once as an engine's own server."""
 
     daemon_threads = True
     request_queue_size = 1024

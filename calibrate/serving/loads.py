@@ -1,4 +1,4 @@
-"""Loads for a running engine: requests of equal lengths, so many at once or so many on average."""
+"""Loads for a running engine: requests of equal lengths, a fixed number at once or on average."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIDDLE = 0.1, 0.9  # of the vocabulary: special tokens stand at its ends
 
 class Load(NamedTuple):
     """Requests of `prompt_len` + `output_len` tokens: `concurrency` at once or, with `paced`, one after another as a
-    Poisson process, at a rate at which so many run on average if they do not slow each other further."""
+    Poisson process, at the rate at which `concurrency` run on average if they do not slow each other further."""
 
     prompt_len: int
     output_len: int
@@ -35,12 +35,12 @@ class Load(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Such as `8 at once`."""
+        """The load in words, such as `8 at once`."""
         return f"{self.concurrency} {'on average' if self.paced else 'at once'}"
 
     def requests(self, latency_s: float) -> tuple[Request, ...]:
-        """The requests; `latency_s`: of one of them when so many were sent at once. By Little's law `concurrency` run
-        on average at `concurrency` / `latency_s` requests a second."""
+        """The requests; `latency_s`: of one of them when `concurrency` were sent at once. By Little's law
+        `concurrency` run on average at `concurrency` / `latency_s` requests a second."""
         count = max(FEWEST, SPREAD * self.concurrency) if self.paced else self.concurrency
         rate = self.concurrency / latency_s if self.paced else None
         pattern = RequestPattern(

@@ -42,7 +42,7 @@ class SharedTable(Embedding):
         self.weight = nn.Parameter(whole.weight.detach()[rows].clone())
 
     def look_up(self, tokens: Tensor) -> Tensor:
-        """As `Embedding.look_up`."""
+        """Look up tokens in this rank's part of the vocabulary, and sum over the ranks."""
         own = tokens - self.first
         absent = (own < 0) | (own >= len(self.weight))
         x = F.embedding(own.masked_fill(absent, 0), self.weight).masked_fill(absent[:, None], 0.0)

@@ -70,7 +70,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def doubt(result: dict[str, Any]) -> str:
-    """Return what stands beside an error of a run that was not quiet, and by how much; nothing beside another."""
+    """Return the note on an error of a noisy run: how many cores others kept busy; empty for a quiet run."""
     if result["quiet"]:
         return ""
     return f" (noisy run: others kept up to {result['others_cores']:.2g} cores busy, quiet is {QUIET_CORES:g})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from sim.core.errors import InputError
 
@@ -53,7 +53,8 @@ def _value(key: str, word: str, option: str) -> Any:
     Raises:
         InputError: where the field never has it.
     """
-    from sim.inputs.input_source import nearest
+    from sim.inputs.input_source import nearest, show
+    from sim.inputs.parallelism import Parallelism
     from sim.inputs.yaml_input import parse_yaml
     from sim.schedules import FORMS
     from sim.search.space import RECOMPUTE, TP_OVERLAPS
@@ -65,9 +66,13 @@ def _value(key: str, word: str, option: str) -> Any:
             raise InputError(f"--only {option}: found '{word.strip()}'; must be one of {', '.join(words[key])}{hint}")
         return word.strip()
     value = parse_yaml(word, f"--only {option}")[0]
-    if type(value) is not (bool if key == "sp" else int):
-        kind = "true or false" if key == "sp" else "integers"
-        raise InputError(f"--only {option}: found {value!r}; must be {kind}")
+    stages = get_args(Parallelism.model_fields["zero"].annotation)
+    allowed, kind = {
+        "sp": (isinstance(value, bool), "true or false"),
+        "zero": (type(value) is int and value in stages, f"one of {', '.join(map(str, stages))}"),
+    }.get(key, (type(value) is int and value >= 1, "an integer, at least 1"))
+    if not allowed:
+        raise InputError(f"--only {option}: found {show(value)}; must be {kind}")
     return value
 
 

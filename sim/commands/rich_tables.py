@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def console_of(piped_width: int = 240) -> Console:
-    """Standard output; `piped_width`: its characters where it is no terminal, so many that no table is cut."""
+    """Standard output. `piped_width`: characters in a line where it is not a terminal, wide enough for every table."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else piped_width)

@@ -121,15 +121,17 @@ def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None,
 def _print_operators(simulation: Simulation) -> None:
     """Parts of the model and the longest operators, of every class of ranks."""
     from sim.core.units import percent, seconds
+    from sim.results.losses import operators_whole
     from sim.results.operator_times import time_by_operator, time_by_part
     from sim.views.part_names import part_name
 
+    whole = operators_whole(simulation.outcome)
     for of in time_by_part(simulation):
-        print(f"\nParts of rank{'s' * (not of.ranks.isdigit())} {of.ranks}, share of the step")
+        print(f"\nParts of rank{'s' * (not of.ranks.isdigit())} {of.ranks}, share of {whole}")
         for part in of.parts:
             print(f"  {part_name(part):45}{seconds(part.seconds):>10} {percent(part.share):>8}")
     for ranks in time_by_operator(simulation):
-        print(f"\nOperators of rank{'s' * (not ranks.ranks.isdigit())} {ranks.ranks}, share of the step")
+        print(f"\nOperators of rank{'s' * (not ranks.ranks.isdigit())} {ranks.ranks}, share of {whole}")
         shown = ranks.operators[:OPERATORS_SHOWN]
         width = max([32, *(len(row.operator) + 2 for row in shown)])
         for row in shown:

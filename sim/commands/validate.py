@@ -144,7 +144,7 @@ def _changed(table: Table, overrides: Sequence[str]) -> Table:
 
 
 def _kept(path: Path) -> str:
-    """Return what stands above the mark in a file that is written again: the words that no command knows.
+    """Return the text above the mark in a file that is about to be written again: people wrote it, no command does.
 
     Raises:
         InputError: if there is such a file and it is no text.

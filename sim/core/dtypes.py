@@ -30,6 +30,7 @@ _BYTES: dict[str, float] = {
 }
 DTYPES = tuple(_BYTES)
 FP32_BYTES = 4.0
+INT64_BYTES = 8.0  # a token's number, as torch indexes
 
 
 def normalise_dtype(value: Any) -> Any:

@@ -48,11 +48,11 @@ class Sampler(NamedTuple):
     checks_nan: bool = False
 
     def sorts(self, rows: int) -> bool:
-        """Whether top-p of so many rows sorts them."""
+        """Tell whether top-p sorts the logits of a batch of `rows` sequences."""
         return self.filters == "sort" or (self.filters == "pivots" and rows < PIVOT_ROWS)
 
     def held_bytes(self, rows: int) -> float:
-        """Bytes for each logit that drawing from so many rows holds at once, beside the logits and their fp32 copy."""
+        """Bytes for each logit that drawing tokens of `rows` sequences holds, beyond the logits and their fp32 copy."""
         if self.filters is None:
             return 0.0
         if not self.sorts(rows):

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+HOUR_S, DAY_S = 3600.0, 86400.0
 LEAST_S = 1e-12  # less is what rounding leaves of a sum that is zero
 
 
@@ -177,7 +178,7 @@ def _time_unit(value: float) -> tuple[float, str]:
     for limit, scale, unit in ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (600.0, 1.0, "s")):
         if abs(value) < limit:
             return scale, unit
-    return (3600.0, "h") if abs(value) >= 3600 else (60.0, "min")
+    return (HOUR_S, "h") if abs(value) >= HOUR_S else (60.0, "min")
 
 
 def _digits(value: float) -> str:

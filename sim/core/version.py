@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def version_words() -> str:
-    """Such as `0.1.0`; `not installed` of a checkout that pip never saw."""
+    """The installed version, such as `0.1.0`, or `not installed` for a checkout that pip has not installed."""
     try:
         return version("stepsim")
     except PackageNotFoundError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.emit.common import Emission
+from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.inputs.training_config import ActivationOffload
 from sim.models.optimizers import REMAINDERS
 
@@ -12,7 +13,7 @@ from sim.models.optimizers import REMAINDERS
 def in_sixteen_bits(e: Emission) -> dict[str, Any]:
     """Layers that stay in 16 bits, in fp8 no more at either end than a stage has (`TransformerConfig`)."""
     s, t = e.scenario, e.training
-    counts = {key: getattr(t, key) for key in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")}
+    counts = {key: getattr(t, key) for key in IN_SIXTEEN_BITS}
     if not any(counts.values()):
         return {}
     most = s.model.layers // s.parallelism.pp

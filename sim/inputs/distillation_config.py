@@ -8,12 +8,13 @@ from pydantic import Field
 
 from sim.inputs.input_source import UserInput
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.parallelism import MAX_RANKS
 
 
 class TeacherParallelism(UserInput):
     """The split of the teacher over the student's ranks."""
 
-    tp: int = Field(default=1, ge=1, le=10_000_000)
+    tp: int = Field(default=1, ge=1, le=MAX_RANKS)
 
 
 class Distillation(UserInput):

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sim.core.dtypes import SPELLINGS
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
 from sim.inputs.scenario import json_schema
@@ -42,12 +43,18 @@ def explain(key: str) -> str:
 
 
 def _full_key(key: str) -> str:
-    """A key of one section alone with its section: `zero` is `parallelism.zero`."""
+    """A key of one section alone with its section: `zero` is `parallelism.zero`.
+
+    Raises:
+        InputError: if several sections have the key; names them.
+    """
     if not key or key.partition(".")[0] in _keys(_root()):
         return key
     found = [known for known in all_keys() if known.endswith(f".{key}")]
     short = [known for known in found if known.count(".") == min(k.count(".") for k in found)]
-    return short[0] if len(short) == 1 else key
+    if len(short) > 1:
+        raise InputError(f"--explain: found '{key[:60]}'; must be one of {', '.join(short)}")
+    return short[0] if short else key
 
 
 def all_keys() -> list[str]:
@@ -95,7 +102,8 @@ def _documented() -> dict[str, str]:
         cells = [c.strip() for c in line.strip("|").split(" | ")] if line.startswith("| `") else []
         for name in re.findall(r"`([\w.]+)`", cells[0]) if len(cells) == 3 else []:
             plain = cells[2].rstrip(" |").replace("`", "")
-            out[section + name] = re.sub(r"\[([^]]+)\]\(([\w.]+)[^)]*\)", r"\1 (docs/\2)", plain)  # links to pages
+            plain = re.sub(r"\[([^]]+)\]\(#[^)]*\)", r"\1", plain)  # links within this page
+            out[section + name] = re.sub(r"\[([^]]+)\]\(([\w.]+)[^)]*\)", r"\1 (docs/\2)", plain)  # to others
     return out
 
 
@@ -138,12 +146,14 @@ def _forms(schema: Schema) -> list[str]:
 
 def _form(form: Schema) -> str:
     if "enum" in form:
-        return " | ".join(_value(v) for v in form["enum"])
+        values = form["enum"]  # of number formats in every usual spelling: one of each is shown
+        shown = [v for v in values if SPELLINGS.get(str(v), v) == v or SPELLINGS[str(v)] not in values]
+        return " | ".join(map(_value, shown))
     if "const" in form:
         return _value(form["const"])
     kind = form.get("type", "anything")
     if isinstance(kind, list):
-        kind = " or ".join(k for k in kind if k != "null")
+        return " | ".join(_form({**form, "type": each}) for each in kind if each != "null")
     if kind == "array":
         return f"list of {' | '.join(_forms(form.get('items', {})))}"
     if kind == "object":

@@ -8,13 +8,14 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from sim.inputs.input_source import UserInput, as_tuple
+from sim.inputs.parallelism import MAX_RANKS
 
 
 class Straggler(UserInput):
     """One rank whose computations take `compute_scale` times as long, which is never less than its GPU's record says:
     that record's peak is what utilization is a share of. A quicker GPU is one of `cluster.others`."""
 
-    rank: int = Field(ge=0, le=10_000_000)
+    rank: int = Field(ge=0, le=MAX_RANKS)
     compute_scale: float = Field(default=1.3, ge=1, le=1e6)
 
 

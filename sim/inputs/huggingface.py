@@ -185,7 +185,7 @@ def _caches_in_fp8(given: Any) -> bool:
 
 
 def _towers(config: Config) -> list[str]:
-    """Keys that describe what pictures or sound pass through; the decoder stands beside them or in a key of its own."""
+    """Keys of the encoders of pictures and sound. The decoder's sizes are at the top level or under another key."""
     mappings = [key for key, value in config.items() if isinstance(value, dict) and key.endswith("_config")]
     if _THINKER in mappings:  # whose parts are named in place of itself
         others = [key for key in mappings if key != _THINKER and _TOWER.search(key)]

@@ -47,7 +47,8 @@ class OneOf:
         self.known, self.or_file, self.meant = known, or_file, meant
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self._check, handler(source))
+        # Before the check that it is text, whose message could not name the entries.
+        return core_schema.no_info_before_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         names = {**handler(schema), "enum": list(self.known)}
@@ -55,11 +56,12 @@ class OneOf:
             {"anyOf": [names, {"type": "string", "pattern": f"{re.escape(self.or_file)}$"}]} if self.or_file else names
         )
 
-    def _check(self, name: str) -> str:
-        if name not in self.known and not (self.or_file and name.endswith(self.or_file)):
+    def _check(self, name: Any) -> Any:
+        known = isinstance(name, str) and (name in self.known or (self.or_file and name.endswith(self.or_file)))
+        if not known:
             *others, last = map(repr, self.known)
             expected = f"{', '.join(others)} or {last}" + f", or a file ({self.or_file})" * bool(self.or_file)
-            meant = self.meant(name) if self.meant else ""
+            meant = self.meant(name) if self.meant and isinstance(name, str) else ""
             raise PydanticCustomError("literal_error", "must be {expected}", {"expected": expected, "meant": meant})
         return name
 
@@ -153,7 +155,7 @@ def is_folder(name: str, source: Source) -> bool:
         return False
 
 
-def nearest(word: Any, known: Iterable[str], alike: float = 0.5) -> str:
+def nearest(word: Any, known: Iterable[str], alike: float = 0.6) -> str:
     """`; did you mean 'x'?` for the nearest known word, or the few that begin so; or nothing.
 
     `alike`: difflib's least ratio of a word to the one that may be meant.

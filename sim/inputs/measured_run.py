@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sim.core.errors import InputError
 from sim.inputs.file_kinds import SCENARIO, kind_of, other_format, read_data, refuse_other_kind
+from sim.inputs.parallelism import MAX_RANKS
 from sim.inputs.shipped import shipped_scenarios
 
 FORMAT = "measured-run/1"
@@ -30,7 +31,7 @@ class _Record(BaseModel):
 class MeasuredAction(_Record):
     """One thing a rank did. Stage and micro-batch are -1 where they have no meaning."""
 
-    rank: int = Field(ge=0, le=10_000_000)
+    rank: int = Field(ge=0, le=MAX_RANKS)
     kind: str = Field(min_length=1, max_length=40)
     stage: int = Field(default=-1, ge=-1, le=1_000_000)
     micro_batch: int = Field(default=-1, ge=-1, le=100_000_000)
@@ -48,7 +49,7 @@ class MeasuredMemory(_Record):
     """One rank's memory: peak of allocated bytes, the most that was saved for backward at once, and what was allocated
     over the first steps, as (steps done with their fractions, bytes)."""
 
-    rank: int = Field(ge=0, le=10_000_000)
+    rank: int = Field(ge=0, le=MAX_RANKS)
     allocated_peak_bytes: Bytes
     saved_for_backward_bytes: Bytes | None = None
     over_steps: tuple[tuple[Seconds, Bytes], ...] = Field(default=(), max_length=1_000_000)

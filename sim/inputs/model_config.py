@@ -336,7 +336,7 @@ class ModelConfig(UserInput):
         return self.mlp_kind(layer) == "experts"
 
     def mlp_kind(self, layer: int) -> Literal["dense", "experts", "none"]:
-        """Return what stands behind the attention of layer `layer` (from 0)."""
+        """Return the kind of MLP of layer `layer` (from 0)."""
         if self.mlp_pattern is not None:
             return self.mlp_pattern[layer % len(self.mlp_pattern)]
         moe = self.moe

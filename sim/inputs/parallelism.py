@@ -27,7 +27,9 @@ def _zero(value: Any) -> Any:
     return value
 
 
-Degree = Annotated[int, Field(ge=1, le=10_000_000)]
+MAX_RANKS = 10_000_000
+AT_THE_END = ("after_backward", "reduce_broadcast")  # values of dp_sync: gradients wait for the last backward
+Degree = Annotated[int, Field(ge=1, le=MAX_RANKS)]
 ByteSize = Annotated[
     int,
     BeforeValidator(BYTES.parse),

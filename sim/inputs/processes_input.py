@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, Field
 
 from sim.inputs.input_source import Source, UserInput, as_tuple
+from sim.inputs.parallelism import MAX_RANKS
 from sim.inputs.yaml_input import KeyPath
 from topology.shares import LinkKind
 
@@ -18,7 +19,7 @@ def _ranks(value: Any) -> Any:
     return (value,) if type(value) is int else as_tuple(value)
 
 
-Rank = Annotated[int, Field(ge=0, le=10_000_000)]
+Rank = Annotated[int, Field(ge=0, le=MAX_RANKS)]
 _MOST = Field(min_length=1, max_length=100_000)
 _WRITTEN = Rank | Annotated[list[Rank], _MOST]
 Ranks = Annotated[tuple[Rank, ...], BeforeValidator(_ranks, json_schema_input_type=_WRITTEN), _MOST]

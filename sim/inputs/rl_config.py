@@ -13,6 +13,7 @@ from sim.core.dtypes import Precision
 from sim.core.quantization import Quantization
 from sim.inputs.input_source import UserInput
 from sim.inputs.model_config import ModelConfig
+from sim.inputs.parallelism import MAX_RANKS
 from sim.inputs.serving_keys import Sampling
 from sim.inputs.workloads import MAX_TOKENS, EngineName, KvCache
 
@@ -57,7 +58,7 @@ class RewardModel(UserInput):
     """A model that reads every answer and scores it, on the training GPUs, split over `tp` of them."""
 
     model: ModelConfig
-    tp: int = Field(default=1, ge=1, le=10_000_000)
+    tp: int = Field(default=1, ge=1, le=MAX_RANKS)
 
 
 def _reward(value: Any) -> Any:

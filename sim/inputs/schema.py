@@ -83,7 +83,7 @@ def _add_former_names(sections: dict[str, Schema], definitions: dict[str, Schema
 
 
 def _add_models(definitions: dict[str, Schema]) -> None:
-    """Add what stands for a model, a mapping or a name, to `definitions`, and let each key of a model refer to it."""
+    """Add the schema of a model (a mapping or a preset's name) to `definitions`, and refer to it from each such key."""
     model = _section(ModelConfig, definitions)
     definitions["Model"] = _or_preset(
         model, definitions["ModelConfig"], "a shipped model's name, or a path to a Hugging Face config.json"

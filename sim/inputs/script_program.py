@@ -18,11 +18,11 @@ from msgspec import Struct
 from sim.core.collectives import KINDS
 from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK
+from sim.inputs.parallelism import MAX_RANKS
 from sim.inputs.plain_data import listed, mapping, one_of, rows_of, whole
 from sim.inputs.program_file import FORMAT, CapturedProgram, read_program
 
 HEAD = f'{{"format":"{FORMAT}"'.encode()
-MAX_RANK = 10_000_000
 DEVICES = ("cpu", "cuda")
 
 
@@ -101,7 +101,7 @@ def read_rank_program(path: Path) -> RankProgram:
         return RankProgram(program, 0, 1, True, (0,) * count, (), ())
     where = f"{path}: script"
     script = mapping(script, where)
-    world = whole(script.get("world_size"), f"{where}.world_size", 1, MAX_RANK)
+    world = whole(script.get("world_size"), f"{where}.world_size", 1, MAX_RANKS)
     rank = whole(script.get("rank"), f"{where}.rank", 0, world - 1)
     streams = tuple(whole(x, f"{where}.streams", 0, 1000) for x in listed(script.get("streams"), f"{where}.streams"))
     if len(streams) != count:

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from sim.core.units import n_bytes, plain, rate, seconds
+from sim.core.units import DAY_S, HOUR_S, n_bytes, plain, rate, seconds
 from sim.inputs.input_source import Source, show
 from sim.inputs.yaml_input import KeyPath
 
 _NUMBER = r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][+-]?[0-9]{1,3})?)\s*"
-_SECONDS = {None: 1.0, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS = {None: 1.0, "s": 1.0, "min": 60.0, "h": HOUR_S, "d": DAY_S}
 _PARTS = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3}  # of a second: divided by, 5us is 5e-6 to the bit
 
 
@@ -22,8 +22,8 @@ MOST_LATENCY_S = 1.0  # of a link or a disk; a number from it on lacks its unit
 
 
 class Unit(Struct, frozen=True):
-    """Hold the unit of keys with one ending. `pattern`: of what stands behind a text's number; `read`: the number and
-    that in base units; `what`: the rest of the message for another text; `write`: the number as people read it."""
+    """Hold the unit of keys with one ending. `pattern`: of the text after the number; `read`: gives number and unit in
+    base units; `what`: what a message says is allowed; `write`: gives the number as people read it."""
 
     ending: str
     pattern: str

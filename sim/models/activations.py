@@ -115,7 +115,7 @@ def _instructions(d: Dims, record: Activation, weighted: bool) -> tuple[float, f
 
 
 def _issuing(program: Program, instructions: float) -> Program:
-    """Return a fused activation's program, whose kernel takes so many instructions of all threads."""
+    """Return a fused activation's program with the instructions that all threads of its kernel issue."""
     return tuple(replace(x, instructions=instructions) if isinstance(x, Compute) else x for x in program)
 
 

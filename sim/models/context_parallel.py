@@ -59,7 +59,7 @@ def _exchanged(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: Pack
 
 
 def _packed(d: Dims, own: Core, batch: PackedBatch) -> Core:
-    """With the share of scores, of those that whole sequences of one document would have, within documents."""
+    """The core of packed sequences: its scores lie within documents, and are a share of those of unpacked sequences."""
 
     def visible(length: int) -> float:
         return replace(own, q_len=length, kv_len=length).visible
@@ -69,7 +69,8 @@ def _packed(d: Dims, own: Core, batch: PackedBatch) -> Core:
 
 
 def _of_documents(block: Core, share: float, queries: int, documents: Iterable[tuple[int, float]]) -> Core:
-    """With `share` of its scores, where of `queries` those of documents lie in pieces: lengths and how many of each."""
+    """The core with `share` of its scores. `documents`: lengths of the documents' pieces among `queries` queries, and
+    how many have each length."""
     found = tuple(documents)
     tokens, squares = (sum(n * length**power for length, n in found) for power in (1, 2))
     return replace(block, packed=share, filled=tokens / queries, documents=tokens**2 / squares)

@@ -253,8 +253,8 @@ def rope(d: Dims, elements: float, copied_back: bool = True) -> Operator:
 
 
 def _mixed_products(d: Dims, forward: Compute, elements: float) -> tuple[Compute, ...]:
-    """Rope's kernels with the two products of 16-bit numbers and fp32 cosines apart, which cast each number. What
-    stands behind them, the sum in fp32 and its cast, is bound by its bytes; the negation and the concatenation are
+    """Rope's kernels, with the two products of 16-bit numbers and fp32 cosines as kernels of their own, which cast
+    each number. The sum in fp32 and its cast after them are bound by their bytes; negation and concatenation are
     not."""
     if d.act_bytes == FP32_BYTES:
         return (forward,)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from sim.core.dtypes import INT64_BYTES
 from sim.core.program import Block, BlockKind, ModelPart, NeededBy, Program, Saved
 from sim.models.casts import mixed
 from sim.models.dims import Dims, ceil_div, dims
@@ -24,8 +25,6 @@ from sim.models.recompute import as_block, keep_all
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
-
-TOKEN_BYTES = 8.0  # an int64 token number
 
 
 def embedding_block(scenario: Scenario) -> Block:
@@ -89,7 +88,7 @@ def _looked_up(d: Dims, name: str, width: int, table: int) -> Operator:
         name,
         forward,
         backward,
-        (Saved("tokens", d.tokens * TOKEN_BYTES, NeededBy.WEIGHT_GRAD),),
+        (Saved("tokens", d.tokens * INT64_BYTES, NeededBy.WEIGHT_GRAD),),
         params=table,
         forward_bytes=size,
         backward_bytes=size + table * d.act_bytes,

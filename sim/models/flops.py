@@ -42,8 +42,8 @@ def indexer_gradient_flops_per_token(model: ModelConfig, seq_len: int) -> float:
 def packed_flops_per_token(
     model: ModelConfig, documents: tuple[tuple[int, float], ...], seq_len: int, causal_half: bool, frozen: bool
 ) -> float:
-    """`model_flops_per_token` of sequences with so many documents of each length: a token's attention is that of its
-    own document, and padding has none."""
+    """`model_flops_per_token` of packed sequences. `documents`: lengths, and how many documents have each. A token
+    attends within its own document; padding has no attention."""
     matmuls = (4.0 if frozen else 6.0) * matmul_params_per_token(model)
     attention = 0.0
     for length, number in documents:

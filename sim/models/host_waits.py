@@ -1,13 +1,12 @@
-"""What a framework's host issues after it has waited for the device, which has nothing to do meanwhile."""
+"""Kernels that a framework's host launches after it has waited for the device, which is idle until they arrive."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.core.dtypes import FP32_BYTES
+from sim.core.dtypes import FP32_BYTES, INT64_BYTES
 from sim.core.program import BLOCK_END, Program
 from sim.models.dims import Dims
-from sim.models.embedding import TOKEN_BYTES
 from sim.models.operators import F, memory_op
 
 
@@ -34,7 +33,7 @@ def after_batch_sizes(d: Dims) -> Program:
     kernels = d.framework.kernels_after_batch_sizes
     if not kernels:
         return ()
-    made = memory_op("batch", F, "elementwise", d.tokens, kernels * d.tokens * TOKEN_BYTES, "fp32", kernels)
+    made = memory_op("batch", F, "elementwise", d.tokens, kernels * d.tokens * INT64_BYTES, "fp32", kernels)
     return (replace(made, plain_host=True), BLOCK_END)
 
 

@@ -27,6 +27,11 @@ from sim.models.warm_up import only_indexers, warms_up
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import OffloadModule
+
+
+# What Megatron-Core calls the norm before a branch (`--offload-modules`).
+NORM_MODULES: dict[str, OffloadModule] = {"attention": "attn_norm", "mlp": "mlp_norm"}
 
 
 def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> Block:
@@ -90,7 +95,8 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     first, *rest = spec.mlp.train(scenario, d, layer, shard)
     # Attention keeps their input, unless each casts it for itself.
     own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT or norms_give_wide(d))
-    norms = of_part(ModelPart.NORM, (stream_norm(m, d.of_stream, "attention_norm"),))
+    norm = replace(stream_norm(m, d.of_stream, "attention_norm"), module=NORM_MODULES["attention"])
+    norms = of_part(ModelPart.NORM, (norm,))
     attention = (
         branch_sum(d),
         *inside("layernorm", norms),
@@ -122,22 +128,23 @@ def _branch(
     """
     same = second and spec.parallel == "two_norms"
 
-    def norms(sizes: Dims, of: str, here: bool, after_sum: bool = False, keeps: bool = True) -> tuple[Operator, ...]:
-        made = (stream_norm(m, sizes, of, after_sum, keeps),) if here else ()
-        return of_part(ModelPart.NORM, made)
+    def norms(sizes: Dims, here: bool, after_sum: bool = False, keeps: bool = True) -> tuple[Operator, ...]:
+        made = (stream_norm(m, sizes, f"{name}_norm", after_sum, keeps),) if here else ()
+        return of_part(ModelPart.NORM, [replace(norm, module=NORM_MODULES[name]) for norm in made])
 
     if d.streams.number > 1:
-        before, normed = collapsed(d, name), norms(d, f"{name}_norm", not d.streams.gated)
+        before, normed = collapsed(d, name), norms(d, not d.streams.gated)
         return (*before, *inside("layernorm", normed), *inner, spread(d, name))
     part = spec.mlp if name == "mlp" else spec.attention
     gate, result = spec.gate_of(part), _of_result(d, part)
-    first = norms(d.of_stream, f"{name}_norm", spec.norm_position != "post", second and not same, not same)
+    first = norms(d.of_stream, spec.norm_position != "post", second and not same, not same)
+    after = (stream_norm(m, result, f"{name}_post_norm"),) if spec.norm_position != "pre" else ()
     return (
         branch_sum(d),
         *(inside("layernorm", first) if _norms_apart(d, spec, name) else first),
         *of_part(ModelPart.NORM, () if gate is None else gate.train(d, f"{name}_norm")),
         *inner,
-        *norms(result, f"{name}_post_norm", spec.norm_position != "pre"),
+        *of_part(ModelPart.NORM, after),
         *(_sum_of_branches(d) if second else ()),
         residual(result if second else _before_sum(result), f"{name}_residual", bias_after),
     )

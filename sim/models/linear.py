@@ -76,6 +76,7 @@ def linear(d: Dims, spec: Linear) -> Operator:
         shared=_shared(d, spec),
         forward_bytes=gathered * gathered_element_bytes(d),
         backward_bytes=gradients + weight_gradient_bytes(d, spec.k * max(spec.outs)),
+        module=spec.module,
     )
     return part if d.lora is None else with_adapters(d, spec, part)
 
@@ -159,7 +160,7 @@ def _over_gathered(
     `overlaps_in_library`: the rank's own rows first, then those of each rank before it in a ring, which its neighbour
     passes on meanwhile (Transformer Engine, comm_gemm_overlap.h: CommOverlapP2PBase, split_overlap_ag)."""
     own, whole = casts
-    chunks = 1 if phase is F and spec.name in d.waiting_layers else _gather_chunks(d, spec)
+    chunks = 1 if phase is F and spec.target in d.waiting_layers else _gather_chunks(d, spec)
     if chunks == 1 and _starts_with_own_rows(d):
         gather = collective(name, "all_gather", size, phase, name)
         mine, *others = (product(d, spec, rows, part) for part, rows in _own_and_others(d, spec.rows))

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -45,6 +45,9 @@ from sim.models.operators import (
     weight_gradient,
     weight_gradient_bytes,
 )
+
+if TYPE_CHECKING:
+    from sim.inputs.training_config import LoraTarget
 
 # 4 bits, an 8-bit scale for 64 numbers, and for 256 such scales one of 32 bits (Dettmers et al. 2023, QLoRA, arXiv
 # 2305.14314, section 3, double quantization: 0.127 bits a parameter)
@@ -184,7 +187,9 @@ def _sizes(d: Dims, spec: Linear, n: int, rank: int) -> _Sizes:
     )
 
 
-def _input_gathers(d: Dims, layer: str, name: str, mode: str, rows: int, size: float) -> tuple[int, Program, Program]:
+def _input_gathers(
+    d: Dims, layer: LoraTarget | None, name: str, mode: str, rows: int, size: float
+) -> tuple[int, Program, Program]:
     """The rows of its input that an adapter has of itself, the gather of the others, and the reduce-scatter of their
     gradient; `size`: bytes of the whole input. Only beside a frozen layer that gathers within its matmul."""
     if not (mode == "column" and d.overlaps_in_library and layer not in d.waiting_layers):
@@ -203,7 +208,7 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
     name = f"{spec.out_name(number)}_lora"
     summed, summed_back = _summed(d, own, name, out)
     inner, forth, back = _messages(d, name, mode, rows * r * e, rows * n * e)
-    own_rows, gathers, scatters = _input_gathers(d, spec.name, name, mode, rows, rows * k * e)
+    own_rows, gathers, scatters = _input_gathers(d, spec.target, name, mode, rows, rows * k * e)
     given, given_back = _inputs(d, name, own_rows * k, wide)
     narrow, narrow_back = _weight_casts(d, name, params)
     a, b = gemm(f"{name}_a", F, rows, rank_of_a, k, own.act), gemm(f"{name}_b", F, rows, width, r, own.act)

@@ -13,21 +13,14 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import TensorRole
-from sim.inputs.training_config import ActivationOffload
+from sim.inputs.training_config import ActivationOffload, OffloadModule
 from sim.models.operators import Operator
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
-OF_OPERATOR = {  # a part's operators by name
-    "attention_norm": "attn_norm",
-    **dict.fromkeys(("qkv", "query", "query_down", "kv_down"), "qkv_linear"),  # what reads the normed input
-    "attention_out": "attn_proj",
-    "mlp_norm": "mlp_norm",
-    "experts_up": "expert_fc1",
-}
 # The part that a norm belongs to where it is no module of its own; a dense MLP is none.
-OF_MATMUL = {"attn_norm": "qkv_linear", "mlp_norm": ""}
+OF_MATMUL: dict[str, OffloadModule | None] = {"attn_norm": "qkv_linear", "mlp_norm": None}
 
 
 def by_module(scenario: Scenario, parts: tuple[Operator, ...]) -> tuple[Operator, ...]:
@@ -39,9 +32,9 @@ def by_module(scenario: Scenario, parts: tuple[Operator, ...]) -> tuple[Operator
 
 
 def _named(part: Operator) -> Operator:
-    module = OF_OPERATOR.get(part.name, "")
+    module = part.module
     if module in OF_MATMUL and "layernorm" not in part.within:  # `Framework.joins_norms`
         module = OF_MATMUL[module]
     module = "core_attn" if part.core else "moe_act" if "moe_act" in part.within else module
-    large = (s if s.role is TensorRole.STATISTICS else s._replace(module=module) for s in part.saved)
+    large = (s if s.role is TensorRole.STATISTICS else s._replace(module=module or "") for s in part.saved)
     return replace(part, saved=tuple(large))

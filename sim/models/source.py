@@ -134,7 +134,7 @@ class Described:
         return stranded_logits_bytes(self.scenario)
 
     def unknown(self) -> None:
-        """Launches a micro-batch of operators that are priced by their bytes alone: none, and None is told."""
+        """None: a described model has no operators that are priced by their bytes for want of anything better."""
 
 
 def captured_of(model: ModelConfig) -> CapturedModel | None:

@@ -224,7 +224,7 @@ class Costs:
         return cost if least_s <= cost.seconds else Cost(least_s, "interpolated", UNVECTORIZED_UNCERTAINTY)
 
     def _in_model(self, op: Compute, cost: Cost) -> Cost:
-        """Add the time of modules and autograd on a CPU, whose core cannot compute meanwhile.
+        """Add the time of modules and autograd on a CPU, which run on the core that computes.
 
         It is added once for each kernel, and once for a library's loop over groups, which is one call.
         """

@@ -43,7 +43,7 @@ def part_key(m: ModelConfig, part: str, a: int, b: int = 0, tp: int = 1) -> str:
 
 
 def check_part(queries: int) -> str:
-    """Return the name of the attention core of sequences with so many tokens each, drafted ones among them."""
+    """Return the name of the attention core of sequences with `queries` tokens each, drafted tokens included."""
     return f"check{queries}"
 
 
@@ -57,7 +57,7 @@ class MeasuredParts(Struct, frozen=True):
         return self._by_tokens("rest", tokens)
 
     def head(self, samples: int) -> float:
-        """Return the seconds of the head for so many tokens; 0 if they are a part of `rest`."""
+        """Return the seconds of the head for `samples` tokens; 0 if they are a part of `rest`."""
         return self._by_tokens("head", samples) if "head" in self.points else 0.0
 
     def _by_tokens(self, part: str, tokens: int) -> float:

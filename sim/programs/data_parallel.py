@@ -31,6 +31,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
+from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.frameworks.parts import ZeroEngine
@@ -93,7 +94,7 @@ class DataParallel(Struct, frozen=True):
     @property
     def at_the_end(self) -> bool:
         """Gradients are reduced when the last backward has ended, if they are reduced once a step."""
-        return self.sync in ("after_backward", "reduce_broadcast") and not self.each_row
+        return self.sync in AT_THE_END and not self.each_row
 
     @property
     def copies_replicas(self) -> bool:

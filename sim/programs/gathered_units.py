@@ -50,7 +50,7 @@ def forward_order(blocks: Sequence[Block], dp: DataParallel) -> list[list[int]]:
 
 
 def backward_order(order: Sequence[Block], dp: DataParallel) -> list[list[int]]:
-    """The same of a backward, last block first.
+    """`forward_order` for the backward, which runs the last block first.
 
     A gather that nothing prefetches queues behind the reduction before it (`_unshard` in the layer's own hook of
     torch/distributed/fsdp/_runtime_utils.py: `_pre_backward_hook`). Where ends stay, no hook of theirs sends anything:
@@ -82,7 +82,7 @@ def _elements(block: Block, dp: DataParallel) -> float:
 
 
 def _with_root(blocks: Sequence[Block], dp: DataParallel, gathers: list[list[Comm]], handle: str) -> list[list[Comm]]:
-    """These messages with those of a root as one, with the first block, if that is a part of it."""
+    """The messages, with all of FSDP's root unit joined in one at its first block, if the root begins with it."""
     root = [i for i, b in enumerate(blocks) if in_root(dp.engine, b)]
     if len(root) < 2 or root[0] > 0:
         return gathers

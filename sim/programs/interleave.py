@@ -36,7 +36,7 @@ def interleave(forward: Program, backward: Program, price: Price) -> CompiledPro
 
 
 class _Side:
-    """One of two interleaved programs: how far it is, and which messages its next computation waits for."""
+    """One of two interleaved programs: the items done so far, and the messages that its next computation waits for."""
 
     def __init__(self, tag: str, program: Program) -> None:
         self.tag, self.items, self.position = tag, tuple(i for i in program if i is not BLOCK_END), 0

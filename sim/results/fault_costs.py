@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
 PAIRS = 12  # of ranks that wait for each other, the longest
-ROUNDING = 1e-9  # of a step: differences below are the order of additions
+ROUNDING = 1e-9  # of a step: what the order of additions leaves of a difference, or of no time at all
 
 
 class Cause(Struct, frozen=True):

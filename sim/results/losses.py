@@ -27,11 +27,11 @@ from msgspec import Struct
 from sim.core.timeline import COMPUTE_KINDS, Timeline, row_stream
 from sim.core.units import counted, percent, ranks_text, seconds
 from sim.inputs.parallelism import Parallelism
+from sim.results.fault_costs import ROUNDING
 from sim.results.records import tightest
 from sim.results.result import RankRow, StepResult
 from sim.schedules import FORMS
 
-ROUNDING = 1e-9  # of the step: what sums of floating-point numbers leave of no time at all
 WORTH_A_WORD = 0.005  # of the step: less is listed and not advised on
 
 
@@ -80,10 +80,21 @@ def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ..
         "bubble": waiting_s(result),
     }
     if distilled is not None:
-        lengths["teacher"] = max(0.0, step_s - distilled.student_step_s)
+        lengths["teacher"] = teacher_s(result)
     lengths["other"] = step_s - sum(lengths.values())
     labels = _LABELS | {"bubble": bubble_name(result.scenario.parallelism)}
     return tuple(LossShare(k, labels[k], s) for k, s in lengths.items() if s > 1e-4 * step_s)
+
+
+def teacher_s(result: StepResult) -> float:
+    """Seconds by which a teacher makes the step longer than its student's: its turn on the same GPUs, or waiting for
+    it; 0 without distillation."""
+    return max(0.0, result.step_time_s - result.distillation.student_step_s) if result.distillation else 0.0
+
+
+def operators_whole(result: StepResult) -> str:
+    """Name the time that shares of operators and parts are of: a teacher's operators are not among them."""
+    return "the student's step" if result.distillation else "the step"
 
 
 def bubble_name(layout: Parallelism) -> str:

@@ -157,8 +157,8 @@ def backward_peaks(stage: Stage, kind: Kind, first: bool = False) -> list[float]
 
 
 def _queued_peaks(stage: Stage, kind: Kind) -> list[float]:
-    """`backward_peaks` where a block's bucket is there from its first gradient on, and stays until so many gradients
-    wait behind it (`ZeroEngine.queued_elements`); when the backward has ended, all have been reduced."""
+    """`backward_peaks` for buckets that are allocated with a block's first gradient and freed once
+    `ZeroEngine.queued_elements` gradients wait for reduction after it; the backward's end reduces the rest."""
     dp, out, queue = stage.dp, list[float](), list[int]()
     for b in stage.blocks[::-1]:
         inner = 0.0 if kind is (Kind.W if _has_input_half(b) else Kind.I) else b.backward_peak_bytes

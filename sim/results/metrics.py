@@ -105,8 +105,8 @@ def rank_seconds(built: Built, times: Times) -> list[RankSeconds]:
 
 
 def _alone(graph: TaskGraph, compute: int, classes: int, stretch: Floats | None) -> tuple[Floats, Floats]:
-    """Seconds of computation and of exposed communication inside what stands as one task, of every class of ranks;
-    `stretch` as in `Times`."""
+    """Seconds of computation and of exposed communication inside actions that are one task, for every class of
+    ranks. `stretch`: see `Times`."""
     task, row, rows = graph.slots
     mine = np.flatnonzero((rows[:, 1] == compute)[row])
     index, task_kind = rows[row[mine], 0], graph.task_kind[task[mine]]

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from sim.core.units import DAY_S, HOUR_S
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import BatchPhase
 from sim.results.records import Record
-
-DAY_S, HOUR_S = 86_400.0, 3_600.0
 
 
 class Phase(Record, frozen=True):

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from sim.inputs.rules.layout import LAYOUT_RULES, Problem, first_problem
 from sim.inputs.yaml_input import dotted
-from sim.search.space import Grid, Space, grid_problem, grids, layouts_of, partial_layouts_of, sizes_of
+from sim.search.space import SIZES, Grid, Space, grid_problem, grids, layouts_of, partial_layouts_of, sizes_of
 
-MESH = ("tp", "cp", "pp", "dp")
 NEEDS = {
     "sp": " (true needs tp above 1)",
     "zero": " (above 0 needs dp·cp above 1)",
@@ -26,20 +25,20 @@ def why_none_legal(space: Space) -> str:
         return problem
     meshes = list(grids(space))
     if not meshes:
-        words = " with ".join(f"{key} {_listed(space.only[key])}" for key in MESH if key in space.only)
+        words = " with ".join(f"{key} {_listed(space.only[key])}" for key in SIZES if key in space.only)
         return f"{words}: tp·cp·pp·dp must be the GPUs ({space.gpus:,})"
     broken = Counter(f"{dotted(path)}: {why}" for grid in meshes for path, why in _problems(space, grid))
     if broken:
         # The rule that most layouts break is the most likely mistake.
         return broken.most_common(1)[0][0]
     # No layout was enumerated, so a restriction of the other keys excludes all their values.
-    left = [f"{key} {_listed(v)}{NEEDS.get(key, '')}" for key, v in space.only.items() if key not in (*MESH, "ep")]
+    left = [f"{key} {_listed(v)}{NEEDS.get(key, '')}" for key, v in space.only.items() if key not in (*SIZES, "ep")]
     return f"no mesh of these GPUs goes with {' and '.join(left)}" if left else "the rules leave none"
 
 
 def _in_no_mesh(space: Space) -> str:
     """Return which values of a key no mesh of these GPUs and experts has; nothing if there is no such key."""
-    for key in MESH:
+    for key in SIZES:
         if key in space.only and not any(isinstance(v, int) and v > 0 and space.gpus % v == 0 for v in space.only[key]):
             return f"{key} {_listed(space.only[key])}: must divide the GPUs ({space.gpus:,})"
     given, moe = space.only.get("ep"), space.base.model.moe

@@ -23,6 +23,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.core.units import DAY_S
 from sim.inputs.scenario import Scenario
 from sim.results.records import Record
 from sim.studies.weeks import Job, TimeBreakdown, one_run
@@ -30,7 +31,6 @@ from sim.studies.weeks import Job, TimeBreakdown, one_run
 if TYPE_CHECKING:
     from sim.inputs.faults_config import Failures
 
-DAY_S = 86400.0
 CURVE = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)  # intervals of the curve, in multiples of Daly's
 CHUNK = 16  # runs that a process is handed at once
 

@@ -6,12 +6,12 @@ Hosts, switches and cooling are left out.
 
 from __future__ import annotations
 
+from sim.core.units import HOUR_S
 from sim.results.records import Record
 from sim.results.result import StepResult
 from sim.rl.records import RlResult
 from sim.serve.results.records import ServingResult
 
-HOUR_S = 3_600.0
 TRILLION, MILLION = 1e12, 1e6
 
 

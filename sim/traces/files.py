@@ -12,11 +12,11 @@ from sim.core.errors import InputError
 from sim.core.files import unreadable
 from sim.core.json_text import parse_json
 from sim.core.outputs import refuse_output
+from sim.inputs.file_kinds import GZIP
 
 MAX_BYTES = 1 << 30  # unpacked; a minute of a real rank is some hundred MB
 GROWTH, GROWS_TO = 100, 1 << 24  # limit of unpacking: traces grow 10 to 40 times, gzip bombs 1000 times
 PIECE = 1 << 20
-GZIP = b"\x1f\x8b"
 
 
 def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:

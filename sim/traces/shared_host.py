@@ -1,4 +1,4 @@
-"""Collectives that run beside computation on the cores that compute, as gloo's do: both are slower meanwhile."""
+"""Collectives that run on the cores that compute, as gloo's do: while both run, both are slower."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
-from sim.inputs.rules.ranks import MAX_RANKS
+from sim.inputs.parallelism import MAX_RANKS
 from sim.prices.rank_prices import LINK_UNCERTAINTY
 from sim.validation.prediction import NotSimulated, Predictions, cluster_of, costs_of, spread
 from sim.validation.records import Measurement

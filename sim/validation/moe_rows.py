@@ -166,7 +166,7 @@ def _size(given: Mapping[str, Any], what: str) -> int:
 
 
 def _shared_experts(given: Mapping[str, Any], ffn: int) -> int:
-    """Shared experts as so many of the routed experts' width."""
+    """The number of shared experts, each as wide as a routed one."""
     width = given.get("shared_expert_ffn") or 0
     if not isinstance(width, int) or width < 0 or width % ffn:
         raise InputError(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.core.units import as_written, count, is_rate, n_bytes, percent, plain, seconds
 from sim.inputs.units import unit_of
 from sim.views.palette import style_of
+from sim.views.part_names import named_part
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,6 +22,10 @@ PARTS = (
     ("Parts of the model, first class of ranks", "parts_s", seconds),
     ("Operators of the first class of ranks", "operators_s", seconds),
 )
+NAMES: dict[str, Callable[[str], str]] = {  # of a table's rows, where they are not the keys themselves
+    "critical_path_s": lambda kind: style_of(kind).label,
+    "parts_s": named_part,
+}
 CARDS = {
     "step_time_s": "Step time",
     "tokens_per_s_per_gpu": "Tokens/s per GPU",
@@ -64,7 +69,7 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
         pairs = list(found[part].items())
         if part == "operators_s":
             pairs.sort(key=lambda item: -abs(item[1]["b"] - item[1]["a"]))
-        named = (lambda kind: style_of(kind).label) if part == "critical_path_s" else str
+        named = NAMES.get(part, str)
         rows = [_row(named(name), v, shown(v["a"]), shown(v["b"])) for name, v in pairs]
         most = OPERATORS_SHOWN if part == "operators_s" else None
         out.append(Rows(title, ("", "A", "B", "change"), rows, most))

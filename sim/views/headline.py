@@ -71,11 +71,25 @@ def _step(result: StepResult) -> list[Number]:
         Number("MFU", percent(use.mfu), f"{flops}; HFU {percent(use.hfu)}", compared=use.mfu),
         Number(bubble_name(result.scenario.parallelism), percent(waiting_s(result) / step_s), "of the step"),
         Number("Exposed communication", seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
+        *_teacher(result),
         *_faults(result),
         *_contention(result),
         *_processes(result),
         *_training_run(result),
     ]
+
+
+def _teacher(result: StepResult) -> list[Number]:
+    """Return how long a distillation's teacher works, on the student's GPUs or on others."""
+    found = result.distillation
+    if found is None:
+        return []
+    own_s, student = found.teacher.own_s, f"the student's step of {seconds(found.student_step_s)}"
+    if found.teacher.placement == "same":
+        return [
+            Number("Teacher", seconds(own_s), f"{percent(own_s / result.step_time_s)} of the step, before {student}")
+        ]
+    return [Number("Teacher", seconds(own_s), f"on {counted(found.teacher.gpus, 'other GPU')}, beside {student}")]
 
 
 def _flops_words(result: StepResult) -> str:

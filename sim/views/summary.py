@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sim.core.units import count, counted, n_bytes, percent, ranks_text, seconds
 from sim.results.certainty import is_shipped
 from sim.results.evidence import nearest
-from sim.results.losses import idle_parts
+from sim.results.losses import idle_parts, teacher_s
 from sim.results.records import tightest
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
@@ -92,21 +92,24 @@ def numbers_table(numbers: Sequence[Number]) -> TextTable:
 
 def _ranks(result: StepResult, terminal_width: int) -> TextTable:
     """A bar per class of ranks; of many, the first and last ones. Waiting beside a bubble has a column where it is a
-    percent of the step, so that a row adds up to the step."""
+    percent of the step, and so has a teacher's turn, so that a row adds up to the step."""
     step = result.step_time_s or 1.0
+    turn_s = teacher_s(result)
     idle = [dict(idle_parts(result, row)) for row in result.ranks]
     first, *other = idle[0] if idle else ("bubble",)
-    waits = any(parts[name] > WAITING_SHOWN * step for parts in idle for name in other)
-    names = ("computing", "exposed", first, *(("waiting",) if waits else ()))
+    shown = [name for name in other if any(parts[name] > WAITING_SHOWN * step for parts in idle)]
+    teacher = ("teacher",) if turn_s > WAITING_SHOWN * step else ()
+    names = ("computing", "exposed", first, *("waiting" for _ in shown), *teacher)
+    more = len(names) > 3
     columns = (
         Column(most=NAME_WIDTH),
         *(Column(name, right=True) for name in names),
         Column(f"█ computing ▓ exposed ░ {first}", wraps=True),  # its head may take two lines, numbers may not be cut
     )
-    width = min(36, max(9, terminal_width - 73) if waits else max(12, terminal_width - 62))  # characters of the bars
+    width = min(36, max(9, terminal_width - 73) if more else max(12, terminal_width - 62))  # characters of the bars
     table: list[TextRow] = []
     for row, parts in zip(result.ranks, idle, strict=True):
-        numbers = (row.compute_s, row.exposed_comm_s, *parts.values())[: len(names)]
+        numbers = (row.compute_s, row.exposed_comm_s, *(parts[k] for k in (first, *shown)), *(turn_s for _ in teacher))
         lengths = row.compute_s, row.exposed_comm_s, parts[first]
         table.append(TextRow((ranks_text(row.ranks), *(seconds(s) for s in numbers), _bar(lengths, step, width))))
     slowest = max(range(len(table)), key=lambda i: result.ranks[i].compute_s, default=0)
@@ -152,7 +155,7 @@ def _memory(result: StepResult | ServingResult, width: int) -> TextTable:
         rows.append(TextRow((label, n_bytes(size), (Span("█" * length, style),))))
     apart = sum(getattr(worst, category) for category in names) > (1 + APART) * worst.peak
     said = f"memory of {ranks_text(worst.ranks)}{', each at its maximum' if apart else ''}"
-    heads = Column(said), Column(right=True), Column(f"█ share of {n_bytes(whole)}")
+    heads = Column(said, wraps=True), Column(right=True), Column(f"█ share of {n_bytes(whole)}")
     return TextTable(heads, rows)
 
 
@@ -222,7 +225,7 @@ def _evidence(result: StepResult | ServingResult) -> list[str]:
 def print_provenance(
     result: StepResult | ServingResult | RlResult, terminal: Terminal, before: Iterable[str] = ()
 ) -> None:
-    """Return what stands below a summary: the lines `before`, the sources of the operators' seconds, how long the
+    """Print the lines below a summary: the lines `before`, the sources of the operators' seconds, how long the
     simulation took, and warnings."""
     source, engine = result.provenance, result.engine
     shares = ", ".join(f"{percent(v)} {SHARES.get(k, k)}" for k, v in source.shares.items() if v)

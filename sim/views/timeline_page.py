@@ -9,14 +9,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim.core.timeline import Timeline
 from sim.core.units import counted, percent, ranks_text, seconds
 from sim.results.evidence import nearest
-from sim.results.losses import LossShare, idle_parts, largest_losses, mean_seconds, parts_of_step
+from sim.results.losses import (
+    LossShare,
+    idle_parts,
+    largest_losses,
+    mean_seconds,
+    operators_whole,
+    parts_of_step,
+    teacher_s,
+)
 from sim.results.operator_times import host_wait_s
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.curves import curve_columns, fullest
 from sim.views.headline import evidence_line, headline, layout_line, memory_limit_bytes
 from sim.views.page import page, view_data
-from sim.views.palette import SERVING_KINDS, memory_styles, style_of
+from sim.views.palette import PARTS, SERVING_KINDS, memory_styles, style_of
 from sim.views.part_names import part_name
 from sim.views.rows import kinds_of
 from sim.views.serving_summary import cache_lines
@@ -35,12 +43,11 @@ OPERATOR_CLASSES, OPERATORS_SHOWN = 4, 20  # of so many classes of ranks so many
 MEMORY_POINTS = 200_000  # of all curves together
 CURVE_POINTS = 20_000  # of one: a wide screen shows ten in a pixel
 _RANK_COLOURS = {
-    "computing": "#0072b2",
-    "exposed communication": "#d55e00",
-    "bubble": "#aab4bf",
-    "waiting": "#aab4bf",
-    "idle": "#aab4bf",
-    "other waiting": "#e6eaee",
+    "computing": PARTS["useful"],
+    "exposed communication": PARTS["communication"],
+    **dict.fromkeys(("bubble", "waiting", "idle"), PARTS["bubble"]),
+    "other waiting": PARTS["other"],
+    "teacher": PARTS["teacher"],
 }
 
 
@@ -137,7 +144,12 @@ def _rank_rows(result: StepResult) -> list[tuple[str, dict[str, float]]]:
     return [
         (
             row.ranks,
-            {"computing": row.compute_s, "exposed communication": row.exposed_comm_s, **dict(idle_parts(result, row))},
+            {
+                "computing": row.compute_s,
+                "exposed communication": row.exposed_comm_s,
+                **dict(idle_parts(result, row)),
+                **({"teacher": teacher_s(result)} if result.distillation else {}),
+            },
         )
         for row in result.ranks
     ]
@@ -178,6 +190,7 @@ def _step_parts(
     return {
         "trains": True,
         "rank_rows": _rank_rows(result),
+        "operators_whole": operators_whole(result),
         "parts": parts_of_step(result, timeline),
         "largest": largest_losses(result, timeline, host_s=host_s),
         "advice": None if advice is None else advice_rows(advice),

@@ -1,4 +1,4 @@
-"""`sim.run --explain`, `--schema`, `--emit`, `--chakra`: what they print and refuse."""
+"""`sim.run --schema`, `--emit`, `--chakra`: what they print and refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import pytest
 from sim.core.errors import InputError
 from sim.emit import emit
 from sim.emit.common import Reason
-from sim.inputs.explain import all_keys, explain
 from sim.inputs.scenario import Scenario, parse_scenario
 from tests.modules import run_module
 
@@ -107,43 +106,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return run_module("sim.run", *args)
 
 
-# --- explain and schema
-
-
-def test_every_key_of_the_schema_is_explained() -> None:
-    keys = all_keys()
-    assert len(keys) > 150
-    assert {"parallelism.zero", "training.recompute.every", "cluster.inter_node.kind", "model.moe.top_k"} <= set(keys)
-    for key in keys:
-        text = explain(key)
-        assert text.startswith(f"{key}: ")
-        assert "\n  default: " in text
-        assert "anything" not in text.splitlines()[0], text
-
-
-@pytest.mark.parametrize(
-    ("key", "words"),
-    [
-        ("parallelism.zero", ["0 | 1 | 2 | 3", "default: 0", "FSDP"]),
-        ("training.seq_len", ["whole number (at least 1, at most 100,000,000)", "default: required"]),
-        ("training.recompute", ["none | selective | selective_op | full | mapping", "training.recompute.every:"]),
-        ("parallelism.bucket_bytes", ["default: 25MiB"]),
-        ("faults", ["faults.stragglers: list of mapping"]),
-        ("faults.stragglers", ["faults.stragglers.rank: whole number (at least 0, at most 10,000,000)"]),
-        ("processes.link_flap.down_s", ["at most 1,000,000,000", "default: required"]),
-        ("", ["scenario: mapping", "model: text | mapping (default: required)"]),
-    ],
-)
-def test_explanations(key: str, words: list[str]) -> None:
-    text = explain(key)
-    assert all(w in text for w in words), text
-
-
-def test_unknown_keys_name_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"parallelism has no key 'zeroo'; did you mean 'zero'\?"):
-        explain("parallelism.zeroo")
-    with pytest.raises(InputError, match=r"parallelism\.zero has no key 'x'"):
-        explain("parallelism.zero.x")
+# --- commands
 
 
 def test_commands() -> None:

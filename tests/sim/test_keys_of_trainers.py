@@ -20,6 +20,7 @@ ALWAYS = "version calibration calibrations engine warnings source software_date 
 LEFT_OUT = {
     "megatron": "inference rl indexer layers_per_stage "  # refused before; read as `stage_layers`
     "all_reduce_once autocast "  # `shard_size` and fp32 parameters are refused before
+    "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read as `IN_SIXTEEN_BITS`
     "loss_chunks",  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
     "loss_chunks "  # a loss in chunks is refused
@@ -33,6 +34,7 @@ LEFT_OUT = {
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
     "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order "
     "fused_experts fp8_output_proj "  # precision mxfp8 is refused
+    "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # refused as `IN_SIXTEEN_BITS`
     "mtp_stage",  # prediction modules are refused
 }
 FILES = {

@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.errors import InputError
 from sim.core.program import BLOCK_END, Block, BlockKind, Comm, Program, Wait
 from sim.emit import emit
 from sim.inputs.scenario import Scenario
-from sim.models.layer import layer_block
+from sim.models.dims import Shard, layer_dims
+from sim.models.layer import layer_block, layer_parts
+from sim.models.offload_modules import by_module
 from sim.programs.host_copies import host_copies, on_device
 from sim.programs.stages import Stage
 from sim.simulation import simulate
@@ -116,6 +119,16 @@ def test_bytes_of_parts(modules: list[str], model: Any, each: float) -> None:
     moved = sum(x.bytes for x in layer_block(s, 0).saved if x.module in modules)
     assert moved == SEQ * each
     assert saved(layer_block(s, 0)) == saved(layer_block(scenario(False, model=model), 0))
+
+
+@pytest.mark.parametrize("model", [LLAMA, "mixtral-8x7b", "deepseek-v3"])
+def test_parts_are_told_by_fields_and_not_by_names(model: Any) -> None:
+    s = scenario({"modules": ["core_attn", "attn_proj", "qkv_linear", "attn_norm"]}, model=model)
+    parts = layer_parts(s, layer_dims(s, 5), 5, Shard())
+    renamed = tuple(replace(p, name=f"part {i}") for i, p in enumerate(parts))
+    found, again = ([x.module for p in by_module(s, each) for x in p.saved] for each in (parts, renamed))
+    assert found == again
+    assert {"core_attn", "attn_proj", "qkv_linear"} <= set(found)
 
 
 def test_a_warning_says_that_joined_norms_stay() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from sim.inputs.scenario import Scenario
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
+from tests.processes import ROOT
 from tests.sim.cases import case
 
 MOE = {"moe": {"experts": 8, "top_k": 2, "ffn": 512}, "mlp": "swiglu", "bias": False}
@@ -82,3 +85,9 @@ def test_a_rank_with_both_ends_of_the_model_has_one_embedding_matrix(schedule: s
     found = simulate(case({"pp": 4, "schedule": schedule}, {"global_batch_size": 16}, model)).result["communication"]
     ranks = [row["rank"] for row in found if row["group"] == "embedding"]
     assert ranks == ([0, 3] if schedule == "1f1b" else [])
+
+
+def test_the_glossary_names_every_group_of_ranks() -> None:
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("## Groups of ranks")[2]
+    named = set(re.findall(r"`([a-z_]+)`", "\n".join(row.split("|")[1] for row in page.splitlines() if "| " in row)))
+    assert set(make_plan(case({"pp": 2})).group_sizes) == named - {"host"}

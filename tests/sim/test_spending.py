@@ -101,7 +101,8 @@ def test_a_measured_step_is_a_time(said: str) -> None:
 
 
 def test_serving_has_no_measured_step() -> None:
-    invoked(main, "scenarios/serve_static_a100.yaml", "--measured", "2", code=2)
+    ran = invoked(main, "scenarios/serve_static_a100.yaml", "--measured", "2", code=2)
+    assert "--measured: is for training; this scenario serves requests" in ran.output
 
 
 def test_tokens_of_a_training_have_units() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from sim.core.dtypes import sixteen_bit
 from sim.core.units import counted
 from sim.inputs.input_source import Problems, Source, raise_first
-from sim.inputs.parallelism import Parallelism
+from sim.inputs.parallelism import MAX_RANKS, Parallelism
 from sim.inputs.program_file import read_program
 from sim.inputs.rules.layout import ALL_RULES, first_problem
 from sim.inputs.rules.training import training_problems
@@ -22,7 +22,6 @@ from sim.inputs.sections import Sections, sizes_of
 if TYPE_CHECKING:
     from sim.inputs.distillation_config import Distillation
 
-MAX_RANKS = 10_000_000
 MAX_STAGES = 1_000_000
 
 

@@ -98,7 +98,7 @@ def _graphs(sections: Sections, inference: Inference) -> Problems:
 
 
 def _preemption(sections: Sections, inference: Inference) -> Problems:
-    """An engine that preempts sequences of a continuous batch can swap them where it is told to."""
+    """`preemption: swap` needs an engine that preempts sequences and can swap their cache to the host."""
     engine = engine_of(inference.engine)
     if inference.preemption == "recompute" or inference.batching == "static" or engine.never_preempts or engine.swaps:
         return

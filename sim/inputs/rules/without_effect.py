@@ -55,7 +55,8 @@ def idle_keys(scenario: Layout) -> set[tuple[str, str]]:
 
 
 def keys_without_effect(sections: Sections, written: Parallelism) -> Iterator[str]:
-    """Return a note for each key that the scenario sets in vain; of a serving workload for keys that serving reads.
+    """Return a note for each key that the scenario sets without any effect; for serving, only for keys that serving
+    reads.
 
     `written`: the section as the user wrote it, before defaults that follow from other sections are filled in.
     """
@@ -80,7 +81,7 @@ def _without(written: Parallelism, key: str) -> Parallelism:
 
 
 def _with_one(degree: str) -> Callable[[Layout], str]:
-    """Of keys that say how the ranks of a degree work together."""
+    """Make the rule for keys on how the ranks of one degree work together: without effect where the degree is 1."""
     return lambda s: f"with {degree} 1" if getattr(s.parallelism, degree) == 1 else ""
 
 
@@ -90,8 +91,8 @@ def _alone(s: Layout) -> str:
 
 
 def _zero(s: Layout) -> str:
-    """Of the ZeRO stage: one rank shards nothing, but DeepSpeed's engine has buffers, and FSDP casts, with one rank
-    too."""
+    """Tell why the ZeRO stage has no effect: one rank shards nothing. With one rank DeepSpeed's engine still has
+    buffers, though, and FSDP still casts."""
     t = s.training
     if t is None or not (why := _alone(s)):
         return ""
@@ -101,7 +102,8 @@ def _zero(s: Layout) -> str:
 
 
 def _only_with_zero(*stages: int) -> Callable[[Layout], str]:
-    """Of keys of ZeRO stages, which need somebody to share the states with, too."""
+    """Make the rule for keys of some ZeRO stages: without effect at another stage, and where no two ranks share
+    states."""
     names = " and ".join(map(str, stages)).replace(" and ", ", ", len(stages) - 2)
     return lambda s: f"with zero {z}, only with {names}" if (z := s.parallelism.zero) not in stages else _alone(s)
 
@@ -133,7 +135,7 @@ def _by_layer(s: Layout) -> bool:
 
 
 def _at_once(s: Layout) -> str:
-    """Of the sizes of messages of gradients, where a framework reduces all in one."""
+    """Tell why sizes of gradient messages have no effect: the framework reduces all gradients in one message."""
     z, t = s.parallelism.zero, s.training
     whole = t is not None and z in framework_of(t).zero.at_once_at
     return f"with framework {t.framework}, which reduces all gradients at once with zero {z}" if t and whole else ""
@@ -236,7 +238,8 @@ def _on_host(s: Layout) -> str:
 
 
 def _reduces_nothing(s: Layout) -> str:
-    """Of the dtype of gradients that ranks sum: replicas', both copies' of DualPipe, both ends' of a pipeline."""
+    """Tell why the dtype of summed gradients has no effect: no ranks sum any (replicas, both copies of DualPipe, both
+    ends of a pipeline with tied embeddings)."""
     several = s.parallelism.pp > 1 and (s.model.tied_embeddings or FORMS[s.parallelism.schedule].model_copies > 1)
     return "" if several else _alone(s)
 

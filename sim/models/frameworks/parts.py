@@ -274,7 +274,7 @@ class ZeroEngine(NamedTuple):
 
     @property
     def as_first_fsdp(self) -> ZeroEngine:
-        """The same trainer with torch's first FSDP (torch/distributed/fsdp).
+        """This engine's record with torch's first FSDP (torch/distributed/fsdp) in place of FSDP2.
 
         _flat_param.py, `_get_unflat_views_unaligned`: parameters are views of what is gathered, and the backward of
         torch.split joins their gradients (2 accesses). _runtime_utils.py, `_reduce_grad`: these are divided (2). Layers

@@ -97,11 +97,18 @@ class CompressedAttention(Struct, frozen=True):
     def _projections(self, tp: int) -> tuple[Matrix, ...]:
         heads, groups = ceil_div(self.heads, tp), ceil_div(self.groups, tp)
         return (
-            Matrix("query_down", self.hidden, (self.query_rank,), "plain"),
+            Matrix("query_down", self.hidden, (self.query_rank,), "plain", module="qkv_linear"),
             Matrix("query_up", self.query_rank, (heads * self.head_dim,), "column"),
             Matrix("key_value", self.hidden, (self.head_dim,), "plain"),
             Matrix("output_down", self.heads // self.groups * self.head_dim, (groups * self.output_rank,), "column"),
-            Matrix("attention_out", groups * self.output_rank, (self.hidden,), "row", target="attention_out"),
+            Matrix(
+                "attention_out",
+                groups * self.output_rank,
+                (self.hidden,),
+                "row",
+                target="attention_out",
+                module="attn_proj",
+            ),
         )
 
     def other_parameters(self) -> int:

@@ -47,21 +47,21 @@ class Experts(Struct, frozen=True):
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
         r, e, p = routing(scenario, d, layer, shard), d.of_experts, scenario.parallelism
         chosen = router(d, self.moe, r, p.ep, p.expert_tp)
+        own = () if self.shared is None else self.shared.projections(d)
+        shared = shared_parts(d, own, self.moe.shared_gate) if own else ()
         if d.code.every_expert and p.ep == 1:
             routed: tuple[Operator, ...] = (chosen, *every_expert(scenario, e, r))
         else:
-            routed = (chosen, dispatch(scenario, e, r), *expert_matmuls(scenario, e, r), combine(scenario, e, r))
+            there, back = dispatch(scenario, e, r), combine(scenario, e, r)
+            if shared and scenario.for_training.moe_shared_expert_overlap and p.ep > 1:
+                there, back, shared = beside_exchanges(there, back, shared, second=len(own) - 1)
+            routed = (chosen, there, *expert_matmuls(scenario, e, r), back)
         if d.code.experts_one_by_one and p.ep == 1 and d.lora is None:
             shapes = self.one.matrices(p.expert_tp)
             elements, matrices = sum(m.elements for m in shapes), sum(len(m.outputs) for m in shapes)
             routed = (*routed, gradients_of_each(d, self.moe.experts, elements, matrices, r.tokens))
         if self.moe.zero_experts:
             routed = (*routed, self._zero_experts(d, r.tokens))
-        if self.shared is None:
-            return routed
-        shared = shared_parts(d, self.shared.projections(d), self.moe.shared_gate)
-        if scenario.for_training.moe_shared_expert_overlap and p.ep > 1:
-            return beside_exchanges(routed, shared)
         return (*routed, *shared)
 
     def _zero_experts(self, d: Dims, tokens: int) -> Operator:

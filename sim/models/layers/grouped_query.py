@@ -113,8 +113,17 @@ class GroupedQueryAttention(Struct, frozen=True):
                 "column",
                 self.bias or self.qkv_bias,
                 target="qkv",
+                module="qkv_linear",
             ),
-            Matrix("attention_out", heads * of_value, (self.hidden,), "row", self.out_bias, target="attention_out"),
+            Matrix(
+                "attention_out",
+                heads * of_value,
+                (self.hidden,),
+                "row",
+                self.out_bias,
+                target="attention_out",
+                module="attn_proj",
+            ),
         )
 
     def core(self, d: Dims) -> Core:

@@ -98,15 +98,23 @@ class LatentAttention(Struct, frozen=True):
         heads, (query_width, _) = ceil_div(self.heads, tp), self.widths
         return (
             *self._query(heads * query_width, heads * self.value_width),
-            Matrix("kv_down", self.hidden, (self.latent_rank + self.rope_width,), "plain"),
+            Matrix("kv_down", self.hidden, (self.latent_rank + self.rope_width,), "plain", module="qkv_linear"),
             Matrix("kv_up", self.latent_rank, (heads * (self.plain_width + self.value_width),), "column"),
-            Matrix("attention_out", heads * self.value_width, (self.hidden,), "row", target="attention_out"),
+            Matrix(
+                "attention_out",
+                heads * self.value_width,
+                (self.hidden,),
+                "row",
+                target="attention_out",
+                module="attn_proj",
+            ),
         )
 
     def _query(self, width: int, gates: int) -> tuple[Matrix, ...]:
         if self.query_rank is None:
-            return (Matrix("query", self.hidden, (width,), "column"),)
-        down, joined = Matrix("query_down", self.hidden, (self.query_rank,), "plain"), self.gate == "latent"
+            return (Matrix("query", self.hidden, (width,), "column", module="qkv_linear"),)
+        down = Matrix("query_down", self.hidden, (self.query_rank,), "plain", module="qkv_linear")
+        joined = self.gate == "latent"
         inputs, outputs = (2 * self.query_rank, width + gates) if joined else (self.query_rank, width)
         return down, Matrix("query_up", inputs, (outputs,), "column")
 
@@ -259,7 +267,7 @@ class LatentAttention(Struct, frozen=True):
         in the attention."""
         *projected, _, out = self.served_matrices(d)
         if d.latents.merged_down:
-            projected = self._with_one_down(projected)
+            projected = self._with_one_down(projected, d.tp)
         normed = norm_quantizes(d, tokens)  # what the norm before attention writes, not the latents' own norms
         items = [i for m in projected for i in served_linear(d, m, tokens, normed and m.inputs == self.hidden)]
         ranks = (("query_norm", self.query_rank), ("kv_norm", self.latent_rank))
@@ -276,13 +284,14 @@ class LatentAttention(Struct, frozen=True):
         """The matrices, as many of them merged as an engine merges beside those to the latents."""
         return self.matrices(d.tp)
 
-    def _with_one_down(self, projected: list[Matrix]) -> list[Matrix]:
+    def _with_one_down(self, projected: list[Matrix], tp: int) -> list[Matrix]:
         """The matrices with those to both latents as one, where queries have a latent, too."""
-        down = {m.name: m for m in projected if m.name in ("query_down", "kv_down")}
-        if len(down) == 1:
+        if self.query_rank is None:
             return projected
-        widths = tuple([m.width for m in down.values()])
-        return [Matrix("latents_down", self.hidden, widths, "plain"), *[m for m in projected if m.name not in down]]
+        query_down, _, kv_down, *_ = self.projections(tp)
+        down = (query_down, kv_down)
+        widths = tuple([m.width for m in down])
+        return [Matrix("latents_down", self.hidden, widths, "plain"), *[m for m in projected if m not in down]]
 
     def rotated_width(self, tp: int) -> int:
         """Numbers of a token that the rope-and-cache kernel of serving engines reads and writes: rope's parts of the

@@ -9,7 +9,7 @@ from msgspec import Struct
 from sim.models.operators import Linear
 
 if TYPE_CHECKING:
-    from sim.inputs.training_config import LoraTarget
+    from sim.inputs.training_config import LoraTarget, OffloadModule
 
 
 class Matrix(Struct, frozen=True):
@@ -17,8 +17,8 @@ class Matrix(Struct, frozen=True):
 
     `outputs` has several numbers where several products share the input: query, key and value; gate and up. `split`
     says what tensor parallelism divides: the outputs (column), the inputs (row) or nothing (plain). `target`: its key
-    among `training.lora.targets`; None where it has none. `sixteen_bit`: serving keeps it in 16 bits beside others in
-    fewer.
+    among `training.lora.targets`; None where it has none. `module`: as an operator's. `sixteen_bit`: serving keeps it
+    in 16 bits beside others in fewer.
     """
 
     name: str
@@ -27,6 +27,7 @@ class Matrix(Struct, frozen=True):
     split: str
     bias: bool = False
     target: LoraTarget | None = None
+    module: OffloadModule | None = None
     sixteen_bit: bool = False
 
     @property
@@ -47,4 +48,4 @@ class Matrix(Struct, frozen=True):
     def linear(self, rows: int, save_input: bool = True, merged: bool = True) -> Linear:
         """The layer over `rows` tokens in training; `merged`: products that share the input are one matmul."""
         outs = (self.width,) if merged else self.outputs
-        return Linear(self.name, rows, self.inputs, outs, self.split, self.bias, save_input, self.target)
+        return Linear(self.name, rows, self.inputs, outs, self.split, self.bias, save_input, self.target, self.module)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from sim.core.dtypes import INT64_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved
 from sim.models.dims import Dims, ceil_div
 from sim.models.gated_streams import stream_norms
@@ -33,7 +34,6 @@ from sim.models.streams import Streams
 if TYPE_CHECKING:
     from sim.models.serving.operators import ServingDims
 
-TOKEN_BYTES = 8.0  # an int64 number of a token or of a row
 HASH_KERNELS = 40
 SMALL_KERNELS, KEPT_GATES = 7, 5  # of the gate, over one number a stream, and what of them stays
 
@@ -82,7 +82,7 @@ class NgramEmbedding(Struct, frozen=True):
 
     def _lookup(self, d: Dims) -> Operator:
         n, table = d.tokens * self.width, ceil_div(self.table_elements, d.tp)
-        size, ids = n * d.act_bytes, d.tokens * self.heads * TOKEN_BYTES
+        size, ids = n * d.act_bytes, d.tokens * self.heads * INT64_BYTES
         hashed = memory_op("ngram_hashes", F, "elementwise", d.tokens * self.heads, 4 * ids, d.act, HASH_KERNELS)
         forward: Program = (hashed, memory_op("ngram_embedding", F, "embedding", n / d.tp, 2 * size / d.tp, d.act))
         if d.tp > 1:
@@ -150,7 +150,7 @@ class NgramEmbedding(Struct, frozen=True):
     def sequence_bytes(self, d: ServingDims) -> float:
         """Return the bytes that a served sequence keeps, whatever its length: the convolution's last inputs and the
         last tokens of an n-gram."""
-        return self.reach * self.streams.width * d.act_bytes + (self.size - 1) * TOKEN_BYTES
+        return self.reach * self.streams.width * d.act_bytes + (self.size - 1) * INT64_BYTES
 
     def served_rest(self, tp: int) -> int:
         """Weights on one rank beside its matrices: its part of the table, norms and taps."""

@@ -13,10 +13,10 @@ from sim.models.operators import F, I, memory_op
 
 
 class Sizes(NamedTuple):
-    """Of one rank: sequences and tokens; numbers of a token that the input projection makes (`projected`), that the
-    convolution takes (`convolved`), that the scan gives (`inner`); its vectors of one kind for all groups (`shared`,
-    keys) and for all heads (`spread`); `low_rank`: numbers from which the norm's gate is projected, where it is; bytes
-    of a number and its dtype."""
+    """Sizes on one rank: sequences and tokens; numbers of a token that the input projection makes (`projected`), that
+    the convolution takes (`convolved`), that the scan gives (`inner`); its vectors of one kind for all groups
+    (`shared`, keys) and for all heads (`spread`); `low_rank`: numbers from which the norm's gate is projected, where
+    it is; bytes of a number and its dtype."""
 
     batch: int
     tokens: int

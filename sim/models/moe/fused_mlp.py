@@ -35,4 +35,4 @@ def fused_mlp(d: Dims, experts: int, rows: float, inner: int, ffn: int) -> tuple
     up = grouped(d, "experts_up", experts, rows, inner, d.hidden, fused=written)
     read = rows * (inner * (sixteen + quantized) - ffn * sixteen)  # and no 16-bit gradient of the activation
     down = grouped(d, "experts_down", experts, rows, d.hidden, ffn, fused=Fused(dgrad_bytes=read, made_input=True))
-    return replace(up, saved=(*up.saved, result)), down
+    return replace(up, saved=(*up.saved, result), module="expert_fc1"), down

@@ -64,7 +64,7 @@ def _joined(d: Dims, rows: float) -> Operator:
 
 def _projections(d: Dims, experts: int, rows: float, inner: int, ffn: int) -> tuple[Operator, Operator]:
     """Both projections, with the activation's kernels between them."""
-    up = grouped(d, "experts_up", experts, rows, inner, d.hidden)
+    up = replace(grouped(d, "experts_up", experts, rows, inner, d.hidden), module="expert_fc1")
     return up, grouped(d, "experts_down", experts, rows, d.hidden, ffn)
 
 

@@ -23,7 +23,7 @@ COUNT_BYTES = 8  # torch.long
 
 
 class _Casts(NamedTuple):
-    """In which dtype the router multiplies, and which copies that takes.
+    """The dtype in which the router multiplies, and the casts that this needs.
 
     `wide`: autocast is off around it, so that it multiplies fp32 numbers. `narrow`: autocast copies its fp32 input to
     16 bits, kept so, and its gradient back (`sim.models.casts`). `upcast`: it chooses by fp32 logits of a 16-bit input.

@@ -14,16 +14,18 @@ from msgspec.structs import replace
 from sim.core.program import Comm, Item, Program, Wait
 from sim.models.operators import Operator
 
-SECOND = "shared_mlp_down"  # and what is before it goes with the first exchange
+Operators = tuple[Operator, ...]
 
 
-def beside_exchanges(routed: tuple[Operator, ...], shared: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """The parts of routed experts with the programs of the shared ones beside their exchanges, and what is left."""
-    at = next(i for i, p in enumerate(shared) if p.name == SECOND)
-    groups = {"dispatch": shared[:at], "combine": shared[at : at + 1]}
-    woven = tuple(_with(p, groups[p.name]) if p.name in groups else p for p in routed)
-    moved = tuple(replace(p, forward=(), backward=()) for p in shared[: at + 1])
-    return (*woven, *moved, *shared[at + 1 :])
+def beside_exchanges(
+    there: Operator, back: Operator, shared: Operators, second: int
+) -> tuple[Operator, Operator, Operators]:
+    """The exchanges of routed experts with the programs of the `shared` ones beside them, and what is left of these:
+    what they keep, and their gate and sum. `there` takes tokens to their experts, `back` takes them home; `second`: the
+    place of the shared experts' second matmul."""
+    moved = tuple(replace(p, forward=(), backward=()) for p in shared[: second + 1])
+    left = (*moved, *shared[second + 1 :])
+    return _with(there, shared[:second]), _with(back, shared[second : second + 1]), left
 
 
 def _with(part: Operator, beside: tuple[Operator, ...]) -> Operator:

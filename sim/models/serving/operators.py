@@ -40,8 +40,8 @@ OUTLIER_SHARE = 0.001  # LLM.int8(): more than 99.9 % of values are multiplied i
 class ServedLatents(NamedTuple):
     """Kernels of latent attention. `merged_down`: one matmul gives both latents; `joins_queries`: decode's kernel takes
     a query's two parts as one tensor; `merges_context`: attention to what is cached before a chunk is a kernel of its
-    own; `absorbed_tokens`: iterations of at most so many prompt tokens attend as decode does, in the latent's width,
-    and so do those behind some cached tokens, less than `absorbed_context`; `joins_latents`: a kernel joins each
+    own; `absorbed_tokens`: iterations of at most this many prompt tokens attend as decode does, in the latent's width;
+    so do prompts behind fewer cached tokens than `absorbed_context`, but not none; `joins_latents`: a kernel joins each
     token's latent and rope key before they are cached; `narrow_absorbed`: decode absorbs the up-projections in fp8;
     `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights.
     """
@@ -56,7 +56,7 @@ class ServedLatents(NamedTuple):
     merged_index: bool = False
 
     def absorbs(self, tokens: int, cached: int) -> bool:
-        """Whether prompts of so many tokens, behind so many that are cached, attend in the latent's width."""
+        """Tell whether prompts of `tokens` tokens behind `cached` cached ones attend in the latent's width."""
         return tokens <= self.absorbed_tokens or 0 < cached < self.absorbed_context
 
 
@@ -150,7 +150,7 @@ class ServingDims(Struct, frozen=True):
 
     @property
     def experts_dtype(self) -> str:
-        """In which the experts' matmuls run: LLM.int8() leaves them in 16 bits."""
+        """The dtype of the experts' matmuls: LLM.int8() leaves them in 16 bits."""
         return self.linear if self.linear != "int8" else self.act
 
 

@@ -12,7 +12,15 @@ from msgspec.structs import replace
 from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.core.units import percent, seconds
 from sim.inputs.scenario import load_scenario
-from sim.results.losses import exposed_by_stream, idle_parts, largest_losses, parts_of_step, waiting_s
+from sim.results.losses import (
+    exposed_by_stream,
+    idle_parts,
+    largest_losses,
+    operators_whole,
+    parts_of_step,
+    teacher_s,
+    waiting_s,
+)
 from sim.results.result import StepResult
 from sim.simulation import simulate
 from sim.views.headline import headline
@@ -141,3 +149,22 @@ def test_memory_that_adds_up_to_more_than_its_peak_says_why() -> None:
         printed = io.StringIO()
         print_summary(result, Terminal(file=printed))
         assert ("each at its maximum" in printed.getvalue()) == said
+
+
+@pytest.mark.parametrize("name", ["distill_logits", "distill_logits_apart"])
+def test_a_rank_of_a_student_adds_up_to_the_step_with_its_teacher(name: str) -> None:
+    """On the same GPUs the teacher's turn comes first; on others the student waits for it."""
+    simulation = simulate(load_scenario(f"scenarios/{name}.yaml"))
+    result = simulation.outcome
+    row, found = result.ranks[0], result.distillation
+    assert found is not None
+    parts = [row.compute_s, row.exposed_comm_s, *dict(idle_parts(result, row)).values(), teacher_s(result)]
+    assert sum(parts) == pytest.approx(result.step_time_s)
+    printed = io.StringIO()
+    print_summary(result, Terminal(width=120, file=printed))
+    assert f"{seconds(teacher_s(result))}   █" in printed.getvalue()
+    said = {number.name: number for number in headline(result)}["Teacher"]
+    assert said.value == seconds(found.teacher.own_s)
+    part = simulation.result["time_by_part"][0]["parts"][0]
+    assert part["share"] == pytest.approx(part["seconds"] / found.student_step_s)
+    assert operators_whole(result) == "the student's step"
