@@ -1,0 +1,74 @@
+"""Training on pairs of answers: what the loss over pairs adds to a model's head, and the frozen reference's own head.
+
+A micro-batch of 2n sequences holds n chosen answers and then n rejected ones, so one forward and one backward run over
+both (TRL 1.16, trl/trainer/dpo_trainer.py: `DataCollatorForPreference`, `_compute_loss`; reward_trainer.py likewise).
+
+- dpo (Rafailov et al. 2023, arXiv 2305.18290): log-probabilities of the labels, which a cross-entropy has computed
+  anyway, are summed over each sequence; so are those of a frozen reference; -logsigmoid(beta · difference).
+- orpo (Hong et al. 2024, arXiv 2403.07691): log odds of the two, and next tokens of the chosen ones, of which TRL
+  computes a cross-entropy besides (trl/experimental/orpo/orpo_trainer.py: `concatenated_forward`). No reference.
+- reward: a matrix of one output in the place of the vocabulary's, over all tokens, of which each sequence's last one
+  counts (Transformers 5.24, modeling_layers.py: `GenericForSequenceClassification`); -logsigmoid(difference).
+
+Behind the logits, kernels have one number a token or a sequence, so the host's launches are what they cost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from sim.core.program import Block, BlockKind
+from sim.models.dims import Dims, dims
+from sim.models.embedding import table_elements
+from sim.models.linear import linear
+from sim.models.operators import F, I, Linear, Operator, small_kernels
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import PreferenceLoss
+
+# Kernels on a number a token or a sequence, forward and backward.
+PAIR_KERNELS: dict[PreferenceLoss, tuple[int, int]] = {"dpo": (11, 8), "orpo": (20, 20), "reward": (10, 8)}
+
+
+def pair_loss(loss: PreferenceLoss) -> Operator:
+    """The loss over pairs, from each token's log-probability or each sequence's score."""
+    forward, backward = PAIR_KERNELS[loss]
+    name = "preference_loss"
+    return Operator(name, (small_kernels(name, F, forward),), (small_kernels(f"{name}_backward", I, backward),))
+
+
+def score_part(d: Dims) -> Operator:
+    """The reward model's `[tokens, hidden] x [hidden, 1]`, whole on every tensor-parallel rank, in 16 bits."""
+    plain = replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
+    return linear(plain, Linear("score", d.rows, d.hidden, (1,), "plain"))
+
+
+def scores_rewards(scenario: Scenario) -> bool:
+    """Tell whether the head gives one number in the place of the vocabulary's logits."""
+    return scenario.training is not None and scenario.training.pair_loss == "reward"
+
+
+def reference_scenario(scenario: Scenario) -> Scenario:
+    """The reference's own forward: the policy's model and layout, no adapters, nothing trained."""
+    t = scenario.for_training
+    lora = None if t.lora is None else t.lora.model_copy(update={"targets": (), "dropout": 0.0})
+    return scenario.model_copy(update={"training": t.model_copy(update={"lora": lora, "preference": None})})
+
+
+def with_casts(scenario: Scenario, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """A reference's blocks with the 16-bit copies that autocast makes of fp32 weights. They are there until its forward
+    ends, which autocast is left with: torch's cache holds those of weights that might need a gradient, and TRL loads
+    the reference so (aten/src/ATen/autocast_mode.cpp: `cached_cast`; accelerate/accelerator.py: `prepare_model` with
+    `evaluation_mode`)."""
+    d = dims(scenario)
+    if not d.autocast:
+        return blocks
+    out, copies = list[Block](), 0.0
+    for b in blocks:
+        tied = table_elements(scenario) if b.kind is BlockKind.HEAD and scenario.model.tied_embeddings else 0
+        copies += d.act_bytes * (0 if b.kind is BlockKind.EMBEDDING else b.held_params + tied)
+        out.append(replace(b, forward_peak_bytes=b.forward_peak_bytes + copies))
+    return tuple(out)
