@@ -299,7 +299,7 @@ def stranded_logits_bytes(scenario: Scenario) -> float:
     t, d = scenario.for_training, dims(scenario)
     loss = d.framework.loss
     replaced = loss.keeps == "softmax" and loss.overwrites != "logits"
-    apart = t.cross_entropy == "unfused" and replaced and d.act_bytes < FP32_BYTES
+    apart = t.cross_entropy == "unfused" and replaced and d.act_bytes < FP32_BYTES and not scores_rewards(scenario)
     return d.act_bytes * d.tokens * _of_loss(d, d.vocabulary_of(scenario.model))[1] if apart else 0.0
 
 
