@@ -75,8 +75,8 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
             return CONVERTED[word]
         if (what := OBJECTIVES.get(word)) is not None:
             raise _error(file, f"{key} {data[key]}", what)
-    if isinstance(word := data.get("rl"), str) and word:
-        raise _error(file, f"rl {word}", OTHER)
+    if isinstance(other := data.get("rl"), str) and other:
+        raise _error(file, f"rl {other}", OTHER)
     if key := next((name for name in SWITCHES if data.get(name) is True), ""):
         if SWITCHES[key] in CONVERTED:
             return CONVERTED[SWITCHES[key]]
@@ -109,4 +109,5 @@ def script_objective(file: Path, words: list[str]) -> str | None:
 
 
 def _error(file: Path, where: str, what: str) -> InputError:
-    return InputError(f"{file}: {where}: {what}; can be converted: training on given texts (sft, pt) or pairs of them (dpo, orpo, reward)")
+    converted = "training on given texts (sft, pt), or on pairs of answers (dpo, orpo, reward)"
+    return InputError(f"{file}: {where}: {what}; can be converted: {converted}")

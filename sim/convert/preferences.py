@@ -50,7 +50,7 @@ def with_pairs(s: Settings, loss: PreferenceLoss | None, training: dict[str, Any
     s.notes.append("batch sizes: of each pair of answers two sequences are counted")
     training.pop("cross_entropy", None)  # Liger's is for next tokens
     training["preference"] = {"loss": loss, **_reference(s, loss)}
-    if s.flag("disable_dropout", default=True) and "lora" in training:  # adapters' own, too (`disable_dropout_in_model`)
+    if s.flag("disable_dropout", default=True) and "lora" in training:  # adapters' own, too
         training["lora"] = {key: value for key, value in training["lora"].items() if key != "dropout"}
     if loss != "dpo":
         return

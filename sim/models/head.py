@@ -100,7 +100,7 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     """Output projection, the loss against the text's next token, or over pairs of texts."""
     pairs = scenario.for_training.pair_loss
     if pairs == "reward":
-        return of_part(ModelPart.HEAD, [score_part(d), pair_loss(pairs)])
+        return of_part(ModelPart.HEAD, [score_part(d), pair_loss(d, pairs)])
     output, loss = _scored(scenario, d)
     vocab = d.vocabulary_of(scenario.model)
     d, vocab = (d, vocab) if scenario.for_training.cross_entropy in WITHOUT_LOGITS else _of_loss(d, vocab)
@@ -109,17 +109,20 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     if pairs == "orpo":
         parts.append(_chosen_texts(scenario, d, vocab))
     if pairs is not None:
-        parts.append(pair_loss(pairs))
+        parts.append(pair_loss(d, pairs))
     return of_part(ModelPart.HEAD, parts)
 
 
 def _chosen_texts(scenario: Scenario, d: Dims, vocab: int) -> Operator:
-    """The cross-entropy of the chosen half, beside both halves' log-probabilities; its gradient is added to theirs."""
+    """The cross-entropy of the chosen half, of which TRL copies the logits, beside both halves' log-probabilities; its
+    gradient is added to theirs. The means of both halves' logits are metrics (trl/experimental/orpo)."""
     half = replace(d, tokens=d.tokens // 2)
     part = cross_entropy(half, vocab, scenario.for_training.cross_entropy)
-    n = float(half.tokens * vocab)
-    added = memory_op("chosen_gradient_sum", I, "elementwise", n, 3 * d.act_bytes * n, d.act)
-    return replace(part, backward=(*part.backward, added))
+    n, e = float(half.tokens * vocab), d.act_bytes
+    copy = memory_op("chosen_logits_copy", F, "copy", n, 2 * e * n, d.act)
+    means = memory_op("logits_means", F, "elementwise", 2 * n, 2 * e * n, d.act, 2)
+    added = memory_op("chosen_gradient_sum", I, "elementwise", n, 3 * e * n, d.act)
+    return replace(part, forward=(copy, *part.forward, means), backward=(*part.backward, added))
 
 
 def _scored(scenario: Scenario, d: Dims) -> tuple[Operator, Operator]:

@@ -19,25 +19,38 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.program import Block, BlockKind
+from sim.core.dtypes import FP32_BYTES
+from sim.core.program import BLOCK_END, Block, BlockKind, Program
 from sim.models.dims import Dims, dims
 from sim.models.embedding import table_elements
 from sim.models.linear import linear
-from sim.models.operators import F, I, Linear, Operator, small_kernels
+from sim.models.operators import F, I, Linear, Operator, memory_op, small_kernels
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import PreferenceLoss
 
-# Kernels on a number a token or a sequence, forward and backward.
-PAIR_KERNELS: dict[PreferenceLoss, tuple[int, int]] = {"dpo": (11, 8), "orpo": (20, 20), "reward": (10, 8)}
+# Kernels on a number a token or a sequence, forward and backward: of dpo counted in a step of TRL 1.16 on a CPU (masked
+# labels, sums, differences, logsigmoid and their gradients), of the others in its source.
+PAIR_KERNELS: dict[PreferenceLoss, tuple[int, int]] = {"dpo": (13, 11), "orpo": (20, 20), "reward": (10, 8)}
+# Of these trainers' metrics, behind the loss: kernels on few numbers, and numbers that the host reads and waits for.
+METRICS: dict[PreferenceLoss, tuple[int, int]] = {"dpo": (40, 15), "orpo": (0, 0), "reward": (9, 6)}
 
 
-def pair_loss(loss: PreferenceLoss) -> Operator:
-    """The loss over pairs, from each token's log-probability or each sequence's score."""
+def pair_loss(d: Dims, loss: PreferenceLoss) -> Operator:
+    """The loss over pairs, from each token's log-probability or each sequence's score, and the trainer's metrics.
+
+    Transformers' Trainer makes metrics between forward and backward, and TRL reads each from the device (`.item()`):
+    the host's time for them counts in full.
+    """
     forward, backward = PAIR_KERNELS[loss]
-    name = "preference_loss"
-    return Operator(name, (small_kernels(name, F, forward),), (small_kernels(f"{name}_backward", I, backward),))
+    name, (kernels, reads) = "preference_loss", METRICS[loss]
+    items: Program = (small_kernels(name, F, forward),)
+    if d.framework.kernels_after_loss_filter and kernels:
+        count = kernels + reads
+        made = memory_op("preference_metrics", F, "elementwise", 1, count * 2 * FP32_BYTES, "fp32", count)
+        items = (*items, BLOCK_END, replace(made, plain_host=True), BLOCK_END)
+    return Operator(name, items, (small_kernels(f"{name}_backward", I, backward),))
 
 
 def score_part(d: Dims) -> Operator:

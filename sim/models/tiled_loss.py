@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, Item, NeededBy, Program, Role, Saved, TensorRole
+from sim.core.program import Compute, Item, NeededBy, Phase, Program, Role, Saved, TensorRole
 from sim.models.dims import Dims
-from sim.models.operators import F, I, Operator, Phase, W, accumulation, gemm, memory_op, small_kernels
+from sim.models.operators import F, I, Operator, W, accumulation, gemm, memory_op, small_kernels
 
 TILE_TOKENS, TILE_VOCABULARY = (
     4096,

@@ -15,13 +15,20 @@ FACTORY = "model_name_or_path: llama3.2-1b\nstage: dpo\ncutoff_len: 512\nper_dev
 FACTORY += "finetuning_type: {}\ntemplate: llama3\n"
 AXOLOTL = "base_model: llama3.2-1b\nsequence_len: 512\nmicro_batch_size: 2\n"
 COMMAND = "accelerate launch {} --model_name_or_path llama3.2-1b --per_device_train_batch_size 2 --learning_rate 1e-6\n"
+BEFORE = "precompute_ref_log_probs: true"
 MACHINE = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3.2-1b")
 
 
 @pytest.mark.parametrize(
     ("name", "text", "preference", "reference", "loss"),
     [
-        ("a.yaml", TRL + "precompute_ref_log_probs: true", {"loss": "dpo", "reference": "precomputed"}, "precomputed", 1),
+        (
+            "a.yaml",
+            TRL + "precompute_ref_log_probs: true",
+            {"loss": "dpo", "reference": "precomputed"},
+            "precomputed",
+            1,
+        ),
         ("a.yaml", TRL + "ld_alpha: 0.5", {"loss": "dpo"}, "model", 1),
         ("a.yaml", TRL + "ld_alpha: 0.5\nuse_peft: true", {"loss": "dpo"}, "adapters_off", 1),
         ("a.yaml", TRL + "center_rewards_coefficient: 0.01", {"loss": "reward"}, "none", 0),
