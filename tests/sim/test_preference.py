@@ -19,14 +19,6 @@ from sim.programs.stages import Stage
 from sim.simulation import Simulation, simulate
 
 MODEL: dict[str, Any] = {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 2816, "vocab": 32000, "mlp": "swiglu"}
-    "layers": 4,
-    "hidden": 1024,
-    "heads": 8,
-    "ffn": 2816,
-    "vocab": 32000,
-    "mlp": "swiglu",
-    "norm": "rmsnorm",
-}
 MODEL |= {"norm": "rmsnorm", "bias": False, "positions": "rope"}
 TEXTS: dict[str, Any] = {
     "model": MODEL,
