@@ -89,11 +89,9 @@ def final_norm_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     return of_part(ModelPart.NORM, (*last_sum(d), *norms))
 
 
-def reference_head(scenario: Scenario) -> Block:
+def reference_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     """The head of a frozen reference: the labels' log-probabilities, and nothing that a trainer does with a loss."""
-    d = dims(scenario)
-    parts = (*final_norm_parts(scenario, d), *_scored(scenario, d))
-    return as_block("head", BlockKind.HEAD, "", parts, keep_all(parts))
+    return (*final_norm_parts(scenario, d), *of_part(ModelPart.HEAD, _scored(scenario, d)))
 
 
 def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import BLOCK_END, Block, BlockKind, Program
-from sim.models.dims import Dims, dims
-from sim.models.embedding import table_elements
+from sim.core.program import BLOCK_END, Program
+from sim.models.dims import Dims
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, memory_op, small_kernels
 
@@ -62,26 +61,3 @@ def score_part(d: Dims) -> Operator:
 def scores_rewards(scenario: Scenario) -> bool:
     """Tell whether the head gives one number in the place of the vocabulary's logits."""
     return scenario.training is not None and scenario.training.pair_loss == "reward"
-
-
-def reference_scenario(scenario: Scenario) -> Scenario:
-    """The reference's own forward: the policy's model and layout, no adapters, nothing trained."""
-    t = scenario.for_training
-    lora = None if t.lora is None else t.lora.model_copy(update={"targets": (), "dropout": 0.0})
-    return scenario.model_copy(update={"training": t.model_copy(update={"lora": lora, "preference": None})})
-
-
-def with_casts(scenario: Scenario, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """A reference's blocks with the 16-bit copies that autocast makes of fp32 weights. They are there until its forward
-    ends, which autocast is left with: torch's cache holds those of weights that might need a gradient, and TRL loads
-    the reference so (aten/src/ATen/autocast_mode.cpp: `cached_cast`; accelerate/accelerator.py: `prepare_model` with
-    `evaluation_mode`)."""
-    d = dims(scenario)
-    if not d.autocast:
-        return blocks
-    out, copies = list[Block](), 0.0
-    for b in blocks:
-        tied = table_elements(scenario) if b.kind is BlockKind.HEAD and scenario.model.tied_embeddings else 0
-        copies += d.act_bytes * (0 if b.kind is BlockKind.EMBEDDING else b.held_params + tied)
-        out.append(replace(b, forward_peak_bytes=b.forward_peak_bytes + copies))
-    return tuple(out)

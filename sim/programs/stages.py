@@ -29,7 +29,6 @@ from sim.core.program import (
 )
 from sim.inputs.training_config import Training
 from sim.models.dims import Shard
-from sim.models.head import reference_head
 from sim.models.muon import Dealt, dealt_out
 from sim.models.operators import rerun
 from sim.models.optimizer import (
@@ -41,7 +40,7 @@ from sim.models.optimizer import (
     unscales,
 )
 from sim.models.optimizers import OPTIMIZERS
-from sim.models.preference import reference_scenario, with_casts
+from sim.models.reference import reference_scenario, with_casts, without_gradients
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel, after_backward, sum_shared_once
@@ -92,7 +91,7 @@ def reference_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ..
     if not plan.scenario.for_training.runs_reference:
         return ()
     own = reference_scenario(plan.scenario)
-    blocks = (*stage_blocks(replace(plan, scenario=own), part, rank)[:-1], reference_head(own))
+    blocks = without_gradients(own, stage_blocks(replace(plan, scenario=own), part, rank), shard_of(plan, rank))
     return with_casts(own, blocks) if plan.scenario.for_training.reference == "model" else blocks
 
 
