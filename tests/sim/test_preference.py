@@ -8,6 +8,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Item
+from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.models.dims import dims
@@ -16,6 +17,7 @@ from sim.models.operators import F, forward_of
 from sim.models.preference import PAIR_KERNELS, pair_loss
 from sim.programs.compile import compile_program
 from sim.programs.stages import Stage
+from sim.search.space_of_scenario import make_space
 from sim.simulation import Simulation, simulate
 
 MODEL: dict[str, Any] = {"layers": 4, "hidden": 1024, "heads": 8, "ffn": 2816, "vocab": 32000, "mlp": "swiglu"}
@@ -202,3 +204,9 @@ def test_tiles_save_their_input_and_multiply_twice() -> None:
     assert sum(x.bytes for x in output.saved) == 2 * 4 * 1024 * 1024
     assert output.forward_bytes == 2 * 4096 * 32768
     assert output.backward_bytes == 2 * 4096 * 32768 + 4 * (4 * 1024 * 1024 + 32000 * 1024) + 2 * 4 * 1024 * 1024
+
+
+def test_a_search_is_refused() -> None:
+    source = Source("a.yaml", merge(TEXTS, {"training": {"preference": {"loss": "dpo"}}}))
+    with pytest.raises(InputError, match="preference: a search covers training on next tokens"):
+        make_space(source, 8, "a")
