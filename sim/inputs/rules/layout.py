@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 from sim.core.units import counted
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.program_file import read_program
-from sim.inputs.rules.preference import pairs, whole_pairs
+from sim.inputs.rules.pairs import pairs, whole_pairs
 from sim.inputs.training_config import Training
 from sim.inputs.yaml_input import KeyPath
 from sim.schedules import FORMS, ScheduleForm

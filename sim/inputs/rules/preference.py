@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sim.core.dtypes import sixteen_bit
 from sim.inputs.input_source import Problems
+from sim.inputs.sections import Sections
 from sim.inputs.training_config import Preference, Training
-
-if TYPE_CHECKING:
-    from sim.inputs.rules.layout import Problem, Sizes
-    from sim.inputs.sections import Sections
 
 
 def preference_problems(sections: Sections, t: Training) -> Problems:
@@ -52,26 +47,3 @@ def _beside(sections: Sections, t: Training, preference: Preference) -> Problems
     ):
         if bad:
             yield path, f"is not simulated with {what}"
-
-
-def pairs(s: Sizes) -> Problem | None:
-    """Both answers of a pair are in one micro-batch."""
-    t = s.training
-    if t is None or t.preference is None or s.micro_batch_size % 2 == 0:
-        return None
-    found = f"found {s.micro_batch_size}; with training.preference a pair is two sequences, so it must be even"
-    return ("training", "micro_batch_size"), found
-
-
-def whole_pairs(s: Sizes) -> Problem | None:
-    """A pair's log-probabilities are sums over whole sequences, and a reference runs on the ranks of one stage."""
-    t = s.training
-    if t is None or t.preference is None:
-        return None
-    if s.cp > 1:
-        why = "a loss over pairs needs whole sequences on a rank: cp 1"
-        return ("parallelism", "cp"), f"found {s.cp}; {why}"
-    if s.pp > 1 and t.runs_reference:
-        why = f"a reference (training.preference.reference {t.reference}) is simulated without pipeline stages"
-        return ("parallelism", "pp"), f"found {s.pp}; {why}: pp 1, or reference precomputed or none"
-    return None
