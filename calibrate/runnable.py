@@ -98,6 +98,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
     yield from _number_formats(s, t)
     yield from _optimizer(t)
     yield from _recomputation(s, t)
+    if t.preference is not None:
+        yield "training.preference", "pairs of answers", "null (next tokens)"
     if t.packing is not None:
         yield "training.packing", "packed documents", "null (a sequence is one document)"
     if t.optimizer_offload:

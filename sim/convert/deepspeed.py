@@ -18,12 +18,13 @@ from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
 from sim.convert.deepspeed_zero import note_inner, offload_of, zero_of
 from sim.convert.fsdp_arguments import of_fsdp
 from sim.convert.llama_factory import refuse_other_use
-from sim.convert.objectives import refuse_objective
+from sim.convert.objectives import objective_of
+from sim.convert.preferences import with_length, with_pairs
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
 from sim.convert.trl import forces_reentrant, loss_in_tiles
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
-from sim.inputs.model_input import load_model, model_presets
+from sim.inputs.model_input import model_presets
 from sim.models.frameworks.records import framework_at
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
@@ -96,8 +97,8 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
             for a step that trains for something else than next tokens.
     """
     refuse_other_use(file, data)
-    refuse_objective(file, data)
-    s, by_deepspeed = settings_of(file, plain_names(data))
+    loss = objective_of(file, data)
+    s, by_deepspeed = settings_of(file, plain_names(with_length(data, loss, LENGTHS)))
     s.notes += version_notes(data)
     machine = _named_model(s, machine)
     length = _length(s, machine, seq_len)
@@ -117,8 +118,9 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
         training["optimizer_offload"] = "cpu"
     if s.flag("fp8"):
         _in_8_bits(s, training, layout)
-    training |= loss_in_tiles(s, training, length, layout["zero"], load_model(str(machine.model)).vocab)
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
+    training |= loss_in_tiles(s, training, tp) if loss is None else {}
+    with_pairs(s, loss, training, layout)
     sections = {"model": machine.model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
 

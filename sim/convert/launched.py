@@ -15,7 +15,7 @@ from sim.convert.accelerate import of_accelerate, with_flags
 from sim.convert.command_line import flags_of, require_one, words_of
 from sim.convert.deepspeed import is_training_arguments
 from sim.convert.named_files import named_mapping
-from sim.convert.objectives import refuse_script
+from sim.convert.objectives import OF_SCRIPT, script_objective
 from sim.core.errors import InputError
 
 MARK = "per_device_train_batch_size"  # which nearly every command sets
@@ -57,7 +57,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
             next tokens.
     """
     words = words_of(file, text, ends=True)
-    refuse_script(file, words)
+    objective = script_objective(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}
     if isinstance(flags.get("deepspeed_config"), str) and flags.get("deepspeed", True) is True:
@@ -70,6 +70,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
         raise InputError(f"{file}: --{MARK} stands in the file, but in no command that could be read")
     data = of_accelerate(file, config) | recipe
     data |= {name: value for name, value in flags.items() if name not in LAUNCHERS}
+    data |= {} if objective is None else {OF_SCRIPT: objective}
     for key in ("deepspeed", "fsdp_config"):
         name = data.get(key)
         if isinstance(name, str) and name[:1] != "{" and (named := named_mapping(file, text, name)) is not None:

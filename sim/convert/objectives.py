@@ -1,4 +1,4 @@
-"""What a fine-tuning config or command trains for: only next tokens of given texts are converted."""
+"""What a fine-tuning config or command trains for: next tokens of given texts, and pairs of answers, are converted."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from sim.core.errors import InputError
+from sim.inputs.training_config import PreferenceLoss
 
 PAIRS = "trains on pairs of answers"
-REFERENCE = f"{PAIRS}, which a reference model reads, too"
 GENERATES = "generates answers in each step, which a scenario with `rl` describes (docs/rl.md)"
-# By the names of LLaMA-Factory's `stage`, Axolotl's `rl`, TRL's commands and its scripts: what is not converted.
+# By the names of LLaMA-Factory's `stage`, Axolotl's `rl`, TRL's commands and its scripts: what is converted, as
+# `training.preference.loss`, and what is not.
+CONVERTED: dict[str, PreferenceLoss] = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "reward": "reward"}
 OBJECTIVES = {
-    **dict.fromkeys(("dpo", "ipo"), REFERENCE),
-    **dict.fromkeys(("orpo", "simpo", "cpo"), PAIRS),
-    **dict.fromkeys(("bco", "kto"), "has a reference model read each answer, too"),
-    **dict.fromkeys(("rm", "reward", "prm"), f"{PAIRS}, with a head for rewards"),
+    **dict.fromkeys(("simpo", "cpo"), f"{PAIRS} with a loss whose operators are not described"),
+    "bco": "has a reference model read each answer, too, and an estimate of the answers' density",
+    "kto": "has a reference model read each answer, too, and both models answers to other prompts",
+    "rm": f"{PAIRS}, with a head for rewards beside the vocabulary's",
+    "prm": "trains on the steps of answers, with a head for rewards",
     **dict.fromkeys(("ppo", "grpo", "gdpo", "rloo", "nash", "xpo", "online"), GENERATES),
     "ebft": GENERATES,  # Axolotl's, whose strided rollouts are short
     "gkd": "has a teacher read each answer, which a scenario with `distillation` describes (docs/distillation.md)",
 }
-KEYS = ("stage", "rl")
+OF_SCRIPT = "objective of the script"  # a key of ours beside a command's arguments
+KEYS = ("stage", "rl", OF_SCRIPT)
 OTHER = "trains for something else than next tokens"
 # Axolotl's switches (utils/schemas, integrations/gkd).
 SWITCHES = {"gkd_trainer": "gkd", "reward_model": "reward", "process_reward_model": "prm"}
@@ -43,53 +47,67 @@ TRAINERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "GKD": (OBJECTIVES["gkd"], ("teacher_model_name_or_path", "seq_kd", "lmbda")),
     "KTO": (OBJECTIVES["kto"], ("desirable_weight", "undesirable_weight")),
     "CPO": (PAIRS, ("cpo_alpha", "simpo_gamma")),
-    "RewardTrainer": (OBJECTIVES["reward"], ("center_rewards_coefficient",)),
-    "DPO": (
-        REFERENCE,
-        (
-            *("precompute_ref_log_probs", "precompute_ref_batch_size", "sync_ref_model", "ref_model_sync_steps"),
-            *("f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "rpo_alpha"),
-            *("reference_free", "use_weighting", "loss_weights"),
-        ),
-    ),
-    "trainers of preferences": (f"{PAIRS} or generates them", ("beta", "max_prompt_length", "disable_dropout")),
 }
+# Keys of trainers that are converted; the last may be another one's, too.
+OF_PAIRS: dict[PreferenceLoss, tuple[str, ...]] = {
+    "reward": ("center_rewards_coefficient",),
+    "dpo": (
+        *("precompute_ref_log_probs", "precompute_ref_batch_size", "sync_ref_model", "ref_model_sync_steps"),
+        *("f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "rpo_alpha"),
+        *("reference_free", "use_weighting", "loss_weights"),
+    ),
+}
+OF_SEVERAL = ("beta", "max_prompt_length", "disable_dropout")
 COMMAND = "trl"  # whose next word is an objective
 UNSET = (None, False, "false", "False")
 PARTS = re.compile(r"[_\-.]")
 
 
-def refuse_objective(file: Path, data: Mapping[str, Any]) -> None:
-    """Raise where a config trains for something else than next tokens.
+def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
+    """The loss over pairs that a config trains with; None for next tokens.
 
     Raises:
-        InputError: naming the key, and what such a step does besides.
+        InputError: where it trains for something else, naming the key, and what such a step does besides.
     """
     for key in KEYS:
-        if (what := OBJECTIVES.get(str(data.get(key)).lower())) is not None:
+        word = str(data.get(key)).lower()
+        if word in CONVERTED:
+            return CONVERTED[word]
+        if (what := OBJECTIVES.get(word)) is not None:
             raise _error(file, f"{key} {data[key]}", what)
-    if isinstance(word := data.get("rl"), str) and word:
-        raise _error(file, f"rl {word}", OTHER)
+    if isinstance(other := data.get("rl"), str) and other:
+        raise _error(file, f"rl {other}", OTHER)
     if key := next((name for name in SWITCHES if data.get(name) is True), ""):
+        if SWITCHES[key] in CONVERTED:
+            return CONVERTED[SWITCHES[key]]
         raise _error(file, key, OBJECTIVES[SWITCHES[key]])
     for trainer, (what, keys) in TRAINERS.items():
         if key := next((name for name in keys if data.get(name) not in UNSET), ""):
             raise _error(file, OF_TRL.format(key, trainer), what)
+    for loss, keys in (*OF_PAIRS.items(), ("dpo", OF_SEVERAL)):
+        if any(data.get(name) not in UNSET for name in keys):
+            return CONVERTED[loss]
+    return None
 
 
-def refuse_script(file: Path, words: list[str]) -> None:
-    """Raise where a command's script, or `trl`'s first word, is named after another objective (`dpo.py`, `trl dpo`).
+def script_objective(file: Path, words: list[str]) -> str | None:
+    """The objective that a command's script, or `trl`'s first word, is named after (`dpo.py`, `trl dpo`); None: none.
 
     Raises:
-        InputError: naming the script, and what such a step does besides.
+        InputError: for one that is not converted, naming the script, and what such a step does besides.
     """
     for before, word in pairwise(["", *words]):
         name = word.rpartition("/")[2]
         if not (name.endswith(".py") or before.rpartition("/")[2] == COMMAND):
             continue
-        if what := next((OBJECTIVES[part] for part in PARTS.split(name) if part in OBJECTIVES), None):
+        parts = PARTS.split(name)
+        if what := next((OBJECTIVES[part] for part in parts if part in OBJECTIVES), None):
             raise _error(file, name, what)
+        if found := next((part for part in parts if part in CONVERTED), None):
+            return found
+    return None
 
 
 def _error(file: Path, where: str, what: str) -> InputError:
-    return InputError(f"{file}: {where}: {what}; can be converted: training on given texts (sft, pt)")
+    converted = "training on given texts (sft, pt), or on pairs of answers (dpo, orpo, reward)"
+    return InputError(f"{file}: {where}: {what}; can be converted: {converted}")

@@ -6,8 +6,6 @@ from typing import Any
 
 from sim.convert.settings import Settings
 
-# trl/kernels/chunked_logprob.py: TOKEN_CHUNK_SIZE; trl/trainer/utils.py: _CHUNKED_LOGPROB_CHUNK_SIZE
-TILE_TOKENS, TILE_VOCABULARY = 4096, 32_768
 TILED = (
     "loss_type: {}: TRL 1.16 computes the loss in tiles of 4,096 tokens and 32,768 entries of the vocabulary, whatever "
     "is named; in earlier releases nll had all logits at once (training.cross_entropy=unfused), and chunked_nll, the "
@@ -22,24 +20,16 @@ def take_precision(s: Settings, given: set[str]) -> None:
         s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
 
 
-def loss_in_tiles(s: Settings, training: dict[str, Any], length: int, zero: int, vocab: int) -> dict[str, Any]:
+def loss_in_tiles(s: Settings, training: dict[str, Any], tp: int) -> dict[str, Any]:
     """TRL's loss in tiles of tokens and of the vocabulary, without Liger's (trl/trainer/sft_trainer.py:
-    `add_fused_lm_head`; sft_config.py: chunked_nll is another name of nll). As many chunks of tokens are simulated."""
+    `add_fused_lm_head`; sft_config.py: chunked_nll is another name of nll)."""
     if s.values.get("max_length") is None:
         return {}
     named = s.take("loss_type") or "nll, the default"
-    if "cross_entropy" in training:
+    if "cross_entropy" in training or tp > 1:
         return {}
     s.notes.append(TILED.format(named))
-    if training.get("param_dtype") == "fp32" and zero < 3:
-        s.notes.append("loss_type: under autocast all logits are simulated at once")
-        return {}
-    s.notes.append("loss_type: each tile's logits, computed twice, are simulated once")
-    tokens = training["micro_batch_size"] * length
-    return {
-        "cross_entropy": "chunked",
-        "loss_chunks": min(tokens, -(-tokens // TILE_TOKENS) * -(-vocab // TILE_VOCABULARY)),
-    }
+    return {"cross_entropy": "tiled"}
 
 
 def forces_reentrant(s: Settings) -> bool:

@@ -83,6 +83,7 @@ class Emission(Struct, dict=True):
         self._activations()
         self.has_only("training.packing", (None,), "takes documents from its data", "a distribution of documents")
         self.has_only("training.lora", (None,), "trains all parameters", "adapters")
+        self.has_only("training.preference", (None,), "learns next tokens", "a loss over pairs of answers")
         self.has_only("training.optimizer_offload", (False,), "keeps optimizer states on the GPU")
         self.has_only("training.optimizer_post_validation", (False,), "waits for all ranks in its optimizer")
         self.has_only("training.cross_entropy", self.LOSSES, f"has no {self.training.cross_entropy} cross-entropy")

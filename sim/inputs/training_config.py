@@ -94,6 +94,21 @@ class Lora(UserInput):
     weights: Literal["nf4"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
 
 
+PreferenceLoss = Literal["dpo", "orpo", "reward"]
+Reference = Literal["model", "adapters_off", "precomputed", "none"]
+
+
+class Preference(UserInput):
+    """Training on pairs of sequences, a chosen answer and a rejected one. `reference`: where a frozen model's
+    log-probabilities of the same tokens come from: a second model beside the trained one, the trained one with its
+    adapters off, an earlier run over the texts, or nowhere."""
+
+    loss: PreferenceLoss = "dpo"
+    reference: Reference | None = Field(
+        default=None, description="null: of dpo adapters_off beside lora, else model; of other losses none"
+    )
+
+
 OffloadModule = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "layer_input"
 ]
@@ -208,7 +223,7 @@ class Training(UserInput):
         description="of model.indexer: trained beside the rest; warm_up: alone, under dense attention; frozen",
     )
     packing: Packing | None = Field(default=None, description="null: a sequence is one document")
-    cross_entropy: Literal["unfused", "native", "fused", "chunked"] = Field(
+    cross_entropy: Literal["unfused", "native", "fused", "chunked", "tiled"] = Field(
         default_factory=_of_framework("cross_entropy"),
         description="null: the framework's own",
         json_schema_extra={"default": FRAMEWORKS[USUAL_FRAMEWORK].cross_entropy},
@@ -270,3 +285,24 @@ class Training(UserInput):
         default=(), json_schema_extra={"default": None}
     )
     lora: Lora | None = Field(default=None, description="null: all parameters are trained")
+    preference: Preference | None = Field(default=None, description="null: next tokens of texts are learned")
+
+    @property
+    def pair_loss(self) -> PreferenceLoss | None:
+        """The loss over pairs of sequences; None where next tokens are learned."""
+        return None if self.preference is None else self.preference.loss
+
+    @property
+    def reference(self) -> Reference:
+        """Where the reference's log-probabilities come from, as the section says or leaves it to the loss."""
+        if self.preference is None:
+            return "none"
+        if self.preference.reference is not None:
+            return self.preference.reference
+        usual: Reference = "model" if self.lora is None else "adapters_off"
+        return usual if self.preference.loss == "dpo" else "none"
+
+    @property
+    def runs_reference(self) -> bool:
+        """Tell whether a frozen model runs forward on every micro-batch, too."""
+        return self.reference in ("model", "adapters_off")

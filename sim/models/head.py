@@ -22,11 +22,15 @@ from sim.models.layer import shape_key
 from sim.models.linear import linear
 from sim.models.lora import frozen
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part
+from sim.models.preference import pair_loss, score_part, scores_rewards
 from sim.models.recompute import as_block, keep_all
 from sim.models.softmax_rows import torch_softmax
+from sim.models.tiled_loss import tiled_output
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+
+WITHOUT_LOGITS = ("chunked", "tiled")  # losses for which those of all tokens never exist at once
 
 
 def head_block(scenario: Scenario) -> Block:
@@ -44,6 +48,7 @@ def head_block(scenario: Scenario) -> Block:
         f"loss={scenario.for_training.cross_entropy}"
         + (f" in {chunks}" if (chunks := scenario.for_training.loss_chunks) is not None else "")
         + (" and the teacher's" if learns_logits(scenario) else "")
+        + (f" over pairs, {pairs}" if (pairs := scenario.for_training.pair_loss) is not None else "")
         + (" frozen" if d.lora else "")
     )
     alone = scenario.parallelism.mtp_apart is None
@@ -63,12 +68,12 @@ def copied_table_params(scenario: Scenario) -> int:
     The output is tied to it, or a module for multi-token prediction looks up tokens on another stage than the first
     (Megatron-LM, core/models/gpt/gpt_model.py: `mtp_process` makes an embedding there). Their gradients are summed.
     """
-    return table_elements(scenario) if scenario.model.tied_embeddings or scenario.model.mtp_layers else 0
+    return max(tied_params(scenario), table_elements(scenario) if scenario.model.mtp_layers else 0)
 
 
 def tied_params(scenario: Scenario) -> int:
     """Elements of the matrix that embedding and output share on one rank; 0 where they are not tied."""
-    return table_elements(scenario) if scenario.model.tied_embeddings else 0
+    return table_elements(scenario) if scenario.model.tied_embeddings and not scores_rewards(scenario) else 0
 
 
 def head_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
@@ -84,8 +89,42 @@ def final_norm_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
     return of_part(ModelPart.NORM, (*last_sum(d), *norms))
 
 
+def reference_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
+    """The head of a frozen reference: the labels' log-probabilities, and nothing that a trainer does with a loss."""
+    return (*final_norm_parts(scenario, d), *of_part(ModelPart.HEAD, _scored(scenario, d)))
+
+
 def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
-    """Output projection, the loss against the text's next token."""
+    """Output projection, the loss against the text's next token, or over pairs of texts."""
+    pairs = scenario.for_training.pair_loss
+    if pairs == "reward":
+        return of_part(ModelPart.HEAD, [score_part(d), pair_loss(d, pairs)])
+    output, loss = _scored(scenario, d)
+    vocab = d.vocabulary_of(scenario.model)
+    d, vocab = (d, vocab) if scenario.for_training.cross_entropy in WITHOUT_LOGITS else _of_loss(d, vocab)
+    loss = replace(loss, forward=(*loss.forward, *_metric_losses(d, vocab), *after_loss_check(d)))
+    parts = [output, loss]
+    if pairs == "orpo":
+        parts.append(_chosen_texts(scenario, d, vocab))
+    if pairs is not None:
+        parts.append(pair_loss(d, pairs))
+    return of_part(ModelPart.HEAD, parts)
+
+
+def _chosen_texts(scenario: Scenario, d: Dims, vocab: int) -> Operator:
+    """The cross-entropy of the chosen half, of which TRL copies the logits, beside both halves' log-probabilities; its
+    gradient is added to theirs. The means of both halves' logits are metrics (trl/experimental/orpo)."""
+    half = replace(d, tokens=d.tokens // 2)
+    part = cross_entropy(half, vocab, scenario.for_training.cross_entropy)
+    n, e = float(half.tokens * vocab), d.act_bytes
+    copy = memory_op("chosen_logits_copy", F, "copy", n, 2 * e * n, d.act)
+    means = memory_op("logits_means", F, "elementwise", 2 * n, 2 * e * n, d.act, 2)
+    added = memory_op("chosen_gradient_sum", I, "elementwise", n, 3 * e * n, d.act)
+    return replace(part, forward=(copy, *part.forward, means), backward=(*part.backward, added))
+
+
+def _scored(scenario: Scenario, d: Dims) -> tuple[Operator, Operator]:
+    """Output projection, and each label's log-probability, which the loss against the next token is made of."""
     m = scenario.model
     vocab = d.vocabulary_of(m)
     # The output projection runs in 16 bits even where the layers' matmuls are quantized, unless Megatron-Core is told
@@ -105,20 +144,23 @@ def output_parts(scenario: Scenario, d: Dims) -> tuple[Operator, ...]:
         output = looped_output(d, name, vocab, chunks, lambda sizes: cross_entropy(sizes, vocab))
     elif kernel == "chunked":
         output = chunked_output(d, name, vocab)
+    elif kernel == "tiled":
+        output = tiled_output(d, name, vocab)
     elif d.framework.accumulates_in_matmul:  # autograd is handed an empty gradient of the matrix's shape
         output = replace(output, backward_bytes=output.backward_bytes + d.act_bytes * vocab * d.hidden)
     if m.tied_embeddings:
         output = replace(output, params=0, frozen=0)
     output = output if aligned else _unaligned(output, alignment)
-    if kernel != "chunked":
-        output = _gathered(d, output, vocab)
-        d, vocab = _of_loss(d, vocab)
-    loss = Operator("cross_entropy") if kernel == "chunked" else cross_entropy(d, vocab, kernel)
+    if kernel in WITHOUT_LOGITS:
+        return output, Operator("cross_entropy")
+    output = _gathered(d, output, vocab)
+    d, vocab = _of_loss(d, vocab)
+    loss = cross_entropy(d, vocab, kernel)
     widened = _widened_logits(d, vocab) if kernel in ("unfused", "native") else ()
-    loss = replace(loss, forward=(*loss.forward, *widened, *_metric_losses(d, vocab), *after_loss_check(d)))
+    loss = replace(loss, forward=(*loss.forward, *widened))
     if m.logit_softcap is not None and kernel in ("unfused", "native"):
         output = _capped(d, output, vocab)
-    return of_part(ModelPart.HEAD, [output, loss])
+    return output, loss
 
 
 def _gathers_logits(d: Dims) -> bool:
@@ -258,7 +300,7 @@ def stranded_logits_bytes(scenario: Scenario) -> float:
     t, d = scenario.for_training, dims(scenario)
     loss = d.framework.loss
     replaced = loss.keeps == "softmax" and loss.overwrites != "logits"
-    apart = t.cross_entropy == "unfused" and replaced and d.act_bytes < FP32_BYTES
+    apart = t.cross_entropy == "unfused" and replaced and d.act_bytes < FP32_BYTES and not scores_rewards(scenario)
     return d.act_bytes * d.tokens * _of_loss(d, d.vocabulary_of(scenario.model))[1] if apart else 0.0
 
 

@@ -16,6 +16,7 @@ from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
 from sim.models.mtp import mtp_block, mtp_output_block
 from sim.models.optimizer import EndOfStep, clip_items, optimizer_items, prepared_gradients
+from sim.models.preference import scores_rewards
 from sim.models.recompute import mode_of_layer
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
@@ -125,6 +126,8 @@ class Described:
         if batch is not None:
             return packed_flops_per_token(self.scenario.model, batch.all_documents, t.seq_len, causal_half, frozen)
         flops = model_flops_per_token(self.scenario.model, t.seq_len, causal_half, frozen)
+        if scores_rewards(s := self.scenario):  # one output in the place of the vocabulary's
+            flops -= (4.0 if frozen else 6.0) * s.model.hidden * (s.model.vocab - 1)
         if t.indexer == "frozen":
             flops -= indexer_gradient_flops_per_token(self.scenario.model, t.seq_len)
         return flops

@@ -40,6 +40,7 @@ from sim.models.optimizer import (
     unscales,
 )
 from sim.models.optimizers import OPTIMIZERS
+from sim.models.reference import reference_scenario, with_casts, without_gradients
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel, after_backward, sum_shared_once
@@ -85,6 +86,15 @@ def stage_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
     return (*blocks, *source.last(shard)) if part.head else tuple(blocks)
 
 
+def reference_blocks(plan: Plan, part: ModelSlice, rank: int) -> tuple[Block, ...]:
+    """The blocks of the frozen reference, which has the trained model's layout; none without one."""
+    if not plan.scenario.for_training.runs_reference:
+        return ()
+    own = reference_scenario(plan.scenario)
+    blocks = without_gradients(own, stage_blocks(replace(plan, scenario=own), part, rank), shard_of(plan, rank))
+    return with_casts(own, blocks) if plan.scenario.for_training.reference == "model" else blocks
+
+
 def with_copy(blocks: tuple[Block, ...], plan: Plan, held: bool) -> tuple[Block, ...]:
     """The blocks, with the copy of the embedding matrix that a tied output or prediction modules need on this rank.
 
@@ -118,6 +128,7 @@ class Stage(Struct, frozen=True, eq=False):
     offload: tuple[HostCopy, ...]
     gather_input: float  # bytes of a stage's input gathered over tp on arrival; 0 = arrives whole
     before_forward: Program = ()
+    reference: tuple[Block, ...] = ()  # of a frozen model, run forward behind each forward of `blocks`
 
     def forward(self, first: bool, gathers_input: bool) -> Program:
         """Forward of one micro-batch; `first`: the step's first here; `gathers_input`: it comes from another rank."""
@@ -130,6 +141,8 @@ class Stage(Struct, frozen=True, eq=False):
             out += (*items, BLOCK_END)
             out += [self._copy("offload", c, f"o{i}", Phase.FORWARD) for c in self.offload if c.block == i]
         out += self._copied_by(len(blocks) - 1)
+        for items in weave_forward(self.measured_reference(), self.dp, first):
+            out += (*items, BLOCK_END)
         return tuple(out)
 
     def backward(self, kind: Kind, last: bool, gathers_input: bool) -> Program:
@@ -149,14 +162,18 @@ class Stage(Struct, frozen=True, eq=False):
         """The blocks, with measured seconds in place of operators if the profile has all runs of a block."""
         return tuple(_measured(b, kind, self.costs) for b in self.blocks)
 
+    def measured_reference(self) -> tuple[Block, ...]:
+        """The reference's blocks, likewise."""
+        return tuple(_measured(b, Kind.F, self.costs) for b in self.reference)
+
     def prologue(self) -> Program:
         """The program at the beginning of the step: see `updated_parameters.prologue`."""
         return prologue(self.blocks, self.dp)
 
     def block_seconds(self, kind: Kind) -> list[float]:
-        """Seconds of each block's own computations in an action, in the order in which they run."""
+        """Seconds of each block's own computations in an action, in the order in which they run, a reference's too."""
         out = []
-        for b in self.blocks if kind is Kind.F else self.blocks[::-1]:
+        for b in (*self.blocks, *self.reference) if kind is Kind.F else self.blocks[::-1]:
             program = b.forward if kind is Kind.F else (*b.recompute, *b.backward)
             mine = (i for i in program if isinstance(i, Compute) and i.phase in PHASES[kind])
             out.append(sum(self.costs.compute(i).seconds for i in mine))
@@ -369,6 +386,8 @@ def class_stages(
             key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name, held, own is dp)
             if key not in made:
                 blocks = with_copy(stage_blocks(plan, plan.parts[part], c.rank), plan, held)
-                made[key] = Stage(blocks, own, costs, host_copies(blocks, t.activation_offload), gathered[part], before)
+                copies = host_copies(blocks, t.activation_offload)
+                frozen = reference_blocks(plan, plan.parts[part], c.rank)
+                made[key] = Stage(blocks, own, costs, copies, gathered[part], before, frozen)
             out[-1][i] = made[key]
     return out

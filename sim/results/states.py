@@ -76,7 +76,7 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     if main_gradient_bytes(t) > dtype_bytes(t.grad_dtype):
         cast = main_gradient_bytes(t)
     return States(
-        _parameter_bytes(t, dp, blocks, n),
+        _parameter_bytes(t, dp, blocks, n) + _reference_bytes(t, stages),
         _gradient_bytes(t, plan.scenario.sum_dtype, stages, n),
         0.0 if away else optimizer,
         _transient_bytes(plan, stages, blocks, n),
@@ -103,6 +103,16 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
         return (n.whole + n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
     scales = four_bit * (NF4_BYTES - NF4_DATA_BYTES)
     return (n.sharded + n.frozen / dp.shard) * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
+
+
+def _reference_bytes(t: Training, stages: Sequence[Stage]) -> float:
+    """The weights of a frozen reference beside the trained model, cut as its own are: ZeRO-3 and FSDP shard both,
+    others keep it whole (TRL 1.16, trl/models/utils.py: `prepare_deepspeed`, `prepare_fsdp`)."""
+    if t.reference != "model":
+        return 0.0
+    dp, blocks = stages[0].dp, [b for s in stages for b in s.reference]
+    experts, held = sum(b.expert_params for b in blocks), float(sum(b.held_params for b in blocks))
+    return _parameter_bytes(t, dp, blocks, _Elements(0, experts, held, experts / dp.expert_shard))
 
 
 def _gradient_bytes(t: Training, sum_dtype: str, stages: Sequence[Stage], n: _Elements) -> float:

@@ -78,6 +78,10 @@ def _check_written(source: Source, given: Parallelism) -> None:
     if isinstance(data.get("training"), dict) and data["training"].get("fp8_param_gather"):
         why = "found true; a search compares layouts with 16-bit parameters (false)"
         raise source.error(("training", "fp8_param_gather"), why)
+    # The bounds know no reference's forward, and the simplest layout has micro-batches of one sequence.
+    if isinstance(data.get("training"), dict) and data["training"].get("preference"):
+        why = "a search covers training on next tokens; sim.sweep varies keys of a step over pairs of answers"
+        raise source.error(("training", "preference"), why)
     # The bounds count a step until its last rank ends.
     if isinstance(data.get("training"), dict) and data["training"].get("optimizer_post_validation"):
         why = "found true; a search compares steps that all ranks end together (false)"

@@ -15,6 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 SCENARIOS = DOCS.parent / "scenarios"
 PLANNING = (DOCS / "batch_planning.md").read_text(encoding="utf-8")
 SECONDS = {"ms": 1e-3, "s": 1.0}
+PRECOMPUTED = "training.preference.reference=precomputed"
 ALONE = ("parallelism.dp=1", "parallelism.zero=0")
 
 
@@ -46,6 +47,10 @@ SHOWN = (
     Shown("batch_planning", "| 16 |", "zero1_llama8b_dp8"),
     Shown("fine_tuning", "`sft_full_llama8b` (ZeRO-3) |", "sft_full_llama8b"),
     Shown("fine_tuning", "(rank 16, plain data parallelism) |", "sft_lora_llama8b"),
+    Shown("fine_tuning", "`dpo_llama3_8b` (FSDP) |", "dpo_llama3_8b"),
+    Shown("fine_tuning", "`--set training.preference.reference=precomputed` |", "dpo_llama3_8b", (PRECOMPUTED,)),
+    Shown("fine_tuning", "`dpo_lora_llama3_8b` (rank 16, plain data parallelism) |", "dpo_lora_llama3_8b"),
+    Shown("fine_tuning", "`reward_llama3_8b` (FSDP) |", "reward_llama3_8b"),
     Shown("expert_parallel", "`scenarios/fused_experts_qwen3_30b.yaml` takes", "fused_experts_qwen3_30b"),
     Shown("expert_parallel", "9.26 s, and", "fused_experts_qwen3_30b", ("training.fused_experts=false",)),
 )

@@ -67,7 +67,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "attention_kernel": ("flash3",),
         "indexer": ("frozen",),
         "packing": ({"lengths": [28, 100]},),
-        "cross_entropy": ("chunked", "native"),
+        "cross_entropy": ("chunked", "native", "tiled"),
         "loss_chunks": (4,),
         "fp8_output_proj": (True,),
         "fused_experts": (True,),
@@ -87,6 +87,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "optimizer_post_validation": (True,),
         "tokens": ("1B",),
         "lora": ({"rank": 4},),
+        "preference": ({"loss": "dpo"}, {"loss": "orpo"}, {"loss": "reward"}),
     },
 }
 NOT_CHANGED = {
@@ -111,6 +112,8 @@ LAYOUTS: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
     ({"pp": 2, "schedule": "interleaved_1f1b"}, {"framework": "megatron"}, {}),
     ({"dp": 4, "ep": 2, "bucket_bytes": "1MiB"}, {}, {"moe": {"experts": 8, "top_k": 2, "ffn": 512}}),
     ({}, {"optimizer_offload": "cpu"}, {}),
+    ({"dp": 2, "zero": 3}, {"framework": "transformers", "micro_batch_size": 2, "preference": {"loss": "dpo"}}, {}),
+    ({"dp": 2}, {"framework": "transformers", "micro_batch_size": 2, "preference": {"loss": "reward"}}, {}),
 )
 
 

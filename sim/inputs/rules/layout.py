@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 from sim.core.units import counted
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.program_file import read_program
+from sim.inputs.rules.pairs import pairs, whole_pairs
 from sim.inputs.training_config import Training
 from sim.inputs.yaml_input import KeyPath
 from sim.schedules import FORMS, ScheduleForm
@@ -230,10 +231,15 @@ def batch(s: Sizes) -> Problem | None:
 
 
 def loss(s: Sizes) -> Problem | None:
-    """A chunk of Liger's loss needs the logits of all words."""
+    """A chunk of Liger's loss needs the logits of all words, and TRL's tiles are of one rank's whole matrix."""
     t = s.training
-    if s.tp == 1 or t is None or t.cross_entropy != "chunked" or t.loss_chunks is not None:
+    if s.tp == 1 or t is None or t.loss_chunks is not None or t.cross_entropy not in ("chunked", "tiled"):
         return None
+    if t.cross_entropy == "tiled":
+        return (
+            "training",
+            "cross_entropy",
+        ), "found 'tiled' with parallelism.tp above 1; its tiles need the whole matrix"
     why = "found 'chunked' with parallelism.tp above 1; Liger's chunks need the whole vocabulary, loss_chunks do not"
     return ("training", "cross_entropy"), why
 
@@ -354,7 +360,16 @@ def micro_batches(s: Sizes) -> Problem | None:
 
 
 # What the mesh alone decides (the batch: for micro-batches of one sequence), and what each layout of a legal mesh does.
-MESH_RULES: tuple[Rule, ...] = (captured_layout, tensor_parallel, experts, context_parallel, sharding, batch, loss)
+MESH_RULES: tuple[Rule, ...] = (
+    captured_layout,
+    tensor_parallel,
+    experts,
+    context_parallel,
+    sharding,
+    batch,
+    loss,
+    whole_pairs,
+)
 LAYOUT_RULES: tuple[Rule, ...] = (
     captured_step,
     sequence_parallel,
@@ -362,6 +377,7 @@ LAYOUT_RULES: tuple[Rule, ...] = (
     stages,
     prediction_stage,
     batch,
+    pairs,
     micro_batches,
     adapters,
     states,

@@ -16,6 +16,7 @@ from sim.inputs.input_source import Problems, Source, raise_first
 from sim.inputs.parallelism import MAX_RANKS, Parallelism
 from sim.inputs.program_file import read_program
 from sim.inputs.rules.layout import ALL_RULES, first_problem
+from sim.inputs.rules.preference import preference_problems
 from sim.inputs.rules.training import training_problems
 from sim.inputs.sections import Sections, sizes_of
 
@@ -51,6 +52,7 @@ def _problems(sections: Sections) -> Problems:
     yield from _of_reductions(sections.parallelism)
     if sections.training is not None:
         yield from training_problems(sections, sections.training)
+        yield from preference_problems(sections, sections.training)
     yield from _of_precision(sections)
     yield from _of_mixed_gpus(sections)
     if sections.inference is not None:

@@ -39,6 +39,7 @@ TRAINING_BESIDE = {
     "packing": "rl.sequences says how answers are packed",
     "tokens": "one rl step is simulated, not a whole training run",
     "batch_schedule": "one rl step is simulated, not a whole training run",
+    "preference": "rl learns from rewards of answers that the model writes itself",
     "optimizer_post_validation": "generation begins when all ranks have their new parameters",
 }
 

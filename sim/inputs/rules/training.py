@@ -370,8 +370,8 @@ def _loss(sections: Sections, t: Training) -> Problems:
     path, d = ("training", "cross_entropy"), sections.distillation
     if t.cross_entropy == "native" and framework_of(t).native_loss is None:
         yield path, "found 'native'; needs a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
-    if t.cross_entropy == "chunked" and d is not None and d.mode == "logits":
-        yield path, "found 'chunked'; distillation.mode logits needs all logits (unfused or fused)"
+    if t.cross_entropy in ("chunked", "tiled") and d is not None and d.mode == "logits":
+        yield path, f"found '{t.cross_entropy}'; distillation.mode logits needs all logits (unfused or fused)"
     if t.loss_chunks is not None and t.cross_entropy != "chunked":
         yield (
             ("training", "loss_chunks"),

@@ -272,6 +272,11 @@ def _one_layer(s: Layout) -> str:
     return "where no stage has two layers, as the last one of each stays" if alone else ""
 
 
+def _no_logits(s: Layout) -> str:
+    rewards = s.training is not None and s.training.pair_loss == "reward"
+    return "with preference.loss reward, which has no logits" if rewards else ""
+
+
 OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("zero", _zero),
     Idle("shard_size", _only_with_zero(1, 2, 3)),
@@ -316,4 +321,5 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("zero_grad", _captured),
     Idle("master_weights", _no_copy),
     Idle("activation_offload", _one_layer),
+    Idle("cross_entropy", _no_logits),
 )

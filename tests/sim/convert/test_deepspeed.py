@@ -196,22 +196,22 @@ def test_adapters_of_trl_and_llama_factory(tmp_path: Path, keys: str, lora: dict
 
 
 @pytest.mark.parametrize(
-    ("keys", "chunks", "said"),
+    ("keys", "loss", "said"),
     [
-        ("use_peft: true", 4, "loss_type: nll, the default: TRL 1.16 computes the loss in tiles"),
-        ("use_peft: true\nloss_type: chunked_nll", 4, "computed twice"),
-        ("use_peft: true\nloss_type: nll", 4, "in earlier releases nll had all logits at once"),
-        ("fsdp: full_shard\nper_device_train_batch_size: 10", 8, "computed twice"),
-        ("", None, "under autocast all logits are simulated at once"),
+        ("use_peft: true", "tiled", "loss_type: nll, the default: TRL 1.16 computes the loss in tiles"),
+        ("use_peft: true\nloss_type: chunked_nll", "tiled", "loss_type: chunked_nll"),
+        ("use_peft: true\nloss_type: nll", "tiled", "in earlier releases nll had all logits at once"),
+        ("fsdp: full_shard\nper_device_train_batch_size: 10", "tiled", "4,096 tokens and 32,768 entries"),
+        ("", "tiled", "4,096 tokens and 32,768 entries"),
+        ("use_liger_kernel: true", "chunked", "use_liger_kernel: its loss is simulated"),
     ],
 )
-def test_trl_s_loss_in_tiles(tmp_path: Path, keys: str, chunks: int | None, said: str) -> None:
-    """trl/kernels/chunked_logprob.py: 4,096 tokens by 32,768 entries, here four tiles for each 4,096 tokens."""
+def test_trl_s_loss_in_tiles(tmp_path: Path, keys: str, loss: str, said: str) -> None:
+    """trl/kernels/chunked_logprob.py, whichever loss is named; not with Liger's."""
     batch = "" if "per_device" in keys else "per_device_train_batch_size: 4\n"
     text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\n{batch}"
     data, notes = converted(tmp_path, "sft.yaml", f"{text}{keys}\n", "--cluster", "dgx-h100", "--gpus", "8")
-    assert data["training"].get("loss_chunks") == chunks
-    assert data["training"].get("cross_entropy") == ("chunked" if chunks else None)
+    assert data["training"]["cross_entropy"] == loss
     assert said in notes
 
 
