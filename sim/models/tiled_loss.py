@@ -19,10 +19,8 @@ from sim.core.program import Compute, Item, NeededBy, Phase, Program, Role, Save
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulation, gemm, memory_op, small_kernels
 
-TILE_TOKENS, TILE_VOCABULARY = (
-    4096,
-    32_768,
-)  # kernels/chunked_logprob.py, trainer/utils.py (_CHUNKED_LOGPROB_CHUNK_SIZE)
+# kernels/chunked_logprob.py, trainer/utils.py (_CHUNKED_LOGPROB_CHUNK_SIZE)
+TILE_TOKENS, TILE_VOCABULARY = 4096, 32_768
 # Per-token statistics: filled before the tiles; behind them the logarithm of the sum, and what is made of it.
 STATISTICS_FILLED, STATISTICS_ENDED = 7, 8
 
