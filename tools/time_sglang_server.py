@@ -7,9 +7,8 @@ transformers, fastapi, uvicorn, uvloop, orjson, msgspec, setproctitle and pyzmq;
 empty modules. HTTP server, TokenizerManager and DetokenizerManager are SGLang's own, in its own two processes. In place
 of the scheduler a process draws a token for each sequence in every step, and hands it to SGLang's own
 `SchedulerOutputStreamer`, which is timed, too. The clock is the CPU time of each process (`/proc`), so that other
-programs do not count. Loads differ in sequences at once, lengths, tokens in an output (`--stream-interval`), and
-outputs in a piece (steps of 1 ms, which the server cannot follow). Least squares over the loads give the seconds of
-each process. `sim/serve/engines/hosts.py` quotes them.
+programs do not count. Loads differ in sequences at once, lengths, and tokens in a piece (`--stream-interval`). Least
+squares over the loads give the seconds of each process. `sim/serve/engines/hosts.py` quotes them.
 """
 
 from __future__ import annotations
@@ -24,32 +23,23 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from record_sglang import Stubs
 from time_vllm_server import VOCAB, Load, request, send, write_model
 
-SOURCE, STEP_S, COUNTS = "SGLANG_SOURCE", "SGLANG_STEP_S", "SGLANG_COUNTS"  # what spawned processes are told
+SOURCE, COUNTS = "SGLANG_SOURCE", "SGLANG_COUNTS"  # what spawned processes are told
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-WHAT = ("a request", "a prompt's token", "a token", "an output of a sequence", "a piece", "a message of an iteration")
+STEP = 0.02  # seconds: of an engine's iteration
+WHAT = ("a request", "a prompt's token", "a token", "a piece", "a message of an iteration", "a step without one")
 PROCESSES = {
     "HTTP and tokenizer, its loop": (0, 1, 3, 4, 5),
-    "detokenizer": (0, 2, 3, 5),
-    "scheduler's output": (0, 2, 3, 5),
+    "detokenizer": (0, 2, 3, 4),
+    "scheduler's output": (2, 3, 4, 5),
 }  # and which of `WHAT` each of them handles
 SHAPES = ((1, 20, 32, 32), (1, 4, 32, 256), (16, 8, 32, 4), (16, 4, 2048, 4), (16, 2, 32, 256), (64, 1, 32, 256))
 SHAPES += ((128, 1, 32, 200),)
-
-
-class Kind(NamedTuple):
-    """A server: its `--stream-interval`, and seconds of a step."""
-
-    interval: int
-    step_s: float
-
-
-KINDS = (Kind(1, 0.02), Kind(16, 0.02), Kind(1, 0.001))
 
 
 def import_server() -> None:
@@ -133,20 +123,20 @@ def run_scheduler(server_args: Any, port_args: Any, *places: Any) -> None:
 
     setproctitle.setproctitle("sglang::scheduler")
     socket, streamer = streamer_of(server_args, port_args)
-    counts = np.memmap(os.environ[COUNTS], dtype=np.float64, mode="r+", shape=(3,))
+    counts = np.memmap(os.environ[COUNTS], dtype=np.float64, mode="r+", shape=(2,))
     sender, send_output = streamer.send_to_detokenizer, streamer.send_to_detokenizer.send_output
 
     def counted(output: Any, recv_obj: Any = None) -> None:
-        counts[:2] += (1, len(output.rids))
+        counts[0] += 1
         send_output(output, recv_obj)
 
     sender.send_output = counted
     places[-1].send({"status": "ready", "max_total_num_tokens": 10**6, "max_req_input_len": 8192})
     running: list[Any] = []
-    drawn, step_s, due = random.Random(0), float(os.environ[STEP_S]), time.monotonic()
+    drawn, due = random.Random(0), time.monotonic()
     while True:
         running += arrivals(socket)
-        due = max(due + step_s, time.monotonic())
+        due = max(due + STEP, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
         tokens = [drawn.randrange(2, VOCAB) for _ in running]
         begin_s = time.thread_time()
@@ -155,7 +145,7 @@ def run_scheduler(server_args: Any, port_args: Any, *places: Any) -> None:
             one.update_finish_state()
         if running:
             streamer.stream_output(running, False)
-        counts[2] += time.thread_time() - begin_s
+        counts[1] += time.thread_time() - begin_s
         running = [one for one in running if not one.finished()]
 
 
@@ -179,10 +169,10 @@ def serve(folder: str, port: int, interval: int) -> None:
     launch_server(args, run_scheduler_process_func=run_scheduler, execute_warmup_func=lambda *a, **k: True)
 
 
-def started(source: str, folder: str, port: int, kind: Kind, counts: str) -> subprocess.Popen[bytes]:
+def started(source: str, folder: str, port: int, interval: int, counts: str) -> subprocess.Popen[bytes]:
     """A server that answers."""
-    argv = [sys.executable, __file__, "--serve", folder, "--port", str(port), "--interval", str(kind.interval)]
-    told = {SOURCE: source, STEP_S: str(kind.step_s), COUNTS: counts}
+    argv = [sys.executable, __file__, "--serve", folder, "--port", str(port), "--interval", str(interval)]
+    told = {SOURCE: source, COUNTS: counts}
     out = subprocess.DEVNULL
     server = subprocess.Popen(argv, env=ENVIRONMENT | os.environ | told, stdout=out, stderr=out, start_new_session=True)
     for _ in range(240):
@@ -217,20 +207,21 @@ def measure(source: str, port: int, folder: str) -> tuple[list[list[float]], lis
     """A row for each load: how often each of `WHAT`, and the seconds of each of `PROCESSES`."""
     rows, seconds, words = [], [], [w for w in Path(os.__file__).read_text().split() if w.isalpha()]
     path = str(Path(folder, "counts"))
-    counts = np.memmap(path, dtype=np.float64, mode="w+", shape=(3,))
-    for at, kind in enumerate(KINDS):
-        server = started(source, folder, port + at, kind, path)
+    counts = np.memmap(path, dtype=np.float64, mode="w+", shape=(2,))
+    for at, interval in enumerate((1, 16)):
+        server = started(source, folder, port + at, interval, path)
         try:
             detokenizer = detokenizer_of(server.pid)
             asyncio.run(send(port + at, Load(8, 16, 64, 16, 1), words))
             for at_once, turns, prompt, output in SHAPES:
-                load = Load(at_once, at_once * turns, prompt, output, kind.interval)
+                load = Load(at_once, at_once * turns, prompt, output, interval)
                 before = [loop_s(server.pid), loop_s(detokenizer), *counts[::-1]]
                 pieces, prompt_tokens = asyncio.run(send(port + at, load, words))
                 time.sleep(0.2)
                 after = [loop_s(server.pid), loop_s(detokenizer), *counts[::-1]]
-                *own, outputs, messages = (b - a for a, b in zip(before, after, strict=True))
-                rows.append([load.count, prompt_tokens, load.count * load.output, outputs, pieces, messages])
+                *own, messages = (b - a for a, b in zip(before, after, strict=True))
+                steps = turns * output - messages
+                rows.append([load.count, prompt_tokens, load.count * output, pieces, messages, max(0.0, steps)])
                 seconds.append(own)
                 print(*(f"{x:9.0f}" for x in (*load, *rows[-1])), *(f"{s:9.3f}" for s in own), flush=True)
         finally:
@@ -252,7 +243,7 @@ def main() -> None:
         return
     if not args.source:
         parser.error("--source is missing: the folder with SGLang's Python sources")
-    names = [*Load._fields, "requests", "prompts", "tokens", "outputs", "pieces", "messages", "http s", "detok s"]
+    names = [*Load._fields, "requests", "prompts", "tokens", "pieces", "messages", "steps", "http s", "detok s"]
     print(" ".join(f"{n:>9s}" for n in [*names, "stream s"]))
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder)
