@@ -58,16 +58,17 @@ VLLM_V1 = V1._replace(request_s=1.08e-3, prompt_token_s=2.3e-6, outputs_s=0.197e
 # Of a grammar: tools/time_grammar.py, vLLM 0.32 with xgrammar 0.2.9, the mean of two JSON schemas at 128 sequences, of
 # which the longer one takes 1.3 times as long; in proportion to the vocabulary, from 32,000 and 128,000 tokens.
 _GRAMMAR = {"mask_s": 0.63e-9, "accept_s": 4.9e-6}
-VLLM_V1 = VLLM_V1._replace(**_GRAMMAR)
+# The server with `--logprobs 0` and `--logprobs 5`: a token's text takes 57.5 and 110.4 us, a piece 61.1 and 120.1.
+VLLM_V1 = VLLM_V1._replace(logprobs_s=28.1e-6, logprob_s=10.6e-6, logprob_piece_s=12.6e-6, **_GRAMMAR)
 # SGLang's two processes (tools/time_sglang_server.py): those of 0.5.23, taken for all releases. Its scheduler's output
-# took 0.36 ms a message and 9.4 us a sequence there.
+# took 0.34 ms a message and 9.6 us a sequence there.
 SGLANG = V1._replace(
-    request_s=1.52e-3,
-    prompt_token_s=2.9e-6,
-    outputs_s=0.75e-3,
-    piece_s=63.1e-6,
-    text_outputs_s=0.46e-3,
-    text_output_s=14.1e-6,
+    request_s=1.11e-3,
+    prompt_token_s=2.4e-6,
+    outputs_s=0.656e-3,
+    piece_s=57.1e-6,
+    text_outputs_s=0.427e-3,
+    text_output_s=12.9e-6,
     **_GRAMMAR,
 )
 VLLM_V1_24 = VLLM_V1._replace(sequence_s=13.5e-6)

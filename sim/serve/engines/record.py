@@ -48,7 +48,9 @@ class HostTimes(NamedTuple):
     piece_s: float = 0.0  # likewise, to stream it
     text_outputs_s: float = 0.0  # of a process before that one, which makes text of tokens, for an iteration
     text_output_s: float = 0.0  # likewise, for each sequence's token
-    logprob_s: float = 0.0  # of the server's process, for each log probability that goes with a token
+    logprobs_s: float = 0.0  # of the server's process, to make text of a token with log probabilities; more than that
+    logprob_s: float = 0.0  # likewise, for each of them
+    logprob_piece_s: float = 0.0  # likewise, to stream each of them
     mask_s: float = 0.0  # to mark what a grammar forbids, for each sequence and token of the vocabulary
     accept_s: float = 0.0  # to follow a sequence's token in its grammar
     uncertainty: float = 0.0

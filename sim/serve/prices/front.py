@@ -71,6 +71,7 @@ class Front(Struct, frozen=True):
 def front_of(times: HostTimes, together: int, logprobs: int = 0) -> Front | None:
     """The processes of an engine's server, where each token comes with so many log probabilities; None where they take
     no time that is known. `together`: `Engine.sent_together`."""
-    piece_s = times.piece_s + logprobs * times.logprob_s
-    front = Front(times.outputs_s, times.output_s, piece_s, together, times.text_outputs_s, times.text_output_s)
+    text_s = times.output_s + bool(logprobs) * times.logprobs_s + logprobs * times.logprob_s
+    piece_s = times.piece_s + logprobs * times.logprob_piece_s
+    front = Front(times.outputs_s, text_s, piece_s, together, times.text_outputs_s, times.text_output_s)
     return front if front.work_s(1) else None

@@ -128,7 +128,8 @@ def test_log_probabilities_keep_the_servers_process_busy() -> None:
         served("inference.engine=vllm-0.14", f"inference.sampling={{logprobs: {n}}}").costs.host for n in ("null", 5)
     ]
     usual, asked = (host.front for host in pair)
-    assert usual is not None and asked is not None
+    assert usual is not None
+    assert asked is not None
     assert asked.work_s(100) > 2 * usual.work_s(100)
 
 

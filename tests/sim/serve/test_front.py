@@ -52,8 +52,9 @@ def test_two_processes_keep_up_where_the_slower_one_does() -> None:
 
 
 def test_log_probabilities_make_pieces_longer() -> None:
-    times = HostTimes(output_s=1e-5, piece_s=4e-5, logprob_s=3e-6)
-    assert front_of(times, 128, logprobs=6) == Front(0.0, 1e-5, 4e-5 + 6 * 3e-6, 128)
+    times = HostTimes(output_s=1e-5, piece_s=4e-5, logprobs_s=2e-5, logprob_s=3e-6, logprob_piece_s=4e-6)
+    assert front_of(times, 128) == Front(0.0, 1e-5, 4e-5, 128)
+    assert front_of(times, 128, logprobs=6) == Front(0.0, 1e-5 + 2e-5 + 6 * 3e-6, 4e-5 + 6 * 4e-6, 128)
 
 
 def rounds(front: Front, sequences: int, iteration_s: float, iterations: int) -> float:
