@@ -1,6 +1,6 @@
 """Time what SGLang's HTTP server, tokenizer and detokenizer take for requests, tokens and pieces, without a GPU.
 
-    PYTHON tools/time_sglang_server.py --source FOLDER
+    PYTHON tools/time_sglang_server.py --source FOLDER [--logprobs 5]
 
 FOLDER has SGLang's Python sources (an unpacked wheel of PyPI), 0.5.23 or near it. PYTHON is an interpreter with torch,
 transformers, fastapi, uvicorn, uvloop, orjson, msgspec, setproctitle and pyzmq; what else SGLang imports is replaced by
@@ -8,7 +8,8 @@ empty modules. HTTP server, TokenizerManager and DetokenizerManager are SGLang's
 of the scheduler a process draws a token for each sequence in every step, and hands it to SGLang's own
 `SchedulerOutputStreamer`, which is timed, too. The clock is the CPU time of each process (`/proc`), so that other
 programs do not count. Loads differ in sequences at once, lengths, and tokens in a piece (`--stream-interval`). Least
-squares over the loads give the seconds of each process. `sim/serve/engines/hosts.py` quotes them.
+squares over the loads give the seconds of each process. `sim/serve/engines/hosts.py` quotes them. With `--logprobs`
+each token comes with its log probability and that many others.
 """
 
 from __future__ import annotations
@@ -69,10 +70,25 @@ def request_of(got: Any) -> Any:
 
     made = Req(
         got.rid, got.input_text, got.input_ids, got.sampling_params, stream=got.stream, eos_token_ids={1},
-        vocab_size=VOCAB, http_worker_ipc=got.http_worker_ipc,
+        vocab_size=VOCAB, http_worker_ipc=got.http_worker_ipc, return_logprob=got.return_logprob,
+        top_logprobs_num=got.top_logprobs_num,
     )  # fmt: skip
     made.sampling_params.ignore_eos = True
     return made
+
+
+def add_token(one: Any, token: int) -> None:
+    """Give a request its next token, with log probabilities where it asks for them."""
+    one.output_ids.append(token)
+    if one.return_logprob:
+        found, number = one.logprob, one.logprob.top_logprobs_num
+        found.output_token_logprobs_val.append(-1.25)
+        found.output_token_logprobs_idx.append(token)
+        found.output_top_logprobs_val.append([-1.25] * number)
+        found.output_top_logprobs_idx.append([(token + i) % VOCAB for i in range(number)])
+        found.output_token_ids_logprobs_val.append(None)
+        found.output_token_ids_logprobs_idx.append(None)
+    one.update_finish_state()
 
 
 def streamer_of(server_args: Any, port_args: Any) -> tuple[Any, Any]:
@@ -141,10 +157,9 @@ def run_scheduler(server_args: Any, port_args: Any, *places: Any) -> None:
         tokens = [drawn.randrange(2, VOCAB) for _ in running]
         begin_s = time.thread_time()
         for one, token in zip(running, tokens, strict=True):
-            one.output_ids.append(token)
-            one.update_finish_state()
+            add_token(one, token)
         if running:
-            streamer.stream_output(running, False)
+            streamer.stream_output(running, any(one.return_logprob for one in running))
         counts[1] += time.thread_time() - begin_s
         running = [one for one in running if not one.finished()]
 
@@ -203,7 +218,7 @@ def detokenizer_of(server: int) -> int:
     raise SystemExit("no process is SGLang's detokenizer")
 
 
-def measure(source: str, port: int, folder: str) -> tuple[list[list[float]], list[list[float]]]:
+def measure(source: str, port: int, folder: str, more: dict[str, int]) -> tuple[list[list[float]], list[list[float]]]:
     """A row for each load: how often each of `WHAT`, and the seconds of each of `PROCESSES`."""
     rows, seconds, words = [], [], [w for w in Path(os.__file__).read_text().split() if w.isalpha()]
     path = str(Path(folder, "counts"))
@@ -216,7 +231,7 @@ def measure(source: str, port: int, folder: str) -> tuple[list[list[float]], lis
             for at_once, turns, prompt, output in SHAPES:
                 load = Load(at_once, at_once * turns, prompt, output, interval)
                 before = [loop_s(server.pid), loop_s(detokenizer), *counts[::-1]]
-                pieces, prompt_tokens = asyncio.run(send(port + at, load, words))
+                pieces, prompt_tokens = asyncio.run(send(port + at, load, words, more))
                 time.sleep(0.2)
                 after = [loop_s(server.pid), loop_s(detokenizer), *counts[::-1]]
                 *own, messages = (b - a for a, b in zip(before, after, strict=True))
@@ -236,6 +251,7 @@ def main() -> None:
     parser.add_argument("--source", metavar="FOLDER", help="SGLang's Python sources")
     parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=8223)
+    parser.add_argument("--logprobs", type=int, metavar="N", help="of other tokens, asked for with each token")
     parser.add_argument("--interval", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -247,7 +263,8 @@ def main() -> None:
     print(" ".join(f"{n:>9s}" for n in [*names, "stream s"]))
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder)
-        counted, seconds = map(np.array, measure(args.source, args.port, folder))
+        more = {} if args.logprobs is None else {"logprobs": args.logprobs}
+        counted, seconds = map(np.array, measure(args.source, args.port, folder, more))
     for own, (process, handled) in zip(seconds.T, PROCESSES.items(), strict=True):
         rows = counted[:, handled]
         found, *_ = np.linalg.lstsq(rows / own[:, None], np.ones(len(rows)), rcond=None)
