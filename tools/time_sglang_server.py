@@ -190,7 +190,7 @@ def started(source: str, folder: str, port: int, interval: int, counts: str) -> 
     told = {SOURCE: source, COUNTS: counts}
     out = subprocess.DEVNULL
     server = subprocess.Popen(argv, env=ENVIRONMENT | os.environ | told, stdout=out, stderr=out, start_new_session=True)
-    for _ in range(240):
+    for _ in range(900):
         try:
             asyncio.run(request(port, "hello", 2))
             return server

@@ -60,9 +60,10 @@ VLLM_V1 = V1._replace(request_s=1.08e-3, prompt_token_s=2.3e-6, outputs_s=0.197e
 _GRAMMAR = {"mask_s": 0.63e-9, "accept_s": 4.9e-6}
 # The server with `--logprobs 0` and `--logprobs 5`: a token's text takes 57.5 and 110.4 us, a piece 61.1 and 120.1.
 VLLM_V1 = VLLM_V1._replace(logprobs_s=28.1e-6, logprob_s=10.6e-6, logprob_piece_s=12.6e-6, **_GRAMMAR)
-# SGLang's two processes (tools/time_sglang_server.py): those of 0.5.23, taken for all releases. Its scheduler's output
-# took 0.34 ms a message and 9.6 us a sequence there.
+# SGLang's two processes (tools/time_sglang_server.py): those of 0.5.23, taken for all releases. A sequence of 0.5.3 is
+# measured in its scheduler (tools/time_sglang_host.py), taken until 0.5.10. Of 0.5.23 the output alone takes 9.6 us.
 SGLANG = V1._replace(
+    sequence_s=4.6e-6,
     request_s=1.11e-3,
     prompt_token_s=2.4e-6,
     outputs_s=0.656e-3,
@@ -71,6 +72,7 @@ SGLANG = V1._replace(
     text_output_s=12.9e-6,
     **_GRAMMAR,
 )
+SGLANG_10 = SGLANG._replace(sequence_s=V1.sequence_s)
 VLLM_V1_24 = VLLM_V1._replace(sequence_s=13.5e-6)
 VLLM_V1_32 = VLLM_V1._replace(sequence_s=17.9e-6)
 

@@ -20,7 +20,7 @@ from sim.serve.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
     sglang_0523_prompt_sizes,
 )
-from sim.serve.engines.hosts import SGLANG, hosts
+from sim.serve.engines.hosts import SGLANG, SGLANG_10, hosts
 from sim.serve.engines.kernel_facts import (
     LARGEST_BYTES,
     LatentBlocks,
@@ -71,7 +71,7 @@ _SGLANG_04 = Engine(
     "SGLang",
     (0, 4),
     "2024-12",
-    "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
+    "host: as vllm-v1's but for a sequence, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
     "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
     "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
     "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
@@ -255,6 +255,7 @@ _GRAPHS_0520 = _GRAPHS_0518._replace(stages=False)
 _SGLANG_0510 = replace(
     _SGLANG_05,
     name="sglang-0.5.10",
+    host=hosts(SGLANG_10),
     since=(0, 5, 10),
     date="2026-04",
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331)",
