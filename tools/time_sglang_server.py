@@ -124,7 +124,7 @@ def arrivals(socket: Any) -> list[Any]:
     import zmq
     from sglang.srt.managers.io_struct import sock_recv
 
-    found = []
+    found: list[Any] = []
     while True:
         try:
             got = sock_recv(socket, zmq.NOBLOCK)

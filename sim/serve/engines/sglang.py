@@ -71,8 +71,8 @@ _SGLANG_04 = Engine(
     "SGLang",
     (0, 4),
     "2024-12",
-    "host: as vllm-v1's but for a sequence, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
-    "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
+    "host: as vllm-v1's but for a sequence, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time "
+    "between decoding batches); launches as vllm-0.2; detokenizer and HTTP: measured of 0.5.23; "
     "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
     "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
     "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; retraction: srt/managers/schedule_batch.py; "

@@ -122,10 +122,10 @@ def test_waits_for_masks_are_the_hosts() -> None:
     assert waits[1] - waits[0] == pytest.approx(samples * (128_256 * times.mask_s + times.accept_s), rel=0.02)
 
 
-def test_log_probabilities_keep_the_servers_process_busy() -> None:
-    """Of vLLM's; SGLang's server was not measured with them."""
+@pytest.mark.parametrize("engine", ["vllm-0.14", "sglang-0.5"])
+def test_log_probabilities_keep_the_servers_process_busy(engine: str) -> None:
     pair = [
-        served("inference.engine=vllm-0.14", f"inference.sampling={{logprobs: {n}}}").costs.host for n in ("null", 5)
+        served(f"inference.engine={engine}", f"inference.sampling={{logprobs: {n}}}").costs.host for n in ("null", 5)
     ]
     usual, asked = (host.front for host in pair)
     assert usual is not None
