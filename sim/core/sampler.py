@@ -21,6 +21,10 @@ Draws = Literal["exponential", "multinomial", "gumbel"]
 # How penalties find the tokens that came before. `bins`: counts of each iteration anew, in int64. `counts`: kept on the
 # GPU, one kernel. `matrix`: a penalty for each logit, kept on the GPU.
 Penalties = Literal["bins", "counts", "matrix"]
+# How log probabilities of the chosen token and of the likeliest ones are found. `all`: log-softmax of all logits,
+# torch's top-k of it, and the chosen token's rank. `few`: torch's top-k of the logits, then kernels for these tokens
+# alone. `probabilities`: as `all` without ranks; of a drawn token the logarithm of what it was drawn from.
+Logprobs = Literal["all", "few", "probabilities"]
 
 PIVOT_ROWS = 8  # vLLM, v1/sample/ops/topk_topp_sampler.py: fewer rows are sorted
 SEGMENTS = 128  # ATen/native/cuda/SortStable.cu, launch_stable_sort_kernel: as many rows are sorted each by itself
@@ -37,7 +41,8 @@ class Sampler(NamedTuple):
     `penalties`: see these types; `filters` None: of this engine, the choice of the largest logit alone is simulated.
     `probabilities`: softmax and log-softmax of all logits are computed in any case. `checks_nan`: as TensorRT-LLM draws
     with FlashInfer's kernels: logits are divided by any temperature, with top-p alone in the softmax's kernel, top-k
-    alone is a mask, too, and what is drawn from is searched for NaN. `penalties` None: it has none.
+    alone is a mask, too, and what is drawn from is searched for NaN. `penalties` None: it has none. `logprobs` None:
+    how it finds them was not read. `masks_copy`: what a grammar forbids is masked in the fp32 copy.
     """
 
     copies: Literal["always", "draws", "never"] = "never"
@@ -46,6 +51,8 @@ class Sampler(NamedTuple):
     penalties: Penalties | None = "counts"
     probabilities: bool = False
     checks_nan: bool = False
+    logprobs: Logprobs | None = None
+    masks_copy: bool = False
 
     def sorts(self, rows: int) -> bool:
         """Tell whether top-p sorts the logits of a batch of `rows` sequences."""

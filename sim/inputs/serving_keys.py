@@ -96,6 +96,10 @@ class Sampling(UserInput):
     top_k: int | None = Field(default=None, ge=1, le=1_000_000_000, description="null: all tokens")
     top_p: float = Field(default=1.0, gt=0, le=1)
     repetition_penalty: float = Field(default=1.0, gt=0, le=1e6)
+    logprobs: int | None = Field(
+        default=None, ge=0, le=20, description="each token comes with its log probability and that many others"
+    )
+    structured_outputs: bool = Field(default=False, description="answers follow a grammar, such as a JSON schema's")
 
 
 class WeightOffload(UserInput):

@@ -69,8 +69,8 @@ def by_engine(choices: Sequence[Choice]) -> tuple[tuple[Choice, ...], ...]:
 def of_one_host(engines: Iterable[str]) -> list[list[str]]:
     """Group engines that are shipped with the same host times, so that nothing measured tells them apart.
 
-    >>> of_one_host(["vllm-0.2", "vllm-0.14", "trtllm-1.0", "sglang-0.5"])
-    [['trtllm-1.0', 'sglang-0.5']]
+    >>> of_one_host(["vllm-0.2", "vllm-0.14", "vllm-0.17", "sglang-0.5"])
+    [['vllm-0.14', 'vllm-0.17']]
     """
     found: list[list[str]] = []
     for name in dict.fromkeys(engines):

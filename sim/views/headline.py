@@ -288,6 +288,8 @@ def sampling_words(sampling: Sampling) -> str:
     given += [f"top-k {sampling.top_k}"] if sampling.top_k is not None else []
     given += [f"top-p {sampling.top_p:g}"] if sampling.top_p < 1 else []
     given += [f"repetition penalty {sampling.repetition_penalty:g}"] if sampling.repetition_penalty != 1 else []
+    given += [f"{sampling.logprobs} logprobs"] if sampling.logprobs is not None else []
+    given += ["structured outputs"] if sampling.structured_outputs else []
     return ", ".join(given)
 
 

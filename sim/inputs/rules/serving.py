@@ -7,6 +7,7 @@ from sim.core.units import counted
 from sim.inputs.input_source import Problems
 from sim.inputs.rules.layout import ALL_RULES, first_problem
 from sim.inputs.sections import Sections, sizes_of
+from sim.inputs.serving_keys import Sampling
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.engines import ENGINES
@@ -282,10 +283,23 @@ def _sampling(sections: Sections, inference: Inference) -> Problems:
         if asked.repetition_penalty != 1 and engine.sampler.penalties is None:
             path = ("inference", "sampling", "repetition_penalty")
             yield path, f"found {asked.repetition_penalty}; engine {inference.engine} has no penalties; allowed: 1"
+        yield from _beside_tokens(asked, inference.engine)
         return
     able = [name for name, one in ENGINES.items() if one.sampler.filters is not None]
     why = f"engine {inference.engine} is simulated with the choice of the largest logit alone; leave it out, or use"
     yield ("inference", "sampling"), f"{why} {', '.join(able)}"
+
+
+def _beside_tokens(asked: Sampling, name: str) -> Problems:
+    """Log probabilities and grammars on engines of which they were read."""
+    known = engine_of(name)
+    why = f"how engine {name} does this was not read; leave it out, or use engine"
+    if asked.logprobs is not None and known.sampler.logprobs is None:
+        able = ", ".join([n for n, engine in ENGINES.items() if engine.sampler.logprobs is not None])
+        yield ("inference", "sampling", "logprobs"), f"found {asked.logprobs}; {why} {able}"
+    if asked.structured_outputs and known.masks is None:
+        able = ", ".join([n for n, engine in ENGINES.items() if engine.masks is not None])
+        yield ("inference", "sampling", "structured_outputs"), f"found true; {why} {able}"
 
 
 def _afd(sections: Sections, inference: Inference) -> Problems:

@@ -30,6 +30,7 @@ SORT_FEW, SORT_MANY = 8.0 + 100.0 + 24.0 + 24.0, 8.0 + 6 * 28.0
 SORT_KERNELS_FEW, SORT_KERNELS_MANY = 9, 13
 SCATTER = 8.0 + 16.0  # a copy, then logits and indices read and logits written
 TOP_K = 5 * READ + MASK  # torch.topk: four passes that count digits and one that gathers
+FOUND_KERNELS = 2  # of torch.topk, after the passes: what was found is gathered and sorted
 PIVOTS_TOP_K, PIVOTS_TOP_P = READ + IN_PLACE, 2 * READ + IN_PLACE  # the search itself is among few logits
 REJECTION = 1.5 * READ  # of a draw: half of a row until the token is found, and a row for what is more likely
 BINS = 2 * 17.0 + 10.0 + 2 * DIVIDE + 17.0  # two counts with masks; repetition; frequency; presence
@@ -37,6 +38,7 @@ BINS_KERNELS = 11
 COUNTS = 12.0  # logits read and written, and what is kept beside them read
 NAN_CHECK, NAN_CHECK_KERNELS = READ + 1.0 + 1.0, 4  # torch.isnan writes a byte, torch.any reads it; not, assert
 MULTINOMIAL_CHECKS = 3 * READ  # the largest, the smallest and the sum
+MASK_BITS = 1 / 8  # bytes for each logit of a mask of tokens that a grammar forbids
 
 
 def chosen_tokens(sampler: Sampler, asked: Sampling | None, rows: int, vocab: int, size: float, act: str) -> Program:
@@ -48,7 +50,8 @@ def chosen_tokens(sampler: Sampler, asked: Sampling | None, rows: int, vocab: in
     drawn = asked is not None and asked.temperature > 0
     penalized = asked is not None and asked.repetition_penalty != 1
     copied = sampler.copies == "always" or (sampler.copies == "draws" and asked is not None and _processed(asked))
-    out: list[Compute] = []
+    out = list(_masked(asked, logits, FP32_BYTES if sampler.masks_copy else size, act))
+    out += _log_probabilities(sampler, asked, rows, vocab, size, act)
     if copied and size < FP32_BYTES:
         out.append(memory_op("logits_fp32", F, "cast", logits, logits * (size + FP32_BYTES), act))
         size = FP32_BYTES
@@ -61,6 +64,51 @@ def chosen_tokens(sampler: Sampler, asked: Sampling | None, rows: int, vocab: in
     if asked is None or not drawn:
         return *out, memory_op("sample", F, "softmax", logits, logits * size, act)
     return (*out, *_drawn(sampler, asked, rows, vocab, size))
+
+
+def _masked(asked: Sampling | None, logits: int, size: float, act: str) -> Iterator[Compute]:
+    """Logits of what a grammar forbids are overwritten, taken as all of them; a bit for each is read (xgrammar,
+    kernels/apply_token_bitmask_inplace_triton.py; vLLM, v1/worker/gpu/structured_outputs.py)."""
+    if asked is not None and asked.structured_outputs:
+        yield memory_op("grammar_mask", F, "elementwise", logits, logits * (MASK_BITS + size), act)
+
+
+def _log_probabilities(
+    sampler: Sampler, asked: Sampling | None, rows: int, vocab: int, size: float, act: str
+) -> Iterator[Compute]:
+    """Log probabilities of the chosen tokens and of the likeliest ones.
+
+    `all`: vLLM, v1/sample/sampler.py: `logits.log_softmax(dim=-1, dtype=torch.float32)` (torch casts bf16 first),
+    `torch.topk` and, compiled to one kernel, `batched_count_greater_than`. `few`: v1/worker/gpu/sample/logprob.py:
+    `torch.topk` of the logits as they are; a kernel reads each row twice, for the largest and the sum; another counts.
+    `probabilities`: SGLang, srt/layers/sampler.py: log_softmax of logits that are not drawn from, else torch.log of
+    the probabilities; both are clamped in place.
+    """
+    if asked is None or asked.logprobs is None or sampler.logprobs is None:
+        return
+    logits, likeliest = rows * vocab, asked.logprobs > 0
+    if sampler.logprobs == "few":
+        yield from _top_k(logits, size, act) if likeliest else ()
+        yield memory_op("token_logprobs", F, "elementwise", logits, logits * 2 * size, act)
+        yield memory_op("token_ranks", F, "elementwise", logits, logits * size, act)
+        return
+    if sampler.logprobs == "all" and size < FP32_BYTES:
+        yield memory_op("logprobs_fp32", F, "cast", logits, logits * (size + FP32_BYTES), act)
+    if sampler.logprobs == "all" or not asked.temperature:
+        yield _softmax("logprobs", rows, vocab)
+    else:
+        yield _pass("logprobs", logits, IN_PLACE)
+    if sampler.logprobs == "probabilities":
+        yield _pass("clamp", logits, IN_PLACE)
+    yield from _top_k(logits, FP32_BYTES, "fp32") if likeliest else ()
+    if sampler.logprobs == "all":
+        yield _pass("token_ranks", logits, READ)
+
+
+def _top_k(logits: int, size: float, dtype: str) -> Iterator[Compute]:
+    """torch.topk (ATen/native/cuda/TensorTopK.cu, multi-block: eight bits of a value in a pass), and its gather."""
+    passes = int(size)
+    yield memory_op("top_k", F, "elementwise", logits, logits * (passes + 1) * size, dtype, passes + FOUND_KERNELS)
 
 
 def _processed(asked: Sampling) -> bool:

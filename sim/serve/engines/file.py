@@ -34,6 +34,13 @@ class HostSeconds(UserInput):
     outputs_s: Seconds = 0.0
     output_s: Seconds = 0.0
     piece_s: Seconds = 0.0
+    text_outputs_s: Seconds = 0.0
+    text_output_s: Seconds = 0.0
+    logprobs_s: Seconds = 0.0
+    logprob_s: Seconds = 0.0
+    logprob_piece_s: Seconds = 0.0
+    mask_s: Seconds = 0.0
+    accept_s: Seconds = 0.0
     uncertainty: Seconds = 0.0
 
 

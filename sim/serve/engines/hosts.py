@@ -55,6 +55,25 @@ V1 = HostTimes(1.5e-3, sequence_s=9.4e-6, launch_s=_LAUNCH_S, request_s=_HTTP_S,
 # vLLM's API server, a process of its own since 0.7, was measured likewise (tools/time_vllm_server.py): that of 0.32,
 # taken for all releases of V1. A prompt's token takes its event loop 0.8 us and its tokenizer's thread 1.5.
 VLLM_V1 = V1._replace(request_s=1.08e-3, prompt_token_s=2.3e-6, outputs_s=0.197e-3, output_s=18.8e-6, piece_s=44.7e-6)
+# Of a grammar: tools/time_grammar.py, vLLM 0.32 with xgrammar 0.2.9, the mean of two JSON schemas at 128 sequences, of
+# which the longer one takes 1.3 times as long; in proportion to the vocabulary, from 32,000 and 128,000 tokens.
+_GRAMMAR = {"mask_s": 0.63e-9, "accept_s": 4.9e-6}
+# The server with `--logprobs 0` and `--logprobs 5`: a token's text takes 57.5 and 110.4 us, a piece 61.1 and 120.1.
+VLLM_V1 = VLLM_V1._replace(logprobs_s=28.1e-6, logprob_s=10.6e-6, logprob_piece_s=12.6e-6, **_GRAMMAR)
+# SGLang's two processes (tools/time_sglang_server.py): those of 0.5.23, taken for all releases. A sequence of 0.5.3 is
+# measured in its scheduler (tools/time_sglang_host.py), taken until 0.5.10. Of 0.5.23 the output alone takes 9.6 us.
+SGLANG = V1._replace(
+    sequence_s=4.6e-6,
+    request_s=1.11e-3,
+    prompt_token_s=2.4e-6,
+    outputs_s=0.656e-3,
+    piece_s=57.1e-6,
+    text_outputs_s=0.427e-3,
+    text_output_s=12.9e-6,
+    logprob_piece_s=20.9e-6,  # with `--logprobs 5` a piece takes 182.3 us; others in proportion
+    **_GRAMMAR,
+)
+SGLANG_10 = SGLANG._replace(sequence_s=V1.sequence_s)
 VLLM_V1_24 = VLLM_V1._replace(sequence_s=13.5e-6)
 VLLM_V1_32 = VLLM_V1._replace(sequence_s=17.9e-6)
 

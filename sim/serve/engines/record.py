@@ -20,6 +20,8 @@ from sim.serve.engines.own_all_reduce import OwnAllReduce
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
 RoomFor = Literal["requests", "tokens", "limits"]
+Masks = Literal["before", "beside"]
+THREADED_FROM = 128  # sequences; vLLM, v1/structured_output/__init__.py: fill_bitmask_parallel_threshold
 
 
 Tokens = TypeVar("Tokens", float, NDArray[np.float64])
@@ -44,6 +46,13 @@ class HostTimes(NamedTuple):
     outputs_s: float = 0.0  # of the server's process behind the engine (`sim.serve.prices.front`), for an iteration
     output_s: float = 0.0  # likewise, to make text of each sequence's token
     piece_s: float = 0.0  # likewise, to stream it
+    text_outputs_s: float = 0.0  # of a process before that one, which makes text of tokens, for an iteration
+    text_output_s: float = 0.0  # likewise, for each sequence's token
+    logprobs_s: float = 0.0  # of the server's process, to make text of a token with log probabilities; more than that
+    logprob_s: float = 0.0  # likewise, for each of them
+    logprob_piece_s: float = 0.0  # likewise, to stream each of them
+    mask_s: float = 0.0  # to mark what a grammar forbids, for each sequence and token of the vocabulary
+    accept_s: float = 0.0  # to follow a sequence's token in its grammar
     uncertainty: float = 0.0
 
     def before_s(self, prompt_tokens: Tokens) -> Tokens:
@@ -152,6 +161,13 @@ class Engine:
         "tokens as the limits allow, or also of as many sequences, which draw a token each",
     )
     sampler: Sampler = fact(Sampler(), "how tokens are chosen out of logits")  # noqa: RUF009  a tuple
+    sent_together: int = fact(128, "so many outputs become text one after another, then the pieces with them are sent")
+    masks: Masks | None = fact(  # noqa: RUF009  a string
+        None,
+        "tokens that a grammar forbids are masked, and marked by the host before the GPU computes the iteration, or "
+        "while it does, before it samples; None: this was not read",
+    )
+    mask_threads: int = fact(1, f"which mark them where more than {THREADED_FROM} sequences have grammars")
     reserved_output: float = fact(
         0.0,
         "a request enters once the cache has room for all that it will write, and this share of what those that run "

@@ -20,7 +20,7 @@ from sim.serve.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
     sglang_0523_prompt_sizes,
 )
-from sim.serve.engines.hosts import V1, hosts
+from sim.serve.engines.hosts import SGLANG, SGLANG_10, hosts
 from sim.serve.engines.kernel_facts import (
     LARGEST_BYTES,
     LatentBlocks,
@@ -71,8 +71,8 @@ _SGLANG_04 = Engine(
     "SGLang",
     (0, 4),
     "2024-12",
-    "host: as vllm-v1's, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time between decoding "
-    "batches); launches as vllm-0.2, HTTP as trtllm-triton; "
+    "host: as vllm-v1's but for a sequence, beside the GPU (lmsys.org/blog/2024-12-04-sglang-v0-4: no idle time "
+    "between decoding batches); launches as vllm-0.2; detokenizer and HTTP: measured of 0.5.23; "
     "limits: srt/server_args.py (small GPUs: less than 25,000 MiB); prompts first, in chunks: "
     "srt/managers/scheduler.py (enable_mixed_chunk is off); entry: SGLANG_INIT_NEW_TOKEN_RATIO 0.7, "
     "which falls to that times SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR 0.14; retraction: srt/managers/schedule_batch.py; "
@@ -80,7 +80,7 @@ _SGLANG_04 = Engine(
     "requests: model_runner.py, max_num_reqs (not modelled: down to 2,048 where the cache holds less than eight of the "
     "model's lengths); drafts: without overlap, in graphs of sequences (_handle_speculative_decoding; "
     "model_executor/cuda_graph_runner.py)",
-    host=hosts(V1),
+    host=hosts(SGLANG),
     overlaps=True,
     graph_sizes=sglang_04_sizes,
     reserved_output=0.098,
@@ -104,7 +104,10 @@ _SGLANG_04 = Engine(
     own_all_reduces=CUSTOM,
     latents=_LATENTS,
     # srt/layers/logits_processor.py: `logits.float()`; srt/layers/sampler.py, srt/sampling/penaltylib (its penalties)
-    sampler=Sampler("always", "rejection_at_once", "multinomial", "matrix"),
+    sampler=Sampler("always", "rejection_at_once", "multinomial", "matrix", logprobs="probabilities", masks_copy=True),
+    sent_together=16,  # srt/server_args.py: batch_notify_size (0.5.23, taken for all)
+    # 0.5.3 and 0.5.23, srt/model_executor/model_runner.py: update_regex_vocab_mask behind the forward pass
+    masks="beside",
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=64,  # srt/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
@@ -252,6 +255,7 @@ _GRAPHS_0520 = _GRAPHS_0518._replace(stages=False)
 _SGLANG_0510 = replace(
     _SGLANG_05,
     name="sglang-0.5.10",
+    host=hosts(SGLANG_10),
     since=(0, 5, 10),
     date="2026-04",
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331)",

@@ -66,10 +66,10 @@ _DRAFTING_WHOLE = Case({"chunked_prefill": False}, drafting=True)  # use_spec_de
 # VLLM_USE_FLASHINFER_SAMPLER); Triton's since 0.17 (v1/sample/ops/topk_topp_triton.py). The second model runner's
 # sampler (v1/worker/gpu/sample) is most models' since 0.25.
 _SAMPLER_V0 = Sampler("always", "sort", "exponential", "bins", probabilities=True)
-_SAMPLER_V1 = _SAMPLER_V0._replace(probabilities=False)
+_SAMPLER_V1 = _SAMPLER_V0._replace(probabilities=False, logprobs="all")
 _SAMPLER_17 = _SAMPLER_V1._replace(filters="pivots")
 _SAMPLER_21 = _SAMPLER_V1._replace(filters="rejection")
-_SAMPLER_28 = Sampler("draws", "rejection", "gumbel", "counts")
+_SAMPLER_28 = Sampler("draws", "rejection", "gumbel", "counts", logprobs="few")
 _FIRST_VLLM = Engine(
     "vllm-0.2",
     "vLLM",
@@ -186,6 +186,8 @@ _VLLM_09 = Engine(
     layer_groups=True,  # v1/core/kv_cache_utils.py: _get_kv_cache_groups_uniform_page_size
     room_for="limits",  # v1/worker/gpu_model_runner.py, profile_run: _dummy_run, _dummy_sampler_run
     sampler=_SAMPLER_V1,
+    masks="before",  # v1/core/sched/scheduler.py, schedule (0.10.2); 0.11 to 0.13 are taken as it
+    mask_threads=8,  # v1/structured_output/__init__.py: half of the CPUs, at most eight
     reads_checkpoint=True,
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
@@ -219,6 +221,7 @@ _VLLM_14 = replace(
     " 27614, 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
     latent_blocks=_BLOCKS_14,
     latents=_LATENTS_14,
+    masks="beside",  # v1/engine/core.py, step: get_grammar_bitmask behind execute_model
     overlaps=True,
     overlaps_stages=False,
     overlaps_drafting=(True, False),

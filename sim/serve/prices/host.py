@@ -6,10 +6,12 @@ from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
+from sim.models.dims import ceil_div
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.kernel_facts import LARGEST_BYTES, PromptGraphs
-from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.engines.record import THREADED_FROM, Engine, HostTimes
 from sim.serve.engines.server import server_of
+from sim.serve.prices.front import Front, front_of
 from sim.serve.prices.load import Load
 
 MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
@@ -19,7 +21,9 @@ class Host(Struct, frozen=True):
     """One engine's host beside one replica. `kernels`: launches of an iteration on each pipeline stage without a CUDA
     graph; `pieces`: with graphs of all but attention; `graph_sizes`: tokens of batches with a CUDA graph;
     `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does; `whole_to`: the most tokens of a
-    whole iteration's graph, None: of all of these sizes; `grouped`: a token's group of experts is chosen first."""
+    whole iteration's graph, None: of all of these sizes; `grouped`: a token's group of experts is chosen first;
+    `masked`: tokens of the vocabulary of which a grammar forbids some, 0: no grammars; `logprobs`: that go with each
+    token."""
 
     engine: Engine
     times: HostTimes
@@ -31,6 +35,13 @@ class Host(Struct, frozen=True):
     overlaps: bool = False
     whole_to: int | None = None
     grouped: bool = False
+    masked: int = 0
+    logprobs: int = 0
+
+    @property
+    def front(self) -> Front | None:
+        """The server's processes behind the engine."""
+        return front_of(self.times, self.engine.sent_together, self.logprobs)
 
     def padded(self, tokens: int, prompts: bool = False) -> int:
         """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
@@ -57,12 +68,14 @@ class Host(Struct, frozen=True):
         TensorRT-LLM, _torch/pyexecutor/py_executor.py, `_executor_loop_overlap`: one thread does all). The GPU drafts
         right after it has checked, from tokens that never left it, while an overlapping host prepares the next
         iteration: max(GPU + draft, host) (vLLM, v1/worker/gpu_model_runner.py: `propose_draft_token_ids` of EAGLE and
-        of draft models takes the GPU's sampled tokens and does not wait for `_bookkeeping_sync`).
+        of draft models takes the GPU's sampled tokens and does not wait for `_bookkeeping_sync`). What grammars forbid
+        may be marked beside the GPU, which is waited for before tokens are sampled (`beside_s`).
         """
         busy_s = [max(s + draft_s, copied_s) for s in self.launched_each(stage, device_s, load)]
         if stage or not self.engine.host:
             return busy_s
-        own_s = self.own_s(load)
+        own_s, beside_s = self.own_s(load), self.beside_s(load)
+        busy_s = [max(s, beside_s) for s in busy_s]
         return [max(s, own_s) for s in busy_s] if self.overlaps else [s + own_s for s in busy_s]
 
     def stage_seconds(self, each: list[tuple[float, float, float]], load: Load) -> tuple[float, ...]:
@@ -91,7 +104,23 @@ class Host(Struct, frozen=True):
         own_s += bool(load.prefills) * t.prompt_s
         if self.engine.sized_tokens is not None and load.tokens > self.engine.sized_tokens:
             own_s += load.tokens * self.tp * t.oversize_s
+        if self.masked:
+            own_s += load.samples * t.accept_s + (0.0 if self.beside_s(load) else self.masks_s(load))
         return own_s
+
+    def beside_s(self, load: Load) -> float:
+        """Seconds in which a host that does not overlap works beside its GPU all the same: it marks what grammars
+        forbid (vLLM, v1/engine/core.py, `step`: `get_grammar_bitmask` comes right behind `execute_model`)."""
+        beside = self.masked and self.engine.masks == "beside" and not self.overlaps
+        return self.masks_s(load) if beside else 0.0
+
+    def masks_s(self, load: Load) -> float:
+        """Seconds in which the host marks what grammars forbid each sequence's next token to be. Assumption: threads
+        share the work evenly (xgrammar's code is C++)."""
+        rows = load.samples
+        if rows > THREADED_FROM:
+            rows = ceil_div(rows, self.engine.mask_threads)
+        return rows * self.masked * self.times.mask_s
 
     def own_s(self, load: Load) -> float:
         """Seconds of the first stage's host for an iteration that are no part of its GPU's: of one that overlaps also
@@ -133,7 +162,11 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     times = engine.host_on(gpu.architecture)
     moe = scenario.model.moe
     grouped = moe is not None and moe.chooses_groups and moe.groups != 1
-    return Host(engine, times, p.tp, kernels, pieces, graphs, prompts, overlaps, whole_to, grouped)
+    asked = served.sampling
+    masked = scenario.model.vocab if asked is not None and asked.structured_outputs else 0
+    logprobs = 0 if asked is None or asked.logprobs is None else 1 + asked.logprobs
+    graphed = (graphs, prompts, overlaps, whole_to, grouped)
+    return Host(engine, times, p.tp, kernels, pieces, *graphed, masked, logprobs)
 
 
 def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 from sim.serve.cache.states import CacheStates
 from sim.serve.lockstep import Lockstep
 from sim.serve.prices.costs import IterationCosts
-from sim.serve.prices.front import Front, front_of
+from sim.serve.prices.front import Front
 from sim.serve.prices.load import Load, load_of
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Batch, Counts, Sequence
@@ -63,7 +63,7 @@ class Worker:
         self.replica, self.costs, self.scheduler = replica, costs, replica.scheduler
         steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted and not replica.scheduler.adapters
         self.lockstep = Lockstep(replica.scheduler) if steady else None
-        self.front = front_of(costs.host.times)
+        self.front = costs.host.front
         self.step_s = 0.0  # of the last of alike iterations
         self.idle = len(costs.stages) == 1  # nobody could compute; stages of a pipeline always have others' iterations
 
@@ -124,10 +124,11 @@ class Worker:
             return
         iteration_s = (end_s - work.ready_s) / len(self.costs.stages)
         mean_s, last_s = front.after_s(work.load.sequences, iteration_s)
+        first_s = mean_s if work.batch.prompts_alone else last_s
         for sequence in firsts:
-            sequence.first_after_s = last_s
+            sequence.first_after_s = first_s
         for sequence in left:
-            sequence.last_after_s = last_s if sequence.first_token_s == end_s else mean_s
+            sequence.last_after_s = first_s if sequence.first_token_s == end_s else mean_s
 
     def _none_left(self) -> None:
         """Who was done leaves at once where there is no next iteration."""

@@ -11,7 +11,6 @@ from sim.programs.priced_items import Shares
 from sim.ranks.faults import has_jitter
 from sim.results.metrics import roofline_warnings
 from sim.serve.engines.file import engine_of
-from sim.serve.prices.front import front_of
 from sim.serve.results.starts import room_for_longest, why_no_room, why_not_so_long
 from sim.serve.scheduling.sequences import Sequence
 
@@ -120,7 +119,7 @@ def _cache_too_large(sim: Served) -> list[str]:
 
 def _streams_late(sim: Served) -> list[str]:
     """Warn of a server whose process does not stream an iteration's tokens before the next ones come."""
-    front = front_of(sim.costs.host.times)
+    front = sim.costs.host.front
     if front is None:
         return []
     late = whole = 0
@@ -136,7 +135,8 @@ def _streams_late(sim: Served) -> list[str]:
     return [
         f"the server's process cannot stream {late / whole:.0%} of the tokens before the next ones come: tokens of "
         "several iterations leave in one piece, so a client sees longer gaps than inter_token_latency_s says (vLLM: "
-        "--api-server-count starts more such processes; one is simulated for each replica)"
+        "--api-server-count starts more such processes, SGLang: --tokenizer-worker-num; one is simulated for each "
+        "replica)"
     ]
 
 

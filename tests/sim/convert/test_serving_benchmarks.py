@@ -56,8 +56,9 @@ def test_a_benchmark_alone_asks_for_its_server(tmp_path: Path) -> None:
 def test_what_costs_the_server_time_and_is_not_simulated_is_named(tmp_path: Path) -> None:
     server = SERVER.replace(" &", " --api-server-count 4 &")
     text = f"{server}vllm bench serve {LENGTHS} --logprobs 5 --use-beam-search"
-    told = converted(tmp_path, "s.sh", text, *CLUSTER)[1]
-    assert "not expressed here: --logprobs, --use-beam-search" in told
+    found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
+    assert found["inference"]["sampling"] == {"temperature": 0, "logprobs": 5}
+    assert "not expressed here: --use-beam-search" in told
     assert "--api-server-count 4: one API server for each replica is simulated" in told
 
 

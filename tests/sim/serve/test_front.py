@@ -10,17 +10,22 @@ import pytest
 from sim.inputs.scenario import load_scenario
 from sim.serve.engines import ENGINES
 from sim.serve.engines.record import HostTimes
-from sim.serve.prices.front import MOST_BUSY, SLICE, Front, front_of
+from sim.serve.prices.front import MOST_BUSY, Front, front_of
 from sim.serve.simulation import ServingSimulation, simulate_serving
 
-FRONT = Front(outputs_s=2e-4, sequence_s=2e-5, piece_s=5e-5)
+FRONT = Front(outputs_s=2e-4, sequence_s=2e-5, piece_s=5e-5, together=128)
+TWO = Front(3e-4, 1e-5, 6e-5, together=16, text_outputs_s=5e-4, text_sequence_s=1.2e-5)
+
+
+MEASURED = {"vLLM": (0, 8), "SGLang": (0, 0)}  # since these releases
 
 
 def streamed(front: Front, sequences: int) -> list[float]:
-    """When each piece of an iteration leaves, slice after slice, as vLLM's loop would."""
-    now, out = front.outputs_s, []
-    for begin in range(0, sequences, SLICE):
-        size = min(SLICE, sequences - begin)
+    """When each piece of an iteration leaves, slice after slice, as vLLM's loop would, and SGLang's behind the process
+    that makes text of all of an iteration's tokens."""
+    now, out = front.text_outputs_s + sequences * front.text_sequence_s + front.outputs_s, []
+    for begin in range(0, sequences, front.together):
+        size = min(front.together, sequences - begin)
         now += size * front.sequence_s
         for _ in range(size):
             now += front.piece_s
@@ -28,12 +33,28 @@ def streamed(front: Front, sequences: int) -> list[float]:
     return out
 
 
+@pytest.mark.parametrize("front", [FRONT, TWO])
 @pytest.mark.parametrize("sequences", [1, 2, 127, 128, 129, 300, 512])
-def test_pieces_of_a_slice_follow_its_text(sequences: int) -> None:
-    pieces = streamed(FRONT, sequences)
-    mean_s, last_s = FRONT.after_s(sequences, 1.0)
+def test_pieces_of_a_slice_follow_its_text(sequences: int, front: Front) -> None:
+    pieces = streamed(front, sequences)
+    mean_s, last_s = front.after_s(sequences, 1.0)
     assert mean_s == pytest.approx(sum(pieces) / sequences)
-    assert last_s == pytest.approx(pieces[-1]) == pytest.approx(FRONT.work_s(sequences))
+    assert last_s == pytest.approx(pieces[-1]) == pytest.approx(front.text_s(sequences) + front.work_s(sequences))
+
+
+def test_two_processes_keep_up_where_the_slower_one_does() -> None:
+    """While the second sends an iteration's pieces the first makes the next one's text."""
+    assert TWO.keeps_up(100, TWO.work_s(100))
+    assert not TWO.keeps_up(100, TWO.work_s(100) * 0.99)
+    slow_text = Front(0.0, 0.0, 1e-6, together=16, text_sequence_s=1e-3)
+    assert slow_text.keeps_up(10, 0.01)
+    assert not slow_text.keeps_up(11, 0.01)
+
+
+def test_log_probabilities_make_pieces_longer() -> None:
+    times = HostTimes(output_s=1e-5, piece_s=4e-5, logprobs_s=2e-5, logprob_s=3e-6, logprob_piece_s=4e-6)
+    assert front_of(times, 128) == Front(0.0, 1e-5, 4e-5, 128)
+    assert front_of(times, 128, logprobs=6) == Front(0.0, 1e-5 + 2e-5 + 6 * 3e-6, 4e-5 + 6 * 4e-6, 128)
 
 
 def rounds(front: Front, sequences: int, iteration_s: float, iterations: int) -> float:
@@ -55,7 +76,7 @@ def rounds(front: Front, sequences: int, iteration_s: float, iterations: int) ->
 @pytest.mark.parametrize("times", [3, 5, 9])
 def test_a_process_that_is_behind_sends_tokens_of_several_iterations_in_one_piece(times: int) -> None:
     """Text of 128 outputs takes 2.76 ms, their pieces 6.4: with iterations of a `times`-th of both rounds follow."""
-    front = Front(outputs_s=2e-5, sequence_s=1e-6, piece_s=1e-4)
+    front = Front(outputs_s=2e-5, sequence_s=1e-6, piece_s=1e-4, together=128)
     iteration_s = front.work_s(128) / times
     assert not front.keeps_up(128, iteration_s)
     mean_s, last_s = front.after_s(128, iteration_s)
@@ -68,9 +89,9 @@ def test_more_text_than_time_is_no_endless_wait() -> None:
 
 
 def test_engines_without_a_measured_server_have_no_such_process() -> None:
-    assert front_of(HostTimes(request_s=1.0)) is None
-    fronts = {name for name, e in ENGINES.items() if front_of(e.host_on("hopper")) is not None}
-    assert fronts == {n for n, e in ENGINES.items() if e.product == "vLLM" and e.since >= (0, 8)}
+    assert front_of(HostTimes(request_s=1.0), 128) is None
+    fronts = {name for name, e in ENGINES.items() if front_of(e.host_on("hopper"), e.sent_together) is not None}
+    assert fronts == {n for n, e in ENGINES.items() if MEASURED.get(e.product, (9,)) <= e.since}
 
 
 def served(*changes: str, engine: Literal["auto", "simpy", "static"] = "auto") -> ServingSimulation:
@@ -82,7 +103,7 @@ def test_first_tokens_leave_last_and_others_in_the_middle() -> None:
     """All at once: the requests of the first iteration have their first tokens when all of its pieces are sent."""
     sim = served("inference.requests.prompt_len=16", "inference.requests.output_len=3")
     host = sim.costs.host.times
-    front = front_of(host)
+    front = sim.costs.host.front
     assert front is not None
     first, *_ = sorted(sim.sequences, key=lambda s: s.first_token_s)
     load = sim.replicas[0].iterations[0].load
