@@ -130,7 +130,7 @@ class KnownValues(TorchDispatchMode):
         drawn = torch.Tag.nondeterministic_seeded in func.tags and (name != "multinomial" or self.balanced)
         if name in WHOLE:
             return args, {key: x for key, x in kwargs.items() if key != "generator"}
-        if drawn or not (inputs or name in RANGES):
+        if drawn or not (inputs or name in RANGES) or _without_numbers(kwargs):
             return None
         fake = [x for x in inputs if isinstance(x, FakeTensor)]
         if any(x.untyped_storage()._cdata not in self._known for x in fake) or sum(map(_bytes, inputs)) > REAL_BYTES:
@@ -259,6 +259,11 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 def _bytes(x: torch.Tensor) -> int:
     return x.numel() * x.element_size()
+
+
+def _without_numbers(kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator makes a tensor on torch's device `meta`, as code that loads weights later does."""
+    return kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
 
 
 def _elements(x: torch.Tensor) -> int:
