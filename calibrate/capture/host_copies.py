@@ -94,6 +94,8 @@ class Methods:
 
     def to(self, x: Any, *words: Any, **more: Any) -> Any:
         """Do as `Tensor.to`."""
+        if _within_torch(x):
+            return self.own_to(x, *words, **more)
         of_tensor = bool(words) and isinstance(words[0], torch.Tensor)
         names = ("other", *NAMES[2:]) if of_tensor else NAMES
         said = {**dict(zip(names, words, strict=False)), **more}
@@ -123,7 +125,9 @@ class Methods:
     def copy_(self, target: Any, source: Any, non_blocking: bool = False) -> Any:
         """Do as `Tensor.copy_`."""
         copies, to_gpu = self.copies, not self.places.on_host(target)
-        if not (is_plain(target) and isinstance(source, torch.Tensor) and copies.differs(source, to_gpu)):
+        if _within_torch(target) or not (
+            is_plain(target) and isinstance(source, torch.Tensor) and copies.differs(source, to_gpu)
+        ):
             return self.own_copy(target, source, non_blocking)
         if source.dtype != target.dtype or source.shape != target.shape:
             source = copies.copied(source, to_gpu, non_blocking, target.dtype, self.places.is_pinned(target))
@@ -141,6 +145,12 @@ class Methods:
     def is_pinned(self, x: Any, *_: object) -> bool:
         """Return whether a tensor's memory is pinned."""
         return self.places.is_pinned(x)
+
+
+def _within_torch(x: Any) -> bool:
+    """Return whether torch's own code asks, where it computes shapes (meta) or schedules kernels: all that a script has
+    lies on the CPU."""
+    return bool(x.device.type != "cpu")
 
 
 @contextmanager

@@ -27,3 +27,11 @@ class Reads(Block):
 
     def forward(self, x: Any) -> Any:
         return super().forward(x) if x.sum().item() > 0 else x
+
+
+class Halves(Block):
+    """Turns halves of its input, as rope does: the backward copies gradients into parts of a tensor."""
+
+    def forward(self, x: Any) -> Any:
+        half = WIDTH // 2
+        return super().forward(x * 0.5 + torch.cat((-x[..., half:], x[..., :half]), dim=-1))

@@ -16,6 +16,7 @@ from tests.calibrate.captured_scripts import captures_of_scripts
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
+from tests.calibrate import compiled_blocks  # noqa: E402
 from tests.calibrate.compiled_blocks import WIDTH, Block, Reads  # noqa: E402
 
 LAYERS = 3
@@ -233,6 +234,17 @@ def test_a_compiled_script_exchanges_what_the_eager_one_does(
     assert fused["inductor.reduction"] >= 2 * LAYERS
     assert flops(after.program) == flops(before.program)
     assert not any(o.host_copy for o in after.program.operators if o.phase != "forward")  # gradients are on the GPU
+
+
+@pytest.mark.parametrize("wrap", ["model = torch.compile(model)", "for layer in model: layer.compile()"])
+def test_a_script_for_a_gpu_may_copy_into_parts_of_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrap: str
+) -> None:
+    """Torch's own code asks a tensor for copies while it traces: on no device that the script names."""
+    monkeypatch.setattr(compiled_blocks, "Block", compiled_blocks.Halves)
+    program = script(tmp_path, monkeypatch, wrap)
+    assert kernels(program.program)["inductor.reduction"] >= 2 * LAYERS
+    assert not any(o.host_copy for o in program.program.operators if o.phase != "forward")
 
 
 def test_gradients_of_late_layers_are_reduced_during_a_compiled_backward(
