@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import NeededBy, Program, Saved, TensorRole
+from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
 from sim.models.casts import branch_gradients_summed, cast, in_fp32, mixed, reads_wide
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import MASK_BYTES
@@ -39,6 +39,7 @@ from sim.models.operators import (
     Linear,
     Operator,
     W,
+    accumulate,
     collective,
     gemm,
     memory_op,
@@ -227,9 +228,17 @@ def _adapter(d: Dims, spec: Linear, number: int) -> _Adapter:
             gemm(f"{name}_a_dgrad", I, rows, k, rank_of_a, own.act),
             *scatters,
             *given_back,
-            branch_gradients_summed(in_fp32(d) if wide else d, f"{name}_dgrad_sum", own_rows, k, 1),
+            _input_gradients_summed(in_fp32(d) if wide else d, spec, f"{name}_dgrad_sum", own_rows),
         ),
     )
+
+
+def _input_gradients_summed(d: Dims, spec: Linear, name: str, rows: int) -> Compute:
+    """The sum of the input's gradients of layer and adapter. Attention's backward, a kernel of its own, reads that of
+    `attention_out` from memory."""
+    if spec.target == "attention_out":
+        return accumulate(d, name, rows * spec.k)
+    return branch_gradients_summed(d, name, rows, spec.k, 1)
 
 
 def _dropout(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
