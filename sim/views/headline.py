@@ -20,6 +20,7 @@ from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from sim.inputs.serving_keys import Sampling
+    from sim.inputs.training_config import Reference, Training
     from sim.results.evidence import Evidence
     from sim.results.training_run import TrainingRun
     from sim.serve.results.records import Percentiles, ServingResult
@@ -36,6 +37,12 @@ LATENCIES = {
     "Request latency": "request_latency_s",
     "Time to first token": "time_to_first_token_s",
     "Time per output token": "time_per_output_token_s",
+}
+REFERENCES: dict[Reference, str] = {
+    "model": ", its reference a second model",
+    "adapters_off": ", its reference the model without adapters",
+    "precomputed": ", its reference computed before",
+    "none": "",
 }
 LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
 
@@ -268,13 +275,27 @@ def layout_line(scenario: Scenario) -> str:
             f"batch {training.global_batch_size} × {counted(training.seq_len, 'token')} "
             f"in micro-batches of {training.micro_batch_size}"
         )
-        words += [training.precision, f"framework {training.framework}"]
+        words += [training.precision, f"framework {training.framework}", *learning_words(training)]
     if inference is not None:
         words.append(f"{inference.batching} batching")
         words.append(inference.precision if inference.quantization == "none" else inference.quantization)
         words.append(f"engine {Path(inference.engine).name}")
         words += [] if inference.sampling is None else [sampling_words(inference.sampling)]
     return " · ".join([*words, gpus_words(scenario)])
+
+
+def learning_words(training: Training) -> list[str]:
+    """What is trained and from what, where that is not all weights and the next tokens of texts.
+
+    >>> from sim.inputs.scenario import load_scenario
+    >>> learning_words(load_scenario("scenarios/dpo_lora_llama3_8b.yaml").for_training)
+    ['LoRA of rank 16', 'dpo, its reference the model without adapters']
+    """
+    words = [] if training.lora is None else [f"LoRA of rank {training.lora.rank}"]
+    if training.pair_loss is None:
+        return words
+    reference = REFERENCES[training.reference]
+    return [*words, "reward model" if training.pair_loss == "reward" else training.pair_loss + reference]
 
 
 def sampling_words(sampling: Sampling) -> str:
