@@ -353,4 +353,5 @@ def _packing_note(sections: Sections) -> Iterator[str]:
         found += f"; a document has {mean:.0f} tokens on average, against {given:g} before lengths are clipped or cut"
     if batch.imbalance > 1.0:
         found += f"; the slowest of {dp} replicas has {batch.imbalance:.3f} times the mean number of query-key pairs"
+        found += ", and each replica is simulated as this one"
     yield found
