@@ -166,7 +166,8 @@ def nearest(word: Any, known: Iterable[str], alike: float = 0.6) -> str:
     begins = [choice for choice in choices if len(text) > 2 and choice.startswith(text)]
     if 1 < len(begins) <= MOST_BEGINNINGS:
         return f"; did you mean one of {', '.join(begins)}?"
-    found = begins or difflib.get_close_matches(text, choices, n=1, cutoff=alike)
+    cutoff = min(alike, 0.5) if len(text) == 2 else alike  # one letter of two: tq for tp
+    found = begins or difflib.get_close_matches(text, choices, n=1, cutoff=cutoff)
     return f"; did you mean '{found[0]}'?" if found else ""
 
 

@@ -87,9 +87,9 @@ class Framework(Struct, frozen=True):
     [TE common/fused_rope: a thread handles one number at a time]"""
     norm_backward_accesses: int = 5
     """memory accesses per element in a norm's backward; 3: one pass makes both gradients [TE common/normalization]"""
-    joins_norm_sums: bool = False
-    """the sums of a norm's backward over its width and over many rows are one kernel [torch/_inductor/scheduler.py:
-    MixOrderReduction]"""
+    joins_norm_sums: float | None = None
+    """the sums of a norm's backward over its width and over at least so many times as many rows are one kernel; None:
+    two [torch/_inductor/scheduler.py: MixOrderReduction]"""
     norm_backward_kernels: int = 2
     """kernels of a norm's backward, including those of its weight's gradient [torch's own]"""
     reads_strided: bool = False

@@ -43,7 +43,10 @@ TORCH_RELEASES = (
     TORCH_CHECKPOINT,
     TORCH_CUDA_11,
 )
-NORM_SUMS_APART = Former("2026-01", {"joins_norm_sums": False}, "pytorch pull request 165370, in torch 2.10")
+NORM_SUMS_APART = (
+    Former("2026-12", {"joins_norm_sums": 2.0}, "before torch 2.15: `nrow >= ncol * 2`"),
+    Former("2026-01", {"joins_norm_sums": None}, "pytorch pull request 165370, in torch 2.10"),
+)
 ADAMW_FOREACH = Former(
     "2025-08",
     {"adamw_kernels": ("foreach", "fused")},
@@ -74,7 +77,7 @@ _COMPILED = Framework(
     fuses_adapter_sum=True,
     fuses_latent_rope=True,
     fuses_chains=True,
-    joins_norm_sums=True,
+    joins_norm_sums=0.0,
     # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
     # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
     # inductor's `reorder_for_compute_comm_overlap` is off).
@@ -89,8 +92,9 @@ _COMPILED = Framework(
     emitted_for=("torchtitan",),
     family="torch",
     former=(
+        NORM_SUMS_APART[0],
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
-        NORM_SUMS_APART,
+        NORM_SUMS_APART[1],
         # Then the last layer stayed, and embedding, norm and output were the root's.
         Former(
             "2025-08",
@@ -210,7 +214,14 @@ _RECORDS = (
         kernels_after_loss_filter=LOSS_FILTER,
         emitted_for=(),
         family="",
-        former=(ACCELERATE_ROOT, TORCH_RELEASES[0], NORM_SUMS_APART, ADAMW_FOREACH, *TORCH_RELEASES[1:]),
+        former=(
+            NORM_SUMS_APART[0],
+            ACCELERATE_ROOT,
+            TORCH_RELEASES[0],
+            NORM_SUMS_APART[1],
+            ADAMW_FOREACH,
+            *TORCH_RELEASES[1:],
+        ),
     ),
     _TRANSFORMERS,
     replace(

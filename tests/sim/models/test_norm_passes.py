@@ -53,26 +53,33 @@ def inductor_accesses(rows: int, width: int, shares: int, norm: str, folder: Pat
     return sum(prod(x.shape) for o in kernels for x in (*o.inputs, *o.outputs)) / (rows * width)
 
 
+def date_of_torch() -> str | None:
+    """Return a month in which the installed release was the newest; None: today."""
+    torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
+    release = tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
+    return "2025-12" if release < (2, 10) else "2026-11" if release < (2, 15) else None
+
+
 @pytest.mark.parametrize(
     ("norm", "rows", "width", "shares", "accesses"),
     [
-        ("RMSNorm", 8192, 1024, 1, 4),  # one kernel: gradients, input, the residual's gradient; one result
-        ("RMSNorm", 8192, 1024, 3, 6),
-        ("RMSNorm", 8192, 4096, 2, 5),
-        ("RMSNorm", 8192, 8192, 1, 6),  # too wide for its rows: another kernel reads gradients and input again
-        ("RMSNorm", 8192, 8192, 3, 10),
-        ("RMSNorm", 2048, 512, 2, 8),  # too small
-        ("LayerNorm", 8192, 1024, 2, 5),
-        ("LayerNorm", 8192, 8192, 2, 8),
+        ("RMSNorm", 8192, 1024, 1, {4}),  # one kernel: gradients, input, the residual's gradient; one result
+        ("RMSNorm", 8192, 1024, 3, {6}),
+        ("RMSNorm", 8192, 4096, 2, {5}),
+        ("RMSNorm", 8192, 8192, 1, {4, 6}),  # before torch 2.15 too wide: another kernel reads gradients and input
+        ("RMSNorm", 8192, 8192, 3, {6, 10}),
+        ("RMSNorm", 2048, 512, 2, {8}),  # too small
+        ("LayerNorm", 8192, 1024, 2, {5}),
+        ("LayerNorm", 8192, 8192, 2, {5, 8}),
     ],
 )
 def test_as_many_accesses_as_inductors_kernels(
-    tmp_path: Path, norm: str, rows: int, width: int, shares: int, accesses: int
+    tmp_path: Path, norm: str, rows: int, width: int, shares: int, accesses: set[int]
 ) -> None:
-    d = dims(make(LLAMA, {"framework": "compiled"}))
+    d = dims(make(LLAMA, {"framework": "compiled", "software_date": date_of_torch()}))
     own = backward_accesses(d, rows, width) + (shares - 1) * gradient_reads(d, rows, width) + RESIDUAL
-    assert own == accesses
-    assert inductor_accesses(rows, width, shares, norm, tmp_path) == pytest.approx(accesses, rel=0.02)
+    assert own in accesses
+    assert inductor_accesses(rows, width, shares, norm, tmp_path) == pytest.approx(own, rel=0.02)
 
 
 def sum_of_gradients(**training: Any) -> Compute:
@@ -86,8 +93,9 @@ def test_a_compiler_launches_no_kernel_for_the_sum_of_three_gradients() -> None:
     assert compiled.bytes in (eager.bytes / 3, eager.bytes * 2 / 3)
 
 
-def test_before_torch_2_10_a_kernel_of_its_own_makes_the_gradient_of_weights() -> None:
-    now, before = (
-        dims(make(LLAMA, {"framework": "compiled", "software_date": date})) for date in ("2026-01", "2025-12")
-    )
-    assert (backward_accesses(now, 8192, 1024), backward_accesses(before, 8192, 1024)) == (3, 5)
+@pytest.mark.parametrize(
+    ("date", "square", "narrow"), [("2025-12", 5, 5), ("2026-01", 5, 3), ("2026-11", 5, 3), (None, 3, 3)]
+)
+def test_releases_of_torch_make_one_kernel_of_more_norms(date: str | None, square: int, narrow: int) -> None:
+    d = dims(make(LLAMA, {"framework": "compiled", "software_date": date}))
+    assert (backward_accesses(d, 8192, 8192), backward_accesses(d, 8192, 1024)) == (square, narrow)
