@@ -14,68 +14,19 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.abc
-import importlib.machinery
 import inspect
 import re
-import sys
-import types
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import MagicMock
 
 from recorded_requests import common, drawn, sharing, write
+from stub_modules import import_with_stubs
 
 Row = dict[str, Any]
 LONGEST = 4096
-
-
-class Stub(types.ModuleType):
-    """A module that has everything."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        setattr(self, name, MagicMock(name=name))
-        return getattr(self, name)
-
-
-class Stubs(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds stubs for packages that are not installed."""
-
-    packages: ClassVar[set[str]] = set()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        known = name.split(".")[0] in self.packages
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if known else None
-
-    def create_module(self, spec: Any) -> Stub:
-        made = Stub(spec.name)
-        made.__path__ = []
-        return made
-
-    def exec_module(self, module: Any) -> None:
-        pass
-
-
-def import_sglang() -> None:
-    """Import the scheduler, with stubs in place of what it lacks."""
-    import torch._dynamo  # noqa: F401  before stubs replace what torch looks for
-
-    sys.meta_path.append(Stubs())
-    while True:
-        try:
-            import sglang.srt.managers.scheduler  # noqa: F401
-        except ModuleNotFoundError as missing:
-            package = str(missing.name).split(".")[0]
-            if package == "sglang" or package in Stubs.packages:
-                raise
-            Stubs.packages.add(package)
-            for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
-                del sys.modules[name]
-        else:
-            return
+SCHEDULER = "sglang.srt.managers.scheduler"
 
 
 def cases() -> list[Row]:
@@ -333,8 +284,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    sys.path.insert(0, str(args.source))
-    import_sglang()
+    import_with_stubs(str(args.source), SCHEDULER)
     stated = re.search(r'"(.+)"', (args.source / "sglang" / "version.py").read_text())
     found = cases()
     for case in found:

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from byte_tokenizer import BEGIN, END, SOURCES, WORDS, texts_of, trained
 
 SEQUENCES = (16, 64, 128)
 STEPS = 60
@@ -59,35 +57,26 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-def document(schema: dict[str, Any], drawn: random.Random, words: list[str]) -> Any:
+def document(schema: dict[str, Any], drawn: random.Random) -> Any:
     """Something that a schema allows."""
     if "enum" in schema:
         return drawn.choice(schema["enum"])
     kind = schema["type"]
     if kind == "object":
-        return {key: document(of, drawn, words) for key, of in schema["properties"].items()}
+        return {key: document(of, drawn) for key, of in schema["properties"].items()}
     if kind == "array":
-        return [document(schema["items"], drawn, words) for _ in range(drawn.randint(2, 4))]
+        return [document(schema["items"], drawn) for _ in range(drawn.randint(2, 4))]
     if kind == "string":
-        return " ".join(drawn.choices(words, k=drawn.randint(2, 12)))
+        return " ".join(drawn.choices(WORDS, k=drawn.randint(2, 12)))
     return {"integer": drawn.randint(0, 10**4), "number": drawn.random(), "boolean": drawn.random() < 0.5}[kind]
 
 
-def tokenizer_of(vocab: int, folder: str) -> Any:
-    """A byte-level BPE tokenizer of so many tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def tokenizer_of(vocab: int) -> Any:
+    """A tokenizer of so many tokens, as Transformers has it."""
     from transformers import PreTrainedTokenizerFast
 
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    files = sorted(Path(os.__file__).parent.glob("**/*.py"))[:FILES]
-    made.train_from_iterator((f.read_text("utf-8", errors="ignore") for f in files), trainer)
-    made.save(str(Path(folder, "tokenizer.json")))
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="</s>", bos_token="<s>")
+    made = trained(vocab, texts_of(sorted(SOURCES.glob("**/*.py"))[:FILES]))
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=END, bos_token=BEGIN)
 
 
 def manager_of(tokenizer: Any, vocab: int) -> Any:
@@ -152,11 +141,10 @@ def main() -> None:
     """Print a line for each vocabulary, schema and number of sequences."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, nargs="+", default=[32_000, 128_000])
-    drawn, words = random.Random(0), [w for w in Path(os.__file__).read_text().split() if w.isalpha()]
+    drawn = random.Random(0)
     print("    vocab  sequences  mask us  accept us  forbidden  compile ms  schema")
     for vocab in parser.parse_args().vocab:
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer = tokenizer_of(vocab, folder)
+        tokenizer = tokenizer_of(vocab)
         size = len(tokenizer)
         manager = manager_of(tokenizer, size)
         for name, schema in SCHEMAS.items():
@@ -164,7 +152,7 @@ def main() -> None:
             request_of(manager, json.dumps(schema))
             compile_s = time.process_time() - begin_s
             for n in SEQUENCES:
-                texts = [json.dumps(document(schema, drawn, words)) for _ in range(n)]
+                texts = [json.dumps(document(schema, drawn)) for _ in range(n)]
                 mask_s, accept_s, part = timed(manager, schema, [tokenizer.encode(text) for text in texts])
                 figures = f"{1e6 * mask_s:8.1f} {1e6 * accept_s:10.1f} {part:10.0%} {1e3 * compile_s:11.1f}"
                 print(f"{size:9d} {n:10d} {figures}  {name}", flush=True)

@@ -19,14 +19,14 @@ import argparse
 import contextlib
 import pickle
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from record_sglang import Ended, Recording, bare_scheduler, import_sglang
+from record_sglang import SCHEDULER, Ended, Recording, bare_scheduler
+from stub_modules import import_with_stubs
 
 SEQUENCES = (1, 16, 32, 64, 128, 256)
 PROMPT_LEN, WARM_UP, STEPS = 100, 12, 60
@@ -93,8 +93,7 @@ def main() -> None:
     """Print a line for each number of sequences, and the fit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, required=True)
-    sys.path.insert(0, str(parser.parse_args().source))
-    import_sglang()
+    import_with_stubs(str(parser.parse_args().source), SCHEDULER)
     import numpy as np
     import torch
 

@@ -14,21 +14,33 @@ each token comes with its log probability and that many others.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record_sglang import Stubs
-from time_vllm_server import VOCAB, Load, request, send, write_model
+from streamed_loads import (
+    INTERVALS,
+    LONGEST,
+    NAME,
+    VOCAB,
+    WARM_UP,
+    Load,
+    asked,
+    loads,
+    parser_of,
+    print_fit,
+    send,
+    started,
+    write_model,
+)
+from stub_modules import import_with_stubs
 
 SOURCE, COUNTS = "SGLANG_SOURCE", "SGLANG_COUNTS"  # what spawned processes are told
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -39,29 +51,7 @@ PROCESSES = {
     "detokenizer": (0, 2, 3, 4),
     "scheduler's output": (2, 3, 4, 5),
 }  # and which of `WHAT` each of them handles
-SHAPES = ((1, 20, 32, 32), (1, 4, 32, 256), (16, 8, 32, 4), (16, 4, 2048, 4), (16, 2, 32, 256), (64, 1, 32, 256))
-SHAPES += ((128, 1, 32, 200),)
-
-
-def import_server() -> None:
-    """Import SGLang's server from the folder that the environment names, with stubs in place of what it lacks."""
-    import torch._dynamo  # noqa: F401  before stubs replace what torch looks for
-
-    sys.path.insert(0, os.environ[SOURCE])
-    sys.meta_path.append(Stubs())
-    while True:
-        try:
-            import sglang.srt.entrypoints.http_server
-            import sglang.srt.managers.scheduler_components.output_streamer  # noqa: F401
-        except ModuleNotFoundError as missing:
-            package = str(missing.name).split(".")[0]
-            if package == "sglang" or package in Stubs.packages:
-                raise
-            Stubs.packages.add(package)
-            for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
-                del sys.modules[name]
-        else:
-            return
+SERVER = ("sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler_components.output_streamer")
 
 
 def request_of(got: Any) -> Any:
@@ -166,7 +156,7 @@ def run_scheduler(server_args: Any, port_args: Any, *places: Any) -> None:
 
 def serve(folder: str, port: int, interval: int) -> None:
     """SGLang's server, with `run_scheduler` as its scheduler."""
-    import_server()
+    import_with_stubs(os.environ[SOURCE], *SERVER)
     from sglang.srt.entrypoints.http_server import launch_server
     from sglang.srt.server_args import ServerArgs
 
@@ -178,25 +168,10 @@ def serve(folder: str, port: int, interval: int) -> None:
         load_format="dummy",
         log_level="error",
         skip_server_warmup=True,
-        served_model_name="m",
-        context_length=8192,
+        served_model_name=NAME,
+        context_length=LONGEST,
     )
     launch_server(args, run_scheduler_process_func=run_scheduler, execute_warmup_func=lambda *a, **k: True)
-
-
-def started(source: str, folder: str, port: int, interval: int, counts: str) -> subprocess.Popen[bytes]:
-    """A server that answers."""
-    argv = [sys.executable, __file__, "--serve", folder, "--port", str(port), "--interval", str(interval)]
-    told = {SOURCE: source, COUNTS: counts}
-    out = subprocess.DEVNULL
-    server = subprocess.Popen(argv, env=ENVIRONMENT | os.environ | told, stdout=out, stderr=out, start_new_session=True)
-    for _ in range(900):
-        try:
-            asyncio.run(request(port, "hello", 2))
-            return server
-        except (OSError, AssertionError):
-            time.sleep(1)
-    raise SystemExit("the server does not answer")
 
 
 def loop_s(pid: int) -> float:
@@ -219,24 +194,23 @@ def detokenizer_of(server: int) -> int:
 
 
 def measure(source: str, port: int, folder: str, more: dict[str, int]) -> tuple[list[list[float]], list[list[float]]]:
-    """A row for each load: how often each of `WHAT`, and the seconds of each of `PROCESSES`."""
-    rows, seconds, words = [], [], [w for w in Path(os.__file__).read_text().split() if w.isalpha()]
-    path = str(Path(folder, "counts"))
+    """How often each load has each of `WHAT`, and the seconds of each of `PROCESSES`."""
+    rows, seconds, path = [], [], str(Path(folder, "counts"))
     counts = np.memmap(path, dtype=np.float64, mode="w+", shape=(2,))
-    for at, interval in enumerate((1, 16)):
-        server = started(source, folder, port + at, interval, path)
+    told = ENVIRONMENT | os.environ | {SOURCE: source, COUNTS: path}
+    for at, interval in enumerate(INTERVALS):
+        server = started(__file__, folder, port + at, interval, told, stderr=subprocess.DEVNULL, start_new_session=True)
         try:
             detokenizer = detokenizer_of(server.pid)
-            asyncio.run(send(port + at, Load(8, 16, 64, 16, 1), words))
-            for at_once, turns, prompt, output in SHAPES:
-                load = Load(at_once, at_once * turns, prompt, output, interval)
+            asyncio.run(send(port + at, WARM_UP))
+            for load in loads(interval):
                 before = [loop_s(server.pid), loop_s(detokenizer), *counts[::-1]]
-                pieces, prompt_tokens = asyncio.run(send(port + at, load, words, more))
+                pieces, prompt_tokens = asyncio.run(send(port + at, load, more))
                 time.sleep(0.2)
                 after = [loop_s(server.pid), loop_s(detokenizer), *counts[::-1]]
                 *own, messages = (b - a for a, b in zip(before, after, strict=True))
-                steps = turns * output - messages
-                rows.append([load.count, prompt_tokens, load.count * output, pieces, messages, max(0.0, steps)])
+                silent = max(0.0, load.steps - messages)
+                rows.append([load.count, prompt_tokens, load.count * load.output, pieces, messages, silent])
                 seconds.append(own)
                 print(*(f"{x:9.0f}" for x in (*load, *rows[-1])), *(f"{s:9.3f}" for s in own), flush=True)
         finally:
@@ -247,12 +221,8 @@ def measure(source: str, port: int, folder: str, more: dict[str, int]) -> tuple[
 
 def main() -> None:
     """Print a line for each load, and the fit of each process."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, 8223)
     parser.add_argument("--source", metavar="FOLDER", help="SGLang's Python sources")
-    parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=8223)
-    parser.add_argument("--logprobs", type=int, metavar="N", help="of other tokens, asked for with each token")
-    parser.add_argument("--interval", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, args.port, args.interval)
@@ -263,18 +233,13 @@ def main() -> None:
     print(" ".join(f"{n:>9s}" for n in [*names, "stream s"]))
     with tempfile.TemporaryDirectory() as folder:
         write_model(folder)
-        more = {} if args.logprobs is None else {"logprobs": args.logprobs}
-        counted, seconds = map(np.array, measure(args.source, args.port, folder, more))
+        counted, seconds = map(np.array, measure(args.source, args.port, folder, asked(args.logprobs)))
     for own, (process, handled) in zip(seconds.T, PROCESSES.items(), strict=True):
-        rows = counted[:, handled]
-        found, *_ = np.linalg.lstsq(rows / own[:, None], np.ones(len(rows)), rcond=None)
-        print(f"{process}: largest error of a load {max(abs(rows @ found / own - 1)):.0%}")
-        for i, each in zip(handled, found, strict=True):
-            print(f"{1e6 * each:9.1f} us {WHAT[i]}")
+        print_fit(process, counted[:, handled], own, [WHAT[i] for i in handled])
 
 
 if __name__ == "__mp_main__":  # a process that the server starts
-    import_server()
+    import_with_stubs(os.environ[SOURCE], *SERVER)
 
 if __name__ == "__main__":
     main()
