@@ -34,7 +34,7 @@ SHAPES = (
 
 
 class Load(NamedTuple):
-    """Requests of a load: so many at once and in all, their tokens, and the server's `--stream-interval`."""
+    """A load: requests at once and in all, words of a prompt, tokens of an answer, the server's `--stream-interval`."""
 
     at_once: int
     count: int

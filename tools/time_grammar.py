@@ -72,7 +72,7 @@ def document(schema: dict[str, Any], drawn: random.Random) -> Any:
 
 
 def tokenizer_of(vocab: int) -> Any:
-    """A tokenizer of so many tokens, as Transformers has it."""
+    """A tokenizer of `vocab` tokens, as Transformers has it."""
     from transformers import PreTrainedTokenizerFast
 
     made = trained(vocab, texts_of(sorted(SOURCES.glob("**/*.py"))[:FILES]))

@@ -75,7 +75,7 @@ class Timed(Recording):
 
 
 def iteration_ms(sequences: int) -> float:
-    """Median milliseconds of an iteration with so many sequences."""
+    """Median milliseconds of an iteration with `sequences` sequences."""
     requests = [[PROMPT_LEN, WARM_UP + STEPS + 8, 0, "", 0] for _ in range(sequences)]
     settings = {"running": sequences, "batch_tokens": 8192, "blocks": 10**6, "chunked": False}
     made = bare_scheduler({"requests": requests, **settings})

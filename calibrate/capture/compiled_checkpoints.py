@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 
 class Marked(TorchDispatchMode):
-    """Marks the operators of one checkpoint in the traced graph; a policy of selective checkpointing comes first."""
+    """Marks the operators of one checkpoint in the traced graph. What a selective policy says of an operator stays."""
 
     def __init__(self) -> None:
         super().__init__()

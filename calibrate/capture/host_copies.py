@@ -125,9 +125,8 @@ class Methods:
     def copy_(self, target: Any, source: Any, non_blocking: bool = False) -> Any:
         """Do as `Tensor.copy_`."""
         copies, to_gpu = self.copies, not self.places.on_host(target)
-        if _within_torch(target) or not (
-            is_plain(target) and isinstance(source, torch.Tensor) and copies.differs(source, to_gpu)
-        ):
+        plain = is_plain(target) and isinstance(source, torch.Tensor) and not _within_torch(target)
+        if not (plain and copies.differs(source, to_gpu)):
             return self.own_copy(target, source, non_blocking)
         if source.dtype != target.dtype or source.shape != target.shape:
             source = copies.copied(source, to_gpu, non_blocking, target.dtype, self.places.is_pinned(target))
@@ -148,8 +147,8 @@ class Methods:
 
 
 def _within_torch(x: Any) -> bool:
-    """Return whether torch's own code asks, where it computes shapes (meta) or schedules kernels: all that a script has
-    lies on the CPU."""
+    """Return whether torch's own code asks for a copy, while it computes shapes (device meta) or schedules kernels
+    (cuda). All tensors of a captured script are on the CPU."""
     return bool(x.device.type != "cpu")
 
 

@@ -80,5 +80,5 @@ def _reference(s: Settings, loss: PreferenceLoss) -> dict[str, str]:
     if s.flag("reference_free") or s.values.get("pref_loss") in WITHOUT_REFERENCE:
         return {"reference": "none"}
     if s.flag("sync_ref_model"):
-        s.notes.append("sync_ref_model: mixing the model into its reference every some hundred steps is not simulated")
+        s.notes.append("sync_ref_model: mixing the model into its reference every few hundred steps is not simulated")
     return {"reference": "model"} if named else {}

@@ -20,7 +20,7 @@ from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from sim.inputs.serving_keys import Sampling
-    from sim.inputs.training_config import Reference, Training
+    from sim.inputs.training_config import PreferenceLoss, Reference, Training
     from sim.results.evidence import Evidence
     from sim.results.training_run import TrainingRun
     from sim.serve.results.records import Percentiles, ServingResult
@@ -38,10 +38,11 @@ LATENCIES = {
     "Time to first token": "time_to_first_token_s",
     "Time per output token": "time_per_output_token_s",
 }
+PAIR_LOSSES: dict[PreferenceLoss, str] = {"dpo": "DPO", "orpo": "ORPO", "reward": "reward model"}
 REFERENCES: dict[Reference, str] = {
-    "model": ", its reference a second model",
-    "adapters_off": ", its reference the model without adapters",
-    "precomputed": ", its reference computed before",
+    "model": " (reference: a second model)",
+    "adapters_off": " (reference: the model without adapters)",
+    "precomputed": " (reference: computed before)",
     "none": "",
 }
 LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
@@ -289,13 +290,12 @@ def learning_words(training: Training) -> list[str]:
 
     >>> from sim.inputs.scenario import load_scenario
     >>> learning_words(load_scenario("scenarios/dpo_lora_llama3_8b.yaml").for_training)
-    ['LoRA of rank 16', 'dpo, its reference the model without adapters']
+    ['LoRA of rank 16', 'DPO (reference: the model without adapters)']
     """
     words = [] if training.lora is None else [f"LoRA of rank {training.lora.rank}"]
     if training.pair_loss is None:
         return words
-    reference = REFERENCES[training.reference]
-    return [*words, "reward model" if training.pair_loss == "reward" else training.pair_loss + reference]
+    return [*words, PAIR_LOSSES[training.pair_loss] + REFERENCES[training.reference]]
 
 
 def sampling_words(sampling: Sampling) -> str:

@@ -88,8 +88,8 @@ class Framework(Struct, frozen=True):
     norm_backward_accesses: int = 5
     """memory accesses per element in a norm's backward; 3: one pass makes both gradients [TE common/normalization]"""
     joins_norm_sums: float | None = None
-    """the sums of a norm's backward over its width and over at least so many times as many rows are one kernel; None:
-    two [torch/_inductor/scheduler.py: MixOrderReduction]"""
+    """a norm's backward is one kernel if it has at least this many rows for each element of its width; None: two
+    kernels [torch/_inductor/scheduler.py: MixOrderReduction]"""
     norm_backward_kernels: int = 2
     """kernels of a norm's backward, including those of its weight's gradient [torch's own]"""
     reads_strided: bool = False

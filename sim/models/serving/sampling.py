@@ -67,8 +67,8 @@ def chosen_tokens(sampler: Sampler, asked: Sampling | None, rows: int, vocab: in
 
 
 def _masked(asked: Sampling | None, logits: int, size: float, act: str) -> Iterator[Compute]:
-    """Logits of what a grammar forbids are overwritten, taken as all of them; a bit for each is read (xgrammar,
-    kernels/apply_token_bitmask_inplace_triton.py; vLLM, v1/worker/gpu/structured_outputs.py)."""
+    """Overwrite the logits of tokens that a grammar forbids. A bit is read for each logit, and all are taken as written
+    (xgrammar, kernels/apply_token_bitmask_inplace_triton.py; vLLM, v1/worker/gpu/structured_outputs.py)."""
     if asked is not None and asked.structured_outputs:
         yield memory_op("grammar_mask", F, "elementwise", logits, logits * (MASK_BITS + size), act)
 

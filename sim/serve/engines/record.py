@@ -46,11 +46,11 @@ class HostTimes(NamedTuple):
     outputs_s: float = 0.0  # of the server's process behind the engine (`sim.serve.prices.front`), for an iteration
     output_s: float = 0.0  # likewise, to make text of each sequence's token
     piece_s: float = 0.0  # likewise, to stream it
-    text_outputs_s: float = 0.0  # of a process before that one, which makes text of tokens, for an iteration
-    text_output_s: float = 0.0  # likewise, for each sequence's token
-    logprobs_s: float = 0.0  # of the server's process, to make text of a token with log probabilities; more than that
-    logprob_s: float = 0.0  # likewise, for each of them
-    logprob_piece_s: float = 0.0  # likewise, to stream each of them
+    text_outputs_s: float = 0.0  # an iteration's text in a process of its own before the one that sends
+    text_output_s: float = 0.0  # text of a sequence's token in that process
+    logprobs_s: float = 0.0  # beyond output_s, to make text of a token that comes with log probabilities
+    logprob_s: float = 0.0  # beyond these, for each log probability of a token
+    logprob_piece_s: float = 0.0  # beyond piece_s, to stream each log probability of a token
     mask_s: float = 0.0  # to mark what a grammar forbids, for each sequence and token of the vocabulary
     accept_s: float = 0.0  # to follow a sequence's token in its grammar
     uncertainty: float = 0.0
@@ -161,7 +161,7 @@ class Engine:
         "tokens as the limits allow, or also of as many sequences, which draw a token each",
     )
     sampler: Sampler = fact(Sampler(), "how tokens are chosen out of logits")  # noqa: RUF009  a tuple
-    sent_together: int = fact(128, "so many outputs become text one after another, then the pieces with them are sent")
+    sent_together: int = fact(128, "how many outputs the server handles before it sends the pieces made of them")
     masks: Masks | None = fact(  # noqa: RUF009  a string
         None,
         "tokens that a grammar forbids are masked, and marked by the host before the GPU computes the iteration, or "

@@ -38,7 +38,7 @@ class Front(Struct, frozen=True):
         return self.text_outputs_s + sequences * self.text_sequence_s
 
     def work_s(self, sequences: int) -> float:
-        """Seconds of the process that sends, for an iteration of so many sequences, each with a piece of its own."""
+        """Seconds of the process that sends, for an iteration of `sequences`, each with a piece of its own."""
         return self.outputs_s + sequences * (self.sequence_s + self.piece_s)
 
     def keeps_up(self, sequences: int, iteration_s: float) -> bool:
@@ -69,8 +69,8 @@ class Front(Struct, frozen=True):
 
 
 def front_of(times: HostTimes, together: int, logprobs: int = 0) -> Front | None:
-    """The processes of an engine's server, where each token comes with so many log probabilities; None where they take
-    no time that is known. `together`: `Engine.sent_together`."""
+    """The processes of an engine's server; None where they take no time that is known. `together`:
+    `Engine.sent_together`. `logprobs`: log probabilities that come with each token."""
     text_s = times.output_s + bool(logprobs) * times.logprobs_s + logprobs * times.logprob_s
     piece_s = times.piece_s + logprobs * times.logprob_piece_s
     front = Front(times.outputs_s, text_s, piece_s, together, times.text_outputs_s, times.text_output_s)
