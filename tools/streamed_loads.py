@@ -20,6 +20,7 @@ from tiny_llama import tiny_llama
 VOCAB, LONGEST = 32_000, 8192
 NAME = "m"  # under which the server knows the model
 PATIENCE_S = 900
+LAST_LINES = 12  # of a server that does not answer
 INTERVALS = (1, 16)  # `--stream-interval`
 # At once, how often, a prompt's words, an answer's tokens.
 SHAPES = (
@@ -97,16 +98,26 @@ async def send(port: int, load: Load, more: Mapping[str, int] | None = None) -> 
 def started(
     tool: str, folder: str, port: int, interval: int, environment: Mapping[str, str], **how: Any
 ) -> subprocess.Popen[bytes]:
-    """A server that answers: the file `tool`, which serves with the option `--serve`."""
+    """A server that answers: the file `tool`, which serves with the option `--serve`.
+
+    Raises:
+        SystemExit: if the server ends or does not answer; the message has the last lines that it wrote.
+    """
     argv = [sys.executable, tool, "--serve", folder, "--port", str(port), "--interval", str(interval)]
-    server = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, **how)
+    log = Path(folder, f"server_{port}.log")
+    with log.open("wb") as written:
+        server = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=written, **how)
     for _ in range(PATIENCE_S):
         try:
             asyncio.run(request(port, "hello", 2))
             return server
         except (OSError, AssertionError):
+            if server.poll() is not None:
+                break
             time.sleep(1)
-    raise SystemExit("the server does not answer")
+    server.kill()
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:])
+    raise SystemExit(f"the server does not answer; its last lines:\n{last}")
 
 
 def parser_of(purpose: str, port: int) -> argparse.ArgumentParser:

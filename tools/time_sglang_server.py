@@ -3,13 +3,14 @@
     PYTHON tools/time_sglang_server.py --source FOLDER [--logprobs 5]
 
 FOLDER has SGLang's Python sources (an unpacked wheel of PyPI), 0.5.23 or near it. PYTHON is an interpreter with torch,
-transformers, fastapi, uvicorn, uvloop, orjson, msgspec, setproctitle and pyzmq; what else SGLang imports is replaced by
-empty modules. HTTP server, TokenizerManager and DetokenizerManager are SGLang's own, in its own two processes. In place
-of the scheduler a process draws a token for each sequence in every step, and hands it to SGLang's own
-`SchedulerOutputStreamer`, which is timed, too. The clock is the CPU time of each process (`/proc`), so that other
-programs do not count. Loads differ in sequences at once, lengths, and tokens in a piece (`--stream-interval`). Least
-squares over the loads give the seconds of each process. `sim/serve/engines/hosts.py` quotes them. With `--logprobs`
-each token comes with its log probability and that many others.
+transformers, openai, fastapi, python-multipart, uvicorn, uvloop, orjson, msgspec, setproctitle, pyzmq, xgrammar and
+apache-tvm-ffi; what else SGLang imports is replaced by empty modules. HTTP server, TokenizerManager and
+DetokenizerManager are SGLang's own, in its own two processes. In place of the scheduler a process draws a token for
+each sequence in every step, and hands it to SGLang's own `SchedulerOutputStreamer`, which is timed, too. The clock is
+the CPU time of each process (`/proc`), so that other programs do not count. Loads differ in sequences at once, lengths,
+and tokens in a piece (`--stream-interval`). Least squares over the loads give the seconds of each process.
+`sim/serve/engines/hosts.py` quotes them. With `--logprobs` each token comes with its log probability and that many
+others.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -199,7 +199,7 @@ def measure(source: str, port: int, folder: str, more: dict[str, int]) -> tuple[
     counts = np.memmap(path, dtype=np.float64, mode="w+", shape=(2,))
     told = ENVIRONMENT | os.environ | {SOURCE: source, COUNTS: path}
     for at, interval in enumerate(INTERVALS):
-        server = started(__file__, folder, port + at, interval, told, stderr=subprocess.DEVNULL, start_new_session=True)
+        server = started(__file__, folder, port + at, interval, told, start_new_session=True)
         try:
             detokenizer = detokenizer_of(server.pid)
             asyncio.run(send(port + at, WARM_UP))
