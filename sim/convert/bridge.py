@@ -218,7 +218,6 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     found = described(s, machine, _gpus(data))
     if (lora := lora_of(file, data)) is not None:
         found["training"]["lora"] = lora
-        found["training"].pop("fp8_param_gather", None)  # of trained parameters
     if machine.model is not None and (asked.model is None or overrides):
         found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
         if overrides and (own := _own_attention(file, machine.model, data["model"], flags)):

@@ -72,9 +72,10 @@ class Dims(Struct, frozen=True):
     waiting_layers: tuple[str, ...]  # of those that overlap column layers whose forward waits for its whole input
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     micro_batches: int
-    quantized_copies: int  # of a tensor in the matmuls' format: by rows, by columns
+    quantized_copies: int  # of an activation in the matmuls' format: by rows, by columns
+    weight_copies: int  # of a weight
     eight_bit_parameters: bool  # weights are kept in the matmuls' format alone (`training.fp8_param_gather`)
-    transposes_frozen: bool  # of frozen weights there are rows alone, and each backward transposes them
+    transposes_frozen: bool  # of frozen 8-bit weights there are rows alone, and each backward transposes them
     recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more
     reduced_over: int = 1
     experts_reduced_over: int = 1
@@ -299,6 +300,7 @@ def _quantizing(scenario: Scenario, framework: Framework) -> dict[str, Any]:
     recipe, frozen = recipe_of(t), t.lora is not None
     alike = _orders_alike(scenario.cluster, framework, recipe)
     gathers_each = _is_sharded(p) and p.reshard_after_forward
+    rows_alone = frozen and t.fp8_param_gather and recipe is not None and recipe.one_scale
     return {
         "linear": t.precision,
         "linear_bytes": dtype_bytes(t.precision) + (0.0 if recipe is None else recipe.scale_bytes),
@@ -306,8 +308,9 @@ def _quantizing(scenario: Scenario, framework: Framework) -> dict[str, Any]:
         "fp8_attention": t.fp8_dot_product_attention,
         "fp8_activation_input": t.activation_func_fp8_input_store,
         "quantized_copies": 1 if frozen or alike else 2,
+        "weight_copies": 1 if rows_alone or alike else 2,
         "eight_bit_parameters": t.fp8_param_gather,
-        "transposes_frozen": frozen and recipe is not None and recipe.one_scale and recipe.caches_weights and not alike,
+        "transposes_frozen": rows_alone and not alike,
         "quantized_for": 1 if gathers_each else max(1, scenario.micro_batches),
         "weight_shards": p.shard_size if gathers_quantized_shards(scenario) else 1,
     }

@@ -65,6 +65,7 @@ def frozen(part: Operator) -> Operator:
         params=0,
         expert_params=0,
         frozen=part.params + part.expert_params,
+        frozen_matrices=part.matrix_elements,
         weights=(),
     )
 

@@ -36,6 +36,7 @@ class Operator(Struct, frozen=True):
     params: int = 0
     expert_params: int = 0
     frozen: int = 0  # parameters that are never updated
+    frozen_matrices: int = 0  # of these, elements of weight matrices
     four_bit: int = 0  # of these, what is kept in 4 bits
     weights: tuple[tuple[int, int], ...] = ()  # shapes of its weight matrices
     products: tuple[tuple[int, int], ...] = ()  # of the products in them that Muon takes apart; none: as `weights`
@@ -51,6 +52,11 @@ class Operator(Struct, frozen=True):
     always_again: bool = False  # its matmuls are run again by `selective_op`, which does not count them
     adapters_alone: Program = ()  # of `backward` what its adapters' own weight gradients need
     unsaved_input: tuple[Saved, ...] = ()  # what a compiler makes again of other kept tensors
+
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of its weight matrices, frozen ones with the others."""
+        return self.frozen_matrices + (self.expert_params or sum(n * k for n, k in self.weights))
 
 
 class Linear(Struct, frozen=True):

@@ -78,7 +78,8 @@ def transposes(d: Dims, name: str, elements: float) -> Program:
 def weight_casts(d: Dims, name: str, size: float) -> Program:
     """Quantizing weights in the forward. Where they are kept (Transformer Engine), once a step, in its first
     micro-batch: counted at 1/micro-batches in each; what ZeRO-3 gathers for each micro-batch in 16 bits is quantized
-    as often, what it gathers in the format on each rank's own shard. Frozen weights never again.
+    as often, what it gathers in the format on each rank's own shard. Frozen weights are quantized as often, unless
+    they are parameters in the format.
 
     8-bit parameters arrive by rows, and their other order is made of them once a step (Transformer Engine,
     tensor/utils.py: `post_all_gather_processing`); those in MXFP8 arrive in 16 bits and are cast (Megatron-Core,
@@ -114,26 +115,34 @@ def _of_other_order(recipe: Recipe, made: Program) -> Program:
 
 
 def _weights(d: Dims, name: str, phase: Phase, size: float, step: Pass) -> Program:
-    if d.recipe is None or d.lora is not None:
+    if d.recipe is None or (d.lora is not None and d.eight_bit_parameters):
         return ()
     times, bytes_ = 1.0 / d.quantized_for if d.recipe.caches_weights else 1.0, d.quantized_weight_element_bytes
     if d.weight_shards > 1 and phase is I:  # the other order is made of the gathered copy
         step, times = TRANSPOSE, 1.0
     elif d.weight_shards > 1:
         size, times = size / d.weight_shards, 1.0
-    return _kernels(d, name, phase, size, step, times, bytes_)
+    return _kernels(d, name, phase, size, step, times, bytes_, d.weight_copies)
 
 
 def _kernels(
-    d: Dims, name: str, phase: Phase, elements: float, step: Pass, times: float = 1.0, copy_bytes: float | None = None
+    d: Dims,
+    name: str,
+    phase: Phase,
+    elements: float,
+    step: Pass,
+    times: float = 1.0,
+    copy_bytes: float | None = None,
+    orders: int | None = None,
 ) -> Program:
-    """`times` a micro-batch. `copy_bytes`: an element in the format. `Dims.quantized_copies`: a second order is not
-    written where nobody reads it."""
+    """`times` a micro-batch. `copy_bytes`: an element in the format. `orders`: how many are read, an activation's if
+    None; a second one is not written where nobody reads it."""
+    orders = d.quantized_copies if orders is None else orders
     if d.recipe is None or step == NOTHING or not elements:
         return ()
-    if step == TRANSPOSE and d.quantized_copies == 1:
+    if step == TRANSPOSE and orders == 1:
         return ()
-    copies = min(step.copies, d.quantized_copies) + step.read_copies
+    copies = min(step.copies, orders) + step.read_copies
     in_format = copies * (d.linear_bytes if copy_bytes is None else copy_bytes)
     moved = elements * (step.sixteen * d.act_bytes + in_format) * times
     cast = memory_op(name, phase, "cast", elements, moved, d.act, step.kernels, d.recipe.kernel)
@@ -154,7 +163,7 @@ def cached_weight_bytes(d: Dims) -> float:
     """Return the bytes of an element of these weights, in all orders that are kept."""
     if d.recipe is None or not d.recipe.caches_weights:
         return 0.0
-    return d.quantized_copies * d.quantized_weight_element_bytes
+    return d.weight_copies * d.quantized_weight_element_bytes
 
 
 def passing_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:
@@ -165,4 +174,4 @@ def passing_weight_bytes(d: Dims, parts: Iterable[Operator]) -> float:
 
 
 def _matrices(parts: Iterable[Operator]) -> list[int]:
-    return [p.expert_params or sum(n * k for n, k in p.weights) for p in parts]
+    return [p.matrix_elements for p in parts]

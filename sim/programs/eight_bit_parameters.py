@@ -7,6 +7,8 @@ largest value where the scale is the step's own, and casts it; between the two a
 gathered has 8 bits. With MXFP8 the copy to 16 bits is gathered, in the gradients' buffer, and cast where it arrives
 (`_copy_main_params_to_param_buffer`; distributed/param_and_grad_buffer.py: `finish_param_sync`). Left out: that such
 matrices have buckets of their own.
+
+Beside adapters the matrices are frozen: they are kept so, and neither updated nor gathered.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ def eight_bit_parameters(scenario: Scenario) -> EightBitParameters:
     if not d.eight_bit_parameters or d.recipe is None:
         return EightBitParameters()
     kept = cached_weight_bytes(d)
-    if not gathers_parameters(d.recipe):
+    if d.lora is not None or not gathers_parameters(d.recipe):
         return EightBitParameters(kept, d.act_bytes)
     own_bytes = d.recipe.weight_scale_bytes
     block = round(FP32_BYTES / own_bytes) if own_bytes else 0

@@ -50,6 +50,8 @@ RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwi
 DETERMINISTIC_WORKSPACE = ":4096:8"
 # NVIDIA's MLPerf submissions without adapters, since this round (conf/custom.yaml: CROSS_ENTROPY_LOSS_FUSION).
 FUSES_LOSS_SINCE = "v4.1"
+# NVIDIA's MLPerf submissions with adapters until this round (llama2_70b_lora, conf/*.yaml: fp8_params).
+FROZEN_IN_8_BITS_UNTIL = "v5.0"
 # Part of a row's id in tables of llm-foundry's benchmark: `precision` and `fsdp_config.mixed_precision`. The month is
 # that of the software that has such values. Composer called it amp_bf16 from December 2022 on (pull request 1761), and
 # submit_benchmarks.py of mosaicml/examples has bf16, PURE and an image of torch 1.13.1. That of llm-foundry writes
@@ -150,7 +152,7 @@ def with_stated(training: dict[str, Any], software: object, row: Mapping[str, An
         stated.pop("framework", None)
     stated |= _stated_by_reading(row)
     found = {**training, **{key: value for key, value in stated.items() if key not in training}}
-    return found | _stated_loss(found, row)
+    return found | _stated_loss(found, row) | _stated_frozen(found, row)
 
 
 def _stated_by_reading(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,6 +182,18 @@ def _stated_loss(training: Mapping[str, Any], row: Mapping[str, Any]) -> dict[st
     submitted = str(run.get("round", "")) >= FUSES_LOSS_SINCE and "lora" not in training
     native = submitted or reading.get("cross_entropy") == "native"
     return {"cross_entropy": "native"} if native and training.get("cross_entropy", "unfused") == "unfused" else {}
+
+
+def _stated_frozen(training: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Frozen weights in 8 bits alone, where the row's MLPerf round has them.
+
+    >>> _stated_frozen({"lora": {}, "precision": "fp8"}, {"run": {"round": "v4.1"}})
+    {'fp8_param_gather': True}
+    """
+    run = row.get("run")
+    submitted = str(run.get("round", "")) if isinstance(run, Mapping) else ""
+    kept = "lora" in training and training.get("precision") == "fp8" and "" < submitted <= FROZEN_IN_8_BITS_UNTIL
+    return {"fp8_param_gather": True} if kept and "fp8_param_gather" not in training else {}
 
 
 def with_adapter_dropout(training: dict[str, Any], assumptions: object) -> dict[str, Any]:

@@ -82,6 +82,23 @@ def test_the_first_micro_batch_makes_the_other_order_alone() -> None:
     assert weights_of(scenario("mxfp8", gpu="b200")) == weights_of(scenario("mxfp8", False, gpu="b200"))
 
 
+@pytest.mark.parametrize("recipe", [*RECIPES, "mxfp8"])
+def test_what_is_frozen_is_neither_cast_nor_gathered(recipe: str) -> None:
+    keys = {"precision": "mxfp8" if recipe == "mxfp8" else "fp8", "fp8_recipe": recipe, "framework": "megatron"}
+    keys |= {"lora": {"rank": 8}, "global_batch_size": 8}
+    kept, usual = (
+        case({"dp": 8, "zero": 1}, {**keys, "fp8_param_gather": on}, cluster="dgx-b200") for on in (True, False)
+    )
+    assert update_of(kept) == []
+    assert not weights_of(kept)
+    assert weights_of(usual)
+    sent = [
+        list(gather_after_optimizer(stage_blocks(plan, plan.parts[0], 0), make_data_parallel(plan)))
+        for plan in map(make_plan, (kept, usual))
+    ]
+    assert sent[0] == sent[1]
+
+
 def test_ranks_agree_on_the_largest_values() -> None:
     """Four bytes for each of 32 matrices, or for each block of 128 x 128 numbers."""
     sent = {r: next(i for i in update_of(scenario(r)) if isinstance(i, Comm)).bytes for r in RECIPES}
@@ -94,7 +111,8 @@ def test_ranks_agree_on_the_largest_values() -> None:
         ({"zero": 0}, {}, "parallelism.zero 1"),
         ({}, {"framework": "compiled"}, "Transformer Engine's fp8 or mxfp8"),
         ({}, {"precision": "bf16", "fp8_recipe": None}, "Transformer Engine's fp8 or mxfp8"),
-        ({}, {"optimizer_offload": True}, "training without lora and optimizer_offload"),
+        ({"zero": 3}, {"lora": {"rank": 8}}, "parallelism.zero 0 or 1"),
+        ({}, {"optimizer_offload": True}, "training without optimizer_offload"),
     ],
 )
 def test_what_it_needs(layout: dict[str, Any], training: dict[str, Any], what: str) -> None:

@@ -85,11 +85,11 @@ def remainders(sections: Sections, t: Training) -> Problems:
 
 def eight_bit_parameters(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's distributed optimizer casts to Transformer Engine's 8 bits (optimizer/distrib_optimizer.py)."""
-    recipe = recipe_of(t) if t.fp8_param_gather else None
+    recipe, zero = recipe_of(t) if t.fp8_param_gather else None, (1,) if t.lora is None else (0, 1)
     for bad, what in (
         (recipe is None or recipe.format == "nvfp4" or recipe.quantizer != "te", "Transformer Engine's fp8 or mxfp8"),
-        (sections.parallelism.zero != 1, "parallelism.zero 1"),
-        (t.lora is not None or bool(t.optimizer_offload), "training without lora and optimizer_offload"),
+        (sections.parallelism.zero not in zero, f"parallelism.zero {' or '.join(map(str, zero))}"),
+        (bool(t.optimizer_offload), "training without optimizer_offload"),
         (t.param_dtype == "fp32" or t.master_weights is not None, "parameters of 16 bits with fp32 copies"),
         (sections.model.program is not None, "a described model"),
     ):

@@ -119,7 +119,7 @@ def test_the_input_of_an_activation_is_cast_there_and_back() -> None:
 )
 def test_frozen_weights_are_transposed_in_each_backward(cluster: str, recipe: str, each: float) -> None:
     """One copy is kept. Hopper reads columns of a tensor of one scale only from a transposed copy."""
-    s = scenario(cluster=cluster, lora={"rank": 16}, fp8_recipe=recipe)
+    s = scenario(cluster=cluster, lora={"rank": 16}, fp8_recipe=recipe, fp8_param_gather=True)
     spec = attention_spec(s.model)
     assert isinstance(spec, GroupedQueryAttention)
     block = spec.train(s, dims(s), Shard())[0]

@@ -14,6 +14,7 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.models.parameters import count_parameters
+from sim.simulation import simulate
 from tests.sim.cases import llama_like, scenario_with, shipped_result
 
 SCENARIOS = Path(__file__).parents[3] / "scenarios"
@@ -160,10 +161,28 @@ def test_an_adapter_gathers_anew_what_is_gathered_beside_a_matmul(overlap: str, 
     assert all(names[x].blocking for x in own & names.keys())
 
 
-def test_frozen_weights_are_never_quantized_again() -> None:
-    names = [i.name for i in layer_block(scenario({"rank": RANK}, precision="fp8"), 1).forward]
-    assert "qkv_cast" in names
-    assert not any("weight_cast" in name for name in names)
+@pytest.mark.parametrize("alone", [True, False])
+def test_frozen_weights_of_8_bits_are_never_quantized_again(alone: bool) -> None:
+    """Those of 16 bits are quantized as trained ones: Transformer Engine does not ask which are frozen."""
+    names = [i.name for i in layer_block(frozen_in(alone), 1).forward]
+    assert "mlp_down_cast" in names
+    assert any("weight_cast" in name for name in names) is not alone
+
+
+@pytest.mark.parametrize(("alone", "more"), [(True, -1), (False, 2)])
+def test_frozen_weights_in_8_bits_alone_take_a_byte(alone: bool, more: int) -> None:
+    """One order, of which each backward makes the other; or both orders beside 16 bits (Hopper)."""
+    kept, usual = (
+        simulate(s).result["memory"][0] for s in (frozen_in(alone), scenario({"rank": RANK}, framework="megatron"))
+    )
+    grown = sum(kept[what] - usual[what] for what in ("parameters", "buffers"))
+    assert grown == pytest.approx(more * 3 * BASE)
+
+
+def frozen_in(eight_bits_alone: bool) -> Scenario:
+    """Adapters beside frozen weights in fp8, one micro-batch on an H100."""
+    te = {"precision": "fp8", "fp8_recipe": "delayed", "framework": "megatron"}
+    return scenario({"rank": RANK}, **te, fp8_param_gather=eight_bits_alone)
 
 
 @pytest.mark.parametrize(
