@@ -51,7 +51,7 @@ UNLIKE = (", stalled", ", pp and tp")  # groups of ultrascale_h100 with other co
 def chosen(rows: Sequence[Measurement]) -> list[Measurement]:
     """Return a table's rows with a step time, at most `PER_TABLE`, without rows of other code.
 
-    These are groups that a table itself marks, and ZeRO-3 of DeepSpeed in 2021 (docs/accuracy_causes.md, "Worst rows").
+    These are groups that a table itself marks, and ZeRO-3 of DeepSpeed in 2021 (docs/accuracy_causes.md).
     """
     mine = [r for r in rows if "step_time_s" in r.measured and not any(u in r.group for u in UNLIKE)]
     mine = [r for r in mine if r.table != "megatron_sc21_table2" or r.scenario["parallelism"].get("zero") != 3]
