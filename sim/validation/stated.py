@@ -36,11 +36,13 @@ RELEASES = files("sim") / "presets" / "releases.yaml"
 # What NVIDIA's MLPerf submissions call their switches, the wider first.
 GRAPHS = {"FULL_CUDA_GRAPH": "step", "MCORE_CUDA_GRAPH": "layers", "LAYER_CUDA_GRAPH": "layers"}
 ON = ("1", "true")
-# Those that are keys of `training`, by the names of several rounds (llama2_70b_lora, conf/*.yaml).
+# Those that are keys of `training`, by the names of several rounds (conf/*.yaml).
 SWITCHES = {
     "FP8_DPA": "fp8_dot_product_attention",
     "FP8_ACTIVATION": "activation_func_fp8_input_store",
     "FP8_ACT": "activation_func_fp8_input_store",
+    "FP8_PARAM_GATHER": "fp8_param_gather",
+    "FP8_PARAMS": "fp8_param_gather",
 }
 # Words of a row's id that say how fp8 is scaled, which a table states nowhere else: torchao's, and
 # NVIDIA's fp8-cs (current scaling) and fp8-sc (sub-channel scaling).

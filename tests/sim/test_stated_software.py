@@ -220,3 +220,21 @@ def test_a_precisions_name_dates_a_row_of_llm_foundrys_benchmark(tmp_path: Path)
     table = "Composer + PyTorch FSDP (PyTorch 1.13 era)"
     ids = ("mpt_13b_n8_bf16_pure_z3_ck1", "mpt_13b_n8_amp_bf16_default_z3_ck1", "mpt_13b")
     assert [training(tmp_path, table, {"id": i})["software_date"] for i in ids] == ["2023-02", "2023-10", "2022-10"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "round_", "lora", "kept"),
+    [
+        ({"FP8_PARAM_GATHER": "True"}, "v5.0", None, True),
+        ({"FP8_PARAMS": "True"}, "v5.0", None, True),
+        ({}, "v5.0", None, False),
+        ({}, "v5.0", {"rank": 16}, True),
+        ({"FP8_PARAM_GATHER": "0"}, "v5.1", {"rank": 16}, False),
+    ],
+)
+def test_mlperf_parameters_in_8_bits(
+    tmp_path: Path, settings: dict[str, str], round_: str, lora: dict[str, int] | None, kept: bool
+) -> None:
+    keys = {"precision": "fp8"} | ({} if lora is None else {"lora": lora})
+    found = training(tmp_path, "NeMo", {"run": {"round": round_, "settings": settings}}, **keys)
+    assert found.get("fp8_param_gather", False) is kept
