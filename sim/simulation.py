@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from sim.processes.cluster import Process
     from sim.results.losses import LossShare
 
-UNFOLDED_RANKS = 256  # as many ranks are simulated one by one, beside processes or where collectives are messages
-EXPAND_UP_TO = 4000  # spans: expanding a step of so many for its losses takes well under a second
+UNFOLDED_RANKS = 256  # most ranks that are simulated one by one, with processes or with collectives as messages
+EXPAND_UP_TO = 4000  # most spans of a step that `losses` expands, which then takes well under a second
 
 
 def simulate(
@@ -86,17 +86,20 @@ def simulate(
 ) -> Simulation:
     """Simulate one training step.
 
-    `profile` takes the place of the one that `scenario.calibration` names. With `expand` every operator and
-    message inside an action has its own task, for views; times are the same. `engine`: simpy, static (passes without a
-    clock), or auto, which takes SimPy for steps of few tasks; times are equal to the last bit. Unless `fold`, every
-    rank is simulated by itself, equal or not; times are the same to the last bit as with `expand`, which sums no
-    stretches of tasks beforehand.
-    `costs` takes the place of a profile and keeps its answers, for many simulations on one kind of GPU. `schedule`
-    takes the place of the one that the scenario names: a searched one may come out otherwise with another profile.
-    Unless `share_links`, links carry everything at once: the step takes no longer than it does with them shared.
-    `processes`, beside those of the scenario: generator functions of (env, cluster) that change the cluster while the
-    step runs on SimPy (`sim.processes.cluster`); those that change nothing change no bit of a time. Every rank is then
-    simulated by itself, or, with `apart`, only those ranks and whatever differs from others because of them.
+    `profile`: used in place of the profile that `scenario.calibration` names. `costs`: used in place of a profile; it
+    caches prices, for many simulations on one kind of GPU. `schedule`: used in place of the scenario's schedule,
+    because a searched schedule may differ with another profile.
+
+    `expand`: every operator and message inside an action has its own task, for views; times are the same. `engine`:
+    simpy, static (passes without a clock), or auto, which takes SimPy for steps of few tasks; times are equal to the
+    last bit. `fold` false: every rank is simulated by itself, equal or not; times are equal to the last bit to those
+    with `expand`. `share_links` false: links carry any number of messages at full speed; the step takes no longer than
+    with shared links.
+
+    `processes`: generator functions of (env, cluster), beside the scenario's own processes, that change the cluster
+    while the step runs on SimPy (`sim.processes.cluster`). A process that changes nothing changes no bit of a time.
+    With processes every rank is simulated by itself, or, with `apart`, only the ranks of `apart` and the ranks that
+    differ from others because of them.
 
     Raises:
         InputError: where the scenario cannot be simulated (no training section, profile missing, a schedule that
@@ -129,8 +132,7 @@ def _with_processes(
     processes: Sequence[Process],
     apart: Iterable[int] | None,
 ) -> Simulation:
-    """The step with processes beside it, the scenario's own and others; where these changed nothing, the step as it is
-    without them."""
+    """Simulate the step with the scenario's processes and `processes`; without them, if they changed nothing."""
     if scenario.processes is not None:
         from sim.processes.examples import listed_in
 
@@ -167,10 +169,10 @@ def prepare(
     cache: ProgramCache | None = None,
     apart: frozenset[int] = frozenset(),
 ) -> Prepared:
-    """From a scenario to the programs of every rank's stages.
+    """Make plan, prices and schedule of a scenario, and the programs of every rank's stages.
 
-    `cache` is for steps that differ in schedule and virtual stages alone: it holds what they have in common. `apart`:
-    ranks that are simulated by themselves, though equal to others.
+    `cache`: compiled programs, shared by steps that differ only in schedule and virtual stages. `apart`: ranks that are
+    simulated by themselves, though equal to others.
 
     Raises:
         InputError: if the schedule cannot run this many micro-batches.
@@ -188,8 +190,8 @@ def prepare(
 
 
 class Prepared(Struct, frozen=True, eq=False, dict=True):
-    """All that a step's graph is built from. `stages` as in `FinishedStep`; `cache` as in `prepare`; `begin_s`: when
-    the plan was begun."""
+    """Hold everything from which a step's graph is built. `stages`: as in `FinishedStep`; `cache`: as in `prepare`;
+    `begin_s`: the clock's seconds when planning began."""
 
     plan: Plan
     schedule: Schedule
@@ -207,7 +209,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
 
     @property
     def peak_bytes(self) -> float:
-        """The most memory that a rank needs, as `Simulation.memory` has it."""
+        """The peak memory of the fullest rank in bytes, equal to the maximum of `Simulation.memory`."""
         return max(
             pooled_peak_bytes(
                 self.plan.scenario,
@@ -219,7 +221,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         )
 
     def run(self, engine: Engine = "static", share_links: bool = True) -> Simulation:
-        """From the programs to a step that has run: its graph, and the time of every task. Options as in `simulate`."""
+        """Build the graph, run it, and return the simulated step. Options: as in `simulate`."""
         fineness = Fineness(self.expand)
         try:
             if self.plan.scenario.engine.collectives == "messages":
@@ -235,7 +237,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         return self._simulation(ran)
 
     def run_with(self, processes: Sequence[Process], alone: Simulation) -> Simulation:
-        """The step with processes beside it; `alone`: without them."""
+        """Run the step with processes; `alone`: the step without them."""
         from sim.processes.run import run_live
 
         ran, processes_run = run_live(processes, self._build_apart(), self.pricing, self.plan, alone.ran)
@@ -248,7 +250,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         return StepBuilder(plan, schedule, pricing, self.stages, self.lists, fineness, self.cache).run()
 
     def _build_apart(self) -> Built:
-        """The graph with a task for every communication, or for every message of a collective where that is asked."""
+        """Build the graph with a task for each communication, or for each message (`engine.collectives: messages`)."""
         built = self._build(Fineness(self.expand, apart=lambda class_index, group: True))
         if self.plan.scenario.engine.collectives == "closed_form":
             return built
@@ -266,9 +268,9 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
 class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
     """One simulated step and its result.
 
-    `FinishedStep` is what one run of one graph says. Here stands what takes further simulations: the cost of each
-    fault, a teacher, the spans that its losses need, processes beside the step (`processes_run`: what they did;
-    `alone_s`: how long it takes without them, None where they changed nothing).
+    `FinishedStep` has what follows from one run of one graph. This class adds what needs further simulations: the cost
+    of each fault, a teacher, expanded spans for losses, and processes. `processes_run`: what the processes did;
+    `alone_s`: seconds of the step without them, None if they changed nothing.
     """
 
     processes_run: ProcessesRun | None = None
@@ -290,7 +292,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
 
     @cached_property
     def outcome(self) -> StepResult:
-        """The numbers, those of the whole training included where its tokens are given."""
+        """The result; if `training.tokens` is given, also steps, days and GPU hours of the training."""
 
         def step_s(scenario: Scenario) -> float:
             same = scenario.for_training.global_batch_size == self.scenario.for_training.global_batch_size
@@ -302,7 +304,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
 
     @cached_property
     def _step(self) -> StepResult:
-        """The numbers of one step."""
+        """The result of one step, with the costs of a teacher."""
         if self.teacher is None:
             return self.student
         from sim.studies.distillation import with_teacher
@@ -311,7 +313,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
 
     @cached_property
     def student(self) -> StepResult:
-        """`outcome` without a teacher."""
+        """The result of one step without a teacher."""
 
         def without_s(scenario: Scenario) -> float:
             return simulate(scenario, self.profile, engine="static").step_time_s
@@ -348,7 +350,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         return [row + self._rows_before(len(own)) for row in rows]
 
     def _rows_before(self, own: int) -> int:
-        """Rows of `timeline` before the step's own: the teacher's."""
+        """Number of a teacher's rows of `timeline`, which come before the step's `own` rows."""
         return len(self.timeline) - own - (self.processes_run.rows(self.plan) if self.processes_run else 0)
 
     @property
@@ -360,7 +362,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         return SpanWaits(*(np.pad(column, around, constant_values=-1) for column in own))
 
     def memory_over(self, steps: int) -> list[MemoryCurve]:
-        """Memory over the first `steps` steps; over one alone, a step in the steady state. A teacher is in it."""
+        """Memory over the first `steps` steps, with a teacher's; `steps` 1: over a step in the steady state."""
         curves, before_s = self.memory, 0.0
         if self.teacher is not None:
             curves = [memory_with_teacher(c, self.teacher) for c in curves]
@@ -378,10 +380,10 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         return f"Simulation({self.scenario.name}: {self.step_time_s:.6g} s on {ranks})"
 
     def losses(self, n: int = 3) -> list[tuple[LossShare, str]]:
-        """The n largest losses of the step, each with its cause.
+        """Return the n largest losses of the step, each with its cause.
 
-        Which messages are exposed can only be told where those of layers (tp, cp, ep) have spans of their own, as in
-        an expanded simulation. One is made where that is quick; else the advice on communication is not guessed.
+        Exposed messages of layers (tp, cp, ep) have spans in an expanded simulation alone, made for small steps.
+        For others the text on communication names no messages.
         """
         from sim.results.losses import largest_losses
 

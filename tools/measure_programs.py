@@ -48,7 +48,6 @@ PAGE = ROOT / "docs" / "programs_checked.md"
 TABLE = "measured"  # of the page
 MACHINE, MEASURED = "machine.json", "measured.json"
 RANKS = 2
-HANGS_AFTER_S = 300
 WORKER = ROOT / "tests" / "real" / "counting_worker.py"
 EVERY = (*MODELS, *FUNCTIONS, *PARALLEL)
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 TIMES = {"wall_s", "cpu_s", "rates", "cores"}  # how long the simulator itself took
+STOPPED = (130, 143)  # exit codes of a run that a signal ended: no result of the command
 RENAMED: dict[str, str] = {"elementwise": "framework"}  # key of a result: before -> now
 SEARCH_PARTS = ("format", "best", "pareto")  # how many layouts are pruned by which bound may change
 SETS = {
@@ -172,6 +173,8 @@ def run(command: list[str]) -> Any:
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
         except SystemExit as error:
             code = error.code
+            if code in STOPPED:
+                raise
         except Exception as error:
             code = repr(error)
         finally:

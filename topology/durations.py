@@ -8,7 +8,8 @@
   one of a block's two slices (NCCL's CHUNKSTEPS ÷ SLICESTEPS) is sent on while the other arrives, so a step takes
   max(bytes/b, α + bytes/2b).
 - Trees: the first window W of the message fills the tree hop by hop, and only the rest flows:
-  T = start + Σ(α + f·w·min(S, W)/B) over the hops + (S - min(S, W))/b.
+  T = start + Σ(α + f·min(S, W)/B) over the hops + w·(S - min(S, W))/b. f: the part of the window's time that the next
+  hop does not hide (`Fabric.fills`); w: bytes sent for a byte of data (`Protocol.sent_bytes`).
 - Kernels sustain only a part of the links' bandwidth, and fill and drain their pipeline.
 
 The coefficients are in `timing`. Hosts without NCCL's protocols use the bare forms.

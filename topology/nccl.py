@@ -9,7 +9,7 @@ Dates are those of the wheels on PyPI, of NCCL's own (`nvidia-nccl-cu11`, `-cu12
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from msgspec import Struct
 
@@ -49,7 +49,6 @@ RELEASES = (
 
 NcclFrom = Literal["torch", "nvidia"]
 """Who brings NCCL: torch's wheels, or NVIDIA's containers."""
-NCCL_FROM: tuple[NcclFrom, ...] = get_args(NcclFrom)
 
 OF_TORCH: Mapping[str, tuple[str, str]] = {
     "2.0": ("2023-03-15", "2.14.3"),

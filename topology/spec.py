@@ -193,7 +193,10 @@ class ClusterSpec(_Spec):
     intra_node: IntraNode = IntraNode.model_construct()
     inter_node: InterNode = InterNode.model_construct()
     host_memory_bandwidth_bytes_per_s: float | None = Field(
-        default=None, gt=0, le=1e15, description="of a node's memory beside its CPUs, all sockets; null: not known"
+        default=None,
+        gt=0,
+        le=1e15,
+        description="bandwidth of a node's host memory, all sockets together; null: not known",
     )
     source: str = ""
     others: tuple[GpuKind, ...] = ()

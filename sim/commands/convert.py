@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from msgspec import Struct
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
-from sim.commands.options import overrides_option
+from sim.commands.options import gathered, overrides_option
 from sim.convert.readers import READERS, Asked, converted
 from sim.core.errors import InputError
 from sim.core.files import write_text
@@ -18,35 +19,48 @@ CLUSTER_HELP = (
 )
 
 
+class ConvertOptions(Struct, frozen=True, dict=True):
+    """Hold the options that were given; each field is the option of its name, `trainer` is --from, `variables` --var,
+    `arguments` --args and `overrides` --set."""
+
+    cluster: str
+    gpus: int | None = None
+    model: str | None = None
+    seq_len: int | None = None
+    trainer: str | None = None
+    config: str | None = None
+    variables: tuple[str, ...] = ()
+    arguments: str | None = None
+    overrides: tuple[str, ...] = ()
+    out: Path | None = None
+
+
+convert_options = gathered(
+    ConvertOptions,
+    "options",
+    click.option("--cluster", required=True, metavar="NAME|{…}", help=CLUSTER_HELP),
+    click.option(
+        "--gpus", type=click.IntRange(1, 10_000_000), metavar="N", help="number of GPUs, if the file does not have it"
+    ),
+    click.option("--model", metavar="NAME|config.json", help="the model, if the file does not describe it"),
+    click.option("--seq-len", type=click.IntRange(1, 100_000_000), metavar="N", help="sequence length, for DeepSpeed"),
+    click.option(
+        "--from", "trainer", type=click.Choice(tuple(READERS)), help="the trainer; by default recognized from the file"
+    ),
+    click.option("--config", metavar="FUNCTION", help="which function of a torchtitan config.py"),
+    click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="the value of a script's variable"),
+    click.option("--args", "arguments", metavar="'FIRST SECOND …'", help="the arguments of a script"),
+    overrides_option,
+    click.option(
+        "--out", type=OUTPUT, metavar="SCENARIO.yaml", help="write the scenario there, not to standard output"
+    ),
+)
+
+
 @click.command("convert", cls=Command)
 @click.argument("file", type=FILE, metavar="FILE")
-@click.option("--cluster", required=True, metavar="NAME|{…}", help=CLUSTER_HELP)
-@click.option(
-    "--gpus", type=click.IntRange(1, 10_000_000), metavar="N", help="number of GPUs, if the file does not have it"
-)
-@click.option("--model", metavar="NAME|config.json", help="the model, if the file does not describe it")
-@click.option("--seq-len", type=click.IntRange(1, 100_000_000), metavar="N", help="sequence length, for DeepSpeed")
-@click.option(
-    "--from", "trainer", type=click.Choice(tuple(READERS)), help="the trainer; by default recognized from the file"
-)
-@click.option("--config", metavar="FUNCTION", help="which function of a torchtitan config.py")
-@click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="the value of a script's variable")
-@click.option("--args", "arguments", metavar="'FIRST SECOND …'", help="the arguments of a script")
-@overrides_option
-@click.option("--out", type=OUTPUT, metavar="SCENARIO.yaml", help="write the scenario there, not to standard output")
-def main(
-    file: Path,
-    cluster: str,
-    gpus: int | None,
-    model: str | None,
-    seq_len: int | None,
-    trainer: str | None,
-    config: str | None,
-    variables: tuple[str, ...],
-    arguments: str | None,
-    overrides: tuple[str, ...],
-    out: Path | None,
-) -> None:
+@convert_options
+def main(file: Path, options: ConvertOptions) -> None:
     """Turn another program's configuration into a scenario: a Megatron-LM launch script, a Megatron-Bridge or NeMo
     YAML, a torchtitan config (TOML or Python), a DeepSpeed JSON, Transformers' TrainingArguments (JSON or YAML), a
     config of TRL, LLaMA-Factory, Axolotl, torchtune, ms-swift, nanotron, LLM Foundry or GPT-NeoX, or command lines of
@@ -62,10 +76,11 @@ def main(
     from sim.inputs.scenario import parse_scenario
     from sim.inputs.yaml_input import parse_yaml
 
+    cluster = options.cluster
     where = parse_yaml(cluster, "--cluster")[0] if cluster.lstrip().startswith("{") else cluster
-    given = given_values(variables, arguments)
-    found = converted(file, Asked(Machine(where, gpus, model), seq_len, config, given), trainer)
-    scenario = with_overrides(Source(str(file), found.scenario), overrides).data
+    machine, given = Machine(where, options.gpus, options.model), given_values(options.variables, options.arguments)
+    found = converted(file, Asked(machine, options.seq_len, options.config, given), options.trainer)
+    scenario = with_overrides(Source(str(file), found.scenario), options.overrides).data
     for key, setting in found.missing.items():
         section, _, name = key.partition(".")
         if isinstance(scenario.get(section), dict) and scenario[section].get(name) is None:
@@ -73,9 +88,9 @@ def main(
     parse_scenario(scenario, str(file))  # says what cannot be
     head = [f"Converted from {file.name} by `stepsim convert`.", *found.notes]
     text = "".join(f"# {line}\n" for line in head) + yaml.safe_dump(scenario, sort_keys=False, width=120)
-    if out is None:
+    if options.out is None:
         click.echo(text, nl=False)
     else:
-        write_text(out, text)
+        write_text(options.out, text)
         for note in found.notes:
             click.echo(f"note: {note}", err=True)

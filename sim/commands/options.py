@@ -201,10 +201,11 @@ def gathered(record: type[Struct], name: str, *options: Callable[[Any], Any]) ->
 
 
 report_options = gathered(Report, "report", json_option, page_option, overrides_option)
-study_options = gathered(Study, "study", processes_option, dask_option, json_option, page_option, overrides_option)
+STUDY_OPTIONS = (processes_option, dask_option, json_option, page_option, overrides_option)
+study_options = gathered(Study, "study", *STUDY_OPTIONS)
 
 
-def narrowing_options(default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+def each_narrowing_option(default: tuple[str, ...] = ()) -> tuple[Callable[[Any], Any], ...]:
     """--only, with a default, and --memory-limit."""
     only = click.option(
         "--only",
@@ -218,4 +219,9 @@ def narrowing_options(default: tuple[str, ...] = ()) -> Callable[[Any], Any]:
         metavar="BYTES",
         help="most bytes of a GPU that a layout may use, such as 70GiB; by default what sim.run says that fits",
     )
-    return gathered(Narrowing, "narrowing", only, limit)
+    return only, limit
+
+
+def narrowing_options(default: tuple[str, ...]) -> Callable[[Any], Any]:
+    """The options of `each_narrowing_option` as one argument `narrowing`."""
+    return gathered(Narrowing, "narrowing", *each_narrowing_option(default))

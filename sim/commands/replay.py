@@ -82,43 +82,54 @@ what_if_options = gathered(
 )
 
 
+class ReplayOptions(Report, frozen=True, kw_only=True, dict=True):
+    """Hold the options that were given; each field is the option of its name."""
+
+    calibration: str | None = None
+    groups: Path | None = None
+    step: int | None = None
+    engine: Engine = "auto"
+    trace: Path | None = None
+
+
+replay_options = gathered(
+    ReplayOptions,
+    "options",
+    click.option("--calibration", metavar="NAME", help="captured programs: a profile in place of the GPU's own"),
+    click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups"),
+    click.option(
+        "--step", type=click.IntRange(0), metavar="N", help="profiler step; by default the one of median length"
+    ),
+    engine_option,
+    json_option,
+    page_option,
+    click.option("--trace", type=OUTPUT, metavar="FILE", help="write a Chrome/Perfetto trace of the replay"),
+)
+
+
 @click.command("replay", cls=Command)
 @click.argument("traces", type=FILE, nargs=-1, required=True, metavar="TRACE...")
 @what_if_options
-@click.option("--calibration", metavar="NAME", help="captured programs: a profile in place of the GPU's own")
-@click.option("--groups", type=FILE, metavar="FILE", help="Chakra: ASTRA-sim's communicator groups")
-@click.option("--step", type=click.IntRange(0), metavar="N", help="profiler step; by default the one of median length")
-@engine_option
-@gathered(Report, "report", json_option, page_option)
-@click.option("--trace", type=OUTPUT, metavar="FILE", help="write a Chrome/Perfetto trace of the replay")
-def main(
-    traces: tuple[Path, ...],
-    what_if: WhatIf,
-    calibration: str | None,
-    groups: Path | None,
-    step: int | None,
-    engine: Engine,
-    trace: Path | None,
-    report: Report,
-) -> None:
+@replay_options
+def main(traces: tuple[Path, ...], what_if: WhatIf, options: ReplayOptions) -> None:
     """Replay recorded traces (PyTorch profiler, Nsight Systems, Chakra) or captured programs; options change device,
     network, ranks or kernels."""
     if are_programs(traces):
-        recording = load_programs(traces, what_if.cluster, calibration)
+        recording = load_programs(traces, what_if.cluster, options.calibration)
         asked = replace(what_if, cluster=None)  # the programs are priced on it already
         change = make_change(recording, asked)
         if asked.dp is not None:  # transfers of other ranks are priced anew
             change = replace(change, network=network_of(str(what_if.cluster), _ranks_after(recording, change.dp)))
     else:
-        if calibration is not None:
+        if options.calibration is not None:
             raise InputError("--calibration: is for captured programs; a trace has times of its own")
-        recording, asked = load(traces, step, groups), what_if
+        recording, asked = load(traces, options.step, options.groups), what_if
         change = make_change(recording, asked)
     recording.warnings += doubts(recording, change)
-    unchanged, changed = replay(recording, None, engine), replay(recording, change, engine)
-    if trace is not None:
-        write_trace(trace, timeline(changed))
-    report.show(make_result(unchanged, changed, asked), lambda found: _page(found, changed), _print)
+    unchanged, changed = replay(recording, None, options.engine), replay(recording, change, options.engine)
+    if options.trace is not None:
+        write_trace(options.trace, timeline(changed))
+    options.show(make_result(unchanged, changed, asked), lambda found: _page(found, changed), _print)
 
 
 def make_change(recording: Recording, asked: WhatIf) -> Change:

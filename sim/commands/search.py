@@ -14,7 +14,15 @@ from msgspec.structs import replace
 from sim.commands.command import Command
 from sim.commands.files_named import OutputSeries
 from sim.commands.layout_options import Prices, limit_bytes, parse_clusters, parse_only, with_trainer
-from sim.commands.options import Narrowing, Study, joined, narrowing_options, scenario_argument, study_options
+from sim.commands.options import (
+    STUDY_OPTIONS,
+    Narrowing,
+    Study,
+    each_narrowing_option,
+    gathered,
+    joined,
+    scenario_argument,
+)
 from sim.core.errors import InputError
 from sim.core.files import write_text
 
@@ -29,102 +37,125 @@ SAVED = OutputSeries(r"/\d+\.(yaml|flags)")
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 
 
+class SearchOptions(Study, frozen=True, kw_only=True, dict=True):
+    """Hold the options that were given; each field is the option of its name, `trainer` is --for."""
+
+    gpus: int | None = None
+    objective: str | None = None
+    top: int = 10
+    only: tuple[str, ...] = ()
+    memory_limit: str | None = None
+    trainer: str | None = None
+    cluster: str | None = None
+    whole_front: bool = False
+    slo: str | None = None
+    vary: tuple[str, ...] = ()
+    price: str | None = None
+    save: Path | None = None
+
+
+search_options = gathered(
+    SearchOptions,
+    "options",
+    click.option(
+        "--gpus",
+        type=click.IntRange(1),
+        metavar="N",
+        help="number of GPUs; by default the scenario's ranks or, without tp, cp, pp and dp, its cluster's GPUs",
+    ),
+    click.option(
+        "--objective",
+        type=click.Choice(OBJECTIVES),
+        help=f"what is best, by default {OBJECTIVES[0]}; both give the same order for one number of GPUs",
+    ),
+    click.option("--top", type=click.IntRange(1, 10_000), default=10, help="number of layouts to list"),
+    *each_narrowing_option(),
+    click.option(
+        "--for",
+        "trainer",
+        metavar="TRAINER",
+        help="only layouts that torchtitan, torchtitan-python or megatron can run; prints flags for the best",
+    ),
+    click.option(
+        "--cluster", metavar="NAME,…", help="search these shipped clusters in place of the scenario's, and compare them"
+    ),
+    click.option(
+        "--whole-front",
+        is_flag=True,
+        help="simulate all layouts that may lie on the Pareto front of time and memory, not only its fast end",
+    ),
+    click.option(
+        "--slo",
+        multiple=True,
+        callback=joined,
+        metavar="NAME=SECONDS,…",
+        help="serving: find the highest rate of requests within these latencies, such as "
+        "ttft_p99=0.25,tpot_p99=0.035 (ttft, tpot, itl, latency; p50, p90, p95, p99, mean)",
+    ),
+    click.option(
+        "--vary",
+        multiple=True,
+        metavar="KEY=VALUE,…",
+        help="with --slo: search these values of an engine's option beside the layout, repeatable, such as "
+        "inference.max_batch_tokens=512,2048",
+    ),
+    click.option(
+        "--price",
+        metavar="PER_GPU_HOUR",
+        help="adds the cost of a trillion tokens (with --slo: a million output tokens); several clusters: NAME=PRICE,…",
+    ),
+    click.option(
+        "--save", type=SAVED, metavar="FOLDER", help="write each listed layout there as a scenario: 1.yaml, 2.yaml, …"
+    ),
+    *STUDY_OPTIONS,
+)
+
+
 @click.command("search", cls=Command)
 @scenario_argument
-@click.option(
-    "--gpus",
-    type=click.IntRange(1),
-    metavar="N",
-    help="number of GPUs; by default the scenario's ranks or, without tp, cp, pp and dp, its cluster's GPUs",
-)
-@click.option(
-    "--objective",
-    type=click.Choice(OBJECTIVES),
-    help=f"what is best, by default {OBJECTIVES[0]}; both give the same order for one number of GPUs",
-)
-@click.option("--top", type=click.IntRange(1, 10_000), default=10, help="number of layouts to list")
-@narrowing_options()
-@click.option(
-    "--for",
-    "trainer",
-    metavar="TRAINER",
-    help="only layouts that torchtitan, torchtitan-python or megatron can run; prints flags for the best",
-)
-@click.option(
-    "--cluster", metavar="NAME,…", help="search these shipped clusters in place of the scenario's, and compare them"
-)
-@click.option(
-    "--whole-front",
-    is_flag=True,
-    help="simulate all layouts that may lie on the Pareto front of time and memory, not only its fast end",
-)
-@click.option(
-    "--slo",
-    multiple=True,
-    callback=joined,
-    metavar="NAME=SECONDS,…",
-    help="serving: find the highest rate of requests within these latencies, such as "
-    "ttft_p99=0.25,tpot_p99=0.035 (ttft, tpot, itl, latency; p50, p90, p95, p99, mean)",
-)
-@click.option(
-    "--vary",
-    multiple=True,
-    metavar="KEY=VALUE,…",
-    help="with --slo: search these values of an engine's option beside the layout, repeatable, such as "
-    "inference.max_batch_tokens=512,2048",
-)
-@click.option(
-    "--price",
-    metavar="PER_GPU_HOUR",
-    help="adds the cost of a trillion tokens (with --slo: a million output tokens); several clusters: NAME=PRICE,…",
-)
-@click.option(
-    "--save", type=SAVED, metavar="FOLDER", help="write each listed layout there as a scenario: 1.yaml, 2.yaml, …"
-)
-@study_options
-def main(
-    scenario: Path,
-    gpus: int | None,
-    objective: str | None,
-    top: int,
-    narrowing: Narrowing,
-    trainer: str | None,
-    cluster: str | None,
-    whole_front: bool,
-    slo: str | None,
-    vary: tuple[str, ...],
-    price: str | None,
-    save: Path | None,
-    study: Study,
-) -> int:
+@search_options
+def main(scenario: Path, options: SearchOptions) -> int:
     """Search all layouts of SCENARIO's GPUs over tp, sp, cp, pp, dp, ep, zero, schedule, virtual stages,
     micro-batch size and recomputation; with --slo, of a serving SCENARIO over replicas or pools, and with --vary
     over options of its engine."""
-    names, prices = parse_clusters(cluster) if cluster else [], Prices(price)
-    for option, given in (("--for", trainer), ("--cluster", cluster)):
+    names, prices = parse_clusters(options.cluster) if options.cluster else [], Prices(options.price)
+    for option, given in (("--for", options.trainer), ("--cluster", options.cluster)):
         if given == "":
             raise InputError(f"{option}: found ''; name one, or leave the option out")
     if len(names) == 1:
-        study = replace(study, overrides=(*study.overrides, f"cluster={names[0]}"))
-    if slo is not None:
-        for option, value in (
-            ("--for", trainer),
-            ("--save", save),
-            ("--cluster A,B", names[1:]),
-            ("--whole-front", whole_front),
-            ("--only", narrowing.only),
-            ("--memory-limit", narrowing.memory_limit),
-            ("--objective", objective),
-        ):
-            if value:
-                raise InputError(f"{option}: is for searches of training steps; --slo searches serving")
-        return _serving(scenario, study, gpus, slo, vary, prices, top)
-    if vary:
+        options = replace(options, overrides=(*options.overrides, f"cluster={names[0]}"))
+    if options.slo is not None:
+        _refuse_of_training(options, names)
+        return _serving(scenario, options, options.slo, prices)
+    if options.vary:
         raise InputError(
             "--vary: is for searches of serving (--slo); of a training step `stepsim sweep` varies any key"
         )
-    asked = Asked(gpus, narrowing, top, whole_front, objective or OBJECTIVES[0], trainer or "", prices)
-    return _training(scenario, study, asked, names, save)
+    asked = Asked(
+        options.gpus,
+        Narrowing(options.only, options.memory_limit),
+        options.top,
+        options.whole_front,
+        options.objective or OBJECTIVES[0],
+        options.trainer or "",
+        prices,
+    )
+    return _training(scenario, options, asked, names, options.save)
+
+
+def _refuse_of_training(options: SearchOptions, clusters: Sequence[str]) -> None:
+    """Raise for the first option that a search of serving does not have."""
+    for option, value in (
+        ("--for", options.trainer),
+        ("--save", options.save),
+        ("--cluster A,B", clusters[1:]),
+        ("--whole-front", options.whole_front),
+        ("--only", options.only),
+        ("--memory-limit", options.memory_limit),
+        ("--objective", options.objective),
+    ):
+        if value:
+            raise InputError(f"{option}: is for searches of training steps; --slo searches serving")
 
 
 def _training(path: Path, study: Study, asked: Asked, clusters: Sequence[str], save: Path | None) -> int:
@@ -175,10 +206,8 @@ def _save(folder: Path, result: dict[str, Any]) -> None:
             write_text(folder / f"{number}.flags", row["flags"] + "\n")
 
 
-def _serving(
-    path: Path, study: Study, gpus: int | None, slo: str, vary: Sequence[str], prices: Prices, top: int
-) -> int:
-    """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies."""
+def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> int:
+    """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies `slo`."""
     from sim.commands.serving_search import print_serving_search
     from sim.commands.sweep import parse_vary
     from sim.inputs.scenario import name_of, read_source
@@ -187,11 +216,13 @@ def _serving(
     from sim.search.slo import parse_slo
     from sim.views.serving_search_page import serving_search_page
 
-    source = read_source(path, study.overrides)
-    choices = choices_of(parse_vary(vary)) if vary else ({},)
-    asked = ServingSearch(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)), choices)
-    result = search_serving(asked, study.pool)
-    study.show(result, serving_search_page, lambda found: print_serving_search(found, top))
+    source = read_source(path, options.overrides)
+    choices = choices_of(parse_vary(options.vary)) if options.vary else ({},)
+    asked = ServingSearch(
+        source, name_of(path), parse_slo(slo), options.gpus, prices.of(_cluster_name(source)), choices
+    )
+    result = search_serving(asked, options.pool)
+    options.show(result, serving_search_page, lambda found: print_serving_search(found, options.top))
     return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
 
 

@@ -116,7 +116,7 @@ def scenarios() -> None:
 def models(name: str | None) -> None:
     """List the shipped models, or show all that NAME says"""
     from sim.inputs.model_input import load_model, model_presets
-    from sim.views.headline import size_words
+    from sim.views.scenario_words import size_words
 
     if name is not None:
         from sim.views.shipped_records import model_record
@@ -131,7 +131,7 @@ def clusters(name: str | None) -> None:
     """List the shipped clusters, and the GPUs of which a cluster may be made; or show all that NAME says"""
     from textwrap import fill
 
-    from sim.views.headline import cluster_words
+    from sim.views.scenario_words import cluster_words
     from topology.presets import CLUSTERS, GPUS
 
     if name is not None:

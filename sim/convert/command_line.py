@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from sim.convert.arrays import taken_arrays, with_arrays
+from sim.convert.arrays import QUOTED, taken_arrays, with_arrays
 from sim.core.errors import InputError
 
 ASSIGNMENT = re.compile(
@@ -65,7 +65,6 @@ SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
 }
 QUOTED_COMMAND = re.compile(r"(?s)^(?!\w+\+?=).*\s--[A-Za-z]")  # not what a variable is given
 QUOTED_FLAG = re.compile(r"--[A-Za-z][\w-]*\s")  # of an array, which a shell splits again: ("--fp8-format hybrid")
-QUOTED = r"('[^']*'|\"[^\"]*\")"
 REDIRECTS = re.compile(r"[0-9&]?>|<")  # output and input, which are no flag's values
 ENDS = (";", "&", "&&", "|", "||")  # of a command
 MAX_CHARACTERS = 8 * 2**20

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
+from sim.convert.branches import COMMENT
 from sim.inputs.training_config import WORKSPACES
 
 ASSIGNED = re.compile(r"(?<![\w$#{])([A-Z][A-Z0-9_]*)[\"']?(?:=|:[ \t]*)[\"']?([\w.:,^=-]*)")  # `:` of a YAML
-COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 OFF = ("0", "false")
 # Off by default, on by default, and those that choose.
 SHARP = "NCCL_COLLNET_ENABLE"  # which `inter_node.sharp` expresses

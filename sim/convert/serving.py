@@ -23,7 +23,7 @@ from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.serving_sampling import sampling_of
-from sim.convert.serving_tiers import tiers_of
+from sim.convert.serving_tiers import GIB, tiers_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
@@ -40,8 +40,6 @@ LISTED = (
     *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
     *("lora-modules", "lora-paths"),
 )
-# vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig of its config).
-GIB = 2**30
 _FILE = Path(__file__).with_name("serving_flags.yaml")
 
 
@@ -340,6 +338,7 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
             **graphs_of(s, without_graphs),
             "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
             "kv_cache": without_none(kept) or None,
+            # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig).
             "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,
             "speculative": drafts_of(s),
             "lora": adapters_of(s, product),

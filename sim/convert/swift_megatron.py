@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from sim.convert.adapters import TARGETS
 from sim.convert.command_line import flags_of, words_of
+from sim.convert.launched import SWITCHES
 from sim.convert.megatron import LISTED, convert_megatron
 from sim.convert.settings import Converted, Machine
 from sim.core.errors import InputError
@@ -51,7 +52,6 @@ INVERTED = {
     "apply-rope-fusion": ("no-rope-fusion",),
     "overlap-p2p-comm": ("no-overlap-p2p-communication",),
 }
-SWITCHES = {"true": True, "false": False}
 LENGTH, NO_RECOMPUTE = "max-length", ("recompute-granularity", "none")
 TYPES, LORA = ("tuner-type", "train-type"), "lora"
 MODULES = "target-modules"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.convert.torchtitan_tokens import DEGREE
+
 DEGREES = ("data_parallel_replicate", "data_parallel_shard", "tensor_parallel", "context_parallel", "pipeline_parallel")
 RENAMED = {
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
@@ -32,7 +34,6 @@ FLOAT8 = (  # the switch of 8-bit matmuls, by age
 )
 MICRO_BATCHES = "experimental.pipeline_parallel_microbatches"
 SIZE = "parallelism.pipeline_parallel_microbatch_size"
-DEGREE = "parallelism.pipeline_parallel_degree"
 POINTS = "parallelism.pipeline_parallel_split_points"
 BATCH = "training.batch_size"
 FUSED = "optimizer.fused"  # until pull request 881 of February 2025

@@ -109,70 +109,61 @@ class BlockRef(NamedTuple):
 class Compute(Struct, frozen=True):
     """One operator on one rank. `name` is a label for people; nothing may depend on it.
 
-    `kind` says how `shape` is read and how it is priced:
-    gemm (batch, m, n, k): `[m, k] x [k, n]`, batch times; grouped_gemm (groups, m per group, n, k);
-    attention_forward, attention_backward (batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim, causal 0/1):
-    fused; attention_decode (batch, heads, kv_heads, kv_len, head_dim): fused, one query a sequence;
-    moe_layer (tokens, hidden, ffn, top_k, experts, expert_tp, ep): a rank's routed experts in serving, from the choice
-    of experts to the weighted sum; norm, elementwise, softmax, embedding, cross_entropy, optimizer, permute, cast, copy
-    (elements,): bound by memory; host_update (elements,): an optimizer on the host's CPUs, bound by their memory;
-    block: a measured run of a block's computations, shape (), priced by its place `block` in the profile.
-    `flops` counts a multiply-add as 2; `bytes` is what is read from and written to device memory;
-    `kernels` is how many launches it takes; 0: they are counted with another operator, which issues them too.
-    `role`: of a matmul. `kernel`: the library's kernel, where a profile may know more than one for the kind
-    (attention: flash2, megatron, ...; bound by memory: gelu, adamw, ...). `served`: run as serving
-    libraries do: a matmul takes a 16-bit input and quantizes it, an attention is one of the measured points.
-    `own_bytes`: `bytes` are less than those of its shape in its dtype (weights in 8 or 4 bits, experts that nobody
-    chose), and so much less is read. `alignment`: the largest power of two up to 8 that divides the elements between
-    rows of a matmul's matrices; below 8 rows of 16-bit elements do not start at multiples of 16 bytes, which the fast
-    kernels need. `plain_host`: torch's own functions issue its kernels, whatever the framework. `looped`: one call of a
-    library does, in a loop over groups. `within_call`: the call that issues the matmul beside it issues it, too.
-    `strided`: bound by memory, over strided tensors or unlike dtypes, for which torch has no vectorized kernel.
-    `single_elements`: where it is known how many elements such a kernel handles one at a time, their number (`strided`
-    is false then);
-    `casts`: for how many operands, with the result, it chooses a cast for each element. `share`: the part of a
-    step's micro-batches in which it runs; `flops` and `bytes` are means over all of them. `sent_tokens`: of a
-    moe_layer on a rank that has no tokens but those that an all-to-all sends to it. `random_numbers`: how many a kernel
-    that is bound by memory draws. `rows_in_turn`: how many rows it adds one after another, in a loop of one warp.
-    `summed_rows`: of a sum over the rows of a matrix, how many one thread block adds up before blocks wait for others.
-    `clocks`: of one multiprocessor, that the instructions of a kernel take which is bound by memory; all share them;
-    `lone_clocks`: those of one thread block, while others wait or have ended. `instructions`: of all threads of such a
-    kernel, where they were counted in its machine code.
-    `drops`: a fused attention drops probabilities at random. `masked`: it gets a tensor of numbers that says which
-    pairs it hides, and computes all. `part`: whose work it is; no price depends on it.
+    `kind` says how `shape` is read and how the operator is priced:
+
+    - gemm: (batch, m, n, k), `[m, k] x [k, n]`, `batch` times; grouped_gemm: (groups, m of a group, n, k);
+    - attention_forward, attention_backward: fused; (batch, heads, kv_heads, q_len, kv_len, head_dim, v_head_dim,
+      causal 0/1); attention_decode: fused, one query a sequence; (batch, heads, kv_heads, kv_len, head_dim);
+    - moe_layer: a rank's routed experts in serving, from the choice of experts to the weighted sum; (tokens, hidden,
+      ffn, top_k, experts, expert_tp, ep);
+    - norm, elementwise, softmax, embedding, cross_entropy, optimizer, permute, cast, copy: bound by the GPU's memory;
+      (elements,);
+    - host_update: an optimizer on the host's CPUs, bound by their memory; (elements,);
+    - block: a measured run of a block's computations, priced by its place `block` in the profile; ().
     """
 
     name: str
     kind: str
     shape: tuple[int, ...]
     dtype: str
-    flops: float
-    bytes: float
+    flops: float  # a multiply-add counts as 2
+    bytes: float  # read from and written to device memory
     phase: Phase
-    kernels: int = 1
-    role: Role = Role.OUTPUT
+    kernels: int = 1  # launches; 0: they are counted with another operator, which issues these kernels too
+    role: Role = Role.OUTPUT  # of a matmul
+    # The library's kernel, where a profile may know several for the kind: flash2 or megatron of attentions, gelu or
+    # adamw of kernels that memory binds.
     kernel: str = ""
+    # Run as serving libraries do: a matmul quantizes its 16-bit input itself; an attention has the prices of points.
     served: bool = False
+    # `bytes` are fewer than the shape's in its dtype: weights in 8 or 4 bits, experts that no token chose.
     own_bytes: bool = False
+    # The largest power of two up to 8 that divides the elements of a row of a matmul's matrices. With less than 8, rows
+    # of 16-bit elements do not all start at multiples of 16 bytes, which the fast kernels need.
     alignment: int = ALIGNED
-    plain_host: bool = False
-    looped: bool = False
-    within_call: bool = False
+    plain_host: bool = False  # torch's own functions issue the kernels, whatever the framework
+    looped: bool = False  # one call of a library issues the kernels, in a loop over groups
+    within_call: bool = False  # the call that issues the matmul beside this operator issues this operator, too
+    # Bound by memory, over strided tensors or unlike dtypes, for which torch has no vectorized kernel.
     strided: bool = False
+    # Elements that a `strided` kernel handles one at a time, where their number is known; `strided` is false then.
     single_elements: float = 0.0
-    casts: int = 0
+    casts: int = 0  # operands, with the result, for which a kernel chooses a cast for each element
+    # The part of a step's micro-batches in which the operator runs; `flops` and `bytes` are means over all of them.
     share: float = 1.0
-    sent_tokens: bool = False
-    random_numbers: float = 0.0
-    rows_in_turn: float = 0.0
-    summed_rows: float = 0.0
-    clocks: float = 0.0
-    lone_clocks: float = 0.0
-    instructions: float = 0.0
-    drops: bool = False
-    masked: bool = False
+    sent_tokens: bool = False  # a moe_layer on a rank whose only tokens are those that an all-to-all sends to it
+    random_numbers: float = 0.0  # drawn by a kernel that memory binds
+    rows_in_turn: float = 0.0  # rows that one warp adds one after another in a loop
+    summed_rows: float = (
+        0.0  # of a sum over a matrix's rows: rows that one thread block adds before it waits for others
+    )
+    clocks: float = 0.0  # of one multiprocessor, for a kernel's instructions; all multiprocessors share them
+    lone_clocks: float = 0.0  # of one thread block, while the others wait or have ended
+    instructions: float = 0.0  # of all threads, where they were counted in the kernel's machine code
+    drops: bool = False  # a fused attention drops probabilities at random
+    masked: bool = False  # a fused attention gets a tensor that says which pairs are hidden, and computes all pairs
     block: BlockRef | None = None
-    part: ModelPart = ModelPart.OTHER
+    part: ModelPart = ModelPart.OTHER  # whose work it is; no price depends on it
 
 
 class Comm(Struct, frozen=True):
@@ -183,9 +174,9 @@ class Comm(Struct, frozen=True):
     `group`: tp, cp, ep, dp, ... (names of `sim.ranks.plan`). `bytes` as nccl-tests counts them: the full buffer
     (all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; send_recv: the
     message).
-    `stream`: where it queues; by default a stream named after the group. `after`: the handle of an asynchronous one
-    on another stream that it waits for, too. `of_loss`: needed by the loss alone, which a teacher does not compute.
-    `within_call`: the library's call of the matmul beside it issues it, too.
+    `stream`: where it queues; by default a stream named after the group. `after`: the handle of an asynchronous
+    collective on another stream that this one waits for, too. `of_loss`: only the loss needs it, which a teacher does
+    not compute. `within_call`: the library's call of the matmul beside it issues it, too.
     """
 
     name: str

@@ -18,7 +18,7 @@ from sim.graph.messages import NO_HOP, Messages
 from sim.graph.placements import Placements
 from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits, ints, ragged, ragged_rows
 from sim.programs.compile import COMPUTE
-from sim.programs.stages import LAST_INPUT_GRADIENT, NORM_BEFORE
+from sim.programs.step_end import LAST_INPUT_GRADIENT, NORM_BEFORE
 
 NO_TASK = -1
 PAIRS_AT_ONCE = 1 << 17  # a few columns of so many stay in a core's cache

@@ -17,7 +17,8 @@ from sim.prices.rank_prices import Pricing
 from sim.programs.compile import COMPUTE, CompiledProgram, Launch, LocalTask, compile_program
 from sim.programs.data_parallel import DP
 from sim.programs.interleave import interleave
-from sim.programs.stages import Stage, epilogue
+from sim.programs.stages import Stage
+from sim.programs.step_end import epilogue
 from sim.ranks.equal_ranks import embedding_ranks
 from sim.ranks.plan import Plan
 

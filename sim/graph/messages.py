@@ -11,7 +11,8 @@ from sim.core.actions import Kind, Schedule, Step
 from sim.core.timeline import Detail
 from sim.graph.taskgraph import Ints, KindTable, Message
 from sim.prices.rank_prices import Pricing
-from sim.programs.stages import NORM_BYTES, stage_input_bytes
+from sim.programs.stages import stage_input_bytes
+from sim.programs.step_end import NORM_BYTES
 from sim.ranks.plan import Plan
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward

@@ -66,8 +66,8 @@ def unit_times(plan: Plan, layout: Schedule, pricing: Pricing, dp: DataParallel,
                 program = stage.forward(False, True) if kind is Kind.F else stage.backward(kind, False, True)
                 make = partial(compile_program, program, price)
                 # The key is that of `ActionPrograms.compiled`, so that the step finds these programs compiled.
-                template = cache.compiled((context, (stage, kind)), [program], make)
-                known[key].append(template.makespan_s)
+                found = cache.compiled((context, (stage, kind)), [program], make)
+                known[key].append(found.makespan_s)
         rows.append(known[key])
     # A pipeline rank is as fast as its slowest pipeline, because its pipelines meet in collectives.
     slowest = np.array(rows).reshape(-1, plan.pipelines, 3).max(axis=1)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sim.graph.compiled import SingleTaskForm
 from sim.programs.compile import COMPUTE, CompiledProgram
 from sim.programs.data_parallel import DP
-from sim.programs.stages import LAST_INPUT_GRADIENT
+from sim.programs.step_end import LAST_INPUT_GRADIENT
 
 
 class TaskPattern(NamedTuple):

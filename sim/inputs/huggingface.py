@@ -13,7 +13,18 @@ from msgspec import Struct
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.core.json_text import parse_json
-from sim.inputs.families import convolutions, deepseek, dense, experts, gpt, hub, hybrids, pictures, selected_keys
+from sim.inputs.families import (
+    convolutions,
+    deepseek,
+    dense,
+    experts,
+    gpt,
+    hub,
+    hybrids,
+    linear_attention,
+    pictures,
+    selected_keys,
+)
 from sim.inputs.families.dense import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
@@ -25,6 +36,7 @@ FAMILIES = (
     | experts.FAMILIES
     | deepseek.FAMILIES
     | hybrids.FAMILIES
+    | linear_attention.FAMILIES
     | convolutions.FAMILIES
     | selected_keys.FAMILIES
     | hub.FAMILIES

@@ -12,7 +12,7 @@ from sim.inputs.units import BYTES
 from sim.models.moe.dispatchers import DISPATCHERS
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 
-_RANK_ORDERS = "tp-cp-dp-pp and its permutations"
+_RANK_ORDERS = "the mesh's dimensions, the fastest-varying first: tp-cp-dp-pp or a permutation of it"
 
 
 def _rank_order(value: Any) -> Any:
@@ -114,10 +114,13 @@ class Parallelism(UserInput):
         default_factory=lambda data: FORMS[data["schedule"]].stages_per_rank if data["pp"] > 1 else 1,
         ge=1,
         le=10_000,
-        description="null: what the schedule needs",
+        description="stages of each rank; null: the fewest that the schedule has",
     )
     micro_batch_group: int | None = Field(
-        default=None, ge=1, le=1_000_000_000, description="interleaved_1f1b: in a row on a stage; null: pp"
+        default=None,
+        ge=1,
+        le=1_000_000_000,
+        description="interleaved_1f1b: micro-batches in a row on a stage; null: pp",
     )
     layers_per_stage: Annotated[
         Annotated[Literal["balanced"], Tag("<name>")] | Annotated[_LayerCounts, Tag("<list>")],
@@ -136,8 +139,8 @@ class Parallelism(UserInput):
         default=None,
         ge=1,
         le=10**15,
-        description="zero 3: a layer is gathered in messages of whole tensors, each of at least so many bytes; null: "
-        "in one, or as the framework does",
+        description="zero 3: the least bytes of each message of whole tensors that gathers a layer; null: one message "
+        "for a layer, or as the framework does",
     )
     param_gather_overlap: bool = Field(
         default_factory=lambda data: data["dp_sync"] != "after_backward",
@@ -145,7 +148,7 @@ class Parallelism(UserInput):
     )
     param_gather_dtype: GatherDtype | None = Field(
         default=None,
-        description="zero: in what updated parameters are gathered; null: precision's 16-bit dtype, but fp8 with "
+        description="zero: the dtype of gathered parameters; null: precision's 16-bit dtype, but fp8 with "
         "zero 3 and torchao's tensorwise recipe, for layers' matrices; int8: ZeRO++'s quantized weights",
     )
     cp_method: Literal["ring", "all_gather", "all_to_all"] = "ring"

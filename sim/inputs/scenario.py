@@ -192,7 +192,7 @@ def name_of(path: str | Path) -> str:
 
 
 def parse_scenario(data: dict[str, Any], where: str = "scenario") -> Scenario:
-    """The scenario in a mapping; `where` starts error messages and is the name where the mapping has none."""
+    """The scenario in a mapping; `where` starts error messages, and is its name if the mapping gives none."""
     if not isinstance(data, dict):
         raise InputError(f"{where}: found {show(data)}; a scenario is a mapping")
     return resolve(Source(where, data), where)
@@ -233,7 +233,7 @@ def _plain_numbers(source: Source) -> Source:
 
 
 def resolve(source: Source, name: str) -> Scenario:
-    """The scenario that a source describes; `name`: its own where it has none."""
+    """The scenario that a source describes; `name` is used if the source gives no name."""
     check_plain(source)
     source = _plain_numbers(with_present_names(source))
     data = {key: value for key, value in source.data.items() if value is not None}

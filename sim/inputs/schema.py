@@ -59,13 +59,13 @@ _OWN_KEYS: Schema = {
     "calibration": {
         "type": ["string", "null"],
         "default": None,
-        "description": "a profile's name or path, or roofline; null: the GPU's, or the nearest measured one's",
+        "description": "a profile's name or path, or roofline; null: the GPU's profile, or the nearest measured GPU's",
     },
     "calibrations": {
         "type": "object",
         "additionalProperties": {"type": "string"},
         "default": {},
-        "description": "of nodes of two kinds, the profiles of the less usual GPUs, by the GPU's name",
+        "description": "in a cluster of several kinds of GPUs: the profile of each less usual one, by the GPU's name",
     },
 }
 

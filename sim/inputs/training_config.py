@@ -200,7 +200,7 @@ class Training(UserInput):
         default=None,
         description="fused: one for an update; foreach: one for each operator; null: as the framework does",
     )
-    optimizer_dtype: MomentDtype = Field(default="fp32", description="of Adam's two moments")
+    optimizer_dtype: MomentDtype = Field(default="fp32", description="the dtype of Adam's two moments")
     master_weights: Literal[False, "remainders"] | None = Field(
         default=None,
         description="null: an fp32 copy where parameters are kept in 16 bits; false: none; remainders: of each fp32 "
@@ -210,17 +210,19 @@ class Training(UserInput):
         default=None,
         description="keep: one buffer for the run; set_to_none: freed until the first backward; null: the framework's",
     )
-    gradient_clipping: bool = Field(default=True, description="norm of all gradients, and their scaling by it")
+    gradient_clipping: bool = Field(
+        default=True, description="the norm of all gradients is computed, and gradients are scaled by it"
+    )
     recompute: Annotated[Recompute, BeforeValidator(_recompute), _recompute_schema()] = Field(
         default=Recompute.model_construct(mode="none"), json_schema_extra={"default": "none"}
     )
     attention: Literal["fused", "unfused"] = "fused"
     attention_kernel: AttentionKernel | None = Field(
-        default=None, description="which fused kernel; null: the profile's usual, or Transformer Engine's"
+        default=None, description="the fused kernel; null: the framework's choice, or the profile's default"
     )
     indexer: Literal["trained", "warm_up", "frozen"] = Field(
         default="trained",
-        description="of model.indexer: trained beside the rest; warm_up: alone, under dense attention; frozen",
+        description="how model.indexer learns: trained beside the rest; warm_up: alone, under dense attention; frozen",
     )
     packing: Packing | None = Field(default=None, description="null: a sequence is one document")
     cross_entropy: Literal["unfused", "native", "fused", "chunked", "tiled"] = Field(
@@ -247,10 +249,10 @@ class Training(UserInput):
         default=False, description="fused attention multiplies 8-bit numbers, and its inputs and result are cast"
     )
     num_layers_at_start_in_bf16: int = Field(
-        default=0, ge=0, le=MAX_LAYERS, description="so many first layers stay in 16 bits; 8- and 4-bit precision"
+        default=0, ge=0, le=MAX_LAYERS, description="8- and 4-bit precision: the number of first layers in 16 bits"
     )
     num_layers_at_end_in_bf16: int = Field(
-        default=0, ge=0, le=MAX_LAYERS, description="so many last layers stay in 16 bits; 8- and 4-bit precision"
+        default=0, ge=0, le=MAX_LAYERS, description="8- and 4-bit precision: the number of last layers in 16 bits"
     )
     activation_func_fp8_input_store: bool = Field(
         default=False, description="the input of an MLP's activation is kept for the backward in 8 bits"
@@ -268,7 +270,7 @@ class Training(UserInput):
         default=False, description="experts' matmuls also compute the activation and quantize its result"
     )
     cuda_graphs: Literal["none", "layers", "step"] = Field(
-        default="none", description="what is captured: its kernels cost the host nothing"
+        default="none", description="what CUDA graphs replay: the host issues none of its kernels"
     )
     activation_offload: OffloadChoice = Field(
         default=False, description="saved activations go to host memory: all, those of layers, or of parts of layers"
@@ -280,7 +282,9 @@ class Training(UserInput):
     optimizer_post_validation: bool = Field(
         default=False, description="ranks of a pipeline begin the next step without waiting for all others"
     )
-    tokens: TokenCount | None = Field(default=None, gt=0, le=1e18, description="of the whole training")
+    tokens: TokenCount | None = Field(
+        default=None, gt=0, le=1e18, description="tokens of the whole training, for its steps, days and GPU hours"
+    )
     batch_schedule: Annotated[tuple[BatchPhase, ...], BeforeValidator(as_tuple), Field(max_length=1000)] = Field(
         default=(), json_schema_extra={"default": None}
     )

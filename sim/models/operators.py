@@ -209,6 +209,11 @@ def memory_op(
     )
 
 
+def elementwise_op(name: str, phase: Phase, elements: int, accesses: int, size: float, dtype: str) -> Compute:
+    """An elementwise kernel that reads or writes each element `accesses` times, of `size` bytes each."""
+    return memory_op(name, phase, "elementwise", elements, accesses * size * elements, dtype)
+
+
 # Of one thread block: in a pass of cub's radix sort blocks wait for each other. Eight passes over int64 numbers take
 # 63 us with their histogram on an H100 at 1.98 GHz, whether there are 8,192 or 65,536 numbers
 # (scenarios/measured/gpu_programs).

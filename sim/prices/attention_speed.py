@@ -1,11 +1,12 @@
 """Price training's fused attention by its published speed: by head size, sequence length and occupancy.
 
-    work = flops x (1 + 128 / kv_len, if causal) x (1 + ramp / kv_len) / (peak x e)
+    work = flops x tiles x (1 + 128 / kv_len, if causal) x (1 + ramp / kv_len) / (peak x e)
     tail = flops of `tile_rows` queries over all keys / (peak x e / SMs)
     seconds = launch + max((work^x + tail^x)^(1/x), bytes / bandwidth)
 
-Short sequences of many heads are bound by memory, at the bandwidth that streaming kernels reach. The diagonal's tiles
-of 128 are computed whole. A row of tiles pays a prologue and an epilogue, worth `ramp` keys. One thread block computes
+Short sequences of many heads are bound by memory, at the bandwidth that streaming kernels reach. Tiles are computed
+whole: those of 64 in which queries and keys end (`tiles`: scores computed ÷ scores asked for), and those of 128 on the
+diagonal. A row of tiles pays a prologue and an epilogue, worth `ramp` keys. One thread block computes
 the whole row of keys of its queries, so the longest row, of `tile_rows` queries, is a floor. The exponent x (`overlap`)
 says how much of the other work hides behind it: 1 adds the two, infinity takes the longer. With tiles of 128 and x =
 1.2, serving kernels of 1 to 96 heads on A100 and H100 (NVIDIA AIConfigurator's database, 8,300 prefills from 512 tokens

@@ -1,10 +1,12 @@
 """Price operators: by measured points, by interpolation between points, or by the roofline.
 
 Points have the time of a kernel in a stream of kernels, including its launch. The roofline adds the launch:
-max(flops/peak, bytes/bandwidth, kernels x launch_overhead_s) + kernels x kernel_gap_s. `launch_overhead_s` is the
-shortest time from one launch to the next (the host cannot issue faster, and an empty kernel takes about as long), so it
-is a floor that longer kernels hide. `kernel_gap_s` is never hidden: it is 0 unless measured; on a CPU it is the
-dispatch of an operator, which runs on the core that computes.
+max(flops/peak, bytes/bandwidth, kernels x launch_overhead_s) + kernels x kernel_gap_s, with the first two terms divided
+by `matmul_efficiency` for matmuls and attention. `launch_overhead_s` is the shortest time from one launch to the next
+(the host cannot issue faster, and an empty kernel takes about as long), so it is a floor that longer kernels hide.
+`kernel_gap_s` is never hidden: it is 0 unless measured; on a CPU it is the dispatch of an operator, which runs on the
+core that computes. With a profile's `memory_efficiency`, kernels that memory binds take
+bytes / (bandwidth x efficiency) + kernels x memory_latency_s instead.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
-# Kernels after another one that moves as much and is not counted in their bytes.
+# Before each of these kernels runs another one, which moves as many bytes; the operator's `bytes` leave them out.
 OF_TWO_KERNELS = (TORCH_SOFTMAX_SHORT_BACKWARD, TORCH_SOFTMAX_BACKWARD)
 
 
@@ -277,9 +279,8 @@ class Costs:
     def _attention(self, op: Compute, pace: float) -> Cost | None:
         """Price a training step's fused attention by its published speed; None if the profile does not state it.
 
-        This precedes the measured points, which are of serving libraries' kernels.
+        This precedes the measured points, which are of serving libraries' kernels (FlashInfer, TensorRT-LLM).
         """
-        # The measured points are of serving kernels (FlashInfer, TensorRT-LLM).
         if op.kind not in ATTENTION or op.served:
             return None
         peak = attention_peak(self._device, op.dtype, self._has_tf32, op.kernel)

@@ -1,8 +1,8 @@
-"""A program compiled once per (stage, action kind): local tasks on streams, ready to be placed in time.
+"""A program compiled once per stage and kind of action: local tasks on streams, ready to be placed in time.
 
-The same template is placed for every micro-batch. A template that starts and ends with all its streams joined
-(`closed`) takes its `makespan_s` wherever it is placed, so it can stand in the task graph as one task; one that
-leaves communication running past its end (gradient buckets, prefetched weights) is placed task by task.
+The same compiled program is placed for every micro-batch. If all its streams are joined at its start and at its end
+(`alone`), it takes `makespan_s` wherever it is placed, so one task of the graph can represent it. If communication runs
+past its end (gradient buckets, prefetched weights), it is placed task by task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ HOST_UNCERTAINTY = 0.15  # of the seconds that the device waits for the host: ho
 
 
 class LocalTask(NamedTuple):
-    """A task of a template. `deps` are earlier local tasks; the order on a stream is the order in the template."""
+    """A task of a compiled program. `deps`: earlier tasks of the program that it waits for; tasks of one stream run in
+    the program's order."""
 
     stream: str
     kind: str  # of a communication, as the program names it ("all_reduce"); "" for computation
@@ -187,7 +188,7 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def first_streams(self) -> frozenset[str]:
-        """Streams on which something needs nothing that the template does before."""
+        """Streams with a task that waits for no earlier task of the program."""
         return frozenset(t.stream for t in self.tasks if not t.deps)
 
 

@@ -47,8 +47,8 @@ DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
 
 
 class DataParallel(Struct, frozen=True):
-    """The data parallelism of a stage: all but the first may have `behind_first`. Sizes are group sizes; bytes are per
-    element."""
+    """How a pipeline's first stage gathers parameters and reduces gradients; `behind_first`: how the others do. `shard`
+    to `expert_replica` are numbers of ranks; bytes are of an element."""
 
     zero: int
     sync: str
@@ -70,13 +70,13 @@ class DataParallel(Struct, frozen=True):
     engine: ZeroEngine = ZeroEngine()
     eight_bit: EightBitParameters = EightBitParameters()
     aligned: bool = False  # a stage's buckets are sent when its last backward has ended (`ZeroEngine.aligns_stages`)
-    gather_bucket_bytes: int | None = None  # ZeRO-3 gathers a block's tensors in messages of at least so many bytes
+    gather_bucket_bytes: int | None = None  # the least bytes of ZeRO-3's messages that gather a block's tensors
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
     on_host: bool = False  # shards of gradients go to host memory, where the optimizer runs
     by_tensor: bool = False  # ZeRO-1 copies each rank's part of each gathered tensor by a kernel of its own
-    prefetches: bool = True  # ZeRO-3 gathers a block beside the backward of the one before
-    dequantized_copies: int = 0  # ZeRO-3 gathers 8-bit integers, of which it makes fp16 numbers, copied so often
+    prefetches: bool = True  # ZeRO-3 gathers a block's parameters while the block before it runs its backward
+    dequantized_copies: int = 0  # how often ZeRO-3 copies the fp16 numbers that it makes of gathered 8-bit integers
     stays: bool = False  # ZeRO-3 without `reshard` keeps gathered parameters from the first forward to the step's end
 
     @property
@@ -88,7 +88,7 @@ class DataParallel(Struct, frozen=True):
 
     @property
     def _whole_reduction(self) -> tuple[str, ...]:
-        """Collectives that leave the sum of whole gradients with everybody."""
+        """Collectives that leave the sum of whole gradients on every rank."""
         return ("reduce", "broadcast") if self.sync == "reduce_broadcast" else ("all_reduce",)
 
     @property

@@ -13,7 +13,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.actions import Kind, Schedule
-from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import (
     BLOCK_END,
     PART_OF_BLOCK,
@@ -27,25 +26,14 @@ from sim.core.program import (
     Program,
     Wait,
 )
-from sim.inputs.training_config import Training
 from sim.models.dims import Shard
-from sim.models.muon import Dealt, dealt_out
 from sim.models.operators import rerun
-from sim.models.optimizer import (
-    NOTHING_DEALT,
-    gradient_buffer_items,
-    host_update_items,
-    shard_items,
-    state_bytes,
-    unscales,
-)
-from sim.models.optimizers import OPTIMIZERS
 from sim.models.reference import reference_scenario, with_casts, without_gradients
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
-from sim.programs.data_parallel import DataParallel, after_backward, sum_shared_once
+from sim.programs.data_parallel import DataParallel
 from sim.programs.host_copies import HostCopy, host_copies
-from sim.programs.updated_parameters import gather_after_optimizer, prologue, prologue_waits
+from sim.programs.updated_parameters import prologue, prologue_waits
 from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.equal_ranks import expert_rank, position_of
 from sim.ranks.plan import ModelSlice, Plan
@@ -56,10 +44,6 @@ PHASES = {
     Kind.I: frozenset({Phase.INPUT_GRAD}),
     Kind.W: frozenset({Phase.WEIGHT_GRAD}),
 }
-NORM_BYTES = 4.0
-# Handles of what other programs bring about: `graph.assemble` says what they wait for.
-NORM_BEFORE = "gradient norm of the pipeline ranks before"
-LAST_INPUT_GRADIENT = "last input gradient"
 MEASURED_PHASE = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input_grad", Kind.W: "weight_grad"}
 
 
@@ -234,106 +218,6 @@ def replace_runs(program: Program, block: Block, phase: str, costs: Costs) -> Pr
             out.append(Compute(block.kind, "block", (), "", 0.0, 0.0, item.phase, 0, block=ref, part=part))
             run, open_run = run + 1, True
     return tuple(out)
-
-
-def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
-    """The end of a rank's step: what is left of gradient synchronization, clipping, optimizer, parameter gathers.
-
-    `tied`: this rank is one of several that hold the embedding matrix (`embedding_ranks`).
-    """
-    scenario = plan.scenario
-    source = source_of(scenario)
-    blocks = tuple(b for s in stages for b in s.blocks)
-    dp, t = stages[0].dp, scenario.for_training
-    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
-    sharded = (-(-dense // dp.shard), -(-experts // dp.expert_shard)) if dp.zero >= 1 else (dense, experts)
-    buffered = sum(sharded) if dp.keeps_shards else dense + experts
-    replicas = scenario.parallelism.dp * scenario.parallelism.cp
-    out: list[Item] = [*gradient_buffer_items(buffered, t, replicas), *after_backward(blocks, dp)]
-    out += sum_shared_once(blocks, dp, dtype_bytes(t.grad_dtype))
-    if tied:
-        out = _with_tied_gradients(out, source.copied_elements(), dp, t)
-    dense, experts = sharded
-    if plan.group_size("copies") > 1:
-        size = (dense + experts) * dp.gradient_bytes
-        out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
-    whole = OPTIMIZERS[t.optimizer].whole_matrices
-    dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if whole else NOTHING_DEALT
-    end = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
-    if dp.zero:
-        out += shard_items(dense + experts, t)
-    out += [*end.prepared, *_overflow_flags(plan, dp)]
-    if t.gradient_clipping:
-        scaling = end.scaling if t.optimizer_offload != "cpu" else ()  # there the host scales them
-        out += [*end.norm, *_norm_reductions(plan, dp), *scaling]
-    visits = end.update and t.optimizer_offload
-    out += _with_host(end.update, dense + experts, dealt, t) if visits else end.update
-    out += dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)
-    out += gather_after_optimizer(blocks, dp)
-    return tuple(out)
-
-
-def _with_tied_gradients(out: list[Item], elements: int, dp: DataParallel, t: Training) -> list[Item]:
-    """Sum the gradients of the embedding matrix (of `elements`) over the pipeline ranks that hold a copy of it."""
-    held = dp.shard if dp.zero == 3 or dp.keeps_shards else 1  # else whole gradients are kept, and summed
-    size = elements * dp.gradient_bytes / held
-    summed = Comm("tied embedding gradients", "all_reduce", "embedding", size, Phase.OPTIMIZER)
-    if not t.optimizer_post_validation:
-        return [*out, summed]
-    # It runs beside the weight gradients that are left, so that rank 0 need not wait for the last rank's. The
-    # output layer's weight gradient comes before it (`clear` in weight_grad_store.py of Qi et al.'s fork).
-    started = replace(summed, blocking=False, handle="tied")
-    return [Wait(LAST_INPUT_GRADIENT, Phase.OPTIMIZER), started, *out, Wait("tied", Phase.OPTIMIZER)]
-
-
-def _with_host(update: Program, n_params: int, dealt: Dealt, t: Training) -> Program:
-    """The update of a rank's parameters, whose optimizer states lie in host memory between steps.
-
-    They come to the GPU for it and go back (Megatron-Core's --offload-optimizer-states), or stay: then fp32 gradients
-    go to the host, and its CPUs' parameters come back (DeepSpeed's offload_optimizer).
-    """
-    if t.optimizer_offload == "cpu":
-        return (
-            Comm("gradients to the host", "offload", "host", n_params * FP32_BYTES, Phase.OPTIMIZER),
-            *host_update_items(n_params, t),
-            Comm("updated parameters", "reload", "host", n_params * dtype_bytes(t.param_dtype), Phase.OPTIMIZER),
-        )
-    size = state_bytes(n_params, dealt, t)
-    return (
-        Comm("optimizer states", "reload", "host", size, Phase.OPTIMIZER),
-        *update,
-        Comm("optimizer states", "offload", "host", size, Phase.OPTIMIZER),
-    )
-
-
-def _overflow_flags(plan: Plan, dp: DataParallel) -> list[Item]:
-    """The all-reduces of four bytes that tell all holders of gradients whether one of them has overflowed.
-
-    Only a scaled loss (fp16) has them.
-
-    With post-validation it goes along the pipeline with the norm (`get_reduced_global_states` of Qi et al.'s fork).
-    """
-    t = plan.scenario.for_training
-    groups = _groups_of_norm(plan, dp) if unscales(t) and not t.optimizer_post_validation else []
-    return [Comm("gradient overflow", "all_reduce", g, FP32_BYTES, Phase.OPTIMIZER) for g in groups]
-
-
-def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
-    """The all-reduces of four bytes that sum the squared norm over all ranks that hold different gradients.
-
-    With post-validation a rank adds its part to the sum that the pipeline rank before it sends, and goes on with that
-    (Qi et al. 2024, section 4; `do_partially_reduce_local_total_norm` of their fork of Megatron-LM).
-    """
-    sums = [Comm("gradient norm", "all_reduce", g, NORM_BYTES, Phase.OPTIMIZER) for g in _groups_of_norm(plan, dp)]
-    along_pipeline = plan.scenario.for_training.optimizer_post_validation
-    return [*sums, Wait(NORM_BEFORE, Phase.OPTIMIZER)] if along_pipeline else [*sums]
-
-
-def _groups_of_norm(plan: Plan, dp: DataParallel) -> list[str]:
-    """The groups over which a number that each rank has of its own gradients (norm, overflow) is reduced."""
-    model = "tp" if plan.scenario.for_training.optimizer_post_validation else "model"
-    shards = ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
-    return [*([model] if plan.group_size(model) > 1 else []), *shards]
 
 
 def stage_input_bytes(plan: Plan, part: int | None = None) -> float:

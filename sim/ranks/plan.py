@@ -28,8 +28,8 @@ from sim.ranks.rank_mesh import ALONG, CUTS, Mesh, make_mesh
 class ModelSlice(Struct, frozen=True):
     """A slice of the model: what one stage holds.
 
-    Modules of multi-token prediction belong to the output (`head`), unless they stand on a stage of their own
-    (`predicts`). Then the final norm, whose result both take, stands behind the last layer (`normed`).
+    Modules of multi-token prediction belong to the output (`head`), unless they have a stage of their own (`predicts`).
+    Then the stage of the last layer has the final norm (`normed`), whose result output and modules take.
     """
 
     index: int
@@ -66,7 +66,8 @@ class Plan(Struct, frozen=True):
 
     `classes` are the ranks that are simulated; each stands for equal ranks (`sim.ranks.equal_ranks`). There is one for
     each pipeline rank, and more where ranks of one stage differ: in work (an uneven context split, uneven experts), in
-    speed, in what their messages cost. Those of one pipeline rank follow each other, one for each simulated pipeline.
+    speed, or in the cost of their messages. The classes of one pipeline rank are consecutive, one for each simulated
+    pipeline.
     """
 
     scenario: Scenario
@@ -131,11 +132,17 @@ class Plan(Struct, frozen=True):
     def group(self, name: str, rank: int) -> list[int]:
         """The members of the group of this name that `rank` belongs to, ascending.
 
-        plane: all ranks of one pipeline rank; dp_cp: who holds the same dense parameters; shard and replica: dp_cp cut
-        into ranks that shard the states together (consecutive ones) and those that hold the same shard; experts: who
-        together holds each expert of a stage once; ep, expert_tp, expert_dp: as in this file's head; model: all ranks
-        of one replica along tp and pp (gradient norm); embedding: those of `embedding_ranks`; copies: pipeline ranks i
-        and p-1-i, which hold the same two parts under DualPipe.
+        - tp, cp, dp, pp: ranks that differ in this coordinate alone. plane: all ranks of one pipeline rank.
+        - dp_cp: ranks that hold the same dense parameters. shard, replica: parts of dp_cp; ranks of a shard
+          (consecutive ones) shard the states, ranks of a replica hold the same shard.
+        - experts: ranks that together hold each expert of a stage once. expert_tp: ranks that split each of their
+          experts; ep: ranks with different experts; expert_dp: ranks with the same part of the same experts.
+          expert_shard, expert_replica: parts of expert_dp, as shard and replica are of dp_cp.
+        - model: all ranks of one replica along tp and pp, which sum the gradient norm. embedding: `embedding_ranks`.
+          copies: pipeline ranks i and p-1-i, which hold the same two parts under DualPipe.
+
+        Raises:
+            ValueError: for another name.
         """
         if name in ALONG:
             return self.mesh.along(ALONG[name], rank)
@@ -155,8 +162,11 @@ class Plan(Struct, frozen=True):
 
 
 def make_plan(scenario: Scenario, fold: bool = True, apart: frozenset[int] = frozenset()) -> Plan:
-    """Lay a scenario out: mesh, parts, and the classes of equal ranks that are simulated (all, unless `fold`); those of
-    `apart` are by themselves."""
+    """Lay a scenario out: mesh, parts, and the classes of equal ranks that are simulated.
+
+    With `fold` a class stands for equal ranks, but each rank of `apart` has a class of its own. Without it every rank
+    has one.
+    """
     p = scenario.parallelism
     mesh = make_mesh(p)
     plan = Plan(scenario, mesh, make_parts(scenario.parallelism), (), ())

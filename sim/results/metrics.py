@@ -1,4 +1,4 @@
-"""Numbers out of a finished run: where each rank's seconds went, the critical path, utilization, certainty."""
+"""Numbers of a finished run: where each rank's seconds went, the critical path, the sources of prices, an interval."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Spans(NamedTuple):
         return Spans(self.group[rows], self.start_s[rows], self.end_s[rows])
 
     def seconds(self, groups: int) -> Floats:
-        """Return how long those of each group are together."""
+        """Return the sum of the lengths of each group's intervals, in seconds."""
         return _sums(self.group, self.end_s - self.start_s, groups)
 
 
@@ -67,7 +67,7 @@ def merged(spans: Spans) -> Spans:
 
 
 def joined(sets: Sequence[Sequence[Spans]], groups: int) -> Spans:
-    """The intervals of several sets: those of the i-th are of groups `i * groups` and up."""
+    """The intervals of several sets; the groups of set i are numbered from `i * groups` on."""
     apart = [(i * groups + each.group, each.start_s, each.end_s) for i, those in enumerate(sets) for each in those]
     return Spans(*(np.concatenate(columns) for columns in zip(*apart, strict=True)))
 

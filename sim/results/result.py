@@ -47,7 +47,8 @@ class Utilization(Record, frozen=True):
 
 
 class MeanRank(Record, frozen=True):
-    """Means over ranks: idle time over the step and over busy time, communication that nothing hides, computation."""
+    """Means over ranks. `bubble_fraction`: seconds idle for want of input ÷ those of the step; `bubble_ratio`: ÷ those
+    busy in F, B and W. `exposed_comm_s`: communication with no computation beside it."""
 
     bubble_fraction: float
     bubble_ratio: float
@@ -63,7 +64,7 @@ class MiddleLayer(Record, frozen=True):
 
 
 class RankRow(Record, frozen=True):
-    """Seconds of a step on a class of equal ranks; `waiting_s` is what the other three leave of the step."""
+    """Seconds of a step on a class of equal ranks; `waiting_s`: step − `compute_s` − `exposed_comm_s` − `bubble_s`."""
 
     ranks: str
     rank: int  # the lowest
@@ -77,7 +78,8 @@ class RankRow(Record, frozen=True):
 
 
 class Slowed(Record, frozen=True):
-    """Communications of one kind on a class of ranks that others on their links slowed, and by how much in all."""
+    """Communications of one kind on a class of ranks that others on their links slowed: their number, and the seconds
+    that all of them lost."""
 
     ranks: str
     kind: str
@@ -132,7 +134,7 @@ class StepResult(Record, frozen=True, kw_only=True):
     training_run: TrainingRun | None = None
     processes: ProcessesResult | None = None
     interval_from: str | None = None
-    one_step_s: float | None = None  # until its last rank ends, where the next step begins before
+    one_step_s: float | None = None  # of one step to its last rank's end, if the next step begins before that
 
 
 @no_collection()

@@ -129,10 +129,10 @@ def _seconds(step: Prepared, programs: ActionPrograms, pipeline: int) -> _Second
         class_index, begin, end_ = rank * pipelines + pipeline, *lists.begin[rank : rank + 2]
         # Thousands of steps have a dozen different programs; each is compiled once.
         examples, number = _alike(lists, begin, end_)
-        templates = [programs.compiled(class_index, lists.steps[i]) for i in examples]
-        after_s = np.array([t.after_input_s for t in templates])
+        compiled = [programs.compiled(class_index, lists.steps[i]) for i in examples]
+        after_s = np.array([t.after_input_s for t in compiled])
         after_input.append(after_s[number])
-        ahead.append((np.array([t.done_s for t in templates]) - after_s)[number])
+        ahead.append((np.array([t.done_s for t in compiled]) - after_s)[number])
         for stage in step.stages[class_index]:
             gathered[stage] = max(programs.prologue(class_index, stage).ends_s, default=0.0)
         last = programs.compiled(class_index, lists.steps[end_ - 1])

@@ -16,7 +16,7 @@ from sim.core.actions import Kind
 from sim.core.program import Phase
 from sim.inputs.scenario import Scenario
 from sim.programs.gathered_units import gathered_again
-from sim.programs.stages import epilogue
+from sim.programs.step_end import epilogue
 from sim.programs.updated_parameters import gather_units
 from sim.ranks.equal_ranks import embedding_ranks
 from sim.ranks.faults import has_jitter, link_scales

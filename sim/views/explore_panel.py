@@ -25,10 +25,11 @@ from sim.simulation import Simulation, simulate
 from sim.views.curves import curve_columns, fullest
 from sim.views.explore_state import DEGREES, Choices, Control, keeping_gpus, overrides, too_large
 from sim.views.figures import memory_figure, timeline_figure
-from sim.views.headline import Number, headline, layout_line, memory_limit_bytes
+from sim.views.headline import Number, headline, memory_limit_bytes
 from sim.views.page import asset
 from sim.views.palette import memory_styles, style_of
 from sim.views.rows import Layout, kinds_of, tracks_of, used_spans
+from sim.views.scenario_words import layout_line
 from sim.views.serving_summary import cache_lines
 from sim.views.templating import fragment
 

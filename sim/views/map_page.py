@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sim.core.units import count, counted, n_bytes, percent, seconds
-from sim.views.headline import Number, layout_words
+from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import SERIES, explained, scatter_plot
+from sim.views.scenario_words import layout_words
 from sim.views.search_page import mesh_words, schedule_words
 
 Result = Mapping[str, Any]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sim.core.timeline import Timeline
 from sim.results.losses import LossShare, parts_of_step
-from sim.views.headline import headline, layout_line
+from sim.views.headline import headline
+from sim.views.scenario_words import layout_line
 from sim.views.templating import render
 
 if TYPE_CHECKING:

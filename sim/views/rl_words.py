@@ -8,7 +8,8 @@ from sim.core.units import count, counted, n_bytes, percent, seconds, seconds_be
 from sim.inputs.rl_config import Rl
 from sim.inputs.scenario import Scenario
 from sim.rl.records import PoolUse, RlResult
-from sim.views.headline import Number, gpus_words, layout_words, model_words
+from sim.views.headline import Number
+from sim.views.scenario_words import gpus_words, layout_words, model_words
 from sim.views.summary import numbers_table, plain_table, print_provenance, words_table
 from sim.views.terminal import Terminal
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.core.units import count, counted, n_bytes, seconds
-from sim.views.headline import Number, layout_words, limit_words
+from sim.views.headline import Number, limit_words
 from sim.views.page import still_page
 from sim.views.scatter import explained, grouped_dots, scatter_plot
+from sim.views.scenario_words import layout_words
 from sim.views.sorted_table import NOTHING, Cell, SortedTable, copied, share, sorted_table, word
 
 Result = Mapping[str, Any]

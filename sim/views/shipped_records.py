@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from sim.core.units import n_bytes, plain, rate, seconds
 from sim.inputs.model_input import load_model, preset_text
 from sim.inputs.yaml_input import parse_yaml
-from sim.views.headline import cluster_words, size_words
+from sim.views.scenario_words import cluster_words, size_words
 from topology.presets import CLUSTER_SOURCES, CLUSTERS, GPU_SOURCES, GPUS
 
 # Figures that no data sheet has, and the file of NCCL's source that has them (docs/topology.md).

@@ -12,8 +12,9 @@ from sim.results.losses import idle_parts, teacher_s
 from sim.results.records import tightest
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
-from sim.views.headline import Number, evidence_line, headline, layout_line
+from sim.views.headline import Number, evidence_line, headline
 from sim.views.palette import memory_styles
+from sim.views.scenario_words import layout_line
 from sim.views.terminal import Cell, Column, Span, Terminal, TextRow, TextTable
 from topology.presets import GPUS
 

@@ -22,11 +22,12 @@ from sim.results.operator_times import host_wait_s
 from sim.results.result import StepResult
 from sim.views.advice_rows import ADVICE_HEAD, advice_rows
 from sim.views.curves import curve_columns, fullest
-from sim.views.headline import evidence_line, headline, layout_line, memory_limit_bytes
+from sim.views.headline import evidence_line, headline, memory_limit_bytes
 from sim.views.page import page, view_data
 from sim.views.palette import PARTS, SERVING_KINDS, memory_styles, style_of
 from sim.views.part_names import part_name
 from sim.views.rows import kinds_of
+from sim.views.scenario_words import layout_line
 from sim.views.serving_summary import cache_lines
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from sim.inputs.scenario import load_scenario
 from sim.models.balance import with_balanced_stages
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.programs.stages import Stage, epilogue
+from sim.programs.stages import Stage
+from sim.programs.step_end import epilogue
 from sim.simulation import Prepared, prepare
 from tests.sim.program_check import check
 

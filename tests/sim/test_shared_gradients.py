@@ -8,7 +8,7 @@ import pytest
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm
-from sim.programs.stages import epilogue
+from sim.programs.step_end import epilogue
 from sim.simulation import simulate
 from tests.sim.cases import llama_like, scenario_with
 

@@ -15,7 +15,8 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.program import Comm, Compute, Phase
 from sim.inputs.parallelism import Parallelism
 from sim.programs.data_parallel import make_data_parallel
-from sim.programs.stages import epilogue, stage_blocks
+from sim.programs.stages import stage_blocks
+from sim.programs.step_end import epilogue
 from sim.programs.updated_parameters import gather_after_optimizer, gather_units, prologue, prologue_waits
 from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.plan import make_plan

@@ -8,7 +8,7 @@ from typing import Any
 
 from sim.inputs.families.dense import Config, NotExpressibleError, llama, require, rope_share
 from sim.inputs.families.experts import dense_layers, router
-from sim.inputs.families.hybrids import qwen3_5_moe
+from sim.inputs.families.linear_attention import qwen3_5_moe
 from sim.inputs.input_source import show
 
 _MOST_ROWS, _MOST_HEADS = 10**9, 1_000  # of tables, so that their prime numbers are found in seconds

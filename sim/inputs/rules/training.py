@@ -1,4 +1,4 @@
-"""Rules between keys of a training step: its number formats, packing, optimizer, recomputation and batches."""
+"""Rules between keys of a training step: its number formats, optimizer, recomputation and batches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from sim.inputs.rules.layers_apart import (
     waiting_layers,
 )
 from sim.inputs.rules.layout import batch, first_problem, micro_batches
+from sim.inputs.rules.packing import packing
 from sim.inputs.sections import Sections, sizes_of
-from sim.inputs.training_config import Packing, Recompute, Training
+from sim.inputs.training_config import Recompute, Training
 from sim.inputs.zero_keys import can_gather_integers
 from sim.models.activation_facts import ACTIVATIONS
 from sim.models.autocast import adapter_casts, casts_on_use, not_under_autocast
@@ -36,7 +37,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _attention_kernel,
         _autocast,
         _indexer,
-        _packing,
+        packing,
         _recipe,
         _gathers,
         _optimizer,
@@ -108,55 +109,6 @@ def _indexer(sections: Sections, t: Training) -> Problems:
     if t.indexer == "warm_up" and (sections.parallelism.pp > 1 or framework_of(t).masks_unselected):
         why = "simulated only at pp 1 (stages would exchange no gradients) and in frameworks that train indexers"
         yield path, f"{found}; {why}"
-
-
-def _packing(sections: Sections, t: Training) -> Problems:
-    """No documents longer than a sequence, and no attention that cannot skip pairs between documents."""
-    x, m, p = t.packing, sections.model, sections.parallelism
-    if x is None:
-        return
-    path = ("training", "packing")
-    if bool(x.lengths) == (x.mean_seq_len is not None):
-        yield path, "needs either lengths, or mean_seq_len to draw lengths from"
-    if sum(x.lengths) > t.seq_len:
-        yield (*path, "lengths"), f"found {sum(x.lengths)} tokens in all; a sequence has {t.seq_len} (training.seq_len)"
-    longest = min(t.seq_len, x.max_seq_len or t.seq_len)
-    if x.min_seq_len > longest:
-        yield (*path, "min_seq_len"), f"found {x.min_seq_len}; must be at most {longest}, the longest document"
-    if x.mean_seq_len is not None and not x.min_seq_len <= x.mean_seq_len <= longest:
-        allowed = f"between the shortest document ({x.min_seq_len}) and the longest ({longest})"
-        yield (*path, "mean_seq_len"), f"found {x.mean_seq_len:g}; must lie {allowed}"
-    if x.mean_seq_len is not None:
-        yield from _drawn(x, t)
-    for bad, what in (
-        (m.program is not None, "a captured program, whose attention is replayed as it was"),
-        (m.indexer is not None, "model.indexer"),
-        (m.block_indexer is not None, "model.block_indexer"),
-        (
-            t.attention == "unfused",
-            "unfused attention (training.attention), which also computes scores between documents",
-        ),
-        (
-            p.cp > 1 and m.window is not None and p.cp_method != "all_to_all",
-            "model.window and cp, unless cp_method is all_to_all",
-        ),
-    ):
-        if bad:
-            yield path, f"packed documents are not simulated with {what}"
-
-
-def _drawn(x: Packing, t: Training) -> Problems:
-    """No more documents than can be drawn in seconds."""
-    from sim.models.packing import MOST_DOCUMENTS, expected_tokens  # with numpy, which no other reader needs
-
-    tokens = expected_tokens(x, t.seq_len)
-    if t.global_batch_size * t.seq_len / tokens > MOST_DOCUMENTS:
-        found = (
-            f"found {x.mean_seq_len:g} with lognormal_sigma {x.lognormal_sigma:g}; clipped to the allowed lengths, "
-            f"the documents have {tokens:.3g} tokens on average"
-        )
-        most = f"at most {MOST_DOCUMENTS:,} documents are drawn for a step; give lengths or a smaller lognormal_sigma"
-        yield ("training", "packing", "mean_seq_len"), f"{found}; {most}"
 
 
 def _recipe(_: Sections, t: Training) -> Problems:

@@ -19,7 +19,7 @@ from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import norm
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, W, memory_op
+from sim.models.operators import F, I, Operator, W, elementwise_op, memory_op
 from sim.models.serving.operators import ServingDims, served_linear
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class SelectiveScan(Struct, frozen=True):
             Saved("states", self._states_kept(d)),
         )
         copies = (
-            _over("projected_copy", F, 2 * n, 2, e, d.act),
-            _over("projected_copy_backward", I, 2 * n, 2, e, d.act),
+            elementwise_op("projected_copy", F, 2 * n, 2, e, d.act),
+            elementwise_op("projected_copy_backward", I, 2 * n, 2, e, d.act),
         )
         convolution, scan = self._convolution(d), self._scan(d)
         again = tuple(
@@ -116,7 +116,7 @@ class SelectiveScan(Struct, frozen=True):
             for x in (*convolution.forward, *steps.forward)
             if isinstance(x, Compute)
         )
-        written = _over("scanned_again", I, n, 1, e, d.act)
+        written = elementwise_op("scanned_again", I, n, 1, e, d.act)
         return (
             linear(d, first.linear(d.tokens)),
             Operator("projected_copy", copies[:1], copies[1:]),
@@ -138,7 +138,8 @@ class SelectiveScan(Struct, frozen=True):
         gate, and of its result back; input and gate are kept so."""
         n, e = d.tokens * self.channels(d.tp), d.act_bytes
         ahead, back = (
-            _over(name, phase, 4 * n, 2, e, d.act) for name, phase in (("scan_copies", F), ("scan_copies_backward", I))
+            elementwise_op(name, phase, 4 * n, 2, e, d.act)
+            for name, phase in (("scan_copies", F), ("scan_copies_backward", I))
         )
         kept = (Saved("scan's input", n * e), Saved("gate", n * e))
         return Operator("scan_copies", (replace(ahead, kernels=4),), (replace(back, kernels=4),), kept)
@@ -147,10 +148,10 @@ class SelectiveScan(Struct, frozen=True):
         n = d.tokens * self.channels(d.tp)
         return Operator(
             "convolution",
-            (_over("convolution", F, n, 2, d.act_bytes, d.act),),
+            (elementwise_op("convolution", F, n, 2, d.act_bytes, d.act),),
             (
-                _over("convolution_backward", I, n, 3, d.act_bytes, d.act),
-                _over("convolution_wgrad", W, n, 2, d.act_bytes, d.act),
+                elementwise_op("convolution_backward", I, n, 3, d.act_bytes, d.act),
+                elementwise_op("convolution_wgrad", W, n, 2, d.act_bytes, d.act),
             ),
             (Saved("projected input", 2 * n * d.act_bytes),),
             params=self.channels(d.tp) * (self.conv_kernel + self.conv_bias),
@@ -201,7 +202,7 @@ class SelectiveScan(Struct, frozen=True):
         """`batch` prompt chunks of `q_len` tokens, which begin from a state: what came before costs nothing."""
         n = batch * q_len * self.channels(d.tp)
         scan = self._kernel("selective_scan", F, batch * q_len, d.tp, 5, d.act_bytes, d.act)
-        return (_over("convolution", F, n, 2, d.act_bytes, d.act), scan)
+        return (elementwise_op("convolution", F, n, 2, d.act_bytes, d.act), scan)
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
         """`queries` new tokens of each of `batch` sequences: convolution and state are read once, brought forward, and
@@ -209,10 +210,6 @@ class SelectiveScan(Struct, frozen=True):
         inner = batch * queries * self.channels(d.tp)
         moved = (1 + 1 / queries) * inner * self.state * self._state_bytes(d) + 5 * inner * d.act_bytes
         return (
-            _over("convolution_update", F, inner, 2 * self.conv_kernel, d.act_bytes, d.act),
+            elementwise_op("convolution_update", F, inner, 2 * self.conv_kernel, d.act_bytes, d.act),
             memory_op("state_update", F, "elementwise", inner * self.state, moved, d.act),
         )
-
-
-def _over(name: str, phase: Phase, elements: int, accesses: int, e: float, act: str) -> Compute:
-    return memory_op(name, phase, "elementwise", elements, accesses * e * elements, act)

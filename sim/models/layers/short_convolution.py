@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.program import Compute, ModelPart, Phase, Program, Saved
+from sim.core.program import ModelPart, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.operators import F, I, Operator, W, memory_op
+from sim.models.operators import F, I, Operator, W, elementwise_op, memory_op
 from sim.models.serving.operators import ServingDims, served_linear
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class ShortConvolution(Struct, frozen=True):
         n, e = d.tokens * self.width(d.tp), d.act_bytes
         accesses, kernels = (5, 1) if d.framework.fuses_activation else (6, 2)
         backward = memory_op(f"{name}_backward", I, "elementwise", n, accesses * e * n, d.act, kernels)
-        return Operator(name, (_over(name, F, n, 3, e, d.act),), (backward,), backward_bytes=3 * n * e)
+        return Operator(name, (elementwise_op(name, F, n, 3, e, d.act),), (backward,), backward_bytes=3 * n * e)
 
     def _convolution(self, d: Dims) -> Operator:
         """The convolution: kept are its input, and its result, which C's gradient is made of."""
@@ -94,10 +94,10 @@ class ShortConvolution(Struct, frozen=True):
         saved = (Saved("convolution's input", n * e), Saved("convolved", n * e))
         return Operator(
             "convolution",
-            (_over("convolution", F, n, 2, e, d.act),),
+            (elementwise_op("convolution", F, n, 2, e, d.act),),
             (
-                _over("convolution_backward", I, n, 2, e, d.act),
-                _over("convolution_wgrad", W, n, 2, e, d.act),
+                elementwise_op("convolution_backward", I, n, 2, e, d.act),
+                elementwise_op("convolution_wgrad", W, n, 2, e, d.act),
             ),
             saved,
             params=self.other_parameters(d.tp),
@@ -116,18 +116,14 @@ class ShortConvolution(Struct, frozen=True):
         """Projections and products, which depend on the number of tokens alone."""
         first, last = self.matrices(d.tp)
         n = tokens * self.width(d.tp)
-        gates = (_over(name, F, n, 3, d.act_bytes, d.act) for name in ("input_gate", "output_gate"))
+        gates = (elementwise_op(name, F, n, 3, d.act_bytes, d.act) for name in ("input_gate", "output_gate"))
         return (*served_linear(d, first, tokens), *gates, *served_linear(d, last, tokens))
 
     def prefill(self, d: ServingDims, batch: int, q_len: int, kv_len: int) -> Program:
         """`batch` prompt chunks of `q_len` tokens, which begin from kept inputs: what came before costs nothing."""
-        return (_over("convolution", F, batch * q_len * self.width(d.tp), 2, d.act_bytes, d.act),)
+        return (elementwise_op("convolution", F, batch * q_len * self.width(d.tp), 2, d.act_bytes, d.act),)
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
         """`queries` new tokens of each of `batch` sequences: the kept inputs are read, moved by one and written."""
         n = batch * queries * self.width(d.tp)
-        return (_over("convolution_update", F, n, 2 * self.conv_kernel, d.act_bytes, d.act),)
-
-
-def _over(name: str, phase: Phase, elements: int, accesses: int, e: float, act: str) -> Compute:
-    return memory_op(name, phase, "elementwise", elements, accesses * e * elements, act)
+        return (elementwise_op("convolution_update", F, n, 2 * self.conv_kernel, d.act_bytes, d.act),)

@@ -29,37 +29,6 @@ from tests.sim.convert.test_serving import BENCH, converted
         ("vllm serve llama3-8b -O1", {}, "-O1: graphs of all but attention alone, and no fused all-reduces"),
         ("vllm serve llama3-8b -O2", {}, ""),
         ("""vllm serve llama3-8b -cc '{"level": 3}'""", {}, "--compilation-config: level: not expressed here"),
-    ],
-)
-def test_caches_chunks_and_graphs_by_their_flags(
-    tmp_path: Path, server: str, expected: dict[str, Any], told: str
-) -> None:
-    found, text = converted(tmp_path, f"{server}\n{BENCH}")
-    assert expected.items() <= found["inference"].items()
-    assert ("not expressed here" in text) == bool(told)
-    assert told in text
-    parse_scenario(found)
-
-
-@pytest.mark.parametrize(
-    ("graphs", "told"),
-    [
-        ("{max_batch_size: 64, enable_padding: true}", ""),
-        ("{max_batch_size: 32}", ""),
-        ("{batch_sizes: [1, 2, 4], enable_padding: false}", "cuda_graph_config.enable_padding"),
-    ],
-)
-def test_graphs_that_tensorrt_llm_is_told_and_that_are_not_simulated_are_named(
-    tmp_path: Path, graphs: str, told: str
-) -> None:
-    (tmp_path / "more.yml").write_text(f"cuda_graph_config: {graphs}\n")
-    _, text = converted(tmp_path, f"trtllm-serve llama3-8b --max_batch_size 64 --config more.yml\n{BENCH}")
-    assert (f"not expressed here: {told}\n" in text) if told else ("not expressed here" not in text)
-
-
-@pytest.mark.parametrize(
-    ("server", "expected", "told"),
-    [
         ("vllm serve llama3-8b --max-cudagraph-capture-size 64", {"cuda_graph_max_size": 64}, ""),
         ("vllm serve llama3-8b --cudagraph-capture-sizes 4 1 2", {"cuda_graph_sizes": [1, 2, 4]}, ""),
         ("vllm serve llama3-8b --cuda-graph-sizes 128", {"cuda_graph_max_size": 128}, ""),
@@ -88,12 +57,30 @@ def test_graphs_that_tensorrt_llm_is_told_and_that_are_not_simulated_are_named(
         ),
     ],
 )
-def test_sizes_of_graphs_and_of_the_cache(tmp_path: Path, server: str, expected: dict[str, Any], told: str) -> None:
+def test_caches_chunks_and_graphs_by_their_flags(
+    tmp_path: Path, server: str, expected: dict[str, Any], told: str
+) -> None:
     found, text = converted(tmp_path, f"{server}\n{BENCH}")
     assert expected.items() <= found["inference"].items()
     assert ("not expressed here" in text) == bool(told)
     assert told in text
     parse_scenario(found)
+
+
+@pytest.mark.parametrize(
+    ("graphs", "told"),
+    [
+        ("{max_batch_size: 64, enable_padding: true}", ""),
+        ("{max_batch_size: 32}", ""),
+        ("{batch_sizes: [1, 2, 4], enable_padding: false}", "cuda_graph_config.enable_padding"),
+    ],
+)
+def test_graphs_that_tensorrt_llm_is_told_and_that_are_not_simulated_are_named(
+    tmp_path: Path, graphs: str, told: str
+) -> None:
+    (tmp_path / "more.yml").write_text(f"cuda_graph_config: {graphs}\n")
+    _, text = converted(tmp_path, f"trtllm-serve llama3-8b --max_batch_size 64 --config more.yml\n{BENCH}")
+    assert (f"not expressed here: {told}\n" in text) if told else ("not expressed here" not in text)
 
 
 def test_sizes_that_tensorrt_llm_is_told(tmp_path: Path) -> None:

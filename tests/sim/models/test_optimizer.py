@@ -12,7 +12,7 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.optimizer import clip_items, gradient_buffer_items, optimizer_items, prepared_gradients
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.programs.stages import epilogue
+from sim.programs.step_end import epilogue
 from sim.results.states import States, states
 from sim.simulation import Prepared, prepare, simulate
 

@@ -15,7 +15,7 @@ from sim.serve.engines import ENGINES
 from sim.serve.prices.iteration_shares import HOST
 from sim.serve.prices.load import Load
 from sim.serve.simulation import ServingSimulation, simulate_serving
-from sim.views.headline import sampling_words
+from sim.views.scenario_words import sampling_words
 from tests.sim.serve.serving_cases import serving
 
 VOCAB = 1000

@@ -19,6 +19,16 @@ from sim.views.serving_summary import cache_lines
 from tests.sim.serve.serving_cases import finished, requests_of, serving, times
 
 SCENARIO = Path(__file__).parents[3] / "scenarios" / "serve_autoscaling.yaml"
+rules = st.fixed_dictionaries(
+    {
+        "metric": st.sampled_from(["ongoing", "waiting"]),
+        "target": st.floats(0.1, 8),
+        "interval_s": st.floats(1e-3, 2e-2),
+        "upscale_delay_s": st.floats(0, 0.02),
+        "downscale_delay_s": st.floats(0, 0.02),
+        "startup_s": st.floats(0, 0.02),
+    }
+)
 
 
 def scaled(
@@ -46,16 +56,7 @@ def test_all_replicas_always_on_are_as_without_a_rule(requests: tuple[Request, .
 @settings(max_examples=40, deadline=None)
 @given(
     requests_of,
-    st.fixed_dictionaries(
-        {
-            "metric": st.sampled_from(["ongoing", "waiting"]),
-            "target": st.floats(0.1, 8),
-            "interval_s": st.floats(1e-3, 2e-2),
-            "upscale_delay_s": st.floats(0, 0.02),
-            "downscale_delay_s": st.floats(0, 0.02),
-            "startup_s": st.floats(0, 0.02),
-        }
-    ),
+    rules,
     st.sampled_from(["round_robin", "least_loaded", "prefix_aware"]),
 )
 def test_any_rule_serves_all(requests: tuple[Request, ...], rule: dict[str, Any], router: str) -> None:
@@ -129,16 +130,7 @@ def test_pools_whose_replicas_are_all_on_are_as_without_a_rule(
 @settings(max_examples=40, deadline=None)
 @given(
     requests_of,
-    st.fixed_dictionaries(
-        {
-            "metric": st.sampled_from(["ongoing", "waiting"]),
-            "target": st.floats(0.1, 8),
-            "interval_s": st.floats(1e-3, 2e-2),
-            "upscale_delay_s": st.floats(0, 0.02),
-            "downscale_delay_s": st.floats(0, 0.02),
-            "startup_s": st.floats(0, 0.02),
-        }
-    ),
+    rules,
     st.sampled_from(["round_robin", "least_loaded"]),
 )
 def test_any_rule_serves_all_in_pools(requests: tuple[Request, ...], rule: dict[str, Any], router: str) -> None:

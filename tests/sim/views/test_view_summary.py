@@ -17,7 +17,7 @@ from sim.results.result import StepResult
 from sim.serve.results.records import Percentiles, ServingResult
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
-from sim.views.headline import layout_line
+from sim.views.scenario_words import layout_line
 from sim.views.summary import print_summary
 from sim.views.terminal import Column, Span, Terminal, TextRow, TextTable, standard_output
 
