@@ -137,7 +137,6 @@ NOTED = (
     "calculate_per_token_loss",  # one more pass over all gradients
     "cpu_offloading_weights",
     "defer_embedding_wgrad_compute",
-    "delay_wgrad_compute",
     "deterministic_mode",
     "distribute_saved_activations",
     "fp32_residual_connection",

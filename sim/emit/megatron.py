@@ -254,6 +254,7 @@ class Megatron(Emission):
             "moe-router-num-groups": groups,
             "moe-router-group-topk": None if groups is None else top_groups,
             "overlap-moe-expert-parallel-comm": p.ep_overlap,
+            "delay-wgrad-compute": p.ep_overlap and p.delay_wgrad_compute,
             "moe-shared-expert-overlap": self.training.moe_shared_expert_overlap,
         }
 

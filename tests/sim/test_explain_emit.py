@@ -55,7 +55,7 @@ no-rope-fusion no-check-for-nan-in-loss-and-grad ddp-average-in-collective norma
 num-distributed-optimizer-instances num-experts num-layers
 microbatch-group-size-per-virtual-pipeline-stage
 num-query-groups num-virtual-stages-per-pipeline-rank optimizer overlap-grad-reduce
-overlap-moe-expert-parallel-comm overlap-param-gather pipeline-model-parallel-layout
+overlap-moe-expert-parallel-comm delay-wgrad-compute overlap-param-gather pipeline-model-parallel-layout
 pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim
 recompute-granularity recompute-method recompute-num-layers seq-length sequence-parallel squared-relu swiglu
 tensor-model-parallel-size tokenizer-type tp-comm-overlap train-iters untie-embeddings-and-output-weights

@@ -44,6 +44,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "tp_overlap": ("wgrad",),
         "tp_overlap_except": (["qkv"],),
         "ep_overlap": (True,),
+        "delay_wgrad_compute": (False,),
         "ep_dispatch_dtype": ("fp8",),
         "ep_dispatcher": ("deepep", "hybridep"),
         "p2p_overlap": (True, False),

@@ -26,7 +26,7 @@ LEFT_OUT = {
     "loss_chunks "  # a loss in chunks is refused
     "fsdp_double_buffer "  # Megatron's FSDP alone has it
     # it takes no experts and no two of ZeRO's stages, and prefetches always
-    "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap "
+    "ep expert_tp ep_overlap delay_wgrad_compute ep_dispatcher ep_dispatch_dtype param_gather_overlap "
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read by `in_sixteen_bits`
     "mtp_stage",  # no model of it has prediction modules
     "runnable": "loss_chunks autocast processes global_batch_size fp8_recipe indexer cuda_graphs "

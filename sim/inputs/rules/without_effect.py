@@ -124,6 +124,10 @@ def _backward_prefetch(s: Layout) -> str:
     return "with dp_sync after_backward, where nothing overlaps" if p.dp_sync == "after_backward" else ""
 
 
+def _pairs_nothing(s: Layout) -> str:
+    return _with_one("ep")(s) or ("" if s.parallelism.ep_overlap else "without ep_overlap")
+
+
 def _cp_split(s: Layout) -> str:
     whole = s.parallelism.cp > 1 and s.parallelism.cp_method == "all_to_all"
     return "with cp_method all_to_all, which attends to whole sequences" if whole else _with_one("cp")(s)
@@ -304,6 +308,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
         "tp_overlap_except", lambda s: "" if s.parallelism.sp else "without sp" if s.parallelism.tp > 1 else "with tp 1"
     ),
     Idle("ep_overlap", _with_one("ep")),
+    Idle("delay_wgrad_compute", _pairs_nothing),
     Idle("ep_dispatch_dtype", _with_one("ep")),
     Idle("ep_dispatcher", _with_one("ep")),
     Idle("p2p_overlap", _with_one("pp")),

@@ -64,6 +64,23 @@ def test_fusions_that_a_script_sets_or_leaves_at_their_defaults(
     assert {key: training.get(key) for key in expected} == expected
 
 
+INTERLEAVED = "--num-virtual-stages-per-pipeline-rank 2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--overlap-moe-expert-parallel-comm --delay-wgrad-compute", (True, True)),
+        ("--overlap-moe-expert-parallel-comm", (True, False)),
+        ("--delay-wgrad-compute", (None, None)),
+    ],
+)
+def test_weight_gradients_that_wait_for_exchanges(tmp_path: Path, flags: str, expected: tuple[Any, Any]) -> None:
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {EXPERTS} {INTERLEAVED} {flags}")
+    layout = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["parallelism"]
+    assert (layout.get("ep_overlap"), layout.get("delay_wgrad_compute")) == expected
+
+
 def test_workspaces_that_the_environment_sets(tmp_path: Path) -> None:
     text = MEGATRON.replace("torchrun", "export CUBLAS_WORKSPACE_CONFIG=:4096:8\ntorchrun", 1)
     assert text != MEGATRON
