@@ -139,7 +139,8 @@ class Compute(Struct, frozen=True):
     `lone_clocks`: those of one thread block, while others wait or have ended. `instructions`: of all threads of such a
     kernel, where they were counted in its machine code.
     `drops`: a fused attention drops probabilities at random. `masked`: it gets a tensor of numbers that says which
-    pairs it hides, and computes all. `part`: whose work it is; no price depends on it.
+    pairs it hides, and computes all. `part`: whose work it is; no price depends on it. `graphed`: a CUDA graph of a
+    layer's parts replays it, so that it costs the host nothing.
     """
 
     name: str
@@ -173,6 +174,7 @@ class Compute(Struct, frozen=True):
     masked: bool = False
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER
+    graphed: bool = False
 
 
 class Comm(Struct, frozen=True):
@@ -185,7 +187,7 @@ class Comm(Struct, frozen=True):
     message).
     `stream`: where it queues; by default a stream named after the group. `after`: the handle of an asynchronous one
     on another stream that it waits for, too. `of_loss`: needed by the loss alone, which a teacher does not compute.
-    `within_call`: the library's call of the matmul beside it issues it, too.
+    `within_call`: the library's call of the matmul beside it issues it, too. `graphed`: as a computation's.
     """
 
     name: str
@@ -199,6 +201,7 @@ class Comm(Struct, frozen=True):
     after: str = ""
     of_loss: bool = False
     within_call: bool = False
+    graphed: bool = False
 
 
 class Wait(Struct, frozen=True):
@@ -234,7 +237,8 @@ class TensorRole(StrEnum):
 
 class Saved(NamedTuple):
     """Bytes that a forward keeps for its backward. `name` is a label for people. `keys`: an attention core's keys or
-    values, which other layers may read. `module`: the part of a layer that keeps it, where such parts are offloaded."""
+    values, which other layers may read. `module`: the part of a layer that keeps it, where such parts are offloaded.
+    `graphed`: it lies in the pool of a CUDA graph that holds parts of a layer."""
 
     name: str
     bytes: float
@@ -242,6 +246,7 @@ class Saved(NamedTuple):
     role: TensorRole = TensorRole.INNER
     keys: bool = False
     module: str = ""
+    graphed: bool = False
 
     @property
     def late(self) -> bool:

@@ -109,6 +109,7 @@ class Preference(UserInput):
     )
 
 
+GraphPart = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
 OffloadModule = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "layer_input"
 ]
@@ -269,6 +270,11 @@ class Training(UserInput):
     )
     cuda_graphs: Literal["none", "layers", "step"] = Field(
         default="none", description="what is captured: its kernels cost the host nothing"
+    )
+    cuda_graph_scope: Annotated[tuple[GraphPart, ...], BeforeValidator(as_tuple), Field(max_length=6)] = Field(
+        default=(),
+        description="with cuda_graphs layers: the parts of each layer that are captured; null: whole layers",
+        json_schema_extra={"default": None},
     )
     activation_offload: OffloadChoice = Field(
         default=False, description="saved activations go to host memory: all, those of layers, or of parts of layers"

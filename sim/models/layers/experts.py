@@ -15,7 +15,7 @@ from sim.models.moe.exchange import combine, dispatch
 from sim.models.moe.fullest import fullest_rank
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.one_by_one import gradients_of_each
-from sim.models.moe.router import router
+from sim.models.moe.router import dispatch_choices, router
 from sim.models.moe.routing import places_by_chance, routing
 from sim.models.moe.shared import shared_parts
 from sim.models.moe.shared_beside import beside_exchanges
@@ -46,16 +46,18 @@ class Experts(Struct, frozen=True):
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
         r, e, p = routing(scenario, d, layer, shard), d.of_experts, scenario.parallelism
-        chosen = router(d, self.moe, r, p.ep, p.expert_tp)
+        chosen = (router(d, self.moe, r), *dispatch_choices(d, self.moe, r, p.ep, p.expert_tp))
         own = () if self.shared is None else self.shared.projections(d)
         shared = shared_parts(d, own, self.moe.shared_gate) if own else ()
         if d.code.every_expert and p.ep == 1:
-            routed: tuple[Operator, ...] = (chosen, *every_expert(scenario, e, r))
+            routed: tuple[Operator, ...] = (*chosen, *every_expert(scenario, e, r))
         else:
             there, back = dispatch(scenario, e, r), combine(scenario, e, r)
             if shared and scenario.for_training.moe_shared_expert_overlap and p.ep > 1:
                 there, back, shared = beside_exchanges(there, back, shared, second=len(own) - 1)
-            routed = (chosen, there, *expert_matmuls(scenario, e, r), back)
+            else:  # Megatron-Core captures them with the router, but for the sum
+                shared = (*(replace(part, graph="moe_router") for part in shared[:-1]), *shared[-1:])
+            routed = (*chosen, there, *expert_matmuls(scenario, e, r), back)
         if d.code.experts_one_by_one and p.ep == 1 and d.lora is None:
             shapes = self.one.matrices(p.expert_tp)
             elements, matrices = sum(m.elements for m in shapes), sum(len(m.outputs) for m in shapes)

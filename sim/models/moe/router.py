@@ -47,7 +47,7 @@ def _casts(d: Dims, moe: MoeConfig) -> _Casts:
     return _Casts(wide, casts_apart(d) and not wide, upcast, ahead)
 
 
-def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> Operator:
+def router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
     """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank."""
     m, h, x, e = r.tokens, d.hidden, moe.choices, d.act_bytes
     casts = _casts(d, moe)
@@ -55,17 +55,13 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     fp32_product = "tf32" if casts.upcast and not casts.ahead else "fp32"
     dtype, backward_dtype = "fp32" if casts.ahead or casts.wide else d.act, fp32_product if in_fp32 else d.act
     choose, choose_back = _choice(d, moe, m, FP32_BYTES if in_fp32 else e)
-    again, again_back = _chosen_again(d, moe, r)
     forward = (
         *((cast(d, "router_cast", F, m * h, widens=not d.framework.fuses_chains),) if casts.ahead else ()),
         *((cast(d, "router_cast", F, m * h),) if casts.narrow else ()),
         gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if casts.upcast else None),
         *choose,
-        *again,
-        *_counts(d, moe, r, ep, expert_tp),
     )
     backward = (
-        *again_back,
         choose_back,
         gemm("router_dgrad", I, m, h, x, backward_dtype),
         *((_copy(d, "router_grad_cast", I, m * h),) if casts.upcast else ()),
@@ -86,6 +82,19 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         # The input's gradient and the one that it joins; before them the fp32 one, or the fp32 copy that is made anew.
         backward_bytes=m * h * (2 * e + (FP32_BYTES if casts.upcast else 0)),
         always_again=True,
+        graph="moe_router",
+    )
+
+
+def dispatch_choices(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> tuple[Operator, ...]:
+    """What is computed of a router's choice before tokens leave: experts' numbers, and how many copies each gets. A
+    library that counts does so in its own call (Megatron-Core, transformer/moe/token_dispatcher.py:
+    `dispatch_preprocess`, `token_dispatch`)."""
+    (again, again_back), counts = _chosen_again(d, moe, r), _counts(d, moe, r, ep, expert_tp)
+    own = "moe_preprocess" if r.dispatcher.messages_beside else None
+    return (
+        *((Operator("dispatch_top_k", again, again_back, graph="moe_preprocess"),) if again else ()),
+        *((Operator("dispatch_counts", counts, graph=own),) if counts else ()),
     )
 
 
