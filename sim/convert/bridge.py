@@ -137,6 +137,7 @@ NOTED = (
     "calculate_per_token_loss",  # one more pass over all gradients
     "cpu_offloading_weights",
     "defer_embedding_wgrad_compute",
+    "delay_wgrad_compute",
     "deterministic_mode",
     "distribute_saved_activations",
     "fp32_residual_connection",
@@ -247,6 +248,7 @@ def _own_attention(file: Path, name: str, section: Mapping[str, Any], flags: dic
 def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any]) -> list[str]:
     """Keys that the file sets, that change a step, and that no key of the scenario says."""
     simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if training.get(key)}
+    simulated |= {"delay_wgrad_compute"} if merged.get("overlap_moe_expert_parallel_comm") else set()
     simulated |= {"fsdp_double_buffer"} if merged.get("use_megatron_fsdp") else set()
     on = [key for key in NOTED if merged.get(key) not in OFF and key not in simulated]
     asked_for = (UNFUSED, *(OF_OVERLAP if merged.get("tp_comm_overlap") else ()))

@@ -34,7 +34,8 @@ MAMBAS = ("mamba1", "mamba2")  # states of other kinds stand in attention's plac
 
 def graph_scope(scenario: Scenario) -> tuple[GraphPart, ...]:
     """The parts of a layer that graphs hold; empty: none, or whole layers, or the whole step."""
-    return () if scenario.training is None else scenario.training.cuda_graph_scope
+    t = scenario.training
+    return t.cuda_graph_scope if t is not None and t.cuda_graphs == "layers" else ()
 
 
 def replayed(program: Program) -> Program:

@@ -259,6 +259,11 @@ def _own_router(s: Layout) -> str:
     return f"with framework {t.framework}, whose router is so" if t is not None and own else ""
 
 
+def _no_layers_graphed(s: Layout) -> str:
+    graphs = "layers" if s.training is None else s.training.cuda_graphs
+    return "" if graphs == "layers" else f"with cuda_graphs {graphs}, only with layers"
+
+
 def _captured(s: Layout) -> str:
     captured = s.model.program is not None and s.training is not None and s.training.zero_grad == "keep"
     return "with a captured program, whose gradients come and go as it ran" if captured else ""
@@ -321,6 +326,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("gradient_accumulation_fusion", _fused_sums),
     Idle("moe_router_fusion", _own_router),
     Idle("moe_shared_expert_overlap", _with_one("ep")),
+    Idle("cuda_graph_scope", _no_layers_graphed),
     Idle("adamw_kernels", _no_adamw),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),

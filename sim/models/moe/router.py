@@ -17,6 +17,7 @@ from sim.models.top_k import top_k_clocks
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
+    from sim.inputs.training_config import GraphPart
 
 COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies to the host
 COUNT_BYTES = 8  # torch.long
@@ -91,7 +92,7 @@ def dispatch_choices(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: in
     library that counts does so in its own call (Megatron-Core, transformer/moe/token_dispatcher.py:
     `dispatch_preprocess`, `token_dispatch`)."""
     (again, again_back), counts = _chosen_again(d, moe, r), _counts(d, moe, r, ep, expert_tp)
-    own = "moe_preprocess" if r.dispatcher.messages_beside else None
+    own: GraphPart | None = "moe_preprocess" if r.dispatcher.messages_beside else None
     return (
         *((Operator("dispatch_top_k", again, again_back, graph="moe_preprocess"),) if again else ()),
         *((Operator("dispatch_counts", counts, graph=own),) if counts else ()),
