@@ -8,15 +8,15 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, ModelPart, Program
-from sim.inputs.scenario import Scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import dims
 from sim.models.layer import layer_block
 from sim.results.graph_pools import static_bytes
 from sim.simulation import simulate
 from tests.sim.cases import case
 
-MOE = {"moe": {"experts": 16, "top_k": 2, "ffn": 512, "dense_layers": 1}, "bias": False}
-SHARED = {"moe": {"experts": 16, "top_k": 2, "ffn": 512, "dense_layers": 1, "shared_experts": 1}, "bias": False}
+MOE: dict[str, Any] = {"moe": {"experts": 16, "top_k": 2, "ffn": 512, "dense_layers": 1}, "bias": False}
+SHARED: dict[str, Any] = {"moe": {"experts": 16, "top_k": 2, "ffn": 512, "dense_layers": 1, "shared_experts": 1}, "bias": False}
 USUAL = ("attn", "moe_router", "moe_preprocess")
 OF_DISPATCH = {"count_copies", "gather_counts", "permutation_map", "permute", "permute_backward"}
 
@@ -103,10 +103,25 @@ def test_sorted_tokens_stay_until_the_backward(dispatcher: str, copies: int) -> 
 
 
 def test_a_step_takes_less_than_without_and_more_than_with_graphs_of_whole_layers() -> None:
-    steps = [
-        simulate(scenario(*scope, graphs=graphs)).outcome.step_time_s
-        for scope, graphs in (((), "layers"), (USUAL, "layers"), (("attn",), "layers"), ((), "none"))
-    ]
+    def step_s(*scope: str, graphs: str = "layers") -> float:
+        data: dict[str, Any] = {
+            "model": {
+                "layers": 4,
+                "hidden": 1024,
+                "heads": 8,
+                "vocab": 8192,
+                "mlp": "swiglu",
+                "norm": "rmsnorm",
+                **MOE,
+            },
+            "training": {"seq_len": 1024, "global_batch_size": 4, "framework": "megatron", "cuda_graphs": graphs},
+            "parallelism": {"dp": 4, "ep": 4},
+            "cluster": "dgx-h100",
+        }
+        data["training"] |= {"cuda_graph_scope": list(scope)}
+        return simulate(parse_scenario(data)).outcome.step_time_s
+
+    steps = [step_s(), step_s(*USUAL), step_s("attn", "moe_router"), step_s("attn"), step_s(graphs="none")]
     assert steps == sorted(steps)
     assert len(set(steps)) == len(steps)
 
@@ -129,4 +144,4 @@ def test_what_a_part_needs(scope: tuple[str, ...], model: dict[str, Any], layout
 def test_parts_without_graphs_are_named() -> None:
     s = scenario("attn", graphs="step")
     assert any("cuda_graph_scope: of no effect with cuda_graphs step" in text for text in s.warnings)
-    assert simulate(s).outcome.step_time_s == simulate(scenario(graphs="step")).outcome.step_s
+    assert simulate(s).outcome.step_time_s == simulate(scenario(graphs="step")).outcome.step_time_s
