@@ -16,7 +16,10 @@ from sim.simulation import simulate
 from tests.sim.cases import case
 
 MOE: dict[str, Any] = {"moe": {"experts": 16, "top_k": 2, "ffn": 512, "dense_layers": 1}, "bias": False}
-SHARED: dict[str, Any] = {"moe": {"experts": 16, "top_k": 2, "ffn": 512, "dense_layers": 1, "shared_experts": 1}, "bias": False}
+SHARED: dict[str, Any] = {
+    "moe": {"experts": 16, "top_k": 2, "ffn": 512, "dense_layers": 1, "shared_experts": 1},
+    "bias": False,
+}
 USUAL = ("attn", "moe_router", "moe_preprocess")
 OF_DISPATCH = {"count_copies", "gather_counts", "permutation_map", "permute", "permute_backward"}
 
