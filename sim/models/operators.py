@@ -71,6 +71,8 @@ class Linear(Struct, frozen=True):
     save_input: bool = True
     target: LoraTarget | None = None
     module: OffloadModule | None = None  # as an operator's
+    original: bool = False  # its 16-bit input is kept, and quantized again for the weight gradient
+    joins_norm: bool = True  # a norm before a column layer may do part of its quantization
     wide: bool | None = None  # under autocast its input has fp32; None: if a norm made it, as in mode column
 
     @property

@@ -20,6 +20,7 @@ from sim.models.moe.routing import places_by_chance, routing
 from sim.models.moe.shared import shared_parts
 from sim.models.moe.shared_beside import beside_exchanges
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
+from sim.models.recompute_modules import runs_again
 from sim.models.serving.operators import ServedElements, ServingDims
 from sim.prices.roofline import MOE_LAYER
 
@@ -47,7 +48,7 @@ class Experts(Struct, frozen=True):
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
         r, e, p = routing(scenario, d, layer, shard), d.of_experts, scenario.parallelism
         chosen = (router(d, self.moe, r), *dispatch_choices(d, self.moe, r, p.ep, p.expert_tp))
-        own = () if self.shared is None else self.shared.projections(d)
+        own = () if self.shared is None else self._shared(scenario, d, self.shared)
         shared = shared_parts(d, own, self.moe.shared_gate) if own else ()
         if d.code.every_expert and p.ep == 1:
             routed: tuple[Operator, ...] = (*chosen, *every_expert(scenario, e, r))
@@ -65,6 +66,14 @@ class Experts(Struct, frozen=True):
         if self.moe.zero_experts:
             routed = (*routed, self._zero_experts(d, r.tokens))
         return (*routed, *shared)
+
+    def _shared(self, scenario: Scenario, d: Dims, shared: DenseMlp) -> tuple[Operator, ...]:
+        """Shared experts' matmuls. In Megatron-Core the norm before them is a module of its own, and the router keeps
+        its result (transformer/moe/shared_experts.py: `set_save_original_input`, unless they run again as a whole).
+        What sequence parallelism gathers is left out."""
+        gathers = d.tp > 1 and d.sp
+        original = d.saves_originals and not gathers and not runs_again(scenario, "shared_experts")
+        return shared.projections(d, original, joins_norm=not d.framework.joins_norms)
 
     def _zero_experts(self, d: Dims, tokens: int) -> Operator:
         """A token times the weights of its zero experts, added to what the others give (arXiv 2509.01322, section

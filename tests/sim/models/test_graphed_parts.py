@@ -87,10 +87,10 @@ def test_gradients_of_a_graph_s_results_are_copied_into_it(
     s = scenario(*scope, model=model, ep_dispatcher=dispatcher)
     d, block = dims(s), layer_block(s, 1)
     stream = d.rows * d.hidden * 2
-    assert copied(block.forward) == [(1, 2 * stream)]
+    assert copied(block.forward) == [(1, pytest.approx(2 * stream))]
     assert copied(block.backward) == [(tensors, pytest.approx(2 * (copies * stream + weights * 4 * d.rows)))]
     first = layer_block(s, 0)  # a dense layer has its attention captured
-    assert copied(first.forward) == copied(first.backward) == [(1, 2 * stream)]
+    assert copied(first.forward) == copied(first.backward) == [(1, pytest.approx(2 * stream))]
     assert static_bytes(s) == pytest.approx(stream + copies * stream + weights * 4 * d.rows)
 
 
