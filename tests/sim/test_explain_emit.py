@@ -226,6 +226,14 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
     text = emit(scenario(training={"param_dtype": None}, parallelism={"zero": 1}), "megatron")
     assert "\nCUDA_DEVICE_MAX_CONNECTIONS=1 torchrun" in text  # asserted where tp or cp is above 1
     found = flags(text)
+    moe = {"experts": 8, "top_k": 2, "ffn": 512}
+    pairs = scenario(
+        model={"preset": "llama3-8b", "moe": moe},
+        training={"param_dtype": None, "recompute": "none"},
+        parallelism={"zero": 1, "ep": 2, "expert_tp": 1, "ep_overlap": True},
+    )
+    assert "\nCUDA_DEVICE_MAX_CONNECTIONS=32 torchrun" in emit(pairs, "megatron")
+    assert flags(emit(pairs, "megatron")).keys() >= {"overlap-moe-expert-parallel-comm", "delay-wgrad-compute"}
     assert found["vocab-size"] == "128255"  # its NullTokenizer adds one, and 128256 rows stay 128256
     assert (found["log-interval"], found["eval-iters"]) == ("1", "0")
     long = scenario(training={"param_dtype": None, "seq_len": 262_144}, parallelism={"zero": 1})

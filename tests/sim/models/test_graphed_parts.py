@@ -67,7 +67,7 @@ def test_what_is_computed_stays_the_same() -> None:
         ]
 
 
-def copied(program: Program) -> list[tuple[int, float]]:
+def copied(program: Program) -> list[tuple[int, Any]]:
     return [(i.kernels, i.bytes) for i in program if isinstance(i, Compute) and i.name.startswith("graph_")]
 
 
