@@ -115,7 +115,7 @@ def _training(s: Scenario) -> Iterator[Problem]:
     if not framework_of(t).measurable:
         yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
     switches = ("fp8_dot_product_attention", "activation_func_fp8_input_store", "fp8_param_gather")
-    for key in (*switches, "moe_shared_expert_overlap"):
+    for key in (*switches, "moe_shared_expert_overlap", "moe_router_padding_for_quantization"):
         if getattr(t, key):
             yield f"training.{key}", "true", "false"
     for key in IN_SIXTEEN_BITS:

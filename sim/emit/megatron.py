@@ -48,7 +48,7 @@ class Megatron(Emission):
         flags = self._model() | self._experts() | self._batch() | self._layout() | self._replicas() | self._numbers()
         nodes, each = self.nodes
         p = self.scenario.parallelism
-        # Megatron-LM requires 1 before Blackwell, but not beside pairs, whose exchanges would wait; its FSDP refuses it.
+        # Required before Blackwell, but not beside pairs, whose exchanges would wait; its FSDP refuses it.
         splits = (p.tp > 1 or p.cp > 1) and p.zero < 2
         ordered = f"CUDA_DEVICE_MAX_CONNECTIONS={32 if p.ep_overlap else 1} " if splits else ""
         lines = [f"{ordered}torchrun --nnodes {nodes} --nproc-per-node {each} pretrain_gpt.py"]
@@ -257,6 +257,7 @@ class Megatron(Emission):
             "overlap-moe-expert-parallel-comm": p.ep_overlap,
             "delay-wgrad-compute": p.ep_overlap and p.delay_wgrad_compute,
             "moe-shared-expert-overlap": self.training.moe_shared_expert_overlap,
+            "moe-router-padding-for-quantization": self.training.moe_router_padding_for_quantization,
         }
 
     def _batch(self) -> Flags:

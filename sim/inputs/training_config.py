@@ -265,6 +265,9 @@ class Training(UserInput):
     moe_router_fusion: bool | None = Field(
         default=None, description="Transformer Engine's kernels of the router; null: as the framework does"
     )
+    moe_router_padding_for_quantization: bool = Field(
+        default=False, description="the router's map is filled up to the tile of 8-bit matmuls, in place of copies"
+    )
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"
     )

@@ -45,7 +45,7 @@ fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attentio
 kv-channels kv-lora-rank log-interval lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
 moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-permute-fusion
 moe-pad-expert-input-to-capacity
-moe-router-force-load-balancing
+moe-router-force-load-balancing moe-router-padding-for-quantization
 moe-router-dtype moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
 moe-token-dispatcher-type mtp-num-layers first-last-layers-bf16 num-layers-at-start-in-bf16
 num-layers-at-end-in-bf16 cpu-offloading-num-layers fine-grained-activation-offloading offload-modules

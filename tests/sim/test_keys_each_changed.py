@@ -75,6 +75,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "moe_grouped_gemm": (False,),
         "moe_router_fusion": (True, False),
         "moe_shared_expert_overlap": (True,),
+        "moe_router_padding_for_quantization": (True,),
         "gradient_accumulation_fusion": (False,),
         "cublas_workspace_config": (":16:8",),
         "fp8_dot_product_attention": (True,),

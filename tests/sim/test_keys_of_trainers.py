@@ -25,7 +25,7 @@ LEFT_OUT = {
     "loss_chunks",  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
     "loss_chunks "  # a loss in chunks is refused
-    "cuda_graph_scope "  # of other frameworks
+    "cuda_graph_scope moe_router_padding_for_quantization "  # of other frameworks
     "fsdp_double_buffer "  # Megatron's FSDP alone has it
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap delay_wgrad_compute ep_dispatcher ep_dispatch_dtype param_gather_overlap "

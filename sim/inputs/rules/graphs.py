@@ -1,4 +1,4 @@
-"""Rules on the parts of layers that CUDA graphs hold (`training.cuda_graph_scope`)."""
+"""Rules on parts of layers that CUDA graphs hold (`training.cuda_graph_scope`), and on maps of tokens and experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.models.frameworks.records import framework_of
+from sim.models.recipes import recipe_of
 
+FILLS = "moe_router_padding_for_quantization"
 OF_EXPERTS = ("moe", "moe_router", "moe_preprocess")
 
 
@@ -31,8 +33,22 @@ def captured_parts(sections: Sections, t: Training) -> Problems:
         ("moe" in scope and not padded, "model.moe.pad_to_capacity for moe, whose sizes vary without it"),
         ("moe" in scope and p.ep_overlap, "parallelism.ep_overlap false for moe"),
         ("moe_preprocess" in scope and drops and by_nccl, "pad_to_capacity beside capacity_factor for moe_preprocess"),
+        ("moe_preprocess" in scope and t.moe_router_padding_for_quantization and by_nccl, f"{FILLS} false"),
         ("moe_router" in scope and r.mode == "selective" and "moe" in r.modules, "recompute without module moe"),
     ):
         if bad:
             yield ("training", "cuda_graph_scope"), f"found {', '.join(scope)}; needs {what}"
             return
+
+
+def filled_map(sections: Sections, t: Training) -> Problems:
+    """Maps of tokens and experts are filled up for matmuls in 8 bits and fewer (transformer_config.py)."""
+    moe, recipe = sections.model.moe, recipe_of(t)
+    for bad, what in (
+        (moe is None, "model.moe"),
+        (not framework_of(t).pads_experts, "framework megatron, megatron_bridge or nemo"),
+        (recipe is None, "training.precision fp8, mxfp8 or nvfp4"),
+        (moe is not None and moe.capacity_factor is not None, "model.moe.capacity_factor null"),
+    ):
+        if t.moe_router_padding_for_quantization and bad:
+            yield ("training", FILLS), f"found true; needs {what}"

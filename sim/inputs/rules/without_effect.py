@@ -19,6 +19,7 @@ from sim.inputs.training_config import Training
 from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
+from sim.models.moe.dispatchers import DISPATCHERS
 from sim.models.optimizers import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
 
@@ -259,6 +260,11 @@ def _own_router(s: Layout) -> str:
     return f"with framework {t.framework}, whose router is so" if t is not None and own else ""
 
 
+def _fills_tiles(s: Layout) -> str:
+    by_library = s.parallelism.ep > 1 and DISPATCHERS[s.parallelism.ep_dispatcher or "all_to_all"].fills_tiles
+    return f"with ep_dispatcher {s.parallelism.ep_dispatcher}, which fills rows up itself" if by_library else ""
+
+
 def _no_layers_graphed(s: Layout) -> str:
     graphs = "layers" if s.training is None else s.training.cuda_graphs
     return "" if graphs == "layers" else f"with cuda_graphs {graphs}, only with layers"
@@ -327,6 +333,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("moe_router_fusion", _own_router),
     Idle("moe_shared_expert_overlap", _with_one("ep")),
     Idle("cuda_graph_scope", _no_layers_graphed),
+    Idle("moe_router_padding_for_quantization", _fills_tiles),
     Idle("adamw_kernels", _no_adamw),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),

@@ -16,7 +16,7 @@ from sim.models.moe.fullest import fullest_rank
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.one_by_one import gradients_of_each
 from sim.models.moe.router import dispatch_choices, router
-from sim.models.moe.routing import places_by_chance, routing
+from sim.models.moe.routing import fills_map, places_by_chance, routing
 from sim.models.moe.shared import shared_parts
 from sim.models.moe.shared_beside import beside_exchanges
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
@@ -47,7 +47,8 @@ class Experts(Struct, frozen=True):
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
         r, e, p = routing(scenario, d, layer, shard), d.of_experts, scenario.parallelism
-        chosen = (router(d, self.moe, r), *dispatch_choices(d, self.moe, r, p.ep, p.expert_tp))
+        fills = fills_map(scenario, d)
+        chosen = (router(d, self.moe, r), *dispatch_choices(d, self.moe, r, p.ep, p.expert_tp, fills=fills))
         own = () if self.shared is None else self._shared(scenario, d, self.shared)
         shared = shared_parts(d, own, self.moe.shared_gate) if own else ()
         if d.code.every_expert and p.ep == 1:

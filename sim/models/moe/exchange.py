@@ -12,7 +12,8 @@ from sim.core.program import Item, Phase, Program, Saved
 from sim.models.dims import Dims
 from sim.models.graphed_parts import gradients_handed_over, graph_scope, replayed, results_held
 from sim.models.moe.dispatchers import INDEX_BYTES, Dispatcher
-from sim.models.moe.routing import Routing, moe_of
+from sim.models.moe.router import filled_map
+from sim.models.moe.routing import Routing, fills_map, moe_of
 from sim.models.operators import F, I, Operator, collective, memory_op, small_kernels
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class _Trip(Struct, frozen=True):
     way: Dispatcher
     experts: int
     top_k: int
+    fills: bool
 
     @property
     def copies(self) -> float:
@@ -211,11 +213,12 @@ class _Trip(Struct, frozen=True):
         p, d = self.layout, self.d
         n = self.r.fullest * p.expert_tp * d.hidden
         if self.way.copies_on_arrival:
+            filled = filled_map(d, self._arrived_rows * self.r.experts) if self.fills and name == "sort_chunks" else ()
             again = results_read and not d.framework.weights_experts_after_activation
             moved = (2 if again else 1) * n + self._arrived_rows * d.hidden
             copied = memory_op(name, phase, "permute", n, moved * d.act_bytes, d.act)
             made = self._arrival_maps(name, phase)
-            return (*made, copied) if phase is F else (copied, *made)
+            return (*made, *filled, copied) if phase is F else (copied, *made)
         if not self.sorts_chunks:
             return ()
         kernels = 2 if self.maps and phase is F else 1  # the forward makes a map, one number for each row
@@ -224,7 +227,7 @@ class _Trip(Struct, frozen=True):
 
 def _trip(scenario: Scenario, d: Dims, r: Routing) -> _Trip:
     moe = moe_of(scenario)
-    return _Trip(scenario.parallelism, d, r, r.dispatcher, moe.experts, moe.top_k)
+    return _Trip(scenario.parallelism, d, r, r.dispatcher, moe.experts, moe.top_k, fills_map(scenario, d))
 
 
 def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:

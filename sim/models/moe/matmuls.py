@@ -16,7 +16,7 @@ from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import grouped
-from sim.models.moe.routing import Routing, moe_of
+from sim.models.moe.routing import Routing, aligned_rows, fills_map, moe_of
 from sim.models.operators import F, I, Operator, W, memory_op, small_kernels
 from sim.models.recompute_modules import inside, runs_again
 
@@ -41,7 +41,8 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     made = () if fused else inside("moe_act", _activated(d, activation, rows * ffn))
     apart = d.experts_apart and r.experts > 1
     made, joined = (_each_by_itself(made, r.experts), (_joined(d, rows),)) if apart else (made, ())
-    filled, cut = ((), ()) if fused or r.dispatcher.fills_tiles else _padding(d, moe, rows, r.experts)
+    even = fused or r.dispatcher.fills_tiles or fills_map(scenario, d)
+    filled, cut = ((), ()) if even else _padding(d, moe, rows, r.experts)
     parts = (*filled, up, *made, down, *cut, *joined)
     return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
 
@@ -91,7 +92,6 @@ def _kept(part: Operator, share: float) -> Operator:
 
 # Beside the sum, of torch's sum of rows by index (ATen/native/cuda/Indexing.cu: index_put_with_sort_kernel)
 SORTED_SUM_KERNELS = 8
-ALIGNED_ROWS = 16  # of an operand in 8 bits; formats scaled by blocks take twice as many
 
 
 def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
@@ -102,8 +102,7 @@ def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[
     `quantization_padding`). Nothing is copied where a capacity or the dispatcher gives every expert a multiple
     (`Fp8Padding.forward`: "no padding needed"). What is filled up, at most a tile an expert, is not computed here.
     """
-    tile = ALIGNED_ROWS if d.recipe is None or d.recipe.one_scale else 2 * ALIGNED_ROWS
-    even = moe.capacity_factor is not None and rows % (experts * tile) == 0
+    even = moe.capacity_factor is not None and rows % (experts * aligned_rows(d)) == 0
     if d.recipe is None or not d.framework.pads_experts or even:
         return (), ()
     n, moved, weights = rows * d.hidden, 2 * rows * d.hidden * d.act_bytes, 2 * rows * FP32_BYTES

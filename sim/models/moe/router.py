@@ -87,11 +87,15 @@ def router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
     )
 
 
-def dispatch_choices(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> tuple[Operator, ...]:
+def dispatch_choices(
+    d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1, *, fills: bool = False
+) -> tuple[Operator, ...]:
     """What is computed of a router's choice before tokens leave: experts' numbers, and how many copies each gets. A
     library that counts does so in its own call (Megatron-Core, transformer/moe/token_dispatcher.py:
-    `dispatch_preprocess`, `token_dispatch`)."""
+    `dispatch_preprocess`, `token_dispatch`). `fills`: the map is filled up first (`fills_map`)."""
     (again, again_back), counts = _chosen_again(d, moe, r), _counts(d, moe, r, ep, expert_tp)
+    if fills and not r.dispatcher.copies_on_arrival:
+        counts = (*filled_map(d, r.tokens * moe.experts), *counts, *_copies_in_all())
     own: GraphPart | None = "moe_preprocess" if r.dispatcher.messages_beside else None
     return (
         *((Operator("dispatch_top_k", again, again_back, graph="moe_preprocess"),) if again else ()),
@@ -160,6 +164,23 @@ def _chosen_again(d: Dims, moe: MoeConfig, r: Routing) -> tuple[Program, Program
     moved = FP32_BYTES * n + written + FP32_BYTES * choices
     back = memory_op("dispatch_top_k_backward", I, "softmax", n, moved, d.act, 2)
     return (replace(chosen, clocks=clocks, plain_host=True),), (replace(back, plain_host=True),)
+
+
+# moe_utils.py: `pad_routing_map`, on [tokens, experts], each column by itself: how many chose (1 byte), how many lack
+# (2, on one number an expert), who did not choose (1, 1), as 32-bit numbers (1, 4), their running count (4, 8), which
+# of them are taken (8, 1) and marked (1, 1).
+FILLING_KERNELS, FILLING_BYTES = 8, 31.0
+
+
+def filled_map(d: Dims, entries: float) -> Program:
+    """The map of tokens and experts with a multiple of a tile's tokens for each expert."""
+    made = memory_op("filled_map", F, "elementwise", entries, FILLING_BYTES * entries, d.act, FILLING_KERNELS)
+    return (replace(made, plain_host=True),)
+
+
+def _copies_in_all() -> Program:
+    """The host reads how many copies there are before it issues their kernel (`num_out_tokens`)."""
+    return (collective("copies_in_all", "offload", COUNT_BYTES, F, group="host"),)
 
 
 def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:
