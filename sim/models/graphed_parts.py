@@ -38,6 +38,12 @@ def graph_scope(scenario: Scenario) -> tuple[GraphPart, ...]:
     return t.cuda_graph_scope if t is not None and t.cuda_graphs == "layers" else ()
 
 
+def graphs_layers(scenario: Scenario) -> bool:
+    """Tell whether graphs hold layers or parts of them, and nothing beside: embedding, head, loss and messages between
+    replicas are issued by the host (core/transformer/cuda_graphs.py: TECudaGraphHelper captures layers)."""
+    return scenario.training is not None and scenario.training.cuda_graphs == "layers"
+
+
 def replayed(program: Program) -> Program:
     """The program's computations and messages as a graph replays them."""
     return tuple(item if isinstance(item, Wait) else replace(item, graphed=True) for item in program)
@@ -69,7 +75,8 @@ def captured_layer(
     second one has experts."""
     scope = graph_scope(scenario)
     if not scope:
-        return (*attention, *mlp)
+        whole = (*attention, *mlp)
+        return captured(whole) if graphs_layers(scenario) else whole
     states = scenario.model.state_space
     of_mamba = scans and states is not None and states.kind in MAMBAS
     first = bool(attention) and ("mamba" if of_mamba else "attn") in scope

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks.records import framework_of
-from sim.models.graphed_parts import graph_scope
+from sim.models.graphed_parts import graphs_layers
 from sim.models.optimizer import HOST_UPDATE
 from sim.prices.cost import Cost
 from sim.prices.operator_prices import Costs
@@ -65,8 +65,9 @@ class Pricing:
         training = plan.scenario.training
         self._plain_host = training is not None and framework_of(training).plain_host
         self._small_messages = (0, 0) if training is None else framework_of(training).small_messages
-        self._graphs = ""  # whose graphs hold all kernels; those of parts of layers say so themselves
-        if training is not None and training.cuda_graphs != "none" and not graph_scope(plan.scenario):
+        self._graphs = ""  # whose graphs hold all kernels; what graphs of layers hold says so itself
+        described = plan.scenario.model.program is None and graphs_layers(plan.scenario)
+        if training is not None and training.cuda_graphs != "none" and not described:
             self._graphs = training.cuda_graphs
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}

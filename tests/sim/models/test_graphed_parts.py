@@ -10,6 +10,7 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, ModelPart, Program
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import dims
+from sim.models.head import head_block
 from sim.models.layer import layer_block
 from sim.results.graph_pools import static_bytes
 from sim.simulation import simulate
@@ -127,6 +128,14 @@ def test_a_step_takes_less_than_without_and_more_than_with_graphs_of_whole_layer
     steps = [step_s(), step_s(*USUAL), step_s("attn", "moe_router"), step_s("attn"), step_s(graphs="none")]
     assert steps == sorted(steps)
     assert len(set(steps)) == len(steps)
+
+
+def test_graphs_of_whole_layers_hold_nothing_beside_them() -> None:
+    s = scenario()
+    layer, head = layer_block(s, 1), head_block(s)
+    assert not outside((*layer.forward, *layer.backward))
+    assert outside(head.forward)
+    assert not copied(layer.forward)  # left out between whole layers
 
 
 @pytest.mark.parametrize(
