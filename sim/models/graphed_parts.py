@@ -75,8 +75,8 @@ def captured_layer(
     second one has experts."""
     scope = graph_scope(scenario)
     if not scope:
-        whole = (*attention, *mlp)
-        return captured(whole) if graphs_layers(scenario) else whole
+        layer = (*attention, *mlp)
+        return captured(layer) if graphs_layers(scenario) else layer
     states = scenario.model.state_space
     of_mamba = scans and states is not None and states.kind in MAMBAS
     first = bool(attention) and ("mamba" if of_mamba else "attn") in scope

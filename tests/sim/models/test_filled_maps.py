@@ -30,6 +30,10 @@ def names(program: Program) -> set[str]:
     return {i.name for i in program if isinstance(i, (Compute, Comm))}
 
 
+def in_order(program: Program, *found: str) -> list[str]:
+    return [i.name for i in program if isinstance(i, (Compute, Comm)) and i.name in found]
+
+
 @pytest.mark.parametrize(("dispatcher", "sent", "received"), [("all_to_all", 16, 16), ("deepep", 0, 4)])
 def test_half_a_tile_of_copies_more_for_each_expert(dispatcher: str, sent: int, received: int) -> None:
     """moe_utils.py, `pad_routing_map`: the tokens to the next multiple of 16, by chance 7.5, which each rank sends to
@@ -47,14 +51,14 @@ def test_a_map_is_filled_in_place_of_rows() -> None:
     assert not (names(filled.forward) | names(filled.backward)) & PADDING
     made = next(i for i in filled.forward if isinstance(i, Compute) and i.name == "filled_map")
     assert (made.kernels, made.bytes) == (8, 31 * 512 * 16)
-    order = [i.name for i in filled.forward if i.name in ("filled_map", "gather_counts", "copies_in_all", "permute")]
+    order = in_order(filled.forward, "filled_map", "gather_counts", "copies_in_all", "permute")
     assert order == ["filled_map", "gather_counts", "copies_in_all", "permute"]  # the host reads the number of copies
 
 
 def test_deepep_fills_the_map_of_what_arrived() -> None:
     filled = layer_block(scenario(True, dispatcher="deepep"), 0)
     assert not names(filled.forward) & {"copies_in_all", "experts_padding"}
-    order = [i.name for i in filled.forward if i.name in ("dispatch", "filled_map", "sort_chunks")]
+    order = in_order(filled.forward, "dispatch", "filled_map", "sort_chunks")
     assert order == ["dispatch", "filled_map", "sort_chunks"]
 
 
