@@ -115,7 +115,7 @@ def _training(s: Scenario) -> Iterator[Problem]:
     if not framework_of(t).measurable:
         yield "training.framework", t.framework, ", ".join(f.name for f in FRAMEWORKS.values() if f.measurable)
     switches = ("fp8_dot_product_attention", "activation_func_fp8_input_store", "fp8_param_gather")
-    for key in (*switches, "moe_shared_expert_overlap"):
+    for key in (*switches, "moe_shared_expert_overlap", "moe_router_padding_for_quantization"):
         if getattr(t, key):
             yield f"training.{key}", "true", "false"
     for key in IN_SIXTEEN_BITS:
@@ -295,6 +295,8 @@ def _expert_parallelism(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.ep_dispatch_dtype", p.ep_dispatch_dtype, t.precision
     if p.ep > 1 and p.ep_overlap and not s.cluster.gpu.chip.is_host:
         yield "parallelism.ep_overlap", "true on GPUs", "false (two threads would share a stream)"
+    if p.ep > 1 and p.ep_overlap and not p.delay_wgrad_compute:
+        yield "parallelism.delay_wgrad_compute", "false", "true (two threads take turns as they come)"
     if p.ep > 1 and p.ep_overlap and t.recompute.mode != "none":
         yield "training.recompute", f"{t.recompute.mode} with ep_overlap", "none (a recomputation cannot overlap)"
     if p.tp > 1 and not p.sp:

@@ -178,6 +178,7 @@ NOTED = (
 # Likewise where they are false: parts of the overlap of tensor parallelism, which need the whole, and a fusion.
 OF_OVERLAP = ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", "tp_comm_overlap_ag", "tp_comm_overlap_rs")
 UNFUSED = "bias_activation_fusion"
+PADS = "moe_router_padding_for_quantization"
 PACKED = "packed_sequence_specs"  # of `dataset`
 AS_ONE = "dataset.packed_sequence_specs: a sequence is simulated as one text; training.packing describes several"
 OF_OFFLOADED_LAYERS = ("cpu_offloading_num_layers", "cpu_offloading_weights")
@@ -246,7 +247,9 @@ def _own_attention(file: Path, name: str, section: Mapping[str, Any], flags: dic
 
 def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any]) -> list[str]:
     """Keys that the file sets, that change a step, and that no key of the scenario says."""
-    simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap") if training.get(key)}
+    simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap", PADS) if training.get(key)}
+    simulated |= {"moe_router_padding_for_fp8"} if PADS in simulated else set()
+    simulated |= {"delay_wgrad_compute"} if merged.get("overlap_moe_expert_parallel_comm") else set()
     simulated |= {"fsdp_double_buffer"} if merged.get("use_megatron_fsdp") else set()
     on = [key for key in NOTED if merged.get(key) not in OFF and key not in simulated]
     asked_for = (UNFUSED, *(OF_OVERLAP if merged.get("tp_comm_overlap") else ()))

@@ -17,6 +17,7 @@ from sim.convert.megatron_attention import attention_of, note_mask
 from sim.convert.megatron_deepspeed import of_deepspeed
 from sim.convert.megatron_fp8 import in_8_bits, precision_of
 from sim.convert.megatron_fusions import fusions
+from sim.convert.megatron_graphs import graphs_of
 from sim.convert.megatron_hybrid import SCRIPTS as HYBRID_SCRIPTS
 from sim.convert.megatron_hybrid import take_sizes
 from sim.convert.megatron_model import DISPATCHER, model_of, note_other_sizes
@@ -44,13 +45,6 @@ MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = (  # flags with several values
     *("recompute-modules", "offload-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts", "cp-comm-type"),
 )
-# By --cuda-graph-impl (core/transformer/transformer_config.py).
-GRAPHS: dict[str, str | None] = {
-    "none": None,
-    "local": "layers",
-    "transformer_engine": "layers",
-    "full_iteration": "step",
-}
 # By framework; all are off by default.
 FUSED_EXPERTS = ("moe-permute-fusion",)
 SIMULATED_OF_EXPERTS = {
@@ -209,7 +203,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "zero_grad": _zero_grad(s, framework),
             "recompute": _recompute(s),
             **in_8_bits(s, precision),
-            "cuda_graphs": _graphs(s),
+            **graphs_of(s, framework),
             "optimizer_post_validation": s.flag("enable-optimizer-post-validation") or None,
         }
     )
@@ -245,19 +239,6 @@ def _zero_grad(s: Settings, framework: str) -> str | None:
     if frees == (0 not in framework_at(framework, None).keeps_gradients_at):
         return None
     return "set_to_none" if frees else "keep"
-
-
-def _graphs(s: Settings) -> str | None:
-    """Return `cuda_graphs`: layers, of which a scope may name parts, or the whole iteration."""
-    graphs = s.choice("cuda-graph-impl", GRAPHS, "none")
-    if graphs is None:
-        return None
-    scope = " ".join(str(s.take(name, "")) for name in ("cuda-graph-scope", "cuda-graph-modules")).strip()
-    if "full_iteration" in scope:
-        return "step"
-    if graphs == "layers" and scope not in ("", "full"):
-        s.notes.append(f"CUDA graphs of {scope}: simulated as graphs of whole layers")
-    return graphs
 
 
 def _recompute(s: Settings) -> Any:
@@ -297,7 +278,8 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "sp": s.flag("sequence-parallel") and tp > 1,
         "ep": ep,
         "expert_tp": expert_tp,
-        "ep_overlap": s.flag("overlap-moe-expert-parallel-comm") or None,
+        "ep_overlap": (paired := s.flag("overlap-moe-expert-parallel-comm")) or None,
+        "delay_wgrad_compute": s.flag("delay-wgrad-compute") if paired else None,
         "ep_dispatcher": _dispatcher(s) if experts else None,
         "cp_method": _cp_method(s),
         "tp_overlap": _tp_overlap(s, tp),

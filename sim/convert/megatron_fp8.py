@@ -31,6 +31,7 @@ def in_8_bits(s: Settings, precision: str) -> dict[str, Any]:
         "fp8_dot_product_attention": (attention and precision in LOW) or None,
         "activation_func_fp8_input_store": stored or None,
         "fused_experts": _fused_experts(s, precision),
+        "moe_router_padding_for_quantization": _fills_map(s, precision),
         "fp8_param_gather": _parameters(s, precision),
         **_in_sixteen_bits(s, precision),
     }
@@ -70,3 +71,12 @@ def _fused_experts(s: Settings, precision: str) -> bool | None:
         return None
     s.take(interleaved)
     return s.flag("use-transformer-engine-op-fuser") or None
+
+
+def _fills_map(s: Settings, precision: str) -> bool | None:
+    """Whether the router fills up each expert's rows (transformer_config.py has an older name for it, too)."""
+    names = [f"moe-router-padding-for-{what}" for what in ("quantization", "fp8")]
+    drops = s.values.get("moe-expert-capacity-factor") is not None
+    if precision not in LOW or "num-experts" not in s.values or drops:
+        return None
+    return True in [s.flag(name) for name in names] or None

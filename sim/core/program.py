@@ -154,9 +154,7 @@ class Compute(Struct, frozen=True):
     sent_tokens: bool = False  # a moe_layer on a rank whose only tokens are those that an all-to-all sends to it
     random_numbers: float = 0.0  # drawn by a kernel that memory binds
     rows_in_turn: float = 0.0  # rows that one warp adds one after another in a loop
-    summed_rows: float = (
-        0.0  # of a sum over a matrix's rows: rows that one thread block adds before it waits for others
-    )
+    summed_rows: float = 0.0  # of a sum over a matrix's rows: what one thread block adds before it waits for others
     clocks: float = 0.0  # of one multiprocessor, for a kernel's instructions; all multiprocessors share them
     lone_clocks: float = 0.0  # of one thread block, while the others wait or have ended
     instructions: float = 0.0  # of all threads, where they were counted in the kernel's machine code
@@ -164,6 +162,7 @@ class Compute(Struct, frozen=True):
     masked: bool = False  # a fused attention gets a tensor that says which pairs are hidden, and computes all pairs
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER  # whose work it is; no price depends on it
+    graphed: bool = False  # a CUDA graph of a layer's parts replays it, so that the host takes no time for it
 
 
 class Comm(Struct, frozen=True):
@@ -177,6 +176,7 @@ class Comm(Struct, frozen=True):
     `stream`: where it queues; by default a stream named after the group. `after`: the handle of an asynchronous
     collective on another stream that this one waits for, too. `of_loss`: only the loss needs it, which a teacher does
     not compute. `within_call`: the library's call of the matmul beside it issues it, too.
+    `graphed`: as a computation's.
     """
 
     name: str
@@ -190,6 +190,7 @@ class Comm(Struct, frozen=True):
     after: str = ""
     of_loss: bool = False
     within_call: bool = False
+    graphed: bool = False
 
 
 class Wait(Struct, frozen=True):
@@ -225,7 +226,8 @@ class TensorRole(StrEnum):
 
 class Saved(NamedTuple):
     """Bytes that a forward keeps for its backward. `name` is a label for people. `keys`: an attention core's keys or
-    values, which other layers may read. `module`: the part of a layer that keeps it, where such parts are offloaded."""
+    values, which other layers may read. `module`: the part of a layer that keeps it, where such parts are offloaded.
+    `graphed`: it lies in the pool of a CUDA graph that holds parts of a layer."""
 
     name: str
     bytes: float
@@ -233,6 +235,7 @@ class Saved(NamedTuple):
     role: TensorRole = TensorRole.INNER
     keys: bool = False
     module: str = ""
+    graphed: bool = False
 
     @property
     def late(self) -> bool:

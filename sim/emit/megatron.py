@@ -48,8 +48,9 @@ class Megatron(Emission):
         flags = self._model() | self._experts() | self._batch() | self._layout() | self._replicas() | self._numbers()
         nodes, each = self.nodes
         p = self.scenario.parallelism
-        # Megatron-LM requires this before Blackwell; on Blackwell it does no harm. Its FSDP refuses it.
-        ordered = "CUDA_DEVICE_MAX_CONNECTIONS=1 " if (p.tp > 1 or p.cp > 1) and p.zero < 2 else ""
+        # Required before Blackwell, but not beside pairs, whose exchanges would wait; its FSDP refuses it.
+        splits = (p.tp > 1 or p.cp > 1) and p.zero < 2
+        ordered = f"CUDA_DEVICE_MAX_CONNECTIONS={32 if p.ep_overlap else 1} " if splits else ""
         lines = [f"{ordered}torchrun --nnodes {nodes} --nproc-per-node {each} pretrain_gpt.py"]
         self.notes.append("NullTokenizer adds a token to vocab-size; with a tokenizer of yours leave both flags out")
         flags |= {"mock-data": True, "tokenizer-type": "NullTokenizer", "train-iters": 20, "lr": "1e-4"}
@@ -254,7 +255,9 @@ class Megatron(Emission):
             "moe-router-num-groups": groups,
             "moe-router-group-topk": None if groups is None else top_groups,
             "overlap-moe-expert-parallel-comm": p.ep_overlap,
+            "delay-wgrad-compute": p.ep_overlap and p.delay_wgrad_compute,
             "moe-shared-expert-overlap": self.training.moe_shared_expert_overlap,
+            "moe-router-padding-for-quantization": self.training.moe_router_padding_for_quantization,
         }
 
     def _batch(self) -> Flags:

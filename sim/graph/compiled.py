@@ -229,7 +229,8 @@ class ActionPrograms:
     def _compile(self, class_index: int, programs: list[Program]) -> CompiledProgram:
         price = self.pricing.on(self.plan.classes[class_index].rank)
         if len(programs) == 2:
-            return interleave(programs[0], programs[1], price)
+            delays = self.plan.scenario.parallelism.delay_wgrad_compute
+            return interleave(programs[0], programs[1], price, delays)
         return compile_program(programs[0], price)
 
     def _context(self, class_index: int) -> tuple[object, ...]:

@@ -160,6 +160,9 @@ class Parallelism(UserInput):
         json_schema_extra={"default": None},
     )
     ep_overlap: bool = False
+    delay_wgrad_compute: bool = Field(
+        default=True, description="ep_overlap: gradients of weights are computed behind the start of an exchange"
+    )
     ep_dispatch_dtype: TransportDtype | None = None
     ep_dispatcher: Annotated[str, OneOf(DISPATCHERS)] | None = Field(
         default=None, description="null: deepep with model.moe.max_nodes_per_token, else all_to_all"

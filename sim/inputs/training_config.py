@@ -109,6 +109,7 @@ class Preference(UserInput):
     )
 
 
+GraphPart = Literal["attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba"]
 OffloadModule = Literal[
     "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act", "layer_input"
 ]
@@ -266,11 +267,19 @@ class Training(UserInput):
     moe_router_fusion: bool | None = Field(
         default=None, description="Transformer Engine's kernels of the router; null: as the framework does"
     )
+    moe_router_padding_for_quantization: bool = Field(
+        default=False, description="the router's map is filled up to the tile of 8-bit matmuls, in place of copies"
+    )
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"
     )
     cuda_graphs: Literal["none", "layers", "step"] = Field(
         default="none", description="what CUDA graphs replay: the host issues none of its kernels"
+    )
+    cuda_graph_scope: Annotated[tuple[GraphPart, ...], BeforeValidator(as_tuple), Field(max_length=6)] = Field(
+        default=(),
+        description="with cuda_graphs layers: the parts of each layer that are captured; null: whole layers",
+        json_schema_extra={"default": None},
     )
     activation_offload: OffloadChoice = Field(
         default=False, description="saved activations go to host memory: all, those of layers, or of parts of layers"

@@ -286,8 +286,9 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
 
     Unfused (Korthikanti 2022, section 4.1): q, k 4sbh, v 2sbh, softmax output 2as²b, dropout mask as²b,
     dropped output 2as²b. Fused: q, k, v and the log-sum-exp 4asb; the output is the projection's input, and kept beside
-    it where the projection keeps 8 bits of it (the kernel's backward reads the 16), and where it is `exchanged` between
-    the two: what the projection keeps is then what came from other ranks. Copies of keys and values for each query head
+    it where the projection keeps 8 bits of it (the kernel's backward reads the 16; `Dims.saves_originals`: it keeps the
+    16), where the kernel has 8 bits, and where it is `exchanged` between the two: what the projection keeps is then
+    what came from other ranks. Copies of keys and values for each query head
     are kept.
     """
     multiplied = d.act_bytes if d.fused_attention else scored_bytes(d)
@@ -301,7 +302,8 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
     if d.fused_attention:
         rows = d.batch * own.heads * own.q_len
         # Else the projection keeps this very tensor.
-        beside = exchanged or (d.recipe is not None and d.recipe.keeps_quantized)
+        apart = d.recipe is not None and d.recipe.keeps_quantized and not d.saves_originals
+        beside = exchanged or apart or d.fp8_attention
         output = Saved("output", rows * own.v_head_dim * d.act_bytes if beside else 0.0)
         statistics = Saved("log-sum-exp", rows * LSE_BYTES, role=TensorRole.STATISTICS)
         return (*saved, statistics, output)

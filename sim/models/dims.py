@@ -155,6 +155,12 @@ class Dims(Struct, frozen=True):
         return self.recipe is not None
 
     @property
+    def saves_originals(self) -> bool:
+        """Whether some linear layers keep a 16-bit input and quantize it again (`Framework.saves_originals`)."""
+        scaled_anew = self.recipe is not None and not self.recipe.from_history
+        return self.framework.saves_originals and scaled_anew and self.lora is None
+
+    @property
     def matmul(self) -> str:
         """The linear layers' matmul, where it is not the usual one."""
         if self.recipe is not None:

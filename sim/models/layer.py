@@ -10,6 +10,7 @@ from sim.core.program import Block, BlockKind, ModelPart, TensorRole
 from sim.models.casts import norms_give_wide
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
+from sim.models.graphed_parts import captured_layer
 from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
 from sim.models.layers.dense_mlp import DenseMlp
@@ -67,16 +68,19 @@ def layer_parts(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[
     d = replace(d, partial_rows=_sums_together(d, spec))
     if spec.parallel is True:
         return _parallel(scenario, d, layer, shard)
+    first: tuple[Operator, ...] = ()
+    second: tuple[Operator, ...] = ()
     ngrams = () if spec.ngrams is None else spec.ngrams.train(d)
     parts: tuple[Operator, ...] = of_part(ModelPart.EMBEDDING, ngrams)
     if spec.attention is not None:
         inner = spec.attention.train(scenario, d, shard)
         branch = _branch(m, d, spec, "attention", inner, m.biased_attention_out and _passes_on(d))
-        parts += of_part(spec.attention.part, branch)
+        first = of_part(spec.attention.part, branch)
     if spec.mlp is not None:
         inner = inside(spec.mlp.module, spec.mlp.train(scenario, d, layer, shard))
         branch = _branch(m, d, spec, "mlp", inner, spec.mlp.bias_after and _passes_on(d), spec.attention is not None)
-        parts += of_part(spec.mlp.part, branch)
+        second = of_part(spec.mlp.part, branch)
+    parts += captured_layer(scenario, d, first, second, scans=_scans(spec), experts=isinstance(spec.mlp, Experts))
     if spec.inputs is not None:
         parts += of_part(ModelPart.MLP, spec.inputs.branch(m, d))
     return parts
@@ -92,9 +96,9 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
     m, spec = scenario.model, layer_specs(scenario.model)[layer]
     assert spec.attention is not None
     assert spec.mlp is not None
-    first, *rest = spec.mlp.train(scenario, d, layer, shard)
+    opening, *rest = spec.mlp.train(scenario, d, layer, shard)
     # Attention keeps their input, unless each casts it for itself.
-    own = tuple(s for s in first.saved if s.role is not TensorRole.INPUT or norms_give_wide(d))
+    own = tuple(s for s in opening.saved if s.role is not TensorRole.INPUT or norms_give_wide(d))
     norm = replace(stream_norm(m, d.of_stream, "attention_norm"), module=NORM_MODULES["attention"])
     norms = of_part(ModelPart.NORM, (norm,))
     attention = (
@@ -105,11 +109,17 @@ def _parallel(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Op
         residual(_before_sum(d), "attention_residual", m.biased_attention_out and _passes_on(d)),
     )
     mlp = (
-        *inside(spec.mlp.module, (replace(first, saved=own), *rest)),
+        *inside(spec.mlp.module, (replace(opening, saved=own), *rest)),
         *_sum_of_branches(d),
         residual(_of_result(d, spec.mlp), "mlp_residual", spec.mlp.bias_after and _passes_on(d)),
     )
-    return (*of_part(spec.attention.part, attention), *of_part(spec.mlp.part, mlp))
+    first, second = of_part(spec.attention.part, attention), of_part(spec.mlp.part, mlp)
+    return captured_layer(scenario, d, first, second, scans=_scans(spec), experts=isinstance(spec.mlp, Experts))
+
+
+def _scans(spec: LayerSpec) -> bool:
+    """Tell whether a layer has a state in attention's place."""
+    return spec.attention is not None and spec.attention.part is ModelPart.STATE_SPACE
 
 
 def _branch(

@@ -54,7 +54,8 @@ def linear(d: Dims, spec: Linear) -> Operator:
     split = d.tp > 1 and spec.mode != "plain"
     column_sp = split and d.sp and spec.mode == "column"
     input_rows = ceil_div(spec.rows, d.tp) if column_sp and not d.framework.keeps_gathered else spec.rows
-    size = input_rows * spec.k * saved_element_bytes(d) * kept_copies(d, spec)
+    kept = d.act_bytes if spec.original else saved_element_bytes(d)
+    size = input_rows * spec.k * kept * kept_copies(d, spec)
     saved = Saved(f"{spec.name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     forward = _column_forward(d, spec) if spec.mode != "row" else _row_forward(d, spec)
     backward = _column_backward(d, spec) if spec.mode != "row" else _row_backward(d, spec)
@@ -183,15 +184,16 @@ def _over_gathered(
 def _column_forward(d: Dims, spec: Linear) -> Program:
     weights = operand_casts(d, spec) + weight_casts(d, spec.name, spec.k * spec.n)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
-        cast = input_casts(d, spec.name, spec.rows * spec.k, spec.mode == "column")
+        cast = input_casts(d, spec.name, spec.rows * spec.k, spec.mode == "column" and spec.joins_norm, spec.original)
         return cast + weights + _gemms(d, spec, spec.rows)
-    own, whole = gather_casts(d, spec.name, F, spec.rows * spec.k, normed=True)
+    own, whole = gather_casts(d, spec.name, F, spec.rows * spec.k, normed=spec.joins_norm)
     size = spec.rows * spec.k * gathered_element_bytes(d)
     return tuple(_over_gathered(d, spec, F, f"{spec.name}_gather", (own, whole + weights), size, _gemms))
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
-    before = input_casts(d, spec.name, spec.rows * spec.k, False) + weight_casts(d, spec.name, spec.k * spec.n)
+    before = input_casts(d, spec.name, spec.rows * spec.k, False, spec.original)
+    before += weight_casts(d, spec.name, spec.k * spec.n)
     before = operand_casts(d, spec) + before
     if d.tp == 1 or d.partial_rows:
         return before + _gemms(d, spec, spec.rows)
@@ -242,7 +244,7 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     Under sequence parallelism the input is gathered again, unless the framework kept it whole.
     """
     cast = gradient_casts(d, spec.name, spec.rows * spec.n) + weight_casts_again(d, spec.name, spec.k * spec.n)
-    again = casts_again(d, spec.name, spec.rows * spec.k)
+    again = casts_again(d, spec.name, spec.rows * spec.k, spec.original)
     if d.tp == 1 or spec.mode == "plain":
         return cast + _input_gradient(d, spec, spec.rows) + again + _weight_gradients(d, spec)
     again += transposes(d, spec.name, spec.rows * spec.k) if d.sp else ()
@@ -286,7 +288,7 @@ def _gradient_by_rows(d: Dims, spec: Linear, name: str, chunks: int) -> list[tup
 
 def _row_backward(d: Dims, spec: Linear) -> Program:
     weights = weight_casts_again(d, spec.name, spec.k * spec.n)
-    last = casts_again(d, spec.name, spec.rows * spec.k)
+    last = casts_again(d, spec.name, spec.rows * spec.k, spec.original)
     if d.tp == 1 or not d.sp or d.partial_rows:
         cast = gradient_casts(d, spec.name, spec.rows * spec.n)
         return cast + weights + _input_gradient(d, spec, spec.rows) + last + _weight_gradients(d, spec)

@@ -15,7 +15,7 @@ from sim.core.program import Comm, Compute, Item, ModelPart, Phase, Program, Rol
 from sim.models.dims import Dims
 
 if TYPE_CHECKING:
-    from sim.inputs.training_config import LoraTarget, OffloadModule, RecomputeModule
+    from sim.inputs.training_config import GraphPart, LoraTarget, OffloadModule, RecomputeModule
 
 F, I, W = Phase.FORWARD, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD  # noqa: E741
 ROLES = {F: Role.OUTPUT, I: Role.INPUT_GRADIENT, W: Role.WEIGHT_GRADIENT}  # of a matmul where it is written down
@@ -46,6 +46,7 @@ class Operator(Struct, frozen=True):
     backward_bytes: float = 0.0
     within: tuple[RecomputeModule, ...] = ()  # parts of a layer that it belongs to
     module: OffloadModule | None = None  # the part whose kept tensors may go to host memory
+    graph: GraphPart | None = None  # the part of an expert layer that a CUDA graph may hold with it
     learns_alone: bool = False  # by a loss of its own, of inputs that get no gradient from it
     core: bool = False  # the attention core: what `selective` reruns and `selective_op` keeps
     output_bytes: float = 0.0  # of the core's result
@@ -76,6 +77,8 @@ class Linear(Struct, frozen=True):
     save_input: bool = True
     target: LoraTarget | None = None
     module: OffloadModule | None = None  # as an operator's
+    original: bool = False  # its 16-bit input is kept, and quantized again for the weight gradient
+    joins_norm: bool = True  # a norm before a column layer may do part of its quantization
     wide: bool | None = None  # under autocast its input has fp32; None: if a norm made it, as in mode column
 
     @property

@@ -32,19 +32,29 @@ def casts(d: Dims, name: str, phase: Phase, elements: float) -> Program:
     return () if d.recipe is None else _kernels(d, f"{name}_cast", phase, elements, d.recipe.activations)
 
 
-def input_casts(d: Dims, name: str, elements: float, normed: bool) -> Program:
-    """`casts` of a matmul's input; `normed`: a norm has made it."""
-    return () if d.recipe is None else _kernels(d, f"{name}_cast", F, elements, _step(d.recipe, normed))
+def input_casts(d: Dims, name: str, elements: float, normed: bool, original: bool = False) -> Program:
+    """`casts` of a matmul's input; `normed`: a norm has made it. `original`: the forward needs one order alone, as the
+    16-bit input is kept and quantized again (`casts_again`)."""
+    if d.recipe is None:
+        return ()
+    step = _step(d.recipe, normed)
+    return _kernels(d, f"{name}_cast", F, elements, step._replace(copies=1) if original else step)
 
 
 def _step(recipe: Recipe, normed: bool) -> Pass:
     return recipe.after_norm if normed and recipe.after_norm is not None else recipe.activations
 
 
-def casts_again(d: Dims, name: str, elements: float) -> Program:
-    """Return what of a tensor is quantized only for the weight gradient, which frozen weights have not."""
+def casts_again(d: Dims, name: str, elements: float, original: bool = False) -> Program:
+    """Return what of a tensor is quantized only for the weight gradient, which frozen weights have not. `original`: the
+    whole input once more, with one scale in both orders, else by columns alone (Transformer Engine 2.6,
+    module/linear.py and grouped_linear.py: `save_original_input`)."""
     if d.recipe is None or d.lora is not None:
         return ()
+    if original:
+        step = d.recipe.activations
+        step = step if d.recipe.one_scale else step._replace(copies=1)
+        return _kernels(d, f"{name}_cast_again", I, elements, step)  # before a matmul that may be delayed
     made = _kernels(d, f"{name}_cast_again", W, elements, d.recipe.activations_again)
     return _of_other_order(d.recipe, made)
 

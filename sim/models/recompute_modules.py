@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -16,7 +17,16 @@ from sim.core.program import Program, Saved, TensorRole
 from sim.inputs.training_config import LOSES_OUTPUT, RecomputeModule
 from sim.models.operators import Operator, forward_of, saved_of
 
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
 CORE: tuple[RecomputeModule, ...] = ("core_attn",)
+
+
+def runs_again(scenario: Scenario, module: RecomputeModule) -> bool:
+    """Tell whether a part of that name runs again by itself."""
+    t = scenario.training
+    return t is not None and t.recompute.mode == "selective" and module in t.recompute.modules
 
 
 def inside(module: RecomputeModule, parts: Iterable[Operator]) -> tuple[Operator, ...]:

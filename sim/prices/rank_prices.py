@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks.records import framework_of
+from sim.models.graphed_parts import graphs_layers
 from sim.models.optimizer import HOST_UPDATE
 from sim.prices.cost import Cost
 from sim.prices.operator_prices import Costs
@@ -64,12 +65,15 @@ class Pricing:
         training = plan.scenario.training
         self._plain_host = training is not None and framework_of(training).plain_host
         self._small_messages = (0, 0) if training is None else framework_of(training).small_messages
-        self._graphs = "" if training is None or training.cuda_graphs == "none" else training.cuda_graphs
+        self._graphs = ""  # whose graphs hold all kernels; what graphs of layers hold says so itself
+        described = plan.scenario.model.program is None and graphs_layers(plan.scenario)
+        if training is not None and training.cuda_graphs != "none" and not described:
+            self._graphs = training.cuda_graphs
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}
         # Only simulated ranks are priced again; keeping a group for each of 100,000 members would fill memory.
         self._simulated = frozenset([c.rank for c in plan.classes])
-        self._comms: dict[tuple[str, str, float, bool, int], Priced] = {}
+        self._comms: dict[tuple[str, str, float, bool, bool, int], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool | None], Priced] = {}
 
     def on(self, rank: int) -> Price:
@@ -124,12 +128,13 @@ class Pricing:
     def _host_s(self, op: Compute, costs: Costs) -> float:
         """Return the host's seconds for an operator; 0 if a CUDA graph replays it."""
         # Graphs contain forwards and backwards. The optimizer runs outside.
-        return 0.0 if self._graphs and op.kind != "optimizer" else costs.host_s(op, self._plain_host)
+        replays = op.graphed or (self._graphs and op.kind != "optimizer")
+        return 0.0 if replays else costs.host_s(op, self._plain_host)
 
     def comm(self, comm: Comm, rank: int) -> Priced:
         """Price a collective within the group of `rank`."""
         # The item's name and stream do not change its price.
-        key = (comm.kind, comm.group, comm.bytes, comm.within_call, rank)
+        key = (comm.kind, comm.group, comm.bytes, comm.within_call, comm.graphed, rank)
         found = self._comms.get(key)
         if found is None:
             found = self._comm(comm, rank)
@@ -138,7 +143,7 @@ class Pricing:
                 own = self.costs_of(rank).coefficients
                 slows = own.collective_sm_share * self._channel_share(self.group(comm.group, rank))
                 host_s = own.group_launch_s if comm.within_call else own.host_collective_s
-                host_s = 0.0 if self._graphs else host_s
+                host_s = 0.0 if self._graphs or comm.graphed else host_s
                 found = found._replace(host_s=host_s, slows=slows)
             self._comms[key] = found
         return found

@@ -11,7 +11,7 @@ from sim.prices.price import Price
 from sim.programs.compile import CompiledProgram, compile_program
 
 
-def interleave(forward: Program, backward: Program, price: Price) -> CompiledProgram:
+def interleave(forward: Program, backward: Program, price: Price, delays: bool = True) -> CompiledProgram:
     """A forward and a backward that take turns on one rank; each turn ends where an exchange of experts' tokens starts.
 
     ```text
@@ -20,12 +20,16 @@ def interleave(forward: Program, backward: Program, price: Price) -> CompiledPro
     ```
 
     Computations share one stream and exchanges another, in this order on all ranks. So an exchange runs beside the
-    other program's computations, and all other messages of a program are waited for as if it ran alone. What a turn
-    of the backward computes for weights comes after its exchange has started. Sources: Megatron-LM,
-    models/common/model_chunk_schedule_plan.py (`TransformerLayerSchedulePlan.run`, with `delay_wgrad_compute`);
-    DeepSeek-V3 technical report, figure 4, has the same order.
+    other program's computations, and all other messages of a program are waited for as if it ran alone.
+
+    `delays`: what a turn of the backward computes for weights comes after its exchange has started, else before it.
+    Megatron-Core 0.16.1, models/common/model_chunk_schedule_plan.py: `TransformerLayerSchedulePlan.run` calls each
+    node's `backward_dw` behind its `backward`. An exchange waits for the event behind the latter alone
+    (pipeline_parallel/utils.py: `ScheduleNode`). Without `delay_wgrad_compute`, `backward_dw` returns at once
+    (models/gpt/fine_grained_callables.py), and `backward` computes both. DeepSeek-V3's technical report, figure 4,
+    delays them, too.
     """
-    first, second = _Side("b", backward), _Side("a", forward)
+    first, second = _Side("b", backward, delays), _Side("a", forward, delays)
     merged: list[Item] = []
     while first.left or second.left:
         merged += first.turn()
@@ -38,8 +42,9 @@ def interleave(forward: Program, backward: Program, price: Price) -> CompiledPro
 class _Side:
     """One of two interleaved programs: the items done so far, and the messages that its next computation waits for."""
 
-    def __init__(self, tag: str, program: Program) -> None:
+    def __init__(self, tag: str, program: Program, delays: bool) -> None:
         self.tag, self.items, self.position = tag, tuple(i for i in program if i is not BLOCK_END), 0
+        self.delays = delays
         self.pending: list[str] = []
         self.messages = 0
 
@@ -58,8 +63,8 @@ class _Side:
         computed, exchanged = self.items[start:end], self.items[end : self.position]
         if not exchanged:
             return list(self._placed(computed))
-        needed = [i for i in computed if i.phase is not Phase.WEIGHT_GRAD]
-        later = [i for i in computed if i.phase is Phase.WEIGHT_GRAD]
+        later = [i for i in computed if self.delays and i.phase is Phase.WEIGHT_GRAD]
+        needed = [i for i in computed if not (self.delays and i.phase is Phase.WEIGHT_GRAD)]
         placed = list(self._placed((*needed, *exchanged)))
         waited, self.pending = self.pending, []  # gradients of weights need nothing that is exchanged
         placed += self._placed(later)

@@ -9,6 +9,7 @@ Engine: graph.py, `make_graphed_callables`). So a rank needs the sum of two peak
 
 `layers`: the pool holds the layers' saved activations and temporaries; embedding, head, loss and optimizer are outside.
 `step`: it holds those of all forwards and backwards; the optimizer is outside.
+Parts of layers (`cuda_graph_scope`): it holds what these keep (`Saved.graphed`); temporaries count as outside.
 
 Static buffers besides: of layers the gradients of one layer's output and input (inputs are saved activations anyway,
 the next graph uses buffers again: `_reuse_graph_input_output_buffers`, Transformer Engine 2.7); of a step its batch,
@@ -29,6 +30,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind
 from sim.graph.build import ActionTasks
+from sim.models.graphed_parts import gradient_buffers_bytes, graph_scope
 from sim.models.source import source_of
 from sim.programs.stages import Stage
 from sim.results.memory import Bytes, Ints, Levels, levels, overlap, peak_bytes
@@ -54,6 +56,8 @@ def static_bytes(scenario: Scenario) -> float:
     t, p = scenario.training, scenario.parallelism
     if t is None or not captured_kinds(scenario):
         return 0.0
+    if _in_parts(scenario):
+        return gradient_buffers_bytes(scenario)
     if t.cuda_graphs == "layers":
         return 2.0 * source_of(scenario).input_bytes(None)
     return BATCH_BYTES * t.micro_batch_size * t.seq_len / p.cp * scenario.micro_batches
@@ -75,7 +79,7 @@ def pooled_levels(
     kinds = captured_kinds(scenario)
     if not kinds:
         return levels(stages, done, start_s, end_s, held, fine or any(overlap(x.listed.step) for x in done))
-    own, others = _split(stages, kinds)
+    own, others = _split(stages, kinds, _in_parts(scenario))
     outside = [replace(NOTHING, at_end=x.at_end) for x in held]
     inner = levels(own, done, start_s, end_s, [NOTHING] * len(held))
     outer = levels(others, done, start_s, end_s, outside)
@@ -97,13 +101,13 @@ def pooled_peak_bytes(scenario: Scenario, stages: dict[int, Stage], work: Ints, 
     kinds = captured_kinds(scenario)
     if not kinds:
         return peak_bytes(stages, work, step, held, overlap(step))
-    (own,), (others,) = _split([stages], kinds)
+    (own,), (others,) = _split([stages], kinds, _in_parts(scenario))
     outside = replace(held, gathered=held.gathered + static_bytes(scenario))
     return peak_bytes(own, work, step, NOTHING) + peak_bytes(others, work, step, outside)
 
 
 def _split(
-    stages: Sequence[dict[int, Stage]], kinds: frozenset[BlockKind]
+    stages: Sequence[dict[int, Stage]], kinds: frozenset[BlockKind], parts: bool
 ) -> tuple[list[dict[int, Stage]], list[dict[int, Stage]]]:
     """Stages as what graphs hold of them, and as the rest with all gradients; equal ones stay one object.
 
@@ -117,8 +121,8 @@ def _split(
             ours, theirs = (
                 (ours, replace(theirs, **none)) if kinds >= set(BlockKind) else (replace(ours, **none), theirs)
             )
-            own = tuple(_part(b, b.kind in kinds) for b in stage.blocks)
-            others = tuple(_part(b, b.kind not in kinds) for b in stage.blocks)
+            own = tuple(_captured(b) if parts else _part(b, b.kind in kinds) for b in stage.blocks)
+            others = tuple(_outside(b) if parts else _part(b, b.kind not in kinds) for b in stage.blocks)
             made[stage] = replace(stage, blocks=own, dp=ours), replace(stage, blocks=others, dp=theirs)
     return tuple([{k: made[s][i] for k, s in mine.items()} for mine in stages] for i in (0, 1))  # type: ignore[return-value]
 
@@ -129,3 +133,17 @@ def _part(block: Block, here: bool) -> Block:
         return block
     nothing = {"saved": (), "backward": (), "backward_moments": ()}
     return replace(block, **nothing, forward_peak_bytes=0.0, backward_peak_bytes=0.0, rebuilt_bytes=0.0)
+
+
+def _captured(block: Block) -> Block:
+    """A block with what graphs of its parts keep alone."""
+    return replace(_part(block, False), saved=tuple(s for s in block.saved if s.graphed))
+
+
+def _outside(block: Block) -> Block:
+    return replace(block, saved=tuple(s for s in block.saved if not s.graphed))
+
+
+def _in_parts(scenario: Scenario) -> bool:
+    """Tell whether graphs hold parts of layers."""
+    return bool(graph_scope(scenario))

@@ -48,8 +48,16 @@ GPT_OSS_120B, KIMI_K2 = Sizes(36, 2880, 128), Sizes(61, 7168, 384)
 LLAMA3_8B, LLAMA3_70B = Sizes(32, 4096, 0), Sizes(80, 8192, 0)
 H100, DGX, NVL72 = ("h100-sxm",), ("b200-sxm", "b300-sxm"), ("gb200", "gb300")
 BLACKWELL = (*DGX, *NVL72)
-GRAPHED_PARTS = {"training": {"cuda_graphs": "layers"}}  # the nearest word for attention, router and preprocessing
-WHOLE_GRAPH = {"training": {"cuda_graphs": "step"}}
+
+
+def _graphs_of(*scope: str) -> dict[str, Any]:
+    """A script's `cuda_graph_scope` beside `cuda_graph_impl` transformer_engine."""
+    return {"training": {"cuda_graphs": "layers", "cuda_graph_scope": list(scope)}}
+
+
+GRAPHED_PARTS = _graphs_of("attn", "moe_router", "moe_preprocess")
+WITHOUT_ATTENTION = _graphs_of("moe_router", "moe_preprocess")
+WHOLE_GRAPH = {"training": {"cuda_graphs": "step", "cuda_graph_scope": []}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
 TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}}
 PAIRED = {"parallelism": {"ep_overlap": True}}
@@ -119,7 +127,11 @@ def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
     yield script(HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm")
     yield script(TOKEN_DROP, "configs/qwen3", until="2025-11")
     yield script(WHOLE_GRAPH, "configs/qwen3", BLACKWELL, until="2025-11")
-    yield script(GRAPHED_PARTS, "configs/qwen", BLACKWELL if model == QWEN3_30B else NVL72, since="2026-01")
+    later = partial(script, source="configs/qwen", since="2026-01")
+    if model == QWEN3_30B:
+        yield later(WITHOUT_ATTENTION, gpus=("gb300", "b300-sxm"))
+        yield later(WITHOUT_ATTENTION, gpus=("gb200",), precisions=("mxfp8",))
+    yield later(GRAPHED_PARTS, gpus=BLACKWELL if model == QWEN3_30B else NVL72)
 
 
 def _gpt_oss() -> Iterator[LaunchScript]:
@@ -147,7 +159,7 @@ SCRIPTS = (
     ),
     LaunchScript(_BRIDGE, LLAMA3_8B, WHOLE_GRAPH, "configs/llama", ("gb300",), since="2026-01"),
     LaunchScript(
-        _BRIDGE, LLAMA3_70B, GRAPHED_PARTS, "4127: mlp, attn", ("gb200",), since="2026-06", precisions=("nvfp4",)
+        _BRIDGE, LLAMA3_70B, _graphs_of("attn", "mlp"), "4127", ("gb200",), since="2026-06", precisions=("nvfp4",)
     ),
     LaunchScript(
         _BRIDGE, LLAMA3_70B, WHOLE_GRAPH, "configs/llama", ("b200-sxm",), since="2026-01", precisions=("bf16",)

@@ -23,9 +23,11 @@ from msgspec.structs import replace
 from sim.core.errors import InputError
 from sim.core.program import Program
 from sim.inputs.plain_data import mapping
-from sim.inputs.scenario import parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import Dims, Shard, dims
 from sim.models.layers import layer_specs
+from sim.models.moe.router import dispatch_choices
+from sim.models.moe.routing import moe_of, routing
 from sim.models.operators import Operator, backward_of, forward_of, saved_of
 from sim.models.quantizing import quantized_weight_bytes
 from sim.prices.coefficients import PriceOptions
@@ -63,7 +65,8 @@ def moe_layer(row: Measurement, calibration: str | None) -> Predictions:
         return compile_program(program, Pricing(plan, costs, network).on(0))
 
     ahead = replace(options, host=False)
-    router, rest = compiled(forward_of(parts[:1]), ahead), compiled(forward_of(parts[1:]), options)
+    counted = 0 if mlp is None else 1 + _choices(scenario, d)
+    router, rest = compiled(forward_of(parts[:counted]), ahead), compiled(forward_of(parts[counted:]), options)
     backward = compiled(backward_of(parts), ahead)
     forward_s = router.makespan_s + rest.makespan_s
     peak = spread(layer_peak_bytes(d, parts, scenario.cluster.gpu), PEAK_UNCERTAINTY)
@@ -76,6 +79,12 @@ def moe_layer(row: Measurement, calibration: str | None) -> Predictions:
         "peak_memory_bytes": peak,
     }
     return {key: value for key, value in found.items() if key in row.measured}
+
+
+def _choices(scenario: Scenario, d: Dims) -> int:
+    """The number of operators behind the router up to the counts of tokens."""
+    p, r = scenario.parallelism, routing(scenario, d, 0, Shard())
+    return len(dispatch_choices(d, moe_of(scenario), r, p.ep, p.expert_tp))
 
 
 def layer_peak_bytes(d: Dims, parts: Sequence[Operator], gpu: GpuSpec) -> float:

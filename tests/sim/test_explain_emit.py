@@ -45,7 +45,7 @@ fp8-format fp8-recipe global-batch-size grad-reduce-in-bf16 group-query-attentio
 kv-channels kv-lora-rank log-interval lr make-vocab-size-divisible-by max-position-embeddings micro-batch-size mock-data
 moe-expert-capacity-factor moe-ffn-hidden-size moe-grouped-gemm moe-layer-freq moe-permute-fusion
 moe-pad-expert-input-to-capacity
-moe-router-force-load-balancing
+moe-router-force-load-balancing moe-router-padding-for-quantization
 moe-router-dtype moe-router-group-topk moe-router-num-groups moe-router-topk moe-shared-expert-intermediate-size
 moe-token-dispatcher-type mtp-num-layers first-last-layers-bf16 num-layers-at-start-in-bf16
 num-layers-at-end-in-bf16 cpu-offloading-num-layers fine-grained-activation-offloading offload-modules
@@ -55,7 +55,7 @@ no-rope-fusion no-check-for-nan-in-loss-and-grad ddp-average-in-collective norma
 num-distributed-optimizer-instances num-experts num-layers
 microbatch-group-size-per-virtual-pipeline-stage
 num-query-groups num-virtual-stages-per-pipeline-rank optimizer overlap-grad-reduce
-overlap-moe-expert-parallel-comm overlap-param-gather pipeline-model-parallel-layout
+overlap-moe-expert-parallel-comm delay-wgrad-compute overlap-param-gather pipeline-model-parallel-layout
 pipeline-model-parallel-size position-embedding-type q-lora-rank qk-head-dim qk-layernorm qk-pos-emb-head-dim
 recompute-granularity recompute-method recompute-num-layers seq-length sequence-parallel squared-relu swiglu
 tensor-model-parallel-size tokenizer-type tp-comm-overlap train-iters untie-embeddings-and-output-weights
@@ -226,6 +226,14 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
     text = emit(scenario(training={"param_dtype": None}, parallelism={"zero": 1}), "megatron")
     assert "\nCUDA_DEVICE_MAX_CONNECTIONS=1 torchrun" in text  # asserted where tp or cp is above 1
     found = flags(text)
+    moe = {"experts": 8, "top_k": 2, "ffn": 512}
+    pairs = scenario(
+        model={"preset": "llama3-8b", "moe": moe},
+        training={"param_dtype": None, "recompute": "none"},
+        parallelism={"zero": 1, "ep": 2, "expert_tp": 1, "ep_overlap": True},
+    )
+    assert "\nCUDA_DEVICE_MAX_CONNECTIONS=32 torchrun" in emit(pairs, "megatron")
+    assert flags(emit(pairs, "megatron")).keys() >= {"overlap-moe-expert-parallel-comm", "delay-wgrad-compute"}
     assert found["vocab-size"] == "128255"  # its NullTokenizer adds one, and 128256 rows stay 128256
     assert (found["log-interval"], found["eval-iters"]) == ("1", "0")
     long = scenario(training={"param_dtype": None, "seq_len": 262_144}, parallelism={"zero": 1})

@@ -21,15 +21,17 @@ LEFT_OUT = {
     "megatron": "inference rl indexer layers_per_stage "  # refused before; read as `stage_layers`
     "all_reduce_once autocast "  # `shard_size` and fp32 parameters are refused before
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read as `IN_SIXTEEN_BITS`
+    "cuda_graph_scope "  # graphs are refused
     "loss_chunks",  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
     "loss_chunks "  # a loss in chunks is refused
+    "cuda_graph_scope moe_router_padding_for_quantization "  # of other frameworks
     "fsdp_double_buffer "  # Megatron's FSDP alone has it
     # it takes no experts and no two of ZeRO's stages, and prefetches always
-    "ep expert_tp ep_overlap ep_dispatcher ep_dispatch_dtype param_gather_overlap "
+    "ep expert_tp ep_overlap delay_wgrad_compute ep_dispatcher ep_dispatch_dtype param_gather_overlap "
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read by `in_sixteen_bits`
     "mtp_stage",  # no model of it has prediction modules
-    "runnable": "loss_chunks autocast processes global_batch_size fp8_recipe indexer cuda_graphs "
+    "runnable": "loss_chunks autocast processes global_batch_size fp8_recipe indexer cuda_graphs cuda_graph_scope "
     # run as they are; other dtypes of parameters than precision's are refused
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
     "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order "

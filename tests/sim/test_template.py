@@ -110,6 +110,7 @@ def test_gradients_of_weights_do_not_delay_the_exchange() -> None:
     first, second = Phase.INPUT_GRAD, Phase.WEIGHT_GRAD
     backward = (in_phase("x", 1, first), in_phase("w", 4, second), exchange(4, first), in_phase("y", 1, first))
     assert interleave((), backward, price).makespan_s == 1 + 4 + 1
+    assert interleave((), backward, price, delays=False).makespan_s == 1 + 4 + 4 + 1
     assert compile_program(backward, price).makespan_s == 1 + 4 + 4 + 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sim.inputs.input_source import Problems
+from sim.inputs.rules.graphs import captured_parts, filled_map
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
 from sim.models.frameworks.megatron import ROUTERS
@@ -137,3 +138,6 @@ def shared_experts_beside(sections: Sections, t: Training) -> Problems:
     ):
         if t.moe_shared_expert_overlap and bad:
             yield ("training", "moe_shared_expert_overlap"), f"found true; needs {what}"
+
+
+OF_EXPERTS = (router_fusion, shared_experts_beside, captured_parts, filled_map)  # rules on keys of Megatron-Core

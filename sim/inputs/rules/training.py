@@ -8,11 +8,10 @@ from sim.inputs.input_source import Problems, show
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.rules.fsdp import torch_fsdp
 from sim.inputs.rules.layers_apart import (
+    OF_EXPERTS,
     OF_STATES,
     layers_in_sixteen_bits,
     offloaded_parts,
-    router_fusion,
-    shared_experts_beside,
     waiting_layers,
 )
 from sim.inputs.rules.layout import batch, first_problem, micro_batches
@@ -55,8 +54,7 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         _output,
         *OF_STATES,
         waiting_layers,
-        router_fusion,
-        shared_experts_beside,
+        *OF_EXPERTS,
         torch_fsdp,
         _recompute,
         _loss,

@@ -19,6 +19,7 @@ from sim.inputs.training_config import Training
 from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
+from sim.models.moe.dispatchers import DISPATCHERS
 from sim.models.optimizers import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
 
@@ -122,6 +123,10 @@ def _backward_prefetch(s: Layout) -> str:
     if (why := _only_with_zero(3)(s)) or not p.reshard_after_forward:
         return why or "with reshard_after_forward false, where no backward gathers"
     return "with dp_sync after_backward, where nothing overlaps" if p.dp_sync == "after_backward" else ""
+
+
+def _pairs_nothing(s: Layout) -> str:
+    return _with_one("ep")(s) or ("" if s.parallelism.ep_overlap else "without ep_overlap")
 
 
 def _cp_split(s: Layout) -> str:
@@ -255,6 +260,16 @@ def _own_router(s: Layout) -> str:
     return f"with framework {t.framework}, whose router is so" if t is not None and own else ""
 
 
+def _fills_tiles(s: Layout) -> str:
+    by_library = s.parallelism.ep > 1 and DISPATCHERS[s.parallelism.ep_dispatcher or "all_to_all"].fills_tiles
+    return f"with ep_dispatcher {s.parallelism.ep_dispatcher}, which fills rows up itself" if by_library else ""
+
+
+def _no_layers_graphed(s: Layout) -> str:
+    graphs = "layers" if s.training is None else s.training.cuda_graphs
+    return "" if graphs == "layers" else f"with cuda_graphs {graphs}, only with layers"
+
+
 def _captured(s: Layout) -> str:
     captured = s.model.program is not None and s.training is not None and s.training.zero_grad == "keep"
     return "with a captured program, whose gradients come and go as it ran" if captured else ""
@@ -304,6 +319,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
         "tp_overlap_except", lambda s: "" if s.parallelism.sp else "without sp" if s.parallelism.tp > 1 else "with tp 1"
     ),
     Idle("ep_overlap", _with_one("ep")),
+    Idle("delay_wgrad_compute", _pairs_nothing),
     Idle("ep_dispatch_dtype", _with_one("ep")),
     Idle("ep_dispatcher", _with_one("ep")),
     Idle("p2p_overlap", _with_one("pp")),
@@ -316,6 +332,8 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("gradient_accumulation_fusion", _fused_sums),
     Idle("moe_router_fusion", _own_router),
     Idle("moe_shared_expert_overlap", _with_one("ep")),
+    Idle("cuda_graph_scope", _no_layers_graphed),
+    Idle("moe_router_padding_for_quantization", _fills_tiles),
     Idle("adamw_kernels", _no_adamw),
     Idle("optimizer_dtype", _no_moments),
     Idle("zero_grad", _captured),

@@ -247,6 +247,10 @@ class Framework(Struct, frozen=True):
     """library whose kernels quantize: `te` or `torchao` [sim.models.recipes]"""
     fp8_recipe: str = "tensorwise"
     """default of `training.fp8_recipe` [training/arguments.py; torchao Float8LinearConfig]"""
+    saves_originals: bool = False
+    """with 8- and 4-bit recipes other than delayed scaling some linear layers keep their 16-bit input, which is kept
+    anyway or made again, and quantize it once more for the weight gradient [core/transformer: attention.py,
+    moe/experts.py, moe/shared_experts.py: set_save_original_input]"""
     sums_in_fp32: bool = True
     """default of `training.grad_dtype` is fp32, otherwise 16 bits [training/arguments.py; FSDP's own]"""
     cross_entropy: str = "unfused"

@@ -83,6 +83,8 @@ _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
 # Megatron-Bridge before 0.4.0, training/config.py: "Gradient accumulation fusion is not supported with Megatron FSDP,
 # setting to False"; Megatron-Core asks for Transformer Engine 2.10 since 0.17.0. Both are of April 2026.
 _NO_FUSED_SHARDS = Former("2026-04", {"accumulates_sharded": False}, "Megatron-Core 0.17, Megatron-Bridge 0.4")
+# In Megatron-Core 0.14.0 of October 2025, not yet in 0.13.1 of August.
+_NO_ORIGINALS = Former("2025-10", {"saves_originals": False}, "before Megatron-Core 0.14")
 _EXPERIMENTAL_LATENT_ROPE = Former(
     "2026-02",
     {"fuses_latent_rope": False, "assembles_in_latent_rope": False},
@@ -126,6 +128,7 @@ MEGATRON = Framework(
     keeps_empty_gradients=True,
     quantizer="te",
     fp8_recipe="delayed",
+    saves_originals=True,
     skips_transposes=True,
     weights_experts_after_activation=True,
     sends_probabilities=True,
@@ -162,6 +165,7 @@ MEGATRON = Framework(
     former=(
         _NO_FUSED_SHARDS,
         _EXPERIMENTAL_LATENT_ROPE,
+        _NO_ORIGINALS,
         _TE2,
         Former("2025-01", {"kernels_after_loss_check": 8}, "core/rerun_state_machine.py looks for infinity, too"),
         Former(

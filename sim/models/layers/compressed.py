@@ -180,7 +180,7 @@ class CompressedAttention(Struct, frozen=True):
             self._dense_core(scenario, d, shard, heads) if masks else self._core(d, heads),
             latent_rope(d, d.tokens * heads * self.rope_width),
             per_head(d, "output_down", groups, self.heads // self.groups * self.head_dim, self.output_rank, masks),
-            linear(d, out.linear(d.tokens)),
+            linear(d, replace(out.linear(d.tokens), original=d.saves_originals)),
         )
 
     def _query_norm(self, d: Dims, heads: int) -> Operator:

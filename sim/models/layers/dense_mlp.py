@@ -59,12 +59,13 @@ class DenseMlp(Struct, frozen=True):
         """
         return self.projections(d)
 
-    def projections(self, d: Dims) -> tuple[Operator, ...]:
-        """The matmuls and the activation of a training step."""
+    def projections(self, d: Dims, original: bool = False, joins_norm: bool = True) -> tuple[Operator, ...]:
+        """The matmuls and the activation of a training step. `original`, `joins_norm`: of the first (`Linear`)."""
         up, down = self.matrices(d.tp)
         wide = promoted(d, self.activation) is not None
+        first = up.linear(d.tokens, merged=self.merged or d.framework.merges_projections)
         return (
-            linear(d, up.linear(d.tokens, merged=self.merged or d.framework.merges_projections)),
+            linear(d, replace(first, original=original, joins_norm=joins_norm)),
             activation(d, self.activation, d.tokens * down.inputs, self.merged),
             linear(d, replace(down.linear(d.tokens), wide=wide)),
         )

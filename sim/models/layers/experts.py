@@ -15,11 +15,12 @@ from sim.models.moe.exchange import combine, dispatch
 from sim.models.moe.fullest import fullest_rank
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.one_by_one import gradients_of_each
-from sim.models.moe.router import router
-from sim.models.moe.routing import places_by_chance, routing
+from sim.models.moe.router import dispatch_choices, router
+from sim.models.moe.routing import fills_map, places_by_chance, routing
 from sim.models.moe.shared import shared_parts
 from sim.models.moe.shared_beside import beside_exchanges
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
+from sim.models.recompute_modules import runs_again
 from sim.models.serving.operators import ServedElements, ServingDims
 from sim.prices.roofline import MOE_LAYER
 
@@ -46,16 +47,19 @@ class Experts(Struct, frozen=True):
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
         r, e, p = routing(scenario, d, layer, shard), d.of_experts, scenario.parallelism
-        chosen = router(d, self.moe, r, p.ep, p.expert_tp)
-        own = () if self.shared is None else self.shared.projections(d)
+        fills = fills_map(scenario, d)
+        chosen = (router(d, self.moe, r), *dispatch_choices(d, self.moe, r, p.ep, p.expert_tp, fills=fills))
+        own = () if self.shared is None else self._shared(scenario, d, self.shared)
         shared = shared_parts(d, own, self.moe.shared_gate) if own else ()
         if d.code.every_expert and p.ep == 1:
-            routed: tuple[Operator, ...] = (chosen, *every_expert(scenario, e, r))
+            routed: tuple[Operator, ...] = (*chosen, *every_expert(scenario, e, r))
         else:
             there, back = dispatch(scenario, e, r), combine(scenario, e, r)
             if shared and scenario.for_training.moe_shared_expert_overlap and p.ep > 1:
                 there, back, shared = beside_exchanges(there, back, shared, second=len(own) - 1)
-            routed = (chosen, there, *expert_matmuls(scenario, e, r), back)
+            else:  # Megatron-Core captures them with the router, but for the sum
+                shared = (*(replace(part, graph="moe_router") for part in shared[:-1]), *shared[-1:])
+            routed = (*chosen, there, *expert_matmuls(scenario, e, r), back)
         if d.code.experts_one_by_one and p.ep == 1 and d.lora is None:
             shapes = self.one.matrices(p.expert_tp)
             elements, matrices = sum(m.elements for m in shapes), sum(len(m.outputs) for m in shapes)
@@ -63,6 +67,14 @@ class Experts(Struct, frozen=True):
         if self.moe.zero_experts:
             routed = (*routed, self._zero_experts(d, r.tokens))
         return (*routed, *shared)
+
+    def _shared(self, scenario: Scenario, d: Dims, shared: DenseMlp) -> tuple[Operator, ...]:
+        """Shared experts' matmuls. In Megatron-Core the norm before them is a module of its own, and the router keeps
+        its result (transformer/moe/shared_experts.py: `set_save_original_input`, unless they run again as a whole).
+        What sequence parallelism gathers is left out."""
+        gathers = d.tp > 1 and d.sp
+        original = d.saves_originals and not gathers and not runs_again(scenario, "shared_experts")
+        return shared.projections(d, original, joins_norm=not d.framework.joins_norms)
 
     def _zero_experts(self, d: Dims, tokens: int) -> Operator:
         """A token times the weights of its zero experts, added to what the others give (arXiv 2509.01322, section

@@ -147,7 +147,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             *self._before_core(d, qkv, out),
             self._core(scenario, d, shard, merged),
             *self._gates(d, d.tokens * out.inputs),
-            linear(d, out.linear(d.tokens)),
+            linear(d, replace(out.linear(d.tokens), original=d.saves_originals)),
         )
 
     def _joins(self, d: Dims) -> bool:

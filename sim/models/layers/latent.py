@@ -24,7 +24,7 @@ from sim.models.layers.head_gate import element_gate, head_gate, served_element_
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
-from sim.models.recompute_modules import inside
+from sim.models.recompute_modules import inside, runs_again
 from sim.models.serving.latents import (
     LatentHeads,
     absorbed_core,
@@ -134,11 +134,12 @@ class LatentAttention(Struct, frozen=True):
         """`train` with a core of the shapes `own`: keys and values of every head."""
         *query, kv_down, kv_up, out = self.projections(d.tp)
         heads = ceil_div(self.heads, d.tp)
+        norms_again = d.saves_originals and runs_again(scenario, "layernorm")
 
         def layer(matrix: Matrix, save_input: bool = True) -> Linear:
             plain = matrix.split == "plain"  # of what the layer's norm gives
             found = matrix.linear(d.rows if plain else d.tokens, save_input)
-            return replace(found, wide=True) if plain else found
+            return replace(found, wide=True, original=norms_again) if plain else found
 
         queries = [linear(d, layer(matrix)) for matrix in query]
         if self.query_rank is not None:
@@ -165,7 +166,7 @@ class LatentAttention(Struct, frozen=True):
             *gates,
             core,
             *self.gating(d),
-            linear(d, out.linear(d.tokens)),
+            linear(d, replace(out.linear(d.tokens), original=d.saves_originals)),
         )
 
     def rotary(self, d: Dims, heads: int) -> tuple[Operator, ...]:

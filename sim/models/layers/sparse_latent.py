@@ -130,7 +130,7 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
             sparse_core(d, heads, slots, self.shared_width, self.latent_rank, sinks=heads if self.sinks else 0),
             per_head(d, "value_expand", heads, self.latent_rank, self.value_width, False),
             *self.gating(d),
-            linear(d, out.linear(d.tokens)),
+            linear(d, replace(out.linear(d.tokens), original=d.saves_originals)),
         )
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:

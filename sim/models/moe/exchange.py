@@ -10,8 +10,10 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Item, Phase, Program, Saved
 from sim.models.dims import Dims
+from sim.models.graphed_parts import gradients_handed_over, graph_scope, replayed, results_held
 from sim.models.moe.dispatchers import INDEX_BYTES, Dispatcher
-from sim.models.moe.routing import Routing, moe_of
+from sim.models.moe.router import filled_map
+from sim.models.moe.routing import Routing, fills_map, moe_of
 from sim.models.operators import F, I, Operator, collective, memory_op, small_kernels
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class _Trip(Struct, frozen=True):
     way: Dispatcher
     experts: int
     top_k: int
+    fills: bool
 
     @property
     def copies(self) -> float:
@@ -210,11 +213,12 @@ class _Trip(Struct, frozen=True):
         p, d = self.layout, self.d
         n = self.r.fullest * p.expert_tp * d.hidden
         if self.way.copies_on_arrival:
+            filled = filled_map(d, self._arrived_rows * self.r.experts) if self.fills and name == "sort_chunks" else ()
             again = results_read and not d.framework.weights_experts_after_activation
             moved = (2 if again else 1) * n + self._arrived_rows * d.hidden
             copied = memory_op(name, phase, "permute", n, moved * d.act_bytes, d.act)
             made = self._arrival_maps(name, phase)
-            return (*made, copied) if phase is F else (copied, *made)
+            return (*made, *filled, copied) if phase is F else (copied, *made)
         if not self.sorts_chunks:
             return ()
         kernels = 2 if self.maps and phase is F else 1  # the forward makes a map, one number for each row
@@ -223,7 +227,7 @@ class _Trip(Struct, frozen=True):
 
 def _trip(scenario: Scenario, d: Dims, r: Routing) -> _Trip:
     moe = moe_of(scenario)
-    return _Trip(scenario.parallelism, d, r, r.dispatcher, moe.experts, moe.top_k)
+    return _Trip(scenario.parallelism, d, r, r.dispatcher, moe.experts, moe.top_k, fills_map(scenario, d))
 
 
 def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
@@ -232,9 +236,17 @@ def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
     n, moved = trip.copies * d.hidden, (r.tokens * d.hidden + r.sent * d.hidden) * e
     choices, weights = r.wire * moe_of(scenario).top_k, r.wire * r.domain_experts * trip.way.domain_expert_bytes
     there, back = choices * trip.way.choice_bytes + weights, choices * trip.way.choice_gradient_bytes + weights
+    sorts, unsorts = (
+        (*trip.at_home_map(), *trip.at_home("permute", F, moved)),
+        trip.at_home("permute_backward", I, moved),
+    )
+    handed = gradients_handed_over(scenario, d, r)
+    if "moe_preprocess" in graph_scope(scenario):
+        sorts, unsorts = replayed(sorts), (*handed, *replayed(unsorts))
+    else:
+        unsorts = (*unsorts, *handed)
     forward = (
-        *trip.at_home_map(),
-        *trip.at_home("permute", F, moved),
+        *sorts,
         *trip.exchange("dispatch", F, quantized=True, beside_bytes=there),
         *trip.probabilities("dispatch_weights", F),
         *trip.expert_tp("expert_gather", "all_gather", F),
@@ -245,11 +257,12 @@ def dispatch(scenario: Scenario, d: Dims, r: Routing) -> Operator:
         *trip.expert_tp("expert_grad_scatter", "reduce_scatter", I),
         *trip.probabilities("dispatch_weights_backward", I),
         *trip.exchange("dispatch_backward", I, quantized=False, beside_bytes=back),
-        *trip.at_home("permute_backward", I, moved),
+        *unsorts,
     )
     index = Saved("permutation", trip.map_bytes)
     held = (n + r.received * d.hidden) * e
-    return Operator("dispatch", forward, backward, (index,), forward_bytes=n * e, backward_bytes=held)
+    kept = (index, *results_held(scenario, d, r))
+    return Operator("dispatch", forward, backward, kept, forward_bytes=n * e, backward_bytes=held)
 
 
 def combine(scenario: Scenario, d: Dims, r: Routing) -> Operator:

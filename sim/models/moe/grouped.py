@@ -11,9 +11,9 @@ from sim.core.program import Comm, Compute, NeededBy, Phase, Program, Saved, Ten
 from sim.models.dims import Dims
 from sim.models.operators import ROLES, F, I, Operator, W, accumulation, weight_gradient_bytes
 from sim.models.quantizing import (
-    casts,
     casts_again,
     gradient_casts,
+    input_casts,
     saved_element_bytes,
     weight_casts,
     weight_casts_again,
@@ -37,9 +37,19 @@ class Fused(NamedTuple):
 
 
 def grouped(
-    d: Dims, name: str, groups: int, rows: float, n: int, k: int, *, keep: bool = True, fused: Fused | None = None
+    d: Dims,
+    name: str,
+    groups: int,
+    rows: float,
+    n: int,
+    k: int,
+    *,
+    keep: bool = True,
+    fused: Fused | None = None,
+    original: bool = False,
 ) -> Operator:
     """`[rows, k] x [k, n]`, every row with the weights of its group. `keep`: the input is kept for the backward.
+    `original`: as `Linear.original`.
 
     `loops_over_experts`: launches of each group, which a library's loop issues (`Compute.looped`) to several streams;
     torch's fp32 matmuls run one after another, once the host knows where groups end, and so do experts with layers of
@@ -68,7 +78,7 @@ def grouped(
     one_by_one = d.framework.loops_over_experts or apart
     calls, weight_calls = groups if looped or apart else 1, groups if one_by_one else 1
     forward = (
-        *(() if f.made_input else _quantized_in_loop(d, calls, casts(d, name, F, rows * k))),
+        *(() if f.made_input else _quantized_in_loop(d, calls, input_casts(d, name, rows * k, False, original))),
         *_weights_one_by_one(weight_calls, weight_casts(d, name, weights)),
         *run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
     )
@@ -76,11 +86,11 @@ def grouped(
         *(() if f.made_gradient else _quantized_in_loop(d, calls, gradient_casts(d, name, rows * n))),
         *_weights_one_by_one(weight_calls, weight_casts_again(d, name, weights)),
         *run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
-        *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k))),
+        *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k, original))),
         *run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
         *added,
     )
-    size = rows * k * saved_element_bytes(d)
+    size = rows * k * (e if original else saved_element_bytes(d))
     saved = (Saved(f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
     held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
     return Operator(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
+from sim.inputs.training_config import ActivationOffload
 from sim.models.activation_facts import ACTIVATIONS
 from sim.models.activations import activation, is_gated
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import grouped
-from sim.models.moe.routing import Routing, moe_of
+from sim.models.moe.routing import Routing, aligned_rows, fills_map, moe_of
 from sim.models.operators import F, I, Operator, W, memory_op, small_kernels
-from sim.models.recompute_modules import inside
+from sim.models.recompute_modules import inside, runs_again
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -30,7 +32,8 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     activation = moe.activation or m.mlp
     inner = 2 * ffn if is_gated(activation) else ffn
     fused = scenario.for_training.fused_experts and d.quantized  # kernels for MXFP8 alone
-    up, down = (fused_mlp if fused else _projections)(d, r.experts, rows, inner, ffn)
+    make = fused_mlp if fused else partial(_projections, *_originals(scenario, d))
+    up, down = make(d, r.experts, rows, inner, ffn)
     if m.bias:
         up = _biased(d, up, rows, r.experts, inner)
         add = _biased_one_by_one if d.framework.biases_experts_one_by_one and not fused else _biased
@@ -38,7 +41,8 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     made = () if fused else inside("moe_act", _activated(d, activation, rows * ffn))
     apart = d.experts_apart and r.experts > 1
     made, joined = (_each_by_itself(made, r.experts), (_joined(d, rows),)) if apart else (made, ())
-    filled, cut = ((), ()) if fused or r.dispatcher.fills_tiles else _padding(d, moe, rows, r.experts)
+    even = fused or r.dispatcher.fills_tiles or fills_map(scenario, d)
+    filled, cut = ((), ()) if even else _padding(d, moe, rows, r.experts)
     parts = (*filled, up, *made, down, *cut, *joined)
     return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
 
@@ -62,10 +66,20 @@ def _joined(d: Dims, rows: float) -> Operator:
     return Operator("experts_join", (ahead,), (back,), forward_bytes=out, backward_bytes=out)
 
 
-def _projections(d: Dims, experts: int, rows: float, inner: int, ffn: int) -> tuple[Operator, Operator]:
-    """Both projections, with the activation's kernels between them."""
-    up = replace(grouped(d, "experts_up", experts, rows, inner, d.hidden), module="expert_fc1")
-    return up, grouped(d, "experts_down", experts, rows, d.hidden, ffn)
+def _originals(scenario: Scenario, d: Dims) -> tuple[bool, bool]:
+    """Whether the first and the second matmul keep their 16-bit input: where it goes to the host, and where the
+    activation runs again (core/transformer/moe/experts.py: TEGroupedMLP, `set_save_original_input`)."""
+    offload = scenario.for_training.activation_offload
+    goes = isinstance(offload, ActivationOffload) and "expert_fc1" in offload.modules
+    return d.saves_originals and goes, d.saves_originals and runs_again(scenario, "moe_act")
+
+
+def _projections(
+    first: bool, second: bool, d: Dims, experts: int, rows: float, inner: int, ffn: int
+) -> tuple[Operator, Operator]:
+    """Both projections, with the activation's kernels between them; `first`, `second`: see `_originals`."""
+    up = grouped(d, "experts_up", experts, rows, inner, d.hidden, original=first)
+    return replace(up, module="expert_fc1"), grouped(d, "experts_down", experts, rows, d.hidden, ffn, original=second)
 
 
 def _kept(part: Operator, share: float) -> Operator:
@@ -78,7 +92,6 @@ def _kept(part: Operator, share: float) -> Operator:
 
 # Beside the sum, of torch's sum of rows by index (ATen/native/cuda/Indexing.cu: index_put_with_sort_kernel)
 SORTED_SUM_KERNELS = 8
-ALIGNED_ROWS = 16  # of an operand in 8 bits; formats scaled by blocks take twice as many
 
 
 def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
@@ -89,8 +102,7 @@ def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[
     `quantization_padding`). Nothing is copied where a capacity or the dispatcher gives every expert a multiple
     (`Fp8Padding.forward`: "no padding needed"). What is filled up, at most a tile an expert, is not computed here.
     """
-    tile = ALIGNED_ROWS if d.recipe is None or d.recipe.one_scale else 2 * ALIGNED_ROWS
-    even = moe.capacity_factor is not None and rows % (experts * tile) == 0
+    even = moe.capacity_factor is not None and rows % (experts * aligned_rows(d)) == 0
     if d.recipe is None or not d.framework.pads_experts or even:
         return (), ()
     n, moved, weights = rows * d.hidden, 2 * rows * d.hidden * d.act_bytes, 2 * rows * FP32_BYTES

@@ -17,6 +17,7 @@ from sim.models.top_k import top_k_clocks
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
+    from sim.inputs.training_config import GraphPart
 
 COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies to the host
 COUNT_BYTES = 8  # torch.long
@@ -47,7 +48,7 @@ def _casts(d: Dims, moe: MoeConfig) -> _Casts:
     return _Casts(wide, casts_apart(d) and not wide, upcast, ahead)
 
 
-def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> Operator:
+def router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
     """`[tokens, h] x [h, experts]`, softmax and top-k in fp32; the weights are whole on every rank."""
     m, h, x, e = r.tokens, d.hidden, moe.choices, d.act_bytes
     casts = _casts(d, moe)
@@ -55,17 +56,13 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
     fp32_product = "tf32" if casts.upcast and not casts.ahead else "fp32"
     dtype, backward_dtype = "fp32" if casts.ahead or casts.wide else d.act, fp32_product if in_fp32 else d.act
     choose, choose_back = _choice(d, moe, m, FP32_BYTES if in_fp32 else e)
-    again, again_back = _chosen_again(d, moe, r)
     forward = (
         *((cast(d, "router_cast", F, m * h, widens=not d.framework.fuses_chains),) if casts.ahead else ()),
         *((cast(d, "router_cast", F, m * h),) if casts.narrow else ()),
         gemm("router", F, m, x, h, dtype, out_bytes=m * x * FP32_BYTES if casts.upcast else None),
         *choose,
-        *again,
-        *_counts(d, moe, r, ep, expert_tp),
     )
     backward = (
-        *again_back,
         choose_back,
         gemm("router_dgrad", I, m, h, x, backward_dtype),
         *((_copy(d, "router_grad_cast", I, m * h),) if casts.upcast else ()),
@@ -86,6 +83,23 @@ def router(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1) -> 
         # The input's gradient and the one that it joins; before them the fp32 one, or the fp32 copy that is made anew.
         backward_bytes=m * h * (2 * e + (FP32_BYTES if casts.upcast else 0)),
         always_again=True,
+        graph="moe_router",
+    )
+
+
+def dispatch_choices(
+    d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int = 1, *, fills: bool = False
+) -> tuple[Operator, ...]:
+    """What is computed of a router's choice before tokens leave: experts' numbers, and how many copies each gets. A
+    library that counts does so in its own call (Megatron-Core, transformer/moe/token_dispatcher.py:
+    `dispatch_preprocess`, `token_dispatch`). `fills`: the map is filled up first (`fills_map`)."""
+    (again, again_back), counts = _chosen_again(d, moe, r), _counts(d, moe, r, ep, expert_tp)
+    if fills and not r.dispatcher.copies_on_arrival:
+        counts = (*filled_map(d, r.tokens * moe.experts), *counts, *_copies_in_all())
+    own: GraphPart | None = "moe_preprocess" if r.dispatcher.messages_beside else None
+    return (
+        *((Operator("dispatch_top_k", again, again_back, graph="moe_preprocess"),) if again else ()),
+        *((Operator("dispatch_counts", counts, graph=own),) if counts else ()),
     )
 
 
@@ -150,6 +164,23 @@ def _chosen_again(d: Dims, moe: MoeConfig, r: Routing) -> tuple[Program, Program
     moved = FP32_BYTES * n + written + FP32_BYTES * choices
     back = memory_op("dispatch_top_k_backward", I, "softmax", n, moved, d.act, 2)
     return (replace(chosen, clocks=clocks, plain_host=True),), (replace(back, plain_host=True),)
+
+
+# moe_utils.py: `pad_routing_map`, on [tokens, experts], each column by itself: how many chose (1 byte), how many lack
+# (2, on one number an expert), who did not choose (1, 1), as 32-bit numbers (1, 4), their running count (4, 8), which
+# of them are taken (8, 1) and marked (1, 1).
+FILLING_KERNELS, FILLING_BYTES = 8, 31.0
+
+
+def filled_map(d: Dims, entries: float) -> Program:
+    """The map of tokens and experts with a multiple of a tile's tokens for each expert."""
+    made = memory_op("filled_map", F, "elementwise", entries, FILLING_BYTES * entries, d.act, FILLING_KERNELS)
+    return (replace(made, plain_host=True),)
+
+
+def _copies_in_all() -> Program:
+    """The host reads how many copies there are before it issues their kernel (`num_out_tokens`)."""
+    return (collective("copies_in_all", "offload", COUNT_BYTES, F, group="host"),)
 
 
 def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:

@@ -90,6 +90,9 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     to_nodes = min(1.0, nodes_of_a_token(moe, nodes) / moe.copies)
     share = (to_nodes if nodes > 1 else to_ranks) if dispatcher.once_to_a_place else 1.0
     by_chance = d.framework.routes_by_chance and moe.imbalance == "balanced" and moe.capacity_factor is None
+    if fills_map(scenario, d):
+        more = (aligned_rows(d) - 1) / 2 * (local if dispatcher.copies_on_arrival else moe.experts)
+        received, sent = received + more, sent if dispatcher.copies_on_arrival else sent + more
     fullest = received
     if by_chance and p.ep > 1:
         fullest += copies_beyond(moe, tokens * p.ep * p.expert_tp, p.ep) / p.expert_tp
@@ -97,6 +100,21 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     return Routing(
         tokens, min(local, moe.experts), sent, received, fullest, wire, fullest * to_ranks, beside, dispatcher
     )
+
+
+def aligned_rows(d: Dims) -> int:
+    """Rows to a multiple of which each expert's are filled up for matmuls in 8 bits and fewer (Megatron-Core 0.16.1,
+    fp8_utils.py: `get_fp8_align_size`; fp4_utils.py: `get_fp4_align_size`)."""
+    return 16 if d.recipe is None else {"fp8": 16, "mxfp8": 32, "nvfp4": 128}[d.recipe.format]
+
+
+def fills_map(scenario: Scenario, d: Dims) -> bool:
+    """Tell whether tokens that did not choose an expert are sent to it as well, so that its rows need no copies that
+    fill them up (Megatron-Core's `moe_router_padding_for_quantization`): each rank fills each expert's, or where copies
+    are made on arrival each rank its own experts'. By chance half a tile an expert lacks, less half a row."""
+    t = scenario.training
+    asked = t is not None and t.moe_router_padding_for_quantization and d.recipe is not None
+    return asked and not dispatcher_of(scenario.parallelism).fills_tiles
 
 
 def dispatcher_of(p: Parallelism) -> Dispatcher:

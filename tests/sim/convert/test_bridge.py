@@ -131,7 +131,7 @@ def test_a_whole_config_as_a_run_saves_it(tmp_path: Path) -> None:
     assert data["training"]["recompute"] == {"mode": "selective", "modules": ["moe_act", "layernorm"]}
     assert of(data, "parallelism", "dp", "ep", "dp_sync", "param_gather_overlap") == [16, 8, "after_backward", True]
     assert data["training"]["cuda_graphs"] == "layers"
-    assert "CUDA graphs of attn moe_router: simulated as graphs of whole layers" in said
+    assert data["training"]["cuda_graph_scope"] == ["attn", "moe_router"]
     assert "not expressed here: model.delay_wgrad_compute\n" in said
 
 

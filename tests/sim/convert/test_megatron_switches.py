@@ -64,6 +64,52 @@ def test_fusions_that_a_script_sets_or_leaves_at_their_defaults(
     assert {key: training.get(key) for key in expected} == expected
 
 
+@pytest.mark.parametrize("what", ["quantization", "fp8"])
+def test_maps_that_routers_fill_up(tmp_path: Path, what: str) -> None:
+    """The older name of the flag, too; without 8-bit matmuls neither does anything."""
+    for low, filled in (("--fp8-format hybrid", True), ("", None)):
+        flags = f"{EXPERTS} {low} --moe-router-padding-for-{what}"
+        text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {flags}")
+        data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+        assert data["training"].get("moe_router_padding_for_quantization") is filled
+        assert ("--moe-router-padding-for" in said) is (filled is None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (
+            "transformer_engine --cuda-graph-scope attn moe_router moe_preprocess",
+            ["attn", "moe_router", "moe_preprocess"],
+        ),
+        ("transformer_engine --cuda-graph-modules moe_router", ["moe_router"]),
+        ("local --cuda-graph-scope moe_router", ["moe_router", "moe_preprocess"]),  # which captures both or none
+        ("local --cuda-graph-scope full", None),
+    ],
+)
+def test_parts_that_graphs_hold(tmp_path: Path, flags: str, parts: list[str] | None) -> None:
+    text = MEGATRON.replace("--cuda-graph-scope full", f"{EXPERTS} --cuda-graph-impl {flags}")
+    training = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["training"]
+    assert (training["cuda_graphs"], training.get("cuda_graph_scope")) == ("layers", parts)
+
+
+INTERLEAVED = "--num-virtual-stages-per-pipeline-rank 2"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--overlap-moe-expert-parallel-comm --delay-wgrad-compute", (True, True)),
+        ("--overlap-moe-expert-parallel-comm", (True, False)),
+        ("--delay-wgrad-compute", (None, None)),
+    ],
+)
+def test_weight_gradients_that_wait_for_exchanges(tmp_path: Path, flags: str, expected: tuple[Any, Any]) -> None:
+    text = MEGATRON.replace("--sequence-parallel", f"--sequence-parallel {EXPERTS} {INTERLEAVED} {flags}")
+    layout = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")[0]["parallelism"]
+    assert (layout.get("ep_overlap"), layout.get("delay_wgrad_compute")) == expected
+
+
 def test_workspaces_that_the_environment_sets(tmp_path: Path) -> None:
     text = MEGATRON.replace("torchrun", "export CUBLAS_WORKSPACE_CONFIG=:4096:8\ntorchrun", 1)
     assert text != MEGATRON

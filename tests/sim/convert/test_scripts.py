@@ -92,7 +92,7 @@ def test_a_tokenizer_of_a_shipped_model_says_the_vocabulary(tmp_path: Path) -> N
     [
         ("--cuda-graph-impl local", "layers", "whole layers"),
         ("--cuda-graph-impl local --cuda-graph-scope full", "layers", ""),
-        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn moe_router", "layers", "of attn moe_router"),
+        ("--cuda-graph-impl transformer_engine --cuda-graph-scope attn norm", "layers", "of attn norm"),
         ("--cuda-graph-impl local --cuda-graph-scope full_iteration", "step", ""),
         ("--cuda-graph-impl full_iteration", "step", ""),
         ("--cuda-graph-impl none --cuda-graph-scope full", None, "not expressed here: --cuda-graph-scope"),
