@@ -33,7 +33,7 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 @scenario_argument
 @click.option(
     "--gpus",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 10_000_000),  # `sim.inputs.parallelism.MAX_RANKS`, whose import takes a while
     metavar="N",
     help="number of GPUs; by default the scenario's ranks or, without tp, cp, pp and dp, its cluster's GPUs",
 )

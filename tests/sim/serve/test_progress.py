@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+
 import pytest
 
-from sim.commands import serving_progress
 from sim.commands.serving_progress import Progress, progress
+from sim.core import long_runs
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.serve.requests import Request
 from sim.serve.scheduling.sequences import Sequence
 from sim.serve.simulation import simulate_serving
+from sim.studies.executors import tracked
 from tests.sim.serve.serving_cases import serving
 
 
@@ -26,12 +30,27 @@ def test_a_line_counts_requests_and_tokens() -> None:
 
 
 def test_lines_come_while_it_lasts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(serving_progress, "FIRST_S", 1e-4)
+    monkeypatch.setattr(long_runs, "FIRST_S", 1e-4)
     with progress() as shown:
         simulate_serving(serving(), watch=shown.watch)
-        assert not shown.done.wait(0.05)
-    assert shown.done.is_set()
-    assert "note: " in capsys.readouterr().err
+        time.sleep(0.05)
+    assert "note: all requests are served" in capsys.readouterr().err
+    time.sleep(0.01)
+    assert not capsys.readouterr().err
+
+
+def test_a_table_of_simulations_says_how_many_are_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(long_runs, "FIRST_S", 1e-3)
+
+    def slow() -> Iterator[int]:
+        yield 1
+        time.sleep(0.05)
+        yield 2
+
+    assert list(tracked(slow(), "layouts", 2)) == [1, 2]
+    assert "note: layouts: 1 of 2 after 0 s" in capsys.readouterr().err
 
 
 def test_a_rate_has_a_least() -> None:
