@@ -90,6 +90,7 @@ _TRTLLM_1 = Engine(
     joins_pieces=False,  # likewise: one response of its queue after another
     defers_shared=True,  # cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, beneficialToSkip
     overlaps=True,
+    token_more=True,  # _torch/pyexecutor/py_executor.py, _update_request_states_tp: tokens' state stays as it is
     graph_sizes=trtllm_10_sizes,
     drafting_tokens=of_sequences(trtllm_10_sizes),
     asked_graphs=AskedGraphs(trtllm_10_sizes, sequences=True, keeps_largest=True),
@@ -135,6 +136,7 @@ _TRTLLM_12 = replace(
     "sampler_type auto is TorchSampler without beams, with FlashInfer's kernels and without penalties "
     "(docs/source/features/sampling.md; _torch/pyexecutor/sampling_utils_flashinfer.py, the ones named SampleOnly)",
     sampler=Sampler("always", "rejection", "gumbel", None, checks_nan=True),
+    token_more=False,  # likewise, 1.2's notes: early exit with overlap scheduler (will_complete_next_iteration)
 )
 RECORDS = (
     Engine(

@@ -83,3 +83,11 @@ def test_a_token_too_many_makes_no_iteration_one_with_prompts() -> None:
     assert costs.host.padded(101) == 104
     assert [*_sizes(costs, [(Load(101, 100, 100 * 500, (), 100), 1)]).padded] == [(104, 0)]
     assert [*_sizes(costs, [(Load(101, 0, 0, ((101, 101, 1),), 1), 1)]).padded] == [(101, 0)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "late"), [("trtllm-1.0", 8), ("trtllm-1.1", 8), ("trtllm-1.2", 0), ("trtllm-1.3", 0)]
+)
+def test_tensorrt_llm_knows_a_last_token_by_its_length_since_1_2(engine: str, late: int) -> None:
+    """Before, each of eight requests computes a token too many."""
+    assert simulate_serving(served(engine)).replicas[0].scheduler.counts.late_tokens == late
