@@ -59,7 +59,7 @@ search_options = gathered(
     "options",
     click.option(
         "--gpus",
-        type=click.IntRange(1),
+        type=click.IntRange(1, 10_000_000),  # `sim.inputs.parallelism.MAX_RANKS`, whose import takes a while
         metavar="N",
         help="number of GPUs; by default the scenario's ranks or, without tp, cp, pp and dp, its cluster's GPUs",
     ),

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     """Simulate and show; does it fit in memory?"""
+    from sim.commands.serving_progress import progress
     from sim.search.slo import parse_slo, share_within
     from sim.serve.results.other_servers import with_intervals
     from sim.serve.simulation import simulate_serving
@@ -27,8 +28,9 @@ def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     from sim.views.terminal import standard_output
 
     promises = () if options.slo is None else parse_slo(options.slo)
-    simulation = simulate_serving(scenario, engine=options.engine)
-    result = with_intervals(simulation)
+    with progress() as shown:
+        simulation = simulate_serving(scenario, engine=options.engine, watch=shown.watch)
+        result = with_intervals(simulation)
     within = share_within(simulation, promises) if promises else None
     if options.trace is not None:
         write_trace(options.trace, simulation.timeline, simulation.memory)

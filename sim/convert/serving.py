@@ -96,7 +96,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     model = _model(s, machine)
     engine = _engine(s, product, words)
     layout, settings = _replica(product, s, machine, model)
-    inference: dict[str, Any] = {"engine": engine, **settings, **_router(product, s)}
+    inference: dict[str, Any] = {"engine": engine, **settings, **_router(product, s, layout)}
     if with_roles:
         by_role = [(pools.role_of(one) or pools.MAIN, *_replica(whose, one, machine, model)) for whose, one in servers]
         inference = {"engine": engine, **pools.disaggregated(s, by_role)}
@@ -215,11 +215,15 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
     return layout, inference | of_replicas(s, layout, _names().all2all)
 
 
-def _router(product: str, s: Settings) -> dict[str, str]:
+def _router(product: str, s: Settings, layout: Mapping[str, Any]) -> dict[str, str]:
     """vLLM's data-parallel ranks get requests from their server, where fewest wait and run (v1/engine/core_client.py,
-    DPLBAsyncMPClient); SGLang's in turn (srt/managers/data_parallel_controller.py)."""
+    DPLBAsyncMPClient); TensorRT-LLM's where fewest run, of those the one with fewest tokens, which is left out
+    (_torch/pyexecutor/executor_request_queue.py of 1.0, _balance_requests_across_ranks); SGLang's in turn
+    (srt/managers/data_parallel_controller.py)."""
     others = {"data-parallel-external-lb", "data-parallel-hybrid-lb"} & {*s.values}
-    return {"router": "least_loaded"} if product == "vLLM" and s.size("dp", 1) > 1 and not others else {}
+    own = product == "vLLM" and s.size("dp", 1) > 1 and not others
+    ranks = product == TENSORRT_LLM and layout["dp"] > 1 and "ep" in layout
+    return {"router": "least_loaded"} if own or ranks else {}
 
 
 def _has_experts(model: str) -> bool:

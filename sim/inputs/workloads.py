@@ -40,7 +40,7 @@ class RequestPattern(UserInput):
         description="lengths are uniform in length·(1 − range_ratio) to length·(1 + range_ratio)",
     )
     count: int = Field(default=1, ge=1, le=MAX_REQUESTS)
-    rate_per_s: float | None = Field(default=None, gt=0, le=1e9)
+    rate_per_s: float | None = Field(default=None, ge=1e-6, le=1e9)
     max_concurrency: Concurrency = None
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 

@@ -7,6 +7,7 @@ be served alone (`sim.serve.quick_pass`); what couples them runs on SimPy (`sim.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from sim.core.gc_paused import no_collection
@@ -40,13 +41,15 @@ def simulate_serving(
     group: bool = True,
     held_bytes: float = 0.0,
     costs: IterationCosts | None = None,
+    watch: Callable[[list[Sequence]], None] | None = None,
 ) -> ServingSimulation:
     """Serve the scenario's requests, or `requests` in their place.
 
     `engine`: simpy (`sim.serve.on_simpy`); static (`sim.serve.quick_pass`), which gives the same times where replicas
     do not affect each other; or auto: SimPy where they do, and for up to `SIMPY_REQUESTS` requests and stages
     that they pass. Without `group` the scheduler looks at every sequence in every iteration, which changes no time.
-    `held_bytes` of every GPU belong to others. `costs`: of another simulation of this scenario; of one pool.
+    `held_bytes` of every GPU belong to others. `costs`: of another simulation of this scenario; of one pool. `watch` is
+    told of the sequences before they are served.
 
     Raises:
         InputError: without an inference section, for a trace that cannot be read, or for an engine that does not know
@@ -68,6 +71,8 @@ def simulate_serving(
     found = _accepted(scenario, sent := found)
     path = _path(scenario, engine, found)
     sequences = [Sequence(r, n) for n, r in enumerate(found)]
+    if watch is not None:
+        watch(sequences)
     with no_collection():
         pools = _pools(scenario, prices, sequences, held_bytes, costs)
         transfers, spans = _serve(pools, sequences, scenario, path, group)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from sim.core.errors import InputError
+from sim.core.long_runs import lines_while
 
 T = TypeVar("T")
 PATIENCE_S = 30
@@ -68,9 +69,14 @@ def results(workers: Workers, task: Callable[..., T], work: Iterable[tuple[Any, 
 
 
 def tracked(found: Iterable[T], what: str, count: int) -> Iterator[T]:
-    """Yield what `found` yields, with a progress bar on standard error if that is a terminal."""
+    """Yield what `found` yields, with a progress bar on standard error if that is a terminal, else with lines there if
+    it takes long."""
     if not sys.stderr.isatty():
-        yield from found
+        begin_s, done = time.monotonic(), 0
+        with lines_while(lambda: f"{what}: {done:,} of {count:,} after {time.monotonic() - begin_s:,.0f} s"):
+            for one in found:
+                yield one
+                done += 1
         return
     from rich.console import Console
     from rich.progress import track

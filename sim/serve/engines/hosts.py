@@ -59,7 +59,12 @@ VLLM_V1 = V1._replace(request_s=1.08e-3, prompt_token_s=2.3e-6, outputs_s=0.197e
 # which the longer one takes 1.3 times as long; in proportion to the vocabulary, from 32,000 and 128,000 tokens.
 _GRAMMAR = {"mask_s": 0.63e-9, "accept_s": 4.9e-6}
 # The server with `--logprobs 0` and `--logprobs 5`: a token's text takes 57.5 and 110.4 us, a piece 61.1 and 120.1.
+_SERVED = VLLM_V1
 VLLM_V1 = VLLM_V1._replace(logprobs_s=28.1e-6, logprob_s=10.6e-6, logprob_piece_s=12.6e-6, **_GRAMMAR)
+# trtllm-serve was not timed. Its process does what vLLM's does, with the same parts (uvicorn, FastAPI and pydantic in
+# one event loop; executor/result.py, _handle_response: text; serve/postprocess_handlers.py: pieces;
+# num_postprocess_workers is 0, llmapi/llm_args.py of 1.0 and of 2026, commit 0004396), so it is given vLLM's seconds.
+TRTLLM_1 = _SERVED
 # SGLang's two processes (tools/time_sglang_server.py): those of 0.5.23, taken for all releases. A sequence of 0.5.3 is
 # measured in its scheduler (tools/time_sglang_host.py), taken until 0.5.10. Of 0.5.23 the output alone takes 9.6 us.
 SGLANG = V1._replace(

@@ -162,6 +162,7 @@ class Engine:
     )
     sampler: Sampler = fact(Sampler(), "how tokens are chosen out of logits")  # noqa: RUF009  a tuple
     sent_together: int = fact(128, "how many outputs the server handles before it sends the pieces made of them")
+    joins_pieces: bool = fact(True, "a server that is behind sends tokens of several iterations in one piece")
     masks: Masks | None = fact(  # noqa: RUF009  a string
         None,
         "tokens that a grammar forbids are masked, and marked by the host before the GPU computes the iteration, or "
@@ -211,6 +212,11 @@ class Engine:
     )
     shares_at_once: bool = fact(
         False, "a prefix in the GPU's cache is found from when it is put into an iteration, not from that one's end"
+    )
+    defers_shared: bool = fact(
+        False,
+        "a request waits while another computes the block of a shared beginning that it would compute first; others "
+        "pass it",
     )
     drops_last_hit: bool = fact(
         False,

@@ -8,7 +8,7 @@ from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
 from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
-from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, V1, hosts
+from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
 from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, SummedNorms
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
 from sim.serve.engines.record import Engine
@@ -82,10 +82,15 @@ _TRTLLM_1 = Engine(
     "host works beside other micro batches (_torch/pyexecutor/py_executor.py, _executor_loop_pp); graphs of padded "
     "batches to max_batch_size, as trtllm-bench keeps them (bench/benchmark/utils/general.py) and the examples "
     "for servers ask for them (examples/configs): without any configuration batches are not padded, and those "
-    "above 128 have no graph; host, launches and HTTP as vllm-v1's; padding: one request again and again "
-    "(_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, support_overlap_scheduler",
-    host=hosts(V1),
+    "above 128 have no graph; host, launches and trtllm-serve's process as vllm-v1's; padding: one request again and "
+    "again (_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, "
+    "support_overlap_scheduler",
+    host=hosts(TRTLLM_1),
+    sent_together=1,  # executor/result.py, _aresult_step: a request makes its text when its own piece is due
+    joins_pieces=False,  # likewise: one response of its queue after another
+    defers_shared=True,  # cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, beneficialToSkip
     overlaps=True,
+    token_more=True,  # _torch/pyexecutor/py_executor.py, _update_request_states_tp: tokens' state stays as it is
     graph_sizes=trtllm_10_sizes,
     drafting_tokens=of_sequences(trtllm_10_sizes),
     asked_graphs=AskedGraphs(trtllm_10_sizes, sequences=True, keeps_largest=True),
@@ -113,6 +118,25 @@ _TRTLLM_1 = Engine(
     splits_experts=True,
     vocab_multiple=_VOCAB_MULTIPLE,
     defaults=_TRTLLM_LIMITS._replace(block_tokens=32, prefix_cache="gpu", graphs_to=2048),
+)
+_TRTLLM_11 = replace(
+    _TRTLLM_1,
+    name="trtllm-1.1",
+    since=(1, 1),
+    date="2025-12",
+    source="as trtllm-1.0; overlaps also with a draft model (pull request 7651, September 2025)",
+    overlaps_drafting=(True, True),
+)
+_TRTLLM_12 = replace(
+    _TRTLLM_11,
+    name="trtllm-1.2",
+    since=(1, 2),
+    date="2026-01",  # of 1.2.0rc8, the last candidate
+    source="as trtllm-1.1; FlashInfer's sampling is the default (docs/source/release-notes.md, 1.2, Breaking Changes): "
+    "sampler_type auto is TorchSampler without beams, with FlashInfer's kernels and without penalties "
+    "(docs/source/features/sampling.md; _torch/pyexecutor/sampling_utils_flashinfer.py, the ones named SampleOnly)",
+    sampler=Sampler("always", "rejection", "gumbel", None, checks_nan=True),
+    token_more=False,  # likewise, 1.2's notes: early exit with overlap scheduler (will_complete_next_iteration)
 )
 RECORDS = (
     Engine(
@@ -154,15 +178,15 @@ RECORDS = (
     ),
     _TRTLLM_08,
     _TRTLLM_1,
+    _TRTLLM_11,
+    _TRTLLM_12,
     replace(
-        _TRTLLM_1,
+        _TRTLLM_12,
         name="trtllm-1.3",
         since=(1, 3),
         date="2026-04",
-        source="as trtllm-1.0; graphs of padded batches by 64 (NVIDIA/TensorRT-LLM pull request 12895, April 2026); "
-        "sampler_type auto is TorchSampler without beams, with FlashInfer's kernels and without penalties "
-        "(docs/source/features/sampling.md; _torch/pyexecutor/sampling_utils_flashinfer.py, the ones named SampleOnly)",
-        sampler=Sampler("always", "rejection", "gumbel", None, checks_nan=True),
+        source="as trtllm-1.2; graphs of padded batches by 64 (NVIDIA/TensorRT-LLM pull request 12895, April 2026); "
+        "defaults read again of a commit behind it, 0004396 of 2026: the same (llmapi/llm_args.py)",
         all2all=("deepep", "allgather_reducescatter"),  # fused_moe/communication/communication_factory.py: it is 1
         graph_sizes=trtllm_13_sizes,
         drafting_tokens=of_sequences(trtllm_13_sizes),

@@ -184,6 +184,8 @@ def _scheduler(
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
     if engine.sparse_windows and scheduler.by_content and _some_have_windows(costs):
         scheduler.ends = set()
+    # capacityScheduler.cpp, skippingIsRelevant: not where windows differ
+    scheduler.defers_shared = engine.defers_shared and scheduler.share_on_gpu and not _some_have_windows(costs)
     if i.lora is not None:
         size = max([adapter_bytes(costs, stage) for stage in costs.stages])
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)

@@ -132,11 +132,15 @@ def _streams_late(sim: Served) -> list[str]:
                 late += tokens
     if late <= LATE * whole:
         return []
+    does = (
+        "tokens of several iterations leave in one piece, so a client sees longer gaps than inter_token_latency_s says"
+    )
+    if not engine_of(sim.scenario.for_serving.engine).joins_pieces:
+        does = "pieces leave one by one, so a client falls further behind the longer this lasts, which is not simulated"
     return [
-        f"the server's process cannot stream {late / whole:.0%} of the tokens before the next ones come: tokens of "
-        "several iterations leave in one piece, so a client sees longer gaps than inter_token_latency_s says (vLLM: "
-        "--api-server-count starts more such processes, SGLang: --tokenizer-worker-num; one is simulated for each "
-        "replica)"
+        f"the server's process cannot stream {late / whole:.0%} of the tokens before the next ones come: {does} (vLLM: "
+        "--api-server-count starts more such processes, SGLang: --tokenizer-worker-num, TensorRT-LLM: "
+        "num_postprocess_workers; one is simulated for each replica)"
     ]
 
 

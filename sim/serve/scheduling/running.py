@@ -163,11 +163,24 @@ class RunningSequences(FoundPrefixes):
     def finish(self, batch: Batch, end_s: float) -> list[Sequence]:
         """The iteration has ended: its tokens are in the cache, sampled ones join their sequences; who is done."""
         self.note_end()
-        done = []
+        done, stays, gap_s, alike = [], not self.hands_over, -1.0, 0
         for sequence, tokens, samples, drafted in batch.pieces:
             if sequence.finish_s >= 0:
                 continue
             sequence.in_flight = False
+            if stays and samples and not drafted and 0 < sequence.generated < sequence.request.output_tokens - 1:
+                # As below, for most sequences, most of the time. Equal gaps in a row are added at once.
+                sequence.computed += tokens
+                if (seconds := end_s - sequence.last_output_s) != gap_s:
+                    self._add_gaps(gap_s, alike)
+                    gap_s, alike = seconds, 0
+                alike += 1
+                sequence.output_before_s, sequence.last_output_s = sequence.last_output_s, end_s
+                sequence.generated += 1
+                sequence.running = True
+                continue
+            self._add_gaps(gap_s, alike)
+            gap_s, alike = -1.0, 0
             wrong = drafted - self._right(sequence, drafted) if drafted else 0
             sequence.computed += tokens - wrong
             self.cache.tokens -= wrong
@@ -175,11 +188,16 @@ class RunningSequences(FoundPrefixes):
                 self._keep_prefix(sequence, end_s)
             if samples and self._sampled(sequence, 1 + drafted - wrong, end_s):
                 done.append(sequence)
+        self._add_gaps(gap_s, alike)
         if not batch.prompts:
             self.added_tokens(1)
         if done:
             self.dismiss()
         return done
+
+    def _add_gaps(self, seconds: float, outputs: int) -> None:
+        if outputs:
+            self.gaps.add(seconds, outputs)
 
     def dismiss(self) -> None:
         """Sequences that are done leave; an idle server reserves output as at first."""

@@ -18,6 +18,10 @@ prompts and tokens others enter behind those who are preempted in the same itera
 Without `splits` (vLLM before 0.8, TensorRT-LLM without chunked context) a prompt is computed in one iteration, or
 waits. What a preempted sequence recomputes may exceed the budget; it has an iteration of its own.
 
+With `defers_shared` (TensorRT-LLM) a waiting request whose next block of a shared beginning is computed in the same
+iteration by another waits for that one, and those behind it may enter. A simplification: beside the overlap scheduler
+TensorRT-LLM keeps computed blocks an iteration later than here, so a second one computes the beginning again.
+
 With `one_behind` (asynchronous scheduling, overlap scheduling) an iteration is put together when the one before it
 begins, as vLLM's EngineCore.step_with_batch_queue does. Requests that have come or ended since then are not known yet.
 So a new request waits for one iteration more, and a finished one's blocks and place are free one iteration later.
@@ -32,8 +36,12 @@ python/sglang/srt/managers/scheduler.py (`get_next_batch_to_run`) and schedule_p
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Items
 from itertools import islice
 
+from msgspec import field
+
+from sim.serve.cache.kv_cache import Key
 from sim.serve.scheduling.running import RunningSequences
 from sim.serve.scheduling.sequences import Batch, Piece, Sequence
 
@@ -50,6 +58,8 @@ class Scheduler(RunningSequences):
     token_more: bool = False  # who is done computes one token more in the iteration for which it has not left
     sees_arrivals: bool = False  # `one_behind` is true of ends alone
     ended: int = 0  # who has left but still counts among those that run
+    defers_shared: bool = False  # who shares the next block with one whose prompt is computed lets others pass
+    coming: set[Key] = field(default_factory=set)  # next blocks of prompts that the iteration put together computes
 
     def schedule(self, now_s: float) -> Batch:
         """The next iteration; empty if nobody can compute now."""
@@ -182,6 +192,8 @@ class Scheduler(RunningSequences):
     def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float, ahead: int = 0) -> None:
         """Let waiting requests in, in order of arrival, behind the first `ahead`, who were just preempted: until
         `budget` tokens or `places` pieces are reached, nobody more may run, or the cache has no room."""
+        if self.defers_shared:
+            self.coming = {key for s in self.running if s.prompts for key in self._next_key(s, s.shared)}
         while self.waiting and budget > 0 and len(pieces) < places:
             if len(self.running) + self.ended >= self.limits.running:
                 return
@@ -241,11 +253,39 @@ class Scheduler(RunningSequences):
         return padded > self.limits.batch_tokens or padded - sum(sizes) > self.paddings
 
     def _next_waiting(self, ahead: int) -> Sequence | None:
-        """The first of the waiting requests behind `ahead`, of those that are known, whose LoRA adapter may be used."""
+        """The first of the waiting requests behind `ahead`, of those that are known, whose LoRA adapter may be used,
+        and which is not deferred."""
         known = self.known if self.one_behind and not self.sees_arrivals else len(self.waiting)
-        if self.adapters is None:
+        if self.adapters is None and not self.defers_shared:
             return self.waiting[ahead] if known > ahead else None
-        return next((s for s in islice(self.waiting, ahead, known) if self.adapters.can(s.request.adapter)), None)
+        for sequence in islice(self.waiting, ahead, known):
+            if self.adapters is not None and not self.adapters.can(sequence.request.adapter):
+                continue
+            if not self.defers_shared or self._comes_next(sequence):
+                return sequence
+        return None
+
+    def _comes_next(self, sequence: Sequence) -> bool:
+        """Whether nobody in the iteration computes the block of the shared beginning that this waiting request would
+        compute first; then it is the one who does (TensorRT-LLM, cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp:
+        beneficialToSkip, prefillWithChunkedContextsAlreadyExecuting)."""
+        prefix = sequence.request.prefix
+        hit = self.cache.cached_tokens(prefix, self._shareable(sequence)) if prefix else 0
+        keys = self._next_key(sequence, hit)
+        if any(key in self.coming for key in keys):
+            return False
+        self.coming.update(keys)
+        return True
+
+    def _next_key(self, sequence: Sequence, hit: int) -> Items[Key]:
+        """The block behind `hit` tokens of what a sequence shares with others; empty if there is no whole one."""
+        prefix, end = sequence.request.prefix, hit + self.cache.key_tokens
+        return self.cache.keys(prefix, hit, end) if prefix and end <= self._shareable(sequence) else ()
+
+    @staticmethod
+    def _shareable(sequence: Sequence) -> int:
+        """Tokens that a sequence may find computed: at least one of its prompt is always computed."""
+        return min(sequence.request.prefix_tokens, sequence.request.prompt_tokens - 1)
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether a waiting request would find room beside those that run, each of which adds one token."""

@@ -83,3 +83,15 @@ def test_a_token_too_many_makes_no_iteration_one_with_prompts() -> None:
     assert costs.host.padded(101) == 104
     assert [*_sizes(costs, [(Load(101, 100, 100 * 500, (), 100), 1)]).padded] == [(104, 0)]
     assert [*_sizes(costs, [(Load(101, 0, 0, ((101, 101, 1),), 1), 1)]).padded] == [(101, 0)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "more"), [("trtllm-1.0", True), ("trtllm-1.1", True), ("trtllm-1.2", False), ("trtllm-1.3", False)]
+)
+def test_tensorrt_llm_knows_a_last_token_by_its_length_since_1_2(engine: str, more: bool) -> None:
+    """Before, a request that ends while others run computes a token too many."""
+    asked = {"prompt_len": 100, "output_len": 20, "count": 8, "range_ratio": 0.5}
+    sim = simulate_serving(served(engine, requests=asked))
+    needed = sum([s.request.prompt_tokens + s.request.output_tokens - 1 for s in sim.sequences])
+    late = sum([i.load.tokens * i.steps for i in sim.replicas[0].iterations]) - needed
+    assert late == (7 if more else 0)

@@ -329,7 +329,7 @@ def test_hosts_of_an_a100_take_longer_and_launch_as_they_were_measured_to() -> N
 
 
 def test_requests_take_before_engines_without_a_measured_server_what_was_fitted_to_one() -> None:
-    own = {ENGINES[name].host_on("hopper").request_s for name in ("vllm-0.5", "trtllm-1.0")}
+    own = {ENGINES[name].host_on("hopper").request_s for name in ("vllm-0.5", "vllm-0.6")}
     assert own == {ENGINES["trtllm-triton"].host_on("hopper").request_s}
 
 

@@ -17,7 +17,7 @@ FRONT = Front(outputs_s=2e-4, sequence_s=2e-5, piece_s=5e-5, together=128)
 TWO = Front(3e-4, 1e-5, 6e-5, together=16, text_outputs_s=5e-4, text_sequence_s=1.2e-5)
 
 
-MEASURED = {"vLLM": (0, 8), "SGLang": (0, 0)}  # since these releases
+MEASURED = {"vLLM": (0, 8), "SGLang": (0, 0), "TensorRT-LLM": (1, 0)}  # since these releases
 
 
 def streamed(front: Front, sequences: int) -> list[float]:
@@ -88,7 +88,7 @@ def test_more_text_than_time_is_no_endless_wait() -> None:
     assert FRONT.after_s(128, 1e-4)[0] == pytest.approx(128 * FRONT.piece_s / (1 - MOST_BUSY))
 
 
-def test_engines_without_a_measured_server_have_no_such_process() -> None:
+def test_engines_whose_server_is_not_known_have_no_such_process() -> None:
     assert front_of(HostTimes(request_s=1.0), 128) is None
     fronts = {name for name, e in ENGINES.items() if front_of(e.host_on("hopper"), e.sent_together) is not None}
     assert fronts == {n for n, e in ENGINES.items() if MEASURED.get(e.product, (9,)) <= e.since}
