@@ -1,4 +1,4 @@
-"""Files of Docker Compose and Kubernetes as the shell script of what their containers start.
+"""Files of Docker Compose, Kubernetes and job launchers as the shell script of what they start.
 
 Compose's specification (services: `entrypoint`, `command`, `environment`; interpolation: `$$` is a dollar), and
 Kubernetes' "Define a Command and Arguments for a Container": `command` stands for the image's ENTRYPOINT, `args` follow
@@ -16,10 +16,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from sim.convert.jobs import job_script
 from sim.convert.yaml_aliases import parsed
 from sim.core.errors import InputError
 
 DOCUMENTS = re.compile(r"(?m)^---(?:[ \t].*)?$")
+JOB = re.compile(r"(?m)^(?:run|commands)[ \t]*:")  # of SkyPilot, of dstack
 COMPOSE, OBJECT = "services", ("apiVersion", "kind")
 REFERENCE = re.compile(r"(?<!\$)\$\(([A-Za-z_]\w*)\)")  # Kubernetes' `$(NAME)`
 SHELLS = ("sh", "bash")
@@ -37,11 +39,13 @@ class Started(Struct, frozen=True):
 
 
 def started(file: Path, text: str) -> Started | None:
-    """Return the script that the containers of a Compose or Kubernetes file run; None for another YAML.
+    """Return the script that the containers of a Compose or Kubernetes file run, or a job; None for another YAML.
 
     Raises:
         InputError: for YAML that cannot be read, and where no container has a command.
     """
+    if JOB.search(text) and (job := _of_job(parsed(text, str(file)))) is not None:
+        return Started(job)
     if not re.search(rf"(?m)^(?:{COMPOSE}|{OBJECT[0]})[ \t]*:", text):
         return None
     if HELM.search(text):
@@ -63,6 +67,16 @@ def started(file: Path, text: str) -> Started | None:
         problem = "no container has a command of its own: write the command that its image starts into a .sh file"
         raise InputError(f"{file}: {problem}, and convert that file")
     return Started("\n".join(commands), tuple(notes))
+
+
+def _of_job(data: Any) -> str | None:
+    """The script of a job's file, its variables before it."""
+    job = job_script(data) if isinstance(data, dict) else None
+    if job is None:
+        return None
+    script, environments = job
+    variables = [pair for environment in environments for pair in _variables(environment)]
+    return "\n".join([*(f"export {name}={_quoted(value)}" for name, value in variables), script])
 
 
 def _of_compose(data: dict[str, Any]) -> Iterator[str]:

@@ -5,7 +5,6 @@ Names, defaults and their sources: `serving_flags.yaml` beside this file.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -19,9 +18,10 @@ from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.serving_adapters import adapters_of
 from sim.convert.serving_drafts import drafts_of
-from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
+from sim.convert.serving_experts import by_deepep, by_environment, of_replicas, stages_of
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
+from sim.convert.serving_requests import RANDOM, assumed, of_dataset, requests_of, states_lengths
 from sim.convert.serving_sampling import sampling_of
 from sim.convert.serving_tiers import tiers_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
@@ -39,6 +39,7 @@ TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 LISTED = (
     *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
     *("lora-modules", "lora-paths"),
+    *("batch-size", "batch", "input-len", "output-len"),
 )
 # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig of its config).
 GIB = 2**30
@@ -53,7 +54,7 @@ class _Server(Struct, frozen=True):
     short: dict[str, str] = field(default_factory=dict)
 
 
-class _Benchmark(_Server, frozen=True, kw_only=True):
+class Benchmark(_Server, frozen=True, kw_only=True):
     """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
     middle; `ratio`: where it begins, if no flag says it. `temperature`: of its requests, if no flag says it; None: the
     server's. `note`: for the reader of the scenario."""
@@ -69,7 +70,7 @@ class _Names(Struct, frozen=True):
     """Hold the content of `serving_flags.yaml`."""
 
     servers: dict[str, _Server]
-    benchmarks: dict[str, _Benchmark]
+    benchmarks: dict[str, Benchmark]
     all2all: dict[str, str]
     caches: dict[str, str]
     weights: dict[str, str]
@@ -117,7 +118,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     for _, one in servers:
         one.taken |= {"model", "longest"}
     left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
-    requests, left = _with_requests(s, words, left, engine)
+    requests, left = _with_requests(s, words, left, engine, inference.get("max_request_tokens"))
     inference |= requests
     if limit is not None and (beyond := of_limit(inference)):
         s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
@@ -153,19 +154,24 @@ def _model(s: Settings, machine: Machine) -> str:
     return model
 
 
-def _with_requests(s: Settings, words: list[str], left: set[str], engine: str) -> tuple[dict[str, Any], set[str]]:
-    """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know."""
+def _with_requests(
+    s: Settings, words: list[str], left: set[str], engine: str, limit: int | None
+) -> tuple[dict[str, Any], set[str]]:
+    """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know. Lengths
+    that the file does not state keep to the engine's limit."""
     names = _names()
     benchmark = _first(words, names.benchmarks)
     if benchmark is None:
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
-        return {"requests": _requests(Settings(s.file, {}), names.benchmarks["vLLM"])}, left
+        return {"requests": assumed(s, requests_of(Settings(s.file, {}), names.benchmarks["vLLM"]), limit)}, left
     which, of_benchmark = benchmark
     b = _settings(s.file, of_benchmark, names.benchmarks[which])
-    said = (names.benchmarks[which].note, _of_dataset(str(b.values.get("dataset", "random"))))
+    said = (names.benchmarks[which].note, of_dataset(str(b.values.get("dataset", RANDOM))))
     s.notes += filter(None, said)
-    sampling = sampling_of(b, s, engine, names.benchmarks[which].temperature)
-    requests = without_none({"sampling": sampling, "requests": _requests(b, names.benchmarks[which])})
+    sampling, stated = sampling_of(b, s, engine, names.benchmarks[which].temperature), states_lengths(b)
+    found = requests_of(b, names.benchmarks[which])
+    s.notes += b.notes
+    requests = without_none({"sampling": sampling, "requests": found if stated else assumed(s, found, limit)})
     server = _first(words, names.servers)
     if server is not None and server[1] == of_benchmark:  # one that starts the engine has its flags too
         return requests, left & {*b.left()}
@@ -290,16 +296,18 @@ def _engine(s: Settings, product: str, words: list[str]) -> str:
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     tp, pp, dp, cp = (s.size(name, 1) for name in ("tp", "pp", "dp", "cp"))
     # Prompts in two pieces a rank, keys and values gathered (vLLM, v1/worker: PCPManager, DualChunkSwap)
-    split = {"cp": cp, "cp_method": "all_gather"} if cp > 1 else {}
+    split: dict[str, Any] = {"cp": cp, "cp_method": "all_gather"} if cp > 1 else {}
+    split |= without_none({"layers_per_stage": stages_of(s, pp)})
     if s.flag("experts_on_all"):
         return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * cp * dp, **split}
     ep = None if s.take("ep") is None else s.size("ep")
     if by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("attention_dp"):  # TensorRT-LLM: a replica of the attention on each rank, whose limits are its own
-        return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
+        return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1)), **split}
     if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
-        return {"tp": max(1, tp // dp), "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
+        own = max(1, tp // dp)
+        return {"tp": own, "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1)), **split}
     if machine.gpus and dp == 1:
         dp = s.ranks(None, machine, tp * cp * pp, "tp · cp · pp")
     experts = {"ep": ep, "expert_tp": max(1, tp // ep) if ep else None}
@@ -358,29 +366,3 @@ def _eplb(s: Settings) -> dict[str, Any] | None:
     config = json_object(s, "eplb_config", "eplb-config")
     copies = Settings(s.file, {"redundant": config.get("num_redundant_experts", s.take("redundant"))})
     return {"redundant_experts": copies.whole("redundant") or 0} if s.flag("eplb") else None
-
-
-def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:
-    count, prompt, output = (b.integer(name, benchmark.defaults[name]) for name in ("count", "prompt", "output"))
-    ratio, rate = b.number("ratio", benchmark.ratio) or 0.0, b.number("rate")
-    if benchmark.range_ends_at_length:  # from ratio·length to length
-        prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
-        ratio = round((1 - ratio) / (1 + ratio), 4)
-    b.take("dataset")
-    return without_none(
-        {
-            "prompt_len": prompt,
-            "output_len": output,
-            "range_ratio": ratio or None,
-            "count": count,
-            "rate_per_s": rate if rate is not None and math.isfinite(rate) else None,
-            "max_concurrency": b.whole("concurrency"),
-            "seed": b.whole("seed"),
-        }
-    )
-
-
-def _of_dataset(name: str) -> str:
-    """What to say of a benchmark's data: only random lengths are known from its flags."""
-    known = f"the requests of dataset {name} are not in the command: random ones stand for them"
-    return "" if name == "random" else f"{known} (inference.requests.trace reads a file of requests)"

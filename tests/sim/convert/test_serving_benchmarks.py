@@ -67,3 +67,37 @@ def test_penalties_of_an_engine_that_has_none_are_named(tmp_path: Path) -> None:
     found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
     assert found["inference"]["sampling"] == {"temperature": 1}
     assert "--repetition-penalty: engine trtllm-1.3 has no penalties" in told
+
+
+@pytest.mark.parametrize("asked", ["", "vllm bench serve --dataset-name sharegpt --num-prompts 9"])
+def test_lengths_that_no_command_states_keep_to_the_engines_limit(tmp_path: Path, asked: str) -> None:
+    """1,024 and 128 tokens, the benchmark's default, would all be refused by --max-model-len 1024."""
+    text = f"vllm serve llama3-8b --max-model-len 1024 &\n{asked}\n"
+    found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
+    requests = found["inference"]["requests"]
+    assert (requests["prompt_len"], requests["output_len"]) == (896, 128)
+    assert "prompts and answers of 896 and 128 tokens, as the engine refuses what is beyond 1,024" in told
+
+
+def test_lengths_that_a_command_states_stay(tmp_path: Path) -> None:
+    text = f"vllm serve llama3-8b --max-model-len 1024 &\nvllm bench serve {LENGTHS}\n"
+    found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
+    assert found["inference"]["requests"]["prompt_len"] == 1000
+    assert "requests have up to 1,500 tokens; the engine refuses longer ones" in told
+
+
+@pytest.mark.parametrize("module", ["sglang.bench_one_batch_server", "sglang.benchmark.one_batch_server"])
+def test_one_batch_sent_to_a_server(tmp_path: Path, module: str) -> None:
+    """SGLang 0.5.23, benchmark/one_batch_server.py: several sizes are tried in turn."""
+    server = "python3 -m sglang.launch_server --model-path llama3-8b --tp 2 &\n"
+    asked = f"python3 -m {module} --model-path none --base-url http://a:1 --batch-size 16 32 --input-len 512\n"
+    found, told = converted(tmp_path, "s.sh", server + asked, *CLUSTER)
+    assert found["inference"]["requests"] == {"prompt_len": 512, "output_len": 16, "count": 16}
+    assert "--batch-size 16 32: the first is simulated, 16" in told
+
+
+@pytest.mark.parametrize("module", ["sglang.benchmark.serving", "sglang.bench_serving"])
+def test_modules_of_sglangs_benchmarks_by_their_old_and_new_names(tmp_path: Path, module: str) -> None:
+    server = "python3 -m sglang.launch_server --model-path llama3-8b &\n"
+    found, _ = converted(tmp_path, "s.sh", f"{server}python3 -m {module} {LENGTHS}", *CLUSTER)
+    assert found["inference"]["requests"]["count"] == 20
