@@ -43,6 +43,10 @@ IN_16_BITS = (
     "simulated in {} like the other matmuls"  # components/quantization/float8.py: Float8LinearConverter
 )
 DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep"}
+OF_PIPELINES = (  # of no effect without one (distributed/pipeline_parallel.py)
+    *("parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_microbatch_size"),
+    *("parallelism.pipeline_parallel_first_stage_less_layers", "parallelism.pipeline_parallel_last_stage_less_layers"),
+)
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
 # Flavors that differ in the attention alone, whose mask is block_causal (models/llama3/__init__.py of early 2026).
 OWN_ATTENTION = re.compile(r"_(?:flex|varlen)(?:_attn)?$")
@@ -146,6 +150,8 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
     elif machine.gpus not in (None, gpus := replicate * shard * tp * cp * pp):  # `ParallelDims`, parallel_dims.py
         raise InputError(f"{s.file}: {machine.gpus} GPUs; must be {gpus}, the product of the file's degrees")
     sharded = shard * cp > 1
+    expert_tp = degree("expert_tensor_parallel_degree")
+    s.taken |= {name for name in OF_PIPELINES if pp == 1}
     asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
     rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
@@ -159,7 +165,7 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
         "pp": pp,
         "ep": ep if ep > 1 else None,
         "ep_dispatcher": _dispatcher(s) if ep > 1 else None,
-        "expert_tp": degree("expert_tensor_parallel_degree") if ep > 1 else None,
+        "expert_tp": expert_tp if ep > 1 else None,
         "zero": 3 if sharded else 0,
         "bucket_bytes": TITAN_DDP_BUCKET if not sharded and replicate > 1 else None,
         "shard_size": shard * cp if sharded and replicate > 1 else None,

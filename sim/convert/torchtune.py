@@ -1,7 +1,8 @@
 """torchtune's YAML as a scenario: full and LoRA fine-tuning on one GPU or with FSDP2, on texts or pairs of answers.
 
 Names and meaning: recipes/full_finetune_distributed.py, lora_finetune_distributed.py, full_dpo_distributed.py and
-lora_dpo_distributed.py of meta-pytorch/torchtune, release 0.6. Components are named by their Python path; keys of sections are written behind a dot.
+lora_dpo_distributed.py of meta-pytorch/torchtune, release 0.6. Components are named by their Python path; keys of
+sections are written behind a dot.
 """
 
 from __future__ import annotations
