@@ -21,7 +21,7 @@ from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas, stages_of
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
-from sim.convert.serving_requests import RANDOM, assumed, of_dataset, requests_of, states_lengths
+from sim.convert.serving_requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
 from sim.convert.serving_sampling import sampling_of
 from sim.convert.serving_tiers import tiers_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
@@ -47,22 +47,25 @@ _FILE = Path(__file__).with_name("serving_flags.yaml")
 
 
 class _Server(Struct, frozen=True):
-    """An engine: how its commands start, its flags for each setting, and flags by their names with one dash."""
+    """An engine: how its commands start, `unless` they have a word, its flags for each setting, and flags by their
+    names with one dash."""
 
     starts: tuple[str, ...]
     flags: dict[str, str]
+    unless: tuple[str, ...] = ()
     short: dict[str, str] = field(default_factory=dict)
 
 
 class Benchmark(_Server, frozen=True, kw_only=True):
     """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
     middle; `ratio`: where it begins, if no flag says it. `temperature`: of its requests, if no flag says it; None: the
-    server's. `note`: for the reader of the scenario."""
+    server's. `own_server`: settings of the engine that it starts. `note`: for the reader of the scenario."""
 
     defaults: dict[str, int]
     range_ends_at_length: bool = False
     ratio: float = 0.0
     temperature: float | None = 0.0
+    own_server: dict[str, Any] = field(default_factory=dict)
     note: str = ""
 
 
@@ -71,6 +74,7 @@ class _Names(Struct, frozen=True):
 
     servers: dict[str, _Server]
     benchmarks: dict[str, Benchmark]
+    datasets: dict[str, _Server]
     all2all: dict[str, str]
     caches: dict[str, str]
     weights: dict[str, str]
@@ -166,6 +170,8 @@ def _with_requests(
         return {"requests": assumed(s, requests_of(Settings(s.file, {}), names.benchmarks["vLLM"]), limit)}, left
     which, of_benchmark = benchmark
     b = _settings(s.file, of_benchmark, names.benchmarks[which])
+    if (dataset := _first(words, names.datasets)) is not None and which == dataset[0]:
+        with_dataset(b, _settings(s.file, dataset[1], names.datasets[which]))
     said = (names.benchmarks[which].note, of_dataset(str(b.values.get("dataset", RANDOM))))
     s.notes += filter(None, said)
     sampling, stated = sampling_of(b, s, engine, names.benchmarks[which].temperature), states_lengths(b)
@@ -193,6 +199,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
             why = f"{alone[0]} measures a server that it does not start; write the server's command into this file, too"
             raise InputError(f"{file}: {why}: {known}")
         raise InputError(f"{file}: starts no server that is known: {known}")
+    found[0][1].values = {**_own_server(words), **found[0][1].values}
     for name, s in found:
         options = options_of(s, text)
         if name == TENSORRT_LLM:
@@ -205,6 +212,14 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     pools.name_roles([s for _, s in found], words)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
+
+
+def _own_server(words: list[str]) -> dict[str, Any]:
+    """Settings of the engine that the first benchmark starts itself; empty for one of another server."""
+    measured, started = _first(words, _names().benchmarks), _first(words, _names().servers)
+    if measured is None or started is None or measured[1] != started[1]:
+        return {}
+    return _names().benchmarks[measured[0]].own_server
 
 
 def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -256,7 +271,9 @@ def _commands(words: list[str], known: Mapping[str, T]) -> Iterator[tuple[str, l
             if head in starts:
                 rest = words[i + n :]
                 ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|")]
-                yield starts[head], rest[: min(ends, default=len(rest))]
+                command = rest[: min(ends, default=len(rest))]
+                if not {*known[starts[head]].unless} & {*command}:
+                    yield starts[head], command
                 break
 
 
@@ -279,6 +296,8 @@ def _by_setting(flags: Mapping[str, Any], names: _Server) -> tuple[dict[str, Any
         full = names.short.get(flag, flag)
         begun = {name for one, name in ours.items() if one.startswith(full)}
         name = ours.get(full) or (begun.pop() if len(begun) == 1 else full)
+        if name in values and full in names.flags.get(name, "").split()[1:]:
+            continue  # `--model NAME --model_path FOLDER`: the flag that stands first in the record says it
         values[name], written[name] = value, f"-{flag}" if flag in names.short or len(flag) == 1 else f"--{flag}"
     return values, written
 

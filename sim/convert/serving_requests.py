@@ -35,10 +35,17 @@ def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
             "range_ratio": ratio or None,
             "count": count,
             "rate_per_s": rate if rate is not None and math.isfinite(rate) else None,
-            "max_concurrency": b.whole("concurrency"),
+            "max_concurrency": most if (most := b.whole("concurrency")) is None or most > 0 else None,
             "seed": b.whole("seed"),
         }
     )
+
+
+def with_dataset(b: Settings, dataset: Settings) -> None:
+    """Add the number and lengths of a data set's requests that a command of the script writes; 0 requests are all."""
+    own = {name: value for name, value in b.values.items() if (name, value) != ("count", "0")}
+    lengths = {name: dataset.values[name] for name in ("count", *LENGTHS) if name in dataset.values}
+    b.values = {**lengths, **own, "dataset": RANDOM}
 
 
 def states_lengths(b: Settings) -> bool:
