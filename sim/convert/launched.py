@@ -15,10 +15,13 @@ from typing import Any
 
 from sim.convert.accelerate import of_accelerate, with_flags
 from sim.convert.command_line import ENDS, flags_of, require_one, words_of
-from sim.convert.deepspeed import is_training_arguments
+from sim.convert.deepspeed import LENGTHS, is_training_arguments
+from sim.convert.llama_factory import DEFAULTS
 from sim.convert.named_files import named_mapping
 from sim.convert.objectives import OF_SCRIPT, script_objective
+from sim.convert.preferences import TRL_LENGTH
 from sim.convert.swift_megatron import processes_of
+from sim.convert.trl import ACCELERATE_CONFIGS, OF_TRL
 from sim.core.errors import InputError
 
 MARK = "per_device_train_batch_size"  # which nearly every command sets
@@ -26,7 +29,11 @@ LAUNCHER = "accelerate"
 CONFIG = "--config_file"  # Accelerate's
 # Commands that take a file of arguments: LLaMA-Factory's, whose further words are `key=value` or flags
 # (llamafactory/hparams/parser.py: `read_args`), and Axolotl's, which has a flag for each key (axolotl/cli/utils).
-RUNNERS = ("llamafactory-cli", "lmf", "axolotl")
+FACTORY = ("llamafactory-cli", "lmf")
+RUNNERS = {
+    **dict.fromkeys((*FACTORY, "axolotl"), ("train",)),
+    "trl": ("sft", "dpo", "orpo", "reward", "kto", "grpo", "rloo"),  # trl/cli: `--config recipe.yaml`
+}
 MODULE = "axolotl.cli.train"  # of `accelerate launch -m`
 OF_OTHERS = (CONFIG, "--deepspeed", "--fsdp_config", "--fsdp-config")  # flags whose file is no recipe
 OVERRIDE = re.compile(r"([a-z]\w*)=(.*)")
@@ -36,14 +43,24 @@ SWITCHES = {"true": True, "false": False}
 LAUNCHERS = (
     *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "standalone", "rdzv_backend"),
     *("rdzv_endpoint", "rdzv_id", "num_processes", "num_machines", "machine_rank", "main_process_ip"),
-    *("main_process_port", "config_file", "num_gpus", "num_nodes", "hostfile", "include"),
+    *("main_process_port", "config_file", "num_gpus", "num_nodes", "hostfile", "include", OF_TRL),
 )
 PROCESSES = (("num_processes", None), ("nproc_per_node", "nnodes"), ("num_gpus", "num_nodes"))
 
 
 def is_launched(text: str) -> bool:
-    """Tell whether a text is a command with Transformers' arguments."""
-    return f"--{MARK}" in text.replace("-per-device-train-batch-size", "-" + MARK)
+    """Tell whether a text is a command with Transformers' arguments, all of which TRL's own command may leave out."""
+    return f"--{MARK}" in text.replace("-per-device-train-batch-size", "-" + MARK) or _is_trl(text.split())
+
+
+def _is_trl(words: list[str]) -> bool:
+    return any(_runs(word, after, "trl") for word, after in pairwise(words))
+
+
+def _runs(word: str, after: str, *names: str) -> bool:
+    """Tell whether two words begin a command of `RUNNERS`, or of these `names` among them."""
+    program = word.rpartition("/")[2]
+    return after in RUNNERS.get(program, ()) and program in (names or RUNNERS)
 
 
 def runs_recipe(file: Path, text: str) -> bool:
@@ -56,8 +73,7 @@ def runs_recipe(file: Path, text: str) -> bool:
 
 def has_runner(words: list[str]) -> bool:
     """Tell whether a command that trains by a file of arguments is among the words."""
-    named = any(word.rpartition("/")[2] in RUNNERS and after == "train" for word, after in pairwise(words))
-    return named or MODULE in words
+    return MODULE in words or any(_runs(word, after) for word, after in pairwise(words))
 
 
 def _recipes(file: Path, text: str, words: list[str]) -> dict[str, dict[str, Any]]:
@@ -86,10 +102,14 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
         flags |= _deepspeed_chat(flags)
     config = accelerate_config(file, text, flags)
     recipe = _of_recipe(file, text, words, flags)
-    if not recipe and MARK not in flags:
+    if not recipe and MARK not in flags and not _is_trl(words):
         raise InputError(f"{file}: --{MARK} stands in the file, but in no command that could be read")
     data = of_accelerate(file, config) | recipe
     data |= {name: value for name, value in flags.items() if name not in LAUNCHERS}
+    if any(_runs(word, after, *FACTORY) for word, after in pairwise(words)):
+        data = DEFAULTS | data
+    if _is_trl(words) and not any(data.get(name) for name in LENGTHS):
+        data["max_length"] = TRL_LENGTH
     data |= {} if objective is None else {OF_SCRIPT: objective}
     for key in ("deepspeed", "fsdp_config"):
         name = data.get(key)
@@ -164,7 +184,9 @@ def accelerate_config(file: Path, script: str, flags: dict[str, Any]) -> dict[st
     Raises:
         InputError: for a file that is not there.
     """
-    config: dict[str, Any] | None = {}
+    config: dict[str, Any] | None = ACCELERATE_CONFIGS.get(str(flags.get(OF_TRL)), {})
+    if not config and isinstance(of_trl := flags.get(OF_TRL), str):
+        flags["config_file"] = of_trl
     if isinstance(name := flags.get("config_file"), str):
         config = named_mapping(file, script, name)
         if config is None:

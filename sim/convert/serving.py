@@ -208,7 +208,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
-            s.values = {**values, **by_environment(text, name), **s.values}
+            s.values = {**values, **by_environment(s, text, name), **s.values}
     pools.name_roles([s for _, s in found], words)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found

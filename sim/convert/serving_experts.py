@@ -15,11 +15,14 @@ STAGES = {"vLLM": "VLLM_PP_LAYER_PARTITION", "SGLang": "SGLANG_PP_LAYER_PARTITIO
 COUNTS = re.compile(r"\d+(?:,\d+)*")
 
 
-def by_environment(text: str, product: str) -> dict[str, str]:
-    """What the engine is told by variables; the all-to-all of vLLM before 0.12 (envs.py), by a flag in later ones."""
+def by_environment(s: Settings, text: str, product: str) -> dict[str, str]:
+    """What the engine is told by variables; the all-to-all of vLLM before 0.12 (envs.py), by a flag in later ones.
+    Notes call such a setting by its variable."""
+    names = {"all2all": ALL2ALL if product == "vLLM" else "", "stages": STAGES.get(product, "")}
     given = assigned(text)
-    told = {"all2all": given.get(ALL2ALL) if product == "vLLM" else None, "stages": given.get(STAGES.get(product, ""))}
-    return without_none(told)
+    told = {key: given[name] for key, name in names.items() if name in given and key not in s.values}
+    s.written = {**s.written, **{key: f"{names[key]}={value}" for key, value in told.items()}}
+    return told
 
 
 def stages_of(s: Settings, pp: int) -> list[int] | None:

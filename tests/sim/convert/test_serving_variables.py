@@ -29,3 +29,9 @@ def test_weights_and_inputs_in_8_bits(tmp_path: Path, word: str, format_: str) -
     text = f"python3 -m sglang.launch_server --model-path llama3-8b --quantization {word}\n"
     found, _ = converted(tmp_path, "s.sh", text, "--cluster", "dgx-h100")
     assert found["inference"]["quantization"] == format_
+
+
+def test_a_variable_that_nothing_expresses_is_named_as_the_file_has_it(tmp_path: Path) -> None:
+    text = "export VLLM_ALL2ALL_BACKEND=pplx\nvllm serve deepseek-v2 -dp 4 -ep\n"
+    _, said = converted(tmp_path, "s.sh", text, "--cluster", "dgx-h100")
+    assert "# not expressed here: VLLM_ALL2ALL_BACKEND=pplx\n" in said
