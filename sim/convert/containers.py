@@ -28,6 +28,7 @@ SHELLS = ("sh", "bash")
 OF_SHELL = re.compile(r"-[a-z]*c")  # `-c`, `-lc`, `-exc`: the next word is a script
 HELM = re.compile(r"\{\{-?\s*(?:\.|include|if|range|define|end|with|default|toYaml|\$)")
 CONTAINERS, MANY = "containers", "replicas"
+PREDICTOR, KSERVE = "predictor", "huggingfaceserver"  # of KServe's InferenceService
 PLAIN = re.compile(r"[\w@%+=:,./${}?-]+")  # needs no quotes
 
 
@@ -96,6 +97,7 @@ def _of_pods(data: Any) -> Iterator[str]:
         return
     for key, value in data.items():
         if key != CONTAINERS:
+            yield from _of_predictor(value) if key == PREDICTOR else ()
             yield from _of_pods(value)
             continue
         for container in value if isinstance(value, list) else []:
@@ -104,6 +106,14 @@ def _of_pods(data: Any) -> Iterator[str]:
                     [REFERENCE.sub(r"${\1}", word) for word in _words(container.get(k))] for k in ("command", "args")
                 )
                 yield from _command(container.get("image"), own, words, container.get("env"))
+
+
+def _of_predictor(predictor: object) -> Iterator[str]:
+    """The command of KServe's runtime for models of the Hub, which has vLLM's flags (python/huggingfaceserver)."""
+    model = predictor.get("model") if isinstance(predictor, dict) else None
+    if isinstance(model, dict) and (words := _words(model.get("args"))):
+        yield from (f"export {name}={_quoted(value)}" for name, value in _variables(model.get("env")))
+        yield " ".join([KSERVE, *(_quoted(REFERENCE.sub(r"${\1}", word)) for word in words)])
 
 
 def _words(value: object) -> list[str]:

@@ -320,7 +320,7 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     if s.flag("experts_on_all"):
         return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * cp * dp, **split}
     ep = None if s.take("ep") is None else s.size("ep")
-    if by_deepep(s):
+    if s.flag("ep_moe") or by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("attention_dp"):  # TensorRT-LLM: a replica of the attention on each rank, whose limits are its own
         return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1)), **split}

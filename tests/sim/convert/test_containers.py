@@ -151,3 +151,25 @@ def test_a_service_of_dstack(tmp_path: Path) -> None:
     assert scenario["model"] == "llama3-8b"
     assert scenario["parallelism"]["tp"] == 2
     assert scenario["inference"]["engine"] == "sglang-0.5"
+
+
+KSERVE = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: a}
+spec:
+  predictor:
+    minReplicas: 1
+    model:
+      modelFormat: {name: huggingface}
+      args: [--model_name=llama3, --model_id=llama3-8b, "--tensor-parallel-size=$(TP)", --max-model-len=4096]
+      env: [{name: TP, value: "2"}]
+"""
+
+
+def test_kserves_runtime_has_vllms_flags(tmp_path: Path) -> None:
+    """kserve/kserve, python/huggingfaceserver: vLLM is its engine for generation."""
+    scenario, said = converted(tmp_path, "isvc.yaml", KSERVE, "--cluster", "dgx-h100")
+    assert (scenario["model"], scenario["parallelism"]["tp"]) == ("llama3-8b", 2)
+    assert scenario["inference"]["max_request_tokens"] == 4096
+    assert "not expressed" not in said

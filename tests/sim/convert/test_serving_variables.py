@@ -35,3 +35,10 @@ def test_a_variable_that_nothing_expresses_is_named_as_the_file_has_it(tmp_path:
     text = "export VLLM_ALL2ALL_BACKEND=pplx\nvllm serve deepseek-v2 -dp 4 -ep\n"
     _, said = converted(tmp_path, "s.sh", text, "--cluster", "dgx-h100")
     assert "# not expressed here: VLLM_ALL2ALL_BACKEND=pplx\n" in said
+
+
+def test_experts_over_all_ranks_by_sglangs_former_flag(tmp_path: Path) -> None:
+    text = "python3 -m sglang.launch_server --model-path deepseek-v2 --tp 8 --enable-ep-moe\n"
+    found, said = converted(tmp_path, "s.sh", text, "--cluster", "dgx-h100")
+    assert (found["parallelism"]["ep"], found["parallelism"]["expert_tp"]) == (8, 1)
+    assert "not expressed" not in said
