@@ -42,7 +42,8 @@ IN_16_BITS = (
     "experts: torchtitan leaves them in 16 bits without a grouped_mm converter, as they are no nn.Linear; they are "
     "simulated in {} like the other matmuls"  # components/quantization/float8.py: Float8LinearConverter
 )
-DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep"}
+DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep", "hybridep": "hybridep"}
+CAPACITY = "model.non_blocking_capacity_factor"  # with which HybridEP does not wait for the CPU
 OF_PIPELINES = (  # of no effect without one (distributed/pipeline_parallel.py)
     *("parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_microbatch_size"),
     *("parallelism.pipeline_parallel_first_stage_less_layers", "parallelism.pipeline_parallel_last_stage_less_layers"),
@@ -84,8 +85,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     training = _training(s, layout)
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
-    in_graph = not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and layout["ep"] is None
-    if of_classes and in_graph:
+    if of_classes and _in_graph(s, layout):
         training["cuda_graphs"] = "step"
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     if training["precision"] in PRECISIONS.values():
@@ -102,6 +102,12 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         training["adamw_kernels"] = "foreach"
     sections = {"model": model, "training": training, "parallelism": without_none(layout)}
     return s.converted("torchtitan", machine, sections, name=function or "")
+
+
+def _in_graph(s: Settings, layout: dict[str, Any]) -> bool:
+    """Tell whether a step is one CUDA graph (trainer.py of 0.3.0: `_validate_cuda_graphs`)."""
+    without_cpu = layout["ep_dispatcher"] == "hybridep" and s.values.get(CAPACITY) is not None
+    return not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and (layout["ep"] is None or without_cpu)
 
 
 def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:

@@ -49,3 +49,21 @@ def graph_llama3_8b():
     options = ("--cluster", "dgx-h100", "--gpus", "8", "--config", "graph_llama3_8b")
     said = refused(tmp_path, "config_registry.py", text, *options)
     assert "no function of this file makes a config; it begins with llama3_8b of other files: convert these" in said
+
+
+@pytest.mark.parametrize(("factor", "graphs"), [("1.0", "step"), ("None", None)])
+def test_hybridep_and_the_graph_of_a_step(tmp_path: Path, factor: str, graphs: str | None) -> None:
+    """torchtitan 0.3.0, models/deepseek_v3/config_registry.py; trainer.py: `_validate_cuda_graphs`."""
+    text = f"""
+from torchtitan.models.deepseek_v3 import model_registry
+
+def train():
+    return Trainer.Config(
+        model_spec=model_registry("16B", moe_comm_backend="hybridep", non_blocking_capacity_factor={factor}),
+        training=TrainingConfig(local_batch_size=1, seq_len=4096),
+        parallelism=ParallelismConfig(data_parallel_shard_degree=8, expert_parallel_degree=8),
+    )
+"""
+    data, _ = converted(tmp_path, "config_registry.py", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["parallelism"]["ep_dispatcher"] == "hybridep"
+    assert data["training"].get("cuda_graphs") == graphs
