@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
-from msgspec import Struct, field
 
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
@@ -20,6 +16,7 @@ from sim.convert.serving_adapters import adapters_of
 from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas, stages_of
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
+from sim.convert.serving_names import Server, names_of_flags
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.serving_requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
 from sim.convert.serving_sampling import sampling_of
@@ -43,51 +40,11 @@ LISTED = (
 )
 # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig of its config).
 GIB = 2**30
-_FILE = Path(__file__).with_name("serving_flags.yaml")
-
-
-class _Server(Struct, frozen=True):
-    """An engine: how its commands start, `unless` they have a word, its flags for each setting, and flags by their
-    names with one dash."""
-
-    starts: tuple[str, ...]
-    flags: dict[str, str]
-    unless: tuple[str, ...] = ()
-    short: dict[str, str] = field(default_factory=dict)
-
-
-class Benchmark(_Server, frozen=True, kw_only=True):
-    """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
-    middle; `ratio`: where it begins, if no flag says it. `temperature`: of its requests, if no flag says it; None: the
-    server's. `own_server`: settings of the engine that it starts. `note`: for the reader of the scenario."""
-
-    defaults: dict[str, int]
-    range_ends_at_length: bool = False
-    ratio: float = 0.0
-    temperature: float | None = 0.0
-    own_server: dict[str, Any] = field(default_factory=dict)
-    note: str = ""
-
-
-class _Names(Struct, frozen=True):
-    """Hold the content of `serving_flags.yaml`."""
-
-    servers: dict[str, _Server]
-    benchmarks: dict[str, Benchmark]
-    datasets: dict[str, _Server]
-    all2all: dict[str, str]
-    caches: dict[str, str]
-    weights: dict[str, str]
-
-
-@cache
-def _names() -> _Names:
-    return msgspec.yaml.decode(_FILE.read_bytes(), type=_Names)
 
 
 def is_serving(text: str) -> bool:
     """Tell whether a script starts a serving engine or measures one."""
-    words, names = " ".join(text.split()), _names()
+    words, names = " ".join(text.split()), names_of_flags()
     return any(start in words for one in (*names.servers.values(), *names.benchmarks.values()) for start in one.starts)
 
 
@@ -149,7 +106,7 @@ def _model(s: Settings, machine: Machine) -> str:
         raise InputError(f"{s.file}: names no model: give --model NAME")
     if advice := lacking(s.file, model):
         raise InputError(f"{s.file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
-    quantized = str(s.values.get("quantization")) in _names().weights
+    quantized = str(s.values.get("quantization")) in names_of_flags().weights
     if machine.model and isinstance(served, str) and not quantized:
         s.notes.append(
             f"--model stands for {served.removeprefix('hf://')}; if its checkpoint is quantized, set "
@@ -163,7 +120,7 @@ def _with_requests(
 ) -> tuple[dict[str, Any], set[str]]:
     """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know. Lengths
     that the file does not state keep to the engine's limit."""
-    names = _names()
+    names = names_of_flags()
     benchmark = _first(words, names.benchmarks)
     if benchmark is None:
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
@@ -190,7 +147,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     Raises:
         InputError: where there is none.
     """
-    names = _names()
+    names = names_of_flags()
     found = [(name, _settings(file, command, names.servers[name])) for name, command in _commands(words, names.servers)]
     if not found:
         known = ", ".join([start for one in names.servers.values() for start in one.starts])
@@ -216,10 +173,10 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
 
 def _own_server(words: list[str]) -> dict[str, Any]:
     """Settings of the engine that the first benchmark starts itself; empty for one of another server."""
-    measured, started = _first(words, _names().benchmarks), _first(words, _names().servers)
+    measured, started = _first(words, names_of_flags().benchmarks), _first(words, names_of_flags().servers)
     if measured is None or started is None or measured[1] != started[1]:
         return {}
-    return _names().benchmarks[measured[0]].own_server
+    return names_of_flags().benchmarks[measured[0]].own_server
 
 
 def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -235,7 +192,7 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
         layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
     elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
         layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
-    return layout, inference | of_replicas(s, layout, _names().all2all)
+    return layout, inference | of_replicas(s, layout, names_of_flags().all2all)
 
 
 def _router(product: str, s: Settings) -> dict[str, str]:
@@ -252,7 +209,7 @@ def _has_experts(model: str) -> bool:
         return True
 
 
-T = TypeVar("T", bound=_Server)
+T = TypeVar("T", bound=Server)
 
 
 def _first(words: list[str], known: Mapping[str, T]) -> tuple[str, list[str]] | None:
@@ -277,7 +234,7 @@ def _commands(words: list[str], known: Mapping[str, T]) -> Iterator[tuple[str, l
                 break
 
 
-def _settings(file: Path, words: list[str], names: _Server) -> Settings:
+def _settings(file: Path, words: list[str], names: Server) -> Settings:
     """A command's values by setting; of flags that are no setting by their own names."""
     words = words[1:] if words[:1] == ["serve"] else words
     words = [OPTIMIZATION.sub("-O=", word) for word in words]
@@ -287,7 +244,7 @@ def _settings(file: Path, words: list[str], names: _Server) -> Settings:
     return Settings(file, values, written=written)
 
 
-def _by_setting(flags: Mapping[str, Any], names: _Server) -> tuple[dict[str, Any], dict[str, str]]:
+def _by_setting(flags: Mapping[str, Any], names: Server) -> tuple[dict[str, Any], dict[str, str]]:
     """The flags by our names of settings, and how the command writes each."""
     ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
     values: dict[str, Any] = {}
@@ -341,12 +298,12 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
-    weights = _names().weights.get(str(s.values.get("quantization")))
+    weights = names_of_flags().weights.get(str(s.values.get("quantization")))
     if weights is not None:
         s.take("quantization")
     block = s.whole("block")
     kept = {
-        "dtype": s.choice("cache", _names().caches, "auto") or None,
+        "dtype": s.choice("cache", names_of_flags().caches, "auto") or None,
         "block_tokens": block,
         "memory_bytes": cache_bytes(s),
         "max_tokens": cache_tokens(s, model, block),

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sim.convert.serving_names import Benchmark
 from sim.convert.serving_options import within
 from sim.convert.settings import Settings, without_none
-
-if TYPE_CHECKING:
-    from sim.convert.serving import Benchmark
 
 RANDOM = "random"  # benchmarks' data set of random texts
 LENGTHS = ("prompt", "output")
