@@ -36,6 +36,7 @@ RUNNERS = {
 }
 MODULE = "axolotl.cli.train"  # of `accelerate launch -m`
 OF_OTHERS = (CONFIG, "--deepspeed", "--fsdp_config", "--fsdp-config")  # flags whose file is no recipe
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 OVERRIDE = re.compile(r"([a-z]\w*)=(.*)")
 DATA = (".yaml", ".yml", ".json")
 SWITCHES = {"true": True, "false": False}
@@ -50,7 +51,9 @@ PROCESSES = (("num_processes", None), ("nproc_per_node", "nnodes"), ("num_gpus",
 
 def is_launched(text: str) -> bool:
     """Tell whether a text is a command with Transformers' arguments, all of which TRL's own command may leave out."""
-    return f"--{MARK}" in text.replace("-per-device-train-batch-size", "-" + MARK) or _is_trl(text.split())
+    return f"--{MARK}" in text.replace("-per-device-train-batch-size", "-" + MARK) or _is_trl(
+        COMMENT.sub("", text).split()
+    )
 
 
 def _is_trl(words: list[str]) -> bool:

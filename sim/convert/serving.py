@@ -148,7 +148,9 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
         InputError: where there is none.
     """
     names = names_of_flags()
-    found = [(name, _settings(file, command, names.servers[name])) for name, command in _commands(words, names.servers)]
+    commands = [*_commands(words, names.servers)]
+    started = [one for one in commands if one[1]] or commands  # `docker pull IMAGE` starts nothing
+    found = [(name, _settings(file, command, names.servers[name])) for name, command in started]
     if not found:
         known = ", ".join([start for one in names.servers.values() for start in one.starts])
         alone = [start for one in names.benchmarks.values() for start in one.starts if start in " ".join(words)]

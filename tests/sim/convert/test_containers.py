@@ -173,3 +173,12 @@ def test_kserves_runtime_has_vllms_flags(tmp_path: Path) -> None:
     assert (scenario["model"], scenario["parallelism"]["tp"]) == ("llama3-8b", 2)
     assert scenario["inference"]["max_request_tokens"] == 4096
     assert "not expressed" not in said
+
+
+def test_an_image_that_is_pulled_starts_nothing(tmp_path: Path) -> None:
+    text = """docker pull vllm/vllm-openai:v0.11.0
+docker run --gpus all vllm/vllm-openai:v0.11.0 --model llama3-8b --tensor-parallel-size 2
+"""
+    scenario, said = converted(tmp_path, "s.sh", text, "--cluster", "dgx-h100")
+    assert (scenario["model"], scenario["parallelism"]["tp"]) == ("llama3-8b", 2)
+    assert "the first of" not in said
