@@ -46,8 +46,7 @@ NOT_CONTIGUOUS = (
 def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str, Any]:
     """ZeRO's stage and buckets; numbers of elements as bytes of the dtypes of gradients and of parameters on their way
     (runtime/zero/config.py: `reduce_bucket_size`, `stage3_prefetch_bucket_size`)."""
-    own = s.section("zero_optimization")
-    own.values = {OF_STAGE_3 * (name in ALIASED) + name: value for name, value in own.values.items()}
+    own = _section(s)
     _note_offloads(s, own)
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
@@ -85,6 +84,13 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
         if stage == 3 and given[name] not in (None, usual)
     ]
     return found
+
+
+def _section(s: Settings) -> Settings:
+    """The section, its keys with their longer names."""
+    own = s.section("zero_optimization")
+    own.values = {OF_STAGE_3 * (name in ALIASED) + name: value for name, value in own.values.items()}
+    return own
 
 
 def _zero_plus_plus(s: Settings, own: Settings, training: dict[str, Any]) -> dict[str, Any]:

@@ -69,8 +69,7 @@ def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq
     s = Settings(file, {key: value for key, value in values.items() if value is not None})
     builder = _component(s, "model")
     model = machine.model or _model(s, LORA.sub("", builder))
-    stated = s.whole("tokenizer.max_seq_len")
-    length = seq_len or stated
+    length = [seq_len, s.whole("tokenizer.max_seq_len")][not seq_len]
     if length is None:
         raise InputError(f"{file}: tokenizer.max_seq_len: is required and missing: give --seq-len N")
     layout = _layout(s, machine)
