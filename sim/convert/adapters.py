@@ -56,6 +56,8 @@ STEMS = (
 LAYERS = tuple(map(str, range(8)))  # of which a pattern may mean some
 PARTS = ("self_attn", "mlp", "attn", "attention", "self_attention")
 SOME = "unfrozen_parameters"
+RANK = "lora_r"  # of TRL's ModelConfig, and of scripts that make adapters without being asked
+UNASKED = f"{RANK} without use_peft: all parameters are trained, as by TRL; add use_peft if the script makes adapters"
 ALL = ("all", "ALL", "all-linear")
 MODULES = ("lora_target_modules", "lora_target", "target_modules")
 WITHOUT_EFFECT = ("lora_alpha", "lora_target_linear", "rslora")
@@ -70,6 +72,7 @@ def adapters(s: Settings) -> dict[str, Any] | None:
     found = next((switch for switch in SWITCHES if str(s.take(switch.key)).lower() in switch.words), None)
     if found is None:
         _refuse_parts(s)
+        s.notes += [UNASKED] if s.values.get(RANK) else []
         return None
     s.taken.update(WITHOUT_EFFECT)
     lora: dict[str, Any] = {"rank": s.size(found.rank, found.default)}

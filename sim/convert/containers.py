@@ -1,4 +1,4 @@
-"""Files of Docker Compose and Kubernetes as the shell script of what their containers start.
+"""Files of Docker Compose, Kubernetes and job launchers as the shell script of what they start.
 
 Compose's specification (services: `entrypoint`, `command`, `environment`; interpolation: `$$` is a dollar), and
 Kubernetes' "Define a Command and Arguments for a Container": `command` stands for the image's ENTRYPOINT, `args` follow
@@ -16,16 +16,19 @@ from typing import Any
 
 from msgspec import Struct
 
+from sim.convert.jobs import job_script
 from sim.convert.yaml_aliases import parsed
 from sim.core.errors import InputError
 
 DOCUMENTS = re.compile(r"(?m)^---(?:[ \t].*)?$")
+JOB = re.compile(r"(?m)^(?:run|commands)[ \t]*:")  # of SkyPilot, of dstack
 COMPOSE, OBJECT = "services", ("apiVersion", "kind")
 REFERENCE = re.compile(r"(?<!\$)\$\(([A-Za-z_]\w*)\)")  # Kubernetes' `$(NAME)`
 SHELLS = ("sh", "bash")
 OF_SHELL = re.compile(r"-[a-z]*c")  # `-c`, `-lc`, `-exc`: the next word is a script
 HELM = re.compile(r"\{\{-?\s*(?:\.|include|if|range|define|end|with|default|toYaml|\$)")
 CONTAINERS, MANY = "containers", "replicas"
+PREDICTOR, KSERVE = "predictor", "huggingfaceserver"  # of KServe's InferenceService
 PLAIN = re.compile(r"[\w@%+=:,./${}?-]+")  # needs no quotes
 
 
@@ -37,11 +40,13 @@ class Started(Struct, frozen=True):
 
 
 def started(file: Path, text: str) -> Started | None:
-    """Return the script that the containers of a Compose or Kubernetes file run; None for another YAML.
+    """Return the script that the containers of a Compose or Kubernetes file run, or a job; None for another YAML.
 
     Raises:
         InputError: for YAML that cannot be read, and where no container has a command.
     """
+    if JOB.search(text) and (job := _of_job(parsed(text, str(file)))) is not None:
+        return Started(job)
     if not re.search(rf"(?m)^(?:{COMPOSE}|{OBJECT[0]})[ \t]*:", text):
         return None
     if HELM.search(text):
@@ -65,6 +70,16 @@ def started(file: Path, text: str) -> Started | None:
     return Started("\n".join(commands), tuple(notes))
 
 
+def _of_job(data: Any) -> str | None:
+    """The script of a job's file, its variables before it."""
+    job = job_script(data) if isinstance(data, dict) else None
+    if job is None:
+        return None
+    script, environments = job
+    variables = [pair for environment in environments for pair in _variables(environment)]
+    return "\n".join([*(f"export {name}={_quoted(value)}" for name, value in variables), script])
+
+
 def _of_compose(data: dict[str, Any]) -> Iterator[str]:
     for service in data[COMPOSE].values():
         if isinstance(service, dict):
@@ -82,6 +97,7 @@ def _of_pods(data: Any) -> Iterator[str]:
         return
     for key, value in data.items():
         if key != CONTAINERS:
+            yield from _of_predictor(value) if key == PREDICTOR else ()
             yield from _of_pods(value)
             continue
         for container in value if isinstance(value, list) else []:
@@ -90,6 +106,14 @@ def _of_pods(data: Any) -> Iterator[str]:
                     [REFERENCE.sub(r"${\1}", word) for word in _words(container.get(k))] for k in ("command", "args")
                 )
                 yield from _command(container.get("image"), own, words, container.get("env"))
+
+
+def _of_predictor(predictor: object) -> Iterator[str]:
+    """The command of KServe's runtime for models of the Hub, which has vLLM's flags (python/huggingfaceserver)."""
+    model = predictor.get("model") if isinstance(predictor, dict) else None
+    if isinstance(model, dict) and (words := _words(model.get("args"))):
+        yield from (f"export {name}={_quoted(value)}" for name, value in _variables(model.get("env")))
+        yield " ".join([KSERVE, *(_quoted(REFERENCE.sub(r"${\1}", word)) for word in words)])
 
 
 def _words(value: object) -> list[str]:

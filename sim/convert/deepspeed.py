@@ -17,7 +17,7 @@ from sim.convert.axolotl import degrees, plain_names, require_ranks, shards, ver
 from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
 from sim.convert.deepspeed_zero import note_inner, offload_of, zero_of
 from sim.convert.fsdp_arguments import of_fsdp
-from sim.convert.llama_factory import refuse_other_use
+from sim.convert.llama_factory import ITS_OWN, TUNER, refuse_other_use, with_tuner
 from sim.convert.objectives import objective_of
 from sim.convert.preferences import with_length, with_pairs
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
@@ -97,9 +97,10 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
             for a step that trains for something else than next tokens.
     """
     refuse_other_use(file, data)
+    data, said = with_tuner(data)
     loss = objective_of(file, data)
     s, by_deepspeed = settings_of(file, plain_names(with_length(data, loss, LENGTHS)))
-    s.notes += version_notes(data)
+    s.notes += [*version_notes(data), *said]
     machine = _named_model(s, machine)
     length = _length(s, machine, seq_len)
     split = degrees(s)
@@ -236,7 +237,7 @@ def _recompute(s: Settings, asked: bool, framework: str, kwargs: dict[str, Any])
 
 def _is_factory(s: Settings) -> bool:
     """Whether it is a config of LLaMA-Factory."""
-    return "finetuning_type" in s.values or {"stage", "template"} <= s.values.keys()
+    return TUNER in s.values or {*ITS_OWN} <= s.values.keys()
 
 
 def _attention(s: Settings) -> tuple[str, dict[str, str]]:

@@ -16,6 +16,12 @@ CPU_OPTIMIZER = ("offload_optimizer", "cpu")
 FORMER_OFFLOAD = "cpu_offload"  # its name before 2021, still read (runtime/zero/config.py)
 PERSISTENT = 100_000  # elements; Transformers' "auto" is ten hidden sizes
 PREFETCH = "stage3_prefetch_bucket_size"
+OF_STAGE_3 = "stage3_"  # before names that DeepSpeed reads without it, too (runtime/zero/config.py: `alias`)
+ALIASED = (
+    *("prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters"),
+    *("max_reuse_distance", "gather_16bit_weights_on_model_save", "module_granularity_threshold"),
+    *("use_all_reduce_for_fetch_params", "allgather_sequential"),
+)
 DEFAULTS = {  # elements; the last of a rank's shard
     **dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance"), DEEPSPEED_ZERO.live_elements),
     "sub_group_size": DEEPSPEED_ZERO.updated_elements,
@@ -40,7 +46,7 @@ NOT_CONTIGUOUS = (
 def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str, Any]:
     """ZeRO's stage and buckets; numbers of elements as bytes of the dtypes of gradients and of parameters on their way
     (runtime/zero/config.py: `reduce_bucket_size`, `stage3_prefetch_bucket_size`)."""
-    own = s.section("zero_optimization")
+    own = _section(s)
     _note_offloads(s, own)
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
@@ -78,6 +84,13 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
         if stage == 3 and given[name] not in (None, usual)
     ]
     return found
+
+
+def _section(s: Settings) -> Settings:
+    """The section, its keys with their longer names."""
+    own = s.section("zero_optimization")
+    own.values = {OF_STAGE_3 * (name in ALIASED) + name: value for name, value in own.values.items()}
+    return own
 
 
 def _zero_plus_plus(s: Settings, own: Settings, training: dict[str, Any]) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tu
     fsdp, own = s.take("fsdp"), s.section("fsdp_config")
     every = _reduces_each(s)
     own.values = {name.removeprefix("fsdp_"): value for name, value in own.values.items()}
+    own.taken |= {"forward_prefetch"} if own.values.get("forward_prefetch") in OFF else set()  # as by default
     words = fsdp.split() if isinstance(fsdp, str) else [*map(str, fsdp)] if isinstance(fsdp, list) else ["full_shard"]
     if fsdp in OFF or not words:
         s.sections.remove(own)  # without `fsdp` nothing reads it

@@ -2,49 +2,87 @@
 
 Accelerate's config file, where the command names one, says processes and FSDP or DeepSpeed
 (`sim.convert.accelerate`). A recipe that it names, too, has the arguments (huggingface/alignment-handbook:
-`scripts/sft.py --config recipe.yaml`; LLaMA-Factory: `src/train.py recipe.yaml`); those of the command go first.
+`scripts/sft.py --config recipe.yaml`; LLaMA-Factory: `src/train.py recipe.yaml`, `llamafactory-cli train recipe.yaml`;
+`axolotl train recipe.yaml`); those of the command go first.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
+import re
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 from sim.convert.accelerate import of_accelerate, with_flags
-from sim.convert.command_line import flags_of, require_one, words_of
-from sim.convert.deepspeed import is_training_arguments
+from sim.convert.command_line import ENDS, flags_of, require_one, words_of
+from sim.convert.deepspeed import LENGTHS, is_training_arguments
+from sim.convert.llama_factory import DEFAULTS
 from sim.convert.named_files import named_mapping
 from sim.convert.objectives import OF_SCRIPT, script_objective
+from sim.convert.preferences import TRL_LENGTH
+from sim.convert.swift_megatron import processes_of
+from sim.convert.trl import ACCELERATE_CONFIGS, OF_TRL
 from sim.core.errors import InputError
 
 MARK = "per_device_train_batch_size"  # which nearly every command sets
 LAUNCHER = "accelerate"
 CONFIG = "--config_file"  # Accelerate's
+# Commands that take a file of arguments: LLaMA-Factory's, whose further words are `key=value` or flags
+# (llamafactory/hparams/parser.py: `read_args`), and Axolotl's, which has a flag for each key (axolotl/cli/utils).
+FACTORY = ("llamafactory-cli", "lmf")
+RUNNERS = {
+    **dict.fromkeys((*FACTORY, "axolotl"), ("train",)),
+    "trl": ("sft", "dpo", "orpo", "reward", "kto", "grpo", "rloo"),  # trl/cli: `--config recipe.yaml`
+}
+MODULE = "axolotl.cli.train"  # of `accelerate launch -m`
+OF_OTHERS = (CONFIG, "--deepspeed", "--fsdp_config", "--fsdp-config")  # flags whose file is no recipe
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
+OVERRIDE = re.compile(r"([a-z]\w*)=(.*)")
 DATA = (".yaml", ".yml", ".json")
 SWITCHES = {"true": True, "false": False}
 # Arguments of launchers, none of which the training script sees.
 LAUNCHERS = (
     *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "standalone", "rdzv_backend"),
     *("rdzv_endpoint", "rdzv_id", "num_processes", "num_machines", "machine_rank", "main_process_ip"),
-    *("main_process_port", "config_file", "num_gpus", "num_nodes", "hostfile", "include"),
+    *("main_process_port", "config_file", "num_gpus", "num_nodes", "hostfile", "include", OF_TRL),
 )
 PROCESSES = (("num_processes", None), ("nproc_per_node", "nnodes"), ("num_gpus", "num_nodes"))
 
 
 def is_launched(text: str) -> bool:
-    """Tell whether a text is a command with Transformers' arguments."""
-    return f"--{MARK}" in text.replace("-per-device-train-batch-size", "-" + MARK)
+    """Tell whether a text is a command with Transformers' arguments, all of which TRL's own command may leave out."""
+    return f"--{MARK}" in text.replace("-per-device-train-batch-size", "-" + MARK) or _is_trl(
+        COMMENT.sub("", text).split()
+    )
+
+
+def _is_trl(words: list[str]) -> bool:
+    return any(_runs(word, after, "trl") for word, after in pairwise(words))
+
+
+def _runs(word: str, after: str, *names: str) -> bool:
+    """Tell whether two words begin a command of `RUNNERS`, or of these `names` among them."""
+    program = word.rpartition("/")[2]
+    return after in RUNNERS.get(program, ()) and program in (names or RUNNERS)
 
 
 def runs_recipe(file: Path, text: str) -> bool:
-    """Tell whether a command of `accelerate launch` names its config, and a file of Transformers' arguments."""
-    return LAUNCHER in text and CONFIG in text and bool(_recipes(file, text, words_of(file, text)))
+    """Tell whether a command names a file of Transformers' arguments: one of `RUNNERS`, or of `accelerate launch` with
+    its own config."""
+    words = words_of(file, text) if LAUNCHER in text or has_runner(text.split()) else []
+    asked = has_runner(words) or (LAUNCHER in text and CONFIG in text)
+    return asked and bool(_recipes(file, text, words))
+
+
+def has_runner(words: list[str]) -> bool:
+    """Tell whether a command that trains by a file of arguments is among the words."""
+    return MODULE in words or any(_runs(word, after) for word, after in pairwise(words))
 
 
 def _recipes(file: Path, text: str, words: list[str]) -> dict[str, dict[str, Any]]:
     """The files of Transformers' arguments that a script's commands name, by name."""
-    names = [word.rpartition("=")[2] for before, word in pairwise(["", *words]) if before != CONFIG]
+    named = (word for before, word in pairwise(["", *words]) if {before, word.partition("=")[0]}.isdisjoint(OF_OTHERS))
+    names = [word.rpartition("=")[2] for word in named]
     found = {name: named_mapping(file, text, name) for name in names if name.endswith(DATA)}
     return {name: data for name, data in found.items() if data is not None and is_training_arguments(data)}
 
@@ -60,16 +98,21 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     objective = script_objective(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}
+    flags |= _overrides(words) if has_runner(words) else {}
     if isinstance(flags.get("deepspeed_config"), str) and flags.get("deepspeed", True) is True:
         flags["deepspeed"] = flags.pop("deepspeed_config")  # of `deepspeed.add_config_arguments`
     if flags.get("deepspeed") is True:
         flags |= _deepspeed_chat(flags)
     config = accelerate_config(file, text, flags)
     recipe = _of_recipe(file, text, words, flags)
-    if not recipe and MARK not in flags:
+    if not recipe and MARK not in flags and not _is_trl(words):
         raise InputError(f"{file}: --{MARK} stands in the file, but in no command that could be read")
     data = of_accelerate(file, config) | recipe
     data |= {name: value for name, value in flags.items() if name not in LAUNCHERS}
+    if any(_runs(word, after, *FACTORY) for word, after in pairwise(words)):
+        data = DEFAULTS | data
+    if _is_trl(words) and not any(data.get(name) for name in LENGTHS):
+        data["max_length"] = TRL_LENGTH
     data |= {} if objective is None else {OF_SCRIPT: objective}
     for key in ("deepspeed", "fsdp_config"):
         name = data.get(key)
@@ -81,7 +124,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
             many = flags.get(nodes, 1) if nodes else 1
             processes = count * many if type(many) is int else None
             break
-    processes = _included(words) or processes
+    processes = _included(words) or processes or (processes_of(text) if has_runner(words) else None)
     return data, processes if type(processes) is int else None
 
 
@@ -95,7 +138,8 @@ def _included(words: list[str]) -> int:
 
 def _of_recipe(file: Path, text: str, words: list[str], flags: dict[str, Any]) -> dict[str, Any]:
     """The arguments of the recipe that a command without any of its own names; its name is taken out of `flags`."""
-    recipes = {} if MARK in flags or LAUNCHER not in text else _recipes(file, text, words)
+    by_runner = has_runner(words)
+    recipes = _recipes(file, text, words) if by_runner or (LAUNCHER in text and MARK not in flags) else {}
     if len(recipes) > 1:
         raise InputError(f"{file}: names {len(recipes)} recipes ({', '.join(recipes)}): keep the one that runs")
     for name, arguments in recipes.items():
@@ -103,6 +147,13 @@ def _of_recipe(file: Path, text: str, words: list[str], flags: dict[str, Any]) -
             del flags["config"]
         return arguments
     return {}
+
+
+def _overrides(words: list[str]) -> dict[str, Any]:
+    """The words `key=value` behind a recipe's name; a shell's own assignments stand before the command."""
+    at = next(i for i in range(len(words)) if has_runner(words[i : i + 2]))
+    behind = takewhile(lambda word: word not in ENDS, words[at:])
+    return {found[1]: typed(found[2]) for word in behind if (found := OVERRIDE.fullmatch(word))}
 
 
 def _deepspeed_chat(flags: dict[str, Any]) -> dict[str, Any]:
@@ -136,7 +187,9 @@ def accelerate_config(file: Path, script: str, flags: dict[str, Any]) -> dict[st
     Raises:
         InputError: for a file that is not there.
     """
-    config: dict[str, Any] | None = {}
+    config: dict[str, Any] | None = ACCELERATE_CONFIGS.get(str(flags.get(OF_TRL)), {})
+    if not config and isinstance(of_trl := flags.get(OF_TRL), str):
+        flags["config_file"] = of_trl
     if isinstance(name := flags.get("config_file"), str):
         config = named_mapping(file, script, name)
         if config is None:

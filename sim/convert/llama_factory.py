@@ -23,6 +23,18 @@ OTHER_COMMANDS = {"export_dir": "exports a model", "infer_backend": "generates t
 # Keys of the trainer that USE_V1=1 runs (v1/config), of which each of its examples has all.
 OF_V1 = ("model", "train_dataset", "cutoff_len")
 
+ITS_OWN = ("stage", "template")  # of which a config of LLaMA-Factory has both, or `TUNER`
+DEFAULTS = {"stage": "sft", "template": None}  # of its command, which may leave them out (hparams/*_args.py)
+TUNER = "finetuning_type"
+BY_DEFAULT = f"{TUNER}: lora, LLaMA-Factory's default; full trains all parameters"
+
+
+def with_tuner(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The config with what LLaMA-Factory trains by default, and a note on it (hparams/finetuning_args.py)."""
+    if TUNER in data or not {*ITS_OWN} <= data.keys():
+        return data, []
+    return {**data, TUNER: "lora"}, [BY_DEFAULT]
+
 
 def refuse_other_use(file: Path, data: Mapping[str, Any]) -> None:
     """Raise for a config with which LLaMA-Factory does not train by Transformers' Trainer.

@@ -173,7 +173,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 
 
 def _trainer_of(file: Path, text: str, is_data: bool) -> str:
-    from sim.convert.launched import is_launched, runs_recipe
+    from sim.convert.launched import has_runner, is_launched, runs_recipe
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving import is_serving
     from sim.convert.swift import is_swift
@@ -187,10 +187,10 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "deepspeed"
     if is_serving(text):
         return "serving"
-    if is_swift_megatron(text) or any(flag in text for flag in MEGATRON):
-        return "megatron"
     if runs_recipe(file, text):
         return "deepspeed"
+    if is_swift_megatron(text) or (any(flag in text for flag in MEGATRON) and not has_runner(text.split())):
+        return "megatron"
     problem = (
         f"{file}: whose configuration it is cannot be told: it has neither {', '.join(MEGATRON)} (Megatron-LM), nor "
         "--per_device_train_batch_size (Transformers), nor the command of a server or benchmark that is known; "

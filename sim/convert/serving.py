@@ -5,23 +5,20 @@ Names, defaults and their sources: `serving_flags.yaml` beside this file.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
-from msgspec import Struct, field
 
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.serving_adapters import adapters_of
 from sim.convert.serving_drafts import drafts_of
-from sim.convert.serving_experts import by_deepep, by_environment, of_replicas
+from sim.convert.serving_experts import by_deepep, by_environment, of_replicas, stages_of
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
+from sim.convert.serving_names import Server, names_of_flags
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
+from sim.convert.serving_requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
 from sim.convert.serving_sampling import sampling_of
 from sim.convert.serving_tiers import GIB, tiers_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
@@ -39,48 +36,13 @@ TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 LISTED = (
     *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
     *("lora-modules", "lora-paths"),
+    *("batch-size", "batch", "input-len", "output-len"),
 )
-_FILE = Path(__file__).with_name("serving_flags.yaml")
-
-
-class _Server(Struct, frozen=True):
-    """An engine: how its commands start, its flags for each setting, and flags by their names with one dash."""
-
-    starts: tuple[str, ...]
-    flags: dict[str, str]
-    short: dict[str, str] = field(default_factory=dict)
-
-
-class _Benchmark(_Server, frozen=True, kw_only=True):
-    """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
-    middle; `ratio`: where it begins, if no flag says it. `temperature`: of its requests, if no flag says it; None: the
-    server's. `note`: for the reader of the scenario."""
-
-    defaults: dict[str, int]
-    range_ends_at_length: bool = False
-    ratio: float = 0.0
-    temperature: float | None = 0.0
-    note: str = ""
-
-
-class _Names(Struct, frozen=True):
-    """Hold the content of `serving_flags.yaml`."""
-
-    servers: dict[str, _Server]
-    benchmarks: dict[str, _Benchmark]
-    all2all: dict[str, str]
-    caches: dict[str, str]
-    weights: dict[str, str]
-
-
-@cache
-def _names() -> _Names:
-    return msgspec.yaml.decode(_FILE.read_bytes(), type=_Names)
 
 
 def is_serving(text: str) -> bool:
     """Tell whether a script starts a serving engine or measures one."""
-    words, names = " ".join(text.split()), _names()
+    words, names = " ".join(text.split()), names_of_flags()
     return any(start in words for one in (*names.servers.values(), *names.benchmarks.values()) for start in one.starts)
 
 
@@ -115,7 +77,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     for _, one in servers:
         one.taken |= {"model", "longest"}
     left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
-    requests, left = _with_requests(s, words, left, engine)
+    requests, left = _with_requests(s, words, left, engine, inference.get("max_request_tokens"))
     inference |= requests
     if limit is not None and (beyond := of_limit(inference)):
         s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
@@ -142,7 +104,7 @@ def _model(s: Settings, machine: Machine) -> str:
         raise InputError(f"{s.file}: names no model: give --model NAME")
     if advice := lacking(s.file, model):
         raise InputError(f"{s.file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
-    quantized = str(s.values.get("quantization")) in _names().weights
+    quantized = str(s.values.get("quantization")) in names_of_flags().weights
     if machine.model and isinstance(served, str) and not quantized:
         s.notes.append(
             f"--model stands for {served.removeprefix('hf://')}; if its checkpoint is quantized, set "
@@ -151,19 +113,26 @@ def _model(s: Settings, machine: Machine) -> str:
     return model
 
 
-def _with_requests(s: Settings, words: list[str], left: set[str], engine: str) -> tuple[dict[str, Any], set[str]]:
-    """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know."""
-    names = _names()
+def _with_requests(
+    s: Settings, words: list[str], left: set[str], engine: str, limit: int | None
+) -> tuple[dict[str, Any], set[str]]:
+    """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know. Lengths
+    that the file does not state keep to the engine's limit."""
+    names = names_of_flags()
     benchmark = _first(words, names.benchmarks)
     if benchmark is None:
         s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
-        return {"requests": _requests(Settings(s.file, {}), names.benchmarks["vLLM"])}, left
+        return {"requests": assumed(s, requests_of(Settings(s.file, {}), names.benchmarks["vLLM"]), limit)}, left
     which, of_benchmark = benchmark
     b = _settings(s.file, of_benchmark, names.benchmarks[which])
-    said = (names.benchmarks[which].note, _of_dataset(str(b.values.get("dataset", "random"))))
+    if (dataset := _first(words, names.datasets)) is not None and which == dataset[0]:
+        with_dataset(b, _settings(s.file, dataset[1], names.datasets[which]))
+    said = (names.benchmarks[which].note, of_dataset(str(b.values.get("dataset", RANDOM))))
     s.notes += filter(None, said)
-    sampling = sampling_of(b, s, engine, names.benchmarks[which].temperature)
-    requests = without_none({"sampling": sampling, "requests": _requests(b, names.benchmarks[which])})
+    sampling, stated = sampling_of(b, s, engine, names.benchmarks[which].temperature), states_lengths(b)
+    found = requests_of(b, names.benchmarks[which])
+    s.notes += b.notes
+    requests = without_none({"sampling": sampling, "requests": found if stated else assumed(s, found, limit)})
     server = _first(words, names.servers)
     if server is not None and server[1] == of_benchmark:  # one that starts the engine has its flags too
         return requests, left & {*b.left()}
@@ -176,8 +145,10 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     Raises:
         InputError: where there is none.
     """
-    names = _names()
-    found = [(name, _settings(file, command, names.servers[name])) for name, command in _commands(words, names.servers)]
+    names = names_of_flags()
+    commands = [*_commands(words, names.servers)]
+    started = [one for one in commands if one[1]] or commands  # `docker pull IMAGE` starts nothing
+    found = [(name, _settings(file, command, names.servers[name])) for name, command in started]
     if not found:
         known = ", ".join([start for one in names.servers.values() for start in one.starts])
         alone = [start for one in names.benchmarks.values() for start in one.starts if start in " ".join(words)]
@@ -185,6 +156,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
             why = f"{alone[0]} measures a server that it does not start; write the server's command into this file, too"
             raise InputError(f"{file}: {why}: {known}")
         raise InputError(f"{file}: starts no server that is known: {known}")
+    found[0][1].values = {**_own_server(words), **found[0][1].values}
     for name, s in found:
         options = options_of(s, text)
         if name == TENSORRT_LLM:
@@ -193,10 +165,18 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
-            s.values = {**values, **by_environment(text, name), **s.values}
+            s.values = {**values, **by_environment(s, text, name), **s.values}
     pools.name_roles([s for _, s in found], words)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
+
+
+def _own_server(words: list[str]) -> dict[str, Any]:
+    """Settings of the engine that the first benchmark starts itself; empty for one of another server."""
+    measured, started = _first(words, names_of_flags().benchmarks), _first(words, names_of_flags().servers)
+    if measured is None or started is None or measured[1] != started[1]:
+        return {}
+    return names_of_flags().benchmarks[measured[0]].own_server
 
 
 def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -212,7 +192,7 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
         layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
     elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
         layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
-    return layout, inference | of_replicas(s, layout, _names().all2all)
+    return layout, inference | of_replicas(s, layout, names_of_flags().all2all)
 
 
 def _router(product: str, s: Settings, layout: Mapping[str, Any]) -> dict[str, str]:
@@ -233,7 +213,7 @@ def _has_experts(model: str) -> bool:
         return True
 
 
-T = TypeVar("T", bound=_Server)
+T = TypeVar("T", bound=Server)
 
 
 def _first(words: list[str], known: Mapping[str, T]) -> tuple[str, list[str]] | None:
@@ -252,11 +232,13 @@ def _commands(words: list[str], known: Mapping[str, T]) -> Iterator[tuple[str, l
             if head in starts:
                 rest = words[i + n :]
                 ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|")]
-                yield starts[head], rest[: min(ends, default=len(rest))]
+                command = rest[: min(ends, default=len(rest))]
+                if not {*known[starts[head]].unless} & {*command}:
+                    yield starts[head], command
                 break
 
 
-def _settings(file: Path, words: list[str], names: _Server) -> Settings:
+def _settings(file: Path, words: list[str], names: Server) -> Settings:
     """A command's values by setting; of flags that are no setting by their own names."""
     words = words[1:] if words[:1] == ["serve"] else words
     words = [OPTIMIZATION.sub("-O=", word) for word in words]
@@ -266,7 +248,7 @@ def _settings(file: Path, words: list[str], names: _Server) -> Settings:
     return Settings(file, values, written=written)
 
 
-def _by_setting(flags: Mapping[str, Any], names: _Server) -> tuple[dict[str, Any], dict[str, str]]:
+def _by_setting(flags: Mapping[str, Any], names: Server) -> tuple[dict[str, Any], dict[str, str]]:
     """The flags by our names of settings, and how the command writes each."""
     ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
     values: dict[str, Any] = {}
@@ -275,6 +257,8 @@ def _by_setting(flags: Mapping[str, Any], names: _Server) -> tuple[dict[str, Any
         full = names.short.get(flag, flag)
         begun = {name for one, name in ours.items() if one.startswith(full)}
         name = ours.get(full) or (begun.pop() if len(begun) == 1 else full)
+        if name in values and full in names.flags.get(name, "").split()[1:]:
+            continue  # `--model NAME --model_path FOLDER`: the flag that stands first in the record says it
         values[name], written[name] = value, f"-{flag}" if flag in names.short or len(flag) == 1 else f"--{flag}"
     return values, written
 
@@ -292,16 +276,18 @@ def _engine(s: Settings, product: str, words: list[str]) -> str:
 def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     tp, pp, dp, cp = (s.size(name, 1) for name in ("tp", "pp", "dp", "cp"))
     # Prompts in two pieces a rank, keys and values gathered (vLLM, v1/worker: PCPManager, DualChunkSwap)
-    split = {"cp": cp, "cp_method": "all_gather"} if cp > 1 else {}
+    split: dict[str, Any] = {"cp": cp, "cp_method": "all_gather"} if cp > 1 else {}
+    split |= without_none({"layers_per_stage": stages_of(s, pp)})
     if s.flag("experts_on_all"):
         return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * cp * dp, **split}
     ep = None if s.take("ep") is None else s.size("ep")
-    if by_deepep(s):
+    if s.flag("ep_moe") or by_deepep(s):
         ep = tp  # srt/server_args.py, _handle_deepep_moe
     if s.flag("attention_dp"):  # TensorRT-LLM: a replica of the attention on each rank, whose limits are its own
-        return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
+        return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1)), **split}
     if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
-        return {"tp": max(1, tp // dp), "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1))}
+        own = max(1, tp // dp)
+        return {"tp": own, "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1)), **split}
     if machine.gpus and dp == 1:
         dp = s.ranks(None, machine, tp * cp * pp, "tp · cp · pp")
     experts = {"ep": ep, "expert_tp": max(1, tp // ep) if ep else None}
@@ -316,12 +302,12 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
-    weights = _names().weights.get(str(s.values.get("quantization")))
+    weights = names_of_flags().weights.get(str(s.values.get("quantization")))
     if weights is not None:
         s.take("quantization")
     block = s.whole("block")
     kept = {
-        "dtype": s.choice("cache", _names().caches, "auto") or None,
+        "dtype": s.choice("cache", names_of_flags().caches, "auto") or None,
         "block_tokens": block,
         "memory_bytes": cache_bytes(s),
         "max_tokens": cache_tokens(s, model, block),
@@ -361,29 +347,3 @@ def _eplb(s: Settings) -> dict[str, Any] | None:
     config = json_object(s, "eplb_config", "eplb-config")
     copies = Settings(s.file, {"redundant": config.get("num_redundant_experts", s.take("redundant"))})
     return {"redundant_experts": copies.whole("redundant") or 0} if s.flag("eplb") else None
-
-
-def _requests(b: Settings, benchmark: _Benchmark) -> dict[str, Any]:
-    count, prompt, output = (b.integer(name, benchmark.defaults[name]) for name in ("count", "prompt", "output"))
-    ratio, rate = b.number("ratio", benchmark.ratio) or 0.0, b.number("rate")
-    if benchmark.range_ends_at_length:  # from ratio·length to length
-        prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
-        ratio = round((1 - ratio) / (1 + ratio), 4)
-    b.take("dataset")
-    return without_none(
-        {
-            "prompt_len": prompt,
-            "output_len": output,
-            "range_ratio": ratio or None,
-            "count": count,
-            "rate_per_s": rate if rate is not None and math.isfinite(rate) else None,
-            "max_concurrency": b.whole("concurrency"),
-            "seed": b.whole("seed"),
-        }
-    )
-
-
-def _of_dataset(name: str) -> str:
-    """What to say of a benchmark's data: only random lengths are known from its flags."""
-    known = f"the requests of dataset {name} are not in the command: random ones stand for them"
-    return "" if name == "random" else f"{known} (inference.requests.trace reads a file of requests)"

@@ -116,6 +116,16 @@ def most_tokens(limit: str) -> int | None:
     return round(float(number) * math.pow(base, power))
 
 
+def within(requests: Mapping[str, Any], limit: int) -> dict[str, Any]:
+    """Assumed requests, of which no prompt and answer together are longer than the engine's limit.
+
+    >>> within({"prompt_len": 1024, "output_len": 128}, 512)
+    {'prompt_len': 384, 'output_len': 128}
+    """
+    output = max(1, min(requests["output_len"], limit // 2))
+    return {**requests, "prompt_len": max(1, min(requests["prompt_len"], limit - output)), "output_len": output}
+
+
 def of_limit(inference: Mapping[str, Any]) -> str:
     """What to say of the limit; the simulation says how many requests it refuses."""
     limit, requests = inference.get("max_request_tokens"), inference["requests"]

@@ -23,10 +23,11 @@ ELEMENT = re.compile(r"\$\{\w+\[[^@*\]]")  # ${SIZES[1]}
 ALIKE = 0.9  # difflib's ratio of two names of which one may be the other, mistyped
 # Switches that need no note where they are off: torch's deterministic algorithms, with which kernels also wait
 # in Transformers (trainer_utils.py: `enable_full_determinism`; torchtitan/distributed/utils.py: `set_determinism`); and
-# DeepSpeed's timers, which wait for the GPU in every micro-batch (runtime/engine.py: `engine_timers`).
+# DeepSpeed's timers, which wait for the GPU in every micro-batch (runtime/engine.py: `engine_timers`); and
+# batches of texts of one length, which are off by default (training_args.py).
 SLOW_SWITCHES = (
     *("full_determinism", "training.deterministic", "debug.deterministic", "debug.detect_anomaly"),
-    "wall_clock_breakdown",
+    *("wall_clock_breakdown", "group_by_length"),
 )
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 

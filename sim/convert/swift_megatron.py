@@ -23,7 +23,7 @@ from sim.inputs.input_source import Source, show
 from sim.inputs.model_input import model_presets, resolve_model
 
 COMMAND = re.compile(r"(?m)(?:^|[\s/])(?:megatron|_megatron/)[ \t]*(sft|pt|rlhf|grpo)(?:\.py)?(?=[\s\\])")
-PROCESSES = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?(NPROC_PER_NODE|nproc_per_node|NNODES)=(\d+)")
+PROCESSES = re.compile(r"(?m)(?:^|(?<=\s))(NPROC_PER_NODE|nproc_per_node|NNODES)=[\"']?(\d+)")
 DEFAULTS: dict[str, str] = {
     "bf16": "true",
     "micro-batch-size": "1",
@@ -125,7 +125,7 @@ def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any]) -> 
 
 
 def processes_of(text: str) -> int | None:
-    """The processes that ms-swift's launcher starts, by its variables; None without them."""
+    """The processes that the launchers of ms-swift and LLaMA-Factory start, by their variables; None without them."""
     counts = {name.upper(): int(number) for name, number in PROCESSES.findall(text)}
     return counts["NPROC_PER_NODE"] * counts.get("NNODES", 1) if "NPROC_PER_NODE" in counts else None
 

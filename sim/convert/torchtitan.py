@@ -42,7 +42,12 @@ IN_16_BITS = (
     "experts: torchtitan leaves them in 16 bits without a grouped_mm converter, as they are no nn.Linear; they are "
     "simulated in {} like the other matmuls"  # components/quantization/float8.py: Float8LinearConverter
 )
-DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep"}
+DISPATCHERS: dict[str, str | None] = {"standard": None, "deepep": "deepep", "hybridep": "hybridep"}
+CAPACITY = "model.non_blocking_capacity_factor"  # with which HybridEP does not wait for the CPU
+OF_PIPELINES = (  # of no effect without one (distributed/pipeline_parallel.py)
+    *("parallelism.pipeline_parallel_schedule", "parallelism.pipeline_parallel_microbatch_size"),
+    *("parallelism.pipeline_parallel_first_stage_less_layers", "parallelism.pipeline_parallel_last_stage_less_layers"),
+)
 CHUNKS = 8  # default of `num_chunks`, components/loss.py
 # Flavors that differ in the attention alone, whose mask is block_causal (models/llama3/__init__.py of early 2026).
 OWN_ATTENTION = re.compile(r"_(?:flex|varlen)(?:_attn)?$")
@@ -80,8 +85,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     training = _training(s, layout)
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
-    in_graph = not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and layout["ep"] is None
-    if of_classes and in_graph:
+    if of_classes and _in_graph(s, layout):
         training["cuda_graphs"] = "step"
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     if training["precision"] in PRECISIONS.values():
@@ -98,6 +102,12 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
         training["adamw_kernels"] = "foreach"
     sections = {"model": model, "training": training, "parallelism": without_none(layout)}
     return s.converted("torchtitan", machine, sections, name=function or "")
+
+
+def _in_graph(s: Settings, layout: dict[str, Any]) -> bool:
+    """Tell whether a step is one CUDA graph (trainer.py of 0.3.0: `_validate_cuda_graphs`)."""
+    without_cpu = layout["ep_dispatcher"] == "hybridep" and s.values.get(CAPACITY) is not None
+    return not s.flag("training.disable_cuda_graphs") and layout["pp"] == 1 and (layout["ep"] is None or without_cpu)
 
 
 def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
@@ -146,6 +156,8 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
     elif machine.gpus not in (None, gpus := replicate * shard * tp * cp * pp):  # `ParallelDims`, parallel_dims.py
         raise InputError(f"{s.file}: {machine.gpus} GPUs; must be {gpus}, the product of the file's degrees")
     sharded = shard * cp > 1
+    expert_tp = degree("expert_tensor_parallel_degree")
+    s.taken |= {name for name in OF_PIPELINES if pp == 1}
     asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
     rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
@@ -159,7 +171,7 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
         "pp": pp,
         "ep": ep if ep > 1 else None,
         "ep_dispatcher": _dispatcher(s) if ep > 1 else None,
-        "expert_tp": degree("expert_tensor_parallel_degree") if ep > 1 else None,
+        "expert_tp": expert_tp if ep > 1 else None,
         "zero": 3 if sharded else 0,
         "bucket_bytes": TITAN_DDP_BUCKET if not sharded and replicate > 1 else None,
         "shard_size": shard * cp if sharded and replicate > 1 else None,

@@ -140,8 +140,19 @@ def _config(file: Path, tree: ast.Module, function: str | None) -> ast.AST:
     if function is None and len(functions) > 1:
         raise InputError(f"{file}: has several configs: give --config with one of {', '.join(functions)}")
     if function is not None and function not in functions:
-        raise InputError(f"{file}: --config: found '{function}'; there are {', '.join(functions) or 'none'}")
+        known = f"there are {', '.join(functions)}" if functions else "no function of this file makes a config"
+        calls = _of_other_files(tree, function)
+        more = f"; it begins with {' and '.join(calls)} of other files: convert these" if calls else ""
+        raise InputError(f"{file}: --config: found '{function}'; {known}{more}")
     return functions[function] if function else next(iter(functions.values()), tree)
+
+
+def _of_other_files(tree: ast.Module, function: str) -> list[str]:
+    """Names of functions that a function calls without arguments, and the file imports."""
+    imported = {alias.asname or alias.name for n in tree.body if isinstance(n, ast.ImportFrom) for alias in n.names}
+    body = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function), None)
+    calls = (n for n in ast.walk(body or ast.Module([], [])) if isinstance(n, ast.Call) and not n.args)
+    return sorted(n for call in calls if (n := _name(call.func)) in imported and n.islower())
 
 
 def _part(file: Path, name: str, given: ast.expr, tables: dict[str, dict[str, Any]]) -> None:

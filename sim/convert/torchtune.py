@@ -1,7 +1,8 @@
-"""torchtune's YAML as a scenario: full and LoRA fine-tuning on one GPU or with FSDP2.
+"""torchtune's YAML as a scenario: full and LoRA fine-tuning on one GPU or with FSDP2, on texts or pairs of answers.
 
-Names and meaning: recipes/full_finetune_distributed.py and lora_finetune_distributed.py of meta-pytorch/torchtune,
-release 0.6. Components are named by their Python path; keys of sections are written behind a dot.
+Names and meaning: recipes/full_finetune_distributed.py, lora_finetune_distributed.py, full_dpo_distributed.py and
+lora_dpo_distributed.py of meta-pytorch/torchtune, release 0.6. Components are named by their Python path; keys of
+sections are written behind a dot.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from sim.inputs.input_source import show
 from sim.inputs.model_input import model_presets
 
 COMPONENT = "_component_"
-TEACHER = "teacher_model"  # of recipes/knowledge_distillation_*.py
+MODELS = ("model", "policy_model")  # the section that a recipe trains; the latter's is recipes/ppo_full_finetune_*.py
+# Sections of recipes that are not converted: recipes/knowledge_distillation_*.py and the one above.
+OTHER_RECIPES = {
+    "teacher_model": "has a teacher read each answer, too, which a scenario with `distillation` describes "
+    "(docs/distillation.md)",
+    "policy_model": "generates answers in each step, which a scenario with `rl` describes (docs/rl.md)",
+}
+TRAINS = "can be converted: training on next tokens, or on pairs of answers (DPO)"
 OPTIMIZER = "optimizer"  # which each recipe that trains needs (`cfg.optimizer`)
 EVALUATES = "is missing, as in configs of torchtune's recipes that evaluate, generate or quantize"
 LORA = re.compile(r"^(q?)lora_")
@@ -26,8 +34,10 @@ ENDINGS = re.compile(r"_(base|instruct)$")
 SAME_SIZES = {"llama3-3-70b": "llama3.1-70b", "qwen3-moe-30b-a3b": "qwen3-30b-a3b"}
 DTYPES = {"bf16": "bf16", "fp32": "fp32"}
 ATTENTION = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"), "output_proj": "attention_out"}
-OBJECTIVES = ("DPO", "PPO", "GRPO", "KL", "JS", "RSO", "SimPO", "Reward")  # in a loss's name: no next tokens alone
+PAIRS = ("DPOLoss", "RSOLoss")  # torchtune/rlhf/loss/dpo.py, of the same log-probabilities
+OBJECTIVES = ("PPO", "GRPO", "KL", "JS", "SimPO", "Reward")  # in a loss's name: no next tokens alone
 OF_TORCH = ("torch.optim.AdamW", "torch.optim.Adam")
+OF_PAIRS = "batch sizes: of each pair of answers two sequences are counted"
 CHUNKED = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
 KEEPS_ALL = (
     "loss in chunks: autograd keeps all chunks' logits for the backward, as is simulated; in the forward torchtune "
@@ -38,8 +48,7 @@ IN_BACKWARD = "optimizer_in_bwd: each gradient is used and freed at once there; 
 
 def is_torchtune(data: Mapping[str, Any]) -> bool:
     """Tell whether a mapping is a config of torchtune."""
-    model = data.get("model")
-    return isinstance(model, dict) and COMPONENT in model
+    return any(isinstance(model := data.get(name), dict) and COMPONENT in model for name in MODELS)
 
 
 def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq_len: int | None) -> Converted:
@@ -49,11 +58,10 @@ def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq
         InputError: for a model that is not shipped, another objective than next tokens, and where the sequence length
             or the number of GPUs is missing.
     """
-    if TEACHER in data:
-        what = "has a teacher read each answer, too, which a scenario with `distillation` describes"
-        raise InputError(f"{file}: {TEACHER}: {what} (docs/distillation.md); can be converted: training on next tokens")
+    if other := next((section for section in OTHER_RECIPES if section in data), None):
+        raise InputError(f"{file}: {other}: {OTHER_RECIPES[other]}; {TRAINS}")
     if OPTIMIZER not in data:
-        raise InputError(f"{file}: {OPTIMIZER}: {EVALUATES}; can be converted: training on next tokens")
+        raise InputError(f"{file}: {OPTIMIZER}: {EVALUATES}; {TRAINS}")
     values = {key: value for key, value in data.items() if not isinstance(value, dict)}
     for name, section in data.items():
         if isinstance(section, dict):
@@ -61,18 +69,19 @@ def convert_torchtune(file: Path, data: Mapping[str, Any], machine: Machine, seq
     s = Settings(file, {key: value for key, value in values.items() if value is not None})
     builder = _component(s, "model")
     model = machine.model or _model(s, LORA.sub("", builder))
-    length = seq_len or s.whole("tokenizer.max_seq_len")
+    length = [seq_len, s.whole("tokenizer.max_seq_len")][not seq_len]
     if length is None:
         raise InputError(f"{file}: tokenizer.max_seq_len: is required and missing: give --seq-len N")
     layout = _layout(s, machine)
-    micro = s.size("batch_size")
+    pairs = _component(s, "loss") in PAIRS
+    micro = s.size("batch_size") * (2 if pairs else 1)
     training = {
         "seq_len": length,
         "micro_batch_size": micro,
         "global_batch_size": micro * s.size("gradient_accumulation_steps", 1) * layout["dp"],
         **_numbers(s),
         "gradient_clipping": s.take("clip_grad_norm") is not None,
-        **_compiled(s),
+        **_compiled(s, pairs),
         "recompute": _recompute(s),
         "activation_offload": s.flag("enable_activation_offloading") or None,
         **_optimizer(s, layout["zero"] == 3),
@@ -124,8 +133,9 @@ def _numbers(s: Settings) -> dict[str, Any]:
     return found | {"param_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16", "grad_reduce_dtype": "bf16"}
 
 
-def _compiled(s: Settings) -> dict[str, Any]:
-    """Return `framework` and `cross_entropy` by what is compiled; a compiled loss is one kernel."""
+def _compiled(s: Settings, pairs: bool) -> dict[str, Any]:
+    """Return `framework` and `cross_entropy` by what is compiled; a compiled loss is one kernel. The log-probabilities
+    of `pairs` are computed outside it, of all logits (rlhf/sequence_processing.py: `get_batch_log_probs`)."""
     given = s.values.get("compile")
     parts = [part for part in ("model", "loss") if s.flag(f"compile.{part}", True)]
     if not any(key.startswith("compile.") for key in s.values):
@@ -134,10 +144,14 @@ def _compiled(s: Settings) -> dict[str, Any]:
     loss = _component(s, "loss")
     s.take("loss.num_output_chunks")
     if any(word in loss for word in OBJECTIVES):
-        raise InputError(f"{s.file}: loss.{COMPONENT}: found {loss}; can be converted: training on next tokens")
+        raise InputError(f"{s.file}: loss.{COMPONENT}: found {loss}; {TRAINS}")
     if loss in CHUNKED:
         s.notes.append(KEEPS_ALL)
     framework = "compiled" if "model" in parts else "eager"
+    if pairs:
+        s.taken |= {"loss.beta", "loss.label_smoothing", "loss.gamma"}
+        s.notes.append(OF_PAIRS)
+        return {"framework": framework, "cross_entropy": "unfused", "preference": {"loss": "dpo"}}
     return {"framework": framework, "cross_entropy": "fused" if "loss" in parts else "unfused"}
 
 

@@ -12,6 +12,26 @@ TILED = (
     "default from 1.7 on, chunks of 256 tokens"
 )
 
+OF_TRL = "accelerate_config"  # the flag of TRL's command: a file, or one of those that it ships (trl/cli)
+_DEEPSPEED = {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "num_processes": 8}
+_FSDP = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8}
+# What they say of a step (trl/accelerate_configs of release 1.16).
+ACCELERATE_CONFIGS: dict[str, dict[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO", "mixed_precision": "bf16", "num_processes": 1},
+    "multi_gpu": {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 8},
+    **{f"zero{stage}": {**_DEEPSPEED, "deepspeed_config": {"zero_stage": stage}} for stage in (1, 2, 3)},
+    "fsdp1": {
+        **_FSDP,
+        "fsdp_config": {
+            "fsdp_version": 1,
+            "fsdp_backward_prefetch": "BACKWARD_PRE",
+            "fsdp_forward_prefetch": True,
+            "fsdp_reshard_after_forward": "FULL_SHARD",
+        },
+    },
+    "fsdp2": {**_FSDP, "fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": True}},
+}
+
 
 def take_precision(s: Settings, given: set[str]) -> None:
     """TRL computes in bf16 unless told otherwise (trl/trainer/base_config.py)."""

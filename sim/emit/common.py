@@ -30,12 +30,13 @@ class Reason(NamedTuple):
 
 class Emission(Struct, dict=True):
     """Write a scenario's flags, and collect reasons and notes. `TRAINER`: the trainer's name, used in every reason.
-    `KERNELS`, `LOSSES`: values of `attention_kernel` and of `cross_entropy` that its flags can say. `OFFLOADS_PARTS`:
-    they can say of which layers or parts of layers activations go to the host."""
+    `KERNELS`, `LOSSES`, `GRAPHS`: values of `attention_kernel`, `cross_entropy` and `cuda_graphs` that its flags can
+    say. `OFFLOADS_PARTS`: they can say of which layers or parts of layers activations go to the host."""
 
     TRAINER: ClassVar[str]
     KERNELS: ClassVar[Collection[str]] = ()
     LOSSES: ClassVar[tuple[str, ...]] = ("unfused", "fused")
+    GRAPHS: ClassVar[tuple[str, ...]] = ("none",)
     OFFLOADS_PARTS: ClassVar[bool] = False
 
     scenario: Scenario
@@ -87,7 +88,7 @@ class Emission(Struct, dict=True):
         self.has_only("training.optimizer_offload", (False,), "keeps optimizer states on the GPU")
         self.has_only("training.optimizer_post_validation", (False,), "waits for all ranks in its optimizer")
         self.has_only("training.cross_entropy", self.LOSSES, f"has no {self.training.cross_entropy} cross-entropy")
-        self.has_only("training.cuda_graphs", ("none",), "launches kernels one by one with the flags written here")
+        self.has_only("training.cuda_graphs", self.GRAPHS, "launches kernels one by one with the flags written here")
         self.has_only("training.fp8_output_proj", (False,), "multiplies the output projection in 16 bits")
         environment = "takes it from the environment of a run (CUBLAS_WORKSPACE_CONFIG)"
         self.has_only("training.cublas_workspace_config", (None,), environment)

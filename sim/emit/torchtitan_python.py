@@ -37,6 +37,7 @@ class TitanPython(Titan):
     SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = True
     HEAD: ClassVar = "lm_head"
     LOSSES: ClassVar = ("unfused", "fused", "chunked")
+    GRAPHS: ClassVar = ("none", "step")
 
     def build(self) -> str:
         """Return the module, with the command that runs it in a comment."""
@@ -71,7 +72,9 @@ class TitanPython(Titan):
         self.has_only("training.adamw_kernels", (None, "fused"), "is written with its fused AdamW")
         if p.cp > 1 and p.cp_method == "ring":
             self.refuse("parallelism.cp_method", "gathers keys and values (cp_method: all_gather)")
-        training["disable_cuda_graphs"] = True  # otherwise torchtitan captures the whole step as a CUDA graph
+        training["disable_cuda_graphs"] = self.training.cuda_graphs == "none"  # else it captures the whole step
+        if p.pp > 1:  # trainer.py: `_validate_cuda_graphs`
+            self.has_only("training.cuda_graphs", ("none",), "captures no step of a pipeline")
         del layout["context_parallel_rotate_method"]
         layout["enable_sequence_parallel"] = p.sp or p.tp == 1
         tables["compile"]["enable_async_tensor_parallel"] = layout.pop("enable_async_tensor_parallel")

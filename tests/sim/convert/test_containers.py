@@ -106,3 +106,79 @@ def test_aliases_that_make_a_file_very_long_are_refused(tmp_path: Path) -> None:
     merges = "".join(f"m{n}: &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 9)}]}}\n" for n in range(1, 9))
     problem = refused(tmp_path, "a.yaml", f"m0: &m0 {{b: 1}}\n{merges}", "--cluster", "dgx-h100")
     assert "aliases make it longer" in problem
+
+
+SKY = """
+resources:
+  accelerators: {L4: 4, A10: 4}
+envs:
+  MODEL: llama3-8b
+setup: |
+  pip install vllm==0.11.0
+run: |
+  vllm serve $MODEL --tensor-parallel-size $SKYPILOT_NUM_GPUS_PER_NODE \\
+    --max-num-seqs 64 2>&1 | tee server.log &
+"""
+DSTACK = """
+type: service
+python: "3.12"
+env:
+  - MODEL=llama3-8b
+commands:
+  - pip install sglang==0.5.3
+  - python3 -m sglang.launch_server --model-path $MODEL --tp 2
+resources:
+  gpu: 80GB:2
+"""
+
+
+def test_a_job_of_skypilot_has_its_variables_and_the_gpus_of_all_alternatives(tmp_path: Path) -> None:
+    """SkyPilot sets SKYPILOT_NUM_GPUS_PER_NODE; `pip install` names the engine's version."""
+    scenario, _ = converted(tmp_path, "sky.yaml", SKY, "--cluster", "dgx-h100")
+    assert scenario["model"] == "llama3-8b"
+    assert scenario["parallelism"]["tp"] == 4
+    assert scenario["inference"]["engine"] == "vllm-0.11"
+    assert scenario["inference"]["max_running_requests"] == 64
+
+
+def test_gpus_that_differ_between_alternatives_are_asked_for(tmp_path: Path) -> None:
+    told = refused(tmp_path, "sky.yaml", SKY.replace("A10: 4", "A10: 8"), "--cluster", "dgx-h100")
+    assert "--var SKYPILOT_NUM_GPUS_PER_NODE=VALUE gives one" in told
+
+
+def test_a_service_of_dstack(tmp_path: Path) -> None:
+    scenario, _ = converted(tmp_path, "a.dstack.yml", DSTACK, "--cluster", "dgx-h100")
+    assert scenario["model"] == "llama3-8b"
+    assert scenario["parallelism"]["tp"] == 2
+    assert scenario["inference"]["engine"] == "sglang-0.5"
+
+
+KSERVE = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: a}
+spec:
+  predictor:
+    minReplicas: 1
+    model:
+      modelFormat: {name: huggingface}
+      args: [--model_name=llama3, --model_id=llama3-8b, "--tensor-parallel-size=$(TP)", --max-model-len=4096]
+      env: [{name: TP, value: "2"}]
+"""
+
+
+def test_kserves_runtime_has_vllms_flags(tmp_path: Path) -> None:
+    """kserve/kserve, python/huggingfaceserver: vLLM is its engine for generation."""
+    scenario, said = converted(tmp_path, "isvc.yaml", KSERVE, "--cluster", "dgx-h100")
+    assert (scenario["model"], scenario["parallelism"]["tp"]) == ("llama3-8b", 2)
+    assert scenario["inference"]["max_request_tokens"] == 4096
+    assert "not expressed" not in said
+
+
+def test_an_image_that_is_pulled_starts_nothing(tmp_path: Path) -> None:
+    text = """docker pull vllm/vllm-openai:v0.11.0
+docker run --gpus all vllm/vllm-openai:v0.11.0 --model llama3-8b --tensor-parallel-size 2
+"""
+    scenario, said = converted(tmp_path, "s.sh", text, "--cluster", "dgx-h100")
+    assert (scenario["model"], scenario["parallelism"]["tp"]) == ("llama3-8b", 2)
+    assert "the first of" not in said

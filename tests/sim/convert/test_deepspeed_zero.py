@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,14 @@ def test_mics_is_hybrid_sharding(tmp_path: Path) -> None:
     data, said = converted(tmp_path, "ds.json", text, *options)
     assert (data["parallelism"]["shard_size"], data["parallelism"]["all_reduce_once"]) == (8, True)
     assert "not expressed here" not in said
+
+
+def test_names_that_deepspeed_reads_without_their_stage(tmp_path: Path) -> None:
+    """runtime/zero/config.py: fields with an alias, and `populate_by_name` in runtime/config_utils.py."""
+    zero = {"stage": 3, "prefetch_bucket_size": 1000, "max_live_parameters": 0, "max_reuse_distance": 10**9}
+    text = json.dumps({"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": zero})
+    options = ("--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3-8b", "--seq-len", "4096")
+    data, said = converted(tmp_path, "ds.json", text, *options)
+    assert data["parallelism"]["gather_bucket_bytes"] == 2000
+    assert "zero_optimization.stage3_max_live_parameters: the default of 1,000,000,000 is simulated" in said
+    assert "not expressed" not in said

@@ -300,3 +300,79 @@ def test_deepspeeds_section_of_recomputation_is_not_transformers(tmp_path: Path)
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert data["training"]["recompute"] == "none"
     assert "activation_checkpointing: of no effect on Transformers' models" in said
+
+
+FACTORY = """
+model_name_or_path: llama3-8b
+stage: sft
+do_train: true
+finetuning_type: full
+template: llama3
+cutoff_len: 2048
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 4
+bf16: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus", "micro", "zero"),
+    [
+        ("FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=4 llamafactory-cli train a.yaml --deepspeed ds.json", 8, 2, 3),
+        ("NPROC_PER_NODE=4 llamafactory-cli train a.yaml per_device_train_batch_size=8 learning_rate=1e-5", 4, 8, 0),
+    ],
+)
+def test_a_recipe_of_llama_factorys_command(tmp_path: Path, command: str, gpus: int, micro: int, zero: int) -> None:
+    """llamafactory/hparams/parser.py: `read_args`; launcher.py: NNODES, NPROC_PER_NODE."""
+    (tmp_path / "a.yaml").write_text(FACTORY)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    data, _ = converted(tmp_path, "train.sh", command + "\n", "--cluster", "dgx-h100")
+    p, t = data["parallelism"], data["training"]
+    assert (p["dp"], p["zero"]) == (gpus, zero)
+    assert (t["micro_batch_size"], t["global_batch_size"]) == (micro, micro * 4 * gpus)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["axolotl train a.yaml --micro-batch-size 4", "accelerate launch -m axolotl.cli.train a.yaml --micro-batch-size 4"],
+)
+def test_a_recipe_of_axolotls_command(tmp_path: Path, command: str) -> None:
+    (tmp_path / "a.yaml").write_text("base_model: llama3-8b\nsequence_len: 2048\nmicro_batch_size: 1\n")
+    data, _ = converted(tmp_path, "train.sh", command + "\n", "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["micro_batch_size"] == 4
+
+
+def test_a_recipe_that_is_not_there_is_named(tmp_path: Path) -> None:
+    said = refused(tmp_path, "t.sh", "axolotl train b.yaml --micro-batch-size 4\n", "--cluster", "dgx-h100")
+    assert "names b.yaml: convert that file" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "layout", "length"),
+    [
+        ("--accelerate_config zero3", {"dp": 8, "zero": 3}, 1024),
+        ("--accelerate_config fsdp2 --num_processes 4 --max_length 512", {"dp": 4, "zero": 3}, 512),
+        ("--accelerate_config multi_gpu", {"dp": 8, "zero": 0}, 1024),
+    ],
+)
+def test_trls_own_command(tmp_path: Path, flags: str, layout: dict[str, Any], length: int) -> None:
+    """trl/cli, trl/accelerate_configs and trl/trainer/sft_config.py of release 1.16; batches are Transformers' 8."""
+    command = f"trl sft --model_name_or_path llama3-8b --dataset_name a/b {flags}\n"
+    data, _ = converted(tmp_path, "train.sh", command, "--cluster", "dgx-h100")
+    assert layout.items() <= data["parallelism"].items()
+    assert (data["training"]["seq_len"], data["training"]["micro_batch_size"]) == (length, 8)
+    assert data["training"]["precision"] == "bf16"
+
+
+def test_a_recipe_of_trls_command(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(RECIPE)
+    data, _ = converted(
+        tmp_path, "t.sh", "trl sft --config r.yaml --accelerate_config zero2\n", "--cluster", "dgx-h100"
+    )
+    assert (data["parallelism"]["zero"], data["training"]["micro_batch_size"]) == (2, 2)
+
+
+def test_a_rank_without_the_switch_of_adapters(tmp_path: Path) -> None:
+    text = script("torchrun --nproc_per_node 8").rstrip() + " --lora_r 16\n"
+    _, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert "lora_r without use_peft: all parameters are trained" in said

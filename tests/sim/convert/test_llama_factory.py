@@ -133,3 +133,14 @@ def test_torch_compile_takes_one_kind_of_checkpoint(tmp_path: Path) -> None:
     data, output = converted(tmp_path, "a.yaml", f"{SFT}torch_compile: true\n", *ON_8)
     assert (data["training"]["framework"], data["training"]["recompute"]) == ("transformers_compiled", "full")
     assert "use_reentrant: with torch_compile simulated as torch's other checkpoint" in " ".join(output.split())
+
+
+def test_adapters_are_the_default(tmp_path: Path) -> None:
+    """hparams/finetuning_args.py: `finetuning_type` is lora where a config does not have it."""
+    text = "model_name_or_path: llama3-8b\nstage: sft\ntemplate: llama3\ncutoff_len: 2048\nbf16: true\n"
+    data, said = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["lora"] == {"rank": 8}
+    assert "finetuning_type: lora, LLaMA-Factory's default" in said
+    command = "llamafactory-cli train --model_name_or_path llama3-8b --per_device_train_batch_size 2 --cutoff_len 512\n"
+    data, _ = converted(tmp_path, "a.sh", command, "--cluster", "dgx-h100", "--gpus", "8")
+    assert data["training"]["lora"] == {"rank": 8}

@@ -105,3 +105,21 @@ def test_deterministic_kernels_are_named_where_they_are_on(tmp_path: Path, name:
         line = f"[{table}]\n{last} = {word}\n" if table else f"{last}: {word}\n"
         _, output = converted(tmp_path, name, text + line, "--cluster", "dgx-h100", "--gpus", "8")
         assert (f"not expressed here: {key}\n" in output) is said
+
+
+def test_what_is_off_as_by_default_needs_no_note(tmp_path: Path) -> None:
+    """accelerate/utils/dataclasses.py: `forward_prefetch`; transformers/training_args.py: `group_by_length`."""
+    text = """
+model_name_or_path: llama3-8b
+per_device_train_batch_size: 1
+max_seq_length: 2048
+bf16: true
+group_by_length: false
+fsdp: full_shard auto_wrap
+fsdp_config: {forward_prefetch: false}
+"""
+    _, said = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert "not expressed" not in said
+    on = text.replace("group_by_length: false", "group_by_length: true").replace("prefetch: false", "prefetch: true")
+    _, said = converted(tmp_path, "b.yaml", on, "--cluster", "dgx-h100", "--gpus", "8")
+    assert "not expressed here: fsdp_config.forward_prefetch, group_by_length" in said

@@ -67,3 +67,70 @@ def test_penalties_of_an_engine_that_has_none_are_named(tmp_path: Path) -> None:
     found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
     assert found["inference"]["sampling"] == {"temperature": 1}
     assert "--repetition-penalty: engine trtllm-1.3 has no penalties" in told
+
+
+@pytest.mark.parametrize("asked", ["", "vllm bench serve --dataset-name sharegpt --num-prompts 9"])
+def test_lengths_that_no_command_states_keep_to_the_engines_limit(tmp_path: Path, asked: str) -> None:
+    """1,024 and 128 tokens, the benchmark's default, would all be refused by --max-model-len 1024."""
+    text = f"vllm serve llama3-8b --max-model-len 1024 &\n{asked}\n"
+    found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
+    requests = found["inference"]["requests"]
+    assert (requests["prompt_len"], requests["output_len"]) == (896, 128)
+    assert "prompts and answers of 896 and 128 tokens, as the engine refuses what is beyond 1,024" in told
+
+
+def test_lengths_that_a_command_states_stay(tmp_path: Path) -> None:
+    text = f"vllm serve llama3-8b --max-model-len 1024 &\nvllm bench serve {LENGTHS}\n"
+    found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
+    assert found["inference"]["requests"]["prompt_len"] == 1000
+    assert "requests have up to 1,500 tokens; the engine refuses longer ones" in told
+
+
+@pytest.mark.parametrize("module", ["sglang.bench_one_batch_server", "sglang.benchmark.one_batch_server"])
+def test_one_batch_sent_to_a_server(tmp_path: Path, module: str) -> None:
+    """SGLang 0.5.23, benchmark/one_batch_server.py: several sizes are tried in turn."""
+    server = "python3 -m sglang.launch_server --model-path llama3-8b --tp 2 &\n"
+    asked = f"python3 -m {module} --model-path none --base-url http://a:1 --batch-size 16 32 --input-len 512\n"
+    found, told = converted(tmp_path, "s.sh", server + asked, *CLUSTER)
+    assert found["inference"]["requests"] == {"prompt_len": 512, "output_len": 16, "count": 16}
+    assert "--batch-size 16 32: the first is simulated, 16" in told
+
+
+@pytest.mark.parametrize("module", ["sglang.benchmark.serving", "sglang.bench_serving"])
+def test_modules_of_sglangs_benchmarks_by_their_old_and_new_names(tmp_path: Path, module: str) -> None:
+    server = "python3 -m sglang.launch_server --model-path llama3-8b &\n"
+    found, _ = converted(tmp_path, "s.sh", f"{server}python3 -m {module} {LENGTHS}", *CLUSTER)
+    assert found["inference"]["requests"]["count"] == 20
+
+
+SIZES = "--num-requests=100 --input-mean=512 --output-mean=64 --input-stdev=0 --output-stdev=0"
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        f"python benchmarks/cpp/prepare_dataset.py --tokenizer=x --stdout token-norm-dist {SIZES} > d.json",
+        f"trtllm-bench --model=x prepare-dataset --output d.json token-norm-dist {SIZES}",
+    ],
+)
+def test_tensorrt_llms_own_benchmark(tmp_path: Path, dataset: str) -> None:
+    """tensorrt_llm/bench/benchmark/throughput.py, and dataclasses/configuration.py: `enable_block_reuse=False`."""
+    bench = (
+        "trtllm-bench -m llama3-8b --model_path /models/y throughput --dataset d.json --tp 2 --max_batch_size 64 "
+        "--max_num_tokens 4096 --kv_cache_free_gpu_mem_fraction 0.8 --concurrency 32 --num_requests 0 --backend pytorch"
+    )
+    found, said = converted(tmp_path, "s.sh", f"{dataset}\n{bench}\n", *CLUSTER)
+    assert (found["model"], found["parallelism"]["tp"]) == ("llama3-8b", 2)
+    i = found["inference"]
+    assert (i["max_running_requests"], i["max_batch_tokens"], i["prefix_cache"]) == (64, 4096, "none")
+    assert i["kv_cache"] == {"free_fraction": 0.8}
+    assert i["requests"] == {"prompt_len": 512, "output_len": 64, "count": 100, "max_concurrency": 32}
+    assert "not expressed" not in said
+    assert "the first of" not in said
+
+
+def test_a_data_set_that_no_command_writes(tmp_path: Path) -> None:
+    bench = "trtllm-bench --model llama3-8b throughput --dataset d.json --concurrency -1 --num_requests 9\n"
+    found, said = converted(tmp_path, "s.sh", bench, *CLUSTER)
+    assert found["inference"]["requests"] == {"prompt_len": 1024, "output_len": 128, "count": 9}
+    assert "the requests of dataset d.json are not in the command" in said

@@ -393,12 +393,7 @@ def test_a_python_config_with_the_tables_of_a_toml(tmp_path: Path) -> None:
     [
         ('"30B-A3B", moe_comm_backend="deepep", attn_backend="sdpa"', 4, "deepep", ""),
         ('"30B-A3B", moe_comm_backend="standard"', 4, None, ""),
-        (
-            '"30B-A3B", moe_comm_backend="hybridep", attn_backend="flex"',
-            4,
-            None,
-            "model.attn_backend, model.moe_comm_backend",
-        ),
+        ('"30B-A3B", moe_comm_backend="hybridep", attn_backend="flex"', 4, "hybridep", "model.attn_backend"),
     ],
 )
 def test_arguments_of_the_models_registry(

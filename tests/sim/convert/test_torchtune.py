@@ -102,7 +102,8 @@ def test_what_is_not_simulated_is_said(tmp_path: Path) -> None:
             "batch_size: 2\nteacher_model: {_component_: torchtune.models.x}",
             "teacher_model: has a teacher",
         ),
-        ("loss.LinearCrossEntropyLoss", "loss.DPOLoss", "can be converted: training on next tokens"),
+        ("loss.LinearCrossEntropyLoss", "loss.ForwardKLLoss", "can be converted: training on next tokens, or on pairs"),
+        ("\nmodel:", "\npolicy_model:", "policy_model: generates answers in each step"),  # recipes/ppo_full_finetune_*
         ("llama3_1.llama3_1_8b", "phi4.phi4_14b", "is no shipped model: give --model"),
         ("max_seq_len: 4096", "max_seq_len: null", "give --seq-len N"),
     ],
@@ -124,3 +125,22 @@ def test_a_recipe_without_an_optimizer_trains_nothing(tmp_path: Path) -> None:
     assert "optimizer: is missing, as in configs of torchtune's recipes that evaluate" in refused(
         tmp_path, "evaluation.yaml", text, *ON_8
     )
+
+
+@pytest.mark.parametrize("loss", ["DPOLoss", "RSOLoss"])
+def test_pairs_of_answers(tmp_path: Path, loss: str) -> None:
+    """recipes/full_dpo_distributed.py: both answers of a pair in one batch, a reference model of its own, and
+    log-probabilities of all logits outside the loss that may be compiled."""
+    text = FULL.replace("modules.loss.LinearCrossEntropyLoss", f"rlhf.loss.{loss}, beta: 0.05, label_smoothing: 0")
+    data, notes = converted(tmp_path, "dpo.yaml", text.replace("compile: False", "compile: True"), *ON_8)
+    t = data["training"]
+    assert (t["micro_batch_size"], t["global_batch_size"]) == (4, 128)
+    assert (t["preference"], t["cross_entropy"]) == ({"loss": "dpo"}, "unfused")
+    assert "loss.beta" not in notes
+    parse_scenario(data, "test")
+
+
+def test_a_length_of_the_users_own(tmp_path: Path) -> None:
+    data, notes = converted(tmp_path, "x.yaml", FULL, *ON_8, "--seq-len", "512")
+    assert data["training"]["seq_len"] == 512
+    assert "max_seq_len" not in notes

@@ -136,13 +136,15 @@ def test_composer_computes_the_loss_again_for_each_metric() -> None:
 
 
 def test_captured_kernels_cost_the_host_nothing() -> None:
+    """Graphs of layers leave embedding, head and loss to the host."""
+
     def host_s(graphs: str) -> float:
         s = scenario(parallelism={"dp": 1, "tp": 8, "sp": True}, framework="megatron", cuda_graphs=graphs)
         rows = result(s)["time_by_operator"][0]["operators"]
         return sum(row["seconds"] for row in rows if row["operator"] == "host" and row["phase"] != "optimizer")
 
     assert host_s("none") > 0.05
-    assert host_s("layers") == host_s("step") == 0.0
+    assert host_s("none") / 3 > host_s("layers") > host_s("step") == 0.0
 
 
 def test_nanotron_sums_whole_gradients_at_zero_1() -> None:

@@ -61,6 +61,7 @@ LAYOUT: dict[str, list[Any]] = {
     "tp_overlap": ["wgrad", "full"],
     "tp_overlap_except": [["qkv"]],
     "ep_overlap": [True],
+    "delay_wgrad_compute": [False],
     "ep_dispatch_dtype": ["fp8"],
     "ep_dispatcher": ["deepep", "all_to_all"],
     "p2p_overlap": [True],
