@@ -36,7 +36,7 @@ def kernels_of_gpu(on_gpu: Callable[[], bool]) -> Iterator[None]:
     Each optimizer decides by itself: Adafactor and Adam with a tensor as its learning rate take parameters one by one
     (torch/optim/optimizer.py, `_default_to_fused_or_foreach`; _adafactor.py, `adafactor`; adam.py, `adam`).
     """
-    devices, kinds = torchs._get_foreach_kernels_supported_devices, torchs._foreach_supported_types
+    devices, kinds = _foreach_utils._get_foreach_kernels_supported_devices, torchs._foreach_supported_types
     with (
         patch.object(torchs, devices.__name__, lambda: [*devices(), "cpu"] if on_gpu() else devices()),
         patch.object(torchs, "_foreach_supported_types", [*kinds, FakeTensor]),
