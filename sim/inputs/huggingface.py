@@ -13,7 +13,18 @@ from msgspec import Struct
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.core.json_text import parse_json
-from sim.inputs.families import convolutions, deepseek, dense, experts, gpt, hub, hybrids, pictures, selected_keys
+from sim.inputs.families import (
+    convolutions,
+    deepseek,
+    dense,
+    experts,
+    gpt,
+    hub,
+    hybrids,
+    pictures,
+    recent,
+    selected_keys,
+)
 from sim.inputs.families.dense import Config, NotExpressibleError
 from sim.inputs.input_source import nearest, show
 from sim.inputs.model_config import MAX_LAYERS, MAX_POSITIONS
@@ -29,6 +40,7 @@ FAMILIES = (
     | selected_keys.FAMILIES
     | hub.FAMILIES
     | pictures.FAMILIES
+    | recent.FAMILIES
 )
 _PRESETS = Path(__file__).parents[1] / "presets"
 _FILE, _DEFAULTS = _PRESETS / "huggingface.yaml", _PRESETS / "huggingface_defaults.yaml"
