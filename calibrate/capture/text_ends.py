@@ -17,8 +17,9 @@ JOINED: dict[str, Callable[[bool, bool], bool]] = {
     **dict.fromkeys(("logical_and", "bitwise_and", "mul"), operator.and_),
     **dict.fromkeys(("logical_or", "bitwise_or"), operator.or_),
 }
+WHOLE = (torch.int64, torch.int32)
 NEGATED = ("logical_not", "bitwise_not")
-KEPT = ("clone", "_to_copy")
+KEPT = ("clone", "_to_copy", "max", "min")
 
 
 class TextEnds:
@@ -43,8 +44,9 @@ class TextEnds:
         """Return the answer that all elements of an operator's result have, before it runs; None if there is none."""
         name = name.removesuffix("_")
         if name in COMPARED:
-            whole = isinstance(args[1], int) and args[0].dtype in (torch.int64, torch.int32)
-            return COMPARED[name] if whole else None
+            return self._compared(name, *args[:2])
+        if name == "isin":
+            return False if isinstance(args[0], torch.Tensor) and args[0].dtype in WHOLE else None
         if name in KEPT:
             return self.of(args[0])
         if name in NEGATED:
@@ -54,6 +56,15 @@ class TextEnds:
             return None
         values = [self._value(x) for x in args[:2]]
         return None if None in values else JOINED[name](bool(values[0]), bool(values[1]))
+
+    def _compared(self, name: str, x: Any, other: Any) -> bool | None:
+        """Compare tokens, or answers, with a number. A single number that is neither may be a count of texts."""
+        if not isinstance(x, torch.Tensor) or not isinstance(other, int):
+            return None
+        found = self.of(x)
+        if found is not None:
+            return (int(found) == int(other)) != COMPARED[name]
+        return COMPARED[name] if x.dtype in WHOLE and x.dim() else None
 
     def _value(self, x: Any) -> bool | int | float | None:
         found = self.of(x)

@@ -32,7 +32,8 @@ ENDS: dict[str, Callable[[Any, Any], bool]] = {
     "noted": lambda token, ended: bool((ended | (token == 3)).all()),
     "in place": lambda token, ended: bool(ended.logical_or_(token == 3).all()),
     "left": lambda token, ended: not bool(((token != 3) & ~ended).all()),
-    "of the first": lambda token, ended: bool(token[0] == 3),
+    "of the first": lambda token, ended: bool(token[:1] == 3),
+    "in a list": lambda token, ended: bool((~(ended | torch.isin(token, torch.tensor([3, 5])))).long().max() == 0),
 }
 
 
