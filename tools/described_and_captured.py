@@ -141,6 +141,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
     },
     "lfm2_moe": {**EXPERTS, "num_dense_layers": 0, "layer_types": ["full_attention"] * 8},
+    "lara_mini": {
+        **EXPERTS,
+        "shared_expert_intermediate_size": 1024,
+        "sliding_window": 1024,
+        "intermediate_size": None,
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+    },
     "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 2, "intermediate_size": 1024},
     "deepseek_v2": {
         **LATENT,

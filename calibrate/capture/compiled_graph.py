@@ -24,16 +24,23 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.collectives import NAMESPACES
 from calibrate.capture.graph_refused import NotAnInput, NotOneGraph
-from calibrate.capture.inductor import Access, Call, Kernel, Part, Schedule, View, fake_mode_of, scheduled
+from calibrate.capture.graphs_alike import Schedules
+from calibrate.capture.inductor import Access, Call, Kernel, Part, Schedule, View, fake_mode_of
 from calibrate.capture.recorder import RecordedOperator, Recorder, describe
 
 
-def compiled_function(function: Callable[..., Any], recorder: Recorder) -> Callable[..., Any]:
-    """Return `function`, of tensors alone, with compiled forward and backward graphs. The first call traces it."""
+def compiled_function(
+    function: Callable[..., Any], recorder: Recorder, schedules: Schedules | None = None
+) -> Callable[..., Any]:
+    """Return `function`, of tensors alone, with compiled forward and backward graphs. The first call traces it.
+
+    `schedules`: those of the capture's other functions, whose graphs may be the same.
+    """
+    schedules = schedules or Schedules()
 
     def compiler(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         _check(gm)
-        schedule = scheduled(gm, example_inputs)
+        schedule = schedules.of(gm, example_inputs)
 
         def run(args: list[Any]) -> Any:
             with torch._C.DisableTorchFunction():  # all of a graph's tensors lie on the GPU

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from unittest.mock import patch
 from warnings import catch_warnings, filterwarnings
 
@@ -33,6 +33,9 @@ from calibrate.capture.known_values import PLAIN
 from calibrate.capture.masks_read import masks_kept
 from calibrate.capture.recorder import Recorder
 from calibrate.capture.running_module import module_hooks
+
+if TYPE_CHECKING:
+    from calibrate.capture.graphs_alike import Schedules
 
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.memory_format)
 SHARDED = (FSDPModule, FullyShardedDataParallel)  # modules whose hooks gather parameters
@@ -131,6 +134,7 @@ class Regions:
         self.eager: dict[str, str] = {}
         self.tracing = False
         self._traced: dict[Any, Traced | None] = {}  # None: runs eagerly
+        self._schedules: Schedules | None = None
         self._held: list[Any] = []  # whose identity is part of a key
 
     def call(self, code: Compiled, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -189,6 +193,7 @@ class Regions:
         """Trace a call by running it once, unrecorded."""
         from calibrate.capture.compiled_checkpoints import checkpoints_marked
         from calibrate.capture.compiled_graph import Instead, ZerosTraced, compiled_function
+        from calibrate.capture.graphs_alike import Schedules
 
         tensors = [*arguments.tensors(), *code.loose]
         if subclasses := sorted({type(x).__name__ for x in tensors if type(x) not in PLAIN}):
@@ -210,7 +215,8 @@ class Regions:
             shape["result"] = [... if isinstance(x, torch.Tensor) else x for x in out]
             return tuple(x for x in out if isinstance(x, torch.Tensor))
 
-        run = compiled_function(function, self.recorder)
+        self._schedules = self._schedules or Schedules()
+        run = compiled_function(function, self.recorder, self._schedules)
         with self._unrecorded(tensors):
             _both_ways(run, tensors)
         return Traced(run, shape["result"], shape["spec"], tuple(code.loose))

@@ -16,10 +16,12 @@ from unittest.mock import patch
 import torch
 import torch.nn.parallel.distributed
 from torch.distributed import device_mesh
+from torch.distributed.fsdp import _flat_param as flat
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as group
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, dataloader
 
@@ -41,7 +43,10 @@ NONE_YET = "memory_allocated max_memory_allocated memory_reserved max_memory_res
 
 
 class CudaDevice(TorchFunctionMode):
-    """Replaces `cuda` by the CPU in all arguments of torch's functions. `used`: the script has asked for CUDA."""
+    """Replaces `cuda` by the CPU in all arguments of torch's functions. `used`: the script has asked for CUDA.
+
+    `default`: the device that the script has set for tensors without one; None if it has set none.
+    """
 
     def __init__(self, operators: CudaOperators) -> None:
         super().__init__()
@@ -49,6 +54,7 @@ class CudaDevice(TorchFunctionMode):
         self.used = False
         self.places = Places()
         self.copies: HostCopies | None = None
+        self.default: torch.device | None = None
 
     def use(self) -> None:
         """Note that the script uses CUDA."""
@@ -70,6 +76,8 @@ class CudaDevice(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__deepcopy__":  # its memory of what is copied must stay the same object
             return func(*args, **kwargs)
+        if self.default is not None and kwargs.get("device") is None and func in _device_constructors():
+            kwargs = {**kwargs, "device": self.default}
         said = args, kwargs
         args, kwargs = tree_map_only(torch.device, self.on_cpu, (args, kwargs))
         if isinstance(kwargs.get("device"), str | int):
@@ -102,7 +110,19 @@ def cuda_device(device: CudaDevice, copies: HostCopies, queue: Queue, local_rank
             stack.enter_context(patched)
         stack.enter_context(host_copies_recorded(copies, device.use))
         stack.enter_context(_autocast_of_either(device))
+        stack.enter_context(_default_of_tensors(device))
         stack.enter_context(device)
+        yield
+
+
+@contextmanager
+def _default_of_tensors(device: CudaDevice) -> Iterator[None]:
+    """Let `device` know what the script sets as the device of tensors. torch's own mode would run after `device`."""
+
+    def set_default(where: Any = None) -> None:
+        device.default = torch.device(_named(where)) if isinstance(where, str | int) else where
+
+    with patch.multiple(torch, set_default_device=set_default, get_default_device=lambda: device.default or CPU):
         yield
 
 
@@ -226,6 +246,8 @@ def _of_distribution(device: CudaDevice, copies: HostCopies) -> list[Any]:
         patch.object(device_mesh.DeviceMesh, "__init__", of_cpus),
         # FSDP1 wants its parameters there.
         patch.object(torch.distributed.fsdp._init_utils, "_get_compute_device", lambda *_: CPU),
+        # It asks the address of memory, which fake tensors have not.
+        patch.object(flat, "_data_ptr_allocated", lambda x: x.untyped_storage().size() > 0),
         *_of_fsdp2(device, copies),
     ]
 

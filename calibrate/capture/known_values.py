@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.answers import READ_AS
+from calibrate.capture.text_ends import TextEnds
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 REAL_BYTES = 1 << 26  # operators on larger tensors are not computed
@@ -62,6 +63,7 @@ class KnownValues(TorchDispatchMode):
         self._drawn = 0  # how often whole numbers were drawn
         # By address of a living fake storage: its values, or the number that all its elements are.
         self._known: dict[int, torch.Tensor | Number] = {}
+        self.ends = TextEnds(self._fill)
 
     @property
     def hint(self) -> str:
@@ -106,6 +108,16 @@ class KnownValues(TorchDispatchMode):
     def forget(self, x: torch.Tensor) -> None:
         """Note that a tensor was written with unknown values."""
         self._known.pop(x.untyped_storage()._cdata, None)
+        self.ends.forget(x)
+
+    def _fill(self, x: torch.Tensor) -> Number | None:
+        """Return the number that all elements of a tensor are, if it was filled with one."""
+        found = self._known.get(x.untyped_storage()._cdata)
+        if not isinstance(found, torch.Tensor):
+            return found
+        with unset_fake_temporarily():
+            same = bool((found == found[0]).all()) if found.numel() else False
+            return found[0].item() if same else None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -178,7 +190,11 @@ class KnownValues(TorchDispatchMode):
             return self._ctc_loss(*args[:4])
         if name == "_local_scalar_dense" and args[0].is_floating_point():
             return READ_AS
+        ended = self.ends.of(args[0]) if name in ("all", "_local_scalar_dense") else None
+        if ended is not None and name != "all":
+            return ended
         self._chose = self._chose or name in CHOICES
+        answer = self.ends.answer(name, args)
         try:
             out = _run(func, name, self._without_masks(args) if name == "index" else args, kwargs)
         except UNKNOWN as error:
@@ -191,7 +207,11 @@ class KnownValues(TorchDispatchMode):
         if name in ("rand", "uniform_") and out.numel() == 1:
             low, high = (*args[1:3], *(0.0, 1.0)[len(args[1:3]) :]) if name == "uniform_" else (0.0, 1.0)
             self.put(out, low + DRAWN * (high - low))
-        if name in CHECKS and args[0].numel() > CHECKS[name] and out.numel() == 1:
+        if answer is not None:
+            self.ends.note(out, answer)
+        if ended is not None and out.numel() == 1:
+            self.put(out, ended)
+        elif name in CHECKS and args[0].numel() > CHECKS[name] and out.numel() == 1:
             self.put(out, 1)
         if self.balanced and name in CHOICES:
             self._choose(CHOICES[name], args, kwargs, out)

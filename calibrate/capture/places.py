@@ -75,7 +75,9 @@ class MadeSeen(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self.places.see(args, kwargs or {}, out)
+        # The code of a step names no device. So what it makes is the GPU's, but for single numbers.
+        if all(x.dim() == 0 for x in tree_leaves(out) if isinstance(x, torch.Tensor)):
+            self.places.see(args, kwargs or {}, out)
         return out
 
 

@@ -22,7 +22,7 @@ from calibrate.capture.known_values import ROUTED, KnownValues
 from calibrate.capture.masks_read import masks_kept, masks_read
 from calibrate.capture.matchings import matched_in_turn
 from calibrate.capture.modes_in_backward import kept_in_backward
-from calibrate.capture.optimizers import capturable_here, many_at_once
+from calibrate.capture.optimizers import capturable_here, kernels_of_gpu, many_at_once
 from calibrate.capture.places import MadeSeen, Places
 from calibrate.capture.recorder import Recorder, parts_of
 from calibrate.capture.running_module import watched
@@ -43,6 +43,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
     with (
         code_compiled(),
         capturable_here(),
+        kernels_of_gpu(lambda: on_gpu),
         FakeTensorMode(allow_non_fake_inputs=True),
         torch.device("cpu"),
         casts_in_place(),
@@ -59,7 +60,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         operators = CudaOperators(DTYPES[step.autocast] if step.autocast else None, on_gpu)
         recorder = Recorder(step.model, operators, device)
         with known:
-            _give_states(step, on_gpu, recorder.places)
+            _give_states(step, recorder.places)
         with (
             user_autocast(operators) if on_gpu else nullcontext(),
             _recorded(step, recorder, operators, known, on_gpu),
@@ -233,14 +234,11 @@ def fake_weights() -> Iterator[None]:
         yield
 
 
-def _give_states(step: Step, on_gpu: bool, places: Places) -> None:
-    """Let the optimizer make its states; on a GPU one kernel for many tensors is the default (`foreach`)."""
+def _give_states(step: Step, places: Places) -> None:
+    """Let the optimizer make its states."""
     if step.optimizer is None:
         return
-    for group in step.optimizer.param_groups:
-        if on_gpu and group.get("foreach", False) is None and not group.get("fused"):
-            group["foreach"] = True
-    for x in _counts_of_steps(step.optimizer):
+    for x in _numbers_on_host(step.optimizer):
         places.put_on_host(x)
     updated = [p for group in step.optimizer.param_groups for p in group["params"]]
     for p in dict.fromkeys([*step.model.parameters(), *updated]):
@@ -252,11 +250,13 @@ def _give_states(step: Step, on_gpu: bool, places: Places) -> None:
     step.model.zero_grad(set_to_none=True)  # of parameters that the optimizer does not have
 
 
-def _counts_of_steps(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """Return the counts that an optimizer makes on the host before its first step, as Adagrad does."""
-    on_gpu = {p for g in optimizer.param_groups if g.get("fused") or g.get("capturable") for p in g["params"]}
-    counts = [state.get("step") for p, state in optimizer.state.items() if p not in on_gpu]
-    return [x for x in counts if isinstance(x, torch.Tensor) and x.dim() == 0]
+def _numbers_on_host(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return an optimizer's learning rates on the host, and counts that it makes before its first step, as Adagrad."""
+    groups = [g for g in optimizer.param_groups if not (g.get("fused") or g.get("capturable"))]
+    updated = {p for g in groups for p in g["params"]}
+    rates = [g.get("lr") for g in groups]
+    counts = [state.get("step") for p, state in optimizer.state.items() if p in updated]
+    return [x for x in (*rates, *counts) if isinstance(x, torch.Tensor) and x.dim() == 0]
 
 
 def _without_needless_states(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:

@@ -126,6 +126,7 @@ class ScriptRecorder(Recorder):
             values, answer = self.known.of(tensor), self.answers.of(tensor)
             if values is not None:
                 return values
+            answer = self.known.ends.of(tensor) if answer is None else answer
             if answer is None and not tensor.is_floating_point():
                 dtype = str(tensor.dtype).removeprefix("torch.")
                 raise ValueError(f"the code reads a value of dtype {dtype}, which depends on data{self.known.hint}")

@@ -28,7 +28,7 @@ from calibrate.capture.host_copies import HostCopies
 from calibrate.capture.host_work import host_work_noted
 from calibrate.capture.modes_in_backward import kept_in_backward
 from calibrate.capture.object_messages import ObjectMessages
-from calibrate.capture.optimizers import capturable_here, many_at_once
+from calibrate.capture.optimizers import capturable_here, kernels_of_gpu, many_at_once
 from calibrate.capture.run_step import fake_weights
 from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
 from sim.core.errors import InputError
@@ -54,10 +54,6 @@ class Steps:
     def before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that an optimizer's step begins; a hook."""
         self.recorder.stage = "optimizer"
-        if self.device.used:
-            for group in optimizer.param_groups:
-                if group.get("foreach", False) is None and not group.get("fused"):
-                    group["foreach"] = True  # torch's default for tensors on a GPU
         if self.recorder.queue.recording:
             for p in _parameters(optimizer):
                 if p.grad is not None:
@@ -233,6 +229,7 @@ def _hooks(steps: Steps) -> Iterator[None]:
 
     with (
         many_at_once(),
+        kernels_of_gpu(lambda: steps.device.used),
         patch.object(torch.nn.utils, "clip_grad_norm_", clipping),
         patch.object(torch.nn.utils.clip_grad, "clip_grad_norm_", clipping),
     ):

@@ -65,7 +65,7 @@ class FullAttentionConfig(UserInput):
     """Sizes of layers that see all keys where the other layers have windows (Gemma 4, Laguna); null: as in those.
 
     `values_are_keys`: they have no value projection; values are keys before their norm and rope. `sinks`: see the
-    model's.
+    model's. `rope: false`: their queries and keys are not rotated.
     """
 
     heads: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -73,3 +73,4 @@ class FullAttentionConfig(UserInput):
     head_dim: int | None = Field(default=None, ge=1, le=65_536)
     values_are_keys: bool = False
     sinks: bool | None = None
+    rope: bool = True

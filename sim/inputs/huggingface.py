@@ -23,6 +23,7 @@ from sim.inputs.families import (
     hybrids,
     linear_attention,
     pictures,
+    recent,
     selected_keys,
 )
 from sim.inputs.families.dense import Config, NotExpressibleError
@@ -41,6 +42,7 @@ FAMILIES = (
     | selected_keys.FAMILIES
     | hub.FAMILIES
     | pictures.FAMILIES
+    | recent.FAMILIES
 )
 _PRESETS = Path(__file__).parents[1] / "presets"
 _FILE, _DEFAULTS = _PRESETS / "huggingface.yaml", _PRESETS / "huggingface_defaults.yaml"

@@ -80,6 +80,32 @@ def test_each_compiled_layer_is_a_graph_with_all_gradients(tmp_path: Path) -> No
     assert sum(s.bytes for s in gradients) == LAYERS * LAYER_BYTES
 
 
+@pytest.mark.parametrize(("slopes", "alike"), [((2.0, 2.0, 2.0), 2), ((2.0, 2.0, 3.0), 3)])
+def test_graphs_of_the_same_operators_are_scheduled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slopes: tuple[float, ...], alike: int
+) -> None:
+    """The first layer's input needs no gradient, so it differs. A schedule for each layer gives the same program."""
+    from calibrate.capture import graphs_alike, inductor
+
+    def prepare(model: Any) -> Callable[[Any], Any]:
+        for layer, slope in zip(model["layers"], slopes, strict=True):
+            layer.up = torch.nn.Sequential(layer.up, torch.nn.Softplus(slope))
+        return each_compiled(model)
+
+    made: list[Any] = []
+
+    def scheduled(*given: Any) -> Any:
+        made.append(given)
+        return inductor.scheduled(*given)
+
+    monkeypatch.setattr(graphs_alike, "scheduled", scheduled)
+    shared, _ = captured(tmp_path, prepare)
+    assert len(made) == 2 * alike  # forward and backward
+    monkeypatch.setattr(graphs_alike, "operators_of", lambda *_: None)
+    alone, _ = captured(tmp_path, prepare)
+    assert (shared.operators, shared.storages) == (alone.operators, alone.storages)
+
+
 def test_kernels_belong_to_the_layer_that_is_compiled(tmp_path: Path) -> None:
     program, _ = captured(tmp_path, each_compiled)
     for phase in ("forward", "backward"):

@@ -95,6 +95,19 @@ def test_a_cast_runs_on_the_host_unless_the_copy_is_non_blocking(
     assert after[: after.index("aten.addmm")].count("aten._to_copy") == casts
 
 
+@pytest.mark.parametrize("default", ['"cuda"', 'torch.device("cuda", 0)', "0"])
+def test_tensors_lie_where_the_script_says_that_those_without_a_device_do(captured: Captured, default: str) -> None:
+    """A tensor of Python's numbers is still made on the host and copied."""
+    source = f"""torch.set_default_device({default})
+assert torch.get_default_device().type == "cuda"
+model, x, y = nn.Linear(64, 32), torch.randn(4, 64), torch.zeros(4, 64, device="cpu")
+run = lambda: model(x + y.to("cuda") + torch.tensor(1.0)).square().mean()
+"""
+    program = captured(source)
+    assert program.on_gpu
+    assert copies(program.program) == [(SYNC, X_BYTES), (SYNC, 4)]
+
+
 def test_the_same_batch_is_copied_in_each_step(captured: Captured) -> None:
     program = captured(f'{ON_GPU}x = torch.randn(4, 64)\nrun = lambda: model(x.to("cuda")).sum()\n').program
     assert copies(program) == [(SYNC, X_BYTES)]

@@ -152,6 +152,21 @@ model = {LAYERS}
 for i in range(3): model[i] = FullyShardedDataParallel(model[i].to("cuda"))
 model = FullyShardedDataParallel(model)
 """
+SCRIPTS["fsdp1_accumulates"] = f"""
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+how = dict(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP, use_orig_params=True)
+model = {LAYERS}
+for i in range(3): model[i] = FullyShardedDataParallel(model[i].to("cuda"), **how)
+model = FullyShardedDataParallel(model, **how)
+class Twice(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+    def forward(self, x):
+        with self.inner.no_sync(): self.inner(x).mean().backward()
+        return self.inner(x)
+model = Twice(model)
+"""
 SCRIPTS["goes_on"] = """
 import copy
 model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
@@ -213,6 +228,13 @@ def test_a_communication_hook_reduces_its_own_tensors(captured: Captured) -> Non
 def test_fsdp1_gathers_twice_and_reduces_once(captured: Captured) -> None:
     program = captured("fsdp1", 4)
     assert sizes(program, "all_gather") == [LAYER_BYTES] * 6
+    assert sizes(program, "reduce_scatter") == [LAYER_BYTES] * 3
+
+
+def test_fsdp1_keeps_gathered_parameters_while_it_accumulates(captured: Captured) -> None:
+    """ZeRO-2 frees them after the backward that reduces (torch/distributed/fsdp/_flat_param.py)."""
+    program = captured("fsdp1_accumulates", 4)
+    assert sizes(program, "all_gather") == [LAYER_BYTES] * 3
     assert sizes(program, "reduce_scatter") == [LAYER_BYTES] * 3
 
 

@@ -71,6 +71,42 @@ def test_lists_are_read_once_and_only_the_changed_one_is_written(tmp_path: Path)
     }
 
 
+ALONE: dict[str, Callable[[Any], Any]] = {  # optimizers that change one parameter after the other by default
+    "Adafactor": lambda m: torch.optim.Adafactor(m.parameters()),
+    "a tensor as learning rate": lambda m: torch.optim.AdamW(m.parameters(), lr=torch.tensor(1e-3)),
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_an_optimizer_that_takes_parameters_one_by_one_on_a_gpu_does_so(tmp_path: Path, case: str) -> None:
+    """It reads neither its count nor its learning rate from the GPU.
+
+    Adafactor reads two norms of each parameter (torch/optim/_adafactor.py, `_single_tensor_adafactor`).
+    """
+    found = launched(captured(tmp_path, two_layers(ALONE[case])), "optimizer")
+    assert not any(name.startswith("_foreach") for name in found)
+    assert found["_local_scalar_dense"] == (2 * 4 if case == "Adafactor" else 0)
+
+
+def test_a_matrix_that_an_optimizer_makes_lies_on_the_gpu(tmp_path: Path) -> None:
+    def make() -> Any:
+        model, loss, _ = two_layers(lambda m: None)()
+
+        class Preconditioned(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure: Any = None) -> None:
+                for p in model.parameters():
+                    sums = self.state[p].setdefault("sums", torch.eye(len(p)))
+                    sums += p.view(len(p), -1) @ p.view(len(p), -1).T
+                super().step()
+
+        return model, loss, Preconditioned(model.parameters())
+
+    program = captured(tmp_path, make)
+    assert launched(program, "optimizer")["add_"] == 4
+    assert [s.kind for s in program.storages].count("host") == 0
+
+
 @pytest.mark.parametrize(("momentum", "times"), [(0.0, 3), (0.9, 5)])
 def test_a_fused_sgd_writes_all_but_gradients(tmp_path: Path, momentum: float, times: int) -> None:
     def sgd(model: Any) -> Any:

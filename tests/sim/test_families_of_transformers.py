@@ -35,6 +35,17 @@ LATENT = {"q_lora_rank": 256, "kv_lora_rank": 128, "num_key_value_heads": 8}
 ROUTED = {"n_routed_experts": EXPERTS, "n_shared_experts": 2, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
 CONVOLUTIONS = ["conv", "conv", "full_attention", "conv"] * 2
 WINDOWS = {"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 3}
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+SHARED = {
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 256,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
 # What a family's config needs beside or in place of `SIZES`.
 OWN: dict[str, dict[str, Any]] = {
     "afmoe": {"num_experts": EXPERTS, "num_experts_per_tok": 4, "moe_intermediate_size": 128, "num_dense_layers": 2},
@@ -55,8 +66,13 @@ OWN: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
         "ffn_config": {"moe_num_experts": EXPERTS, "moe_top_k": 4, "ffn_hidden_size": 768},
     },
+    "cohere_compass_text": {
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"] * (LAYERS // 4),
+        "rope_parameters": {"sliding_attention": ROPE, "full_attention": None},
+    },
     "exaone_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128},
     "flex_olmo": {"num_experts": EXPERTS},
+    "flint": {key: SHARED[key] for key in SHARED if not key.startswith("linear")},
     "ernie4_5_moe": {"moe_num_experts": EXPERTS, "moe_k": 4, "moe_intermediate_size": 128},
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]], "num_layers": LAYERS, "num_heads": 8},
     "gemma4_text": {"hidden_size_per_layer_input": 0},
@@ -79,6 +95,7 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 128,
         "shared_expert_intermediate_size": 256,
     },
+    "lara_mini": SHARED,
     "lfm2": {"layer_types": CONVOLUTIONS},
     "lfm2_moe": {"num_experts": EXPERTS, "moe_intermediate_size": 128, "layer_types": CONVOLUTIONS},
     "llama4_text": {"num_local_experts": EXPERTS},
@@ -216,6 +233,7 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("axk2", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
         ("deepseek_v4", "n_shared_experts", 2),
         ("dots1", "n_group", 4),
+        ("flint", "mlp_only_layers", [0, 3]),
         ("glm4_moe", "n_group", 4),
         ("gpt_bigcode", "add_cross_attention", True),
         ("gpt_neo", "attention_types", [[["global", "random"], LAYERS // 2]]),
@@ -228,6 +246,7 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("hy_v4", "n_group", 4),
         ("glm_moe_dsa", "indexer_types", ["full"] * (LAYERS - 1)),
         ("glm_moe_dsa", "index_topk_pattern", "F" * (LAYERS - 1) + "X"),
+        ("lara_mini", "layer_types", ["conv"] * LAYERS),
         ("laguna", "attention_bias", True),
         ("laguna", "gating", "per-element"),
         ("laguna", "num_attention_heads_per_layer", [8, 4] * (LAYERS // 2)),
@@ -280,6 +299,8 @@ def test_biases_of_some_matrices_alone_are_refused(tmp_path: Path, family: str, 
         ("falcon", {"num_ln_in_parallel_attn": 3}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
+        ("cohere_compass_text", {"layer_types": None, "rope_parameters": {"full_attention": ROPE}}),
+        ("flint", {"mlp_only_layers": [0, 1, 2], "attention_bias": True}),
         ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128}),
         ("gemma4_text", {"num_hidden_layers": 12}),  # whose sizes by layer are numbered "05", "11"
         ("gemma4_text", GEMMA_4_EXPERTS),

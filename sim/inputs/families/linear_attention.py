@@ -31,12 +31,12 @@ def qwen3_5_moe(config: Config) -> Config:
 def _gated_delta_layers(config: Config) -> Config:
     """The gated delta rule; in every n-th layer attention with a gate."""
     names = ["linear_attention"] * (config.get("full_attention_interval", 4) - 1) + ["full_attention"]
-    own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": _gated_delta(config)}
+    own = {"attention_gate": True, "rope_share": rope_share(config, 0.25), "state_space": gated_delta(config)}
     own["norm_in_fp32"] = True  # qwen3_next/modeling_qwen3_next.py: Qwen3NextRMSNorm, as Gemma's
     return own | {"attention_pattern": layer_types(config, names)}
 
 
-def _gated_delta(config: Config) -> Config:
+def gated_delta(config: Config) -> Config:
     return {
         "kind": "gated_delta",
         "heads": config["linear_num_value_heads"],
@@ -70,7 +70,7 @@ def _olmo_hybrid(config: Config) -> Config:
         "norm_in_fp32": True,
         "code": "olmo",
         "positions": "rope" if rope else "none",
-        "state_space": _gated_delta(config | sizes),
+        "state_space": gated_delta(config | sizes),
         "attention_pattern": layer_types(config, names),
     }
 

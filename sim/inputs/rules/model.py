@@ -242,6 +242,8 @@ def _full_attention(m: ModelConfig) -> Problems:
         yield ("full_attention", "heads"), f"found {heads}; kv_heads ({kv_heads}) must divide it"
     if own.kv_heads is not None and heads % kv_heads:
         yield ("full_attention", "kv_heads"), f"found {kv_heads}; must divide heads ({heads})"
+    if not own.rope and m.positions != "rope":
+        yield ("full_attention", "rope"), f"found false; needs positions: rope, found {m.positions}"
     if own.values_are_keys and m.merged_projections:
         yield (
             ("full_attention", "values_are_keys"),

@@ -237,7 +237,9 @@ def _attention(model: ModelConfig, layer: int) -> GroupedQueryAttention | Latent
 
 def _has_rope(model: ModelConfig, layer: int) -> bool:
     """Tell whether rope rotates the queries and keys of a layer."""
-    return model.positions == "rope" and not (model.no_rope_every and (layer + 1) % model.no_rope_every == 0)
+    own = model.full_attention if model.attention_kind(layer) == "full" else None
+    without = (own is not None and not own.rope) or (model.no_rope_every and (layer + 1) % model.no_rope_every == 0)
+    return model.positions == "rope" and not without
 
 
 def _grouped(model: ModelConfig, layer: int) -> GroupedQueryAttention:

@@ -55,6 +55,14 @@ def test_parameters_of_both_kinds_of_layers() -> None:
     assert [s.attention_parameters for s in layer_specs(own)] == [sliding] * 3 + [full]
 
 
+def test_layers_that_see_all_keys_may_have_no_rope() -> None:
+    """As where each fourth layer has none; the order of layers is free."""
+    periodic, own = model(no_rope_every=4), model(full_attention={"rope": False})
+    assert layer_specs(own) == layer_specs(periodic) != layer_specs(model())
+    first = model(full_attention={"rope": False}, attention_pattern=["full", "sliding", "sliding", "sliding"])
+    assert list(layer_specs(first)) == [layer_specs(own)[i] for i in (3, 0, 1, 2)]
+
+
 def test_flops_of_a_long_sequence_grow_with_the_wide_heads_alone() -> None:
     """Of each further token half are seen in the mean: 12 / 2 FLOPs for each number of the last layer's queries."""
     short, long = (model_flops_per_token(model(full_attention=FULL), n) for n in (8192, 16384))
@@ -88,6 +96,7 @@ def test_a_step_runs(framework: str, tp: int) -> None:
         ({"full_attention": {"kv_heads": 3}}, r"full_attention.kv_heads: found 3; must divide heads \(8\)"),
         ({"full_attention": {"heads": 6}}, r"full_attention.heads: found 6; kv_heads \(4\) must divide it"),
         ({"full_attention": {"heads": 6, "kv_heads": 4}}, r"kv_heads: found 4; must divide heads \(6\)"),
+        ({"full_attention": {"rope": False}, "positions": "none"}, "full_attention.rope: found false; needs positions"),
         ({"merged_projections": True}, "values have weights of their own"),
     ],
 )
