@@ -23,6 +23,7 @@ ASSIGNMENT = re.compile(
     r"(?m)(?:^|;)[ \t]*(?:(?:export|readonly|local|declare|typeset)(?:[ \t]+-\w+)*[ \t]+)?"
     r"([A-Za-z_]\w*)(\+?)=((?:\"(?:\\[\s\S]|[^\"\\])*\"|'[^']*'|[^\s();\"'])*)[ \t]*(?=;|#|$)"
 )
+SWITCHES = {"true": True, "false": False}  # words of a flag that is on or off
 PART = re.compile(r"\"((?:\\[\s\S]|[^\"\\])*)\"|'([^']*)'")  # in quotes, of a word: `" --a "x" --b "` has two
 # `$TP`, `${TP:-8}` with a default, `${TP:?message}` without one.
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?[-=]([^{}]*)|:?\?[^{}]*)?\}|(\w+))")

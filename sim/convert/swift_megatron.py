@@ -13,8 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.adapters import TARGETS
-from sim.convert.command_line import flags_of, words_of
-from sim.convert.launched import SWITCHES
+from sim.convert.command_line import SWITCHES, flags_of, words_of
 from sim.convert.megatron import LISTED, convert_megatron
 from sim.convert.settings import Converted, Machine
 from sim.core.errors import InputError
