@@ -296,7 +296,7 @@ LAYOUTS: list[tuple[list[str], str]] = [
         [*SERVE, "inference.requests={trace: nowhere.csv}"],
         "inference.requests.trace: found 'nowhere.csv'; no such file",
     ),
-    ([*SERVE, "inference.requests.rate_per_s=0"], "found 0; must be greater than 0"),
+    ([*SERVE, "inference.requests.rate_per_s=0"], "found 0; must be at least 1e-06"),
     ([*SERVE, "inference.batching=static", "inference.requests.rate_per_s=3"], "a static batch takes equal requests"),
     ([*SERVE, "inference.prefix_cache=gpu", "inference.kv_cache.layout=contiguous"], "need kv_cache.layout paged"),
     ([*SERVE, "inference.kv_cache.memory_fraction=1.5"], "found 1.5; must be at most 1"),
