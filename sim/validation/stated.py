@@ -41,9 +41,8 @@ SWITCHES = {
     "FP8_DPA": "fp8_dot_product_attention",
     "FP8_ACTIVATION": "activation_func_fp8_input_store",
     "FP8_ACT": "activation_func_fp8_input_store",
-    "FP8_PARAM_GATHER": "fp8_param_gather",
-    "FP8_PARAMS": "fp8_param_gather",
 }
+EIGHT_BIT_PARAMETERS = ("FP8_PARAM_GATHER", "FP8_PARAMS")  # those that say `fp8_param_gather`
 # Words of a row's id that say how fp8 is scaled, which a table states nowhere else: torchao's, and
 # NVIDIA's fp8-cs (current scaling) and fp8-sc (sub-channel scaling).
 RECIPES = {"rowwise": "rowwise", "tensorwise": "tensorwise", "fp8-cs": "tensorwise", "fp8-sc": "blockwise"}
@@ -154,7 +153,7 @@ def with_stated(training: dict[str, Any], software: object, row: Mapping[str, An
         stated.pop("framework", None)
     stated |= _stated_by_reading(row)
     found = {**training, **{key: value for key, value in stated.items() if key not in training}}
-    return found | _stated_loss(found, row) | _stated_frozen(found, row)
+    return found | _stated_loss(found, row)
 
 
 def _stated_by_reading(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,16 +185,31 @@ def _stated_loss(training: Mapping[str, Any], row: Mapping[str, Any]) -> dict[st
     return {"cross_entropy": "native"} if native and training.get("cross_entropy", "unfused") == "unfused" else {}
 
 
-def _stated_frozen(training: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """Frozen weights in 8 bits alone, where the row's MLPerf round has them.
+def with_eight_bit_parameters(scenario: dict[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row's scenario with parameters in 8 bits, where its MLPerf submission has them and a scenario can: in fp8 or
+    MXFP8 with the distributed optimizer, or frozen beside adapters.
 
-    >>> _stated_frozen({"lora": {}, "precision": "fp8"}, {"run": {"round": "v4.1"}})
-    {'fp8_param_gather': True}
+    >>> row = {"run": {"settings": {"FP8_PARAMS": "True"}}}
+    >>> training, layout = {"precision": "fp8", "framework": "megatron"}, {"zero": 1}
+    >>> with_eight_bit_parameters({"training": training, "parallelism": layout}, row)["training"]["fp8_param_gather"]
+    True
+    >>> with_eight_bit_parameters({"training": training, "parallelism": {"zero": 0}}, row)["training"] == training
+    True
     """
-    run = row.get("run")
-    submitted = str(run.get("round", "")) if isinstance(run, Mapping) else ""
-    kept = "lora" in training and training.get("precision") == "fp8" and "" < submitted <= FROZEN_IN_8_BITS_UNTIL
-    return {"fp8_param_gather": True} if kept and "fp8_param_gather" not in training else {}
+    training, layout, run = (
+        x if isinstance(x, Mapping) else {}
+        for x in (scenario.get("training"), scenario.get("parallelism"), row.get("run"))
+    )
+    settings = run.get("settings")
+    said = settings if isinstance(settings, Mapping) else {}
+    frozen = "lora" in training and "" < str(run.get("round", "")) <= FROZEN_IN_8_BITS_UNTIL
+    stated = frozen or any(str(said.get(name, "")).lower() in ON for name in EIGHT_BIT_PARAMETERS)
+    of_megatron = FRAMEWORKS[training.get("framework", USUAL_FRAMEWORK)].accumulates_in_matmul
+    can = of_megatron and training.get("precision") in ("fp8", "mxfp8")
+    can = can and layout.get("zero", 0) in ((0, 1) if "lora" in training else (1,))
+    if not (stated and can) or "fp8_param_gather" in training:
+        return scenario
+    return scenario | {"training": {**training, "fp8_param_gather": True}}
 
 
 def with_adapter_dropout(training: dict[str, Any], assumptions: object) -> dict[str, Any]:

@@ -21,7 +21,13 @@ from sim.inputs.plain_data import listed, mapping
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
-from sim.validation.stated import with_adapter_dropout, with_other_jobs, with_stated, without_concluded
+from sim.validation.stated import (
+    with_adapter_dropout,
+    with_eight_bit_parameters,
+    with_other_jobs,
+    with_stated,
+    without_concluded,
+)
 from sim.validation.what_ran import with_what_ran
 
 FORMAT = "measurements/1"
@@ -80,7 +86,7 @@ def _row(
             training = with_adapter_dropout(scenario["training"], assumptions)
             scenario = scenario | {"training": with_stated(training, software[0], row)}
             scenario = without_concluded(scenario, assumptions)
-            scenario = with_launch_script(with_what_ran(scenario, row, where))
+            scenario = with_eight_bit_parameters(with_launch_script(with_what_ran(scenario, row, where)), row)
     except InputError as error:
         return Measurement(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Measurement(

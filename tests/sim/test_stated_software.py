@@ -222,19 +222,34 @@ def test_a_precisions_name_dates_a_row_of_llm_foundrys_benchmark(tmp_path: Path)
     assert [training(tmp_path, table, {"id": i})["software_date"] for i in ids] == ["2023-02", "2023-10", "2022-10"]
 
 
+PARAMS, FP8 = {"FP8_PARAMS": "True"}, {"precision": "fp8"}
+LORA = {**FP8, "lora": {"rank": 16}}
+
+
 @pytest.mark.parametrize(
-    ("settings", "round_", "lora", "kept"),
+    ("settings", "round_", "keys", "zero", "kept"),
     [
-        ({"FP8_PARAM_GATHER": "True"}, "v5.0", None, True),
-        ({"FP8_PARAMS": "True"}, "v5.0", None, True),
-        ({}, "v5.0", None, False),
-        ({}, "v5.0", {"rank": 16}, True),
-        ({"FP8_PARAM_GATHER": "0"}, "v5.1", {"rank": 16}, False),
+        ({"FP8_PARAM_GATHER": "True"}, "v5.0", FP8, 1, True),
+        (PARAMS, "v5.0", FP8, 1, True),
+        ({}, "v5.0", FP8, 1, False),
+        ({}, "v5.0", LORA, 0, True),
+        ({"FP8_PARAM_GATHER": "0"}, "v5.1", LORA, 1, False),
+        (PARAMS, "v5.0", {"precision": "nvfp4"}, 1, False),
+        (PARAMS, "v5.0", {**FP8, "framework": "eager"}, 1, False),
+        (PARAMS, "v5.0", FP8, 0, False),
     ],
 )
 def test_mlperf_parameters_in_8_bits(
-    tmp_path: Path, settings: dict[str, str], round_: str, lora: dict[str, int] | None, kept: bool
+    tmp_path: Path, settings: dict[str, str], round_: str, keys: dict[str, Any], zero: int, kept: bool
 ) -> None:
-    keys = {"precision": "fp8"} | ({} if lora is None else {"lora": lora})
-    found = training(tmp_path, "NeMo", {"run": {"round": round_, "settings": settings}}, **keys)
-    assert found.get("fp8_param_gather", False) is kept
+    """Only where a scenario can have them: a row is never refused for what is stated beside it."""
+    scenario = {"training": {"seq_len": 8, "framework": "megatron", **keys}, "parallelism": {"zero": zero}}
+    row = {
+        "id": "r",
+        "run": {"round": round_, "settings": settings},
+        "scenario": scenario,
+        "measured": {"step_time_s": 1},
+    }
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps({"format": "measurements/1", "name": "t", "kind": "training_step", "rows": [row]}))
+    assert read_table(file).rows[0].scenario["training"].get("fp8_param_gather", False) is kept
