@@ -9,7 +9,7 @@ import pytest
 from sim.inputs.scenario import parse_scenario
 from sim.models.layers import layer_specs
 from sim.serve.prices.dims import serving_dims
-from tests.sim.test_families_of_transformers import GPT2, OWN, SIZES
+from tests.sim.transformers_configs import GPT2, OWN, SIZES
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -15,7 +15,7 @@ from sim.inputs.families.pictures import FAMILIES as PICTURES
 from sim.inputs.huggingface import FAMILIES
 from sim.inputs.model_input import load_model
 from sim.models.parameters import count_parameters
-from tests.sim.test_families_of_transformers import LATENT, ROUTED, SIZES
+from tests.sim.transformers_configs import LATENT, ROUTED, SIZES
 
 STEP = {
     "layer_types": ["full_attention", *["sliding_attention"] * 3] * 2,
