@@ -73,7 +73,7 @@ class Dims(Struct, frozen=True):
     quantized_for: int  # micro-batches that a quantized weight serves; ZeRO-3 gathers it anew for each
     micro_batches: int
     quantized_copies: int  # of an activation in the matmuls' format: by rows, by columns
-    weight_copies: int  # of a weight
+    weight_copies: int  # of a weight in the matmuls' format: by rows, by columns
     eight_bit_parameters: bool  # weights are kept in the matmuls' format alone (`training.fp8_param_gather`)
     transposes_frozen: bool  # of frozen 8-bit weights there are rows alone, and each backward transposes them
     recipe: Recipe | None = None  # of quantizing; None: matmuls run in 16 bits or more

@@ -8,7 +8,7 @@ gathered has 8 bits. With MXFP8 the copy to 16 bits is gathered, in the gradient
 (`_copy_main_params_to_param_buffer`; distributed/param_and_grad_buffer.py: `finish_param_sync`). Left out: that such
 matrices have buckets of their own.
 
-Beside adapters the matrices are frozen: they are kept so, and neither updated nor gathered.
+Beside adapters these matrices are frozen. They stay in 8 bits, and are neither updated nor gathered.
 """
 
 from __future__ import annotations
