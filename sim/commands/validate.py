@@ -2,7 +2,8 @@
 
 Every row is predicted, or listed with the reason: `failed` are rows that the simulator should know and refused,
 `not_simulated` operators it has no use for and fitted parameters. `not_believed` are rows predicted without a
-batch limit that their table's own figures disprove (`sim.validation.running_requests`).
+batch limit that their table's own figures disprove (`sim.validation.running_requests`). `not_fitting` are training
+rows that ran, although their predicted peak is more than the GPU's memory.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _outcome(job: Job) -> Outcome:
     if not row.measured and not row.answers:
         return Outcome(index, row.id, (), False, "nothing measured: a fitted parameter or a formula's value")
     try:
-        found, answers, known = predict(row, calibration, programs)
+        found, answers, known, fits = predict(row, calibration, programs)
     except NotSimulated as reason:
         return Outcome(index, row.id, (), False, str(reason))
     except InputError as error:
@@ -89,7 +90,8 @@ def _outcome(job: Job) -> Outcome:
     if not errors and not verdicts:
         question = next(iter(like.values()), "")
         return Outcome(index, row.id, (), False, f"nothing predicts {', '.join(missing)}{question}")
-    return Outcome(index, row.id, errors, missing=missing, meant=like, verdicts=verdicts)
+    too_large = not fits and "fits_in_memory" not in row.answers
+    return Outcome(index, row.id, errors, missing=missing, meant=like, verdicts=verdicts, too_large=too_large)
 
 
 @click.command("validate", cls=Command)

@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
 class LaunchScript(NamedTuple):
     """Keys that `framework`'s script sets for a model, in releases from the month `since` on and before `until`.
 
-    `gpus`, `precisions`, `layouts` (pp and virtual stages): what the script is for, empty for all.
+    `gpus`, `precisions`, `layouts` (pp and virtual stages), `zero`: what the script is for, empty for all.
     """
 
     framework: str
@@ -41,11 +41,12 @@ class LaunchScript(NamedTuple):
     until: str = "9999"
     precisions: tuple[str, ...] = ()
     layouts: tuple[tuple[int, int], ...] = ()
+    zero: tuple[int, ...] = ()
 
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
 GPT_OSS_120B, KIMI_K2 = Sizes(36, 2880, 128), Sizes(61, 7168, 384)
-LLAMA3_8B, LLAMA3_70B = Sizes(32, 4096, 0), Sizes(80, 8192, 0)
+LLAMA3_8B, LLAMA3_70B, LLAMA31_405B = Sizes(32, 4096, 0), Sizes(80, 8192, 0), Sizes(126, 16384, 0)
 H100, DGX, NVL72 = ("h100-sxm",), ("b200-sxm", "b300-sxm"), ("gb200", "gb300")
 BLACKWELL = (*DGX, *NVL72)
 
@@ -73,6 +74,18 @@ DEEPSEEK_STAGES: dict[tuple[tuple[int, int], ...], list[int]] = {
     ((8, 1), (4, 2)): [*[8] * 7, 5],
     ((16, 1), (8, 2), (4, 4), (2, 8)): [*[4] * 15, 1],
     ((8, 4),): [1, *[2] * 30, 0],
+}
+# Layers whose activations wait on the host, by GPU and precision. The 405B's on GB200 are those of autumn 2025, when
+# tables have it in this layout; later they were 95 and 92.
+OFFLOADED_LAYERS = {
+    LLAMA3_70B: {
+        ("gb200", "bf16"): 20,
+        ("gb200", "fp8"): 40,
+        ("gb300", "bf16"): 30,
+        ("gb300", "fp8"): 20,
+        ("b200-sxm", "fp8"): 5,
+    },
+    LLAMA31_405B: {("gb200", "fp8"): 80, ("gb300", "bf16"): 40, ("gb300", "fp8"): 10},
 }
 
 
@@ -145,6 +158,30 @@ def _gpt_oss() -> Iterator[LaunchScript]:
     yield script(_selective("layernorm", "moe_act"), "configs/gpt_oss", (*H100, "gb200", "b200-sxm"))
 
 
+def _llama() -> Iterator[LaunchScript]:
+    """The offloads are of the scripts with `use_megatron_fsdp`."""
+    script = partial(LaunchScript, _BRIDGE)
+    yield script(LLAMA3_8B, WHOLE_GRAPH, "configs/llama: 16 and 8 bits", BLACKWELL, "2026-01", precisions=_WIDER)
+    yield script(LLAMA3_8B, WHOLE_GRAPH, "configs/llama", ("gb300",), since="2026-01")
+    yield script(
+        LLAMA3_8B,
+        {"training": {"recompute": {"mode": "full", "layers": 5}}},
+        "configs/llama: recompute_num_layers",
+        H100,
+        precisions=("fp8",),
+        layouts=((1, 1),),
+        zero=(1,),
+    )
+    nvfp4 = _graphs_of("attn", "mlp")
+    yield script(LLAMA3_70B, nvfp4, "4127", ("gb200",), since="2026-06", precisions=("nvfp4",))
+    yield script(LLAMA3_70B, WHOLE_GRAPH, "configs/llama", ("b200-sxm",), since="2026-01", precisions=("bf16",))
+    for model, offloaded in OFFLOADED_LAYERS.items():
+        for (gpu, precision), layers in offloaded.items():
+            offload = {"training": {"activation_offload": {"layers": layers}}}
+            source = "configs/llama: cpu_offloading_num_layers"
+            yield script(model, offload, source, (gpu,), precisions=(precision,), layouts=((1, 1),), zero=(3,))
+
+
 SCRIPTS = (
     *_deepseek(),
     *_qwen3(QWEN3_30B),
@@ -154,16 +191,7 @@ SCRIPTS = (
     LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01"),
     *_gpt_oss(),
     LaunchScript(_BRIDGE, KIMI_K2, FULL_ITERATION, "5168", ("gb300",), since="2026-08", precisions=("mxfp8",)),
-    LaunchScript(
-        _BRIDGE, LLAMA3_8B, WHOLE_GRAPH, "configs/llama: 16 and 8 bits", BLACKWELL, "2026-01", precisions=_WIDER
-    ),
-    LaunchScript(_BRIDGE, LLAMA3_8B, WHOLE_GRAPH, "configs/llama", ("gb300",), since="2026-01"),
-    LaunchScript(
-        _BRIDGE, LLAMA3_70B, _graphs_of("attn", "mlp"), "4127", ("gb200",), since="2026-06", precisions=("nvfp4",)
-    ),
-    LaunchScript(
-        _BRIDGE, LLAMA3_70B, WHOLE_GRAPH, "configs/llama", ("b200-sxm",), since="2026-01", precisions=("bf16",)
-    ),
+    *_llama(),
 )
 
 
@@ -186,6 +214,7 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
         "gpus": cluster.gpu.name,
         "precisions": training.get("precision", "bf16"),
         "layouts": (layout.get("pp", 1), layout.get("virtual_stages") or 1),
+        "zero": layout.get("zero", 0),
     }
     for script in SCRIPTS:
         meant = script.framework == framework and script.model == sizes and script.since <= date < script.until

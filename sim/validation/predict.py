@@ -100,7 +100,7 @@ def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> Predic
         names = (*row.measured, *row.answers)
         like = next(filter(None, (meant(name, known) for name in names)), "")
         raise NotSimulated(f"{workload} has no {', '.join(names) or 'measured quantity'}{like}")
-    return Predicted(out, answers, known)
+    return Predicted(out, answers, known, result.get("fits_in_memory", True))
 
 
 def _class_of(plan: Plan, rank: object, row: str) -> int:

@@ -41,11 +41,12 @@ MISTYPED = 0.8  # difflib's ratio of a quantity's name to one that is predicted
 
 class Predicted(NamedTuple):
     """Predictions by measured key, and answers to what was only said to be so or not; `known`: all keys that such a row
-    may measure."""
+    may measure; `fits`: whether the predicted peak fits in the GPU's memory (True where memory is not predicted)."""
 
     found: Predictions
     answers: dict[str, bool]
     known: tuple[str, ...]
+    fits: bool = True
 
 
 def meant(key: str, known: Iterable[str]) -> str:

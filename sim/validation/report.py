@@ -10,10 +10,14 @@ from msgspec import Struct, field
 from sim.validation.records import Table
 from sim.validation.statistics import Error, Verdict, as_dict, by_group
 
+# Why a row of a run is suspect: an offload or a recomputation that the row leaves out, or a wrong prediction.
+TOO_LARGE = "ran, and is predicted not to fit: the row leaves something out, or the memory is predicted wrongly"
+
 
 class Outcome(Struct, frozen=True):
     """The outcome of one row: its errors and verdicts, or why there are none (`refused`: by a fault, else by design).
-    `missing`: measured keys beside these that nothing predicts; `meant`: for those that look mistyped, a question."""
+    `missing`: measured keys beside these that nothing predicts; `meant`: for those that look mistyped, a question.
+    `too_large`: it ran, and its predicted peak is more than the GPU's memory."""
 
     table: int
     id: str
@@ -23,6 +27,7 @@ class Outcome(Struct, frozen=True):
     missing: tuple[str, ...] = ()
     meant: Mapping[str, str] = field(default_factory=dict)
     verdicts: tuple[Verdict, ...] = ()
+    too_large: bool = False
 
 
 class Validation(Struct, frozen=True):
@@ -64,6 +69,7 @@ class Validation(Struct, frozen=True):
             "failed": [{"id": o.id, "reason": o.reason} for o in self.left_out(True)],
             "not_simulated": [{"id": o.id, "reason": o.reason} for o in self.left_out(False)],
             "not_believed": [{"id": r.id, "reason": r.not_believed} for r in self.table.rows if r.not_believed],
+            "not_fitting": [{"id": o.id, "reason": TOO_LARGE} for o in self.outcomes if o.too_large],
             "not_predicted": [{"id": o.id, "keys": list(o.missing)} for o in self.outcomes if o.missing],
             "groups": by_group(found),
             "errors": [as_dict(e) for e in found],

@@ -11,7 +11,7 @@ from typing import Any
 
 from sim.core.units import count, counted, is_rate, n_bytes, percent, seconds
 from sim.inputs.units import BYTES, unit_of
-from sim.validation.report import Validation
+from sim.validation.report import TOO_LARGE, Validation
 from sim.validation.statistics import Error, by_group, summary
 from sim.views.headline import Number
 from sim.views.page import asset, still_page
@@ -110,9 +110,10 @@ def _rows(v: Validation) -> list[tuple[str, list[str]]]:
 
 
 def _counts(v: Validation) -> str:
-    """Return how many rows were simulated, why others were not, and what was not believed."""
+    """Return how many rows were simulated, why others were not, and which are suspect."""
     left = Counter(("failed" if o.refused else "not simulated", o.reason) for o in v.outcomes if o.reason)
     left.update([("not believed", row.not_believed) for row in v.table.rows if row.not_believed])
+    left.update(("not fitting", TOO_LARGE) for o in v.outcomes if o.too_large)
     why = "".join(f"; {n} {what}: {reason}" for (what, reason), n in left.most_common())
     return f"{sum(not o.reason for o in v.outcomes)} of {counted(len(v.outcomes), 'row')} simulated{why}."
 

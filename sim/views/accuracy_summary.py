@@ -20,7 +20,7 @@ def print_accuracy(tables: Sequence[dict[str, Any]]) -> None:
         console.print(
             f"\n[bold]{table['name']}[/bold]: {table['simulated']} of {counted(table['rows'], 'row')} simulated"
         )
-        for key in ("failed", "not_simulated", "not_believed"):
+        for key in ("failed", "not_simulated", "not_believed", "not_fitting"):
             _print_reasons(console, key.replace("_", " "), table[key])
         left_out = Counter(key for entry in table["not_predicted"] for key in entry["keys"])
         for key, rows in left_out.items():

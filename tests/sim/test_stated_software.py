@@ -253,3 +253,32 @@ def test_mlperf_parameters_in_8_bits(
     file = tmp_path / "table.json"
     file.write_text(json.dumps({"format": "measurements/1", "name": "t", "kind": "training_step", "rows": [row]}))
     assert read_table(file).rows[0].scenario["training"].get("fp8_param_gather", False) is kept
+
+
+LLAMA_70B = {"layers": 80, "hidden": 8192}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision", "layout", "layers"),
+    [
+        ("gb200-nvl72", "fp8", {"zero": 3}, 40),
+        ("gb300-nvl72", "bf16", {"zero": 3}, 30),
+        ("gb200-nvl72", "mxfp8", {"zero": 3}, None),
+        ("gb200-nvl72", "fp8", {"zero": 1}, None),
+        ("gb200-nvl72", "fp8", {"zero": 3, "pp": 4, "virtual_stages": 5}, None),
+        ("dgx-h100", "fp8", {"zero": 3}, None),
+    ],
+)
+def test_activations_wait_on_the_host_beside_fsdp_alone(
+    tmp_path: Path, cluster: str, precision: str, layout: dict[str, Any], layers: int | None
+) -> None:
+    given = {"training": {"seq_len": 8, "precision": precision}, "parallelism": layout}
+    found = launched(tmp_path, "Llama 3 70B 25.11", cluster, LLAMA_70B, **given)["training"].get("activation_offload")
+    assert found == (None if layers is None else {"layers": layers})
+
+
+def test_without_fsdp_the_8b_in_8_bits_recomputes_five_layers_on_an_h100(tmp_path: Path) -> None:
+    given = {"training": {"seq_len": 8, "precision": "fp8"}, "model": {"layers": 32, "hidden": 4096}}
+    for zero, recompute in ((1, {"mode": "full", "layers": 5}), (3, None)):
+        found = launched(tmp_path, "Llama 3 8B 26.02", "dgx-h100", parallelism={"zero": zero}, **given)
+        assert found["training"].get("recompute") == recompute

@@ -353,3 +353,18 @@ def test_what_fits_in_memory_is_counted_by_both_kinds_of_mistakes(tmp_path: Path
     (done,) = [v.as_dict() for v in validate_tables([read_table(path)], jobs=1)]
     assert done["groups"][0]["fits_in_memory"] == {"rows": 4, "accuracy": 0.5, "wrong_true": 1, "wrong_false": 1}
     assert [e["error"] for e in done["errors"]] == [0.0, 1.0, -1.0, 0.0]
+
+
+def test_a_row_that_ran_and_is_predicted_not_to_fit_is_listed(tmp_path: Path) -> None:
+    path = own_table(tmp_path, {"step_time_s": 0.1}, {"step_time_s": 9.0})
+    table = json.loads(path.read_text())
+    table["rows"][1]["scenario"] = {"training": {"seq_len": 131072, "micro_batch_size": 8, "global_batch_size": 8}}
+    path.write_text(json.dumps(table))
+    output = tmp_path / "found.json"
+    said = invoked(main, str(path), "--json", str(output), "--html", str(tmp_path / "page.html")).output
+    (row,) = json.loads(output.read_text())["tables"][0]["not_fitting"]
+    assert row["id"] == "1"
+    assert "not fitting: 1 (1): ran, and is predicted not to fit" in said
+    table["rows"][1]["measured"] = {"fits_in_memory": False}
+    path.write_text(json.dumps(table))
+    assert "not fitting" not in invoked(main, str(path)).output
