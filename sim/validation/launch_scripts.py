@@ -29,7 +29,7 @@ class Sizes(NamedTuple):
 class LaunchScript(NamedTuple):
     """Keys that `framework`'s script sets for a model, in releases from the month `since` on and before `until`.
 
-    `gpus`, `precisions`, `layouts` (pp and virtual stages), `zero`: what the script is for, empty for all.
+    `gpus`, `precisions`, `layouts` (pp and virtual stages), `zero`, `mlp`: what the script is for, empty for all.
     """
 
     framework: str
@@ -42,11 +42,13 @@ class LaunchScript(NamedTuple):
     precisions: tuple[str, ...] = ()
     layouts: tuple[tuple[int, int], ...] = ()
     zero: tuple[int, ...] = ()
+    mlp: tuple[str, ...] = ()
 
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
 GPT_OSS_120B, KIMI_K2 = Sizes(36, 2880, 128), Sizes(61, 7168, 384)
 LLAMA3_8B, LLAMA3_70B, LLAMA31_405B = Sizes(32, 4096, 0), Sizes(80, 8192, 0), Sizes(126, 16384, 0)
+LLAMA2_13B, GPT3_5B, GPT3_20B, GPT3_175B = (Sizes(*x, 0) for x in ((40, 5120), (24, 4096), (44, 6144), (96, 12288)))
 H100, DGX, NVL72 = ("h100-sxm",), ("b200-sxm", "b300-sxm"), ("gb200", "gb300")
 BLACKWELL = (*DGX, *NVL72)
 
@@ -182,6 +184,23 @@ def _llama() -> Iterator[LaunchScript]:
             yield script(model, offload, source, (gpu,), precisions=(precision,), layouts=((1, 1),), zero=(3,))
 
 
+# NVIDIA/NeMo-Framework-Launcher of 2024. examples/training/gpt and llama: grad_sync_dtype=bf16; conf/training/gpt3:
+# hidden_dropout, attention_dropout. The scripts of Nemotron, whose 8B has as many layers and the same width as Llama's,
+# sum in fp32.
+BF16_SUMS = {"training": {"grad_dtype": "bf16"}}
+NEMO_SCRIPTS = {
+    "gelu": ((GPT3_5B, GPT3_20B, GPT3_175B), merge(BF16_SUMS, {"model": {"dropout": 0.1}})),
+    "swiglu": ((LLAMA3_8B, LLAMA2_13B, LLAMA3_70B), BF16_SUMS),
+}
+
+
+def _nemo() -> Iterator[LaunchScript]:
+    """Llama 2 7B and 70B have as many layers and the same width as Llama 3 8B and 70B."""
+    for mlp, (models, changes) in NEMO_SCRIPTS.items():
+        for model in models:
+            yield LaunchScript("nemo", model, changes, "examples/training", since="2024", until="2025", mlp=(mlp,))
+
+
 SCRIPTS = (
     *_deepseek(),
     *_qwen3(QWEN3_30B),
@@ -192,20 +211,21 @@ SCRIPTS = (
     *_gpt_oss(),
     LaunchScript(_BRIDGE, KIMI_K2, FULL_ITERATION, "5168", ("gb300",), since="2026-08", precisions=("mxfp8",)),
     *_llama(),
+    *_nemo(),
 )
 
 
 def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
     """A row's scenario, and under it what its trainer's script sets for this model, GPU and release.
 
-    A row whose release or machine is not known is left as it is.
+    The scripts pre-train. A row with adapters, and one whose release or machine is not known, is left as it is.
     """
     training, model = scenario.get("training"), scenario.get("model")
     if not isinstance(training, Mapping) or not isinstance(model, Mapping):
         return scenario
     framework, date, sizes = training.get("framework"), training.get("software_date"), _sizes(model)
     cluster = CLUSTERS.get(_preset(scenario.get("cluster")))
-    if date is None or cluster is None:
+    if date is None or cluster is None or "lora" in training:
         return scenario
     layout = scenario.get("parallelism")
     layout = layout if isinstance(layout, Mapping) else {}
@@ -215,6 +235,7 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
         "precisions": training.get("precision", "bf16"),
         "layouts": (layout.get("pp", 1), layout.get("virtual_stages") or 1),
         "zero": layout.get("zero", 0),
+        "mlp": model.get("mlp", "swiglu"),
     }
     for script in SCRIPTS:
         meant = script.framework == framework and script.model == sizes and script.since <= date < script.until

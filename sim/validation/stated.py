@@ -61,6 +61,10 @@ COMPOSER_DATES = {"_amp_": "2023-10", "_bf16_pure_": "2023-02"}
 # What a table's maker concluded of a trainer's models, in words, and the key of `model` that the trainer's source sets
 # otherwise. llm-foundry, models/mpt/configuration_mpt.py: `no_bias` is false; no file of scripts/train/yamls sets it.
 CONCLUDED = {"composer": ("no biases", "bias")}
+# Trainers whose launch scripts say in what type gradients are summed (`Framework.sums_in_fp32`, launch_scripts.py), and
+# words of an assumption that says it instead.
+SCRIPTED_SUMS = ("megatron_bridge", "nemo")
+SUMS = re.compile(r"grad_dtype|gradients (?:are |were )?(?:reduced |summed )?in (?:fp|bf)\d", re.IGNORECASE)
 # Words of an assumption that is stated: many jobs, whose messages delayed each other.
 SHARED = "shared cluster"
 
@@ -118,7 +122,7 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of `training` that the table's `software`, the row's `run.settings` and its `id` say."""
     text = software if isinstance(software, str) else ""
     out: dict[str, Any] = {}
-    named = [name for words, name in TRAINERS.items() if re.match(rf"\W*{words}\b", text, re.IGNORECASE)]
+    named = _trainers(text)
     of_composer = COMPOSER_DATES if named[:1] == ["composer"] else {}
     by_precision = [month for words, month in of_composer.items() if words in str(row.get("id", ""))]
     date = next(iter(by_precision), None) or _row_date(text, row) or software_date(text)
@@ -135,6 +139,10 @@ def stated_training(software: object, row: Mapping[str, Any]) -> dict[str, Any]:
         out |= {"cuda_graphs": on[0]} if on else {}
         out |= {key: True for name, key in SWITCHES.items() if str(settings.get(name, "")).lower() in ON}
     return out
+
+
+def _trainers(software: str) -> list[str]:
+    return [name for words, name in TRAINERS.items() if re.match(rf"\W*{words}\b", software, re.IGNORECASE)]
 
 
 def with_stated(training: dict[str, Any], software: object, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,6 +250,25 @@ def without_concluded(scenario: dict[str, Any], assumptions: object) -> dict[str
     if not words or not isinstance(model, Mapping) or not any(words in fact for fact in said):
         return scenario
     return scenario | {"model": {name: value for name, value in model.items() if name != key}}
+
+
+def without_assumed_sums(scenario: dict[str, Any], software: str, assumptions: object) -> dict[str, Any]:
+    """A table's scenario, which all rows share, without a type of gradients that no assumption supports, if the
+    trainer's launch scripts say it. A row's own type stands.
+
+    >>> shared = {"training": {"grad_dtype": "fp32", "seq_len": 8}}
+    >>> without_assumed_sums(shared, "NeMo 24.07", [])["training"]
+    {'seq_len': 8}
+    >>> without_assumed_sums(shared, "NeMo 24.07", [{"fact": "gradients in FP32"}]) == shared
+    True
+    """
+    training = scenario.get("training")
+    facts = [*_facts(assumptions, stated=True), *_facts(assumptions, stated=False)]
+    if not isinstance(training, Mapping) or any(map(SUMS.search, facts)):
+        return scenario
+    if not set(SCRIPTED_SUMS) & set(_trainers(software)):
+        return scenario
+    return scenario | {"training": {key: value for key, value in training.items() if key != "grad_dtype"}}
 
 
 def _facts(assumptions: object, stated: bool) -> list[str]:

@@ -26,6 +26,7 @@ from sim.validation.stated import (
     with_eight_bit_parameters,
     with_other_jobs,
     with_stated,
+    without_assumed_sums,
     without_concluded,
 )
 from sim.validation.what_ran import with_what_ran
@@ -55,6 +56,7 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     source = {str(k): str(v) for k, v in _mapping(data.get("source"), f"{path}: source").items()}
     software = (str(data.get("software", "")), source.get("citation", ""))
     facts = data.get("assumptions")
+    shared = without_assumed_sums(shared, software[0], facts)
     made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software, facts) for i, r in enumerate(rows)]
     shown = without_false_limits(made)[:limit]
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))

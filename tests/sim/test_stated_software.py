@@ -255,6 +255,36 @@ def test_mlperf_parameters_in_8_bits(
     assert read_table(file).rows[0].scenario["training"].get("fp8_param_gather", False) is kept
 
 
+def of_nemo(tmp_path: Path, model: dict[str, Any], *facts: str, **training: Any) -> dict[str, Any]:
+    """A row of NeMo's whose table has gradients in fp32 for all rows."""
+    data = {
+        "format": "measurements/1",
+        "name": "t",
+        "kind": "training_step",
+        "software": "NeMo 24.07, Megatron-Core",
+        "assumptions": [{"fact": fact, "basis": "inferred"} for fact in facts],
+        "scenario": {"cluster": "dgx-h100", "training": {"seq_len": 8, "grad_dtype": "fp32"}},
+        "rows": [{"id": "r", "scenario": {"model": model, "training": training}, "measured": {"step_time_s": 1.0}}],
+    }
+    file = tmp_path / "table.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    return dict(read_table(file).rows[0].scenario)
+
+
+LLAMA_8B = {"layers": 32, "hidden": 4096, "mlp": "swiglu"}
+
+
+def test_a_trainers_script_says_in_what_type_gradients_are_summed_where_no_assumption_does(tmp_path: Path) -> None:
+    assert of_nemo(tmp_path, LLAMA_8B)["training"]["grad_dtype"] == "bf16"
+    gpt = of_nemo(tmp_path, {"layers": 24, "hidden": 4096, "mlp": "gelu"})
+    assert (gpt["training"]["grad_dtype"], gpt["model"]["dropout"]) == ("bf16", 0.1)
+    nemotron = {**LLAMA_8B, "mlp": "relu2"}
+    assert "grad_dtype" not in of_nemo(tmp_path, nemotron)["training"]
+    assert "grad_dtype" not in of_nemo(tmp_path, LLAMA_8B, lora={"rank": 8})["training"]
+    assert of_nemo(tmp_path, LLAMA_8B, grad_dtype="fp32")["training"]["grad_dtype"] == "fp32"
+    assert of_nemo(tmp_path, LLAMA_8B, "gradients reduced in FP32")["training"]["grad_dtype"] == "fp32"
+
+
 LLAMA_70B = {"layers": 80, "hidden": 8192}
 
 
