@@ -29,8 +29,8 @@ class Deferral(Struct, frozen=True):
 
 
 def deferral_of(blocks: Sequence[Block], micro_batches: int) -> Deferral | None:
-    """Return what a stage puts off for so many micro-batches; None for a stage without the output layer."""
-    head = next((b for b in blocks if b.kind is BlockKind.HEAD), None)
+    """Return what a stage puts off for so many micro-batches; None for none, and without the output layer."""
+    head = next((b for b in blocks if b.kind is BlockKind.HEAD and micro_batches), None)
     product = None if head is None else _product(head)
     if head is None or product is None:
         return None

@@ -265,8 +265,6 @@ def class_stages(
     stages = list[list[int]]([] for _ in schedule.ranks)
     for i, r in enumerate(schedule.rank_of_stage):
         stages[r].append(i)
-    limit, m = p.wgrad_deferral_limit, s.micro_batches
-    deferred = 0 if limit is None else min(limit or m, m)
     out, (first, first_of_rank, later) = list[dict[int, Stage]](), dp.by_place
     for c in plan.classes:
         out.append({})
@@ -283,7 +281,7 @@ def class_stages(
                 blocks = with_copy(stage_blocks(plan, plan.parts[part], c.rank), plan, held)
                 copies = host_copies(blocks, t.activation_offload)
                 frozen = reference_blocks(plan, plan.parts[part], c.rank)
-                put_off = deferral_of(blocks, deferred) if deferred else None
+                put_off = deferral_of(blocks, s.deferred_micro_batches)
                 made[key] = Stage(blocks, own, costs, copies, gathered[part], before, frozen, put_off)
             out[-1][i] = made[key]
     return out
