@@ -108,16 +108,16 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
 
 
 def is_simpo(data: Mapping[str, Any]) -> bool:
-    """Tell whether TRL's CPO trainer trains without its chosen answers' next tokens, as SimPO does: `cpo_alpha` is 0, as
-    `alphapo` makes it (trl/experimental/cpo: CPOConfig, `concatenated_forward`)."""
+    """Tell whether TRL's CPO trainer trains without its chosen answers' next tokens, as SimPO does: `cpo_alpha` is 0,
+    as `alphapo` makes it (trl/experimental/cpo: CPOConfig, `concatenated_forward`)."""
     alpha = data.get("cpo_alpha")
     zero = alpha is not None and str(alpha) not in ("False", "false") and _number(alpha) == 0
     return _of_cpo(data) and (zero or _loss_type(data) == "alphapo")
 
 
 def _of_cpo(data: Mapping[str, Any]) -> bool:
-    """Tell whether TRL's CPO trainer runs, alone or for Axolotl. It computes what its ORPO trainer does: a forward and a
-    backward over both halves, the log-probabilities of all labels, and a cross-entropy of the chosen half."""
+    """Tell whether TRL's CPO trainer runs, alone or for Axolotl. It computes what its ORPO trainer does: a forward and
+    a backward over both halves, the log-probabilities of all labels, and a cross-entropy of the chosen half."""
     named = [str(data[key]).lower() for key in KEYS if data.get(key)]
     if named:
         return bool({*named} & {"cpo", "simpo"})
