@@ -227,6 +227,10 @@ def _layout(s: Scenario) -> Iterator[Problem]:
         yield "parallelism.fsdp_version", "torch's first FSDP", "null, 2 (which gathers a layer ahead)"
     if p.fsdp_double_buffer:
         yield "parallelism.fsdp_double_buffer", "true", "false"
+    if p.overlap_param_gather_with_optimizer_step:
+        yield "parallelism.overlap_param_gather_with_optimizer_step", "true", "false"
+    if p.wgrad_deferral_limit is not None:
+        yield "parallelism.wgrad_deferral_limit", p.wgrad_deferral_limit, "null"
     if p.gather_bucket_bytes is not None:
         yield "parallelism.gather_bucket_bytes", p.gather_bucket_bytes, "null: a layer in one message"
     most = RANKS_PER_CORE * (os.cpu_count() or 1)

@@ -185,6 +185,11 @@ OF_OFFLOADED_LAYERS = ("cpu_offloading_num_layers", "cpu_offloading_weights")
 # Entries of a layout that lists its stages (Megatron-LM, core/transformer/enums.py: `LayerType`), in its text.
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 OFF = (None, False, "", "none")
+# Of `NOTED`, by the key of a scenario that says them.
+OF_PIPELINE = {
+    "defer_embedding_wgrad_compute": "wgrad_deferral_limit",
+    "overlap_param_gather_with_optimizer_step": "overlap_param_gather_with_optimizer_step",
+}
 OF_BERT = "bert_binary_head"  # of NeMo's megatron_bert_config.yaml
 
 
@@ -232,7 +237,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         s.notes.append(OF_RECIPE)
     dataset = data.get("dataset")
     s.notes += [AS_ONE] if isinstance(dataset, dict) and dataset.get(PACKED) else []
-    left = [written[key] for key in _not_simulated(merged, found["training"])]
+    left = [written[key] for key in _not_simulated(merged, found["training"], found["parallelism"])]
     unread = (s.unknown | {name for name in FUSED.values() if name in flags}) - s.taken
     left += [names[name] for name in sorted(unread) if name in names and names[name] not in left]
     return s.converted("megatron", machine, found, left=left)
@@ -245,12 +250,13 @@ def _own_attention(file: Path, name: str, section: Mapping[str, Any], flags: dic
     return attention_overrides(section, name, windows)
 
 
-def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any]) -> list[str]:
+def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], parallelism: Mapping[str, Any]) -> list[str]:
     """Keys that the file sets, that change a step, and that no key of the scenario says."""
     simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap", PADS) if training.get(key)}
     simulated |= {"moe_router_padding_for_fp8"} if PADS in simulated else set()
     simulated |= {"delay_wgrad_compute"} if merged.get("overlap_moe_expert_parallel_comm") else set()
     simulated |= {"fsdp_double_buffer"} if merged.get("use_megatron_fsdp") else set()
+    simulated |= {key for key, own in OF_PIPELINE.items() if own in parallelism}
     on = [key for key in NOTED if merged.get(key) not in OFF and key not in simulated]
     asked_for = (UNFUSED, *(OF_OVERLAP if merged.get("tp_comm_overlap") else ()))
     return [*on, *(key for key in asked_for if merged.get(key) is False)]

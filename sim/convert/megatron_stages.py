@@ -11,6 +11,12 @@ from sim.core.units import counted
 from sim.inputs.input_source import show
 
 BLOCKING = "no-overlap-p2p-communication"
+DEFERS = "defer-embedding-wgrad-compute"
+WITHOUT_DEFERRAL = (
+    *("no-gradient-accumulation-fusion", "mtp-num-layers", "overlap-moe-expert-parallel-comm", "fp8-output-proj"),
+    *("cuda-graph-impl", "enable-cuda-graph", "external-cuda-graph", "use-megatron-fsdp"),
+)
+EARLY = "overlap-param-gather-with-optimizer-step"
 LAYERS_EACH = "num-layers-per-virtual-pipeline-stage"
 WITH_OVERLAP = (
     "interleaved stages in groups of more micro-batches than pp are simulated with messages beside computations; "
@@ -26,7 +32,9 @@ def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
     stages, layers, mtp_stage = _given_layout(s) or (*_counted_stages(s, pp), None)
     out: dict[str, Any] = {} if layers is None else {"layers_per_stage": layers}
     out |= {} if mtp_stage is None else {"mtp_stage": mtp_stage}
+    out |= _deferral(s)
     if stages > pp:
+        out |= _early_gather(s)
         group = s.whole("microbatch-group-size-per-virtual-pipeline-stage")
         blocks = s.flag(BLOCKING)
         if blocks and group not in (None, pp):
@@ -37,6 +45,25 @@ def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
         return out
     s.take(BLOCKING)  # 1F1B has nothing to overlap (core/pipeline_parallel/schedules.py)
     return {**out, **_zero_bubble(s, pp)}
+
+
+def _deferral(s: Settings) -> dict[str, Any]:
+    """The output matrix's weight gradients that the last stage puts off; left to the notes where that is not
+    simulated."""
+    others = (s.values.get(name) for name in WITHOUT_DEFERRAL)
+    if any(str(value) not in ("None", "0", "False") for value in others) or not s.values.get(DEFERS):
+        return {}
+    return {"wgrad_deferral_limit": s.integer("wgrad-deferral-limit", 0)} if s.flag(DEFERS) else {}
+
+
+def _early_gather(s: Settings) -> dict[str, Any]:
+    """A first stage's parameters gathered beside the optimizer, where the other flags that it needs are given."""
+    needed = ("use-distributed-optimizer", "overlap-param-gather")
+    others = ("use-megatron-fsdp", "use-custom-fsdp", "use-layer-wise-distributed-optimizer", "optimizer-cpu-offload")
+    simulated = all(s.values.get(name) for name in needed) and not any(s.values.get(name) for name in others)
+    if not simulated or s.values.get("optimizer", "adam") not in ("adam", "sgd") or not s.values.get(EARLY):
+        return {}
+    return {"overlap_param_gather_with_optimizer_step": True} if s.flag(EARLY) else {}
 
 
 def _given_layout(s: Settings) -> tuple[int, list[int], int | None] | None:

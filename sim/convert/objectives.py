@@ -15,9 +15,14 @@ PAIRS = "trains on pairs of answers"
 GENERATES = "generates answers in each step, which a scenario with `rl` describes (docs/rl.md)"
 # By the names of LLaMA-Factory's `stage`, Axolotl's `rl`, TRL's commands and its scripts: what is converted, as
 # `training.preference.loss`, and what is not.
-CONVERTED: dict[str, PreferenceLoss] = {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "reward": "reward"}
+CONVERTED: dict[str, PreferenceLoss] = {
+    "dpo": "dpo",
+    "ipo": "dpo",
+    "orpo": "orpo",
+    "reward": "reward",
+    **dict.fromkeys(("cpo", "simpo"), "orpo"),  # whose operators it has (`_of_cpo`)
+}
 OBJECTIVES = {
-    **dict.fromkeys(("simpo", "cpo"), f"{PAIRS} with a loss whose operators are not described"),
     "bco": "has a reference model read each answer, too, and an estimate of the answers' density",
     "kto": "has a reference model read each answer, too, and both models answers to other prompts",
     "rm": f"{PAIRS}, with a head for rewards beside the vocabulary's",
@@ -46,7 +51,6 @@ TRAINERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "PPO": (GENERATES, ("num_ppo_epochs", "response_length", "reward_model_path", "missing_eos_penalty", "rloo_k")),
     "GKD": (OBJECTIVES["gkd"], ("teacher_model_name_or_path", "seq_kd", "lmbda")),
     "KTO": (OBJECTIVES["kto"], ("desirable_weight", "undesirable_weight")),
-    "CPO": (PAIRS, ("cpo_alpha", "simpo_gamma")),
 }
 # Keys of trainers that are converted; the last may be another one's, too.
 OF_PAIRS: dict[PreferenceLoss, tuple[str, ...]] = {
@@ -56,6 +60,15 @@ OF_PAIRS: dict[PreferenceLoss, tuple[str, ...]] = {
         *("f_divergence_type", "f_alpha_divergence_coef", "ld_alpha", "discopop_tau", "rpo_alpha"),
         *("reference_free", "use_weighting", "loss_weights"),
     ),
+}
+OF_CPO = ("cpo_alpha", "simpo_gamma")  # whose zero is a value
+# `loss_type` by trainer, where TRL's SFT has none of the name; CPO has some of DPO's, too.
+LOSS_TYPES = {
+    **dict.fromkeys(("simpo", "alphapo"), "cpo"),
+    **dict.fromkeys(("kto", "apo_zero_unpaired"), "kto"),
+    **dict.fromkeys(("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"), "dpo"),
+    **dict.fromkeys(("aot", "aot_pair", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm"), "dpo"),
+    **dict.fromkeys(("grpo", "dapo", "dr_grpo", "bnpo"), "grpo"),
 }
 OF_SEVERAL = ("beta", "max_prompt_length", "disable_dropout")
 COMMAND = "trl"  # whose next word is an objective
@@ -72,7 +85,7 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
     for key in KEYS:
         word = str(data.get(key)).lower()
         if word in CONVERTED:
-            return CONVERTED[word]
+            return "dpo" if is_simpo(data) else CONVERTED[word]
         if (what := OBJECTIVES.get(word)) is not None:
             raise _error(file, f"{key} {data[key]}", what)
     if isinstance(other := data.get("rl"), str) and other:
@@ -84,10 +97,48 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
     for trainer, (what, keys) in TRAINERS.items():
         if key := next((name for name in keys if data.get(name) not in UNSET), ""):
             raise _error(file, OF_TRL.format(key, trainer), what)
+    if _of_cpo(data):
+        return "dpo" if is_simpo(data) else CONVERTED["cpo"]
     for loss, keys in (*OF_PAIRS.items(), ("dpo", OF_SEVERAL)):
         if any(data.get(name) not in UNSET for name in keys):
             return CONVERTED[loss]
-    return None
+    if (what := OBJECTIVES.get(kind := _kind(data))) is not None:
+        raise _error(file, f"loss_type {_loss_type(data)}", what)
+    return CONVERTED.get(kind)
+
+
+def is_simpo(data: Mapping[str, Any]) -> bool:
+    """Tell whether TRL's CPO trainer trains without its chosen answers' next tokens, as SimPO does: `cpo_alpha` is 0,
+    as `alphapo` makes it (trl/experimental/cpo: CPOConfig, `concatenated_forward`)."""
+    alpha = data.get("cpo_alpha")
+    zero = alpha is not None and str(alpha) not in ("False", "false") and _number(alpha) == 0
+    return _of_cpo(data) and (zero or _loss_type(data) == "alphapo")
+
+
+def _of_cpo(data: Mapping[str, Any]) -> bool:
+    """Tell whether TRL's CPO trainer runs, alone or for Axolotl. It computes what its ORPO trainer does: a forward and
+    a backward over both halves, the log-probabilities of all labels, and a cross-entropy of the chosen half."""
+    named = [str(data[key]).lower() for key in KEYS if data.get(key)]
+    if named:
+        return bool({*named} & {"cpo", "simpo"})
+    return _kind(data) == "cpo" or any(data.get(key) not in (None, "") for key in OF_CPO)
+
+
+def _loss_type(data: Mapping[str, Any]) -> str:
+    """The first of `loss_type`, of which DPO may have several."""
+    given = data.get("loss_type")
+    return str(given[0] if isinstance(given, list) and given else given)
+
+
+def _kind(data: Mapping[str, Any]) -> str:
+    return LOSS_TYPES.get(_loss_type(data), "")
+
+
+def _number(value: object) -> float | None:
+    try:
+        return float(str(value))
+    except ValueError:
+        return None
 
 
 def script_objective(file: Path, words: list[str]) -> str | None:
@@ -109,5 +160,5 @@ def script_objective(file: Path, words: list[str]) -> str | None:
 
 
 def _error(file: Path, where: str, what: str) -> InputError:
-    converted = "training on given texts (sft, pt), or on pairs of answers (dpo, orpo, reward)"
+    converted = "training on given texts (sft, pt), or on pairs of answers (dpo, orpo, cpo, simpo, reward)"
     return InputError(f"{file}: {where}: {what}; can be converted: {converted}")

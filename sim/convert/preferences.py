@@ -1,6 +1,7 @@
 """Training on pairs of answers with TRL, LLaMA-Factory or Axolotl as `training.preference`.
 
-TRL 1.16: trl/trainer/dpo_trainer.py, reward_trainer.py, trl/experimental/orpo. LLaMA-Factory: train/dpo/trainer.py and
+TRL 1.16: trl/trainer/dpo_trainer.py, reward_trainer.py, trl/experimental/orpo and cpo. CPO's operators are ORPO's, and
+those of its SimPO DPO's without a reference, whose loss has all logits at once. LLaMA-Factory: train/dpo/trainer.py and
 hparams/finetuning_args.py; its ORPO and SimPO compute no more than DPO without a reference does. Axolotl runs TRL's
 trainers (core/trainers/dpo/trainer.py). All count a batch in pairs.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.convert.objectives import KEYS, OF_PAIRS, OF_SEVERAL, SWITCHES
+from sim.convert.objectives import KEYS, OF_CPO, OF_PAIRS, OF_SEVERAL, SWITCHES, is_simpo
 from sim.convert.settings import Settings
 from sim.inputs.training_config import PreferenceLoss
 
@@ -43,7 +44,7 @@ def with_pairs(s: Settings, loss: PreferenceLoss | None, training: dict[str, Any
     """Add to `training` what a loss over pairs says of it: nothing for None. Sizes count two sequences for a pair."""
     if loss is None:
         return
-    s.taken |= {*KEYS, *SWITCHES, *OF_PAIRS["dpo"], *OF_SEVERAL, *SMALL, "loss_type", "force_use_ref_model"}
+    s.taken |= {*KEYS, *SWITCHES, *OF_PAIRS["dpo"], *OF_SEVERAL, *OF_CPO, *SMALL, "loss_type", "force_use_ref_model"}
     _note_guess(s)
     for key in ("micro_batch_size", "global_batch_size"):
         training[key] *= 2
@@ -52,7 +53,7 @@ def with_pairs(s: Settings, loss: PreferenceLoss | None, training: dict[str, Any
     training["preference"] = {"loss": loss, **_reference(s, loss)}
     if s.flag("disable_dropout", default=True) and "lora" in training:  # adapters' own, too
         training["lora"] = {key: value for key, value in training["lora"].items() if key != "dropout"}
-    if loss != "dpo":
+    if loss != "dpo" or is_simpo(s.values):
         return
     if "finetuning_type" not in s.values and layout.get("tp", 1) == 1:
         training["cross_entropy"] = "tiled"
@@ -63,8 +64,11 @@ def with_pairs(s: Settings, loss: PreferenceLoss | None, training: dict[str, Any
 
 
 def _note_guess(s: Settings) -> None:
-    named = any(s.values.get(key) for key in (*KEYS, *SWITCHES)) or any(
-        s.values.get(key) not in (None, False) for keys in OF_PAIRS.values() for key in keys
+    given = any(s.values.get(key) is not None for key in (*OF_CPO, "loss_type"))
+    named = (
+        given
+        or any(s.values.get(key) for key in (*KEYS, *SWITCHES))
+        or any(s.values.get(key) not in (None, False) for keys in OF_PAIRS.values() for key in keys)
     )
     if not named:
         s.notes.append(SEVERAL.format(next(key for key in OF_SEVERAL if s.values.get(key))))
@@ -75,6 +79,8 @@ def _reference(s: Settings, loss: PreferenceLoss) -> dict[str, str]:
     named = s.take("ref_model") or s.take("ref_model_path")
     if loss != "dpo":
         return {}
+    if is_simpo(s.values):
+        return {"reference": "none"}
     if s.flag("precompute_ref_log_probs"):
         return {"reference": "precomputed"}
     if s.flag("reference_free") or s.values.get("pref_loss") in WITHOUT_REFERENCE:

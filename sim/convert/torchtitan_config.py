@@ -45,6 +45,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 LARGEST = 2**62
 UNREAD = "?"  # stands for a table: keys whose values are no plain ones
+OTHER_TRAINERS = ("trl", "transformers", "deepspeed", "megatron", "axolotl", "torchtune")  # whose scripts are no config
 
 
 def is_job(text: str) -> bool:
@@ -65,7 +66,9 @@ def of_python(file: Path, text: str, function: str | None) -> dict[str, dict[str
     root = _config(file, tree, function)
     tables = _tables(file, tree, root)
     if not {*tables} - {UNREAD}:
-        raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig")
+        other = next((name for name in OTHER_TRAINERS if re.search(rf"^\s*(from|import) {name}\b", text, re.M)), None)
+        way = f"; of {other}, give its command, or a YAML or JSON with its arguments" if other else ""
+        raise InputError(f"{file}: holds no torchtitan config: no call of a class such as TrainingConfig{way}")
     return tables
 
 

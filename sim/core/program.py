@@ -151,6 +151,7 @@ class Compute(Struct, frozen=True):
     casts: int = 0  # operands, with the result, for which a kernel chooses a cast for each element
     # The part of a step's micro-batches in which the operator runs; `flops` and `bytes` are means over all of them.
     share: float = 1.0
+    host_share: float = 1.0  # an optimizer's part of the host's loop over all parameters
     sent_tokens: bool = False  # a moe_layer on a rank whose only tokens are those that an all-to-all sends to it
     random_numbers: float = 0.0  # drawn by a kernel that memory binds
     rows_in_turn: float = 0.0  # rows that one warp adds one after another in a loop

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
-from sim.emit.megatron_layers import in_sixteen_bits, offloaded, precision_aware
+from sim.emit.megatron_layers import ends_of_pipeline, in_sixteen_bits, offloaded, precision_aware
 from sim.inputs.trainer_names import (
     MEGATRON_BACKENDS,
     MEGATRON_CP,
@@ -269,8 +269,7 @@ class Megatron(Emission):
         }
 
     def _layout(self) -> Flags:
-        p = self.scenario.parallelism
-        interleaved = self.interleaved
+        p, interleaved = self.scenario.parallelism, self.interleaved
         if p.tp > 1 and p.tp_overlap == "none":
             always = "Megatron-LM computes weight gradients beside backward's tensor-parallel messages"
             self.notes.append(f"tp_overlap none is simulated; {always} (tp_overlap: wgrad), so its step is shorter")
@@ -284,6 +283,7 @@ class Megatron(Emission):
             "no-overlap-p2p-communication": interleaved and not p.p2p_overlap,
             "pipeline-model-parallel-layout": f'"{self._stages()}"' if p.pp > 1 and not self.even else None,
             "sequence-parallel": p.sp and p.tp > 1,
+            **ends_of_pipeline(self),
             "tp-comm-overlap": p.tp > 1 and p.tp_overlap == "full",
             "cp-comm-type": MEGATRON_CP[p.cp_method] if p.cp > 1 else None,
         }

@@ -1,4 +1,4 @@
-"""Megatron-LM's flags that treat some layers, or parts of layers, otherwise than the rest."""
+"""Megatron-LM's flags that treat some layers or stages, or parts of layers, otherwise than the rest."""
 
 from __future__ import annotations
 
@@ -51,3 +51,12 @@ def precision_aware(e: Emission) -> dict[str, Any]:
         e.has_only("training.master_weights", (None, REMAINDERS), "keeps an fp32 master copy")
     own = {"exp-avg-dtype": t.optimizer_dtype, "exp-avg-sq-dtype": t.optimizer_dtype}
     return {"use-precision-aware-optimizer": True, **own} if aware else {}
+
+
+def ends_of_pipeline(e: Emission) -> dict[str, Any]:
+    """What the last stage puts off, and the first stages' parameters that are gathered beside the optimizer."""
+    p = e.scenario.parallelism
+    out: dict[str, Any] = {"overlap-param-gather-with-optimizer-step": p.overlap_param_gather_with_optimizer_step}
+    if p.wgrad_deferral_limit is not None:
+        out |= {"defer-embedding-wgrad-compute": True, "wgrad-deferral-limit": p.wgrad_deferral_limit}
+    return out

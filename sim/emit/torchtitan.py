@@ -124,6 +124,9 @@ class Titan(Emission):
         self.has_only("training.optimizer", ("adamw",), "has Adam and AdamW")
         self.has_only("training.moe_grouped_gemm", (None,), "groups experts' matmuls")
         self.has_only("training.moe_router_fusion", (None,), "chooses experts by torch's operators")
+        self.has_only("parallelism.wgrad_deferral_limit", (None,), "computes weight gradients in each backward")
+        early = "parallelism.overlap_param_gather_with_optimizer_step"
+        self.has_only(early, (False,), "updates all parameters at once")
         self.has_only("training.moe_shared_expert_overlap", (False,), "runs shared experts behind the routed ones")
         self.has_only("training.gradient_accumulation_fusion", (None,), "adds gradients by kernels of their own")
         self.has_only("training.gradient_clipping", (True,), "always clips")

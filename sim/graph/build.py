@@ -94,7 +94,8 @@ class StepBuilder:
         for stage, rank in enumerate(self.schedule.rank_of_stage):
             own = self.stages[rank * self.plan.pipelines + pipeline][stage]
             number_of_stage.append(numbers.setdefault(own, len(numbers)))
-        return self.lists.equal_steps(ints(number_of_stage), self._takes_input)
+        deferred = max((s.deferral.micro_batches for s in numbers if s.deferral is not None), default=0)
+        return self.lists.equal_steps(ints(number_of_stage), self._takes_input, deferred)
 
     def run(self) -> Built:
         """Build the whole step.
@@ -131,12 +132,13 @@ class StepBuilder:
         self.placements.begin_class(class_index, jitter_of(self.plan.scenario, self.plan.classes[class_index].rank))
         before = self._place_once("ALL_GATHER", [(self.programs.prologue(class_index, s), s) for s in stages])
         counts = self._place_steps(class_index, pipeline_rank, before)
+        put_off = self._place_once("W", [(self.programs.put_off(class_index, s), s) for s in stages])
         after = self._place_once("OPTIMIZER", [(self.programs.epilogue(class_index), -1)])
         self.placements.end_class(bool(after))
-        # Seconds by source are summed in this order: prologues, actions, epilogue.
+        # Seconds by source are summed in this order: prologues, actions, what these put off, epilogue.
         programs = Counter(before)
         programs.update(counts)
-        programs.update(after)
+        programs.update(put_off + after)
         return programs
 
     def _place_once(self, name: str, programs: Sequence[tuple[CompiledProgram, int]]) -> list[CompiledProgram]:

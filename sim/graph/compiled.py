@@ -16,6 +16,7 @@ from sim.graph.taskgraph import SHOWN, Collective, KindTable, WholeAction, named
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import COMPUTE, CompiledProgram, Launch, LocalTask, compile_program
 from sim.programs.data_parallel import DP
+from sim.programs.deferral import drained
 from sim.programs.interleave import interleave
 from sim.programs.stages import Stage
 from sim.programs.step_end import epilogue
@@ -143,6 +144,11 @@ class ActionPrograms:
         key = ("epilogue", tied, self.plan.group_size("copies"), *stages)
         return self._once(class_index, key, lambda: epilogue(stages, self.plan, tied))
 
+    def put_off(self, class_index: int, stage: int) -> CompiledProgram:
+        """Return the program that a class runs behind all actions for what those of a stage have put off."""
+        own = self.stages[class_index][stage].deferral
+        return self._once(class_index, ("put off", own), lambda: () if own is None else drained(own))
+
     def _once(self, class_index: int, key: tuple[object, ...], program: Callable[[], Program]) -> CompiledProgram:
         """Return a compiled program that runs once a step; equal keys mean equal programs."""
         key = (self._context(class_index), *key)
@@ -215,7 +221,10 @@ class ActionPrograms:
         """Return the compiled program of a step."""
         stages = self.stages[class_index]
         remote = [bool(self.messages.needs[a.stage, DIRECTION[a.kind]] != NO_HOP) for a in step]
-        actions = [(stages[a.stage], a.kind, a in self.ends, far) for a, far in zip(step, remote, strict=True)]
+        actions = [
+            (stages[a.stage], a.kind, a in self.ends, far, stages[a.stage].defers(a))
+            for a, far in zip(step, remote, strict=True)
+        ]
         key = (self._context(class_index), *actions)
         if key not in self._cache.by_action:
             programs = [self._program(stages[a.stage], a, far) for a, far in zip(step, remote, strict=True)]
@@ -243,7 +252,7 @@ class ActionPrograms:
         end = action in self.ends
         if action.kind is Kind.F:
             return stage.forward(end, remote)
-        return stage.backward(action.kind, end, remote)
+        return stage.backward(action.kind, end, remote, stage.defers(action))
 
     def _meets_others(self, class_index: int, program: CompiledProgram) -> bool:
         """Tell whether another class of ranks takes part in the program's collectives."""

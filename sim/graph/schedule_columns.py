@@ -83,13 +83,15 @@ class ScheduleColumns:
             self._ranks[rank] = RankList(self.steps[mine], work[actions], np.nonzero(actions)[0])
         return self._ranks[rank]
 
-    def equal_steps(self, program_of_stage: Ints, remote: Bools) -> tuple[Ints, list[list[int]]]:
+    def equal_steps(self, program_of_stage: Ints, remote: Bools, deferred: int = 0) -> tuple[Ints, list[list[int]]]:
         """Number the steps so that steps of a rank with equal numbers run the same; return the numbers, and for each
         rank the index in `steps` of the first step of each number. `remote`: whether an action's input comes from
-        another rank."""
+        another rank; `deferred`: how many first micro-batches of a stage may run otherwise than the others."""
         # The facts that decide a step's program are digits of one number, because NumPy compares integers in bulk: its
-        # stage's programs, its kind, whether it is an end of its stage, and whether its input comes from another rank.
-        number, _ = _numbered(((program_of_stage[self.stage] * len(NUMBER) + self.kind) * 2 + self.ends) * 2 + remote)
+        # stage's programs, its kind, whether it is an end of its stage, whether its input comes from another rank, and
+        # whether its micro-batch is one of the first.
+        digits = ((program_of_stage[self.stage] * len(NUMBER) + self.kind) * 2 + self.ends) * 2 + remote
+        number, _ = _numbered(digits * 2 + (self.micro_batch < deferred))
         if number.shape[1] == 2:
             # 0 means no second action, so that a single action differs from a pair of equal ones.
             second = np.where(self._pairs, number[:, 1] + 1, 0)

@@ -146,6 +146,11 @@ class Parallelism(UserInput):
         default_factory=lambda data: data["dp_sync"] != "after_backward",
         description="null: true unless dp_sync is after_backward",
     )
+    overlap_param_gather_with_optimizer_step: bool = Field(
+        default=False,
+        description="zero 1 with virtual stages: a rank gathers the parameters of its first stage while it updates "
+        "those of its others",
+    )
     param_gather_dtype: GatherDtype | None = Field(
         default=None,
         description="zero: the dtype of gathered parameters; null: precision's 16-bit dtype, but fp8 with "
@@ -162,6 +167,13 @@ class Parallelism(UserInput):
     ep_overlap: bool = False
     delay_wgrad_compute: bool = Field(
         default=True, description="ep_overlap: gradients of weights are computed behind the start of an exchange"
+    )
+    wgrad_deferral_limit: int | None = Field(
+        default=None,
+        ge=0,
+        le=1_000_000_000,
+        description="the output matrix's weight gradients of so many first micro-batches, or (0) of all, are computed "
+        "behind the last stage's backwards; null: in these",
     )
     ep_dispatch_dtype: TransportDtype | None = None
     ep_dispatcher: Annotated[str, OneOf(DISPATCHERS)] | None = Field(

@@ -146,6 +146,12 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
         return self.training.global_batch_size // (self.training.micro_batch_size * self.parallelism.dp)
 
     @property
+    def deferred_micro_batches(self) -> int:
+        """Micro-batches of which the last stage puts a weight gradient off (`wgrad_deferral_limit`)."""
+        limit = self.parallelism.wgrad_deferral_limit
+        return 0 if limit is None else min(limit or self.micro_batches, self.micro_batches)
+
+    @property
     def sums_unsharded(self) -> bool:
         """Whether `accumulate_unsharded` has an effect: whole gradients wait for the step's last reduction.
 

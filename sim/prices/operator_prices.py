@@ -112,7 +112,7 @@ class Costs:
         c = self.coefficients
         # A fused optimizer has few kernels, but its Python loops over all parameters, so the step is timed as a whole.
         if op.kind == "optimizer":
-            return c.host_step_s
+            return c.host_step_s * op.host_share
         if op.within_call:
             return op.kernels * c.group_launch_s
         each_s = c.host_operator_s

@@ -78,6 +78,7 @@ class DataParallel(Struct, frozen=True):
     prefetches: bool = True  # ZeRO-3 gathers a block's parameters while the block before it runs its backward
     dequantized_copies: int = 0  # how often ZeRO-3 copies the fp16 numbers that it makes of gathered 8-bit integers
     stays: bool = False  # ZeRO-3 without `reshard` keeps gathered parameters from the first forward to the step's end
+    gathered_early: bool = False  # ZeRO-1 gathers a rank's first stage while it updates the others
 
     @property
     def behind_first(self) -> DataParallel:
@@ -85,6 +86,18 @@ class DataParallel(Struct, frozen=True):
         if self.zero > 1 or self.sync != "bucketed" or not self.engine.first_stage_alone:
             return self
         return replace(self, bucket_bytes=float("inf"))
+
+    @property
+    def by_place(self) -> tuple[DataParallel, DataParallel, DataParallel]:
+        """The data parallelism of the first rank's first stage, of the other ranks' first, and of all other stages.
+
+        If first stages are gathered early, no stage has buckets (Megatron-LM 0.19, training/training.py:
+        `per_chunk_disable_bucketing`; core 0.15 to 0.19, optimizer/optimizer.py: `ChainedOptimizer._step`).
+        """
+        later = self.behind_first
+        if not self.gathered_early:
+            return self, later, later
+        return later, later, replace(later, gathered_early=False)
 
     @property
     def _whole_reduction(self) -> tuple[str, ...]:
@@ -236,6 +249,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         prefetches=p.backward_prefetch or engine.fsdp_version != 1,
         dequantized_copies=copies,
         stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or engine.keeps_unreduced),
+        gathered_early=p.overlap_param_gather_with_optimizer_step,
     )
 
 

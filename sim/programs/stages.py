@@ -12,7 +12,7 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.actions import Kind, Schedule
+from sim.core.actions import Action, Kind, Schedule
 from sim.core.program import (
     BLOCK_END,
     PART_OF_BLOCK,
@@ -32,6 +32,7 @@ from sim.models.reference import reference_scenario, with_casts, without_gradien
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel
+from sim.programs.deferral import Deferral, deferral_of, without_product
 from sim.programs.host_copies import HostCopy, host_copies
 from sim.programs.updated_parameters import prologue, prologue_waits
 from sim.programs.weave import weave_backward, weave_forward
@@ -113,6 +114,7 @@ class Stage(Struct, frozen=True, eq=False):
     gather_input: float  # bytes of a stage's input gathered over tp on arrival; 0 = arrives whole
     before_forward: Program = ()
     reference: tuple[Block, ...] = ()  # of a frozen model, run forward behind each forward of `blocks`
+    deferral: Deferral | None = None
 
     def forward(self, first: bool, gathers_input: bool) -> Program:
         """Forward of one micro-batch; `first`: the step's first here; `gathers_input`: it comes from another rank."""
@@ -129,13 +131,19 @@ class Stage(Struct, frozen=True, eq=False):
             out += (*items, BLOCK_END)
         return tuple(out)
 
-    def backward(self, kind: Kind, last: bool, gathers_input: bool) -> Program:
-        """Backward of one micro-batch, whole or split; `last`: after it gradients are reduced."""
+    def defers(self, action: Action) -> bool:
+        """Tell whether an action puts off what `deferral` says."""
+        return self.deferral is not None and action.kind is Kind.B and action.micro_batch < self.deferral.micro_batches
+
+    def backward(self, kind: Kind, last: bool, gathers_input: bool, defers: bool = False) -> Program:
+        """Backward of one micro-batch, whole or split; `last`: after it gradients are reduced; `defers`: it puts off
+        what `deferral` says."""
         phases = PHASES[kind]
         out: list[Item] = self._gather(gathers_input and kind is not Kind.W, Phase.INPUT_GRAD)
         copies = self.offload[::-1] if kind is not Kind.W else ()
         last_block = len(self.blocks) - 1
-        for i, items in enumerate(weave_backward(self.measured(kind), self.dp, phases, last)):
+        blocks = without_product(self.measured(kind)) if defers else self.measured(kind)
+        for i, items in enumerate(weave_backward(blocks, self.dp, phases, last)):
             block = last_block - i
             out += [self._copy("reload", c, f"r{c.block}", Phase.INPUT_GRAD) for c in copies if c.until == block]
             out += [Wait(f"r{block}", Phase.INPUT_GRAD) for c in copies if c.block == block]
@@ -254,10 +262,10 @@ def class_stages(
         (part.embedding, part.head, part.normed, part.predicts, size, tuple([kind(n) for n in part.layers]))
         for part, size in zip(plan.parts, gathered, strict=True)
     ]
-    later, stages = dp.behind_first, list[list[int]]([] for _ in schedule.ranks)
+    stages = list[list[int]]([] for _ in schedule.ranks)
     for i, r in enumerate(schedule.rank_of_stage):
         stages[r].append(i)
-    out: list[dict[int, Stage]] = []
+    out, (first, first_of_rank, later) = list[dict[int, Stage]](), dp.by_place
     for c in plan.classes:
         out.append({})
         mine, costs = plan.work_of(c.rank), costs_of(c.rank)
@@ -266,12 +274,14 @@ def class_stages(
             part = schedule.part_of_stage[i]
             # One matrix on a rank is enough for the embedding, prediction modules and the output.
             held = any(x.embedding or (x.predicts and not plan.parts[part].predicts) for x in parts)
-            own = later if i > 0 else dp
-            key: tuple[object, ...] = (i if named else works[part], mine, costs.gpu.name, held, own is dp)
+            own = first if i == 0 else first_of_rank if i == stages[c.pipeline_rank][0] else later
+            work = i if named else works[part]
+            key: tuple[object, ...] = (work, mine, costs.gpu.name, held, own is first, own.gathered_early)
             if key not in made:
                 blocks = with_copy(stage_blocks(plan, plan.parts[part], c.rank), plan, held)
                 copies = host_copies(blocks, t.activation_offload)
                 frozen = reference_blocks(plan, plan.parts[part], c.rank)
-                made[key] = Stage(blocks, own, costs, copies, gathered[part], before, frozen)
+                put_off = deferral_of(blocks, s.deferred_micro_batches)
+                made[key] = Stage(blocks, own, costs, copies, gathered[part], before, frozen, put_off)
             out[-1][i] = made[key]
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Comm, Item, Phase, Program, Wait
+from sim.core.program import Comm, Compute, Item, Phase, Program, Wait
 from sim.inputs.training_config import Training
 from sim.models.muon import Dealt, dealt_out
 from sim.models.optimizer import (
@@ -20,7 +20,7 @@ from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel, after_backward, sum_shared_once
 from sim.programs.stages import Stage
-from sim.programs.updated_parameters import gather_after_optimizer
+from sim.programs.updated_parameters import early_gather, gather_after_optimizer
 from sim.ranks.plan import Plan
 
 NORM_BYTES = 4.0
@@ -59,11 +59,33 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     if t.gradient_clipping:
         scaling = end.scaling if t.optimizer_offload != "cpu" else ()  # there the host scales them
         out += [*end.norm, *_norm_reductions(plan, dp), *scaling]
+    if dp.gathered_early:
+        return (*out, *_first_stage_first(stages, plan))
     visits = end.update and t.optimizer_offload
     out += _with_host(end.update, dense + experts, dealt, t) if visits else end.update
     out += dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)
     out += gather_after_optimizer(blocks, dp)
     return tuple(out)
+
+
+def _first_stage_first(stages: tuple[Stage, ...], plan: Plan) -> Program:
+    """The update of a rank's first stage, then that of its others beside the gather of the first one's parameters
+    (Megatron-Core, optimizer/optimizer.py: `ChainedOptimizer._step`)."""
+    source, dp, updates = source_of(plan.scenario), stages[0].dp, list[Program]()
+    all_blocks = tuple(b for s in stages for b in s.blocks)
+    for blocks in (stages[0].blocks, all_blocks[len(stages[0].blocks) :]):
+        dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
+        own = -(-dense // dp.shard) + -(-experts // dp.expert_shard)
+        # Each loops over its own parameters on the host.
+        share = sum(len(b.tensors) for b in blocks) / max(1, sum(len(b.tensors) for b in all_blocks))
+        update = (_of_host(i, share) for i in source.step_items(own, NOTHING_DEALT).update)
+        updates.append((*update, *dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)))
+    gathered, end = early_gather(stages[0].blocks, dp)
+    return (*updates[0], *gathered, *updates[1], *end)
+
+
+def _of_host(item: Item, share: float) -> Item:
+    return replace(item, host_share=share) if isinstance(item, Compute) else item
 
 
 def _with_tied_gradients(out: list[Item], elements: int, dp: DataParallel, t: Training) -> list[Item]:

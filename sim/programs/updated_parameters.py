@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from sim.core.program import Block, Compute, ModelPart, Phase, Program, Wait
+from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
 from sim.models.operators import memory_op
 from sim.programs.data_parallel import DataParallel, cast, limit_bytes, waits
 
@@ -39,7 +39,7 @@ def _gathered_shares(block: Block, dp: DataParallel) -> tuple[float, float]:
 
 def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
-    if dp.zero not in (1, 2) or not dp.gather_overlap:
+    if dp.zero not in (1, 2) or not dp.gather_overlap or dp.gathered_early:
         return ()
     return tuple(
         c
@@ -52,11 +52,20 @@ def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wai
     """Return what each block's first forward waits for: the gathers of `prologue` that bring it something, and their
     cast."""
     out: list[list[Wait | Compute]] = [[] for _ in blocks]
-    if dp.zero in (1, 2) and dp.gather_overlap:
+    if dp.zero in (1, 2) and dp.gather_overlap and not dp.gathered_early:
         for k, (dense, experts, i) in enumerate(gather_units(blocks, dp)):
             gathered = dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
             out[i] += [*waits(gathered, Phase.FORWARD), *cast(gathered, dp, Phase.FORWARD)]
     return out
+
+
+def early_gather(blocks: tuple[Block, ...], dp: DataParallel) -> tuple[list[Comm], Program]:
+    """The gather of a rank's first stage, which starts when its own parameters are updated, and what ends the step: a
+    wait, and the cast of gathered fp32 parameters. The step's end waits for it, where the next step's first forward of
+    the stage does: the first pipeline rank's comes at once, that of the others later."""
+    ((dense, experts, _),) = gather_units(blocks, dp) or [(0.0, 0.0, 0)]
+    gathered = dp.gather("first stage", dense, experts, Phase.OPTIMIZER, "early")
+    return gathered, (*waits(gathered, Phase.OPTIMIZER), *cast(gathered, dp, Phase.OPTIMIZER))
 
 
 def gather_after_optimizer(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

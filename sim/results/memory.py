@@ -121,10 +121,33 @@ def levels(
         index = np.append(index, at_end)
         none = [0.0] * len(at_end)
         changes = np.append(changes, [none, [held[i].at_end for i in at_end], none][:columns], axis=1)
+    put_off = _put_off(stages, done, end_s)
+    if len(put_off):
+        time, index = np.append(time, put_off[:, 0]), np.append(index, put_off[:, 1].astype(np.int64))
+        others = np.zeros((columns - 1, len(put_off)))
+        changes = np.append(changes, np.vstack([put_off[:, 2], others]), axis=1)
     time, index, (activations, buffers, *gradients) = _summed(time, index, changes, len(done))
     buffers += np.array([x.gathered for x in held])[index]
     begins, come = np.searchsorted(index, np.arange(len(done))), gradients[0] if gradients else np.zeros(len(time))
     return Levels(held, begins, time, activations, buffers, come)
+
+
+def _put_off(stages: Sequence[dict[int, Stage]], done: Sequence[ActionTasks], end_s: Bytes) -> Bytes:
+    """Return what backwards keep for weight gradients that they put off (`Stage.deferral`), from their own end to that
+    of the rank's last action: rows of time, class and bytes."""
+    rows = list[tuple[float, float, float]]()
+    for i, (mine, x) in enumerate(zip(stages, done, strict=True)):
+        for number, stage in mine.items():
+            if stage.deferral is None:
+                continue
+            times = [
+                end_s[last]
+                for action, last in zip(x.listed.actions, x.last, strict=True)
+                if action.stage == number and stage.defers(action)
+            ]
+            rows += [(time, i, stage.deferral.bytes) for time in times]
+            rows.append((end_s[x.last].max(), i, -stage.deferral.bytes * len(times)))
+    return np.array(rows).reshape(-1, 3)
 
 
 def _summed(time: Bytes, index: Ints, changes: Bytes, classes: int) -> tuple[Bytes, Ints, Bytes]:

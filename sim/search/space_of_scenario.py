@@ -72,6 +72,13 @@ def _check_written(source: Source, given: Parallelism) -> None:
     if given.micro_batch_group is not None:
         said = "a search runs interleaved_1f1b in groups of pp micro-batches (null)"
         raise source.error(("parallelism", "micro_batch_group"), f"found {given.micro_batch_group}; {said}")
+    # The bounds know nothing that runs beside the optimizer, and count all of a backward before the one behind it.
+    if given.overlap_param_gather_with_optimizer_step:
+        why = "found true; a search compares steps that gather behind the optimizer (false)"
+        raise source.error(("parallelism", "overlap_param_gather_with_optimizer_step"), why)
+    if given.wgrad_deferral_limit is not None:
+        why = f"found {given.wgrad_deferral_limit}; a search compares steps that put nothing off (null)"
+        raise source.error(("parallelism", "wgrad_deferral_limit"), why)
     if data.get("rl") is not None:
         why = "a search covers training steps and serving; sim.sweep varies keys of an rl step"
         raise source.error(("rl",), why)

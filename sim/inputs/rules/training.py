@@ -15,6 +15,7 @@ from sim.inputs.rules.layers_apart import (
     waiting_layers,
 )
 from sim.inputs.rules.layout import batch, first_problem, micro_batches
+from sim.inputs.rules.megatron_pipeline import deferred_gradients, gathers_beside_optimizer
 from sim.inputs.rules.packing import packing
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Recompute, Training
@@ -56,6 +57,8 @@ def training_problems(sections: Sections, t: Training) -> Problems:
         waiting_layers,
         *OF_EXPERTS,
         torch_fsdp,
+        gathers_beside_optimizer,
+        deferred_gradients,
         _recompute,
         _loss,
         _batches,

@@ -311,6 +311,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("bucket_bytes", _bucket_bytes),
     Idle("gather_bucket_bytes", _only_with_zero(3)),
     Idle("param_gather_overlap", _only_with_zero(1, 2)),
+    Idle("overlap_param_gather_with_optimizer_step", _alone),
     Idle("param_gather_dtype", _gathers_nothing),
     Idle("cp_method", _with_one("cp")),
     Idle("cp_split", _cp_split),

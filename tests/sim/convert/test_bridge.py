@@ -148,6 +148,24 @@ def test_a_layout_may_be_a_list_of_stages(tmp_path: Path) -> None:
     assert "pipeline_model_parallel_layout: found 'Et|tt|tm|losses'; a stage has letters of E, t, m, L" in said
 
 
+def test_what_the_last_stage_puts_off_and_what_is_gathered_early(tmp_path: Path) -> None:
+    """`comm_overlap` of Megatron-Bridge's Llama 3 405B; a saved config has the keys in `model` and `optimizer`."""
+    machine = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "llama3-8b")
+    stages = "{pipeline_model_parallel_size: 2, virtual_pipeline_model_parallel_size: 2, seq_length: 4096}"
+    text = f"model: {stages}\ntrain: {{global_batch_size: 256, micro_batch_size: 1}}\n"
+    own = "comm_overlap: {defer_embedding_wgrad_compute: true, wgrad_deferral_limit: 22}\n"
+    early = "optimizer: {overlap_param_gather_with_optimizer_step: true}\n"
+    keys = ("wgrad_deferral_limit", "overlap_param_gather_with_optimizer_step")
+    data, said = converted(tmp_path, "o.yaml", text + own + early, *machine)
+    assert of(data, "parallelism", *keys) == [22, True]
+    assert "defer_embedding" not in said
+    assert "optimizer.overlap" not in said
+    late = "ddp: {overlap_param_gather: false}\n"
+    data, said = converted(tmp_path, "o.yaml", text + late + early, *machine)
+    assert of(data, "parallelism", *keys) == [None, None]
+    assert "not expressed here: optimizer.overlap_param_gather_with_optimizer_step" in said
+
+
 def test_nemo_says_its_gpus_and_not_its_vocabulary(tmp_path: Path) -> None:
     assert "add --set model.vocab=N" in refused(tmp_path, "n.yaml", NEMO, "--cluster", "dgx-h100")
     data, _ = converted(tmp_path, "n.yaml", NEMO, "--cluster", "dgx-h100", "--set", "model.vocab=128256")

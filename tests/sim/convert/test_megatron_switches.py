@@ -132,3 +132,42 @@ def test_double_buffers_of_megatrons_fsdp(tmp_path: Path, flags: str, expected: 
     data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
     assert (data["parallelism"]["zero"], data["parallelism"].get("fsdp_double_buffer")) == (3, expected)
     assert ("fsdp-double-buffer" in said, "nccl-ub" in said) == (False, flags == "--nccl-ub")
+
+
+DEFERS = "--defer-embedding-wgrad-compute --wgrad-deferral-limit 22"
+EARLY = "--overlap-param-gather-with-optimizer-step"
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "left"),
+    [
+        ("", None, False),
+        (DEFERS, 22, False),
+        ("--defer-embedding-wgrad-compute", 0, False),
+        ("--wgrad-deferral-limit 22", None, True),
+        (f"{DEFERS} --no-gradient-accumulation-fusion", None, True),
+        (f"{DEFERS} --mtp-num-layers 0", 22, False),
+    ],
+)
+def test_weight_gradients_in_the_flush(tmp_path: Path, flags: str, limit: int | None, left: bool) -> None:
+    """What Megatron-Core refuses, and what is not simulated, is left to a note."""
+    text = MEGATRON.replace("    --sequence-parallel", f"    {flags} --sequence-parallel")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"].get("wgrad_deferral_limit") == limit
+    assert ("wgrad-deferral-limit" in said) is left
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (EARLY, None),  # needs virtual stages
+        (f"{EARLY} --num-virtual-stages-per-pipeline-rank 2 --overlap-param-gather", True),
+        (f"{EARLY} --num-virtual-stages-per-pipeline-rank 2", None),
+    ],
+)
+def test_gathers_beside_the_optimizer(tmp_path: Path, flags: str, expected: bool | None) -> None:
+    base = MEGATRON.replace("--overlap-param-gather", "").replace("--use-distributed-optimizer", "")
+    text = base.replace("    --sequence-parallel", f"    {flags} --use-distributed-optimizer --sequence-parallel")
+    data, said = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert data["parallelism"].get("overlap_param_gather_with_optimizer_step") == expected
+    assert (EARLY in said) is (expected is None)

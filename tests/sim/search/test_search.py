@@ -304,6 +304,23 @@ def test_errors_name_the_line(tmp_path: Path, written: str, problem: str, gpus: 
         run_search(file, gpus=gpus)
 
 
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"wgrad_deferral_limit": 2, "pp": 2}, "wgrad_deferral_limit: found 2; a search compares"),
+        (
+            {"overlap_param_gather_with_optimizer_step": True, "zero": 1},
+            "with_optimizer_step: found true; a search compares",
+        ),
+    ],
+)
+def test_what_the_ends_of_a_pipeline_put_off_is_refused(tmp_path: Path, keys: dict[str, Any], problem: str) -> None:
+    file = tmp_path / "ends.yaml"
+    file.write_text(json.dumps(merge(BASE, {"parallelism": keys})), encoding="utf-8")
+    with pytest.raises(InputError, match=problem):
+        run_search(file, gpus=8)
+
+
 def test_parameters_in_8_bits_are_refused(tmp_path: Path) -> None:
     keys = {"precision": "fp8", "framework": "megatron", "fp8_param_gather": True}
     file = tmp_path / "in_8_bits.yaml"
