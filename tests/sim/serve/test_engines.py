@@ -291,13 +291,6 @@ def test_prompts_first_is_alike_in_every_way(
             )
 
 
-def test_hosts_that_no_table_judged_widen_the_interval() -> None:
-    """Where the host takes half of the time and is uncertain by 40 %, so is a fifth of the whole."""
-    sure, unsure = (simulate_serving(engine_scenario(e, batching="continuous")).result for e in ("bundled", "vllm-0.5"))
-    spread = [r["duration_interval_s"][1] / r["duration_interval_s"][0] for r in (sure, unsure)]
-    assert spread[1] > 1.3 * spread[0]
-
-
 def test_each_source_of_prices_has_words_in_the_summary(made: Any) -> None:
     shares = simulate_serving(engine_scenario(made(host=HostTimes(iteration_s=1e-3)))).outcome.provenance.shares
     assert shares["host"] > 0
@@ -311,26 +304,6 @@ def test_an_overlapped_host_that_is_slower_gives_all_of_its_uncertainty(made: An
     assert slow.host_uncertainty == pytest.approx(0.1, rel=1e-3)
     quick = made(host=HostTimes(iteration_s=1e-6, uncertainty=0.1), overlaps=True)
     assert simulate_serving(engine_scenario(quick, batching="continuous")).host_uncertainty == 0.0
-
-
-@pytest.mark.parametrize("engine", [name for name, e in ENGINES.items() if e.host])
-def test_host_seconds_are_never_certain(engine: str) -> None:
-    assert all(times.uncertainty > 0 for times in ENGINES[engine].host.values())
-
-
-def test_hosts_of_an_a100_take_longer_and_launch_as_they_were_measured_to() -> None:
-    measured = ENGINES["vllm-0.2"].host
-    for engine in ("vllm-0.5", "vllm-v1", "sglang-0.5", "trtllm-1.0"):
-        older, newer = (ENGINES[engine].host_on(a) for a in ("ampere", "hopper"))
-        assert (older.launch_s, newer.launch_s) == (measured["ampere"].launch_s, measured["hopper"].launch_s)
-        assert older.iteration_s / newer.iteration_s == pytest.approx(
-            measured["ampere"].sequence_s / measured["hopper"].sequence_s
-        )
-
-
-def test_requests_take_before_engines_without_a_measured_server_what_was_fitted_to_one() -> None:
-    own = {ENGINES[name].host_on("hopper").request_s for name in ("vllm-0.5", "vllm-0.6")}
-    assert own == {ENGINES["trtllm-triton"].host_on("hopper").request_s}
 
 
 @pytest.mark.parametrize(
