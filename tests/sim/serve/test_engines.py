@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.scenario import parse_scenario
-from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
 from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.record import Engine, HostTimes
-from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import host_of
 from sim.serve.prices.iteration_parts import Key, Work
@@ -29,6 +28,7 @@ from tests.sim.cases import scenario_with
 from tests.sim.serve.serving_cases import (
     ONE,
     WEIGHTS_AND_BUFFERS,
+    costs_of,
     engine_scenario,
     every_way,
     requests_of,
@@ -38,8 +38,7 @@ from tests.sim.serve.serving_cases import (
 
 
 def costs(engine: str, **more: Any) -> IterationCosts:
-    s = engine_scenario(engine, **more)
-    return iteration_costs(s, load_profile(s.calibration))
+    return costs_of(engine_scenario(engine, **more))
 
 
 @pytest.fixture
@@ -135,7 +134,7 @@ def test_tokens_that_pad_a_batch_choose_experts_as_the_engine_lets_them(engine: 
     layout = {"tp": ep, "ep": ep}
     data = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "parallelism": layout, "inference": section}
     s = parse_scenario(data)
-    own = iteration_costs(s, load_profile(s.calibration))
+    own = costs_of(s)
     padded = own.host.padded(9)
     found = own.device_seconds(Load(9, 0, 0, (), 9))[0]  # without attention
     every, experts = (
@@ -152,7 +151,7 @@ def test_a_router_of_groups_lets_padding_choose(model: str, choosing: int) -> No
     section = {"engine": "vllm-0.29", "requests": ONE}
     data = {"model": model, "cluster": "dgx-h200", "parallelism": {"tp": 8, "ep": 8}, "inference": section}
     s = parse_scenario(data)
-    assert iteration_costs(s, load_profile(s.calibration)).host.routed(9, False, True) == choosing
+    assert costs_of(s).host.routed(9, False, True) == choosing
 
 
 @pytest.mark.parametrize(("model", "group"), [("llama3-8b", 4), ("llama2-7b", 1)])
