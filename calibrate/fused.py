@@ -18,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from calibrate.elementwise import WIDTH
 from calibrate.kernels import DTYPES, Case, dtypes
+from calibrate.norm import EPSILON
 from calibrate.records import Constant, Record, point
 from calibrate.timing import Bench
 
-WIDTH, HEAD_DIM = {"cpu": 512, "cuda": 4096}, 64
-EPSILON = 1e-5
+HEAD_DIM = 64
 Function = Callable[..., Tensor]
 Inputs = tuple[Tensor, ...]
 Random = Callable[..., Tensor]

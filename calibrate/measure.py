@@ -381,13 +381,13 @@ def _profile(
     wanted: Wanted, scenario: Scenario, logs: list[Any], epilogues: list[Any], message_bytes: int, facts: Any
 ) -> Profile:
     """Return the profile that --profile names, else one of what was timed between the steps."""
-    from calibrate.profile_from_steps import make_profile
+    from calibrate.profile_from_steps import profile_of_rounds
 
     if wanted.profile:
         return load_profile(wanted.profile)
     date = datetime.now(UTC).strftime("%Y-%m-%d")
-    parts = logs, epilogues, message_bytes, scenario.parallelism, facts["hardware"], facts["software"]
-    return make_profile(f"paired with {scenario.name}", date, *parts)
+    name = f"paired with {scenario.name}"
+    return profile_of_rounds(name, date, logs, epilogues, message_bytes, scenario.parallelism, facts)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -57,26 +57,25 @@ def mean_and_spread(values: Iterable[float]) -> tuple[float, float]:
     return middle, statistics.fmean(abs(v - middle) for v in values) / middle
 
 
-def make_profile(
+def profile_of_rounds(
     name: str,
     date: str,
     logs: Sequence[Log],
     epilogues: Sequence[Epilogue],
     message_bytes: int,
     parallelism: Parallelism,
-    hardware: Facts,
-    software: Facts,
+    environment: Mapping[str, Facts],
 ) -> Profile:
     """Make a profile of blocks, optimizer, messages and collectives from all ranks' calibrations in the chosen rounds.
 
-    `epilogues`: for each rank the simulator's operators after the last backward, as (op, bytes). `message_bytes`: size
-    of a message between stages.
+    `environment`: "hardware" and "software" of the machine. `epilogues`: for each rank the simulator's operators after
+    the last backward, as (op, bytes). `message_bytes`: size of a message between stages.
 
     If ranks share cores, means are used instead of medians. A rank rarely waits for a core, but then for milliseconds.
     The step includes these waits; a median would not.
     """
     chosen = chosen_rounds(logs[0])
-    sharing = ranks_per_core(ranks_here(len(logs)), hardware)
+    sharing = ranks_per_core(ranks_here(len(logs)), environment["hardware"])
     middle = median_and_spread if sharing <= 1 else mean_and_spread
     gradients = _collectives(logs, chosen, parallelism, sharing > 1)
     within = _within_blocks(logs, chosen, middle)
@@ -85,8 +84,8 @@ def make_profile(
         name=name,
         source="calibrate.measure: blocks timed in step order between the steps",
         date=date,
-        hardware=hardware,
-        software=software,
+        hardware=environment["hardware"],
+        software=environment["software"],
         settings={"threads": 1, "calibrations": len(chosen), "ranks_per_core": sharing},
         coefficients=_share(logs, chosen, gradients, middle),
         points=_epilogue(logs, chosen, epilogues, middle),

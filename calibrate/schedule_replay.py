@@ -59,7 +59,7 @@ def make_scenario(name: str, ranks: int, slow: int | None) -> Scenario:
     return parse_scenario(data, name)
 
 
-def make_profile(scenario: Scenario, seconds: dict[str, float]) -> Profile:
+def replay_profile(scenario: Scenario, seconds: dict[str, float]) -> Profile:
     """Return a profile of seconds by phase, and of messages under the key `message`; embedding and head take none."""
     plan = make_plan(scenario)
     blocks = {b.key: b for part in plan.parts for b in stage_blocks(plan, part, 0)}
@@ -130,7 +130,7 @@ def _step(rank: int, ranks: int, name: str, slow: int | None, action_s: float) -
     from calibrate.parallel.pipeline import Pipeline
 
     scenario = make_scenario(name, ranks, slow)
-    schedule = simulate(scenario, make_profile(scenario, given_seconds(ACTION_S))).schedule
+    schedule = simulate(scenario, replay_profile(scenario, given_seconds(ACTION_S))).schedule
     shape = (1, scenario.for_training.seq_len, scenario.model.hidden)
     scale = SLOWDOWN if rank == slow else 1.0
     stages = {
@@ -183,7 +183,7 @@ def measure(cases: Sequence[tuple[str, int | None]], ranks: int, action_s: float
     rows = []
     for (name, slow), found in zip(cases, result["cases"], strict=True):
         scenario, seconds = make_scenario(name, ranks, slow), found["seconds"]
-        profile = make_profile(scenario, given_seconds(action_s) | found["parts"])
+        profile = replay_profile(scenario, given_seconds(action_s) | found["parts"])
         simulated = simulate(scenario, profile).step_time_s
         rows.append(
             {

@@ -246,8 +246,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
         return replace(self._simulation(ran), processes_run=processes_run, alone_s=alone.step_time_s)
 
     def _build(self, fineness: Fineness) -> Built:
-        plan, schedule, pricing = self.plan, self.schedule, self.pricing
-        return StepBuilder(plan, schedule, pricing, self.stages, self.lists, fineness, self.cache).run()
+        return StepBuilder(self.schedule, self.pricing, self.stages, self.lists, fineness, self.cache).run()
 
     def _build_apart(self) -> Built:
         """Build the graph with a task for each communication, or for each message (`engine.collectives: messages`)."""

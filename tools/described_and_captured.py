@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from sim.convert.settings import ALL_IN_BF16  # noqa: E402
 from sim.inputs.scenario import parse_scenario  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 
@@ -161,7 +162,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-NARROW = {"param_dtype": "bf16", "grad_dtype": "bf16", "master_weights": False, "optimizer_dtype": "bf16"}
 ADAPTERS = {  # which have fp32 beside 16-bit weights
     "param_dtype": "bf16",
     "grad_dtype": "fp32",
@@ -170,17 +170,17 @@ ADAPTERS = {  # which have fp32 beside 16-bit weights
     "lora": {"rank": 16},
     "autocast": False,
 }
-COMPILED = {**NARROW, "framework": "transformers_compiled"}
+COMPILED = {**ALL_IN_BF16, "framework": "transformers_compiled"}
 WAYS: dict[str, tuple[list[str], dict[str, Any]]] = {  # options of the capture, and the keys that say them
-    "plain": (["--weights", "bf16"], NARROW),
+    "plain": (["--weights", "bf16"], ALL_IN_BF16),
     "autocast": (["--autocast", "bf16"], {"param_dtype": "fp32"}),
-    "checkpointing": (["--weights", "bf16", "--gradient-checkpointing"], {**NARROW, "recompute": "full"}),
+    "checkpointing": (["--weights", "bf16", "--gradient-checkpointing"], {**ALL_IN_BF16, "recompute": "full"}),
     "adapters": (["--weights", "bf16", "--lora", "16"], ADAPTERS),
     "adapters_checkpointing": (
         ["--weights", "bf16", "--lora", "16", "--gradient-checkpointing"],
         {**ADAPTERS, "recompute": "full"},
     ),
-    "eager": (["--weights", "bf16", "--attention", "eager"], {**NARROW, "attention": "unfused"}),
+    "eager": (["--weights", "bf16", "--attention", "eager"], {**ALL_IN_BF16, "attention": "unfused"}),
     "fp32": (["--weights", "fp32"], {"param_dtype": "fp32", "precision": "fp32"}),
     "compiled": (["--weights", "bf16", "--compile"], COMPILED),
     "compiled_autocast": (

@@ -19,6 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from sim.convert.settings import ALL_IN_BF16  # noqa: E402
 from sim.core.errors import InputError  # noqa: E402
 from sim.inputs.overrides import merge  # noqa: E402
 from sim.inputs.program_file import read_program  # noqa: E402
@@ -28,7 +29,6 @@ from sim.validation.tables import read_table  # noqa: E402
 from sim.validation.what_ran import with_what_ran  # noqa: E402
 
 FOLDERS = ("gpu_programs", "gpu_programs_h200")
-NARROW = {"param_dtype": "bf16", "grad_dtype": "bf16", "master_weights": False, "optimizer_dtype": "bf16"}
 RECIPES = {"tensorwise": {"precision": "fp8"}, "rowwise": {"precision": "fp8", "fp8_recipe": "rowwise"}}
 
 
@@ -45,7 +45,7 @@ def described(row: Any, captured: Path) -> dict[str, Any]:
     """A row's scenario by what its program says of weights, attention, adapters and recomputation."""
     program = row.data["program"]
     training: dict[str, Any] = {"framework": "compiled"} if program.get("torch_compile") else {}
-    training |= NARROW if program.get("weights") == "bf16" else {"param_dtype": "fp32"}
+    training |= ALL_IN_BF16 if program.get("weights") == "bf16" else {"param_dtype": "fp32"}
     training |= {"attention": "unfused"} if attends_in_separate_operators(row, captured) else {}
     if program.get("weights") == "fp32" and program.get("autocast") is None:
         training["precision"] = "fp32"

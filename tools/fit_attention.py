@@ -5,7 +5,7 @@
 
 The first fits each kernel to every second row of its measurements. The second fits the profile's usual kernel,
 FlashAttention of 2022-23 in Triton, to every fifth of a table's steps: no table has this kernel alone. The coefficients
-go into profile_coefficients.py.
+go into attention_coefficients.py.
 """
 
 from __future__ import annotations

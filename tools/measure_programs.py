@@ -38,6 +38,7 @@ from sim.inputs.scenario import parse_scenario  # noqa: E402
 from sim.inputs.script_program import read_rank_program  # noqa: E402
 from sim.prices.profiles import load_profile  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
+from sim.studies.regression import MACHINE  # noqa: E402
 from sim.traces.program_in import program_recording  # noqa: E402
 from sim.traces.program_prices import ProgramPrices  # noqa: E402
 from sim.traces.replay import replay  # noqa: E402
@@ -46,7 +47,7 @@ from topology.presets import CLUSTERS  # noqa: E402
 FOLDER, TWO_RANKS = (ROOT / "scenarios" / "measured" / name for name in ("programs", "programs_two_ranks"))
 PAGE = ROOT / "docs" / "programs_checked.md"
 TABLE = "measured"  # of the page
-MACHINE, MEASURED = "machine.json", "measured.json"
+MEASURED = "measured.json"
 RANKS = 2
 WORKER = ROOT / "tests" / "real" / "counting_worker.py"
 EVERY = (*MODELS, *FUNCTIONS, *PARALLEL)

@@ -4,7 +4,7 @@
 
 The kernels are those of serving libraries in the shipped profiles. Both calls of a pair have the same batch, heads and
 tokens; the ratio is that of their FLOP/s. `attention_efficiency_64` of the Blackwell profiles is the median of the four
-GPUs' medians times `attention_efficiency_128` (tools/profile_coefficients.py).
+GPUs' medians times `attention_efficiency_128` (tools/attention_coefficients.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from topology.mesh import links, links_per_gpu
 from topology.spec import ClusterSpec
-from topology.torus import torus_position, torus_shape
+from topology.torus import torus_links, torus_shape
 from topology.wiring import Ends, Link, NetworkDevice, Wiring, link_word
 
 if TYPE_CHECKING:
@@ -151,23 +151,14 @@ def _add_tree(made: _Made, cluster: ClusterSpec) -> None:
 
 
 def _add_torus(made: _Made, cluster: ClusterSpec) -> None:
-    """Add a router for each node; its NICs are shared evenly among the directions.
-
-    Along a side of 2 the two directions reach the same node, so they are one link.
-    """
+    """Add a router for each node; its NICs are shared evenly among the directions."""
     inter = cluster.inter_node
     shape = torus_shape(cluster.nodes, inter.nics_per_node)
-    a_link = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / (2 * len(shape))
-    routers = {torus_position(node, shape): f"router{node}" for node in range(cluster.nodes)}
-    for node, router in enumerate(routers.values()):
+    each_bytes_per_s = inter.nic_bandwidth_bytes_per_s * inter.nics_per_node / (2 * len(shape))
+    routers = [f"router{node}" for node in range(cluster.nodes)]
+    for node, router in enumerate(routers):
         made.add(NetworkDevice(router, "switch", tier="router"))
         for nic in range(inter.nics_per_node):
             made.join(f"nic{node}.{nic}", router, inter.nic_bandwidth_bytes_per_s, 0.0, inter.efficiency)
-    for position, router in routers.items():
-        for axis, side in enumerate(shape):
-            if side == 1:
-                continue
-            place = list(position)
-            place[axis] = (position[axis] + 1) % side
-            ends = router, routers[tuple(place)]
-            made.join(*ends, a_link * (2 if side == 2 else 1), inter.latency_s, inter.efficiency)
+    for (a, b), directions in torus_links(shape).items():
+        made.join(routers[a], routers[b], each_bytes_per_s * directions, inter.latency_s, inter.efficiency)

@@ -16,6 +16,7 @@ from topology.graph_files import TopologyError, reachable
 from topology.presets import GPUS
 from topology.protocols import SIMPLE_NVLINK_S
 from topology.spec import ClusterSpec, GpuKind, GpuSpec, InterNode, IntraNode
+from topology.torus import torus_links, torus_shape
 from topology.wiring import Link, Wiring, link_word
 
 if TYPE_CHECKING:
@@ -261,14 +262,7 @@ def _torus_hop(
     if any(part.kind == "switch" and name not in below for name, part in wiring.parts.items()):
         return None
     at = {switch: home[held[0]] for switch, held in below.items()}
-    spec = ClusterSpec(
-        gpu=GPUS["cpu"], gpus_per_node=1, nodes=nodes, inter_node=InterNode(kind="torus", nics_per_node=nics)
-    )
-    grid = {
-        tuple(int(end.removeprefix("router")) for end in ends)
-        for ends in described(spec).links
-        if all(end.startswith("router") for end in ends)
-    }
+    grid = {pair for a, b in torus_links(torus_shape(nodes, nics)) for pair in ((a, b), (b, a))}
     found = {(at[a], at[b]): each for (a, b), each in wiring.links.items() if a in at and b in at}
     if not found or not grid.issuperset(found) or 2 * len(found) < len(grid):
         return None

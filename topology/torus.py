@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -37,6 +38,24 @@ def torus_hops(a: int, b: int, shape: Sequence[int]) -> int:
     """Return the links of a shortest path between two nodes: the shorter direction of each dimension."""
     steps = zip(torus_position(a, shape), torus_position(b, shape), shape, strict=True)
     return sum(min((x - y) % side, (y - x) % side) for x, y, side in steps)
+
+
+def torus_links(shape: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Return each node with its next one along each axis, and how many of a node's directions their link is.
+
+    Along a side of 2 both directions reach the same node, so they are one link.
+
+    >>> torus_links((3,)), torus_links((1, 2))
+    ({(0, 1): 1, (1, 2): 1, (2, 0): 1}, {(0, 1): 2, (1, 0): 2})
+    """
+    at = {torus_position(node, shape): node for node in range(math.prod(shape))}
+    links = {}
+    for place, node in at.items():
+        for axis, side in enumerate(shape):
+            if side > 1:
+                following = (*place[:axis], (place[axis] + 1) % side, *place[axis + 1 :])
+                links[node, at[following]] = 2 if side == 2 else 1
+    return links
 
 
 def ring_links(shape: Sequence[int], nodes: Collection[int]) -> tuple[float, int]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.utils._pytree import tree_leaves
 
-from sim.core.collectives import collective_kind
+from sim.core.collectives import POINT_TO_POINT, collective_kind
 from sim.inputs.script_program import Collective
 
 NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
@@ -39,7 +39,7 @@ def collective_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
         size = 0
     if kind in SHARE:
         size *= len(ranks)
-    if kind in ("send", "recv"):
+    if kind in POINT_TO_POINT:
         me, peer = dist.get_rank(), ranks[values["dst" if kind == "send" else "src"]]
         ranks = (me, peer) if kind == "send" else (peer, me)
     return Collective(kind, str(group.group_name), ranks, size)

@@ -38,11 +38,10 @@ CLIP_NORM = 1.0
 
 def make_schedule(scenario: Scenario) -> Schedule:
     """Return the same schedule that the simulator uses for this scenario."""
-    p, t = scenario.parallelism, scenario.for_training
-    m = t.global_batch_size // (t.micro_batch_size * p.dp)
+    p = scenario.parallelism
     if p.form.follows_times:
         return simulate(scenario).schedule  # it depends on the times of the scenario's calibration
-    return p.form.build(p.pp, m, p.virtual_stages)
+    return p.form.build(p.pp, scenario.micro_batches, p.virtual_stages)
 
 
 def block_numbers(scenario: Scenario, part: int) -> list[int]:

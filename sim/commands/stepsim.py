@@ -100,7 +100,7 @@ def main() -> None:
 
 @main.group("calibrate", cls=LazyGroup, lazy=CALIBRATE)
 def calibrate() -> None:
-    """Measure this machine, or run scenarios on it (all commands but fit need torch)"""
+    """Measure this machine, or run scenarios on it (all commands but engine and fit need torch)"""
 
 
 @main.command("scenarios", cls=Command)

@@ -311,7 +311,7 @@ def _layers_with(
         found = None
     if not isinstance(found, list) or len(found) != layers or not {*found} <= {0, 1}:
         allowed = f"a whole number, or a list of 0 and 1 for {layers} layers, such as [0]*1+[1]*{layers - 1}"
-        raise InputError(f"{s.file}: --{name}: found {show(given)}{lacking(s.file, given) or f'; must be {allowed}'}")
+        raise InputError(f"{s.file}: --{name}: found {show(given)}{lacking(given) or f'; must be {allowed}'}")
     return found
 
 

@@ -102,7 +102,7 @@ def _model(s: Settings, machine: Machine) -> str:
     model = machine.model or served
     if not isinstance(model, str):
         raise InputError(f"{s.file}: names no model: give --model NAME")
-    if advice := lacking(s.file, model):
+    if advice := lacking(model):
         raise InputError(f"{s.file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
     quantized = str(s.values.get("quantization")) in names_of_flags().weights
     if machine.model and isinstance(served, str) and not quantized:

@@ -32,7 +32,7 @@ SLOW_SWITCHES = (
 _WITHOUT_EFFECT = Path(__file__).with_name("without_effect.yaml")
 
 
-def lacking(file: Path, value: object) -> str:
+def lacking(value: object) -> str:
     """Return the end of a message on a value that holds an unknown variable, argument or command, and how the user
     gives it; empty for a plain value."""
     if UNSET_ARGUMENT.search(str(value)):
@@ -123,7 +123,7 @@ class Settings(Struct, dict=True):
             if isinstance(value, bool) or number != int(number):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
-            problem = f"found {show(value)}{lacking(self.file, value) or '; must be a whole number'}"
+            problem = f"found {show(value)}{lacking(value) or '; must be a whole number'}"
             raise InputError(f"{self.file}: {self.written_as(name)}: {problem}") from None
         return int(number)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
-KINDS = (*COLLECTIVES, "barrier", "send", "recv")  # of what a trace or a captured script holds
+POINT_TO_POINT = ("send", "recv")  # the kinds of a message's two ends
+KINDS = (*COLLECTIVES, "barrier", *POINT_TO_POINT)  # of what a trace or a captured script holds
 # By their letters alone: operators of torch.distributed, "Collective name" of record_param_comms, events of gloo,
 # kernels of NCCL.
 _NAMES = {

@@ -14,7 +14,7 @@ So an overlap is written down where the real code writes it, never as a factor.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from msgspec import Struct
 
@@ -192,6 +192,11 @@ class Comm(Struct, frozen=True):
     of_loss: bool = False
     within_call: bool = False
     graphed: bool = False
+
+
+def exchanges_tokens(item: object) -> TypeGuard[Comm]:
+    """Tell whether an item of a program sends tokens to their experts, or back."""
+    return isinstance(item, Comm) and item.kind == "all_to_all" and item.group == "ep"
 
 
 class Wait(Struct, frozen=True):

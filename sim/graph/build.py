@@ -35,7 +35,6 @@ from sim.programs.compile import CompiledProgram
 from sim.programs.priced_items import Shares, add_all
 from sim.programs.stages import Stage
 from sim.ranks.faults import has_jitter, jitter_of
-from sim.ranks.plan import Plan
 
 
 class ActionTasks(NamedTuple):
@@ -65,7 +64,6 @@ class StepBuilder:
 
     def __init__(
         self,
-        plan: Plan,
         schedule: Schedule,
         pricing: Pricing,
         stages: list[dict[int, Stage]],
@@ -73,16 +71,17 @@ class StepBuilder:
         fineness: Fineness,
         cache: ProgramCache,
     ) -> None:
-        self.plan, self.schedule, self.pricing, self.stages = plan, schedule, pricing, stages
+        plan = self.plan = pricing.plan
+        self.schedule, self.pricing, self.stages = schedule, pricing, stages
         self.blocking, self.lists, self.table = not plan.scenario.parallelism.p2p_overlap, lists, KindTable()
-        self.messages = Messages(plan, schedule, pricing, self.table)
+        self.messages = Messages(schedule, pricing, self.table)
         if has_jitter(plan.scenario):  # drawn for every computation, so each must be a task
             fineness = replace(fineness, expand=True)
         self.expanded = fineness.expanded
         # The first forward of a stage waits for its parameters, and the last backward launches the remaining gradient
         # reductions. These two actions therefore have their own programs.
         ends = lists.first_and_last
-        self.programs = ActionPrograms(plan, ends, pricing, stages, self.table, self.messages, cache, fineness)
+        self.programs = ActionPrograms(ends, pricing, stages, self.table, self.messages, cache, fineness)
         self.placements = Placements(lists, self.programs)
         # One lookup for all steps, in the shape of `direction`. W has direction NEITHER and so no hop.
         self._takes_input = self.messages.needs[self.lists.stage, self.lists.direction] != NO_HOP

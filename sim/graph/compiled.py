@@ -21,7 +21,6 @@ from sim.programs.interleave import interleave
 from sim.programs.stages import Stage
 from sim.programs.step_end import epilogue
 from sim.ranks.equal_ranks import embedding_ranks
-from sim.ranks.plan import Plan
 
 ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks
 ClassAction = tuple[int, Action]  # an action of a class of ranks
@@ -116,7 +115,6 @@ class ActionPrograms:
 
     def __init__(
         self,
-        plan: Plan,
         ends: set[Action],
         pricing: Pricing,
         stages: list[dict[int, Stage]],
@@ -125,8 +123,8 @@ class ActionPrograms:
         cache: ProgramCache,
         fineness: Fineness = WHOLE_ACTIONS,
     ) -> None:
-        self.plan, self.pricing, self.stages, self.table = plan, pricing, stages, table
-        self.messages, self.pipelines, self.fineness = messages, plan.pipelines, fineness
+        self.plan, self.pricing, self.stages, self.table = pricing.plan, pricing, stages, table
+        self.messages, self.pipelines, self.fineness = messages, pricing.plan.pipelines, fineness
         self.ends = ends
         self._contexts: dict[int, tuple[object, ...]] = {}
         self._placed: dict[tuple[int, CompiledProgram], PlacedProgram] = {}

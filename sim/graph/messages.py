@@ -13,7 +13,6 @@ from sim.graph.taskgraph import Ints, KindTable, Message
 from sim.prices.rank_prices import Pricing
 from sim.programs.stages import stage_input_bytes
 from sim.programs.step_end import NORM_BYTES
-from sim.ranks.plan import Plan
 
 Hop = tuple[int, int, bool]  # source stage, target stage, forward
 BACKWARD, FORWARD, NEITHER = 0, 1, 2  # direction of an action's messages along the chain of stages
@@ -43,8 +42,9 @@ class Messages:
     NO_HOP if no message is needed.
     """
 
-    def __init__(self, plan: Plan, schedule: Schedule, pricing: Pricing, table: KindTable) -> None:
-        self.plan, self.schedule, self.pricing, self.table = plan, schedule, pricing, table
+    def __init__(self, schedule: Schedule, pricing: Pricing, table: KindTable) -> None:
+        plan = self.plan = pricing.plan
+        self.schedule, self.pricing, self.table = schedule, pricing, table
         p = plan.scenario.parallelism
         # All tensor-parallel ranks hold the same activations, so with Megatron's scatter_gather_tensors_in_pipeline
         # each sends 1/tp of them. With sequence parallelism each rank holds only its part.

@@ -21,8 +21,8 @@ class TaskPattern(NamedTuple):
     `seconds`: of each task. `waits`: pairs of tasks; the second waits for the end of the first. `launches`: a task, and
     the seconds after the start of task 0 before which it does not start. `begins`: tasks that wait for the rank's last
     computation and for the `tail` of the placement before. `takes`: tasks that wait for the placement's messages.
-    `first`, `last`: the
-    first and last task on each stream; a stream keeps the rank's order. `tail`: tasks that the next placement waits
+    `first`, `last`:
+    the first and last task on each stream; a stream keeps the rank's order. `tail`: tasks that the next placement waits
     for, besides the last computation. `open`: by stream, the last task that no task waits for. `external`: tasks with
     the handles of the prologue that they wait for. `handles`: the handles of tasks for which later ones may wait.
     `acts`: the tasks with which the action begins and ends.

@@ -216,26 +216,25 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     held_back = reduced if holds_back_sums(plan.scenario) and engine.fsdp_version else 0.0
     whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
     reduces_each = p.zero >= 2 and not whole
-    kept = dtype_bytes(t.grad_dtype if reduces_each else plan.scenario.sum_dtype)
     gathered_bytes, messages, copies = _gathered(plan.scenario, own_bytes)
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
-        p.zero,
-        "after_backward" if p.zero in engine.at_once_at else p.dp_sync,
-        float(bucket),
-        size("shard"),
-        size("replica"),
-        size("expert_shard") if has_experts else 1,
-        size("expert_replica") if has_experts else 1,
-        own_bytes,
-        gathered_bytes,
-        reduced,
-        p.reshard_after_forward,
-        reduces_each,
-        bool(p.param_gather_overlap),
-        p.reduces_rows,
-        max(kept, held_back) if frees_gradients(t, p.zero) and not on_host else 0.0,
+        zero=p.zero,
+        sync="after_backward" if p.zero in engine.at_once_at else p.dp_sync,
+        bucket_bytes=float(bucket),
+        shard=size("shard"),
+        replica=size("replica"),
+        expert_shard=size("expert_shard") if has_experts else 1,
+        expert_replica=size("expert_replica") if has_experts else 1,
+        parameter_bytes=own_bytes,
+        gathered_bytes=gathered_bytes,
+        gradient_bytes=reduced,
+        reshard=p.reshard_after_forward,
+        each_micro_batch=reduces_each,
+        gather_overlap=bool(p.param_gather_overlap),
+        each_row=p.reduces_rows,
+        fleeting_gradient_bytes=0.0 if on_host else _fleeting_bytes(plan.scenario, reduces_each, held_back),
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
         engine=engine,
@@ -251,6 +250,14 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or engine.keeps_unreduced),
         gathered_early=p.overlap_param_gather_with_optimizer_step,
     )
+
+
+def _fleeting_bytes(scenario: Scenario, reduces_each: bool, held_back_bytes: float) -> float:
+    """Return `DataParallel.fleeting_gradient_bytes` of gradients that stay on the GPU; `reduces_each`: they are reduced
+    every micro-batch."""
+    t = scenario.for_training
+    kept = dtype_bytes(t.grad_dtype if reduces_each else scenario.sum_dtype)
+    return max(kept, held_back_bytes) if frees_gradients(t, scenario.parallelism.zero) else 0.0
 
 
 def _gathered(scenario: Scenario, own_bytes: float) -> tuple[float, int | None, int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from sim.core.program import BLOCK_END, Comm, Compute, Item, Phase, Program, Wait
+from sim.core.program import BLOCK_END, Compute, Item, Phase, Program, Wait, exchanges_tokens
 from sim.prices.price import Price
 from sim.programs.compile import CompiledProgram, compile_program
 
@@ -55,10 +55,10 @@ class _Side:
     def turn(self) -> list[Item]:
         """Items up to the next exchanges and with them, and last what is for weights; without an exchange, the rest."""
         start = self.position
-        while self.left and not _exchanges(self.items[self.position]):
+        while self.left and not exchanges_tokens(self.items[self.position]):
             self.position += 1
         end = self.position
-        while self.left and _exchanges(self.items[self.position]):
+        while self.left and exchanges_tokens(self.items[self.position]):
             self.position += 1
         computed, exchanged = self.items[start:end], self.items[end : self.position]
         if not exchanged:
@@ -90,8 +90,3 @@ class _Side:
         """Wait for all that is pending."""
         handles, self.pending = self.pending, []
         return [Wait(h, phase) for h in handles]
-
-
-def _exchanges(item: Item) -> bool:
-    """Tell whether an item sends tokens to their experts, or back."""
-    return isinstance(item, Comm) and item.kind == "all_to_all" and item.group == "ep"

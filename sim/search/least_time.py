@@ -42,10 +42,8 @@ def least_time_s(step: Prepared) -> float:
     # Jitter may make actions shorter, so priced seconds are no bound.
     if has_jitter(step.plan.scenario):
         return 0.0
-    messages = Messages(step.plan, step.schedule, step.pricing, KindTable())
-    programs = ActionPrograms(
-        step.plan, step.lists.first_and_last, step.pricing, step.stages, KindTable(), messages, step.cache
-    )
+    messages = Messages(step.schedule, step.pricing, KindTable())
+    programs = ActionPrograms(step.lists.first_and_last, step.pricing, step.stages, KindTable(), messages, step.cache)
     # Any set of pipelines gives a bound. With uneven context splits the first and the last pipeline differ most.
     pipelines = {0, step.plan.pipelines - 1}
     return max(_pipeline_s(step, programs, messages, pipeline) for pipeline in pipelines)

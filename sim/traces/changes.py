@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct, field
 
-from sim.core.collectives import COLLECTIVES
+from sim.core.collectives import COLLECTIVES, POINT_TO_POINT
 from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
 from sim.traces.recording import Node, Recording
@@ -88,7 +88,7 @@ def bus_factor_ratio(kind: str, old: int, new: int) -> float:
 
 
 def _priced(network: Network, kind: str, ranks: tuple[int, ...], size: float) -> float:
-    if kind in ("send", "recv"):
+    if kind in POINT_TO_POINT:
         return network.send(ranks[0], ranks[-1], size)
     if kind == "barrier":
         kind, size = "all_reduce", 4.0

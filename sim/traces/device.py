@@ -94,7 +94,7 @@ class DeviceGraph:
             kernel.end_ns,
             waits,
             message,
-            message is None and kernel.category == "kernel" and "nccl" not in kernel.name.lower(),
+            message is None and kernel.category == "kernel" and not kernel.is_nccl,
         )
         self.node_of[position] = node
         self.last[kernel.thread] = position
@@ -103,7 +103,7 @@ class DeviceGraph:
         """Return the collective of an NCCL kernel; None for other kernels."""
         number = whole(kernel.args, "External id")
         operator = operators.get(number) if number is not None else None
-        if "Collective name" not in kernel.args and (operator is None or "nccl" not in kernel.name.lower()):
+        if "Collective name" not in kernel.args and (operator is None or not kernel.is_nccl):
             return None
         return nccl_message(kernel, operator, self.graph.trace.rank)
 
@@ -120,8 +120,8 @@ class DeviceGraph:
         """Return the stream with the most time in kernels other than NCCL's."""
         seconds: dict[tuple[str, str], int] = {}
         for k in self.kernels:
-            nccl = "nccl" in k.name.lower() or k.category != "kernel"
-            seconds[k.thread] = seconds.get(k.thread, 0) + (0 if nccl else k.end_ns - k.start_ns)
+            computes = k.category == "kernel" and not k.is_nccl
+            seconds[k.thread] = seconds.get(k.thread, 0) + (k.end_ns - k.start_ns if computes else 0)
         return max(seconds, key=lambda s: (seconds[s], s))
 
     # --- between streams

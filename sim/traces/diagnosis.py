@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from sim.core.collectives import POINT_TO_POINT
 from sim.core.errors import InputError
 from sim.results.records import Record
 from sim.traces.changes import Change
@@ -188,7 +189,7 @@ def _replicas(recording: Recording) -> list[list[int]]:
     for node in recording.nodes:
         if node.message is not None:
             kind, _, ranks, size, _ = node.message
-            where = [rank - node.rank for rank in ranks] if kind in ("send", "recv") else [len(ranks)]
+            where = [rank - node.rank for rank in ranks] if kind in POINT_TO_POINT else [len(ranks)]
             messages[node.rank][kind, size, *where] += 1
         elif not node.compute and node.name.lower().startswith(("nccl", "gloo:")):
             unknown.add(node.rank)

@@ -37,6 +37,11 @@ class Event(NamedTuple):
     end_ns: int
     args: Args
 
+    @property
+    def is_nccl(self) -> bool:
+        """Tell whether NCCL runs the kernel: its kernels' names say so."""
+        return "nccl" in self.name.lower()
+
 
 class RankTrace(Struct):
     """Hold one rank's trace: host events by thread, device events in order of start, annotations, rank and device."""

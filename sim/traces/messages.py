@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from sim.core.collectives import collective_kind
+from sim.core.collectives import POINT_TO_POINT, collective_kind
 from sim.traces.kineto import Event, whole
 from sim.traces.recording import Message
 
@@ -53,7 +53,7 @@ def nccl_message(kernel: Event, operator: Event | None, rank: int) -> Message | 
     size = float(max(inputs, outputs) * item_bytes(args.get("dtype")))
     source, target = whole(args, "Src Rank"), whole(args, "Dst Rank")
     number = whole(args, "Seq")
-    if kind in ("send", "recv"):
+    if kind in POINT_TO_POINT:
         ends = _ends(kind, rank, source, target)
         return Message(kind, group, ends, size, ("message", group, *ends)) if ends else None
     key: tuple[object, ...] = ("collective", group, ranks, kind)
@@ -90,7 +90,7 @@ def gloo_message(event: Event, operator: Event | None, rank: int, world: tuple[i
     size = float(_elements(event.args) * item_bytes(_first(event.args.get("Input type"))))
     if kind in ("all_gather", "all_to_all", "gather"):
         size *= len(world) if kind != "all_to_all" else 1
-    if kind in ("send", "recv"):
+    if kind in POINT_TO_POINT:
         peer = _peer(operator)
         if peer is None:
             return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from sim.core.collectives import POINT_TO_POINT
 from sim.core.errors import InputError
 from sim.core.timeline import Detail, RankClass
 from sim.core.units import counted
@@ -165,7 +166,7 @@ class _Rank:
         found = self.rank.collectives[number]
         if len(found.ranks) < 2:
             return
-        queue = (found.ranks, found.kind) if found.kind in ("send", "recv") else (found.ranks,)
+        queue = (found.ranks, found.kind) if found.kind in POINT_TO_POINT else (found.ranks,)
         waits = self._issued(self.prices.collective_host_s) + self.last.get(stream, [])
         if queue in self.groups:
             waits.append(self.groups[queue])
@@ -178,7 +179,7 @@ class _Rank:
 
     def _message(self, found: Collective) -> Message:
         """Return the message with its key: members number their operations by ranks and kind, in order."""
-        sends = found.kind in ("send", "recv")
+        sends = found.kind in POINT_TO_POINT
         key: tuple[object, ...] = ("message", found.ranks) if sends else ("collective", found.ranks, found.kind)
         self.count[found.kind, key] += 1
         key = (*key, found.group, self.count[found.kind, key])
@@ -225,7 +226,7 @@ def _stand_ins(recording: Recording) -> list[str]:
         stands = "stands" if len(recording.ranks) == 1 else "stand"
         said.append(f"rank {shown} {stands} for all {recording.world_size} ranks, which run in step")
     apart = sorted(
-        {r for n in recording.nodes if n.message and n.message.kind in ("send", "recv") for r in n.message.ranks}
+        {r for n in recording.nodes if n.message and n.message.kind in POINT_TO_POINT for r in n.message.ranks}
         - set(recording.ranks)
     )
     if apart:

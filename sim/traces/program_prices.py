@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from sim.core.collectives import POINT_TO_POINT
 from sim.inputs.calibration_input import profile_of
 from sim.inputs.program_file import CapturedOperator, HostCopy
 from sim.inputs.script_program import Collective
@@ -97,7 +98,7 @@ class ProgramPrices:
         kind, ranks, size = found.kind, found.ranks, float(found.bytes)
         if kind == "barrier":
             kind, size = "all_reduce", 4.0
-        message = kind in ("send", "recv")
+        message = kind in POINT_TO_POINT
         if len({r // self.cluster.gpus_per_node for r in ranks}) == 1 and len(ranks) > 1:
             measured = self.costs.collective("send_recv" if message else kind, len(ranks), size)
             if measured is not None:

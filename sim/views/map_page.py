@@ -9,6 +9,7 @@ from typing import Any
 from sim.core.units import count, counted, n_bytes, percent, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.palette import INK
 from sim.views.scatter import SERIES, explained, scatter_plot
 from sim.views.scenario_words import layout_words
 from sim.views.search_page import mesh_words, schedule_words
@@ -16,7 +17,7 @@ from sim.views.search_page import mesh_words, schedule_words
 Result = Mapping[str, Any]
 Cell = Mapping[str, Any]
 
-_NONE, _INK, _PALE = "#e3e8ee", "#1b2733", "#ffffff"
+_NONE, _PALE = "#e3e8ee", "#ffffff"
 _TIP = (
     "<div><b>@model on @gpus GPUs</b></div><div>@words</div><div>@step a step, @rate tokens/s/GPU</div>"
     "<div>MFU @mfu, @memory</div>"
@@ -117,7 +118,7 @@ def _heat(result: Result, name: str, value: Callable[[Cell], float], text: Calla
             "fill": [
                 Viridis256[round(s * 255)] if c["best"] else _NONE for s, c in zip(shares, result["cells"], strict=True)
             ],
-            "ink": [_PALE if c["best"] and s < 0.6 else _INK for s, c in zip(shares, result["cells"], strict=True)],
+            "ink": [_PALE if c["best"] and s < 0.6 else INK for s, c in zip(shares, result["cells"], strict=True)],
             "text": [text(c["best"]) if c["best"] else NOTHING for c in result["cells"]],
         }
     )

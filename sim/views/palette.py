@@ -23,9 +23,10 @@ class Style(NamedTuple):
     text: str  # a colour readable on `fill`
 
 
-_LIGHT, _DARK = "#ffffff", "#1b2733"
+INK = "#1b2733"  # of text and lines on a light page
+_LIGHT = "#ffffff"
 
-_INKS = {"light": _LIGHT, "dark": _DARK}
+_INKS = {"light": _LIGHT, "dark": INK}
 _TABLE = json.loads(Path(__file__).with_name("kinds.json").read_text("utf-8"))  # label, fill, and the text's ink
 KINDS: dict[str, Style] = {kind: Style(label, fill, _INKS[ink]) for kind, (label, fill, ink) in _TABLE.items()}
 SERVING_KINDS = ("PREFILL", "MIXED", "DECODE")
@@ -42,10 +43,10 @@ PARTS = {  # of a step's time, or of a replica's
 }
 MEMORY: dict[str, Style] = {
     "parameters": Style("Parameters", "#332288", _LIGHT),
-    "gradients": Style("Gradients", "#88ccee", _DARK),
-    "optimizer": Style("Optimizer state", "#44aa99", _DARK),
-    "activations": Style("Activations", "#ddcc77", _DARK),
-    "buffers": Style("Buffers", "#cc6677", _DARK),
+    "gradients": Style("Gradients", "#88ccee", INK),
+    "optimizer": Style("Optimizer state", "#44aa99", INK),
+    "activations": Style("Activations", "#ddcc77", INK),
+    "buffers": Style("Buffers", "#cc6677", INK),
 }
 SERVING_MEMORY: dict[str, Style] = {
     "parameters": MEMORY["parameters"]._replace(label="Weights"),
@@ -61,7 +62,7 @@ def memory_styles(scenario: Scenario) -> dict[str, Style]:
 
 def style_of(kind: str) -> Style:
     """The style of a kind; one without an entry is grey, under its own name."""
-    return KINDS.get(kind) or Style(kind.replace("_", " ").capitalize(), "#9aa3ad", _DARK)
+    return KINDS.get(kind) or Style(kind.replace("_", " ").capitalize(), "#9aa3ad", INK)
 
 
 def part_colour(key: str) -> str:

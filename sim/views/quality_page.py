@@ -8,11 +8,12 @@ from typing import Any
 from sim.core.units import count, n_bytes, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.palette import INK
 from sim.views.scatter import scatter_plot
 
 JsonRow = Mapping[str, Any]
 HEAD = ("Model", "Score", "Tokens/s/GPU", "", "Memory", "", "First token", "A token")
-_ON, _OFF, _INK = "#0072b2", "#a3a9b3", "#1b2733"
+_ON, _OFF = "#0072b2", "#a3a9b3"
 
 
 def quality_page(result: Mapping[str, Any]) -> str:
@@ -80,5 +81,5 @@ def _plot(rows: list[JsonRow], name: str, label: str, unit: float) -> Any:
     )
     plot.scatter("x", "y", source=source, size=10, color="fill")
     placed = {"text_align": "align", "x_offset": "shift", "y_offset": 4}
-    plot.text("x", "y", "model", source=source, **placed, text_color=_INK, text_font_size="12px")
+    plot.text("x", "y", "model", source=source, **placed, text_color=INK, text_font_size="12px")
     return plot

@@ -8,6 +8,7 @@ from typing import Any
 from sim.core.units import count, counted, n_bytes, seconds
 from sim.views.headline import Number, limit_words
 from sim.views.page import still_page
+from sim.views.palette import INK
 from sim.views.scatter import explained, grouped_dots, scatter_plot
 from sim.views.scenario_words import layout_words
 from sim.views.sorted_table import NOTHING, Cell, SortedTable, copied, share, sorted_table, word
@@ -28,7 +29,7 @@ COLUMNS = {  # of a table of layouts: heads, and what they mean
     "Recompute": "",
 }
 _TABLES = (("best", "Best layouts"), ("pareto", "Pareto line"))
-_INK, _BAD = "#1b2733", "#b3261e"
+_BAD = "#b3261e"
 _TICKS = "return (tick / 2 ** 30).toFixed(Math.abs(ticks[1] - ticks[0]) < 2 ** 30 ? 1 : 0) + ' GiB'"
 _TIP = (
     "<div><b>@words</b><div>@step a step, @memory</div>"
@@ -85,7 +86,7 @@ def _figure(result: Result) -> Any:
     dots = grouped_dots(plot, "schedule", groups, size=8, fill_alpha=0.6)
     line = _columns(result["pareto"])
     if len(line["x"]) > 1:
-        look = {"mode": "after", "color": _INK, "line_width": 2, "legend_label": "Pareto line"}
+        look = {"mode": "after", "color": INK, "line_width": 2, "legend_label": "Pareto line"}
         plot.step("x", "y", source=ColumnDataSource(line), name="pareto", **look)
     limit = result["memory_limit_bytes"]
     highest = max(line["y"], default=limit)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.core.units import count, counted, n_bytes, percent, rate, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.palette import INK
 from topology.graph import build_graph, link
 from topology.recognise import first_nodes
 from topology.spec import ClusterSpec
@@ -40,7 +41,7 @@ _LINK_NAMES = {
     "fabric": "between switches",
     "pcie": "PCIe",
 }
-_IDLE, _INK = "#c3ccd6", "#1b2733"
+_IDLE = "#c3ccd6"
 
 
 def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
@@ -194,7 +195,7 @@ def _figure(graph: Graph, cluster: ClusterSpec, loads: Loads | None) -> Any:
         if names:
             where = {"x": [spots[n][0] for n in names], "y": [spots[n][1] for n in names], "name": names}
             size = max(5, min(16, 700 // len(names)))
-            dots = plot.scatter("x", "y", source=where, size=size, color=colour, line_color=_INK)
+            dots = plot.scatter("x", "y", source=where, size=size, color=colour, line_color=INK)
             dots.name = kind
             plot.add_tools(HoverTool(renderers=[dots], tooltips=[("", "@name")]))
     return plot

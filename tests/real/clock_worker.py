@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibrate.parallel.pipeline import Message, Pipeline
-from calibrate.schedule_replay import SLOWDOWN, make_profile, make_scenario
+from calibrate.schedule_replay import SLOWDOWN, make_scenario, replay_profile
 from sim.simulation import simulate
 from tests.real.ranks import find_on_this_rank, from_all_ranks
 
@@ -86,7 +86,7 @@ def _step(_: str, case: dict[str, Any], rank: int) -> float:
     if rank >= ranks:
         return max(from_all_ranks(0.0))
     scenario = make_scenario(case["schedule"], ranks, slow)
-    schedule = simulate(scenario, make_profile(scenario, seconds)).schedule
+    schedule = simulate(scenario, replay_profile(scenario, seconds)).schedule
     overlap = bool(scenario.parallelism.p2p_overlap)
     pipeline = Clocked(schedule, rank, range(ranks), {}, (1,), torch.float64, "cpu", overlap)
     pipeline.message_s = seconds["message"]

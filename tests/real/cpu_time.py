@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.profile_from_steps import make_profile
+from calibrate.profile_from_steps import profile_of_rounds
 from calibrate.timed_rounds import Calibration, Log, Step
 from sim.inputs.scenario import Scenario
 from sim.simulation import simulate
@@ -29,7 +29,9 @@ def measured_and_simulated(
         if number % 2:  # foreign_cores: so that CPU times count
             log.calibrations.append(replace(calibrate(), foreign_cores=1.0))
     facts = {"device": "cpu", "cores": 1}
-    profile = make_profile("here", "2026-01-01", [log], [epilogue], 4, scenario.parallelism, facts, facts)
+    profile = profile_of_rounds(
+        "here", "2026-01-01", [log], [epilogue], 4, scenario.parallelism, {"hardware": facts, "software": facts}
+    )
     simulated = simulate(scenario, profile).result["step_time_s"]
     return statistics.median(seconds[2:]), simulated, [s.loss for s in log.steps]
 

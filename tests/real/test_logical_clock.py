@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.schedule_replay import SLOWDOWN, make_profile, make_scenario, measure
+from calibrate.schedule_replay import SLOWDOWN, make_scenario, measure, replay_profile
 from sim.schedules import FORMS
 from sim.simulation import simulate
 from tests.real.ranks import on_ranks
@@ -38,7 +38,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
 
 def _simulated(name: str, ranks: int, slow: int | None) -> float:
     scenario = make_scenario(name, ranks, slow)
-    return simulate(scenario, make_profile(scenario, SECONDS)).step_time_s
+    return simulate(scenario, replay_profile(scenario, SECONDS)).step_time_s
 
 
 @pytest.mark.parametrize(("ranks", "name", "slow"), [(r, *case) for r, cases in CASES.items() for case in cases])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.core.program import Comm, Item, Program, Wait
+from sim.core.program import Item, Program, Wait, exchanges_tokens
 from sim.models.operators import Operator
 
 Operators = tuple[Operator, ...]
@@ -36,20 +36,16 @@ def _with(part: Operator, beside: tuple[Operator, ...]) -> Operator:
 
 def _woven(program: Program, beside: Program) -> Program:
     """A program whose exchanges are started one behind the other, and waited for when `beside` is done."""
-    last = max((n for n, i in enumerate(program) if _exchanges(i)), default=None)
+    last = max((n for n, i in enumerate(program) if exchanges_tokens(i)), default=None)
     if last is None:
         return (*program, *beside)
     out: list[Item] = []
     waits: list[Wait] = []
     for n, item in enumerate(program):
-        if isinstance(item, Comm) and _exchanges(item):
+        if exchanges_tokens(item):
             item = replace(item, blocking=False, handle=f"{item.name}_beside")
             waits.append(Wait(item.handle, item.phase))
         out.append(item)
         if n == last:
             out += [*beside, *waits]
     return tuple(out)
-
-
-def _exchanges(item: Item) -> bool:
-    return isinstance(item, Comm) and item.kind == "all_to_all" and item.group == "ep"

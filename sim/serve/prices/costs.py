@@ -27,7 +27,7 @@ from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
-from sim.prices.roofline import Device
+from sim.prices.reference_gpu import measured_device
 from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.shared_cores import costs_of
 from sim.prices.weight_only import weight_only
@@ -380,10 +380,9 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
 
 def _operator_prices(pricing: Pricing, profile: Profile, dims: ServingDims, host: Host) -> OperatorPrices:
     """Prices of operators on the profile's device, with the engine's formats of weights and its own all-reduces."""
-    gpu, c = pricing.plan.scenario.cluster.gpu, pricing.costs.profile.coefficients
-    peaks = {dtype: c.peak_flops_per_s.get(dtype, peak) for dtype, peak in gpu.peak_flops_per_s.items()}
-    bandwidth = c.memory_bandwidth_bytes_per_s or gpu.memory_bandwidth_bytes_per_s
-    device, streamed = Device(gpu.name, peaks, bandwidth), bandwidth * c.streaming_efficiency
+    priced = pricing.costs.profile
+    device = measured_device(priced, pricing.plan.scenario.cluster.gpu)
+    streamed = device.bandwidth_bytes_per_s * priced.coefficients.streaming_efficiency
     formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
     reduces = all_reduces(pricing, host.engine.own_all_reduces)
     return OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
+from sim.core.units import HOUR_S
 from sim.serve.results.records import ScalingUse
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def scaling_use(spans: Items[Span], pools: Items[Pool], start_s: float, end_s: f
     """
     if not spans:
         return None
-    hours = [pool.gpus / 3600.0 for pool in pools]  # of GPUs for a replica's second
+    hours = [pool.gpus / HOUR_S for pool in pools]  # of GPUs for a replica's second
     kept = [x for x in spans if x.start_s < end_s or x.start_s <= start_s]
     own = [(max(x.start_s, start_s), min(x.stop_s, end_s), hours[x.pool]) for x in kept]
     changes: dict[float, int] = {}

@@ -23,3 +23,7 @@ def refused(tmp_path: Path, name: str, text: str, *options: str) -> str:
     file.write_text(text)
     ran = invoked(main, str(file), *options, code=2)
     return ran.output
+
+
+def of(data: dict[str, Any], section: str, *keys: str) -> list[Any]:
+    return [data[section].get(key) for key in keys]

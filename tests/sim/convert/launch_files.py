@@ -113,3 +113,4 @@ per_device_train_batch_size: 1
 bf16: true
 enable_liger_kernel: true
 """
+FULL_RECOMPUTE = {"mode": "full", "early_stop": False}  # of torchtitan, as a scenario has it

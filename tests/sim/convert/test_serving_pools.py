@@ -86,3 +86,52 @@ def test_requests_go_in_turn_where_no_server_of_vllms_chooses(tmp_path: Path, co
     found, _ = converted(tmp_path, command)
     assert found["parallelism"]["dp"] == 4
     assert "router" not in found["inference"]
+
+
+PREFILL = "python -m sglang.launch_server --model-path zai-org/GLM-4.5-Air --disaggregation-mode prefill --tp-size 4"
+
+
+def test_servers_for_prompts_and_servers_for_further_tokens(tmp_path: Path) -> None:
+    script = f"""{PREFILL} --chunked-prefill-size 16384 --disaggregation-ib-device mlx5_0 &
+{PREFILL} --chunked-prefill-size 16384 --port 30009 --base-gpu-id 4 &
+{PREFILL.replace("prefill", "decode")} --ep-size 4 --mem-fraction-static 0.8 --max-running-requests 64 &
+python -m sglang_router.launch_router --pd-disaggregation --prefill http://127.0.0.1:30000 --port 8000
+"""
+    found, text = converted(tmp_path, script)
+    assert "parallelism" not in found
+    assert found["inference"]["disaggregated"] == {
+        "prefill": {"replicas": 2, "tp": 4},
+        "decode": {"replicas": 1, "tp": 4, "ep": 4, "memory_fraction": 0.8},
+    }
+    assert (found["inference"]["max_batch_tokens"], found["inference"]["max_running_requests"]) == (16384, 64)
+    assert "max_batch_tokens: prefill and decode servers differ; that of prefill servers is simulated" in text
+    assert "not expressed" not in text
+    parse_scenario(found, "found")
+
+
+def test_vllms_producer_and_consumer_of_keys_and_values(tmp_path: Path) -> None:
+    sends = """--kv-transfer-config '{"kv_connector": "P2pNcclConnector", "kv_role": "kv_producer"}' &\n"""
+    serve = f"vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192 {sends}"
+    found, text = converted(tmp_path, serve + serve.replace("producer", "consumer"))
+    pool = {"replicas": 1, "tp": 1}
+    assert found["inference"]["disaggregated"] == {"prefill": pool, "decode": pool}
+    assert "not expressed" not in text
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (PREFILL, "starts prefill servers alone; can be simulated: with decode servers"),
+        (
+            f"{PREFILL} --pp-size 2\n{PREFILL.replace('prefill', 'decode')}",
+            "prefill servers: found pp 2; can be simulated",
+        ),
+        (
+            f"{PREFILL}\n{PREFILL} --ep-size 4\n{PREFILL.replace('prefill', 'decode')}",
+            "prefill servers: found different ones",
+        ),
+    ],
+)
+def test_pools_that_are_not_simulated(tmp_path: Path, script: str, said: str) -> None:
+    _, text = converted(tmp_path, script)
+    assert said in text

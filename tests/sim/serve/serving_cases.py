@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from sim.commands.search import main
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
+from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
@@ -27,6 +29,10 @@ def engine_scenario(engine: str, tp: int = 1, model: str = "llama3-8b", **infere
     """Serving on H100s by an engine, four equal requests at once unless said otherwise."""
     section = {"engine": engine, "batching": "static", "requests": ONE, **inference}
     return parse_scenario({"model": model, "cluster": "dgx-h100", "parallelism": {"tp": tp}, "inference": section})
+
+
+def costs_of(scenario: Scenario) -> IterationCosts:
+    return iteration_costs(scenario, load_profile(scenario.calibration))
 
 
 def serving(

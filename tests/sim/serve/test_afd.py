@@ -11,16 +11,14 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.core.program import Comm
 from sim.inputs.scenario import Scenario, load_scenario
-from sim.prices.profiles import load_profile
 from sim.serve.memory import routed_bytes
 from sim.serve.prices.afd import LayerParts, layer_parts, pipeline_seconds
-from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
 from sim.serve.results.over_time import over_time
 from sim.serve.simulation import simulate_serving
 from tests.sim.cases import FREE_LINKS, scenario_with
-from tests.sim.serve.serving_cases import SMALL, every_way, finished, requests_of, serving, settings_of, times
+from tests.sim.serve.serving_cases import SMALL, costs_of, every_way, finished, requests_of, serving, settings_of, times
 
 MOE = {**SMALL, "moe": {"experts": 8, "top_k": 2, "ffn": 256, "shared_experts": 1}}
 DECODES = Load(48, 48, 48 * 1000, (), 48, 1)
@@ -35,10 +33,6 @@ def afd(batches: int = 3, gpus: int = 4, dp: int = 1, tp: int = 1, cluster: Any 
     return scenario_with(
         model=MOE, cluster=cluster, calibration="roofline", parallelism=parallelism, inference=inference
     )
-
-
-def costs_of(scenario: Scenario) -> IterationCosts:
-    return iteration_costs(scenario, load_profile(scenario.calibration))
 
 
 def in_turn(layers: int, parts: LayerParts, batches: int) -> float:

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.scenario import parse_scenario
-from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
 from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.record import Engine, HostTimes
-from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import host_of
 from sim.serve.prices.iteration_parts import Key, Work
@@ -29,6 +28,7 @@ from tests.sim.cases import scenario_with
 from tests.sim.serve.serving_cases import (
     ONE,
     WEIGHTS_AND_BUFFERS,
+    costs_of,
     engine_scenario,
     every_way,
     requests_of,
@@ -38,8 +38,7 @@ from tests.sim.serve.serving_cases import (
 
 
 def costs(engine: str, **more: Any) -> IterationCosts:
-    s = engine_scenario(engine, **more)
-    return iteration_costs(s, load_profile(s.calibration))
+    return costs_of(engine_scenario(engine, **more))
 
 
 @pytest.fixture
@@ -135,7 +134,7 @@ def test_tokens_that_pad_a_batch_choose_experts_as_the_engine_lets_them(engine: 
     layout = {"tp": ep, "ep": ep}
     data = {"model": "qwen3-30b-a3b", "cluster": "dgx-h100", "parallelism": layout, "inference": section}
     s = parse_scenario(data)
-    own = iteration_costs(s, load_profile(s.calibration))
+    own = costs_of(s)
     padded = own.host.padded(9)
     found = own.device_seconds(Load(9, 0, 0, (), 9))[0]  # without attention
     every, experts = (
@@ -152,7 +151,7 @@ def test_a_router_of_groups_lets_padding_choose(model: str, choosing: int) -> No
     section = {"engine": "vllm-0.29", "requests": ONE}
     data = {"model": model, "cluster": "dgx-h200", "parallelism": {"tp": 8, "ep": 8}, "inference": section}
     s = parse_scenario(data)
-    assert iteration_costs(s, load_profile(s.calibration)).host.routed(9, False, True) == choosing
+    assert costs_of(s).host.routed(9, False, True) == choosing
 
 
 @pytest.mark.parametrize(("model", "group"), [("llama3-8b", 4), ("llama2-7b", 1)])
@@ -291,13 +290,6 @@ def test_prompts_first_is_alike_in_every_way(
             )
 
 
-def test_hosts_that_no_table_judged_widen_the_interval() -> None:
-    """Where the host takes half of the time and is uncertain by 40 %, so is a fifth of the whole."""
-    sure, unsure = (simulate_serving(engine_scenario(e, batching="continuous")).result for e in ("bundled", "vllm-0.5"))
-    spread = [r["duration_interval_s"][1] / r["duration_interval_s"][0] for r in (sure, unsure)]
-    assert spread[1] > 1.3 * spread[0]
-
-
 def test_each_source_of_prices_has_words_in_the_summary(made: Any) -> None:
     shares = simulate_serving(engine_scenario(made(host=HostTimes(iteration_s=1e-3)))).outcome.provenance.shares
     assert shares["host"] > 0
@@ -311,26 +303,6 @@ def test_an_overlapped_host_that_is_slower_gives_all_of_its_uncertainty(made: An
     assert slow.host_uncertainty == pytest.approx(0.1, rel=1e-3)
     quick = made(host=HostTimes(iteration_s=1e-6, uncertainty=0.1), overlaps=True)
     assert simulate_serving(engine_scenario(quick, batching="continuous")).host_uncertainty == 0.0
-
-
-@pytest.mark.parametrize("engine", [name for name, e in ENGINES.items() if e.host])
-def test_host_seconds_are_never_certain(engine: str) -> None:
-    assert all(times.uncertainty > 0 for times in ENGINES[engine].host.values())
-
-
-def test_hosts_of_an_a100_take_longer_and_launch_as_they_were_measured_to() -> None:
-    measured = ENGINES["vllm-0.2"].host
-    for engine in ("vllm-0.5", "vllm-v1", "sglang-0.5", "trtllm-1.0"):
-        older, newer = (ENGINES[engine].host_on(a) for a in ("ampere", "hopper"))
-        assert (older.launch_s, newer.launch_s) == (measured["ampere"].launch_s, measured["hopper"].launch_s)
-        assert older.iteration_s / newer.iteration_s == pytest.approx(
-            measured["ampere"].sequence_s / measured["hopper"].sequence_s
-        )
-
-
-def test_requests_take_before_engines_without_a_measured_server_what_was_fitted_to_one() -> None:
-    own = {ENGINES[name].host_on("hopper").request_s for name in ("vllm-0.5", "vllm-0.6")}
-    assert own == {ENGINES["trtllm-triton"].host_on("hopper").request_s}
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import parse_scenario
-from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
 from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.file import engine_of
 from sim.serve.engines.record import Engine, HostTimes
-from sim.serve.prices.costs import IterationCosts, iteration_costs
+from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import prompt_sizes
 from sim.serve.prices.iteration_shares import HOST, LAUNCHES, priced_together
 from sim.serve.prices.load import Load
-from tests.sim.serve.serving_cases import engine_scenario
+from tests.sim.serve.serving_cases import costs_of, engine_scenario
 
 
 def costs(engine: str, **more: Any) -> IterationCosts:
-    s = engine_scenario(engine, **more)
-    return iteration_costs(s, load_profile(s.calibration))
+    return costs_of(engine_scenario(engine, **more))
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ import pytest
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.models.layers.experts import LOW_LATENCY_TOKENS
-from sim.prices.profiles import load_profile
 from sim.serve.engines.kernel_facts import TwoBatches
-from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.iteration_parts import Work
 from sim.serve.prices.load import Load
 from sim.serve.prices.two_batches import is_split, layer_seconds
 from sim.serve.simulation import simulate_serving
 from tests.sim.cases import scenario_with
+from tests.sim.serve.serving_cases import costs_of
 
 IN_TURNS, APART = TwoBatches(), TwoBatches(attention_apart=True)
 DECODES = Load(64, 64, 64 * 2000, (), 64, 1, 64)
@@ -34,10 +33,6 @@ def wide(ranks: int = 16, engine: str = "sglang-0.5", overlap: bool = True, **in
         cluster={"preset": "dgx-h200", "nodes": ranks // 8},
         inference=section | inference,
     )
-
-
-def costs_of(scenario: Scenario) -> IterationCosts:
-    return iteration_costs(scenario, load_profile(scenario.calibration))
 
 
 @pytest.mark.parametrize("rule", [IN_TURNS, APART])
