@@ -78,6 +78,9 @@ class Seconds(FloatParamType):
         return seconds
 
 
+LEAST_TOKENS = 1000  # of a whole training: less lacks its unit
+
+
 class Tokens(FloatParamType):
     """A number of tokens: `15e12`, `300B`, `15T`."""
 
@@ -88,9 +91,12 @@ class Tokens(FloatParamType):
         from sim.inputs.units import TOKENS as UNIT  # with pydantic, which --help does without
 
         try:
-            return float(UNIT.parse(value))
+            tokens = float(UNIT.parse(value))
         except ValueError as error:
             self.fail(f"found '{str(value)[:40]}'; {error}", param, ctx)
+        if 0 < tokens < LEAST_TOKENS:
+            self.fail(f"found '{str(value)[:40]}'; {tokens:g} tokens? write {tokens:g}B or {tokens:g}T", param, ctx)
+        return tokens
 
 
 Data = dict[str, Any]  # a result as its JSON has it

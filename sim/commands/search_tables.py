@@ -139,7 +139,7 @@ def _table(first: str, rows: Iterable[tuple[str, JsonRow]]) -> Table:
     from sim.views.search_page import COLUMNS, cells, cost_cell
     from sim.views.sorted_table import sorted_table, word
 
-    head = {first: "", **COLUMNS, "1T tokens": ""}
+    head = {first: "", **COLUMNS, "Cost of 1T tokens": ""}
     shown = [[word(name), *cells(row, short=True), cost_cell(row)] for name, row in rows]
     return as_printed(sorted_table("", head, shown))
 

@@ -9,13 +9,13 @@ from itertools import pairwise
 from typing import Any
 
 HOUR_S, DAY_S = 3600.0, 86400.0
-LEAST_S = 1e-12  # less is what rounding leaves of a sum that is zero
+LEAST_S = 1e-9  # nothing is so short: less is what rounding leaves of a sum of seconds that is zero
 
 
 def seconds(value: float) -> str:
     """Seconds with four digits and a fitting unit.
 
-    >>> seconds(0.01234), seconds(4.5e-5), seconds(2), seconds(7200), seconds(1e-16)
+    >>> seconds(0.01234), seconds(4.5e-5), seconds(2), seconds(7200), seconds(1.3e-10)
     ('12.34 ms', '45.00 µs', '2.000 s', '2.000 h', '0 s')
     """
     if abs(value) < LEAST_S:

@@ -69,11 +69,18 @@ def unknown_architecture(cluster: ClusterSpec, ranks: int) -> tuple[str, ...]:
     """Warn where collectives are timed by another architecture's measurements."""
     if ranks == 1:
         return ()
-    said = "cluster.gpu.architecture: none is stated for GPU"
     rest = "so its collectives start and step as Hopper's do"
     if cluster.intra_node.through_host:
-        rest = "whose collectives nobody has measured: they are priced from its links' latencies and bandwidths only"
-    return tuple(f"{said} '{gpu.name}', {rest}" for gpu in cluster.gpus if gpu.architecture == "other")
+        rest = "so they are priced from its links' latencies and bandwidths only"
+    return tuple(f"{_why_unknown(gpu)}, {rest}" for gpu in cluster.gpus if gpu.architecture == "other")
+
+
+def _why_unknown(gpu: GpuSpec) -> str:
+    """Why no collectives are known: those of a shipped GPU without an architecture are not measured, and a user has
+    nothing to state."""
+    if gpu.name in GPUS:
+        return f"cluster.gpu: no collectives of GPU '{gpu.name}' were measured"
+    return f"cluster.gpu.architecture: none is stated for GPU '{gpu.name}'"
 
 
 def _profile_named(name: str, source: Source, path: KeyPath = ("calibration",)) -> str:

@@ -3,7 +3,7 @@
 The parts of the mean rank's step, which add up to it:
 
     useful        mfu · step                          the model's own FLOPs at the device's peak
-    recompute     (1 − mfu/hfu) · passes              forward work that is done twice
+    recompute     (1 − mfu/hfu) · passes              forward work that is done twice, and a frozen reference's
     below_peak    mfu/hfu · passes − useful           kernels slower than the peak
     optimizer     seconds in the optimizer
     communication exposed_comm_s                      nothing computes meanwhile
@@ -82,8 +82,16 @@ def parts_of_step(result: StepResult, timeline: Timeline) -> tuple[LossShare, ..
     if distilled is not None:
         lengths["teacher"] = teacher_s(result)
     lengths["other"] = step_s - sum(lengths.values())
-    labels = _LABELS | {"bubble": bubble_name(result.scenario.parallelism)}
+    labels = _LABELS | {"bubble": bubble_name(result.scenario.parallelism), "recompute": _again_name(result)}
     return tuple(LossShare(k, labels[k], s) for k, s in lengths.items() if s > 1e-4 * step_s)
+
+
+def _again_name(result: StepResult) -> str:
+    """Name forward work beside the model's own: done a second time, or a frozen reference's."""
+    t = result.scenario.for_training
+    if not t.runs_reference:
+        return _LABELS["recompute"]
+    return "Frozen reference" if t.recompute.mode == "none" else "Recomputation and frozen reference"
 
 
 def teacher_s(result: StepResult) -> float:
@@ -226,7 +234,12 @@ def _recompute(result: StepResult, timeline: Timeline) -> str:
     row = tightest(result.memory)
     free = f" The worst rank has {(1 - row.peak / row.limit) * 100:.0f} % of its memory free."
     room = free if row.limit > row.peak > 0 else ""
-    return f"Forward work is done a second time, to keep fewer activations.{room}"
+    t = result.scenario.for_training
+    reference = "A frozen reference runs forward on every micro-batch." if t.runs_reference else ""
+    if t.recompute.mode == "none":
+        return reference
+    again = f"Forward work is done a second time, to keep fewer activations.{room}"
+    return f"{again} {reference}".rstrip()
 
 
 def _teacher(result: StepResult, timeline: Timeline) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -33,7 +33,7 @@ from sim.results.training_run import TrainingRun
 
 class Utilization(Record, frozen=True):
     """Model FLOP/s on each GPU, and its share of the peak: MFU with causal and with full attention, and HFU, which
-    counts recomputed FLOPs too. Of GPUs of several kinds all peaks are summed."""
+    counts recomputed FLOPs and a frozen reference's too. Of GPUs of several kinds all peaks are summed."""
 
     model_flops_per_s_per_gpu: float
     mfu: float
@@ -233,24 +233,27 @@ def _utilization(sim: FinishedStep, tokens_per_s: float) -> Utilization:
     source = source_of(s)
     per_token, full = source.flops_per_token(causal_half=True), source.flops_per_token(causal_half=False)
     per_gpu = per_token * tokens_per_s / ranks
-    again = sum(_recomputed_flops(sim, i) * len(c.ranks) for i, c in enumerate(sim.plan.classes)) / ranks
+    again = sum(_further_flops(sim, i) * len(c.ranks) for i, c in enumerate(sim.plan.classes)) / ranks
     step_s = sim.step_time_s
     hfu = (per_gpu + (again / step_s if step_s > 0 else 0.0)) / peak
     return Utilization(per_gpu, per_gpu / peak, full * tokens_per_s / ranks / peak, hfu)
 
 
-def _recomputed_flops(sim: FinishedStep, class_index: int) -> float:
-    """Matmul FLOPs that one rank of a class recomputes in a step."""
+def _further_flops(sim: FinishedStep, class_index: int) -> float:
+    """Matmul FLOPs of one rank of a class in a step beyond the model's own: what its backward recomputes, and the
+    forward of a frozen reference."""
     stages = sim.stages[class_index]
-    per_stage = {
-        i: sum(
-            op.flops for b in s.blocks for op in b.recompute if isinstance(op, Compute) and op.kind in MODEL_FLOPS_KINDS
-        )
-        for i, s in stages.items()
-    }
-    if not any(per_stage.values()):
+    recomputed = {i: _model_flops(op for b in s.blocks for op in b.recompute) for i, s in stages.items()}
+    reference = {i: _model_flops(op for b in s.reference for op in b.forward) for i, s in stages.items()}
+    if not any(recomputed.values()) and not any(reference.values()):
         return 0.0
-    return sum(per_stage[a.stage] for a in sim.built.actions[class_index].listed.actions if a.kind in (Kind.B, Kind.I))
+    actions = sim.built.actions[class_index].listed.actions
+    again = sum(recomputed[a.stage] for a in actions if a.kind in (Kind.B, Kind.I))
+    return again + sum(reference[a.stage] for a in actions if a.kind is Kind.F)
+
+
+def _model_flops(items: Iterable[object]) -> float:
+    return sum(op.flops for op in items if isinstance(op, Compute) and op.kind in MODEL_FLOPS_KINDS)
 
 
 def _middle_layer(sim: FinishedStep) -> MiddleLayer:

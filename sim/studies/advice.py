@@ -142,7 +142,7 @@ def _communication(scenario: Scenario) -> Iterator[Changes]:
 
 def _below_peak(scenario: Scenario) -> Iterator[Changes]:
     p, t = scenario.parallelism, scenario.for_training
-    yield ("training.framework=compiled",)
+    yield from _compiled(scenario)
     moe = scenario.model.moe
     fixed_shapes = moe is None or moe.pad_to_capacity  # else no graph holds a whole layer
     if framework_of(t).captures_layers and t.cuda_graphs == "none" and fixed_shapes:
@@ -158,6 +158,12 @@ def _below_peak(scenario: Scenario) -> Iterator[Changes]:
     if p.tp > 1:
         yield (f"parallelism.tp={p.tp // 2}", f"parallelism.dp={2 * p.dp}")
         yield ("parallelism.sp=true",)
+
+
+def _compiled(scenario: Scenario) -> Iterator[Changes]:
+    """The same trainer's torch.compile. Another trainer is no change of a run, and is not proposed."""
+    if name := framework_of(scenario.for_training).under_torch_compile:
+        yield (f"training.framework={name}",)
 
 
 def _larger(scenario: Scenario) -> Iterator[Changes]:
@@ -183,7 +189,7 @@ def _recompute(scenario: Scenario) -> Iterator[Changes]:
 def _optimizer(scenario: Scenario) -> Iterator[Changes]:
     if scenario.parallelism.dp * scenario.parallelism.cp > 1:
         yield ("parallelism.zero=1",)
-    yield ("training.framework=compiled",)
+    yield from _compiled(scenario)
 
 
 def _to_fit(scenario: Scenario) -> Iterator[Changes]:

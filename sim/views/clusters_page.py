@@ -30,9 +30,10 @@ def clusters_page(result: Result) -> str:
         headline=_headline(found),
         table=sorted_table(
             "clusters",
-            {"Cluster": "", **COLUMNS, "Trillion tokens": "their cost"},
+            {"Cluster": "", **COLUMNS, "Cost of 1T tokens": "of GPU hours, in the currency of the price"},
             [[word(one["cluster"]), *cells(row), cost_cell(row)] for one in found for row in one["best"]],
             [copied(row) for one in found for row in one["best"]],
+            wide=1,
         ),
         without=[(one["cluster"], one["why_none_legal"] or NONE_FITS) for one in result["clusters"] if not one["best"]],
     )

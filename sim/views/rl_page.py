@@ -6,7 +6,8 @@ import json
 from typing import TYPE_CHECKING
 
 from sim.core.timeline import Timeline
-from sim.core.units import ranks_text
+from sim.core.units import counted, ranks_text
+from sim.rl.timeline import REPLICAS_SHOWN
 from sim.serve.results.over_time import over_time
 from sim.views.page import page, view_data
 from sim.views.rl_words import PHASE_HEAD, POOL_HEAD, fact_lines, phase_rows, pool_rows, rl_headline, rl_line
@@ -42,8 +43,16 @@ def rl_page(simulation: RlSimulation) -> str:
         pool_head=POOL_HEAD,
         pools=pool_rows(result.pools),
         facts=fact_lines(result),
+        replicas_shown=replicas_drawn(result.generation.replicas),
         scenario_json=json.dumps(result.scenario.model_dump(mode="json"), indent=2, ensure_ascii=False),
     )
+
+
+def replicas_drawn(replicas: int) -> str:
+    """Which of many replicas have a row in the timeline; nothing where all have."""
+    half = REPLICAS_SHOWN // 2
+    said = f"{counted(replicas, 'replica')}, the {half} that end first and the {half} that end last are drawn"
+    return said if replicas > REPLICAS_SHOWN else ""
 
 
 def _tracks(timeline: Timeline, colocated: bool) -> list[Track]:

@@ -12,21 +12,29 @@ NOTHING: Cell = ("", "–")
 
 
 class SortedTable(NamedTuple):
-    """A table: heads with what they mean, rows of cells, and what each row's buttons copy, as (name, text)."""
+    """A table: heads with what they mean, rows of cells, and what each row's buttons copy, as (name, text). `wide`: the
+    column that gets the most room."""
 
     name: str
     head: Sequence[tuple[str, str]]
     rows: Sequence[Sequence[Cell]]
     copies: Sequence[Sequence[tuple[str, str]]] = ()
+    wide: int = 0
 
 
 def sorted_table(
-    name: str, head: Mapping[str, str], rows: Sequence[Sequence[Cell]], copies: Sequence[Sequence[tuple[str, str]]] = ()
+    name: str,
+    head: Mapping[str, str],
+    rows: Sequence[Sequence[Cell]],
+    copies: Sequence[Sequence[tuple[str, str]]] = (),
+    wide: int = 0,
 ) -> SortedTable:
-    """The table with those columns that have a value in some row. `head`: titles, and what they mean."""
+    """The table with those columns that have a value in some row. `head`: titles, and what they mean. `wide`: the
+    column of `head` that gets the most room."""
     kept = [i for i in range(len(head)) if any(row[i] != NOTHING for row in rows)]
     titles = list(head.items())
-    return SortedTable(name, [titles[i] for i in kept], [[row[i] for i in kept] for row in rows], copies)
+    shown = [[row[i] for i in kept] for row in rows]
+    return SortedTable(name, [titles[i] for i in kept], shown, copies, kept.index(wide) if wide in kept else 0)
 
 
 def word(text: str) -> Cell:

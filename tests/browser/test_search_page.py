@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sim.views.clusters_page import clusters_page
 from sim.views.search_page import search_page
 from tests.sim.search.test_search_page import result, row
 
@@ -52,3 +53,19 @@ def test_the_buttons_of_wide_rows_are_in_sight(open_page: Callable[[str], Any], 
     assert box["x"] + box["width"] <= width
     if width == 1400:
         assert page.evaluate("[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)")
+
+
+def test_layouts_of_clusters_have_room(open_page: Callable[[str], Any]) -> None:
+    """A layout takes three lines at most, and a cluster's name one: they had ten, beside an empty column."""
+    wide = {"schedule": "interleaved_1f1b", "virtual_stages": 20, "tp_overlap": "wgrad", "sp": True, "cp": 4}
+    more = {"mfu": 0.4, "exposed_comm_s": 0.05, "bubble_fraction": 0.1, "yaml": "x", "command": "y", "flags": "z"}
+    more |= {"cost_per_trillion_tokens": 5e5}
+    best = [row(0.5, 3 * 2.0**33, **wide) | more]
+    found = [{"cluster": "mi300x-node", "price_per_gpu_hour": 2.5, "best": best, "why_none_legal": ""}]
+    page = open_page(clusters_page({"name": "small", "gpus": 1024, "clusters": found}))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    of_text = "const r = document.createRange(); r.selectNodeContents(e);"
+    lines = f"e => {{ {of_text} return new Set([...r.getClientRects()].map(b => b.top)).size }}"
+    cells = page.locator('table[data-table="clusters"] tbody tr').first.locator("td")
+    assert cells.nth(0).evaluate(lines) == 1
+    assert cells.nth(1).evaluate(lines) <= 3

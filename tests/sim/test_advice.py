@@ -145,3 +145,13 @@ def test_a_long_step_says_where_to_ask() -> None:
     hint = "--advise simulates changes that might make it fit"
     assert hint in run_module("sim.run", scenario, *short).stdout
     assert hint not in run_module("sim.run", scenario, *short, "--no-advise").stdout
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"), [("eager", "compiled"), ("transformers", "transformers_compiled"), ("megatron", "")]
+)
+def test_torch_compile_is_proposed_where_the_trainer_has_a_flag_for_it(framework: str, name: str) -> None:
+    """Megatron under torch.compile would be another trainer: nobody changes it to shorten a step."""
+    _, found = advice("dp8", "training.seq_len=1024", f"training.framework={framework}")
+    said = [change for t in found for change in t.changes if change.startswith("training.framework=")]
+    assert said == ([f"training.framework={name}"] if name else [])

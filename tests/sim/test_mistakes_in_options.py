@@ -21,6 +21,7 @@ SCENARIO = str(ROOT / "scenarios" / "1f1b_pp8.yaml")
     ("option", "value", "said"),
     [
         ("--tokens", "lots", "'--tokens': found 'lots'; must be a number of tokens, or one with K, M, B or T"),
+        ("--tokens", "15", "'--tokens': found '15'; 15 tokens? write 15B or 15T"),
         ("--price", "abc", "'--price': found 'abc'; must be a number"),
         ("--days", "x", "'--days': found 'x'; must be a number"),
         ("--days", "nan", "'--days': found nan; must be a finite number"),

@@ -68,6 +68,13 @@ def test_a_gpu_of_no_stated_architecture_is_taken_for_hopper_and_said_to_be() ->
     assert "SRAM" not in roofline_svg(scenario.cluster.gpu)
 
 
+def test_a_shipped_gpu_without_an_architecture_asks_for_no_key() -> None:
+    """A user cannot state the architecture of an MI300X: its collectives were not measured, which is what is said."""
+    said = parse_scenario({**SCENARIO, "cluster": "mi300x-node"}).warnings
+    assert any("cluster.gpu: no collectives of GPU 'mi300x' were measured" in warning for warning in said)
+    assert not any("none is stated" in warning for warning in said)
+
+
 def test_a_description_in_full_of_a_shipped_gpu_is_still_that_chip() -> None:
     full = GPUS["gb200"].model_dump(
         include={"name", "memory_bytes", "memory_bandwidth_bytes_per_s", "peak_flops_per_s"}

@@ -17,6 +17,7 @@ from sim.models.operators import F, forward_of
 from sim.models.preference import PAIR_KERNELS, pair_loss
 from sim.programs.compile import compile_program
 from sim.programs.stages import Stage
+from sim.results.losses import parts_of_step
 from sim.search.space_of_scenario import make_space
 from sim.simulation import Simulation, simulate
 
@@ -210,3 +211,14 @@ def test_a_search_is_refused() -> None:
     source = Source("a.yaml", merge(TEXTS, {"training": {"preference": {"loss": "dpo"}}}))
     with pytest.raises(InputError, match="preference: a search covers training on next tokens"):
         make_space(source, 8, "a")
+
+
+def test_a_reference_is_work_of_the_hardware_and_no_slow_kernel() -> None:
+    """Without recomputation a reference adds a forward to the three that a model's own FLOPs are: HFU is 4/3 of MFU."""
+    dpo, alone = step(loss="dpo"), step(loss="dpo", reference="none")
+    use, own = dpo.outcome.utilization, alone.outcome.utilization
+    assert use.hfu / use.mfu == pytest.approx(4 / 3, rel=2e-3)
+    assert own.hfu == own.mfu
+    named = {p.label: p.seconds for p in parts_of_step(dpo.outcome, dpo.timeline)}
+    assert named["Frozen reference"] == pytest.approx((dpo.step_time_s - alone.step_time_s), rel=0.2)
+    assert "Frozen reference" not in {p.label for p in parts_of_step(alone.outcome, alone.timeline)}

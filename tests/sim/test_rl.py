@@ -28,7 +28,7 @@ from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.validation.predict import predict
 from sim.validation.records import Measurement
-from sim.views.rl_page import rl_page
+from sim.views.rl_page import replicas_drawn, rl_page
 from sim.views.rl_words import print_rl
 from sim.views.terminal import Terminal
 
@@ -377,3 +377,8 @@ def test_answers_are_drawn_where_the_engines_sampler_is_simulated() -> None:
     assert alone.rl.generation.sampling is None
     with pytest.raises(InputError, match=r"rl\.generation\.sampling: engine bundled is simulated with"):
         parse_scenario(merge(SMALL, {"rl": {"generation": {"engine": "bundled", "sampling": {}}}}))
+
+
+def test_the_page_says_which_of_many_replicas_are_drawn() -> None:
+    assert replicas_drawn(16) == ""
+    assert replicas_drawn(32) == "32 replicas, the 8 that end first and the 8 that end last are drawn"

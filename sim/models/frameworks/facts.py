@@ -368,6 +368,9 @@ class Framework(Struct, frozen=True):
     `--cuda-graph-impl`]"""
     uses_torch_compile: bool = False
     """torch.compile generates the kernels [torchtitan: training.compile]"""
+    under_torch_compile: str = ""
+    """the framework that the same trainer is when its flag turns torch.compile on, which advice proposes [torchtitan:
+    compile.enable; transformers/training_args.py: torch_compile]"""
     emitted_for: tuple[str, ...] = ()
     """trainers of `--emit` whose flags express this framework [sim.emit]"""
     measurable: bool = False

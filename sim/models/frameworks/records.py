@@ -110,6 +110,7 @@ _COMPILED = Framework(
 )
 _TRANSFORMERS = Framework(
     "transformers",  # Hugging Face Transformers' own modules, each torch operator a kernel
+    under_torch_compile="transformers_compiled",
     norms_keep_operators=True,  # transformers/models/llama/modeling_llama.py: LlamaRMSNorm
     writes_activations_out=True,
     runs_model_code=True,
@@ -190,6 +191,7 @@ _RECORDS = (
         # divided by the token's sum and after
         routing_bytes=32.0,
         vocabulary_multiple=128,  # calibrate/model.py
+        under_torch_compile="compiled",
         emitted_for=("torchtitan", "megatron"),
         measurable=True,
         family="torch",
@@ -227,6 +229,7 @@ _RECORDS = (
     replace(
         _TRANSFORMERS,
         name="deepspeed",  # Transformers' modules under DeepSpeed's engine
+        under_torch_compile="",
         kin="transformers",
         gathers_logits=False,  # its own layers in place of `tp_plan`
         zero=DEEPSPEED_ZERO,

@@ -168,7 +168,7 @@ def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pyt
     assert exit_code(main, str(file), *options, "--for", "megatron", "--save", str(folder), "--price", "3") == 0
     assert {path.name for path in folder.iterdir()} == {"1.yaml", "1.flags", "2.yaml", "2.flags"}
     said = capsys.readouterr().out
-    assert "1T tokens" in said
+    assert "Cost of 1T tokens" in said
     assert (folder / "1.flags").read_text().strip() in said
     for words, wrong in (
         (("--for", "nemo"), "must be one of torchtitan, torchtitan-python, megatron"),
