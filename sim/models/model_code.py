@@ -18,6 +18,7 @@ from sim.models.frameworks.parts import (
     GRANITE_ROUTER,
     GROUPED_SIGMOID_ROUTER,
     NARROW_SIGMOID_ROUTER,
+    PLAIN_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
     SPARSE_MIXER_ROUTER,
     UNSCALED_SIGMOID_ROUTER,
@@ -42,6 +43,8 @@ class ModelCode(NamedTuple):
     # gradients of queries and keys), or not at all.
     scale: Literal["scores", "matmul", "none"] = "scores"
     scores_in_fp32: bool = False  # queries and keys are cast to fp32 and multiplied so, unless autocast casts them back
+    scores_without_autocast: bool = False  # which it does not where the code turns autocast off for them
+    shifts_by_largest: bool = True  # of scores joined to sinks the largest is found and subtracted before the softmax
     # The softmax writes fp32, which is cast to the activations' dtype; else the dtype of what it reads.
     softmax_in_fp32: bool = True
     alibi: bool = False  # a kernel adds fp32 biases of positions
@@ -119,6 +122,14 @@ MODEL_CODE: dict[str, ModelCode] = {
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
     "falcon_rw": ModelCode(masks_causal="numbers", split="select", adds_biases_apart=True),
+    # flint/modeling_flint.py: eager_attention_forward, FlintTopKRouter (the config's default divides by the sum)
+    "flint": ModelCode(
+        scores_in_fp32=True,
+        scores_without_autocast=True,
+        shifts_by_largest=False,
+        router_without_autocast=True,
+        router=PLAIN_SIGMOID_ROUTER,
+    ),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
     "flex_olmo": ModelCode(rope_dtype="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same

@@ -95,6 +95,8 @@ WIDE_ROUTER = TRANSFORMERS_ROUTER._replace(
     backward_accesses=0,
     backward_bytes=16.0,
 )
+# flint/modeling_flint.py (FlintTopKRouter): HunYuan's with a sigmoid, whose sum is not copied to all chosen weights.
+PLAIN_SIGMOID_ROUTER = WIDE_ROUTER._replace(forward_kernels=5)
 WIDE_AS_CHOSEN_ROUTER = WIDE_ROUTER._replace(forward_kernels=4, backward_kernels=4)
 # ernie4_5_moe/modeling_ernie4_5_moe.py (Ernie4_5_MoeTopKRouter): softmax (8), the experts' biases added (8), top-k in
 # two kernels (4), the chosen experts' probabilities looked up, their sum, its lower limit, quotient and cast. Backward:

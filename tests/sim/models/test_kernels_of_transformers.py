@@ -232,7 +232,9 @@ ROUTERS = {
     "afmoe": "afmoe.AfmoeTokenChoiceRouter",
     "minimax_m2": "minimax_m2.MiniMaxM2TopKRouter",
     "ernie4_5_moe": "ernie4_5_moe.Ernie4_5_MoeTopKRouter",
+    "flint": "flint.FlintTopKRouter",
 }
+BY_INPUT_ALONE = ("ernie4_5_moe", "flint")  # others are given biases
 MATMULS = ("mm", "addmm", "bmm")
 
 
@@ -246,14 +248,14 @@ def test_a_router_launches_as_many_kernels(code: str) -> None:
     sizes |= {} if code == "ernie4_5_moe" else {"num_experts": 8, "num_local_experts": 8}
     router = getattr(module, name)(transformers.CONFIG_MAPPING[code](**sizes)).to(torch.bfloat16)
     x = torch.randn(1, 16, WIDTH, dtype=torch.bfloat16, requires_grad=True)
-    given = (x,) if code == "ernie4_5_moe" else (x, torch.zeros(8))
+    given = (x,) if code in BY_INPUT_ALONE else (x, torch.zeros(8))
     with Kernels() as forward:
         weights = router(*given)[1]
     with Kernels() as backward:
         weights.backward(torch.ones_like(weights))
     record = MODEL_CODE[code].router
     assert record is not None
-    copies = 2 if code in ("hy_v3", "ernie4_5_moe") else 0  # of input and weight
+    copies = 2 if code in ("hy_v3", *BY_INPUT_ALONE) else 0  # of input and weight
     ahead, back = (
         sum(name.split(".")[0] not in MATMULS for name in found.names) - copies for found in (forward, backward)
     )
