@@ -73,6 +73,8 @@ class ModelCode(NamedTuple):
     # nothing.
     split: Literal["split", "select", "index", "heads", "shards"] = "split"
 
+    clamps_qkv: bool = False  # queries, keys and values are one matmul's result, which is clamped
+
     # Torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as truths, of which it
     # makes numbers each time, or as numbers.
     masks_causal: Literal["", "truths", "numbers"] = ""
@@ -107,8 +109,8 @@ MODEL_CODE: dict[str, ModelCode] = {
         scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True, rope_dtype="promoted", split="shards"
     ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
-    # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts
-    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True),
+    # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts, DbrxAttention.forward (`clip_qkv`)
+    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv=True),
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same

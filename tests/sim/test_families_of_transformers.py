@@ -12,6 +12,7 @@ import yaml
 from sim.core.errors import InputError
 from sim.inputs.huggingface import FAMILIES
 from sim.inputs.model_input import load_model
+from sim.inputs.scenario import parse_scenario
 from sim.models.parameters import count_parameters
 from tests.sim.transformers_configs import (
     CONVOLUTIONS,
@@ -333,10 +334,11 @@ def test_a_key_that_is_left_out_has_transformers_default(tmp_path: Path, family:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("clip", [None, 8.0])
-def test_what_dbrx_leaves_out_is_said(tmp_path: Path, clip: float | None) -> None:
-    """Its clamp, where the config has one."""
-    own = OWN["dbrx"] | {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": clip}}
-    (tmp_path / "config.json").write_text(json.dumps(transformers.DbrxConfig(**SIZES | own).to_dict()))
-    left_out = load_model(str(tmp_path / "config.json")).left_out
-    assert left_out == (() if clip is None else ("the clamp of queries, keys and values",))
+@pytest.mark.parametrize(("framework", "said"), [("transformers", False), ("megatron", True)])
+def test_what_dbrx_leaves_out_is_said(tmp_path: Path, framework: str, said: bool) -> None:
+    """Its clamp, which frameworks with layers of their own do not have."""
+    (tmp_path / "config.json").write_text(json.dumps(transformers.DbrxConfig(**SIZES | OWN["dbrx"]).to_dict()))
+    training = {"framework": framework, "seq_len": 64, "global_batch_size": 1}
+    keys = {"model": str(tmp_path / "config.json"), "training": training, "cluster": {"gpu": "h200-sxm"}}
+    warnings = parse_scenario(keys).warnings
+    assert any("the config's clamp of queries, keys and values" in w for w in warnings) == said

@@ -148,7 +148,6 @@ def _phimoe(config: Config) -> Config:
 def _dbrx(config: Config) -> Config:
     """DBRX: layer norms without biases, 16 experts of which 4 are chosen."""
     attention, ffn = config["attn_config"], config["ffn_config"]
-    clamped = ["the clamp of queries, keys and values"] if attention.get("clip_qkv") is not None else []
     return {
         "layers": config["n_layers"],
         "hidden": config["d_model"],
@@ -163,7 +162,6 @@ def _dbrx(config: Config) -> Config:
         "trained_positions": config.get("max_seq_len"),
         "moe": router(ffn, "moe_num_experts", "ffn_hidden_size", "moe_top_k"),
         "code": "dbrx",
-        "left_out": clamped,
     }
 
 
