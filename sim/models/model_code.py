@@ -17,6 +17,7 @@ from sim.models.frameworks.parts import (
     GPT_OSS_ROUTER,
     GRANITE_ROUTER,
     GROUPED_SIGMOID_ROUTER,
+    GROUPED_SOFTMAX_ROUTER,
     NARROW_SIGMOID_ROUTER,
     PLAIN_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
@@ -60,6 +61,8 @@ class ModelCode(NamedTuple):
     # Rope rotates a number of a head's first half with one of its second, or numbers that lie side by side: as complex
     # ones or, in latent attention, by slices.
     rope_pairs: Literal["halves", "slices", "complex"] = "halves"
+    # Queries are multiplied by a factor of their positions, which each layer makes anew (`sim.models.query_factor`).
+    scales_queries: bool = False
     # A head's part with rope is joined to the rest while a token's heads lie beside each other, [seq, heads, head_dim].
     joins_by_tokens: bool = False
 
@@ -153,16 +156,20 @@ MODEL_CODE: dict[str, ModelCode] = {
     "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
     "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
-    # llama4/modeling_llama4.py: Llama4TextMoe, apply_rotary_emb
-    "llama4": ModelCode(every_expert=True, rope_pairs="complex"),
+    # llama4/modeling_llama4.py: Llama4TextMoe, apply_rotary_emb, eager_attention_forward
+    "llama4": ModelCode(every_expert=True, rope_pairs="complex", softmax_in_fp32=False),
     # longcat_flash/modeling_longcat_flash.py: LongcatFlashTopkRouter, whose biases are added (8)
     "longcat_flash": ModelCode(
         router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), rope_pairs="slices"
     ),
     # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter; step3p7/modeling_step3p7.py: Step3p7TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
-    # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave
-    "mistral4": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="slices"),
+    # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
+    "ministral3": ModelCode(scales_queries=True),
+    # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave, Mistral4TopkRouter, get_llama_4_attn_scale
+    "mistral4": ModelCode(
+        router=GROUPED_SOFTMAX_ROUTER, casts_router_weights=True, rope_pairs="slices", scales_queries=True
+    ),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # muse_glimmer/modeling_muse_glimmer.py: MuseGlimmerTextCenteredRMSNorm, MuseGlimmerTextAttention (`gate_proj`)
     "muse_glimmer": ModelCode(norm_weights_from_1=True, gate_apart=True),

@@ -320,6 +320,17 @@ LEFT_OUT = {
 }
 
 
+def test_layers_of_gemma_4_may_all_have_the_same_sizes(tmp_path: Path) -> None:
+    """Transformers then writes an empty `per_layer_config`."""
+    keys = transformers.Gemma4TextConfig(**SIZES | OWN["gemma4_text"], head_dim=64, global_head_dim=64).to_dict()
+    assert not keys["per_layer_config"]
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(transformers.Gemma4TextConfig(**keys))
+    counted = {id(p): p.numel() for p in built.parameters()}
+    assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
+
+
 @pytest.mark.parametrize(("family", "key"), [(family, key) for family, keys in LEFT_OUT.items() for key in keys])
 def test_a_key_that_is_left_out_has_transformers_default(tmp_path: Path, family: str, key: str) -> None:
     """Not none: the config class of the family fills it in."""

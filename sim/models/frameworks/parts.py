@@ -137,6 +137,12 @@ NARROW_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
 GROUPED_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     forward_kernels=20, forward_bytes=48.0, group_kernels=(1, 0), group_bytes=(4.0, 0.0)
 )
+# mistral4/modeling_mistral4.py (Mistral4TopkRouter.forward): the same choice of groups and the same quotient, of a
+# softmax, all in 16 bits. Forward: softmax (2e), each group's best two (e), scores copied (2e) and masked (2e, 1),
+# top-k (e). Backward: eight kernels on the chosen ones, zeros (e) that they are added into, the softmax's (3e).
+GROUPED_SOFTMAX_ROUTER = GROUPED_SIGMOID_ROUTER._replace(
+    forward_accesses=8, forward_bytes=1.0, backward_kernels=11, backward_accesses=4, backward_bytes=0.0
+)
 # phimoe/modeling_phimoe.py (sparsemixer), of 16-bit logits. Each of two choices: the maximum, a mask of scores far from
 # it (nine kernels), noise (exponential, logarithm, difference), the maximum again, softmax, look-up, and in training
 # nine kernels of the chosen scores; the first expert is masked for the second choice. Both are joined (two). Backward

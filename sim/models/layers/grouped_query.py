@@ -22,6 +22,7 @@ from sim.models.layers.head_norms import head_layer_norm
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
+from sim.models.query_factor import query_factor
 from sim.models.serving.operators import (
     ServingDims,
     norm_quantizes,
@@ -180,6 +181,7 @@ class GroupedQueryAttention(Struct, frozen=True):
             yield self._rope(d, self._rope_elements(d))
         if self._joins(d):
             yield rope_join(d, self._rope_elements(d), self.rope_share or 1.0)
+        yield from query_factor(d, d.tokens * out.inputs)
         if f.attention_copies and (f.copies_one_sequence or d.batch > 1):
             elements = f.attention_copies * d.tokens * out.inputs
             yield copied("attention_copies", d, elements, f.attention_copy_kernels)
