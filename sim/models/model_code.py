@@ -137,7 +137,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     ),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
     "flex_olmo": ModelCode(rope_dtype="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
-    "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same
+    # gemma/modeling_gemma.py: GemmaRMSNorm; Gemma 2 and 3, VaultGemma and Qwen 3.5 without experts have the same
+    "gemma": ModelCode(norm_weights_from_1=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
@@ -154,6 +155,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
     "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
+    # laguna/modeling_laguna.py: LagunaTopKRouter
+    "laguna": ModelCode(router=CAST_SIGMOID_ROUTER, casts_router_weights=True),
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
     "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
     # llama4/modeling_llama4.py: Llama4TextMoe, apply_rotary_emb, eager_attention_forward
@@ -162,8 +165,11 @@ MODEL_CODE: dict[str, ModelCode] = {
     "longcat_flash": ModelCode(
         router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), rope_pairs="slices"
     ),
-    # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter; step3p7/modeling_step3p7.py: Step3p7TopKRouter
+    # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
+    # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm; step3p7/modeling_step3p7.py:
+    # Step3p7TopKRouter, Step3p7RMSNorm
+    "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True),
     # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
     "ministral3": ModelCode(scales_queries=True),
     # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave, Mistral4TopkRouter, get_llama_4_attn_scale

@@ -320,6 +320,20 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.parametrize("own", [{}, {"qk_norm_type": "olmo", "norm_after": True, "attention_bias": True}])
+def test_molmo_2_s_decoder_has_the_parameters_of_transformers(tmp_path: Path, own: dict[str, Any]) -> None:
+    """But for the additional tokens' embeddings, which a warning names."""
+    config = transformers.CONFIG_MAPPING["molmo2"](text_config=SIZES | {"head_dim": 64} | own)
+    with torch.device("meta"):
+        built = transformers.AutoModelForImageTextToText.from_config(config)
+    counted = [p.numel() for name, p in built.named_parameters() if "language_model" in name or "lm_head" in name]
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    model = load_model(str(tmp_path / "config.json"))
+    rows = config.text_config.additional_vocab_size
+    assert count_parameters(model).total == sum(counted) - rows * model.hidden
+    assert f"embeddings of {rows} additional tokens" in model.left_out
+
+
 def test_layers_of_gemma_4_may_all_have_the_same_sizes(tmp_path: Path) -> None:
     """Transformers then writes an empty `per_layer_config`."""
     keys = transformers.Gemma4TextConfig(**SIZES | OWN["gemma4_text"], head_dim=64, global_head_dim=64).to_dict()

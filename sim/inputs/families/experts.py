@@ -326,7 +326,7 @@ def _laguna(config: Config) -> Config:
     }
     whole = {"head_dim": 128, "sliding_window": 512, **config}
     found = llama(whole) | {"moe": moe, "qk_norm": True, "rope_share": 1.0, "attention_gate": "per_head"}
-    found |= window(whole, "sliding_window", ["full"])
+    found |= window(whole, "sliding_window", ["full"]) | {"code": "laguna"}
     return found | _laguna_heads(config, found)
 
 
