@@ -47,7 +47,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 GPT2 = {"n_embd": 2048, "n_layer": 8, "n_head": 16, **NO_DROPOUT}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
 LATENT = {"q_lora_rank": 768, "kv_lora_rank": 512, "num_key_value_heads": 16, "head_dim": None}
-EAGER = ("bloom", "gemma2", "gpt_oss", "gptj", "mpt")  # attention in separate operators
+EAGER = ("bloom", "flint", "gemma2", "gpt_neo", "gpt_oss", "gptj", "mpt")  # attention in separate operators
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
@@ -142,6 +142,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
     },
     "lfm2_moe": {**EXPERTS, "num_dense_layers": 0, "layer_types": ["full_attention"] * 8},
+    "flint": {
+        **EXPERTS,
+        "shared_expert_intermediate_size": 1024,
+        "sliding_window": 1024,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0, 1],
+    },
+    "gpt_neo": {"num_layers": 8, "num_heads": 16, "attention_types": [[["global", "local"], 4]], "resid_dropout": 0.0},
     "lara_mini": {
         **EXPERTS,
         "shared_expert_intermediate_size": 1024,

@@ -12,7 +12,7 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload
 from sim.models.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks.records import framework_of
-from sim.models.model_code import code_of
+from sim.models.model_code import MODEL_CODE, code_of
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -25,8 +25,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     `generates`: reinforcement learning, whose engine may have GPUs, too."""
     model, p, t, i = sections.model, sections.parallelism, sections.training, sections.inference
     yield from _vocabulary_note(sections)
-    if model.left_out:
-        yield f"model: simulated without the config's {', '.join(model.left_out)}"
+    yield from _left_out_note(model, t)
     yield from _idle_nodes_note(sections, generates)
     yield from _domain_note(sections)
     yield from _spine_note(sections)
@@ -181,6 +180,15 @@ def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[
         why = f"is not simulated with {bad}" if bad else f"is not framework {t.framework}'s default (training.autocast)"
         held = "which keeps the residual stream in fp32 and casts the input of each matmul"
         yield f"training.param_dtype: fp32 is simulated with 16-bit activations; torch.autocast, {held}, {why}"
+
+
+def _left_out_note(model: ModelConfig, t: Training | None) -> Iterator[str]:
+    """Return what the config has and the simulation has not; frameworks that run the model's own code clamp, too."""
+    clamps = model.code is not None and MODEL_CODE[model.code].clamps_qkv
+    runs_code = t is not None and framework_of(t).runs_model_code
+    left_out = (*model.left_out, *(("clamp of queries, keys and values",) if clamps and not runs_code else ()))
+    if left_out:
+        yield f"model: simulated without the config's {', '.join(left_out)}"
 
 
 def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:

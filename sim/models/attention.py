@@ -328,7 +328,7 @@ def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
         saved = [Saved("softmax output", scores * e), Saved("softmax output in fp32", joined * made)]
     else:
         saved = [Saved("softmax output", joined * e)]
-    if own.sinks and d.framework.softmax_in_fp32:
+    if own.sinks and d.framework.softmax_in_fp32 and d.code.shifts_by_largest:
         saved.append(Saved("maximum's place", rows * 8.0, role=TensorRole.STATISTICS))
     if own.softcap and not d.framework.fuses_chains:
         saved.append(Saved("capped scores' tanh", scores * d.act_bytes))

@@ -146,7 +146,8 @@ def wider_rope(d: Dims) -> tuple[More, More]:
 
     Where fp32 cosines and sines multiply it, forward: two products are written in fp32 (2 more each), read and added in
     it (6 more), and their sum is cast (4 and 2). Backward: the gradient is cast to fp32 (6), both products read and
-    write it (4 more each) and are cast (6 each). Where it is cast before, all accesses of `sim.models.elementwise.rope`
+    write it (4 more each) and are cast (6 each). Scores that are multiplied in fp32 need neither the sum's cast nor the
+    gradient's. Where it is cast before, all accesses of `sim.models.elementwise.rope`
     are of fp32, forward 10 and backward 15 of 17 (the copy between orders is not), with a cast before and one after.
     Where both parts are cast after one of them was rotated, forward both products and their sum (7) and backward both
     products (4) are of fp32, with three casts; forward also copies the angles (`repeat_interleave`).
@@ -161,4 +162,6 @@ def wider_rope(d: Dims) -> tuple[More, More]:
         return More(10 * more + casts, 2), More(15 * more + casts, 2)
     if not (rope_gives_fp32(d) or d.code.rope_dtype == "promoted"):
         return More(), More()
-    return More(2 * more + 3 * more + FP32_BYTES + e, 1), More(3 * (FP32_BYTES + e) + 2 * 2 * more, 3)
+    cast_for_scores = not (rope_gives_fp32(d) and d.code.scores_without_autocast and not d.fused_attention)
+    own = cast_for_scores * (FP32_BYTES + e)
+    return More(5 * more + own, cast_for_scores), More(own + 2 * (FP32_BYTES + e) + 2 * 2 * more, 2 + cast_for_scores)

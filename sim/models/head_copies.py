@@ -65,7 +65,7 @@ def _repeat(d: Dims, core: Core, name: str, phase: Phase, single: bool) -> Compu
 
 
 def _further_casts(d: Dims, core: Core, name: str, phase: Phase) -> Program:
-    if not core.wide_keys:
+    if not core.wide_keys or scored_bytes(d) > d.act_bytes:
         return ()
     more = _heads(d, core)[0] * (1 - 1 / core.repeats)
     return (cast(d, name, phase, more, kernels=0, widens=phase is not F),)
@@ -83,7 +83,7 @@ def ordered_heads(d: Dims, core: Core, part: Operator, rope: bool, joined: bool)
         return part
     queries = float(d.batch * core.q_len * core.heads * core.head_dim)
     keys, values = _heads(d, core)
-    wide = scored_bytes(d) > d.act_bytes
+    wide = scored_bytes(d) > d.act_bytes and not core.wide_keys
     ahead, back = _score_casts(d, queries, keys) if wide else ((), ())
     if d.batch > 1:
         alone, size = core.repeats == 1, scored_bytes(d)

@@ -17,7 +17,9 @@ from sim.models.frameworks.parts import (
     GPT_OSS_ROUTER,
     GRANITE_ROUTER,
     GROUPED_SIGMOID_ROUTER,
+    GROUPED_SOFTMAX_ROUTER,
     NARROW_SIGMOID_ROUTER,
+    PLAIN_SIGMOID_ROUTER,
     SIGMOID_ROUTER,
     SPARSE_MIXER_ROUTER,
     UNSCALED_SIGMOID_ROUTER,
@@ -42,6 +44,8 @@ class ModelCode(NamedTuple):
     # gradients of queries and keys), or not at all.
     scale: Literal["scores", "matmul", "none"] = "scores"
     scores_in_fp32: bool = False  # queries and keys are cast to fp32 and multiplied so, unless autocast casts them back
+    scores_without_autocast: bool = False  # which it does not where the code turns autocast off for them
+    shifts_by_largest: bool = True  # of scores joined to sinks the largest is found and subtracted before the softmax
     # The softmax writes fp32, which is cast to the activations' dtype; else the dtype of what it reads.
     softmax_in_fp32: bool = True
     alibi: bool = False  # a kernel adds fp32 biases of positions
@@ -57,6 +61,8 @@ class ModelCode(NamedTuple):
     # Rope rotates a number of a head's first half with one of its second, or numbers that lie side by side: as complex
     # ones or, in latent attention, by slices.
     rope_pairs: Literal["halves", "slices", "complex"] = "halves"
+    # Queries are multiplied by a factor of their positions, which each layer makes anew (`sim.models.query_factor`).
+    scales_queries: bool = False
     # A head's part with rope is joined to the rest while a token's heads lie beside each other, [seq, heads, head_dim].
     joins_by_tokens: bool = False
 
@@ -69,6 +75,8 @@ class ModelCode(NamedTuple):
     # the gradients are joined in heads' order by one kernel and copied to tokens' order by another, so that rope copies
     # nothing.
     split: Literal["split", "select", "index", "heads", "shards"] = "split"
+
+    clamps_qkv: bool = False  # queries, keys and values are one matmul's result, which is clamped
 
     # Torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as truths, of which it
     # makes numbers each time, or as numbers.
@@ -104,8 +112,8 @@ MODEL_CODE: dict[str, ModelCode] = {
         scores_in_fp32=True, softmax_in_fp32=False, joins_by_tokens=True, rope_dtype="promoted", split="shards"
     ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
-    # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts
-    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True),
+    # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts, DbrxAttention.forward (`clip_qkv`)
+    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv=True),
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
@@ -119,9 +127,18 @@ MODEL_CODE: dict[str, ModelCode] = {
     # FalconAttention.forward (`scaled_dot_product_attention` without enable_gqa), FalconAttention._split_heads
     "falcon": ModelCode(masks_causal="truths", broadcasts_keys=True, split="index", adds_biases_apart=True),
     "falcon_rw": ModelCode(masks_causal="numbers", split="select", adds_biases_apart=True),
+    # flint/modeling_flint.py: eager_attention_forward, FlintTopKRouter (the config's default divides by the sum)
+    "flint": ModelCode(
+        scores_in_fp32=True,
+        scores_without_autocast=True,
+        shifts_by_largest=False,
+        router_without_autocast=True,
+        router=PLAIN_SIGMOID_ROUTER,
+    ),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
     "flex_olmo": ModelCode(rope_dtype="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
-    "gemma": ModelCode(norm_weights_from_1=True),  # gemma/modeling_gemma.py: GemmaRMSNorm; 2 and 3 have the same
+    # gemma/modeling_gemma.py: GemmaRMSNorm; Gemma 2 and 3, VaultGemma and Qwen 3.5 without experts have the same
+    "gemma": ModelCode(norm_weights_from_1=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
     "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
@@ -138,18 +155,27 @@ MODEL_CODE: dict[str, ModelCode] = {
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
     "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
+    # laguna/modeling_laguna.py: LagunaTopKRouter
+    "laguna": ModelCode(router=CAST_SIGMOID_ROUTER, casts_router_weights=True),
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
     "lfm2_moe": ModelCode(router=NARROW_SIGMOID_ROUTER, casts_router_weights=True),
-    # llama4/modeling_llama4.py: Llama4TextMoe, apply_rotary_emb
-    "llama4": ModelCode(every_expert=True, rope_pairs="complex"),
+    # llama4/modeling_llama4.py: Llama4TextMoe, apply_rotary_emb, eager_attention_forward
+    "llama4": ModelCode(every_expert=True, rope_pairs="complex", softmax_in_fp32=False),
     # longcat_flash/modeling_longcat_flash.py: LongcatFlashTopkRouter, whose biases are added (8)
     "longcat_flash": ModelCode(
         router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), rope_pairs="slices"
     ),
-    # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter; step3p7/modeling_step3p7.py: Step3p7TopKRouter
+    # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
-    # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave
-    "mistral4": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="slices"),
+    # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm; step3p7/modeling_step3p7.py:
+    # Step3p7TopKRouter, Step3p7RMSNorm
+    "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True),
+    # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
+    "ministral3": ModelCode(scales_queries=True),
+    # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave, Mistral4TopkRouter, get_llama_4_attn_scale
+    "mistral4": ModelCode(
+        router=GROUPED_SOFTMAX_ROUTER, casts_router_weights=True, rope_pairs="slices", scales_queries=True
+    ),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     # muse_glimmer/modeling_muse_glimmer.py: MuseGlimmerTextCenteredRMSNorm, MuseGlimmerTextAttention (`gate_proj`)
     "muse_glimmer": ModelCode(norm_weights_from_1=True, gate_apart=True),

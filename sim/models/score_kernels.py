@@ -109,16 +109,17 @@ def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     Forward: scale, mask, the column joined to them, their largest value found and subtracted, softmax. Backward: zeros
     around the gradient, softmax, the subtracted value's gradient negated, summed, put into zeros and added, scale. What
     reads the rows without their sink, casts or else the scale's gradient, reads parts of rows, one element at a time.
+    Code that does not subtract the largest value (flint/modeling_flint.py) has none of its kernels.
     """
     e, given = d.act_bytes, scored_bytes(d)
     masked = masked_bytes(d, given)
     scale, row = ScorePass("scale", 2 * given, kind="elementwise"), c.kv_len + 1
+    shift, shift_back = _shift(masked) if d.code.shifts_by_largest else ((), ())
     ahead = (
         scale,
         *_adding(d, c, given, masked),
         ScorePass("sinks", 2 * masked, kind="copy", kernel="cat", single=True),
-        ScorePass("largest", masked, kind="elementwise"),
-        ScorePass("shift", 2 * masked, kind="elementwise", single=True),
+        *shift,
         _softmax(2 * masked, torch_softmax(row, masked)),
         *((ScorePass("softmax_cast", masked + e, kind="cast", single=True),) if masked > e else ()),
     )
@@ -126,12 +127,24 @@ def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
         *((ScorePass("softmax_cast", e + masked, kind="cast", casts=2, single=True),) if masked > e else ()),
         ScorePass("sinks", 3 * masked, 2, "copy", "slice_backward", single=True),
         _softmax(3 * masked, torch_softmax_backward(row)),
+        *shift_back,
+        *((ScorePass("mask_cast", masked + given, kind="cast", single=True),) if masked > given else ()),
+        replace(scale, single=masked == given),
+    )
+    return ahead, back
+
+
+def _shift(masked: float) -> tuple[Passes, Passes]:
+    """The largest score of a row, found and subtracted, and the gradients of both."""
+    ahead = (
+        ScorePass("largest", masked, kind="elementwise"),
+        ScorePass("shift", 2 * masked, kind="elementwise", single=True),
+    )
+    back = (
         ScorePass("negated", 2 * masked, kind="elementwise"),
         ScorePass("shift", masked, kind="elementwise"),
         ScorePass("zeros", masked, kind="elementwise"),
         ScorePass("largest", 3 * masked, kind="elementwise"),
-        *((ScorePass("mask_cast", masked + given, kind="cast", single=True),) if masked > given else ()),
-        replace(scale, single=masked == given),
     )
     return ahead, back
 
@@ -181,8 +194,10 @@ def _widened(d: Dims, masked: float, made: float) -> tuple[bool, float]:
 
 
 def scored_bytes(d: Dims) -> float:
-    """Return the bytes of a score as its matmul writes it; autocast casts what the model casts to fp32."""
-    return FP32_BYTES if d.code.scores_in_fp32 and not lists_hold(d) else d.act_bytes
+    """Return the bytes of a score as its matmul writes it; autocast casts what the model casts to fp32, unless the
+    model's code turns it off."""
+    narrows = lists_hold(d) and not d.code.scores_without_autocast
+    return FP32_BYTES if d.code.scores_in_fp32 and not narrows else d.act_bytes
 
 
 def masked_bytes(d: Dims, given: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from sim.core.program import Saved
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
 
@@ -35,6 +36,25 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
         return Operator("split", (), (joined,))
     turned = memory_op("split_order_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act)
     return Operator("split", (), (joined, replace(turned, single_elements=float(elements))))
+
+
+def clamped(d: Dims, elements: int) -> Operator:
+    """The clamp of one matmul's result of `elements` from both sides, which keeps what it reads.
+
+    Backward, as torch dispatches `clamp_backward` (tools/autograd/derivatives.yaml): is the input at least and at most
+    its limit (a byte of truth each), are both true (in place, three bytes), the gradient where they are, a number.
+    """
+    e = d.act_bytes
+    forward = memory_op("qkv_clamp", F, "elementwise", elements, 2 * e * elements, d.act)
+    truths = memory_op("qkv_clamp_truths", I, "elementwise", elements, (2 * (e + 1) + 3) * elements, d.act, 3)
+    chosen = memory_op("qkv_clamp_backward", I, "elementwise", elements, (2 * e + 1) * elements, d.act)
+    number = memory_op("qkv_clamp_number", I, "elementwise", 1, e, d.act)
+    return Operator(
+        "qkv_clamp",
+        (forward,),
+        (number, truths, replace(chosen, single_elements=float(elements))),
+        (Saved("qkv before its clamp", e * elements),),
+    )
 
 
 def split_by_index(d: Dims, whole: int, keys: int) -> Operator:

@@ -75,6 +75,18 @@ CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
         2,
         {"sliding_window": 32, "layer_types": TURNS, "num_local_experts": 8, "num_experts_per_tok": 2},
     ),
+    "flint": (
+        "eager",
+        2,
+        {
+            **EXPERTS,
+            "sliding_window": 32,
+            "layer_types": TURNS,
+            "num_experts": 8,
+            "shared_expert_intermediate_size": 128,
+            "mlp_only_layers": [],
+        },
+    ),
     "qwen3_moe": ("sdpa", 1, {**EXPERTS, "num_experts": 8, "decoder_sparse_step": 1}),
     "qwen2_moe": (
         "sdpa",

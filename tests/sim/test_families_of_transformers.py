@@ -12,6 +12,7 @@ import yaml
 from sim.core.errors import InputError
 from sim.inputs.huggingface import FAMILIES
 from sim.inputs.model_input import load_model
+from sim.inputs.scenario import parse_scenario
 from sim.models.parameters import count_parameters
 from tests.sim.transformers_configs import (
     CONVOLUTIONS,
@@ -319,6 +320,31 @@ LEFT_OUT = {
 }
 
 
+@pytest.mark.parametrize("own", [{}, {"qk_norm_type": "olmo", "norm_after": True, "attention_bias": True}])
+def test_molmo_2_s_decoder_has_the_parameters_of_transformers(tmp_path: Path, own: dict[str, Any]) -> None:
+    """But for the additional tokens' embeddings, which a warning names."""
+    config = transformers.CONFIG_MAPPING["molmo2"](text_config=SIZES | {"head_dim": 64} | own)
+    with torch.device("meta"):
+        built = transformers.AutoModelForImageTextToText.from_config(config)
+    counted = [p.numel() for name, p in built.named_parameters() if "language_model" in name or "lm_head" in name]
+    (tmp_path / "config.json").write_text(config.to_json_string(use_diff=False))
+    model = load_model(str(tmp_path / "config.json"))
+    rows = config.text_config.additional_vocab_size
+    assert count_parameters(model).total == sum(counted) - rows * model.hidden
+    assert f"embeddings of {rows} additional tokens" in model.left_out
+
+
+def test_layers_of_gemma_4_may_all_have_the_same_sizes(tmp_path: Path) -> None:
+    """Transformers then writes an empty `per_layer_config`."""
+    keys = transformers.Gemma4TextConfig(**SIZES | OWN["gemma4_text"], head_dim=64, global_head_dim=64).to_dict()
+    assert not keys["per_layer_config"]
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    with torch.device("meta"):
+        built = transformers.AutoModelForCausalLM.from_config(transformers.Gemma4TextConfig(**keys))
+    counted = {id(p): p.numel() for p in built.parameters()}
+    assert count_parameters(load_model(str(tmp_path / "config.json"))).total == sum(counted.values())
+
+
 @pytest.mark.parametrize(("family", "key"), [(family, key) for family, keys in LEFT_OUT.items() for key in keys])
 def test_a_key_that_is_left_out_has_transformers_default(tmp_path: Path, family: str, key: str) -> None:
     """Not none: the config class of the family fills it in."""
@@ -333,10 +359,11 @@ def test_a_key_that_is_left_out_has_transformers_default(tmp_path: Path, family:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("clip", [None, 8.0])
-def test_what_dbrx_leaves_out_is_said(tmp_path: Path, clip: float | None) -> None:
-    """Its clamp, where the config has one."""
-    own = OWN["dbrx"] | {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": clip}}
-    (tmp_path / "config.json").write_text(json.dumps(transformers.DbrxConfig(**SIZES | own).to_dict()))
-    left_out = load_model(str(tmp_path / "config.json")).left_out
-    assert left_out == (() if clip is None else ("the clamp of queries, keys and values",))
+@pytest.mark.parametrize(("framework", "said"), [("transformers", False), ("megatron", True)])
+def test_what_dbrx_leaves_out_is_said(tmp_path: Path, framework: str, said: bool) -> None:
+    """Its clamp, which frameworks with layers of their own do not have."""
+    (tmp_path / "config.json").write_text(json.dumps(transformers.DbrxConfig(**SIZES | OWN["dbrx"]).to_dict()))
+    training = {"framework": framework, "seq_len": 64, "global_batch_size": 1}
+    keys = {"model": str(tmp_path / "config.json"), "training": training, "cluster": {"gpu": "h200-sxm"}}
+    warnings = parse_scenario(keys).warnings
+    assert any("the config's clamp of queries, keys and values" in w for w in warnings) == said

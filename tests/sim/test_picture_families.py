@@ -52,6 +52,7 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hy_v4_vl_text": ("hy_v4_vl.HYV4VLTextModel", LATENT | ROUTED | {"n_shared_experts": 1}),
     "muse_glimmer_text": ("muse_glimmer.MuseGlimmerTextModel", {"head_dim": 64}),
+    "molmo2_text": ("molmo2.Molmo2TextModel", {"head_dim": 64, "additional_vocab_size": 0}),
 }
 # ERNIE's experts of pictures' tokens, and routers' biases, which docs/models.md names as not counted
 NOT_OF_TEXT = re.compile("vision_moe|e_score_correction_bias")

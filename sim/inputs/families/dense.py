@@ -271,7 +271,8 @@ def _gemma4_small(config: Config) -> Config:
 
 def _gemma4_full(config: Config, kinds: list[str]) -> Config:
     """Sizes of Gemma 4's layers without a window; Transformers 5 writes them for each layer (`per_layer_config`), whose
-    numbers have leading zeros ("05") in its later releases."""
+    numbers have leading zeros ("05") in its later releases, and no layer whose sizes are those of all others
+    (gemma4/configuration_gemma4.py: Gemma4TextConfig.__post_init__)."""
     equal = bool(config.get("attention_k_eq_v", False))
     kv_heads = config.get("num_global_key_value_heads") if equal else None
     sizes = {"head_dim": config.get("global_head_dim", 512), "num_key_value_heads": kv_heads}
@@ -281,7 +282,7 @@ def _gemma4_full(config: Config, kinds: list[str]) -> Config:
         others = [number for number in each if kinds[number % len(kinds)] != "full"]
         if others or any(one != own[0] for one in own):
             raise NotExpressibleError("per_layer_config: can be simulated: equal sizes of all full_attention layers")
-        sizes |= own[0]
+        sizes = {"head_dim": None, "num_key_value_heads": None, **own[0]}
     return {"kv_heads": sizes["num_key_value_heads"], "head_dim": sizes["head_dim"], "values_are_keys": equal}
 
 
@@ -346,7 +347,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "stablelm": _stablelm,
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,
-    "ministral3": Family(llama, {"head_dim": 128}, pattern=_SLIDING),
+    "ministral3": Family(llama, {"head_dim": 128}, own={"code": "ministral3"}, pattern=_SLIDING),
     "qwen2": qwen2,
     "qwen3": qwen3,
     "seed_oss": _seed_oss,

@@ -148,7 +148,6 @@ def _phimoe(config: Config) -> Config:
 def _dbrx(config: Config) -> Config:
     """DBRX: layer norms without biases, 16 experts of which 4 are chosen."""
     attention, ffn = config["attn_config"], config["ffn_config"]
-    clamped = ["the clamp of queries, keys and values"] if attention.get("clip_qkv") is not None else []
     return {
         "layers": config["n_layers"],
         "hidden": config["d_model"],
@@ -163,7 +162,6 @@ def _dbrx(config: Config) -> Config:
         "trained_positions": config.get("max_seq_len"),
         "moe": router(ffn, "moe_num_experts", "ffn_hidden_size", "moe_top_k"),
         "code": "dbrx",
-        "left_out": clamped,
     }
 
 
@@ -328,7 +326,7 @@ def _laguna(config: Config) -> Config:
     }
     whole = {"head_dim": 128, "sliding_window": 512, **config}
     found = llama(whole) | {"moe": moe, "qk_norm": True, "rope_share": 1.0, "attention_gate": "per_head"}
-    found |= window(whole, "sliding_window", ["full"])
+    found |= window(whole, "sliding_window", ["full"]) | {"code": "laguna"}
     return found | _laguna_heads(config, found)
 
 

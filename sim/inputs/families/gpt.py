@@ -69,8 +69,9 @@ def _opt(config: Config) -> Config:
 
 
 def _biogpt(config: Config) -> Config:
-    """BioGPT: OPT's layers with GELU (transformers/models/biogpt/modeling_biogpt.py: BioGptDecoderLayer)."""
-    own = {"ffn": config["intermediate_size"], "mlp": gelu_named(config, "hidden_act")}
+    """BioGPT: OPT's layers with GELU, and GPT-2's softmax (transformers/models/biogpt/modeling_biogpt.py:
+    BioGptDecoderLayer, eager_attention_forward)."""
+    own = {"ffn": config["intermediate_size"], "mlp": gelu_named(config, "hidden_act"), "code": "gpt2"}
     own["dropout"] = config.get("hidden_dropout_prob", 0.1)
     return _of_fairseq(config) | own | _learned_from_2(config)
 

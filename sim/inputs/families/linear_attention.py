@@ -20,7 +20,7 @@ def _qwen3_next(config: Config) -> Config:
 
 def _qwen3_5(config: Config) -> Config:
     """Qwen3.5: Qwen3-Next's layers with a dense MLP."""
-    return qwen3({"head_dim": 256, **config}) | _gated_delta_layers(config)
+    return qwen3({"head_dim": 256, **config}) | {"code": "gemma"} | _gated_delta_layers(config)
 
 
 def qwen3_5_moe(config: Config) -> Config:

@@ -60,6 +60,21 @@ def _mistral4(config: Config) -> Config:
     return found | {"moe": found["moe"] | {"router_fp32": False}, "code": "mistral4"}
 
 
+def _molmo2(config: Config) -> Config:
+    """Molmo 2: Qwen 3's layers, or with norms over all heads and behind attention and MLP as OLMo's
+    (transformers/models/molmo2/modeling_molmo2.py: Molmo2Attention, Molmo2DecoderLayer)."""
+    require(config, "qk_norm_type", ("qwen3", "olmo", None))
+    bias = bool(config.get("attention_bias", config.get("qkv_bias")))  # of queries, keys and values
+    found = qwen3({**config, "use_sliding_window": False, "attention_bias": False}) | {"qkv_bias": bias}
+    over = "all_heads" if config.get("qk_norm_type") == "olmo" else "head"
+    rows = config.get("additional_vocab_size", 128)
+    return found | {
+        "qk_norm_over": over,
+        "norm_position": "post" if config.get("norm_after") else "pre",
+        "left_out": [f"embeddings of {rows} additional tokens"] if rows else [],
+    }
+
+
 def _aria(config: Config) -> Config:
     """Aria: Llama's attention, experts beside shared ones of their size."""
     require(config, "mlp_bias", (False, None))  # routed experts have none
@@ -123,7 +138,7 @@ def _step3p5(config: Config) -> Config:
         "shared_ffn": whole.get("share_expert_dim", 1280),
         "dense_layers": dense_layers({"mlp_layer_types": routed[:layers]}),
     }
-    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "minimax_m2"}
+    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "minimax_m3"}
     found = llama(whole) | own | {"moe": moe} | window(whole, "sliding_window", ["full"])
     modules = whole.get("num_nextn_predict_layers") or whole.get("mtp_layer_types")
     clamped = any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])})
@@ -138,6 +153,7 @@ def _step3p5(config: Config) -> Config:
 
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), _qwen2_vl),
+    "molmo2_text": _molmo2,
     "qwen3_vl_text": _qwen3_vl,
     "qwen3_vl_moe_text": Family(WITH_EXPERTS["qwen3_moe"], {"norm_topk_prob": True}),
     "glm4v_text": _glm4v,

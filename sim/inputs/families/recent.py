@@ -31,7 +31,7 @@ def _flint(config: Config) -> Config:
         "dense_layers": len(dense),
         "router_fp32": True,
     }
-    own = {"qk_norm": True, "sinks": True, "moe": moe, "code": casting_router(config, True)}
+    own = {"qk_norm": True, "norm_in_fp32": True, "sinks": True, "moe": moe, "code": "flint"}
     windows = window(whole, "sliding_window", types)
     found = llama(whole) | own | windows
     return found | (IN_WINDOWS_ALONE if "full" in windows.get("attention_pattern", ()) else {})

@@ -49,6 +49,7 @@ def _minimax_m3(config: Config) -> Config:
         "rope_share": share,
         "attention_pattern": [_M3_TYPES[kind] for kind in types[:layers]],
         "moe": moe,
+        "code": "minimax_m3",
     }
     return found | _m3_indexer(config, first) if "selected" in found["attention_pattern"] else found
 

@@ -95,6 +95,8 @@ WIDE_ROUTER = TRANSFORMERS_ROUTER._replace(
     backward_accesses=0,
     backward_bytes=16.0,
 )
+# flint/modeling_flint.py (FlintTopKRouter): HunYuan's with a sigmoid, whose sum is not copied to all chosen weights.
+PLAIN_SIGMOID_ROUTER = WIDE_ROUTER._replace(forward_kernels=5)
 WIDE_AS_CHOSEN_ROUTER = WIDE_ROUTER._replace(forward_kernels=4, backward_kernels=4)
 # ernie4_5_moe/modeling_ernie4_5_moe.py (Ernie4_5_MoeTopKRouter): softmax (8), the experts' biases added (8), top-k in
 # two kernels (4), the chosen experts' probabilities looked up, their sum, its lower limit, quotient and cast. Backward:
@@ -134,6 +136,12 @@ NARROW_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
 # copies the groups' mask to all experts.
 GROUPED_SIGMOID_ROUTER = SIGMOID_ROUTER._replace(
     forward_kernels=20, forward_bytes=48.0, group_kernels=(1, 0), group_bytes=(4.0, 0.0)
+)
+# mistral4/modeling_mistral4.py (Mistral4TopkRouter.forward): the same choice of groups and the same quotient, of a
+# softmax, all in 16 bits. Forward: softmax (2e), each group's best two (e), scores copied (2e) and masked (2e, 1),
+# top-k (e). Backward: eight kernels on the chosen ones, zeros (e) that they are added into, the softmax's (3e).
+GROUPED_SOFTMAX_ROUTER = GROUPED_SIGMOID_ROUTER._replace(
+    forward_accesses=8, forward_bytes=1.0, backward_kernels=11, backward_accesses=4, backward_bytes=0.0
 )
 # phimoe/modeling_phimoe.py (sparsemixer), of 16-bit logits. Each of two choices: the maximum, a mask of scores far from
 # it (nine kernels), noise (exponential, logarithm, difference), the maximum again, softmax, look-up, and in training

@@ -22,6 +22,7 @@ from sim.models.layers.head_norms import head_layer_norm
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
+from sim.models.query_factor import query_factor
 from sim.models.serving.operators import (
     ServingDims,
     norm_quantizes,
@@ -30,7 +31,7 @@ from sim.models.serving.operators import (
     served_linear,
     unfused_attention,
 )
-from sim.models.split_gradients import joined_gradients, split_by_index
+from sim.models.split_gradients import clamped, joined_gradients, split_by_index
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
@@ -138,7 +139,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         if self.gate is True and d.code.gate_apart:
             queries = qkv.outputs[0] // 2
             qkv = replace(qkv, outputs=(queries, *qkv.outputs[1:], queries))
-        merged = self.projections == 1 or d.framework.merges_projections
+        merged = self._in_one(d) or d.framework.merges_projections
         projection = linear(d, qkv.linear(d.tokens, merged=merged))
         if d.framework.merges_projections:  # queries, keys and values apart (Megatron-Core's muon.py: `muon_split_qkv`)
             projection = replace(projection, products=tuple((n, qkv.inputs) for n in qkv.outputs))
@@ -149,6 +150,10 @@ class GroupedQueryAttention(Struct, frozen=True):
             *self._gates(d, d.tokens * out.inputs),
             linear(d, replace(out.linear(d.tokens), original=d.saves_originals)),
         )
+
+    def _in_one(self, d: Dims) -> bool:
+        """Tell whether one matmul makes queries, keys and values in the model's own code."""
+        return self.projections == 1 or d.code.clamps_qkv
 
     def _joins(self, d: Dims) -> bool:
         """Tell whether a head's part with rope is joined to the rest by a kernel of its own."""
@@ -169,13 +174,14 @@ class GroupedQueryAttention(Struct, frozen=True):
             yield _bias(d, d.tokens * sum(qkv.outputs))
         if f.copies_split_projection and d.fused_attention:
             yield from self._split(d)
-        elif f.joins_split_gradients and self.projections == 1:
+        elif f.joins_split_gradients and self._in_one(d):
             yield from self._gradients_put_together(d)
         yield from self._head_norms(d)
         if self.rope:
             yield self._rope(d, self._rope_elements(d))
         if self._joins(d):
             yield rope_join(d, self._rope_elements(d), self.rope_share or 1.0)
+        yield from query_factor(d, d.tokens * out.inputs)
         if f.attention_copies and (f.copies_one_sequence or d.batch > 1):
             elements = f.attention_copies * d.tokens * out.inputs
             yield copied("attention_copies", d, elements, f.attention_copy_kernels)
@@ -245,6 +251,8 @@ class GroupedQueryAttention(Struct, frozen=True):
     def _gradients_put_together(self, d: Dims) -> tuple[Operator, ...]:
         """Return the kernel that joins the gradients of queries, keys and values to that of the projection's result."""
         whole = d.tokens * self.expanded_width(d.tp)
+        if d.code.clamps_qkv:
+            return (clamped(d, whole), joined_gradients(d, whole))
         if d.code.split == "index":
             return (split_by_index(d, whole, d.tokens * self.heads_of(d.tp)[1] * self.head_dim),)
         return (joined_gradients(d, whole),) if not self.rope or d.code.split != "split" else ()

@@ -24,6 +24,7 @@ from sim.models.layers.head_gate import element_gate, head_gate, served_element_
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
+from sim.models.query_factor import query_factor
 from sim.models.recompute_modules import inside, runs_again
 from sim.models.serving.latents import (
     LatentHeads,
@@ -156,6 +157,7 @@ class LatentAttention(Struct, frozen=True):
             linear(d, layer(kv_up)),
             *self.rotary(d, heads),
             self._assembled(d, heads),
+            *query_factor(d, d.tokens * heads * self.widths[0]),
         )
         return (
             *queries[:-1],

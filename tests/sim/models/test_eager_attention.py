@@ -128,12 +128,18 @@ def test_bloom_s_own_code_has_no_fused_attention(framework: str, fused: bool) ->
     assert len(notes) == (not fused)
 
 
+@pytest.mark.parametrize("precision", ["autocast", "bf16"])
+@pytest.mark.parametrize("name", ["flint", "gpt_oss"])
 @pytest.mark.parametrize("phase", ["forward", "backward"])
-def test_kernels_over_scores_with_sinks_are_those_that_run(phase: str, tmp_path: Path) -> None:
-    """gpt-oss joins a column to the scores; of rows and sums only the count of kernels over all scores is compared."""
-    program = capture(tmp_path, "gpt_oss", "eager", weights="bf16")
+def test_kernels_over_scores_with_sinks_are_those_that_run(
+    phase: str, name: str, precision: str, tmp_path: Path
+) -> None:
+    """gpt-oss joins a column to the scores; of rows and sums only the count of kernels over all scores is compared.
+    Flint's scores have fp32, also under autocast."""
+    options, training = PRECISIONS[precision]
+    program = capture(tmp_path, name, "eager", **options)
     sizes = {"seq_len": SEQ, "micro_batch_size": BATCH, "framework": "transformers", "attention": "unfused"}
-    block = layer_block(make(MODELS["gpt_oss"], {**sizes, "param_dtype": "bf16"}), 1)
+    block = layer_block(make(MODELS[name], {**sizes, **training}), 1)
     mine = over_scores(block, phase)
     operators = [o for o in program.operators if o.module.endswith("layers.1.self_attn") and o.phase == phase]
     made = [compute_of(o) for o in operators if o.launches and "bmm" not in o.name]

@@ -232,7 +232,10 @@ ROUTERS = {
     "afmoe": "afmoe.AfmoeTokenChoiceRouter",
     "minimax_m2": "minimax_m2.MiniMaxM2TopKRouter",
     "ernie4_5_moe": "ernie4_5_moe.Ernie4_5_MoeTopKRouter",
+    "flint": "flint.FlintTopKRouter",
+    "mistral4": "mistral4.Mistral4TopkRouter",
 }
+BY_INPUT_ALONE = ("ernie4_5_moe", "flint", "mistral4")  # others are given biases
 MATMULS = ("mm", "addmm", "bmm")
 
 
@@ -246,18 +249,43 @@ def test_a_router_launches_as_many_kernels(code: str) -> None:
     sizes |= {} if code == "ernie4_5_moe" else {"num_experts": 8, "num_local_experts": 8}
     router = getattr(module, name)(transformers.CONFIG_MAPPING[code](**sizes)).to(torch.bfloat16)
     x = torch.randn(1, 16, WIDTH, dtype=torch.bfloat16, requires_grad=True)
-    given = (x,) if code == "ernie4_5_moe" else (x, torch.zeros(8))
+    given = (x,) if code in BY_INPUT_ALONE else (x, torch.zeros(8))
     with Kernels() as forward:
         weights = router(*given)[1]
     with Kernels() as backward:
         weights.backward(torch.ones_like(weights))
     record = MODEL_CODE[code].router
     assert record is not None
-    copies = 2 if code in ("hy_v3", "ernie4_5_moe") else 0  # of input and weight
+    copies = 2 if code in ("hy_v3", "ernie4_5_moe", "flint") else 0  # of input and weight
     ahead, back = (
         sum(name.split(".")[0] not in MATMULS for name in found.names) - copies for found in (forward, backward)
     )
-    assert (record.forward_kernels, record.backward_kernels) == (ahead + 1, back)
+    of_two = sum(name.startswith(("topk", "masked_fill.")) for name in forward.names)  # a fill is of a copy
+    assert (record.forward_kernels, record.backward_kernels) == (ahead + of_two, back)
+
+
+def test_a_factor_of_queries_launches_as_many_kernels() -> None:
+    """Ministral 3's and Mistral 4's, of [batch, heads, seq, head_dim]."""
+    scale = __import__("transformers.models.ministral3.modeling_ministral3", fromlist=["get_llama_4_attn_scale"])
+    queries = torch.randn(2, 4, 8, 16, dtype=torch.bfloat16, requires_grad=True)
+    positions = torch.arange(8)[None]
+    with Kernels() as forward:
+        y = queries * scale.get_llama_4_attn_scale(positions, 0.1, 4).to(queries.dtype)
+    with Kernels() as backward:
+        y.backward(torch.ones_like(y))
+    keys = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 16, "vocab_size": 100}
+    keys |= {"model_type": "ministral3", "intermediate_size": 64, "num_key_value_heads": 4}
+    training = {"framework": "transformers", "seq_len": 8, "micro_batch_size": 2, "global_batch_size": 2}
+    model = model_of_config(keys | {"max_position_embeddings": 64}, "config.json")
+    block = layer_block(parse_scenario({"model": model, "training": training, "cluster": {"gpu": "h200-sxm"}}), 0)
+    ahead, back = (
+        [i for i in items if isinstance(i, Compute) and i.name.startswith("query_factor")]
+        for items in (block.forward, block.backward)
+    )
+    assert (sum(i.kernels for i in ahead), sum(i.kernels for i in back)) == (forward.count, backward.count)
+    elements = queries.numel()
+    assert back[0].single_elements == elements
+    assert back[0].bytes in (4 * elements, 8 * elements)  # fp32 under autocast
 
 
 def test_hunyuan_3_adds_experts_results_in_fp32() -> None:

@@ -112,6 +112,22 @@ def test_bytes_of_a_turned_element(name: str, forward: int, backward: int) -> No
         assert sum(i.bytes for i in turned) == bytes_ * elements
 
 
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_dbrx_clamps_queries_keys_and_values(phase: str, tmp_path: Path) -> None:
+    """One matmul, and the kernels of its result's clamp."""
+    program, layer = capture(tmp_path, "dbrx", "sdpa", weights="bf16", balanced=True), layer_of("dbrx")
+    whole = BATCH * SEQ * (8 + 2 * 2) * 64
+    run = [o for o in program.operators if o.phase == phase and "blocks.1.norm_attn_norm.attn" in o.module]
+    names = ("aten.clamp", "aten.gt", "aten.lt", "aten.logical_and_", "aten.where")
+    real = [i for o in run if o.name in names for i in computes_of(o)]
+    mine = [i for i in getattr(layer, phase) if isinstance(i, Compute) and i.name.startswith("qkv_clamp")]
+    mine = [i for i in mine if i.shape == (whole,)]
+    assert sum(i.kernels for i in mine) == sum(i.kernels for i in real)
+    assert sum(i.bytes for i in mine) == pytest.approx(sum(i.bytes for i in real), rel=1e-5)
+    assert sum(i.single_elements for i in mine) == sum(i.single_elements for i in real)
+    assert next(s.bytes for s in layer.saved if s.name == "qkv before its clamp") == 2 * whole
+
+
 def test_gradients_of_dbrx_s_experts_have_the_size_of_all(tmp_path: Path) -> None:
     """Zeros of all experts' weights for each expert and matrix, and their sums."""
     program, layer = capture(tmp_path, "dbrx", "sdpa", weights="bf16", balanced=True), layer_of("dbrx")
