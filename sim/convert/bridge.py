@@ -129,6 +129,9 @@ OF_RECIPE = (
     "what the YAML leaves to its recipe: bf16, the distributed optimizer, its messages overlapped, as pretraining "
     "recipes have them; else Megatron-LM's defaults, also of sequence parallelism and expert_tensor_parallel_size"
 )
+# Elements of a bucket, and what is overlapped over several replicas (training/comm_overlap.py of 0.3 to 0.6:
+# `_get_optimizer_overlap_cfgs`).
+OF_COMM_OVERLAP = {"bucket_size": 128 * 2**20, "overlap_grad_reduce": True, "overlap_param_gather": True}
 # Keys that change a step and are not simulated: a note names those that a file sets. All other keys that are not read
 # name files, logs, schedules and defaults.
 NOTED = (
@@ -218,6 +221,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     overrides = not is_nemo(data) and not whole
     if overrides:
         merged = RECIPES | ({"bf16": False} if merged.get("fp16") else {}) | merged
+        merged |= _of_comm_overlap(data, merged)
     flags, names = _flags(merged, written)
     _set_sizes(file, flags, machine)
     s = Settings(file, flags, written=names)
@@ -241,6 +245,14 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     unread = (s.unknown | {name for name in FUSED.values() if name in flags}) - s.taken
     left += [names[name] for name in sorted(unread) if name in names and names[name] not in left]
     return s.converted("megatron", machine, found, left=left)
+
+
+def _of_comm_overlap(data: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
+    """What a `comm_overlap` sets in `ddp`, whatever that says itself (`CommOverlapConfig.setup`, comm_overlap.py)."""
+    own = data.get("comm_overlap")
+    if not isinstance(own, dict) or not merged.get("use_distributed_optimizer") or merged.get("use_megatron_fsdp"):
+        return {}
+    return {key: value for key, value in OF_COMM_OVERLAP.items() if own.get(key) is None}
 
 
 def _own_attention(file: Path, name: str, section: Mapping[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

@@ -139,6 +139,27 @@ def test_what_the_last_stage_puts_off_and_what_is_gathered_early(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ddp: {bucket_size: 1000}", [4 * 1000, True]),
+        (
+            "ddp: {bucket_size: 1000, overlap_param_gather: false}\ncomm_overlap: {tp_comm_overlap: false}",
+            [2**29, True],
+        ),
+        ("comm_overlap: {bucket_size: 1000, overlap_param_gather: false}", [4 * 1000, False]),
+        ("ddp: {bucket_size: 1000, use_distributed_optimizer: false}\ncomm_overlap: {}", [4 * 1000, None]),
+    ],
+)
+def test_a_comm_overlap_overrules_the_buckets_of_ddp(tmp_path: Path, text: str, expected: list[Any]) -> None:
+    """`CommOverlapConfig.setup` sets 128 Mi elements and both overlaps, unless it has own values."""
+    model = "model: {pipeline_model_parallel_size: 1, seq_length: 4096}"
+    text = f"{model}\ntrain: {{global_batch_size: 64, micro_batch_size: 1}}\n{text}\n"
+    machine = ("--cluster", "dgx-h100", "--gpus", "64", "--model", "llama3-8b")
+    data, _ = converted(tmp_path, "o.yaml", text, *machine)
+    assert of(data, "parallelism", "bucket_bytes", "param_gather_overlap") == expected
+
+
+@pytest.mark.parametrize(
     ("change", "problem"),
     [
         (("micro_batch_size: 2", "micro_batch_size: ${MBS}"), "train.micro_batch_size: found '${MBS}', in which a"),
