@@ -105,6 +105,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "num_nextn_predict_layers": 1,
     },
     "minicpm3": LATENT,
+    "ministral3": {},
+    "mistral4": {
+        **LATENT,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 1024,
+        "first_k_dense_replace": 0,
+    },
     "phimoe": {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 1024},
     "ernie4_5_moe": {
         "moe_num_experts": 8,
