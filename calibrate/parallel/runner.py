@@ -84,17 +84,17 @@ def make_place(scenario: Scenario, rank: int, device: str = "cpu") -> Place:
         groups["shard"], plan.group_size("shard"), plan.group("shard", rank).index(rank), groups["replica"]
     )
     return Place(
-        rank,
-        mesh.coordinate("pp", rank),
-        mesh.coordinate("dp", rank),
-        tuple(mesh.along(["pp"], rank)),
-        groups["dp_cp"],
-        groups["model"],
-        sharding,
-        ModelParallel(plan, rank, device),
-        groups["copies"],
-        groups.get("embedding"),
-        _ways(plan, mesh, rank) if scenario.parallelism.pp > 1 else (None, None),
+        rank=rank,
+        pipeline_rank=mesh.coordinate("pp", rank),
+        data_rank=mesh.coordinate("dp", rank),
+        peers=tuple(mesh.along(["pp"], rank)),
+        data_group=groups["dp_cp"],
+        model_group=groups["model"],
+        sharding=sharding,
+        model=ModelParallel(plan, rank, device),
+        copies=groups["copies"],
+        tied=groups.get("embedding"),
+        ways=_ways(plan, mesh, rank) if scenario.parallelism.pp > 1 else (None, None),
     )
 
 

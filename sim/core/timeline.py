@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 # Kinds of the two ends of a message between pipeline stages: activations forward, their gradients backward.
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 MESSAGES = (*SENDS, *RECEIVES)
+OFFLOAD, RELOAD = "OFFLOAD", "RELOAD"  # kinds of copies from a GPU to its host's memory and back
 # Kinds of the work of a step itself: forward, backward, its weight-gradient half, both at once, and the update.
 COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")
 

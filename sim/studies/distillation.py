@@ -60,11 +60,33 @@ def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) ->
     if d.mode == "sequence":
         held_bytes = held_bytes if d.placement == "same" else 0.0
         generate_s, tokens, buffers, cache = _generate(scenario, d, profile, replicas, held_bytes)
-        return Teacher(d.mode, d.placement, gpus, 0.0, 0.0, 0.0, generate_s, weights, buffers, cache, tokens)
+        return Teacher(
+            mode=d.mode,
+            placement=d.placement,
+            gpus=gpus,
+            forward_s=0.0,
+            loss_s=0.0,
+            send_s=0.0,
+            generate_s=generate_s,
+            parameter_bytes=weights,
+            buffer_bytes=buffers,
+            cache_bytes=cache,
+            generated_tokens=tokens,
+        )
     micro = -(-share // min(share, t.micro_batch_size))
-    loss_s = _loss_s(scenario, profile)
-    send_s = _send_s(scenario, t, d, micro)
-    return Teacher(d.mode, d.placement, gpus, micro * forward_s, loss_s, send_s, 0.0, weights, buffers, 0.0, 0)
+    return Teacher(
+        mode=d.mode,
+        placement=d.placement,
+        gpus=gpus,
+        forward_s=micro * forward_s,
+        loss_s=_loss_s(scenario, profile),
+        send_s=_send_s(scenario, t, d, micro),
+        generate_s=0.0,
+        parameter_bytes=weights,
+        buffer_bytes=buffers,
+        cache_bytes=0.0,
+        generated_tokens=0,
+    )
 
 
 def _replicas(scenario: Scenario, d: Distillation) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from sim.core.actions import Schedule, parse_entry, validate
 from sim.core.errors import InputError
-from sim.core.timeline import MESSAGES, Detail, RankClass, Span, Timeline, from_spans
+from sim.core.timeline import MESSAGES, OFFLOAD, RELOAD, Detail, RankClass, Span, Timeline, from_spans
 from sim.inputs.measured_run import MeasuredAction, MeasuredRun
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario, parse_scenario
@@ -17,7 +17,7 @@ from sim.prices.profile import Profile
 from sim.prices.profile_input import profile_from
 from sim.ranks.rank_mesh import make_mesh
 
-_STREAMS = {"F": "compute", "B": "compute", "W": "compute", "OPTIMIZER": "compute", "OFFLOAD": "host", "RELOAD": "host"}
+_STREAMS = {"F": "compute", "B": "compute", "W": "compute", "OPTIMIZER": "compute", OFFLOAD: "host", RELOAD: "host"}
 RAN = ("model", "training", "parallelism")  # sections of a scenario that say what ran, whatever it ran on
 
 

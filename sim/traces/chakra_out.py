@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.core.files import write_bytes, write_text
-from sim.core.timeline import MESSAGES, SENDS, Detail
+from sim.core.timeline import MESSAGES, OFFLOAD, RELOAD, SENDS, Detail
 from sim.simulation import Simulation
 from sim.traces.chakra import (
     COLLECTIVES,
@@ -130,9 +130,9 @@ class Export(Struct):
             if kind.lower() in PUT_IN:
                 size = int64("comm_size", round(detail.bytes / len(members)))
             yield node(NodeType.COMM_COLL, [number, size, string("pg_name", str(group))])
-        elif kind in ("OFFLOAD", "RELOAD"):
+        elif kind in (OFFLOAD, RELOAD):
             tensor = Attribute("tensor_size", UINT64, round(detail.bytes))
-            yield node(NodeType.MEM_STORE if kind == "OFFLOAD" else NodeType.MEM_LOAD, [tensor])
+            yield node(NodeType.MEM_STORE if kind == OFFLOAD else NodeType.MEM_LOAD, [tensor])
         else:
             several = [int64(OPERATORS, detail.operators)] if detail.operators > 1 else []
             yield node(NodeType.COMP, [int64("num_ops", 0), Attribute("tensor_size", UINT64, 0), *several])

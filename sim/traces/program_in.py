@@ -14,14 +14,14 @@ from collections.abc import Sequence
 
 from sim.core.collectives import POINT_TO_POINT
 from sim.core.errors import InputError
-from sim.core.timeline import Detail, RankClass
+from sim.core.timeline import OFFLOAD, RELOAD, Detail, RankClass
 from sim.core.units import counted
 from sim.engine.run import run_static
 from sim.graph.taskgraph import GraphBuilder
 from sim.inputs.program_file import CapturedOperator, HostCopy
 from sim.inputs.script_program import Collective, RankProgram, What, alone_note
 from sim.traces.program_prices import ProgramPrices
-from sim.traces.recording import HOST, OFFLOAD, RELOAD, Message, Node, Recording
+from sim.traces.recording import HOST, Message, Node, Recording
 from sim.traces.shared_host import SharedHost
 
 KINDS = {"forward": "F", "recomputed": "B", "backward": "B", "clip": "OPTIMIZER", "optimizer": "OPTIMIZER"}

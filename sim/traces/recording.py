@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 START = "START"  # kind of the node of zero length at which a rank's step begins
 HOST = "HOST"  # kind of host time that no operator covers
-OFFLOAD, RELOAD = "OFFLOAD", "RELOAD"  # kinds of copies from a GPU to its host's memory and back
 
 
 class Message(NamedTuple):

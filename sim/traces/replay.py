@@ -13,13 +13,13 @@ from msgspec import Struct
 
 from sim.core.engines import Engine
 from sim.core.errors import InputError
-from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.core.timeline import OFFLOAD, RELOAD, Detail, RankClass, Span, Timeline, from_spans
 from sim.engine.link_rates import Flows
 from sim.engine.shared_links import run_graph
 from sim.graph.taskgraph import GraphBuilder, TaskGraph
 from sim.results.metrics import Intervals, uncovered_s
 from sim.traces.changes import Change
-from sim.traces.recording import OFFLOAD, RELOAD, START, Node, Recording
+from sim.traces.recording import START, Node, Recording
 
 WAIT = "WAIT"
 
