@@ -7,7 +7,6 @@ from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.models.frameworks.records import framework_of, zero_engine
-from sim.models.head import WITHOUT_LOGITS
 from sim.models.optimizers import OPTIMIZERS
 
 MEGATRON = "a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
@@ -47,7 +46,7 @@ def deferred_gradients(sections: Sections, t: Training) -> Problems:
         ),
         (p.ep_overlap and p.ep > 1, "ep_overlap false"),
         (p.zero > 1, "zero 0 or 1"),
-        (t.cross_entropy in WITHOUT_LOGITS, "training.cross_entropy unfused, native or fused"),
+        (t.cross_entropy in ("chunked", "tiled"), "training.cross_entropy unfused, native or fused"),
         (t.fp8_output_proj, "training.fp8_output_proj false"),
         (t.lora is not None, "training without lora"),
         (t.preference is not None, "training on next tokens"),
