@@ -26,7 +26,7 @@ def _chunks(sim: ServingSimulation) -> list[list[int]]:
 
 
 def test_a_short_prompt_finds_room_beside_a_long_one() -> None:
-    """Of 512 tokens an iteration the long prompt takes them all; with a limit of 128 the short one is computed at once."""
+    """Of 512 tokens an iteration the long prompt takes them all; with a limit of 128 the short one enters at once."""
     assert _chunks(_ran("vllm-0.14", None, TWO)) == [[512], [488, 24], [76]]
     limited = _ran("vllm-0.14", 128, TWO)
     assert _chunks(limited) == [[128, 100], *[[128]] * 6, [104]]
