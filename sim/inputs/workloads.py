@@ -181,7 +181,7 @@ class Inference(UserInput):
         default=None,
         ge=1,
         le=1_000_000_000,
-        description="the most tokens of one prompt in an iteration (vLLM's --long-prefill-token-threshold); null: no limit",
+        description="the most tokens of one prompt in an iteration (vLLM's --long-prefill-token-threshold); null: any",
     )
     attention: Literal["fused", "unfused"] = "fused"
     decode_attention: DecodeAttention | None = Field(

@@ -108,7 +108,7 @@ class Pipelined(Struct):
     def _group(self, now_s: float) -> Group:
         """Everybody ready who adds one token in every iteration, as one group; it may be empty."""
         s = self.scheduler
-        joining, still = [], []
+        joining, still = list[Sequence](), list[Sequence]()
         for x in self.others:
             plain = not x.in_flight and x.generated > 0 and x.remaining == 1 and x.ready_s <= now_s
             (joining if plain and not (s.by_content and s.may_share(x)) else still).append(x)
