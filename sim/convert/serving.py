@@ -321,6 +321,7 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
             "quantization": weights,
             "max_running_requests": s.whole("running"),
             "max_batch_tokens": tokens,
+            "max_prompt_tokens": s.whole("prompt_tokens") or None,  # 0: no limit
             "chunked_prefill": chunked,
             "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
             "two_batch_overlap": True if s.flag("two_batches") else None,

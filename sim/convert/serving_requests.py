@@ -25,6 +25,7 @@ def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
     if benchmark.range_ends_at_length:  # from ratio·length to length
         prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
         ratio = round((1 - ratio) / (1 + ratio), 4)
+    count = _answers(b, count)
     b.take("dataset")
     return without_none(
         {
@@ -37,6 +38,18 @@ def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
             "seed": b.whole("seed"),
         }
     )
+
+
+def _answers(b: Settings, count: int) -> int:
+    """Requests of so many prompts with several answers each: vLLM makes each answer a request of its own
+    (v1/engine/parallel_sampling.py), which finds the prompt in the cache."""
+    answers = b.integer("answers", 1)
+    if answers > 1:
+        b.notes.append(
+            f"--n {answers}: {answers} answers of a prompt are as many requests here, each of which "
+            "computes its prompt; the engine finds it in its cache, as do requests of a trace with one prefix_id"
+        )
+    return count * answers
 
 
 def with_dataset(b: Settings, dataset: Settings) -> None:

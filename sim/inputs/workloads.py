@@ -177,6 +177,12 @@ class Inference(UserInput):
         description="the most tokens of a request, prompt and answer; longer ones are refused; null: engines take the "
         "model's positions, and longer requests are served all the same",
     )
+    max_prompt_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000_000,
+        description="the most tokens of one prompt in an iteration (vLLM's --long-prefill-token-threshold); null: any",
+    )
     attention: Literal["fused", "unfused"] = "fused"
     decode_attention: DecodeAttention | None = Field(
         default=None, description="single tokens' kernel reads a KV head once, or for each query head; null: engine's"

@@ -17,6 +17,7 @@ OPTIONS = (
     "engine",
     "max_running_requests",
     "max_batch_tokens",
+    "max_prompt_tokens",
     "chunked_prefill",
     "prefix_cache",
     "preemption",

@@ -247,6 +247,7 @@ def test_inference_defaults() -> None:
         "max_running_requests": 256,
         "max_batch_tokens": 8192,
         "max_request_tokens": None,
+        "max_prompt_tokens": None,
         "preemption": "recompute",
         "attention": "fused",
         "requests": {

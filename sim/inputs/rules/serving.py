@@ -22,6 +22,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _budget,
         _graphs,
         _preemption,
+        _prompt_limit,
         _stages,
         _pools,
         _all2all,
@@ -105,6 +106,19 @@ def _preemption(sections: Sections, inference: Inference) -> Problems:
         return
     able = ", ".join([name for name, other in ENGINES.items() if other.swaps and not other.never_preempts])
     yield ("inference", "preemption"), f"found 'swap'; engine {inference.engine} swaps no requests; allowed with {able}"
+
+
+def _prompt_limit(sections: Sections, inference: Inference) -> Problems:
+    """`max_prompt_tokens` needs an engine that has such a limit and computes prompts in chunks."""
+    if inference.max_prompt_tokens is None:
+        return
+    path, found = ("inference", "max_prompt_tokens"), f"found {inference.max_prompt_tokens:,}"
+    if inference.batching == "static" or not inference.chunked_prefill:
+        yield path, f"{found}; it limits chunks of prompts; needs batching continuous and chunked_prefill true"
+    if engine_of(inference.engine).prompt_limit == "none":
+        able = ", ".join([name for name, other in ENGINES.items() if other.prompt_limit != "none"])
+        why = f"engine {inference.engine} has no limit for one prompt; allowed with: {able}"
+        yield path, f"{found}; {why}; elsewhere max_batch_tokens limits all prompts of an iteration"
 
 
 def _stages(sections: Sections, inference: Inference) -> Problems:

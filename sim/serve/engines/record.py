@@ -201,6 +201,9 @@ class Engine:
     paddings: int | None = fact(
         None, "prompts computed first and alone are padded to the longest of them, with at most so many tokens"
     )
+    prompt_limit: Literal["none", "all", "others"] = fact(
+        "none", "max_prompt_tokens may limit what an iteration computes of a prompt; others: only beside other requests"
+    )
     swaps: bool = fact(True, "told to, copies a preempted sequence's cache to host memory and back")
     swaps_handed_over: bool = fact(
         False, "a replica that takes computed prompts over does so by itself; these sequences go on before others enter"

@@ -172,6 +172,7 @@ _VLLM_09 = Engine(
     fewer_in_budget=True,  # 0.10, engine/arg_utils.py: min(default_max_num_seqs, max_num_batched_tokens)
     room_for_longest=True,  # v1/core/kv_cache_utils.py: check_enough_kv_cache_memory
     prompts_beside=True,
+    prompt_limit="all",  # v1/core/sched/scheduler.py of 0.10.2 to 0.24.0: long_prefill_token_threshold
     swaps=False,  # engine/arg_utils.py of 0.8 to 0.10, _is_v1_supported_oracle: --preemption-mode is V0's, later gone
     copies_blocks=True,  # v1/kv_offload/worker/cpu_gpu.py: swap_blocks of each layer's keys and values (0.11)
     shares_at_once=True,
@@ -301,6 +302,7 @@ _VLLM_31 = replace(
     date="2026-10",
     source="as vllm-0.29, as is 0.30; a graph for max_num_seqs (config/vllm.py, _set_cudagraph_sizes)",
     graph_sizes=vllm_031_sizes,
+    prompt_limit="others",  # v1/core/sched/scheduler.py of 0.32.0: num_eligible_reqs > 1
 )
 _VLLM_33 = replace(
     _VLLM_31,

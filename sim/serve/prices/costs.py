@@ -123,12 +123,7 @@ class IterationCosts(Struct):
         if load.adapters:
             rest = tuple([seconds + self._adapters_s(load, s) for seconds, s in zip(rest, self.stages, strict=True)])
         attentions = [self.attention_s(load, i) for i in range(len(self.attentions))]
-        device_s = tuple(
-            [
-                seconds + sum([count * each for count, each in zip(s.attentions, attentions, strict=True)])
-                for seconds, s in zip(rest, self.stages, strict=True)
-            ]
-        )
+        device_s = tuple([r + s.attention_s(attentions) for r, s in zip(rest, self.stages, strict=True)])
         if self.offloaded:
             device_s = tuple([seconds + own.read_s for own, seconds in zip(self.offloaded, device_s, strict=True)])
         return device_s

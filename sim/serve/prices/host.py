@@ -80,14 +80,18 @@ class Host(Struct, frozen=True):
 
     def stage_seconds(self, each: list[tuple[float, float, float]], load: Load) -> tuple[float, ...]:
         """Seconds of one iteration on every stage, of its GPU's seconds, those of drafting and of copied weights there.
-        Of many stages most are alike: as long, with as many launches, and not the first."""
-        found: dict[tuple[float, ...], float] = {}
-        out = []
+        Of many stages most are as the one before: as long, with as many launches, and that is not the first."""
+        out = list[float]()
         for stage, parts in enumerate(each):
-            key = (*parts, self.kernels[stage], self.pieces[stage], stage == 0)
-            if key not in found:
-                found[key] = self.seconds_each(stage, [parts[0]], load, *parts[1:])[0]
-            out.append(found[key])
+            alike = stage > 1 and parts == each[stage - 1]
+            if (
+                alike
+                and self.kernels[stage] == self.kernels[stage - 1]
+                and self.pieces[stage] == self.pieces[stage - 1]
+            ):
+                out.append(out[-1])
+            else:
+                out.append(self.seconds_each(stage, [parts[0]], load, *parts[1:])[0])
         return tuple(out)
 
     def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:

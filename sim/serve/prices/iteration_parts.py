@@ -41,3 +41,9 @@ class StageLayers(Struct, frozen=True):
     attentions: tuple[int, ...]
     embedding: bool
     head: bool
+
+    def attention_s(self, each: list[float]) -> float:
+        """Seconds of its attention, of those of a layer of each kind."""
+        if len(each) == 1:  # of most models, and asked in every iteration
+            return self.attentions[0] * each[0]
+        return sum([count * seconds for count, seconds in zip(self.attentions, each, strict=True)])

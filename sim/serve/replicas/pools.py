@@ -220,6 +220,7 @@ def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, o
     computes_again = engine.drops_last_hit and i.drafts == "layer" and i.prefix_cache == "gpu"
     ahead = engine.hashes_ahead and i.disaggregated is None and i.kv_cache.tiers is None
     scheduler.drops_last, scheduler.hashes_ahead = computes_again and not ahead, computes_again and ahead
+    scheduler.prompt_limit, scheduler.limits_alone = i.max_prompt_tokens, engine.prompt_limit != "others"
     scheduler.whole_prompts_fit = engine.whole_prompts_fit
     scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
     behind = overlaps and pp == 1

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from sim.serve.cache.states import CacheStates
 from sim.serve.lockstep import Lockstep
+from sim.serve.pipelined import Group, Pipelined
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.front import Front
 from sim.serve.prices.load import Load, load_of
@@ -43,12 +44,14 @@ class Replica(Struct):
 
 
 class Work(Struct, frozen=True):
-    """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start."""
+    """An iteration under way. `together`: its sequences in lockstep are no pieces; `ready_s`: when it may start;
+    `group`: of pipeline stages, who goes through them together."""
 
     batch: Batch
     load: Load
     together: bool
     ready_s: float
+    group: Group | None = None
 
     def iteration(self, spans: tuple[tuple[float, float], ...], load: Load | None = None) -> Iteration:
         """What it is once it has passed the stages."""
@@ -61,8 +64,11 @@ class Worker:
 
     def __init__(self, replica: Replica, costs: IterationCosts, group: bool) -> None:
         self.replica, self.costs, self.scheduler = replica, costs, replica.scheduler
-        steady = group and len(costs.stages) == 1 and not replica.scheduler.drafted and not replica.scheduler.adapters
-        self.lockstep = Lockstep(replica.scheduler) if steady else None
+        s, stages = replica.scheduler, len(costs.stages)
+        plain = group and not s.drafted and not s.adapters
+        self.lockstep = Lockstep(s) if plain and stages == 1 else None
+        together = plain and stages > 1 and not s.prompts_first and not s.one_behind
+        self.pipelined = Pipelined(s) if together else None
         self.front = costs.host.front
         self.step_s = 0.0  # of the last of alike iterations
         self.idle = len(costs.stages) == 1  # nobody could compute; stages of a pipeline always have others' iterations
@@ -81,6 +87,8 @@ class Worker:
         return work
 
     def _put_together(self, now: float) -> Work | None:
+        if self.pipelined is not None:
+            return self._of_groups(self.pipelined, now)
         lockstep = self.lockstep
         batch = None if lockstep is None else lockstep.schedule(now)
         if lockstep is None or batch is None:
@@ -89,8 +97,19 @@ class Worker:
         load = load_of(batch, n, lockstep.seen)
         return self._work(batch, load, True, now) if load.tokens else None
 
-    def _work(self, batch: Batch, load: Load, together: bool, now: float) -> Work:
-        return Work(batch, load, together, max(now, batch.ready_s))
+    def _work(self, batch: Batch, load: Load, together: bool, now: float, group: Group | None = None) -> Work:
+        return Work(batch, load, together, max(now, batch.ready_s), group)
+
+    def _of_groups(self, pipelined: Pipelined, now: float) -> Work | None:
+        found = pipelined.schedule(now)
+        if found is None:
+            pipelined.settle()
+            work = self._looking_at_all(now)
+            pipelined.look_again()
+            return work
+        batch, group = found
+        load = load_of(batch, len(group.members), group.seen)
+        return self._work(batch, load, True, now, group) if load.tokens else None
 
     def _looking_at_all(self, now: float) -> Work | None:
         if self.lockstep is not None:
@@ -105,7 +124,11 @@ class Worker:
     def end(self, work: Work, end_s: float) -> list[Sequence]:
         """An iteration has ended; who left."""
         running = len(self.scheduler.running)
-        if self.lockstep is not None and work.together:
+        if self.pipelined is not None and work.group is not None:
+            left = self.pipelined.finish(work.batch, work.group, end_s)
+        elif self.pipelined is not None:
+            left = self.pipelined.finish_pieces(work.batch, end_s)
+        elif self.lockstep is not None and work.together:
             left = self.lockstep.finish(work.batch, end_s)
         else:
             left = self.scheduler.finish(work.batch, end_s)
@@ -114,7 +137,7 @@ class Worker:
         if self.front is not None:
             self._sent(self.front, work, end_s, left)
         self._none_left()
-        self._note_end(end_s, running, bool(work.batch.pieces or left))
+        self._note_end(end_s, running, bool(work.batch.pieces or left or work.group))
         return left
 
     def _sent(self, front: Front, work: Work, end_s: float, left: list[Sequence]) -> None:
@@ -174,7 +197,8 @@ class Worker:
 
     def next_ready_s(self, now: float) -> float | None:
         """When the next running sequence's copy arrives, where that is known."""
-        return min([x.ready_s for x in self.scheduler.running if now < x.ready_s < math.inf], default=None)
+        running = self.scheduler.running if self.pipelined is None else self.pipelined.others
+        return min([x.ready_s for x in running if now < x.ready_s < math.inf], default=None)
 
     def _note_end(self, at_s: float, running: int, changed: bool) -> None:
         """The cache when an iteration ended: before and after the sequences that are done have left."""

@@ -59,6 +59,8 @@ class Scheduler(RunningSequences):
     sees_arrivals: bool = False  # `one_behind` is true of ends alone
     ended: int = 0  # who has left but still counts among those that run
     defers_shared: bool = False  # who shares the next block with one whose prompt is computed lets others pass
+    prompt_limit: int | None = None  # the most tokens of one prompt in an iteration
+    limits_alone: bool = True  # also where no other request runs or waits
     coming: set[Key] = field(default_factory=set)  # next blocks of prompts that the iteration put together computes
 
     def schedule(self, now_s: float) -> Batch:
@@ -232,7 +234,12 @@ class Scheduler(RunningSequences):
         return self.part(sequence.remaining, budget)
 
     def part(self, tokens: int, budget: int) -> int:
-        """Return how many of a prompt's `tokens` an iteration computes with `budget` tokens left."""
+        """Return how many of a prompt's `tokens` an iteration computes with `budget` tokens left. vLLM limits what it
+        takes of one prompt, since 0.32 unless there is no other request (v1/core/sched/scheduler.py,
+        `long_prefill_token_threshold`)."""
+        limit = self.prompt_limit
+        if limit is not None and (self.limits_alone or len(self.running) + len(self.waiting) > 1):
+            tokens = min(tokens, limit)
         if self.splits:
             return min(tokens, budget)
         return tokens if tokens <= budget or budget == self.limits.batch_tokens else 0

@@ -134,3 +134,18 @@ def test_a_data_set_that_no_command_writes(tmp_path: Path) -> None:
     found, said = converted(tmp_path, "s.sh", bench, *CLUSTER)
     assert found["inference"]["requests"] == {"prompt_len": 1024, "output_len": 128, "count": 9}
     assert "the requests of dataset d.json are not in the command" in said
+
+
+def test_several_answers_of_a_prompt_are_requests(tmp_path: Path) -> None:
+    """`--n` is no abbreviation of --num-prompts (vllm/benchmarks/throughput.py)."""
+    text = (
+        "vllm bench throughput --model meta-llama/Llama-3.1-8B --input-len 512 --output-len 128 --num-prompts 500 --n 4"
+    )
+    found, told = converted(tmp_path, "s.sh", text, *CLUSTER)
+    assert found["inference"]["requests"]["count"] == 2000
+    assert "--n 4: 4 answers of a prompt" in told
+
+
+def test_the_most_tokens_of_one_prompt(tmp_path: Path) -> None:
+    server = SERVER.replace(" &", " --long-prefill-token-threshold 512 &")
+    assert converted(tmp_path, "s.sh", server, *CLUSTER)[0]["inference"]["max_prompt_tokens"] == 512

@@ -81,6 +81,7 @@ SECTION: dict[str, list[Any]] = {
     "batching": ["static"],
     "max_running_requests": [2],
     "max_batch_tokens": [64],
+    "max_prompt_tokens": [64],
     "chunked_prefill": [False],
     "cuda_graphs": [False],
     "cuda_graph_max_size": [1],
