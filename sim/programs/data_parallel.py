@@ -92,7 +92,7 @@ class DataParallel(Struct, frozen=True):
         """The data parallelism of the first rank's first stage, of the other ranks' first, and of all other stages.
 
         If first stages are gathered early, no stage has buckets (Megatron-LM 0.19, training/training.py:
-        `per_chunk_disable_bucketing`; core 0.15 to 0.19, optimizer/optimizer.py: `ChainedOptimizer._step`).
+        `per_chunk_disable_bucketing`; core 0.19, optimizer/optimizer.py: `ChainedOptimizer._step`).
         """
         later = self.behind_first
         if not self.gathered_early:

@@ -1,6 +1,6 @@
 """The output matrix's weight gradients, put off until the last pipeline rank's backwards have ended.
 
-Megatron-Core's `--defer-embedding-wgrad-compute` (0.15 to 0.19): `LinearWithGradAccumulationAndAsyncCommunication` in
+Megatron-Core's `--defer-embedding-wgrad-compute` (0.19): `LinearWithGradAccumulationAndAsyncCommunication` in
 core/tensor_parallel/layers.py keeps the gradient of the logits in place of the matmul, for the first
 `wgrad_deferral_limit` micro-batches (0: for all), and `ColumnParallelLinear` keeps its input. The rank computes what is
 left in the pipeline's flush (core/utils.py: `drain_embedding_wgrad_compute`).
