@@ -176,8 +176,8 @@ def test_nothing_is_written_where_an_option_is_refused(days: str, words: str, tm
 
 @pytest.mark.parametrize("option", ["--topology", "--chakra", "--steps", "--tokens"])
 def test_what_only_training_has_is_refused_for_serving(option: str, tmp_path: Path) -> None:
-    number = option in ("--steps", "--tokens")
-    done = run("scenarios/serve_batch1.yaml", option, "3000" if number else str(tmp_path / "out"))
+    value = {"--steps": "3", "--tokens": "3B"}.get(option, str(tmp_path / "out"))
+    done = run("scenarios/serve_batch1.yaml", option, value)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"{option}: is for training; this scenario serves requests\n")
 
