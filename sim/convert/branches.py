@@ -15,9 +15,16 @@ from itertools import groupby
 
 from msgspec import Struct, field
 
-from sim.convert.command_line import ASSIGNMENT, LONGEST_VALUE, kept_arithmetic, slurm_values, unquoted, with_values
+from sim.convert.command_line import (
+    ASSIGNMENT,
+    COMMENT,
+    LONGEST_VALUE,
+    kept_arithmetic,
+    slurm_values,
+    unquoted,
+    with_values,
+)
 
-COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 PIECE = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|\\.|;;|[;\n]|[^'"$\\;\n]+|.""", re.DOTALL)
 KEYWORD = re.compile(r"\s*(if|elif|else|then|fi|while|until|for|do|done|case|esac)(?=\s|$)")
 CASE = re.compile(r"\s*(\S+)\s+in(?=\s|$)")

@@ -19,6 +19,7 @@ from typing import Any
 from sim.convert.arrays import QUOTED, taken_arrays, with_arrays
 from sim.core.errors import InputError
 
+COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")  # of a shell's script
 ASSIGNMENT = re.compile(
     r"(?m)(?:^|;)[ \t]*(?:(?:export|readonly|local|declare|typeset)(?:[ \t]+-\w+)*[ \t]+)?"
     r"([A-Za-z_]\w*)(\+?)=((?:\"(?:\\[\s\S]|[^\"\\])*\"|'[^']*'|[^\s();\"'])*)[ \t]*(?=;|#|$)"

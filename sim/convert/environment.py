@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from sim.convert.branches import COMMENT
+from sim.convert.command_line import COMMENT
 from sim.inputs.training_config import WORKSPACES
 
 ASSIGNED = re.compile(r"(?<![\w$#{])([A-Z][A-Z0-9_]*)[\"']?(?:=|:[ \t]*)[\"']?([\w.:,^=-]*)")  # `:` of a YAML

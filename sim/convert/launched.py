@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.accelerate import of_accelerate, with_flags
-from sim.convert.command_line import ENDS, SWITCHES, flags_of, require_one, words_of
+from sim.convert.command_line import COMMENT, ENDS, SWITCHES, flags_of, require_one, words_of
 from sim.convert.deepspeed import LENGTHS, is_training_arguments
 from sim.convert.llama_factory import DEFAULTS
 from sim.convert.named_files import named_mapping
@@ -36,7 +36,6 @@ RUNNERS = {
 }
 MODULE = "axolotl.cli.train"  # of `accelerate launch -m`
 OF_OTHERS = (CONFIG, "--deepspeed", "--fsdp_config", "--fsdp-config")  # flags whose file is no recipe
-COMMENT = re.compile(r"(?m)(?:^|(?<=\s))#.*$")
 OVERRIDE = re.compile(r"([a-z]\w*)=(.*)")
 DATA = (".yaml", ".yml", ".json")
 # Arguments of launchers, none of which the training script sees.

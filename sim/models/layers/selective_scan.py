@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import norm
@@ -183,12 +183,7 @@ class SelectiveScan(Struct, frozen=True):
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """State of a sequence on one rank, however long it is."""
         inner = self.channels(d.tp)
-        return inner * (self.state * self._state_bytes(d) + (self.conv_kernel - 1) * d.act_bytes)
-
-    def _state_bytes(self, d: ServingDims) -> float:
-        if self.state_dtype is not None:
-            return dtype_bytes(self.state_dtype)
-        return FP32_BYTES if d.fp32_states else d.act_bytes
+        return inner * (self.state * d.state_bytes(self.state_dtype) + (self.conv_kernel - 1) * d.act_bytes)
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token between the projections, on one rank."""
@@ -208,7 +203,7 @@ class SelectiveScan(Struct, frozen=True):
         """`queries` new tokens of each of `batch` sequences: convolution and state are read once, brought forward, and
         written after each token, as any may be the last that is right."""
         inner = batch * queries * self.channels(d.tp)
-        moved = (1 + 1 / queries) * inner * self.state * self._state_bytes(d) + 5 * inner * d.act_bytes
+        moved = (1 + 1 / queries) * inner * self.state * d.state_bytes(self.state_dtype) + 5 * inner * d.act_bytes
         return (
             elementwise_op("convolution_update", F, inner, 2 * self.conv_kernel, d.act_bytes, d.act),
             memory_op("state_update", F, "elementwise", inner * self.state, moved, d.act),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from msgspec import Struct
 
-from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.matrix import Matrix
@@ -238,12 +238,10 @@ class StateSpace(Struct, frozen=True):
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """State of a sequence on one rank, however long it is."""
         numbers = self.split(d.tp)[0] * self.head_dim * self.state
-        return numbers * self._state_bytes(d) + max(0, self.conv_kernel - 1) * self.convolved(d.tp) * d.act_bytes
-
-    def _state_bytes(self, d: ServingDims) -> float:
-        if self.state_dtype is not None:
-            return dtype_bytes(self.state_dtype)
-        return FP32_BYTES if d.fp32_states else d.act_bytes
+        return (
+            numbers * d.state_bytes(self.state_dtype)
+            + max(0, self.conv_kernel - 1) * self.convolved(d.tp) * d.act_bytes
+        )
 
     def _projected(self, tp: int) -> int:
         """Numbers of a token that the projections make of the hidden state."""
@@ -271,7 +269,7 @@ class StateSpace(Struct, frozen=True):
         numbers = batch * self.split(d.tp)[0] * self.head_dim * self.state
         width = batch * self.convolved(d.tp)
         window, step = 2 * max(1, self.conv_kernel) * width * d.act_bytes, 2 * width * d.act_bytes
-        moved = (1 + queries) * numbers * self._state_bytes(d) + queries * step
+        moved = (1 + queries) * numbers * d.state_bytes(self.state_dtype) + queries * step
         return (
             memory_op("convolution_update", F, "elementwise", queries * width, queries * window, d.act),
             memory_op("state_update", F, "elementwise", queries * numbers, moved, d.act),

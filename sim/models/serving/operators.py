@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.attention_pairs import attended_pairs
-from sim.core.dtypes import FP32_BYTES
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Item, Program
 from sim.core.quantization import Quantization, Quantizing
 from sim.core.sampler import Sampler
@@ -132,6 +132,12 @@ class ServingDims(Struct, frozen=True):
     norm_in_sum_bytes: float = 0.0
     experts_sum_norms: bool = False
     latents: ServedLatents = ServedLatents()
+
+    def state_bytes(self, dtype: str | None) -> float:
+        """Bytes of a number of a recurrent layer's state; `dtype`: the model's own, None where it says none."""
+        if dtype is not None:
+            return dtype_bytes(dtype)
+        return FP32_BYTES if self.fp32_states else self.act_bytes
 
     @property
     def stream_width(self) -> int:

@@ -9,6 +9,20 @@ LARGEST_BYTES = 160 * 2.0**30  # of memory: engines' own limit for the largest G
 ULTRA_BYTES = 240 * 2.0**30  # of memory: GPUs of compute capability 10.3 have 270 GiB, of 10.0 at most 180
 
 
+def is_datacenter_blackwell(architecture: str, memory_bytes: float) -> bool:
+    """Whether a GPU is of compute capability 10.x; memory tells it from 12.x.
+
+    >>> is_datacenter_blackwell("blackwell", 180 * 2**30), is_datacenter_blackwell("blackwell", 96 * 2**30)
+    (True, False)
+    """
+    return architecture == "blackwell" and memory_bytes >= LARGEST_BYTES
+
+
+def is_blackwell_ultra(architecture: str, memory_bytes: float) -> bool:
+    """Whether a GPU is of compute capability 10.3; memory tells it from 10.0."""
+    return architecture == "blackwell" and memory_bytes >= ULTRA_BYTES
+
+
 class TwoBatches(NamedTuple):
     """Two-batch overlap of iterations with at least so many tokens: of single tokens, and with prompts among them.
     `attention_apart`: single tokens' attention is cut into two parts (`sim.serve.prices.two_batches`)."""
@@ -47,9 +61,9 @@ class SummedNorms(NamedTuple):
         if architecture == "hopper":
             most = self.hopper.get(ranks, 0.0)
         else:
-            large = architecture == "blackwell" and memory_bytes >= LARGEST_BYTES
-            own = self.ultra if self.ultra is not None and memory_bytes >= ULTRA_BYTES else self.blackwell
-            most = own.get(ranks, 0.0) if large else 0.0
+            ultra = self.ultra is not None and is_blackwell_ultra(architecture, memory_bytes)
+            own = self.ultra if self.ultra is not None and ultra else self.blackwell
+            most = own.get(ranks, 0.0) if is_datacenter_blackwell(architecture, memory_bytes) else 0.0
         return min(most, self.tokens * token_bytes) if self.tokens else most
 
 
@@ -67,7 +81,7 @@ class LatentBlocks(NamedTuple):
         if architecture == "hopper":
             own = self.narrow if narrow else self.hopper
         else:
-            own = self.blackwell if architecture == "blackwell" and memory_bytes >= LARGEST_BYTES else 0
+            own = self.blackwell if is_datacenter_blackwell(architecture, memory_bytes) else 0
         return self.selected or own if selected else own
 
 

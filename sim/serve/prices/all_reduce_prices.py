@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sim.prices.price import Priced
 from sim.prices.rank_prices import Pricing
-from sim.serve.engines.kernel_facts import ULTRA_BYTES
+from sim.serve.engines.kernel_facts import is_blackwell_ultra
 from sim.serve.engines.own_all_reduce import TIMES, ULTRA, KernelTimes, OwnAllReduce, all_reduce_s
 
 
@@ -50,5 +50,5 @@ def all_reduces(pricing: Pricing, own: Mapping[str, OwnAllReduce]) -> AllReduces
         return None
     times, link_bytes_per_s = TIMES[architecture], cluster.intra_node.usable_bytes_per_s
     times = times._replace(bytes_per_s=min(times.bytes_per_s, link_bytes_per_s))
-    large = architecture == "blackwell" and cluster.gpu.memory_bytes >= ULTRA_BYTES
-    return AllReduces(pricing, own.get(ULTRA if large else "", own[architecture]), times)
+    ultra = is_blackwell_ultra(architecture, cluster.gpu.memory_bytes)
+    return AllReduces(pricing, own.get(ULTRA if ultra else "", own[architecture]), times)

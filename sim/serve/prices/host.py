@@ -8,7 +8,7 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.dims import ceil_div
 from sim.serve.engines.all2all import all2all_of
-from sim.serve.engines.kernel_facts import LARGEST_BYTES, PromptGraphs
+from sim.serve.engines.kernel_facts import PromptGraphs, is_datacenter_blackwell
 from sim.serve.engines.record import THREADED_FROM, Engine, HostTimes
 from sim.serve.engines.server import server_of
 from sim.serve.prices.front import Front, front_of
@@ -210,7 +210,7 @@ def _beside(graphs: PromptGraphs, scenario: Scenario) -> bool:
 def _of_model(graphs: PromptGraphs, scenario: Scenario) -> bool:
     """Whether an engine has prompts' graphs of a scenario's model on its GPUs."""
     m, gpu = scenario.model, scenario.cluster.gpu
-    large = gpu.architecture == "blackwell" and gpu.memory_bytes >= LARGEST_BYTES
+    large = is_datacenter_blackwell(gpu.architecture, gpu.memory_bytes)
     if large and m.code == "qwen2_moe" and not graphs.experts_blackwell:
         return False
     if m.state_space is not None and m.code == "qwen2_moe" and not graphs.states:
