@@ -11,6 +11,7 @@ import yaml
 
 _PRESETS = Path(__file__).parents[1] / "presets"
 NO_KEY = "none"  # in place of a key, for names of what decides nothing
+ACCUMULATED = ("gradient_accumulation_steps", "accumulation_steps", "grad_accum")  # micro-batches of a step and replica
 
 
 @cache
@@ -59,7 +60,11 @@ def synonym(word: object, section: str = "") -> str:
     ('; here it is training.seq_len', '; here it is inference.kv_cache.block_tokens')
     >>> synonym("gpus", "cluster")
     '; here it is cluster.nodes or cluster.gpus_per_node'
+    >>> synonym("gradient_accumulation_steps")
+    '; here training.global_batch_size = micro_batch_size × dp × gradient_accumulation_steps'
     """
+    if _plain(word) in ACCUMULATED:
+        return f"; here training.global_batch_size = micro_batch_size × dp × {_plain(word)}"
     keys = _keys().get(_plain(word), [])
     keys = [one for one in keys if one.startswith(f"{section}.")] or keys[:1]
     if keys == [NO_KEY]:

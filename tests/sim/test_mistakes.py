@@ -46,7 +46,7 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("model.num_hidden_layers=8", "here it is model.layers"),
         ("model.hidden_act=silu", "unknown key; here it is model.mlp"),
         ("model.sliding_window=4096", "unknown key; here it is model.window"),
-        ("training.gradient_accumulation_steps=4", "here it is training.global_batch_size"),
+        ("training.gradient_accumulation_steps=4", "here training.global_batch_size = micro_batch_size × dp × "),
         ("training.learning_rate=1e-4", "unknown key; there is no such key here, since it changes neither"),
         ("training.framework=torchtitan", "here it is eager or compiled"),
         ("training.framework=Megatron-LM", "here it is megatron"),
