@@ -35,6 +35,8 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     Left out of a full description, NICs are one per GPU, links inside nodes as `_intra_node` says, all else is as in
     ClusterSpec. A preset's larger domains give what `_of_each_domain` says.
     """
+    if isinstance(value, str):
+        _preset(CLUSTERS, value, source, path)  # an unknown name is told at the key that has it
     given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
     if not isinstance(given, dict):
         raise source.error(path, f"found {show(value)}; must be a preset's name or a mapping")
