@@ -131,7 +131,8 @@ class StepBuilder:
         self.placements.begin_class(class_index, jitter_of(self.plan.scenario, self.plan.classes[class_index].rank))
         before = self._place_once("ALL_GATHER", [(self.programs.prologue(class_index, s), s) for s in stages])
         counts = self._place_steps(class_index, pipeline_rank, before)
-        put_off = self._place_once("W", [(self.programs.put_off(class_index, s), s) for s in stages])
+        deferring = [s for s, stage in stages.items() if stage.deferral is not None]
+        put_off = self._place_once("W", [(self.programs.put_off(class_index, s), s) for s in deferring])
         after = self._place_once("OPTIMIZER", [(self.programs.epilogue(class_index), -1)])
         self.placements.end_class(bool(after))
         # Seconds by source are summed in this order: prologues, actions, what these put off, epilogue.
@@ -150,8 +151,8 @@ class StepBuilder:
                 # step without a micro-batch is appended. Its kind F is never shown.
                 rows.append((*self.placements.one_by_one(program, name), len(self.placements.steps), 0))
                 self.placements.steps.append((Action(stage, Kind.F, -1),))
-        # `reshape` keeps four columns if nothing was placed.
-        self.placements.add(ints(rows).reshape(-1, 4).T)
+        if rows:
+            self.placements.add(ints(rows).T)
         return compiled
 
     def _place_steps(self, class_index: int, rank: int, before: list[CompiledProgram]) -> dict[CompiledProgram, int]:
