@@ -2,9 +2,9 @@
 
 Up to pp iterations are under way at once, each with sequences of its own. Those whose prompts are computed mostly stay
 together: they leave the last stage at one time and enter the first at one time. Each such group is a `Lockstep`, whose
-numbers follow from those worked out when a sequence joined. Wherever the scheduler's rules ask for more (a block lacks,
-a limit is too small for all who are ready), `settle` writes every sequence's own numbers back, those of groups under
-way as well, and the scheduler decides as ever.
+members' numbers follow from those worked out when each joined. Where this is not enough (too few free blocks, or a
+limit below the number of sequences that are ready), `settle` writes every sequence's own numbers back, also those of
+groups under way, and the scheduler looks at each sequence, as it does without groups.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ APART = 64
 
 
 class Group(Lockstep, kw_only=True):
-    """Members that go through the stages together. `pieces`: what the scheduler would have made of them, if they were
-    settled on the way."""
+    """Members that go through the stages together. `pieces`: empty, or, where their numbers were written back while
+    their iteration was under way, what the scheduler would have made of them for it."""
 
     pieces: tuple[Piece, ...] = ()
 
@@ -33,6 +33,11 @@ class Group(Lockstep, kw_only=True):
         """Make sequences that add a token in every iteration members."""
         self.others = list(ready)
         self._join(math.inf)
+
+    @property
+    def blocks_wanted(self) -> int:
+        """Free blocks without which the group cannot begin an iteration."""
+        return self._lacking(1) + self.spare
 
     def enter(self) -> None:
         """Begin an iteration: every member gets its place for a token."""
@@ -77,7 +82,7 @@ class Pipelined(Struct):
         budget, places = s.token_budget - n, s.limits.batch_sequences - n
         if budget < 0 or places < 0:
             return None
-        blocks = group._lacking(1) + group.spare
+        blocks = group.blocks_wanted
         wanted: list[tuple[Sequence, int]] = []
         for x in self.others:
             if x.in_flight or x.ready_s > now_s:
