@@ -61,8 +61,8 @@ class SummedNorms(NamedTuple):
         if architecture == "hopper":
             most = self.hopper.get(ranks, 0.0)
         else:
-            ultra = self.ultra is not None and is_blackwell_ultra(architecture, memory_bytes)
-            own = self.ultra if self.ultra is not None and ultra else self.blackwell
+            newest = self.ultra if is_blackwell_ultra(architecture, memory_bytes) else None
+            own = self.blackwell if newest is None else newest
             most = own.get(ranks, 0.0) if is_datacenter_blackwell(architecture, memory_bytes) else 0.0
         return min(most, self.tokens * token_bytes) if self.tokens else most
 
