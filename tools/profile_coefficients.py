@@ -67,7 +67,7 @@ _LAUNCH = "assumption: an eager framework issues about 200,000 kernels a second 
 
 
 _HOST = (
-    "fitted to every fifth configuration of vtrain_single_node (Megatron-DeepSpeed, A100, 2022-23): see "
+    "fitted to every fifth configuration of vtrain_single_node (sums of one profiled layer, A100): see "
     "docs/accuracy.md"
 )
 A100_HOST: Coefficients = {

@@ -2,7 +2,8 @@
 
 A row's scenario is the table's scenario with the row's merged over it, key by key. Either may be the name of a
 scenario's file. Of a training step it also has what the table says of its software (`sim.validation.stated`) and what
-that trainer's launch script sets (`sim.validation.launch_scripts`), unless the row says so itself. A row's `program`
+that trainer's launch script sets (`sim.validation.launch_scripts`), unless the row says so itself; and what the
+authors' own code says of keys that the table's maker chose (`sim.validation.authors_code`). A row's `program`
 says which Hugging Face model ran (`sim.validation.what_ran`). A batch limit that
 a row's own figures disprove is left out of all rows of its server (`sim.validation.running_requests`).
 """
@@ -11,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sim.core.errors import InputError
 from sim.inputs.file_kinds import other_format, read_data, refuse_other_kind
 from sim.inputs.input_source import Source, file_named, show
 from sim.inputs.overrides import merge
 from sim.inputs.plain_data import listed, mapping
+from sim.validation.authors_code import with_authors_code
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
@@ -57,21 +59,27 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     software = (str(data.get("software", "")), source.get("citation", ""))
     facts = data.get("assumptions")
     shared = without_assumed_sums(shared, software[0], facts)
-    made = [_row(r, f"{path}: rows[{i}]", name, data["kind"], shared, software, facts) for i, r in enumerate(rows)]
+    whole = _Whole(name, data["kind"], shared, software, source.get("where", ""), facts)
+    made = [_row(r, f"{path}: rows[{i}]", whole) for i, r in enumerate(rows)]
     shown = without_false_limits(made)[:limit]
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
 
-def _row(
-    data: object,
-    where: str,
-    table: str,
-    kind: str,
-    shared: dict[str, Any],
-    software: tuple[str, ...],
-    assumptions: object,
-) -> Measurement:
+class _Whole(NamedTuple):
+    """What holds for all rows of a table. `shared`: their scenario; `software`: also the citation; `source`: where the
+    table's figures come from."""
+
+    name: str
+    kind: str
+    shared: dict[str, Any]
+    software: tuple[str, ...]
+    source: str
+    assumptions: object
+
+
+def _row(data: object, where: str, table: _Whole) -> Measurement:
     """A row; one that cannot be read says why and leaves the rest of its table alone."""
+    kind = table.kind
     row = data if isinstance(data, dict) else {}
     name = row.get("id") if isinstance(row.get("id"), str) else where.rpartition(": ")[2]
     group = str(row.get("group") or (name if kind in ("training_step", "inference") else _group(row)))
@@ -83,16 +91,25 @@ def _row(
         given = _mapping(row.get("measured"), f"{where}.measured")
         answers = {key: value for key, value in given.items() if isinstance(value, bool)}
         measured = {key: _value(value, f"{where}.measured.{key}") for key, value in given.items() if key not in answers}
-        scenario = merge(shared, _scenario(row.get("scenario"), f"{where}.scenario"))
+        scenario = merge(table.shared, _scenario(row.get("scenario"), f"{where}.scenario"))
         if kind == "training_step" and isinstance(scenario.get("training"), dict):
-            training = with_adapter_dropout(scenario["training"], assumptions)
-            scenario = scenario | {"training": with_stated(training, software[0], row)}
-            scenario = without_concluded(scenario, assumptions)
+            training = with_adapter_dropout(scenario["training"], table.assumptions)
+            scenario = scenario | {"training": with_stated(training, table.software[0], row)}
+            scenario = without_concluded(scenario, table.assumptions)
+            scenario = with_authors_code(scenario, table.source, table.assumptions)
             scenario = with_eight_bit_parameters(with_launch_script(with_what_ran(scenario, row, where)), row)
     except InputError as error:
-        return Measurement(table, kind, str(name), group, {}, {}, row, unreadable=str(error))
+        return Measurement(table.name, kind, str(name), group, {}, {}, row, unreadable=str(error))
     return Measurement(
-        table, kind, str(name), group, scenario, measured, row, answers, (str(row.get("engine", "")), *software)
+        table.name,
+        kind,
+        str(name),
+        group,
+        scenario,
+        measured,
+        row,
+        answers,
+        (str(row.get("engine", "")), *table.software),
     )
 
 
