@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sim.commands.validate import main, validate_tables
@@ -286,6 +287,9 @@ def test_an_assumption_can_be_changed_in_every_row() -> None:
     assert same == selective
 
 
+PARTS = ("model", "training", "parallelism")
+
+
 def test_vtrain_on_one_node_can_hardly_have_recomputed() -> None:
     """docs/accuracy_causes.md on the rows' `recompute: full`: a fourth pass would leave no time for anything else.
 
@@ -303,6 +307,30 @@ def test_vtrain_on_one_node_can_hardly_have_recomputed() -> None:
     a_pass = 24 * 4096 * (2048**2 - 1024**2) + 4 * 4 * 1024**2 * 1024
     assert 0.92 < 4 * a_pass / spent_s / 312e12 < 0.95
     assert 0.69 < 3 * a_pass / spent_s / 312e12 < 0.71
+
+
+def test_vtrains_rows_of_one_node_are_sums_over_one_profiled_layer() -> None:
+    """docs/accuracy_causes.md: real steps are not exactly linear, nor does a layer take one time in all pipelines."""
+    alike: dict[tuple[int, ...], list[tuple[float, ...]]] = {}
+    for row in read_table(PUBLISHED / "vtrain_single_node.json").rows:
+        (model, training, layout), step_s = (row.scenario[k] for k in PARTS), row.measured["step_time_s"]
+        if layout["dp"] > 1:
+            continue
+        layers, each = model["layers"], training["micro_batch_size"]
+        batches = training["global_batch_size"] // each
+        key = (model["hidden"], layout["tp"], each, layout["pp"])
+        alike.setdefault(key, []).append((layers * batches, batches, layers, 1.0, step_s))
+    layer_s: dict[tuple[int, ...], list[float]] = {}
+    for (*sizes, pp), rows in alike.items():
+        table = np.array(rows)
+        if len({batches for _, batches, *_ in rows}) < 2:
+            continue
+        parts, *_ = np.linalg.lstsq(table[:, :4], table[:, 4], rcond=None)
+        assert np.abs(table[:, :4] @ parts - table[:, 4]).max() < 1e-7
+        layer_s.setdefault(tuple(sizes), []).append(pp * parts[0])
+    several = [times for times in layer_s.values() if len(times) > 1]
+    assert len(several) > 4
+    assert all(max(times) - min(times) < 1e-7 for times in several)
 
 
 def test_a_row_that_cannot_be_read_leaves_its_table_alone(tmp_path: Path) -> None:
