@@ -32,6 +32,7 @@ SETTINGS = {
     "kv_cache_config.tokens_per_block": "block",
     "kv_cache_config.max_tokens": "cache_tokens",
     "kv_cache_config.host_cache_size": "host_bytes",
+    "quant_config.quant_algo": "quantization",
     "cuda_graph_config.max_batch_size": "graphs_to",
     "cuda_graph_config.batch_sizes": "graph_sizes",
     "speculative_config.decoding_type": "algorithm",

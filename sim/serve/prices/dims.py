@@ -31,6 +31,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     m, p, i = scenario.model, scenario.parallelism, scenario.for_serving
     act, peaks = sixteen_bit(i.precision), scenario.cluster.gpu.peak_flops_per_s
     linear, weight = linear_format(i, peaks)
+    form = QUANTIZATIONS[i.quantization]
     engine, backend = engine_of(i.engine), all2all_of(i)
     ranks = (
         p.ep * p.expert_tp if p.ep * p.expert_tp > p.tp else 0
@@ -52,9 +53,10 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         quantization=i.quantization,
         act_bytes=dtype_bytes(act),
         weight_bytes=weight,
-        expert_weight_bytes=QUANTIZATIONS[i.quantization].expert_bytes or weight,
+        expert_weight_bytes=form.expert_bytes or weight,
         kv_bytes=dtype_bytes(kept),
         dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
+        expert_linear=of_experts if (of_experts := form.expert_matmul) in peaks else "",
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         group_reads=engine.group_reads,

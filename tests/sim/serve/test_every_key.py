@@ -75,7 +75,7 @@ SECTION: dict[str, list[Any]] = {
     "engine": ["sglang-0.5"],
     "max_request_tokens": [310],
     "precision": ["fp8"],
-    "quantization": ["fp8", "int4", "mxfp4_experts"],
+    "quantization": ["fp8", "int4", "mxfp4_experts", "nvfp4", "nvfp4_experts"],
     "attention": ["unfused"],
     "decode_attention": ["per_head"],
     "batching": ["static"],
