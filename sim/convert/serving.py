@@ -337,7 +337,7 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
             "kv_cache": without_none(kept) or None,
             # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig).
             "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,
-            "speculative": drafts_of(s),
+            "speculative": drafts_of(s, product, model),
             "lora": adapters_of(s, product),
         }
     )

@@ -55,21 +55,22 @@ def _shipped(hub_id: str) -> str | None:
 
 def of_experts(weights: str | None, model: str) -> str | None:
     """The format in which the checkpoint keeps such weights of this model."""
-    known = _loaded(model) if weights in EXPERTS else None
+    known = loaded(model) if weights in EXPERTS else None
     return EXPERTS[str(weights)] if known is not None and known.mla is not None and known.moe is not None else weights
 
 
 def with_prediction(model: str, inference: dict[str, Any], s: Settings) -> str | dict[str, Any]:
     """The model with the prediction layer of its checkpoint, where it drafts and the shipped model leaves it out."""
     speculative = inference.get("speculative")
-    known = _loaded(model) if speculative is not None and "draft" not in speculative else None
+    known = loaded(model) if speculative is not None and "draft" not in speculative else None
     if known is None or preset_name(known) not in names_of_flags().predicting:
         return as_model(model)
     s.notes.append("model.mtp_layers: 1, the prediction layer of its checkpoint, which the shipped model leaves out")
     return {"preset": as_model(model), "mtp_layers": 1}
 
 
-def _loaded(model: str) -> ModelConfig | None:
+def loaded(model: str) -> ModelConfig | None:
+    """A model by name, Hub id or file; None for one that is not at hand or not expressible."""
     try:
         return load_model(as_model(model))
     except InputError:  # which the scenario's own check says

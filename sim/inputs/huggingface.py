@@ -110,6 +110,8 @@ def model_of_config(whole: Config, file: str) -> Config:
     towers = _towers(whole)
     nested = bool(towers) or _has_decoder_alone(whole)
     config = _decoder(whole) if nested else whole
+    if config.get("draft_vocab_size"):  # EAGLE-3's output matrix (vLLM 0.33, models/llama_eagle3.py)
+        config = {**config, "vocab_size": config["draft_vocab_size"]}
     family = config.get("model_type")
     if towers and family not in FAMILIES:
         raise InputError(f"{file}: {_of_several_inputs(whole, towers)}")

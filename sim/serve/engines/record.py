@@ -317,6 +317,7 @@ class Engine:
     drafts_inside: bool = fact(
         False, "with `activations_outside`, a draft's weights and cache are part of memory_fraction; else in the rest"
     )
+    drafts_as_told: bool = fact(False, "told a format of weights, it keeps a draft's in it, too; else as published")
     whole_prompt_tokens: int | None = fact(
         None,
         "without chunks max_batch_tokens are as many as a request may have, where that is known, and at least so many, "

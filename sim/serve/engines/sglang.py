@@ -97,6 +97,7 @@ _SGLANG_04 = Engine(
     overlaps_stages=False,
     shares_stages=True,  # srt/managers/scheduler.py: pp_max_micro_batch_size, max_running_requests // pp_size
     overlaps_drafting=(False, False),
+    drafts_as_told=True,  # srt/server_args.py, later arg_groups/serving_hook.py: speculative_draft_model_quantization
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_tokens=of_sequences(sglang_04_drafting_sizes),

@@ -95,7 +95,10 @@ SECTION: dict[str, list[Any]] = {
     "async_scheduling": [False],
     "two_batch_overlap": [True],
     "eplb": [{}],
-    "speculative": [{"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}}],
+    "speculative": [
+        {"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}},
+        {"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}, "hidden_states": 3},
+    ],
     "weight_offload": [{"cpu_bytes": 10**7}],
     "sampling": [{"temperature": 0.6, "top_p": 0.9}],
     "lora": [{"adapters": 4, "rank": 8}],
