@@ -35,8 +35,8 @@ class QuantizationFormat(NamedTuple):
     `weight_bytes`: of a weight, its scales included; None: of `precision`. `matmul`: the dtype that linear layers
     multiply in where the GPU has its peak, elsewhere and where it is None 16 bits. `expert_bytes`: of an expert's
     weight, if it differs. `expert_matmul`: the dtype that routed experts multiply in, if it differs, where the GPU has
-    its peak. `table` and `table_peak`: measured matmuls of a kernel file and the peak that bounds them
-    (`sim.prices.weight_only`).
+    its peak, elsewhere 16 bits. `table` and `table_peak`: measured matmuls of a kernel file and the peak that bounds
+    them (`sim.prices.weight_only`).
     """
 
     weight_bytes: float | None = None
@@ -55,7 +55,11 @@ QUANTIZATIONS: Mapping[Quantization, QuantizationFormat] = {
     "llm_int8": QuantizationFormat(1.0, "int8", table="sq", table_peak="int8"),
     "fp8": QuantizationFormat(1.0, "fp8"),
     "mxfp4_experts": QuantizationFormat(expert_bytes=MXFP4_BYTES),
-    "fp8_mxfp4_experts": QuantizationFormat(1.0, "fp8", MXFP4_BYTES),  # DeepSeek V4: everything else in fp8
+    # DeepSeek V4: everything else in fp8. Experts take inputs in mxfp8 on compute capability 10.x; Hopper's kernels
+    # convert weights to 16 bits (vLLM 0.33, fused_moe/oracle/mxfp4.py, _get_priority_backends and
+    # _backend_activation_key: FLASHINFER_TRTLLM_MXFP4_MXFP8, HUMMING, MARLIN; SGLang 0.5.23,
+    # layers/quantization/mxfp4.py: "W4A16 by default").
+    "fp8_mxfp4_experts": QuantizationFormat(1.0, "fp8", MXFP4_BYTES, "mxfp8"),
     "nvfp4": QuantizationFormat(NVFP4_BYTES, "nvfp4"),
     # A checkpoint whose list of modules in 16 bits has attention: NVIDIA's of DeepSeek and Kimi. Shared experts and
     # dense MLPs, which it has in 4 bits, are taken in 16.

@@ -167,3 +167,24 @@ def test_a_checkpoint_that_leaves_attention_in_16_bits_has_its_experts_in_nvfp4(
         scenario = served(str(tmp_path), "trtllm-1.3")
         assert scenario.for_serving.quantization == "nvfp4_experts"
         assert scenario.for_serving.kv_cache.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("gpu", "engine", "form", "dtype"),
+    [
+        ("b200-sxm", "sglang-0.5", "mxfp4_experts", "mxfp8"),
+        ("b200-sxm", "trtllm-1.1", "mxfp4_experts", "mxfp8"),
+        ("b200-sxm", "vllm-0.33", "mxfp4_experts", "bf16"),
+        ("h200-sxm", "sglang-0.5", "mxfp4_experts", "bf16"),
+        ("b200-sxm", "vllm-0.33", "fp8_mxfp4_experts", "mxfp8"),
+        ("h200-sxm", "vllm-0.33", "fp8_mxfp4_experts", "bf16"),
+    ],
+)
+def test_what_experts_in_mxfp4_are_multiplied_in(gpu: str, engine: str, form: str, dtype: str) -> None:
+    """vLLM 0.33, fused_moe/oracle/mxfp4.py; SGLang 0.5.3 and 0.5.23, layers/quantization/mxfp4.py; TensorRT-LLM,
+    _torch/model_config.py: get_mxfp4_quant_algo."""
+    section = {"engine": engine, "quantization": form, "requests": {**REQUESTS, "count": 4}}
+    data = {"model": "gpt-oss-20b", "cluster": {"gpu": gpu}, "inference": section}
+    dims = simulate_serving(parse_scenario(data)).costs.dims
+    assert dims.experts_dtype == dtype
+    assert dims.linear == ("fp8" if form.startswith("fp8") else "bf16")

@@ -185,6 +185,9 @@ _SGLANG_05 = replace(
     "_handle_gpu_memory_settings; with 20 to 35 GiB and less than 4 ranks graphs to 24 since 0.5.5); padding: "
     "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
     "enable_num_token_non_padded; pull request 25852)",
+    # srt/server_args.py: flashinfer_mxfp4 for gpt-oss on compute capability 10.x; its precision is "default"
+    # (layers/quantization/mxfp4.py: mxfp8_quantize)
+    mxfp8_inputs=True,
     # srt/layers/dp_attention.py, DpPaddingMode.get_dp_padding_mode: SUM_LEN with prompts (pull request 8280)
     sums_prompts=(True, True),
     graph_sizes=sglang_05_sizes,

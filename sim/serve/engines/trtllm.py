@@ -126,6 +126,7 @@ _TRTLLM_11 = replace(
     date="2025-12",
     source="as trtllm-1.0; overlaps also with a draft model (pull request 7651, September 2025)",
     overlaps_drafting=(True, True),
+    mxfp8_inputs=True,  # _torch/model_config.py, get_mxfp4_quant_algo: W4A8_MXFP4_MXFP8 from compute capability 10 on
 )
 _TRTLLM_12 = replace(
     _TRTLLM_11,
