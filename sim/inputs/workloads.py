@@ -222,6 +222,9 @@ class Inference(UserInput):
     head_over_replicas: bool | None = Field(
         default=None, description="likewise the output matrix; null: as the engine does"
     )
+    stream_interval: int = Field(
+        default=1, ge=1, le=1_000_000, description="tokens of an answer in a streamed piece, but its first and last"
+    )
     two_batch_overlap: bool = Field(
         default=False, description="a half of the batch computes while experts' messages of the other half travel"
     )

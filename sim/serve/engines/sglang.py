@@ -106,6 +106,7 @@ _SGLANG_04 = Engine(
     latents=_LATENTS,
     # srt/layers/logits_processor.py: `logits.float()`; srt/layers/sampler.py, srt/sampling/penaltylib (its penalties)
     sampler=Sampler("always", "rejection_at_once", "multinomial", "matrix", logprobs="probabilities", masks_copy=True),
+    interval_skips_text=True,
     sent_together=16,  # srt/server_args.py: batch_notify_size (0.5.23, taken for all)
     # 0.5.3 and 0.5.23, srt/model_executor/model_runner.py: update_regex_vocab_mask behind the forward pass
     masks="beside",

@@ -86,6 +86,7 @@ _TRTLLM_1 = Engine(
     "again (_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, "
     "support_overlap_scheduler",
     host=hosts(TRTLLM_1),
+    interval_skips_text=True,
     sent_together=1,  # executor/result.py, _aresult_step: a request makes its text when its own piece is due
     joins_pieces=False,  # likewise: one response of its queue after another
     defers_shared=True,  # cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, beneficialToSkip

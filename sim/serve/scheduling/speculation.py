@@ -92,7 +92,7 @@ def _stored_as(scenario: Scenario) -> Quantization:
     """The format of a draft's weights: its own checkpoint's (vLLM 0.33, config/speculative.py: the draft's ModelConfig
     has the quantization that `speculative_config` says, or none), the model's where that is its own layer."""
     given = scenario.for_serving
-    engine, draft = engine_of(given.engine), given.speculative and given.speculative.draft
+    engine, draft = engine_of(given.engine), None if given.speculative is None else given.speculative.draft
     told = given.quantization != scenario.model.checkpoint_quantization
     if draft is None or not engine.reads_checkpoint or (told and engine.drafts_as_told):
         return given.quantization
@@ -112,7 +112,8 @@ def draft_of(scenario: Scenario, joins: bool = True) -> tuple[Scenario, tuple[La
     alone["sampling"] = None  # drafts are the largest logit's
     alone["quantization"] = _stored_as(scenario)
     inference = given.model_copy(update=alone)
-    model, specs, layout = given.speculative.draft, None, {"ep": 1, "expert_tp": 1}
+    model, layout = given.speculative.draft, {"ep": 1, "expert_tp": 1}
+    specs: tuple[LayerSpec, ...] | None = None
     if model is None:
         model, specs, layout = scenario.model.model_copy(update={"layers": 1}), (prediction_module(scenario.model),), {}
     elif given.speculative.hidden_states:

@@ -69,3 +69,16 @@ def test_an_object_may_be_given_key_by_key(tmp_path: Path) -> None:
     found = [converted(tmp_path, f"vllm serve deepseek-v3 -tp 8 {flags}\n{BENCH}") for flags in keys]
     assert [one["inference"]["speculative"] for one, _ in found] == [{"tokens": 3}] * 3
     assert not any("not expressed here" in text for _, text in found)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "vllm serve llama3-8b --stream-interval 20",
+        "python -m sglang.launch_server --model llama3-8b --stream-interval 20",
+        "trtllm-serve llama3-8b --config more.yml",
+    ],
+)
+def test_how_many_tokens_a_piece_has(tmp_path: Path, server: str) -> None:
+    (tmp_path / "more.yml").write_text("stream_interval: 20\n")
+    assert converted(tmp_path, f"{server}\n{BENCH}")[0]["inference"]["stream_interval"] == 20

@@ -94,6 +94,7 @@ SECTION: dict[str, list[Any]] = {
     "head_over_replicas": [False],
     "async_scheduling": [False],
     "two_batch_overlap": [True],
+    "stream_interval": [20],
     "eplb": [{}],
     "speculative": [
         {"tokens": 2, "acceptance": 0.5, "draft": {**SMALL, "layers": 1}},
