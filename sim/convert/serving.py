@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.serving_adapters import adapters_of
-from sim.convert.serving_checkpoints import described, of_experts, with_prediction
+from sim.convert.serving_checkpoints import described, of_experts, prefixes_of, with_prediction
 from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas, stages_of
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object, with_objects
@@ -334,7 +334,7 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),
             **graphs_of(s, without_graphs),
-            "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
+            "prefix_cache": prefixes_of(s, model),
             "kv_cache": without_none(kept) or None,
             # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig).
             "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,

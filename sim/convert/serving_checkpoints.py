@@ -59,6 +59,18 @@ def of_experts(weights: str | None, model: str) -> str | None:
     return EXPERTS[str(weights)] if known is not None and known.mla is not None and known.moe is not None else weights
 
 
+def prefixes_of(s: Settings, model: str) -> str | None:
+    """The prefix cache that flags say. Of a model with states none is simulated (vLLM keeps a state for blocks, too:
+    config/cache.py, mamba_cache_mode align)."""
+    known = loaded(model) if s.flag("prefixes") else None
+    if known is not None and known.state_space is not None:
+        s.notes.append(
+            f"{s.written_as('prefixes')}: the model's states are not kept for prefixes here: no prefix cache"
+        )
+        return "none"
+    return "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None
+
+
 def with_prediction(model: str, inference: dict[str, Any], s: Settings) -> str | dict[str, Any]:
     """The model with the prediction layer of its checkpoint, where it drafts and the shipped model leaves it out."""
     speculative = inference.get("speculative")

@@ -293,6 +293,7 @@ _SGLANG_0514 = replace(
     "(srt/managers/scheduler.py, init_model_worker; srt/model_executor/pool_configurator.py, EAGLE/STANDALONE; "
     "srt/server_args.py, _handle_gpu_memory_settings)",
     drafts_inside=True,
+    caps_chunks=False,  # srt/managers/schedule_policy.py, add_one_req (0.5.14, 0.5.23; not in 0.5.11)
     own_prompt_graphs=_GRAPHS_0514,
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
     fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0514),

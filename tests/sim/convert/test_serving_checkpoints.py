@@ -82,3 +82,11 @@ def test_an_object_may_be_given_key_by_key(tmp_path: Path) -> None:
 def test_how_many_tokens_a_piece_has(tmp_path: Path, server: str) -> None:
     (tmp_path / "more.yml").write_text("stream_interval: 20\n")
     assert converted(tmp_path, f"{server}\n{BENCH}")[0]["inference"]["stream_interval"] == 20
+
+
+def test_no_prefix_cache_of_a_model_with_states(tmp_path: Path) -> None:
+    for model, kept in (("qwen3-next-80b-a3b", "none"), ("llama3-8b", "gpu")):
+        found, text = converted(tmp_path, f"vllm serve {model} --enable-prefix-caching\n{BENCH}")
+        assert found["inference"]["prefix_cache"] == kept
+        assert ("states are not kept for prefixes here" in text) == (kept == "none")
+        parse_scenario(found)
