@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.serving_adapters import adapters_of
-from sim.convert.serving_checkpoints import described, of_experts, prefixes_of, with_prediction
+from sim.convert.serving_checkpoints import described, prefixes_of, weights_of, with_prediction
 from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas, stages_of
 from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object, with_objects
@@ -308,9 +308,6 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
-    weights = of_experts(names_of_flags().weights.get(str(s.values.get("quantization"))), model)
-    if weights is not None:
-        s.take("quantization")
     block = s.whole("block")
     kept = {
         "dtype": s.choice("cache", names_of_flags().caches, "auto") or None,
@@ -324,7 +321,7 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     return without_none(
         {
             "precision": None if dtype == "auto" else sixteen_bit(dtype),
-            "quantization": weights,
+            "quantization": weights_of(s, model),
             "max_running_requests": s.whole("running"),
             "max_batch_tokens": tokens,
             "max_prompt_tokens": s.whole("prompt_tokens") or None,  # 0: no limit

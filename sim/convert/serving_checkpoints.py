@@ -53,10 +53,14 @@ def _shipped(hub_id: str) -> str | None:
     return found.pop() if len(found) == 1 else None
 
 
-def of_experts(weights: str | None, model: str) -> str | None:
-    """The format in which the checkpoint keeps such weights of this model."""
+def weights_of(s: Settings, model: str) -> str | None:
+    """The format of weights that flags say, as the checkpoint of this model has it."""
+    weights = names_of_flags().weights.get(str(s.values.get("quantization")))
+    if weights is None:  # which is reported as not expressed
+        return None
+    s.taken.add("quantization")
     known = loaded(model) if weights in EXPERTS else None
-    return EXPERTS[str(weights)] if known is not None and known.mla is not None and known.moe is not None else weights
+    return EXPERTS[weights] if known is not None and known.mla is not None and known.moe is not None else weights
 
 
 def prefixes_of(s: Settings, model: str) -> str | None:
