@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 from sim.convert import serving_pools as pools
 from sim.convert.command_line import flags_of, words_of
 from sim.convert.serving_adapters import adapters_of
+from sim.convert.serving_checkpoints import described, prefixes_of, weights_of, with_prediction
 from sim.convert.serving_drafts import drafts_of
 from sim.convert.serving_experts import by_deepep, by_environment, of_replicas, stages_of
-from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object
+from sim.convert.serving_graphs import cache_bytes, cache_tokens, graphs_of, json_object, with_objects
 from sim.convert.serving_names import Server, names_of_flags
 from sim.convert.serving_options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.serving_requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
@@ -56,6 +57,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     servers = _servers(file, text, words)
     product, s, with_roles = _main(file, servers)
     model = _model(s, machine)
+    for _, one in servers:  # all serve one checkpoint
+        one.values = {**{key: s.values[key] for key in ("quantization",) if key in s.values}, **one.values}
     engine = _engine(s, product, words)
     layout, settings = _replica(product, s, machine, model)
     inference: dict[str, Any] = {"engine": engine, **settings, **_router(product, s, layout)}
@@ -81,7 +84,8 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     inference |= requests
     if limit is not None and (beyond := of_limit(inference)):
         s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
-    sections = {"model": as_model(model), "inference": inference, **({} if with_roles else {"parallelism": layout})}
+    sections = {"model": with_prediction(model, inference, s), "inference": inference}
+    sections |= {} if with_roles else {"parallelism": layout}
     return s.converted("serving", machine, sections, left=sorted(left))
 
 
@@ -104,8 +108,10 @@ def _model(s: Settings, machine: Machine) -> str:
         raise InputError(f"{s.file}: names no model: give --model NAME")
     if advice := lacking(model):
         raise InputError(f"{s.file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
+    if not machine.model:
+        return described(s, model)
     quantized = str(s.values.get("quantization")) in names_of_flags().weights
-    if machine.model and isinstance(served, str) and not quantized:
+    if isinstance(served, str) and not quantized:
         s.notes.append(
             f"--model stands for {served.removeprefix('hf://')}; if its checkpoint is quantized, set "
             "inference.quantization"
@@ -253,7 +259,7 @@ def _by_setting(flags: Mapping[str, Any], names: Server) -> tuple[dict[str, Any]
     ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for flag, value in flags.items():
+    for flag, value in with_objects(flags).items():
         full = names.short.get(flag, flag)
         begun = {name for one, name in ours.items() if one.startswith(full)}
         name = ours.get(full) or (begun.pop() if len(begun) == 1 else full)
@@ -302,9 +308,6 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
-    weights = names_of_flags().weights.get(str(s.values.get("quantization")))
-    if weights is not None:
-        s.take("quantization")
     block = s.whole("block")
     kept = {
         "dtype": s.choice("cache", names_of_flags().caches, "auto") or None,
@@ -318,20 +321,21 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     return without_none(
         {
             "precision": None if dtype == "auto" else sixteen_bit(dtype),
-            "quantization": weights,
+            "quantization": weights_of(s, model),
             "max_running_requests": s.whole("running"),
             "max_batch_tokens": tokens,
             "max_prompt_tokens": s.whole("prompt_tokens") or None,  # 0: no limit
             "chunked_prefill": chunked,
             "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
+            "stream_interval": s.whole("interval"),
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),
             **graphs_of(s, without_graphs),
-            "prefix_cache": "gpu" if s.flag("prefixes") else "none" if s.flag("no_prefixes") else None,
+            "prefix_cache": prefixes_of(s, model),
             "kv_cache": without_none(kept) or None,
             # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig).
             "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,
-            "speculative": drafts_of(s),
+            "speculative": drafts_of(s, product, model),
             "lora": adapters_of(s, product),
         }
     )

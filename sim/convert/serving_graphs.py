@@ -7,6 +7,7 @@ model_executor/cuda_graph_config.py (--cuda-graph-config). TensorRT-LLM: llmapi/
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from sim.convert.serving_options import most_tokens
@@ -15,6 +16,9 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 
+# Flags that give an object, also key by key, with their short names
+OBJECTS = {name: name for name in ("speculative-config", "kv-transfer-config", "eplb-config")}
+OBJECTS["sc"] = "speculative-config"
 BLOCK_TOKENS = 16  # of vLLM's blocks, where nothing else is said (config/cache.py, DEFAULT_BLOCK_SIZE)
 
 
@@ -96,6 +100,29 @@ def _compiled_bare(s: Settings, config: dict[str, Any]) -> bool:
             f"--compilation-config: cudagraph_mode {mode}: not expressed here, the engine's default is taken"
         )
     return str(mode).upper() in ("NONE", "0") and mode is not None
+
+
+def with_objects(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags, those of an object's keys (`--speculative-config.method mtp`) joined to the object; it replaces one
+    that a flag gives whole (vLLM 0.33, utils/argparse_utils.py, FlexibleArgumentParser.parse_args).
+
+    >>> with_objects({"speculative-config.method": "mtp", "speculative-config.num-speculative-tokens": "3", "port": 1})
+    {'port': 1, 'speculative-config': '{"method": "mtp", "num_speculative_tokens": 3}'}
+    """
+    parts = {flag: OBJECTS[head] for flag in flags if (head := flag.partition(".")[0]) in OBJECTS and "." in flag}
+    found = {flag: value for flag, value in flags.items() if flag not in parts}
+    for name in dict.fromkeys(parts.values()):
+        own = {flag.partition(".")[2]: flags[flag] for flag, whole in parts.items() if whole == name}
+        found[name] = json.dumps({key.replace("-", "_"): _read(value) for key, value in own.items()})
+    return found
+
+
+def _read(value: Any) -> Any:
+    """A value of an object's key, which is JSON or a text."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def json_object(s: Settings, name: str, flag: str) -> dict[str, Any]:

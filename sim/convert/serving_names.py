@@ -44,6 +44,7 @@ class Names(Struct, frozen=True):
     all2all: dict[str, str]
     caches: dict[str, str]
     weights: dict[str, str]
+    predicting: tuple[str, ...]
 
 
 @cache

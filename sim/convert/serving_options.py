@@ -24,6 +24,7 @@ SETTINGS = {
     "max_batch_size": "running",
     "max_num_tokens": "tokens",
     "max_seq_len": "longest",
+    "stream_interval": "interval",
     "enable_chunked_prefill": "chunked",
     "enable_attention_dp": "attention_dp",
     "disable_overlap_scheduler": "not_async",
@@ -32,6 +33,7 @@ SETTINGS = {
     "kv_cache_config.tokens_per_block": "block",
     "kv_cache_config.max_tokens": "cache_tokens",
     "kv_cache_config.host_cache_size": "host_bytes",
+    "quant_config.quant_algo": "quantization",
     "cuda_graph_config.max_batch_size": "graphs_to",
     "cuda_graph_config.batch_sizes": "graph_sizes",
     "speculative_config.decoding_type": "algorithm",
@@ -41,7 +43,7 @@ SETTINGS = {
     "speculative_config.speculative_model_dir": "draft",
 }
 WITHOUT_EFFECT = (
-    *("backend", "print_iter_log", "stream_interval", "num_postprocess_workers", "trust_remote_code"),
+    *("backend", "print_iter_log", "num_postprocess_workers", "trust_remote_code"),
     *("enable_iter_perf_stats", "enable_autotuner"),
 )
 

@@ -7,11 +7,13 @@ blocks as they are computed (v1/kv_offload). TensorRT-LLM: llmapi/llm_args.py, K
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sim.convert.settings import Settings
 
 GIB = 2**30
+CONNECTORS = ("OffloadingConnector", "SimpleCPUOffloadConnector")
 POLICIES = {"write_back": "write_back", "write_through": "write_through", "write_through_selective": "write_through"}
 KEY = "inference.kv_cache.tiers.host.capacity_bytes"
 
@@ -25,6 +27,8 @@ def tiers_of(s: Settings) -> dict[str, Any] | None:
             s.notes.append(f"{s.written_as('host_gib')}: of LMCache: not expressed here")
             return None
         return _tier(gib * GIB / s.size("tp", 1), "write_through")
+    if (size := _by_connector(s)) is not None:
+        return _tier(size / s.size("tp", 1), "write_through")
     if not s.flag("hierarchical"):
         return None
     policy = s.choice("host_policy", POLICIES, "write_through")
@@ -33,6 +37,23 @@ def tiers_of(s: Settings) -> dict[str, Any] | None:
         s.notes.append(f"--hicache-ratio {ratio or 2:g}: the cache's size is known once it is simulated; {KEY} says it")
         return None
     return _tier(gigabytes * 1e9, policy or "write_through")
+
+
+def _by_connector(s: Settings) -> float | None:
+    """Bytes of all ranks that vLLM's own connector is told, which `--kv-offloading-size` stands for (0.33,
+    config/vllm.py, _post_init_kv_transfer_config; v1/kv_offload/cpu/spec.py)."""
+    try:
+        config = json.loads(str(s.values.get("transfer")))
+    except ValueError:
+        return None
+    if not isinstance(config, dict) or config.get("kv_connector") not in CONNECTORS:
+        return None
+    more = config.get("kv_connector_extra_config")
+    size = more.get("cpu_bytes_to_use") if isinstance(more, dict) else None
+    if not isinstance(size, int | float) or size <= 0:
+        return None
+    s.taken.add("transfer")
+    return float(size)
 
 
 def _tier(size_bytes: float, policy: str) -> dict[str, Any]:

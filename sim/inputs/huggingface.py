@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ _LAYERS = (
     "no_rope_layer_interval",
     "sliding_window_pattern",
 )
+_ATTENTION = re.compile("self_attn|attention")
 _TOWER = re.compile("vision|visual|image|video|audio|speech|sound|projector|aligner|thinker|talker|token2wav")
 # Classes without an output matrix over the vocabulary; ChatGLM's own code has one in a class that is called a model.
 _OTHER_END = re.compile(
@@ -108,6 +110,8 @@ def model_of_config(whole: Config, file: str) -> Config:
     towers = _towers(whole)
     nested = bool(towers) or _has_decoder_alone(whole)
     config = _decoder(whole) if nested else whole
+    if config.get("draft_vocab_size"):  # EAGLE-3's output matrix (vLLM 0.33, models/llama_eagle3.py)
+        config = {**config, "vocab_size": config["draft_vocab_size"]}
     family = config.get("model_type")
     if towers and family not in FAMILIES:
         raise InputError(f"{file}: {_of_several_inputs(whole, towers)}")
@@ -132,7 +136,7 @@ def model_of_config(whole: Config, file: str) -> Config:
         raise InputError(f"{file}: has a value that model_type {family} does not allow ({problem})") from None
     mapping = _trained_positions(config, mapping, file) | mapping
     stored = whole.get("quantization_config")
-    mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"))
+    mapping["checkpoint_quantization"], unread = _stored_as(stored, whole.get("expert_dtype"), "moe" in mapping)
     mapping["checkpoint_cache"] = "fp8" if _caches_in_fp8(stored) else None
     left_out = [*towers, *unread, *mapping.pop("left_out", ()), *_other_ends(whole.get("architectures"))]
     given = {key: value for key, value in mapping.items() if value is not None}
@@ -158,7 +162,7 @@ def _other_ends(architectures: Any) -> list[str]:
     return [f"end of {name} (simulated: an output matrix over the vocabulary)" for name in ends]
 
 
-def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[str]]:
+def _stored_as(given: Any, expert_dtype: Any = None, experts: bool = True) -> tuple[str | None, list[str]]:
     """Return the weights' format by the config's `quantization_config`, and what of it no format here describes.
 
     `expert_dtype`: of routed experts, where it differs and stands beside `quantization_config` (DeepSeek V4).
@@ -179,6 +183,8 @@ def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[s
     stored = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4_experts"}.get(method)
     if given.get("quant_algo") == "FP8" or (dtype, bits) == ("float", 8):
         stored = "fp8"
+    elif given.get("quant_algo") == "NVFP4" or _in_nvfp4(given, dtype, bits, activations):
+        stored = ("nvfp4_experts" if experts else None) if _leaves_attention(given) else "nvfp4"
     elif method == "bitsandbytes":
         stored = "llm_int8" if given.get("load_in_8bit") else "int4_weight_only"
     elif stored == "fp8" and given.get("expert_dtype", expert_dtype) == "fp4":
@@ -186,6 +192,18 @@ def _stored_as(given: Any, expert_dtype: Any = None) -> tuple[str | None, list[s
     elif dtype == "int" and activations is None and bits in (4, 8):
         stored = f"int{bits}_weight_only"
     return stored, [] if stored else [f"quantization_config ({one_line(method)})"]
+
+
+def _in_nvfp4(given: Mapping[str, Any], dtype: Any, bits: Any, activations: Any) -> bool:
+    """Tell whether compressed-tensors keeps weights and inputs in 4-bit floats (its format nvfp4-pack-quantized)."""
+    return (dtype, bits) == ("float", 4) and activations is not None and "nvfp4" in str(given.get("format"))
+
+
+def _leaves_attention(given: Mapping[str, Any]) -> bool:
+    """Tell whether matrices of attention stay in 16 bits: `ignore` of compressed-tensors and of ModelOpt's configs for
+    serving, `exclude_modules` of its own."""
+    kept = given.get("ignore") or given.get("exclude_modules") or []
+    return isinstance(kept, list) and any(_ATTENTION.search(name) for name in kept if isinstance(name, str))
 
 
 def _caches_in_fp8(given: Any) -> bool:

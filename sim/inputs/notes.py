@@ -242,6 +242,8 @@ def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelCo
             yield f"inference.{key}: of no effect with cuda_graphs false"
     if i.async_scheduling is False and not engine.overlaps:
         yield f"inference.async_scheduling: of no effect with engine {i.engine}, which does not do so by itself"
+    if i.stream_interval > 1 and not engine.host_on("hopper").piece_s:
+        yield f"inference.stream_interval: of no effect with engine {i.engine}, whose server's times are not known"
     if i.preemption == "swap" and i.batching != "static" and engine.never_preempts:
         yield f"inference.preemption: of no effect with engine {i.engine}, which never preempts a request"
 

@@ -101,6 +101,9 @@ class Speculative(UserInput):
     `acceptance`, drawn from `seed`."""
 
     draft: ModelConfig | None = Field(default=None, description="null: the model's own prediction layer (mtp_layers)")
+    hidden_states: int = Field(
+        default=0, ge=0, le=16, description="layers of the model whose states the draft reads: EAGLE 1, EAGLE-3 3"
+    )
     tokens: int = Field(default=4, ge=1, le=1000)
     acceptance: float = Field(default=0.7, ge=0, le=1)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -219,6 +222,9 @@ class Inference(UserInput):
     head_over_replicas: bool | None = Field(
         default=None, description="likewise the output matrix; null: as the engine does"
     )
+    stream_interval: int = Field(
+        default=1, ge=1, le=1_000_000, description="tokens of an answer in a streamed piece, but its first and last"
+    )
     two_batch_overlap: bool = Field(
         default=False, description="a half of the batch computes while experts' messages of the other half travel"
     )
@@ -262,10 +268,10 @@ class Inference(UserInput):
 
     @property
     def drafts(self) -> Drafts:
-        """Who drafts tokens."""
+        """Who drafts tokens; engines treat one that reads the model's hidden states as the model's own layer."""
         if self.speculative is None:
             return "none"
-        return "layer" if self.speculative.draft is None else "model"
+        return "layer" if self.speculative.draft is None or self.speculative.hidden_states else "model"
 
     @property
     def fills_hashes(self) -> bool:

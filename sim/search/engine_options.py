@@ -27,6 +27,7 @@ OPTIONS = (
     "async_scheduling",
     "all2all_backend",
     "two_batch_overlap",
+    "stream_interval",
     "eplb.redundant_experts",
     "kv_cache.block_tokens",
     "kv_cache.dtype",

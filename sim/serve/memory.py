@@ -219,11 +219,17 @@ def _held(
     held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
     if (draft := costs.draft) is not None:
         (own,) = draft.stages
-        if i.speculative is not None and i.speculative.draft is None:  # the tables are the last stage's
-            own = replace(own, embedding=len(costs.stages) > 1, head=False)
+        if i.drafts == "layer":  # the tables are the last stage's, but EAGLE-3's output matrix
+            own = replace(own, embedding=len(costs.stages) > 1, head=_own_head(i))
         token = groups.sequence_bytes(draft.dims, draft.attentions, own.attentions, length) / length
         held[-1] = held[-1]._replace(drafts=(weight_bytes(draft.dims, draft.specs, own), token))
     return held
+
+
+def _own_head(i: Inference) -> bool:
+    """Whether a draft that reads hidden states has an output matrix: EAGLE-3's, of a vocabulary of its own (vLLM 0.33,
+    v1/spec_decode/llm_base_proposer.py, _maybe_share_lm_head)."""
+    return i.speculative is not None and i.speculative.hidden_states > 1
 
 
 def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _Held) -> int:

@@ -279,6 +279,7 @@ def test_inference_defaults() -> None:
         "head_over_replicas": None,
         "async_scheduling": None,
         "two_batch_overlap": False,
+        "stream_interval": 1,
         "router": "round_robin",
         "disaggregated": None,
         "speculative": None,

@@ -233,12 +233,15 @@ def _speculative(sections: Sections, inference: Inference) -> Problems:
     splits = [("parallelism.tp", p.tp)]
     if pools is not None:
         splits = [(f"disaggregated.{name}.tp", size.tp) for name, size in pools]
-    if draft is None:
+    if draft is None and speculative.hidden_states:
+        yield (*path, "hidden_states"), f"found {speculative.hidden_states}; needs a draft that reads them; allowed: 0"
+    elif draft is None:
         if not sections.model.mtp_layers:
             yield (*path, "draft"), "found null; the model has no prediction layer (model.mtp_layers); name a model"
-    elif draft.vocab != sections.model.vocab:
+    elif draft.vocab > sections.model.vocab if speculative.hidden_states else draft.vocab != sections.model.vocab:
         why = f"has a vocabulary of {draft.vocab}; the model that checks its tokens has {sections.model.vocab}"
-        yield (*path, "draft"), why
+        hint = " (EAGLE-3's draft: hidden_states 3)" if draft.vocab < sections.model.vocab and draft.layers < 4 else ""
+        yield (*path, "draft"), why + hint
     elif wrong := [f"{key} ({tp})" for key, tp in splits if draft.heads % tp]:
         yield (*path, "draft"), f"has {counted(draft.heads, 'head')}, which {wrong[0]} must divide"
     if p.cp > 1:

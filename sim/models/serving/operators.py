@@ -106,6 +106,7 @@ class ServingDims(Struct, frozen=True):
     expert_weight_bytes: float
     kv_bytes: float
     dispatch_bytes: float
+    expert_linear: str = ""
     one_kernel: bool = False
     fused_attention: bool = True
     grouped_decode: bool = True
@@ -156,7 +157,9 @@ class ServingDims(Struct, frozen=True):
 
     @property
     def experts_dtype(self) -> str:
-        """The dtype of the experts' matmuls: LLM.int8() leaves them in 16 bits."""
+        """The dtype of the experts' matmuls: `expert_linear` where it differs; LLM.int8() leaves them in 16 bits."""
+        if self.expert_linear:
+            return self.expert_linear
         return self.linear if self.linear != "int8" else self.act
 
 

@@ -317,6 +317,10 @@ class Engine:
     drafts_inside: bool = fact(
         False, "with `activations_outside`, a draft's weights and cache are part of memory_fraction; else in the rest"
     )
+    caps_chunks: bool = fact(True, "SGLang: a prompt beyond max_prefill_tokens waits, though a chunk of it had room")
+    interval_skips_text: bool = fact(False, "with a stream_interval the server gets no tokens between pieces")
+    mxfp8_inputs: bool = fact(False, "experts in mxfp4 get inputs in mxfp8 where the GPU multiplies these")
+    drafts_as_told: bool = fact(False, "told a format of weights, it keeps a draft's in it, too; else as published")
     whole_prompt_tokens: int | None = fact(
         None,
         "without chunks max_batch_tokens are as many as a request may have, where that is known, and at least so many, "

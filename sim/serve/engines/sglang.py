@@ -97,6 +97,7 @@ _SGLANG_04 = Engine(
     overlaps_stages=False,
     shares_stages=True,  # srt/managers/scheduler.py: pp_max_micro_batch_size, max_running_requests // pp_size
     overlaps_drafting=(False, False),
+    drafts_as_told=True,  # srt/server_args.py, later arg_groups/serving_hook.py: speculative_draft_model_quantization
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_tokens=of_sequences(sglang_04_drafting_sizes),
@@ -105,6 +106,7 @@ _SGLANG_04 = Engine(
     latents=_LATENTS,
     # srt/layers/logits_processor.py: `logits.float()`; srt/layers/sampler.py, srt/sampling/penaltylib (its penalties)
     sampler=Sampler("always", "rejection_at_once", "multinomial", "matrix", logprobs="probabilities", masks_copy=True),
+    interval_skips_text=True,
     sent_together=16,  # srt/server_args.py: batch_notify_size (0.5.23, taken for all)
     # 0.5.3 and 0.5.23, srt/model_executor/model_runner.py: update_regex_vocab_mask behind the forward pass
     masks="beside",
@@ -184,6 +186,9 @@ _SGLANG_05 = replace(
     "_handle_gpu_memory_settings; with 20 to 35 GiB and less than 4 ranks graphs to 24 since 0.5.5); padding: "
     "layers/moe/topk.py, _mask_topk_ids_padded_region, with expert parallelism alone (forward_batch_info.py, "
     "enable_num_token_non_padded; pull request 25852)",
+    # srt/server_args.py: flashinfer_mxfp4 for gpt-oss on compute capability 10.x; its precision is "default"
+    # (layers/quantization/mxfp4.py: mxfp8_quantize)
+    mxfp8_inputs=True,
     # srt/layers/dp_attention.py, DpPaddingMode.get_dp_padding_mode: SUM_LEN with prompts (pull request 8280)
     sums_prompts=(True, True),
     graph_sizes=sglang_05_sizes,
@@ -288,6 +293,7 @@ _SGLANG_0514 = replace(
     "(srt/managers/scheduler.py, init_model_worker; srt/model_executor/pool_configurator.py, EAGLE/STANDALONE; "
     "srt/server_args.py, _handle_gpu_memory_settings)",
     drafts_inside=True,
+    caps_chunks=False,  # srt/managers/schedule_policy.py, add_one_req (0.5.14, 0.5.23; not in 0.5.11)
     own_prompt_graphs=_GRAPHS_0514,
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
     fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0514),

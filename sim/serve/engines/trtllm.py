@@ -86,6 +86,7 @@ _TRTLLM_1 = Engine(
     "again (_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, "
     "support_overlap_scheduler",
     host=hosts(TRTLLM_1),
+    interval_skips_text=True,
     sent_together=1,  # executor/result.py, _aresult_step: a request makes its text when its own piece is due
     joins_pieces=False,  # likewise: one response of its queue after another
     defers_shared=True,  # cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp, beneficialToSkip
@@ -126,6 +127,7 @@ _TRTLLM_11 = replace(
     date="2025-12",
     source="as trtllm-1.0; overlaps also with a draft model (pull request 7651, September 2025)",
     overlaps_drafting=(True, True),
+    mxfp8_inputs=True,  # _torch/model_config.py, get_mxfp4_quant_algo: W4A8_MXFP4_MXFP8 from compute capability 10 on
 )
 _TRTLLM_12 = replace(
     _TRTLLM_11,

@@ -27,26 +27,23 @@ from sim.prices.coefficients import PriceOptions
 from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
-from sim.prices.reference_gpu import measured_device
 from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.shared_cores import costs_of
-from sim.prices.weight_only import weight_only
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.engines.kernel_facts import TwoBatches
 from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
-from sim.serve.prices.all_reduce_prices import all_reduces
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import Host, host_of
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
 from sim.serve.prices.load import Load
-from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
+from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram, operator_prices_of
 from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, launched_pieces, stages_of
 from sim.serve.prices.two_batches import in_two_batches, is_split
 from sim.serve.prices.weight_offload import Streamed, streamed_weights
-from sim.serve.scheduling.speculation import draft_of, drafting
+from sim.serve.scheduling.speculation import draft_of, drafting, joins_states
 from topology.network import Network
 
 
@@ -67,6 +64,7 @@ class IterationCosts(Struct):
     offloaded: tuple[Streamed, ...] = ()  # weights in host memory, by stage
     two_batches: TwoBatches | None = None  # how two halves of a batch overlap
     draft: IterationCosts | None = None
+    later: IterationCosts | None = None  # of a draft's passes in which it reads no hidden states of the model
     afd: DisaggregatedExperts | None = None  # experts on GPUs of their own
     of_stages: tuple[IterationCosts, ...] = ()
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
@@ -81,7 +79,8 @@ class IterationCosts(Struct):
     ) -> IterationCosts:
         """Return the same iterations at other prices, with empty caches."""
         same = self.dims, self.specs, self.attentions, stages, self.overhead_s, self.host, self.measured
-        return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, self.two_batches, draft)
+        later = None if self.later is None else self.later.with_prices(prices, stages, None)
+        return IterationCosts(self.plan, prices, *same, self.lora, self.offloaded, self.two_batches, draft, later)
 
     def stage_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds of the iteration on every stage, without messages between stages."""
@@ -98,8 +97,13 @@ class IterationCosts(Struct):
 
     def draft_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds for which every stage's GPU drafts tokens beside an iteration: the last one's, where anything is."""
-        last_s = 0.0 if self.draft is None else sum([self.draft.stage_seconds(own)[0] for own in self.drafted(load)])
-        return (0.0,) * (len(self.stages) - 1) + (last_s,)
+        each = [self.drafting_costs(own).stage_seconds(own)[0] for own in self.drafted(load)]
+        return (0.0,) * (len(self.stages) - 1) + (sum(each),)
+
+    def drafting_costs(self, load: Load) -> IterationCosts:
+        """The prices of one of the draft's passes."""
+        assert self.draft is not None
+        return self.draft if self.draft.later is None or joins_states(load) else self.draft.later
 
     def drafted(self, load: Load) -> list[Load]:
         """What the draft computes beside an iteration (`sim.serve.scheduling.speculation.drafting`)."""
@@ -353,11 +357,11 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     pieces = tuple([launched_pieces(dims, attentions, s) for s in stages])
     host = host_of(scenario, engine, launched, pieces)
     pricing = Pricing(plan, costs, Network(scenario.cluster))
-    offload, draft = inference.weight_offload, draft_of(scenario)
+    offload = inference.weight_offload
     offloaded = [streamed_weights(offload, dims, kinds, s.layers, pricing.network) for s in stages] if offload else []
     return IterationCosts(
         plan,
-        _operator_prices(pricing, profile, dims, host),
+        operator_prices_of(pricing, profile, dims, host),
         dims,
         specs=kinds,
         attentions=attentions,
@@ -368,19 +372,20 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
         lora=inference.lora,
         offloaded=tuple(offloaded),
         two_batches=engine.two_batches if inference.two_batch_overlap else None,
-        draft=None if draft is None else iteration_costs(draft[0], profile, draft[1]),
+        draft=_draft_costs(scenario, profile),
         afd=_disaggregated_experts(scenario, profile),
     )
 
 
-def _operator_prices(pricing: Pricing, profile: Profile, dims: ServingDims, host: Host) -> OperatorPrices:
-    """Prices of operators on the profile's device, with the engine's formats of weights and its own all-reduces."""
-    priced = pricing.costs.profile
-    device = measured_device(priced, pricing.plan.scenario.cluster.gpu)
-    streamed = device.bandwidth_bytes_per_s * priced.coefficients.streaming_efficiency
-    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
-    reduces = all_reduces(pricing, host.engine.own_all_reduces)
-    return OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)
+def _draft_costs(scenario: Scenario, profile: Profile) -> IterationCosts | None:
+    """Prices of the draft's passes; None where nothing is drafted."""
+    draft, speculative = draft_of(scenario), scenario.for_serving.speculative
+    if draft is None or speculative is None:
+        return None
+    costs = iteration_costs(draft[0], profile, draft[1])
+    if speculative.hidden_states > 1 and (later := draft_of(scenario, joins=False)) is not None:
+        costs.later = iteration_costs(later[0], profile, later[1])
+    return costs
 
 
 def _disaggregated_experts(scenario: Scenario, profile: Profile) -> DisaggregatedExperts | None:

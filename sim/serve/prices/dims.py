@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
     from sim.inputs.serving_keys import Eplb
+    from sim.inputs.workloads import Inference
     from sim.serve.engines.record import Engine
 
 
@@ -31,6 +33,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     m, p, i = scenario.model, scenario.parallelism, scenario.for_serving
     act, peaks = sixteen_bit(i.precision), scenario.cluster.gpu.peak_flops_per_s
     linear, weight = linear_format(i, peaks)
+    form = QUANTIZATIONS[i.quantization]
     engine, backend = engine_of(i.engine), all2all_of(i)
     ranks = (
         p.ep * p.expert_tp if p.ep * p.expert_tp > p.tp else 0
@@ -52,9 +55,10 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         quantization=i.quantization,
         act_bytes=dtype_bytes(act),
         weight_bytes=weight,
-        expert_weight_bytes=QUANTIZATIONS[i.quantization].expert_bytes or weight,
+        expert_weight_bytes=form.expert_bytes or weight,
         kv_bytes=dtype_bytes(kept),
         dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
+        expert_linear=_experts_dtype(i, engine, peaks, act),
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         group_reads=engine.group_reads,
@@ -80,6 +84,14 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         experts_sum_norms=experts_sum_norms(scenario),
         latents=_latents(scenario, engine, linear),
     )
+
+
+def _experts_dtype(i: Inference, engine: Engine, peaks: Mapping[str, float], act: str) -> str:
+    """The dtype that routed experts multiply in; empty where it is that of other linear layers."""
+    own = QUANTIZATIONS[i.quantization].expert_matmul
+    if i.quantization == "mxfp4_experts" and engine.mxfp8_inputs:
+        own = "mxfp8"
+    return "" if own is None else own if own in peaks else act
 
 
 def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # of linear layers, beside which TensorRT-LLM keeps the cache in fp8 (bench/benchmark/utils/general.py: _KV_CACHE_MAP)
 NARROW = ("fp8", "mxfp8", "nvfp4")
+PUBLISHED = ("fp8", "nvfp4_experts")  # checkpoints that say themselves how keys and values are kept
 
 
 def linear_format(inference: Inference, peaks: Mapping[str, float]) -> tuple[str, float]:
@@ -45,7 +46,7 @@ def cache_dtype(inference: Inference, gpu: GpuSpec, model: ModelConfig) -> str:
     """
     engine = engine_of(inference.engine)
     linear, _ = linear_format(inference, gpu.peak_flops_per_s)
-    published = inference.quantization == model.checkpoint_quantization == "fp8"
+    published = inference.quantization == model.checkpoint_quantization and inference.quantization in PUBLISHED
     said = model.checkpoint_cache == "fp8" if published else linear in NARROW
     selected = model.mla is not None and model.indexer is not None and gpu.architecture == "blackwell"
     narrow = (engine.fp8_cache and said) or (engine.fp8_selected and selected)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sim.serve.engines.record import HostTimes
+from sim.serve.engines.record import Engine, HostTimes
 
 MOST_BUSY = 0.9  # of an iteration's time: with more for text alone a queue grows as long as the load lasts
 
@@ -68,10 +68,19 @@ class Front(Struct, frozen=True):
         return before_s + total_s / sequences, before_s + self.work_s(sequences)
 
 
-def front_of(times: HostTimes, together: int, logprobs: int = 0) -> Front | None:
-    """The processes of an engine's server; None where they take no time that is known. `together`:
-    `Engine.sent_together`. `logprobs`: log probabilities that come with each token."""
+def front_of(times: HostTimes, engine: Engine, logprobs: int = 0, interval: int = 1) -> Front | None:
+    """The processes of an engine's server; None where they take no time that is known. `logprobs`: log probabilities
+    that come with each token.
+
+    With an `interval` above 1 a request streams that many tokens in a piece: a share of 1 / interval of an iteration's
+    sequences sends one, in the mean. vLLM's server makes text of every token all the same (0.33,
+    v1/engine/output_processor.py, make_request_output). Other engines hand no tokens on between (SGLang 0.5.23,
+    srt/managers/scheduler_components/output_streamer.py, `num_unsent >= stream_interval`; TensorRT-LLM,
+    _torch/pyexecutor/py_executor.py, _handle_responses). First and last tokens go out at once; they are not counted.
+    """
     text_s = times.output_s + bool(logprobs) * times.logprobs_s + logprobs * times.logprob_s
-    piece_s = times.piece_s + logprobs * times.logprob_piece_s
-    front = Front(times.outputs_s, text_s, piece_s, together, times.text_outputs_s, times.text_output_s)
+    piece_s = (times.piece_s + logprobs * times.logprob_piece_s) / interval
+    skipped = interval if engine.interval_skips_text else 1
+    before = times.text_outputs_s, times.text_output_s / skipped
+    front = Front(times.outputs_s, text_s / skipped, piece_s, engine.sent_together, *before)
     return front if front.work_s(1) else None

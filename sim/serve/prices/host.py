@@ -23,7 +23,7 @@ class Host(Struct, frozen=True):
     `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does; `whole_to`: the most tokens of a
     whole iteration's graph, None: of all of these sizes; `grouped`: a token's group of experts is chosen first;
     `masked`: tokens of the vocabulary of which a grammar forbids some, 0: no grammars; `logprobs`: that go with each
-    token."""
+    token; `stream_interval`: tokens in a streamed piece."""
 
     engine: Engine
     times: HostTimes
@@ -37,11 +37,12 @@ class Host(Struct, frozen=True):
     grouped: bool = False
     masked: int = 0
     logprobs: int = 0
+    stream_interval: int = 1
 
     @property
     def front(self) -> Front | None:
         """The server's processes behind the engine."""
-        return front_of(self.times, self.engine.sent_together, self.logprobs)
+        return front_of(self.times, self.engine, self.logprobs, self.stream_interval)
 
     def padded(self, tokens: int, prompts: bool = False) -> int:
         """Tokens that are computed where an iteration has `tokens`: those of the next larger CUDA graph."""
@@ -170,7 +171,7 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     masked = scenario.model.vocab if asked is not None and asked.structured_outputs else 0
     logprobs = 0 if asked is None or asked.logprobs is None else 1 + asked.logprobs
     graphed = (graphs, prompts, overlaps, whole_to, grouped)
-    return Host(engine, times, p.tp, kernels, pieces, *graphed, masked, logprobs)
+    return Host(engine, times, p.tp, kernels, pieces, *graphed, masked, logprobs, served.stream_interval)
 
 
 def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int, ...]:

@@ -58,9 +58,11 @@ def priced_together(costs: IterationCosts, computed: Computed) -> PricedProgram:
         _hide(shares, hidden_s)
     add_all(shares, _waits(costs, own))
     if costs.draft is not None:
-        drafted = priced_together(costs.draft, [(one, times) for load, times in own for one in costs.drafted(load)])
-        seconds, comm_s = seconds + drafted.seconds, comm_s + drafted.comm_s
-        add_all(shares, drafted.shares)
+        passes = [(one, times) for load, times in own for one in costs.drafted(load)]
+        for by in filter(None, (costs.draft, costs.draft.later)):
+            drafted = priced_together(by, [pass_ for pass_ in passes if costs.drafting_costs(pass_[0]) is by])
+            seconds, comm_s = seconds + drafted.seconds, comm_s + drafted.comm_s
+            add_all(shares, drafted.shares)
     return PricedProgram(seconds, comm_s, shares)
 
 

@@ -12,12 +12,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.program import Comm, Compute, Program, Wait
+from sim.models.serving.operators import ServingDims
 from sim.prices.price import Priced
+from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
+from sim.prices.reference_gpu import measured_device
 from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
-from sim.prices.weight_only import WeightOnly
+from sim.prices.weight_only import WeightOnly, weight_only
 from sim.programs.priced_items import Shares
-from sim.serve.prices.all_reduce_prices import AllReduces
+from sim.serve.prices.all_reduce_prices import AllReduces, all_reduces
 from sim.serve.prices.host import Host
 
 SCALED = (*MATMULS, "attention_forward", ATTENTION_DECODE, MOE_LAYER)
@@ -145,3 +148,13 @@ def _as_dense(op: Compute) -> Compute:
         return op
     groups, m, n, k = op.shape
     return replace(op, kind="gemm", shape=(1, m, groups * n, k))
+
+
+def operator_prices_of(pricing: Pricing, profile: Profile, dims: ServingDims, host: Host) -> OperatorPrices:
+    """Prices of operators on the profile's device, with the engine's formats of weights and its own all-reduces."""
+    priced = pricing.costs.profile
+    device = measured_device(priced, pricing.plan.scenario.cluster.gpu)
+    streamed = device.bandwidth_bytes_per_s * priced.coefficients.streaming_efficiency
+    formats = weight_only(profile, dims.quantization, dims.weight_bytes, device)
+    reduces = all_reduces(pricing, host.engine.own_all_reduces)
+    return OperatorPrices(pricing, host, device, streamed, dims.act_bytes, formats, own=reduces)

@@ -210,7 +210,7 @@ def _copies_of_a_block(costs: IterationCosts) -> int:
 def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, overlaps: bool) -> None:
     """Let a scheduler follow the rules of an engine's record, as far as the scenario has its options on."""
     if isinstance(scheduler, SglangScheduler):
-        scheduler.room_tokens = engine.retract_room_tokens
+        scheduler.room_tokens, scheduler.caps_chunks = engine.retract_room_tokens, engine.caps_chunks
     scheduler.cache.merges = engine.merges_prefixes
     first, least = engine.reserved_at_first or engine.reserved_output, engine.reserved_output
     scheduler.output = ReservedOutput(first, least, first)

@@ -87,11 +87,12 @@ def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
             "arrives, so latencies grow with the number of requests (`stepsim search --slo` finds the highest rate)"
         )
     out += [*_cache_too_large(sim), *_streams_late(sim)]
-    linear = sim.costs.dims.linear
-    if QUANTIZATIONS[inference.quantization].matmul not in (None, linear):
+    form, dims = QUANTIZATIONS[inference.quantization], sim.costs.dims
+    if form.matmul not in (None, dims.linear) or form.expert_matmul not in (None, dims.experts_dtype):
+        bits = 4 if "nvfp4" in (form.matmul, form.expert_matmul) else 8
         out.append(
             f"inference.quantization: {sim.scenario.cluster.gpu.name} multiplies no {inference.quantization}; "
-            f"weights are kept in 8 bits and multiplied in {linear}"
+            f"weights are kept in {bits} bits and multiplied in {dims.linear}"
         )
     return out + roofline_warnings(shares)
 

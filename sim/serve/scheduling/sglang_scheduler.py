@@ -50,6 +50,7 @@ class SglangScheduler(Scheduler):
 
     takes_over: bool = False  # prompts that other servers have computed
     room_tokens: int = 1  # as `Engine.retract_room_tokens`
+    caps_chunks: bool = True  # as `Engine.caps_chunks`
     beside_tokens: int = 0
     beside_blocks: int = 0
     full: bool = False
@@ -130,9 +131,10 @@ class SglangScheduler(Scheduler):
             self.full = True
 
     def part(self, tokens: int, budget: int) -> int:
-        """As `Scheduler.part`: what does not fit beside others is not split where no chunk is smaller than the most."""
+        """As `Scheduler.part`: what does not fit beside others is not split where no chunk is smaller than the most
+        (`caps_chunks`; else it is, until the most is reached)."""
         used = self.limits.batch_tokens - budget
-        if self.entered and tokens >= MAX_PREFILL_TOKENS - used:
+        if self.entered and (tokens if self.caps_chunks else 1) > MAX_PREFILL_TOKENS - used - self.caps_chunks:
             return 0
         return super().part(tokens, budget)
 

@@ -6,7 +6,8 @@ the same probability, whatever became of others (their assumption); then an iter
 tokens on average (their equation 1). What happens to a request is drawn, not averaged, so that requests end at
 different times as they do; its draws depend on the seed, the request and the position alone, not on what else there is.
 
-The draft is a model of its own, or the model's multi-token prediction module, which drafts one token after another
+The draft is a model of its own, a few layers that read the model's hidden states (`sim.models.serving.eagle`), or the
+model's multi-token prediction module, which drafts one token after another
 (DeepSeek-V3, section 5.4.3; vLLM and SGLang run the one module that is published as often as they draft tokens).
 """
 
@@ -15,10 +16,13 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.quantization import Quantization
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Speculative
 from sim.models.layers import LayerSpec
+from sim.models.serving.eagle import draft_layers
 from sim.models.serving.prediction import prediction_module
+from sim.serve.engines.file import engine_of
 from sim.serve.prices.load import Load
 
 _WORD = (1 << 64) - 1
@@ -79,20 +83,41 @@ def drafting(load: Load, speculative: Speculative) -> list[Load]:
     return out
 
 
-def draft_of(scenario: Scenario) -> tuple[Scenario, tuple[LayerSpec, ...] | None] | None:
+def joins_states(load: Load) -> bool:
+    """Whether a draft reads the model's hidden states in this pass: over prompts and over tokens that were checked."""
+    return bool(load.prefills) or load.queries > 1
+
+
+def _stored_as(scenario: Scenario) -> Quantization:
+    """The format of a draft's weights: its own checkpoint's (vLLM 0.33, config/speculative.py: the draft's ModelConfig
+    has the quantization that `speculative_config` says, or none), the model's where that is its own layer."""
+    given = scenario.for_serving
+    engine, draft = engine_of(given.engine), None if given.speculative is None else given.speculative.draft
+    told = given.quantization != scenario.model.checkpoint_quantization
+    if draft is None or not engine.reads_checkpoint or (told and engine.drafts_as_told):
+        return given.quantization
+    return draft.checkpoint_quantization
+
+
+def draft_of(scenario: Scenario, joins: bool = True) -> tuple[Scenario, tuple[LayerSpec, ...] | None] | None:
     """The draft as a workload on the tensor-parallel ranks of the last stage (vLLM, v1/worker/gpu_model_runner.py: "we
     put the entire draft model on the last PP rank"), and its layers where these are not the model's; None where nothing
     is drafted. Its steps have no engine's host time of their own, and no LoRA adapters: these are the model's (the same
-    file: load_lora_model is called for the model alone)."""
+    file: load_lora_model is called for the model alone). `joins`: in passes in which it reads the model's hidden
+    states."""
     given = scenario.for_serving
     if given.speculative is None:
         return None
     alone = {"speculative": None, "weight_offload": None, "two_batch_overlap": False, "engine": "bundled", "lora": None}
     alone["sampling"] = None  # drafts are the largest logit's
+    alone["quantization"] = _stored_as(scenario)
     inference = given.model_copy(update=alone)
-    model, specs, layout = given.speculative.draft, None, {"ep": 1, "expert_tp": 1}
+    model, layout = given.speculative.draft, {"ep": 1, "expert_tp": 1}
+    specs: tuple[LayerSpec, ...] | None = None
     if model is None:
         model, specs, layout = scenario.model.model_copy(update={"layers": 1}), (prediction_module(scenario.model),), {}
+    elif given.speculative.hidden_states:
+        specs = draft_layers(model, given.speculative.hidden_states, scenario.model.hidden, joins)
     parallelism = scenario.parallelism.model_copy(update={**layout, "pp": 1, "layers_per_stage": (model.layers,)})
     own = {"model": model, "inference": inference, "parallelism": parallelism, "faults": None}  # see `prices.faults`
     return scenario.model_copy(update=own), specs

@@ -88,3 +88,42 @@ def test_adapters(tmp_path: Path, server: str, lora: dict[str, Any] | None, told
     assert told in text
     assert "not expressed here" not in text
     parse_scenario(found)
+
+
+VLLM = "vllm serve meta-llama/Llama-3.1-8B-Instruct --speculative-config"
+
+
+@pytest.mark.parametrize(
+    ("server", "states", "vocab"),
+    [
+        (f"""{VLLM} '{{"method": "eagle3", "model": "some/EAGLE3-8B", "num_speculative_tokens": 3}}'""", 3, 32_000),
+        (f"""{VLLM} '{{"method": "eagle", "model": "some/EAGLE-8B", "num_speculative_tokens": 3}}'""", 1, None),
+        (f"{LLAMA.replace('llama3.2-1b', 'some/EAGLE3-8B')} --speculative-algorithm EAGLE3", 3, 32_000),
+    ],
+)
+def test_a_draft_of_hidden_states_whose_config_is_not_at_hand_has_the_models_sizes(
+    tmp_path: Path, server: str, states: int, vocab: int | None
+) -> None:
+    found, text = converted(tmp_path, f"{server}\n{BENCH}")
+    own = found["inference"]["speculative"]
+    assert own["hidden_states"] == states
+    assert own["draft"]["layers"] == 1
+    assert own["draft"].get("vocab") == vocab
+    assert "is not in the Hub's cache: a layer of the model's own sizes stands for it" in text
+    parse_scenario(found)
+
+
+@pytest.mark.parametrize(("product", "states"), [("vllm", 0), ("trtllm", 3)])
+def test_all_eagle_of_tensorrt_llm_is_eagle_3(tmp_path: Path, product: str, states: int) -> None:
+    (tmp_path / "more.yml").write_text(
+        "speculative_config: {decoding_type: Eagle, max_draft_len: 3, speculative_model_dir: some/EAGLE}\n"
+    )
+    server = "trtllm-serve llama3.1-70b --tp_size 8 --config more.yml"
+    if product == "vllm":
+        server = """vllm serve llama3.1-70b -tp 8 -sc '{"model": "llama3.2-1b", "num_speculative_tokens": 3}'"""
+    found, _ = converted(tmp_path, f"{server}\n{BENCH}")
+    assert found["inference"]["speculative"].get("hidden_states", 0) == states
+
+
+def test_sglangs_own_layer_reads_no_states_of_a_draft(tmp_path: Path) -> None:
+    assert "hidden_states" not in converted(tmp_path, f"{EAGLE}\n{BENCH}")[0]["inference"]["speculative"]

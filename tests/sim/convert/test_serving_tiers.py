@@ -43,3 +43,20 @@ def test_tensorrt_llm_keeps_what_it_evicts(tmp_path: Path) -> None:
     assert found["inference"]["kv_cache"]["tiers"] == tier(45_000_000_000, "write_back")
     assert "not expressed here" not in text
     parse_scenario(found)
+
+
+@pytest.mark.parametrize(
+    ("config", "each"),
+    [
+        ('{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 8e9}}', 2 * 10**9),
+        ('{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {"num_cpu_blocks": 1000}}', None),
+        ('{"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}', None),
+    ],
+)
+def test_vllms_own_connector_says_the_bytes_of_all_ranks(tmp_path: Path, config: str, each: int | None) -> None:
+    server = f"vllm serve llama3.1-8b --tensor-parallel-size 4 --kv-transfer-config '{config}'"
+    found, text = converted(tmp_path, f"{server}\n{BENCH}")
+    tiers = found["inference"].get("kv_cache", {}).get("tiers")
+    wanted = {"host": {"capacity_bytes": each}, "write_policy": "write_through"}
+    assert tiers == (None if each is None else wanted)
+    assert ("not expressed here: --kv-transfer-config" in text) == (each is None)

@@ -7,12 +7,13 @@ from typing import Any, Literal
 
 import pytest
 
-from sim.inputs.scenario import load_scenario
+from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.serve.engines import ENGINES
 from sim.serve.engines.record import HostTimes
 from sim.serve.prices.front import MOST_BUSY, Front, front_of
 from sim.serve.simulation import ServingSimulation, simulate_serving
 
+VLLM, SGLANG = ENGINES["vllm-0.33"], ENGINES["sglang-0.5.23"]
 FRONT = Front(outputs_s=2e-4, sequence_s=2e-5, piece_s=5e-5, together=128)
 TWO = Front(3e-4, 1e-5, 6e-5, together=16, text_outputs_s=5e-4, text_sequence_s=1.2e-5)
 
@@ -53,8 +54,8 @@ def test_two_processes_keep_up_where_the_slower_one_does() -> None:
 
 def test_log_probabilities_make_pieces_longer() -> None:
     times = HostTimes(output_s=1e-5, piece_s=4e-5, logprobs_s=2e-5, logprob_s=3e-6, logprob_piece_s=4e-6)
-    assert front_of(times, 128) == Front(0.0, 1e-5, 4e-5, 128)
-    assert front_of(times, 128, logprobs=6) == Front(0.0, 1e-5 + 2e-5 + 6 * 3e-6, 4e-5 + 6 * 4e-6, 128)
+    assert front_of(times, VLLM) == Front(0.0, 1e-5, 4e-5, 128)
+    assert front_of(times, VLLM, logprobs=6) == Front(0.0, 1e-5 + 2e-5 + 6 * 3e-6, 4e-5 + 6 * 4e-6, 128)
 
 
 def rounds(front: Front, sequences: int, iteration_s: float, iterations: int) -> float:
@@ -73,6 +74,31 @@ def rounds(front: Front, sequences: int, iteration_s: float, iterations: int) ->
     return waits / late
 
 
+def test_an_interval_makes_fewer_pieces_and_on_sglang_less_text() -> None:
+    """vLLM's server makes text of each token; SGLang's scheduler sends none on until a piece is due."""
+    times = HostTimes(outputs_s=2e-4, output_s=2e-5, piece_s=5e-5, text_outputs_s=4e-4, text_output_s=1e-5)
+    assert front_of(times, VLLM, interval=10) == Front(2e-4, 2e-5, 5e-6, 128, 4e-4, 1e-5)
+    assert front_of(times, SGLANG, interval=10) == Front(2e-4, 2e-5 / 10, 5e-6, 16, 4e-4, 1e-5 / 10)
+    assert front_of(times, VLLM, interval=1) == front_of(times, VLLM)
+
+
+def test_clients_get_their_last_token_sooner_with_an_interval() -> None:
+    """200 pieces of an iteration take longer than the iteration; ten do not, and the server keeps up."""
+    requests = {"prompt_len": 64, "output_len": 64, "count": 200}
+    found = {}
+    for interval in (1, 20):
+        section = {"engine": "vllm-0.33", "requests": requests, "stream_interval": interval}
+        data = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": section}
+        found[interval] = simulate_serving(parse_scenario(data)).result
+    assert found[20]["request_latency_s"]["mean"] < found[1]["request_latency_s"]["mean"]
+    late = [any("cannot stream" in w for w in one["warnings"]) for one in found.values()]
+    assert late == [True, False]
+    noted = parse_scenario(
+        {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"stream_interval": 2, "requests": requests}}
+    ).warnings
+    assert any("inference.stream_interval: of no effect with engine bundled" in w for w in noted)
+
+
 @pytest.mark.parametrize("times", [3, 5, 9])
 def test_a_process_that_is_behind_sends_tokens_of_several_iterations_in_one_piece(times: int) -> None:
     """Text of 128 outputs takes 2.76 ms, their pieces 6.4: with iterations of a `times`-th of both rounds follow."""
@@ -89,8 +115,8 @@ def test_more_text_than_time_is_no_endless_wait() -> None:
 
 
 def test_engines_whose_server_is_not_known_have_no_such_process() -> None:
-    assert front_of(HostTimes(request_s=1.0), 128) is None
-    fronts = {name for name, e in ENGINES.items() if front_of(e.host_on("hopper"), e.sent_together) is not None}
+    assert front_of(HostTimes(request_s=1.0), VLLM) is None
+    fronts = {name for name, e in ENGINES.items() if front_of(e.host_on("hopper"), e) is not None}
     assert fronts == {n for n, e in ENGINES.items() if MEASURED.get(e.product, (9,)) <= e.since}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.core.errors import InputError
+from sim.inputs.scenario import parse_scenario
 from sim.serve.engines import ENGINES
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
@@ -46,3 +47,23 @@ def test_engines_without_the_limit_refuse_it_and_name_those_with_it(engine: str)
     ):
         serving({"engine": engine, "max_prompt_tokens": 128, "chunked_prefill": True})
     assert ENGINES[engine].prompt_limit == "none"
+
+
+@pytest.mark.parametrize(
+    ("engine", "length", "tokens"),
+    [
+        ("sglang-0.5.11", 6000, [12_000] * 4),
+        ("sglang-0.5.14", 6000, [16_384, 16_384, 15_232]),
+        ("sglang-0.5.11", 8192, [8192] * 8),
+        ("sglang-0.5.14", 8192, [16_384] * 4),
+    ],
+)
+def test_a_prompt_beyond_the_most_of_an_iteration_is_cut_by_sglang_since_0_5_14(
+    engine: str, length: int, tokens: list[int]
+) -> None:
+    """Chunks of a B200 have as many tokens as max_prefill_tokens. srt/managers/schedule_policy.py, add_one_req: a
+    prompt with as many tokens as are left of these waits, since 0.5.14 without chunks alone."""
+    requests = {"prompt_len": length, "output_len": 2, "count": 8}
+    inference = {"engine": engine, "requests": requests}
+    sim = simulate_serving(parse_scenario({"model": "llama3.1-8b", "cluster": "dgx-b200", "inference": inference}))
+    assert [one.load.tokens for one in sim.replicas[0].iterations if one.load.prefills] == tokens
