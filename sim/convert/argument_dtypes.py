@@ -33,6 +33,9 @@ AS_IN_CHECKPOINT = (
     "torch_dtype: float32 in the file"
 )
 FROZEN = "lora: frozen weights that are not quantized are taken for {}"
+FOUR_BIT_OF_TRL = (
+    "; TRL loads embedding, output and norms in fp32 where dtype is not given, which takes 2 bytes a number more"
+)
 FROZEN_OF_TRL = ", as TRL loads a model where dtype is not given"
 WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
 # By DeepSpeed's words (runtime/config.py: `get_communication_data_type`).
@@ -101,9 +104,10 @@ def _trained(s: Settings, precision: str, loaded: str | None, casts: bool) -> di
 
 def _frozen(s: Settings, loaded: str | None, lora: Mapping[str, Any]) -> dict[str, Any]:
     """Parameters that adapters stand beside; quantized ones have a dtype of their own."""
+    by_default = loaded is None and is_trl(s) and not is_llama_factory(s.values)
     if "weights" in lora:
-        s.notes.append(FROZEN.format("16 bits"))
+        s.notes.append("lora: what is not quantized is taken for 16 bits" + FOUR_BIT_OF_TRL * by_default)
         return {}
-    fp32 = loaded == "fp32" or (loaded is None and is_trl(s) and not is_llama_factory(s.values))
+    fp32 = loaded == "fp32" or by_default
     s.notes.append(FROZEN.format("fp32" if fp32 else "16 bits") + FROZEN_OF_TRL * (fp32 and loaded is None))
     return {"param_dtype": "fp32"} if fp32 else {}

@@ -167,12 +167,13 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
 def _cast_elements(plan: Plan, dp: DataParallel, blocks: Sequence[Block]) -> float:
     """Elements of 16-bit copies of fp32 parameters that are there at once: a block's under FSDP, else all until the
     backward. Layers that run again in the backward cast again there, one after another; that all copies are there until
-    the forward ends is left out (torch, aten/src/ATen/autocast_mode.cpp: `clear_cache`)."""
+    the forward ends is left out (torch, aten/src/ATen/autocast_mode.cpp: `clear_cache`). 4-bit matrices are converted
+    one at a time (`Block.workspace_bytes`)."""
     d, again = dims(plan.scenario), plan.scenario.for_training.recompute
     wide = d.experts_in_fp32
     # Autocast looks embeddings up in fp32, so only a tied head casts that matrix.
     cast = [
-        (b.held_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
+        (b.held_params - b.four_bit_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
         for b in blocks
         if dp.zero == 3 or b.kind is not BlockKind.EMBEDDING
     ]

@@ -28,7 +28,8 @@ LORA = "use_peft: true\n"
         (f"{TRL}dtype: bfloat16\n", "bf16", ""),
         (f"{TRL}{LORA}", "fp32", "taken for fp32, as TRL loads a model where dtype is not given"),
         (f"{TRL}{LORA}dtype: bfloat16\n", None, "taken for 16 bits"),
-        (f"{TRL}{LORA}load_in_4bit: true\n", None, "taken for 16 bits"),
+        (f"{TRL}{LORA}load_in_4bit: true\n", None, "TRL loads embedding, output and norms in fp32 where dtype is not"),
+        (f"{TRL}{LORA}load_in_4bit: true\ndtype: bfloat16\n", None, "what is not quantized is taken for 16 bits"),
         (f"{FACTORY}finetuning_type: full\n", "fp32", ""),  # llamafactory/model/adapter.py: `init_adapter`
         (f"{FACTORY}finetuning_type: lora\n", None, "taken for 16 bits"),
     ],
@@ -52,3 +53,14 @@ def test_adapters_in_fp32_have_no_second_copy(tmp_path: Path) -> None:
     assert wide["parameters"] - narrow["parameters"] == 4 * adapters
     assert wide["optimizer"] - narrow["optimizer"] == 8 * adapters
     assert wide["gradients"] - narrow["gradients"] == 4 * adapters
+
+
+def test_quantized_matrices_have_no_casts_of_a_whole_step(tmp_path: Path) -> None:
+    """Beside fp32 embeddings and norms, too: each is converted for its own matmul (bitsandbytes, `MatMul4Bit`)."""
+    text = f"{FACTORY}finetuning_type: lora\nquantization_bit: 4\n"
+    data, _ = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-h100", "--gpus", "1")
+    wide = {**data, "training": {**data["training"], "param_dtype": "fp32"}}
+    (narrow,), (wide_,) = (simulate(parse_scenario(scenario)).result["memory"] for scenario in (data, wide))
+    adapters = 8 * (2048 * 9 + 512 * 2 + 8192 * 3) * 16
+    cast = 128_256 * 2048 + 33 * 2048 + adapters  # to 16 bits; the head is the embedding
+    assert wide_["buffers"] - narrow["buffers"] == pytest.approx(2 * cast, rel=1e-3)
