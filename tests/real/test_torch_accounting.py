@@ -108,8 +108,8 @@ def _by_kind(tracker: Any, kinds: tuple[str, ...]) -> dict[str, int]:
 
 
 def _is(kind: str, name: str) -> bool:
-    names = {"PARAM": ("parameter", "sharded param"), "GRAD": ("gradient", "sharded grad")}
-    names |= {"OPT": ("optstate",)}
+    names: dict[str, tuple[str, ...]] = {"PARAM": ("parameter", "sharded param"), "GRAD": ("gradient", "sharded grad")}
+    names["OPT"] = ("optstate",)
     return name.replace("_", " ") in names[kind]
 
 
