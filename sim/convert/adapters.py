@@ -84,7 +84,6 @@ def adapters(s: Settings) -> dict[str, Any] | None:
         s.notes.append("load_in_8bit: frozen weights are simulated in 16 bits")
     if s.flag("load_in_4bit") or str(s.take("quantization_bit")) == "4" or s.values.get("adapter") == "qlora":
         lora["weights"] = "nf4"
-    s.notes.append("lora: frozen weights that are not quantized are taken for 16 bits")
     return lora
 
 

@@ -35,6 +35,9 @@ OF_FIRST = {"sharding_strategy", "forward_prefetch"}  # utils/schemas/validation
 SECOND = (
     "fsdp_version: 2, as Axolotl has it since release 0.20 (September 2026); before, 1: set parallelism.fsdp_version=1"
 )
+# What keeps torch's newer checkpoint, where a file gives no arguments of it (utils/config: `normalize_config`).
+NOT_REENTRANT = ("gradient_checkpointing_kwargs", "unfrozen_parameters", "rl")
+OFFLOADING = "activation_offloading"
 SHARDING, FULL = "sharding_strategy", "FULL_SHARD"  # of `fsdp_config`, whose default it is
 
 
@@ -58,7 +61,21 @@ def plain_names(data: dict[str, Any]) -> dict[str, Any]:
         found["bf16"] = True  # on where the GPU has it
     if found.get("fsdp_config") and not found.get("fsdp"):
         found["fsdp"] = True
-    return found | _loaded(found) | _versioned(given, found)
+    return found | _loaded(found) | _versioned(given, found) | _checkpoint(given)
+
+
+def _checkpoint(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Recomputation: by torch's reentrant checkpoint unless the file says otherwise (utils/config: `normalize_config`),
+    and none beside adapters whose activations go to the host (loaders/model.py: `_apply_activation_checkpointing`,
+    core/builders/base.py: `_configure_gradient_checkpointing`)."""
+    if not given.get("gradient_checkpointing"):
+        return {}
+    kinds = str(given.get(OFFLOADING, False)).lower()
+    if kinds not in ("false", "hidden_states"):
+        return {"gradient_checkpointing": False} if given.get("adapter") else {}
+    if kinds == "hidden_states" or any(given.get(key) is not None for key in NOT_REENTRANT):
+        return {}
+    return {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
 
 
 def _versioned(given: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:

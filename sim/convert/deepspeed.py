@@ -13,15 +13,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.adapters import adapters
+from sim.convert.argument_dtypes import casts_shards, numbers_of
 from sim.convert.axolotl import degrees, plain_names, require_ranks, shards, version_notes
-from sim.convert.deepspeed_settings import AUTO, OWN, settings_of
-from sim.convert.deepspeed_zero import note_inner, offload_of, zero_of
-from sim.convert.fsdp_arguments import of_fsdp
-from sim.convert.llama_factory import ITS_OWN, TUNER, refuse_other_use, with_tuner
+from sim.convert.deepspeed_settings import OWN, settings_of
+from sim.convert.deepspeed_zero import offload_of, zero_of
+from sim.convert.fsdp_arguments import by_second_fsdp, of_fsdp
+from sim.convert.llama_factory import is_llama_factory, refuse_other_use, with_tuner
 from sim.convert.objectives import objective_of
 from sim.convert.preferences import with_length, with_pairs
-from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
-from sim.convert.trl import forces_reentrant, loss_in_tiles
+from sim.convert.settings import Converted, Machine, Settings
+from sim.convert.trl import forces_reentrant, is_trl, loss_in_tiles
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.model_input import model_presets
@@ -33,8 +34,6 @@ PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
 WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packing_strategy")
 CHECKPOINTING = "activation_checkpointing"  # by Transformers 5.24 and later, which keep gradient_checkpointing
 MICRO_BATCH = 8  # TrainingArguments' default
-# In `bf16` and `fp16`, and in `offload_optimizer`: what changes a step and is not simulated.
-UNREAD_OF_DTYPES = ("bf16_master_weights_and_grads", "bf16_optimizer_states", "fp16_master_weights_and_grads")
 # Keys of which a file of these trainers has at least one.
 MARKS = (
     *(*OWN, "deepspeed", "fsdp", "fsdp_config", "per_device_train_batch_size", "gradient_accumulation_steps"),
@@ -61,27 +60,11 @@ OTHER_STATES = {  # of optimizers with Adam in their names
     "mini": "one second moment a block",
     "schedule_free": "one moment, two weights",
 }
-DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"} | {name: name for name in ("fp32", "bf16", "fp16")}
-FSDP_IN_FP32 = (
-    "parameters are taken for fp32, whatever torch_dtype says, as Accelerate casts what FSDP trains to it; "
-    "for releases that leave FSDP2's in 16 bits set training.param_dtype, grad_dtype and optimizer_dtype to bf16, and "
-    "training.master_weights=false"
-)
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
 REENTRANT_COMPILED = (
     "use_reentrant: with torch_compile simulated as torch's other checkpoint, which the compiler takes into its graph"
 )
-WITHOUT_TF32 = "tf32: matmuls of fp32 are simulated without it, and so take several times as long as on tensor cores"
-# By DeepSpeed's words (runtime/config.py: `get_communication_data_type`).
-COMMUNICATED: dict[str, str | None] = {
-    "none": None,
-    "None": None,
-    "fp32": "fp32",
-    "fp16": "fp16",
-    "bf16": "bf16",
-    "bfp16": "bf16",
-}
 
 
 def is_training_arguments(data: dict[str, Any]) -> bool:
@@ -109,8 +92,8 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     require_ranks(s, split.get("ep", 1), dp)
     sizes = _batch(s, dp)
     layout, recomputes = ({}, False) if by_deepspeed else of_fsdp(s, machine, sizes, dp)
-    sharded = not by_deepspeed and layout["zero"] > 0
-    training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, sharded)}
+    casts = not by_deepspeed and casts_shards(data, layout)
+    training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, casts)}
     if by_deepspeed:
         layout = zero_of(s, machine, training)
     if tp > 1 and training.pop("cross_entropy", None):
@@ -168,8 +151,8 @@ def _in_8_bits(s: Settings, training: dict[str, Any], layout: dict[str, Any]) ->
         layout["param_gather_dtype"] = "bf16"
 
 
-def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) -> dict[str, Any]:
-    """All but sizes; `recomputes`: so says `fsdp_config`; `sharded`: by FSDP."""
+def _training(s: Settings, by_deepspeed: bool, recomputes: bool, casts: bool) -> dict[str, Any]:
+    """All but sizes; `recomputes`: so says `fsdp_config`; `casts`: FSDP's parameters are cast to fp32."""
     lora = adapters(s)
     old = s.flag("gradient_checkpointing") and not isinstance(s.values.get(CHECKPOINTING), bool)
     recomputed = [recomputes, old, _by_sections(s), _by_default(s)]
@@ -178,7 +161,7 @@ def _training(s: Settings, by_deepspeed: bool, recomputes: bool, sharded: bool) 
         kwargs = {**kwargs, "use_reentrant": True}
     framework, offloads = _framework(s, by_deepspeed), s.choice("activation_offloading", ON, "false")
     training = {
-        **_numbers(s, by_deepspeed, lora is not None, sharded),
+        **numbers_of(s, by_deepspeed, lora, casts),
         # Both defaults are 1: runtime/constants.py, training_args.py.
         "gradient_clipping": (s.number("gradient_clipping", s.number("max_grad_norm", 1.0)) or 0.0) > 0,
         "framework": framework,
@@ -221,10 +204,11 @@ def _of_checkpoint(s: Settings) -> dict[str, Any]:
 def _recompute(s: Settings, asked: bool, framework: str, kwargs: dict[str, Any]) -> Any:
     """Full, of every n-th layer (`every_n_layers`), or none; by torch's reentrant checkpoint, which runs the whole
     forward again, where the file asks for it, and by default in LLaMA-Factory (hparams/model_args.py:
-    `use_reentrant_gc`). Beside torch.compile a note says that it is not simulated."""
+    `use_reentrant_gc`), except with FSDP2 (model_utils/checkpointing.py: `prepare_model_for_training`). Beside
+    torch.compile a note says that it is not simulated."""
     reentrant = kwargs.get("use_reentrant") is True
-    if _is_factory(s):
-        reentrant = s.flag("use_reentrant_gc", default=True)
+    if is_llama_factory(s.values):
+        reentrant = s.flag("use_reentrant_gc", default=True) and not by_second_fsdp(s)
     if not asked:
         return "none"
     found: dict[str, Any] = {"every": each} if type(each := kwargs.get("every_n_layers")) is int and each > 1 else {}
@@ -235,14 +219,9 @@ def _recompute(s: Settings, asked: bool, framework: str, kwargs: dict[str, Any])
     return {"mode": "full", **found} if found else "full"
 
 
-def _is_factory(s: Settings) -> bool:
-    """Whether it is a config of LLaMA-Factory."""
-    return TUNER in s.values or {*ITS_OWN} <= s.values.keys()
-
-
 def _attention(s: Settings) -> tuple[str, dict[str, str]]:
     """The key that names the implementation of attention, and its words."""
-    if _is_factory(s):  # llamafactory/model/model_utils/attention.py
+    if is_llama_factory(s.values):  # llamafactory/model/model_utils/attention.py
         return "flash_attn", {"disabled": "unfused", **dict.fromkeys(("auto", "sdpa", "fa2", "fa3"), "fused")}
     return "attn_implementation", ATTENTION
 
@@ -250,10 +229,10 @@ def _attention(s: Settings) -> tuple[str, dict[str, str]]:
 def _by_default(s: Settings) -> bool:
     """Whether activations are recomputed without being asked: by LLaMA-Factory (model_utils/checkpointing.py), and by
     TRL since it has `max_length` (trl/trainer/sft_config.py)."""
-    if _is_factory(s):
+    if is_llama_factory(s.values):
         return not s.flag("disable_gradient_checkpointing")
     said = isinstance(s.values.get(CHECKPOINTING), bool) or s.take("gradient_checkpointing") is not None
-    if s.values.get("max_length") is None or said:
+    if not is_trl(s) or said:
         return False
     s.notes.append("gradient_checkpointing: on, as TRL has it by default since mid-2025; before it was off")
     return True
@@ -311,44 +290,3 @@ def _optimizer(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
         **({"optimizer_dtype": "int8"} if EIGHT_BITS in name else {}),
         **({"adamw_kernels": kernels} if kernels else {}),
     }
-
-
-def _numbers(s: Settings, by_deepspeed: bool, frozen: bool, sharded: bool) -> dict[str, Any]:
-    """Precision and dtypes: DeepSpeed keeps 16-bit parameters and an fp32 copy, Transformers casts under autocast.
-    Frozen parameters are loaded in 16 bits. Parameters that are trained and sharded by FSDP become fp32 in mixed
-    precision, whatever they were loaded in (accelerate/accelerator.py, prepare_model)."""
-    on = {
-        name: value.get("enabled", False) not in (False, AUTO)  # precision_config.py: off unless it says so
-        if isinstance(value := s.take(name, False), dict)
-        else value
-        for name in ("bf16", "fp16")
-    }
-    for name in on:
-        note_inner(s, name, s.values.get(name), UNREAD_OF_DTYPES)
-    precision = "bf16" if on["bf16"] else "fp16" if on["fp16"] else "fp32"
-    if precision == "fp32":
-        s.notes += [WITHOUT_TF32] if s.flag("tf32") else []
-        return {"precision": precision}
-    if by_deepspeed:
-        s.taken |= {"torch_dtype", "dtype"}  # whatever it is loaded in, DeepSpeed's engine casts it
-        types = s.take("data_types")
-        sums = DTYPES.get(str(types.get("grad_accum_dtype"))) if isinstance(types, dict) else None
-        sent = s.choice("communication_data_type", COMMUNICATED, "none")
-        # Gradients are added up in one dtype and sent in another (runtime/engine.py: `communication_data_type`).
-        sent = sent or (precision if sums not in (None, precision) else None)
-        return {"precision": precision, **without_none({"grad_dtype": sums, "grad_reduce_dtype": sent})}
-    loaded = DTYPES.get(str(s.take("torch_dtype", s.take("dtype"))).removeprefix("torch."))
-    if loaded == precision and sharded and not frozen:
-        s.notes.append(FSDP_IN_FP32)
-        return {"precision": precision, "param_dtype": "fp32"}
-    if loaded == precision == "bf16" and not frozen:
-        return {"precision": precision, **ALL_IN_BF16}
-    if loaded == precision:
-        return {"precision": precision, "param_dtype": loaded, "master_weights": False}
-    if frozen:
-        return {"precision": precision}
-    s.notes.append(
-        "parameters are taken for fp32 under autocast; if the model is loaded in 16 bits, set training.param_dtype, "
-        f"grad_dtype and optimizer_dtype to {precision}, and training.master_weights=false"
-    )
-    return {"precision": precision, "param_dtype": "fp32"}

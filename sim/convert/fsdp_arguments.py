@@ -44,6 +44,13 @@ def _first_fsdp(s: Settings, own: Settings) -> dict[str, Any]:
     return {"fsdp_version": 1} | gathers_late(str(word or LATE))
 
 
+def by_second_fsdp(s: Settings) -> bool:
+    """Tell whether settings name FSDP2 themselves, by Accelerate's or Transformers' name."""
+    own = s.values.get("fsdp_config")
+    versions = [own.get(key) for key in ("version", "fsdp_version")] if isinstance(own, dict) else []
+    return s.values.get("fsdp") not in OFF and "2" in map(str, versions)
+
+
 def gathers_late(word: str) -> dict[str, Any]:
     """Return what a word of torch's `BackwardPrefetch` says. BACKWARD_POST sends a layer's gather before the reduction
     of the layer before, as BACKWARD_PRE does: torch issues both early, and one communicator runs them in turn."""

@@ -29,6 +29,11 @@ TUNER = "finetuning_type"
 BY_DEFAULT = f"{TUNER}: lora, LLaMA-Factory's default; full trains all parameters"
 
 
+def is_llama_factory(values: Mapping[str, Any]) -> bool:
+    """Tell whether settings are those of LLaMA-Factory."""
+    return TUNER in values or {*ITS_OWN} <= values.keys()
+
+
 def with_tuner(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The config with what LLaMA-Factory trains by default, and a note on it (hparams/finetuning_args.py)."""
     if TUNER in data or not {*ITS_OWN} <= data.keys():

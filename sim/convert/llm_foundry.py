@@ -79,7 +79,8 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
     pure = s.choice("fsdp_config.mixed_precision", {"PURE": True, "DEFAULT": False, "FULL": False}, "DEFAULT")
     optimizer = str(s.take("optimizer.name", "decoupled_adamw"))
     if "adam" not in optimizer:
-        s.notes.append(f"optimizer {optimizer}: is simulated as AdamW")
+        moments = "; Lion keeps one moment, AdamW two" if "lion" in optimizer else ""  # composer/optim: DecoupledLionW
+        s.notes.append(f"optimizer {optimizer}: is simulated as AdamW{moments}")
     training = {
         "seq_len": s.size("max_seq_len"),
         "micro_batch_size": min(micro, max(1, whole // dp)),

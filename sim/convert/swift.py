@@ -32,7 +32,10 @@ RENAMED = {
     "lora_target_modules": MODULES,
     "dtype": "torch_dtype",
 }
-DEFAULTS = {"per_device_train_batch_size": 1, "gradient_checkpointing": True}
+# Parameters have the dtype of the checkpoint, for most models bf16, and stay so (base_args/model_args.py:
+# `_init_torch_dtype`, model/utils.py: `get_default_torch_dtype`).
+DEFAULTS = {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "torch_dtype": "bfloat16"}
+CHECKPOINT = "gradient_checkpointing_kwargs"
 ATTENTION = {"flash_attn": "flash_attention_2"}
 HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp16", "fp32": "fp16"}
 _AUTO = {name: {"enabled": "auto"} for name in ("fp16", "bf16")}
@@ -97,10 +100,22 @@ def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, 
     data |= FSDP2 if data.get("fsdp") == "fsdp2" else {}
     started = config.get("num_processes")
     processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
+    if CHECKPOINT not in data and _is_reentrant(data, processes):
+        data[CHECKPOINT] = {"use_reentrant": True}
     if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
         each = _whole(data["per_device_train_batch_size"])
         data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
     return data, processes
+
+
+def _is_reentrant(data: dict[str, Any], processes: int | None) -> bool:
+    """Tell whether torch's reentrant checkpoint runs where no arguments of it are given: it does except with
+    DistributedDataParallel (swift/trainers/mixin.py: `_fix_gradient_checkpointing`). FSDP's own switch has another
+    checkpoint (accelerate/utils/fsdp_utils.py: `fsdp2_apply_ac`)."""
+    if data.get("fsdp"):
+        own = data.get("fsdp_config")
+        return not (isinstance(own, dict) and own.get("activation_checkpointing"))
+    return bool(data.get("deepspeed")) or processes == 1
 
 
 def _alone(text: str) -> int | None:

@@ -81,7 +81,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     s.taken |= {"model.name", "model.flavor"}
     s.choice("model.attn_backend", {"sdpa": True}, "sdpa")  # kernels of others are named
     model = machine.model or _model(s)
-    layout = _layout(s, machine, model)
+    layout = _layout(s, machine, model, of_classes)
     training = _training(s, layout)
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
@@ -143,7 +143,10 @@ def _dispatcher(s: Settings) -> str | None:
     return next((found for name in names if (found := s.choice(name, DISPATCHERS, "standard"))), None)
 
 
-def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[str, Any]:
+def _layout(s: Settings, machine: Machine, model: str | dict[str, Any], of_classes: bool) -> dict[str, Any]:
+    """Keys of `parallelism`. `of_classes`: a release that applies FSDP on one shard, too, for its casts to 16 bits
+    (0.3.0: models/llama3/parallelize.py; distributed/parallel_dims.py, `_mesh_exist`)."""
+
     def degree(name: str) -> int:
         return s.size(f"parallelism.{name}", 1)
 
@@ -155,7 +158,7 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any]) -> dict[
         shard = s.ranks(None, machine, tp * cp * pp * replicate, "tp · cp · pp · data_parallel_replicate_degree")
     elif machine.gpus not in (None, gpus := replicate * shard * tp * cp * pp):  # `ParallelDims`, parallel_dims.py
         raise InputError(f"{s.file}: {machine.gpus} GPUs; must be {gpus}, the product of the file's degrees")
-    sharded = shard * cp > 1
+    sharded = of_classes or shard * cp > 1
     expert_tp = degree("expert_tensor_parallel_degree")
     s.taken |= {name for name in OF_PIPELINES if pp == 1}
     asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]

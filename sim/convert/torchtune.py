@@ -43,6 +43,11 @@ KEEPS_ALL = (
     "loss in chunks: autograd keeps all chunks' logits for the backward, as is simulated; in the forward torchtune "
     "holds fp32 copies of one chunk at a time"
 )
+SHARDED_LAYERS = ("tok_embeddings", "output")
+ROOT = (
+    "custom_sharded_layers: {} not named, and so torchtune gathers it with the last norm as a step begins and frees it "
+    "behind the backward; here it is gathered when it is used"
+)
 IN_BACKWARD = "optimizer_in_bwd: each gradient is used and freed at once there; here all are kept up to the optimizer"
 
 
@@ -110,6 +115,8 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     dp = s.ranks(None, machine, tp * replicas, "tensor_parallel_dim · data_parallel_replicate_dim") * replicas
     s.take("data_parallel_shard_dim")
     sharded = dp // replicas > 1
+    if apart := sharded and [name for name in SHARDED_LAYERS if name not in s.listed("custom_sharded_layers")]:
+        s.notes.append(ROOT.format(" and ".join(apart)))  # training/_distributed.py: shard_model
     return {
         "dp": dp,
         "tp": tp,

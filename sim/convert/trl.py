@@ -33,9 +33,14 @@ ACCELERATE_CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+def is_trl(s: Settings) -> bool:
+    """Tell whether settings are those of TRL."""
+    return s.values.get("max_length") is not None
+
+
 def take_precision(s: Settings, given: set[str]) -> None:
     """TRL computes in bf16 unless told otherwise (trl/trainer/base_config.py)."""
-    if s.values.get("max_length") is not None and not {"bf16", "fp16"} & given:
+    if is_trl(s) and not {"bf16", "fp16"} & given:
         s.values = {**s.values, "bf16": True}
         s.notes.append("bf16: on, as TRL has it by default since mid-2025; before it was off")
 
@@ -43,7 +48,7 @@ def take_precision(s: Settings, given: set[str]) -> None:
 def loss_in_tiles(s: Settings, training: dict[str, Any], tp: int) -> dict[str, Any]:
     """TRL's loss in tiles of tokens and of the vocabulary, without Liger's (trl/trainer/sft_trainer.py:
     `add_fused_lm_head`; sft_config.py: chunked_nll is another name of nll)."""
-    if s.values.get("max_length") is None:
+    if not is_trl(s):
         return {}
     named = s.take("loss_type") or "nll, the default"
     if "cross_entropy" in training or tp > 1:
@@ -56,4 +61,4 @@ def forces_reentrant(s: Settings) -> bool:
     """Tell whether TRL takes torch's reentrant checkpoint for adapters, whatever the file says: with DeepSpeed's ZeRO-3
     (trl/trainer/sft_trainer.py of release 1.16)."""
     zero = s.values.get("zero_optimization")
-    return s.values.get("max_length") is not None and isinstance(zero, dict) and str(zero.get("stage")) == "3"
+    return is_trl(s) and isinstance(zero, dict) and str(zero.get("stage")) == "3"

@@ -27,6 +27,7 @@ class Titan(Emission):
 
     TRAINER: ClassVar = "torchtitan"
     SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = False
+    SHARDS_OVER_ONE: ClassVar = False  # FSDP where a rank has all parameters (`fsdp_enabled`, parallel_dims.py)
     HEAD: ClassVar = "output"  # the module of the output matrix
 
     def build(self) -> str:
@@ -144,7 +145,7 @@ class Titan(Emission):
         alone = p.dp * p.cp == 1
         if p.zero in (1, 2):  # on one rank, too: without FSDP torchtitan computes under autocast, or in fp32
             self.refuse("parallelism.zero", "shards everything (zero: 3) or nothing (zero: 0)")
-        if p.zero == 3 and p.sharded_over[0] == 1:  # `fsdp_enabled` of distributed/parallel_dims.py
+        if p.zero == 3 and p.sharded_over[0] == 1 and not self.SHARDS_OVER_ONE:
             self.refuse("parallelism.zero", "has FSDP with two shards or more only; with one shard write zero: 0")
         if p.zero < 3:
             if p.tp * p.cp * p.pp > 1 and not alone:

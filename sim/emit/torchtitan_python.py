@@ -35,6 +35,7 @@ class TitanPython(Titan):
     """Write a module with a function `train` that trains twenty steps."""
 
     SEQUENCE_PARALLEL_IS_A_FLAG: ClassVar = True
+    SHARDS_OVER_ONE: ClassVar = True  # models/llama3/parallelize.py; distributed/parallel_dims.py: `_mesh_exist`
     HEAD: ClassVar = "lm_head"
     LOSSES: ClassVar = ("unfused", "fused", "chunked")
     GRAPHS: ClassVar = ("none", "step")
@@ -81,6 +82,12 @@ class TitanPython(Titan):
         if self.training.recompute.mode == "full" and stops_early(self.scenario):
             self.notes.append("recompute full: it runs a block again to its end, also what no gradient needs")
         return tables
+
+    def _data_parallel(self) -> tuple[int, int]:
+        """Refuse what is not under FSDP, which release 0.3.0 has on one shard, too, for its casts to 16 bits."""
+        one = " with shard_size: 1" if self.scenario.parallelism.dp > 1 else ""
+        self.has_only("parallelism.zero", (3,), f"has FSDP on one shard, too (zero: 3{one})")
+        return super()._data_parallel()
 
     def _recompute(self) -> dict[str, Any]:
         """Refuse recomputation of every n-th layer, which release 0.3.0 does not have."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.rules.without_effect import SERVED, keys_without_effect
@@ -43,6 +44,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
         yield from _unserved_notes(written)
         yield from _dispatch_note(sections, written)
     else:
+        yield from _copies_note(t, model)
         yield from _autocast_note(t, p, model)
         yield from _attention_note(t, p, model)
         yield from _joined_norms_note(t, model)
@@ -52,6 +54,15 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
         if i.batching == "static":
             yield from _static_notes(sections, i)
         yield from _engine_note(sections, i)
+
+
+def _copies_note(t: Training, model: ModelConfig) -> Iterator[str]:
+    """Return that the framework's optimizer keeps no copies of 16-bit parameters (`Framework.keeps_copies`)."""
+    narrow = dtype_bytes(t.param_dtype) < FP32_BYTES and t.master_weights is None and t.lora is None
+    if narrow and model.program is None and not framework_of(t).keeps_copies:
+        also = f"or {t.param_dtype} alone (grad_dtype and optimizer_dtype, too, with master_weights: false)"
+        itself = f"framework {t.framework} itself has fp32 ones without copies (param_dtype: fp32)"
+        yield f"training.param_dtype: simulated with {t.param_dtype} parameters and copies in fp32; {itself}, {also}"
 
 
 def prediction_note(whole: ModelConfig, trained: ModelConfig) -> Iterator[str]:

@@ -40,15 +40,16 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
 
     >>> from types import SimpleNamespace as N
     >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw", optimizer_dtype="fp32", master_weights=None,
-    ...       framework="eager", software_date=None, adamw_kernels=None)
+    ...       framework="eager", software_date=None, adamw_kernels=None, lora=None)
     >>> optimizer_items(1000, t)[0].bytes
     30000.0
     """
     if n_params <= 0:
         return ()
     held = kept_bytes(t)
-    updated = held.master or dtype_bytes(t.param_dtype)
-    written = dtype_bytes(t.param_dtype) + held.master * framework_of(t).copies_updated if held.master else 0.0
+    kept = trained_bytes(t)
+    updated = held.master or kept
+    written = kept + held.master * framework_of(t).copies_updated if held.master else 0.0
     if t.master_weights == REMAINDERS:  # one kernel reads and writes parameter and remainder
         updated, written = FP32_BYTES, 0.0
     optimizer = OPTIMIZERS[t.optimizer]
@@ -114,9 +115,16 @@ def kept_bytes(t: Training) -> KeptBytes:
     With 16-bit moments and no master copy a parameter, its 16-bit gradient and its states take 2 + 2 + 4 bytes. Muon
     keeps these of what it leaves to AdamW: `matrix_kept_bytes` of its matrices.
     """
-    narrow = dtype_bytes(t.param_dtype)
+    narrow = trained_bytes(t)
     copied = 0.0 if t.master_weights is False else FP32_BYTES - (narrow if t.master_weights == REMAINDERS else 0.0)
     return KeptBytes(OPTIMIZERS[t.optimizer].moments * moment_bytes(t), copied if narrow < FP32_BYTES else 0.0)
+
+
+def trained_bytes(t: Training) -> float:
+    """Bytes of a parameter that is trained: of `param_dtype`, or fp32 where adapters have it beside 16-bit weights
+    (peft/tuners/tuners_utils.py: `cast_adapter_dtype`), which then need no copy in fp32."""
+    wide = t.lora is not None and framework_of(t).adapters_in_fp32
+    return FP32_BYTES if wide else dtype_bytes(t.param_dtype)
 
 
 def matrix_kept_bytes(t: Training) -> KeptBytes:
@@ -185,7 +193,7 @@ def prepared_gradients(n_params: int, t: Training) -> Program:
 
     >>> from types import SimpleNamespace as N
     >>> t = N(framework="megatron", grad_dtype="fp16", param_dtype="fp16", precision="fp16", software_date=None,
-    ...       optimizer="adamw", optimizer_dtype="fp32", master_weights=None, optimizer_offload=False)
+    ...       optimizer="adamw", optimizer_dtype="fp32", master_weights=None, optimizer_offload=False, lora=None)
     >>> [(i.name, i.bytes) for i in prepared_gradients(1000, t)]
     [('grad_widen', 6000.0), ('grad_unscale', 8000.0)]
     """

@@ -22,7 +22,7 @@ from sim.inputs.training_config import Training
 from sim.models.dims import dims
 from sim.models.frameworks.records import framework_of, frees_gradients
 from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
-from sim.models.optimizer import kept_bytes, main_gradient_bytes, matrix_kept_bytes
+from sim.models.optimizer import kept_bytes, main_gradient_bytes, matrix_kept_bytes, trained_bytes
 from sim.models.source import captured_of, compute_bytes, source_of
 from sim.programs.data_parallel import DataParallel
 from sim.programs.gathered_units import gathered_elements
@@ -100,9 +100,9 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
     kept, four_bit = dtype_bytes(t.param_dtype), sum(b.four_bit_params for b in blocks)
     if dp.zero < 3:
         eight_bit = sum(sum(dp.eight_bit.elements(b)) for b in blocks)  # counted among `Block.quantized_bytes`
-        return (n.whole + n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
-    scales = four_bit * (NF4_BYTES - NF4_DATA_BYTES)
-    return (n.sharded + n.frozen / dp.shard) * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
+        return n.whole * trained_bytes(t) + (n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
+    scales, trained = four_bit * (NF4_BYTES - NF4_DATA_BYTES), n.sharded * trained_bytes(t)
+    return trained + n.frozen / dp.shard * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
 
 
 def _reference_bytes(t: Training, stages: Sequence[Stage]) -> float:
@@ -167,12 +167,13 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
 def _cast_elements(plan: Plan, dp: DataParallel, blocks: Sequence[Block]) -> float:
     """Elements of 16-bit copies of fp32 parameters that are there at once: a block's under FSDP, else all until the
     backward. Layers that run again in the backward cast again there, one after another; that all copies are there until
-    the forward ends is left out (torch, aten/src/ATen/autocast_mode.cpp: `clear_cache`)."""
+    the forward ends is left out (torch, aten/src/ATen/autocast_mode.cpp: `clear_cache`). 4-bit matrices are converted
+    one at a time (`Block.workspace_bytes`)."""
     d, again = dims(plan.scenario), plan.scenario.for_training.recompute
     wide = d.experts_in_fp32
     # Autocast looks embeddings up in fp32, so only a tied head casts that matrix.
     cast = [
-        (b.held_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
+        (b.held_params - b.four_bit_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
         for b in blocks
         if dp.zero == 3 or b.kind is not BlockKind.EMBEDDING
     ]

@@ -366,3 +366,28 @@ def test_stages_that_hold_nothing_are_counted(more: int, empty: int) -> None:
 def _of_layers(layers: int, parallelism: dict[str, Any]) -> dict[str, Any]:
     data = small(parallelism=parallelism)
     return {**data, "model": {**data["model"], "layers": layers}}
+
+
+ALL_IN_BF16 = {"param_dtype": "bf16", "master_weights": False, "grad_dtype": "bf16", "optimizer_dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("framework", "training", "noted"),
+    [
+        ("compiled", {}, True),
+        ("transformers", {}, True),
+        ("composer", {}, True),
+        ("compiled", {"param_dtype": "fp32"}, False),
+        ("compiled", ALL_IN_BF16, False),
+        ("compiled", {"precision": "fp32"}, False),
+        ("transformers", {"lora": {"rank": 8}}, False),
+        ("deepspeed", {}, False),
+        ("megatron", {}, False),
+        ("nanotron", {}, False),
+    ],
+)
+def test_copies_that_torchs_optimizers_do_not_keep(framework: str, training: dict[str, Any], noted: bool) -> None:
+    """torch/distributed/fsdp/_fully_shard/_fsdp_api.py, `MixedPrecisionPolicy`: the optimizer updates the parameters in
+    their own dtype."""
+    warnings = parse_scenario(small(training={"framework": framework, **training})).warnings
+    assert any("copies in fp32; framework" in text for text in warnings) == noted

@@ -349,6 +349,10 @@ class Framework(Struct, frozen=True):
     widens_gradients: bool = False
     """gradients of 16 bits are copied to fp32 before the optimizer, unless it keeps its moments in 16 bits
     [core/optimizer: _copy_model_grads_to_main_grads, `use_precision_aware_optimizer`]"""
+    keeps_copies: bool = True
+    """16-bit parameters can have copies in fp32; torch's optimizers have none: they update what FSDP or autocast casts
+    on use [torch/distributed/fsdp/_fully_shard/_fsdp_api.py: MixedPrecisionPolicy; torch/optim/adam.py], and
+    `training.master_weights` left out is then worth a warning"""
     copies_updated: bool = False
     """updated fp32 copies are read once more to write the 16-bit parameters, which the update's own kernel does not
     write [core/optimizer: _copy_main_params_to_model_params]"""

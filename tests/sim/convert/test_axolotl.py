@@ -66,11 +66,14 @@ def test_bf16_is_the_default(tmp_path: Path, written: str, precision: str) -> No
 
 
 def test_parameters_are_loaded_in_16_bits(tmp_path: Path) -> None:
-    """utils/config (`resolve_dtype`); adapters are PEFT's, and FSDP casts to fp32."""
+    """utils/config (`resolve_dtype`); adapters are PEFT's, and Accelerate casts what the first FSDP trains to fp32,
+    where Axolotl's own FSDP2 (monkeypatch/accelerate/fsdp2.py: `fsdp2_prepare_model`) leaves it as it is."""
     data, _ = read(tmp_path, "")
     assert (data["training"]["param_dtype"], data["training"]["master_weights"]) == ("bf16", False)
-    data, _ = read(tmp_path, "fsdp_config: {reshard_after_forward: true}\n")
-    assert data["training"]["param_dtype"] == "fp32"
+    for version, dtype in ((1, "fp32"), (2, "bf16")):
+        data, said = read(tmp_path, f"fsdp_config: {{reshard_after_forward: true, fsdp_version: {version}}}\n")
+        assert data["training"]["param_dtype"] == dtype
+        assert ("as Accelerate casts what FSDP trains" in said) == (version == 1)
     data, _ = read(tmp_path, "adapter: lora\nlora_r: 8\n")
     assert "param_dtype" not in data["training"]
 
@@ -119,7 +122,27 @@ def test_parameters_on_the_host_are_named(tmp_path: Path) -> None:
     assert "FSDP's offload: the optimizer runs on the host" in said
 
 
-@pytest.mark.parametrize(("reentrant", "found"), [("true", {"mode": "full", "early_stop": False}), ("false", "full")])
+WHOLE = {"mode": "full", "early_stop": False}  # torch's reentrant checkpoint
+
+
+@pytest.mark.parametrize(
+    ("more", "found", "offload"),
+    [
+        ("", WHOLE, None),  # utils/config: `normalize_config`
+        ("rl: dpo\n", "full", None),
+        ("activation_offloading: hidden_states\n", "full", True),
+        ("activation_offloading: true\n", "full", True),  # core/trainers/mixins/activation_checkpointing.py
+        ("activation_offloading: true\nadapter: lora\nlora_r: 8\n", "none", True),
+        ("activation_offloading: false\nadapter: lora\nlora_r: 8\n", WHOLE, None),
+    ],
+)
+def test_which_checkpoint_axolotl_takes(tmp_path: Path, more: str, found: Any, offload: bool | None) -> None:
+    data, said = read(tmp_path, f"gradient_checkpointing: true\n{more}")
+    assert (data["training"]["recompute"], data["training"].get("activation_offload")) == (found, offload)
+    assert "not expressed" not in said
+
+
+@pytest.mark.parametrize(("reentrant", "found"), [("true", WHOLE), ("false", "full")])
 def test_a_reentrant_checkpoint_runs_the_whole_forward_again(tmp_path: Path, reentrant: str, found: Any) -> None:
     kwargs = f"gradient_checkpointing_kwargs: {{use_reentrant: {reentrant}}}\n"
     data, said = read(tmp_path, f"gradient_checkpointing: true\n{kwargs}")

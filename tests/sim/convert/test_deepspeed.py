@@ -104,7 +104,7 @@ def test_a_wrong_deepspeed_section_is_one_message(tmp_path: Path, arguments: str
         ("use_liger_kernel: true", {"cross_entropy": "chunked"}),
         ("activation_offloading: true", {"activation_offload": True}),  # TRL's
         ("activation_checkpointing: true", {"recompute": "full"}),
-        ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "fp32"}),
+        ("attn_implementation: eager", {"attention": "unfused", "param_dtype": "bf16"}),
         ("torch_dtype: bfloat16", {"param_dtype": "bf16", "master_weights": False}),
         ("torch_dtype: bfloat16", {"grad_dtype": "bf16", "optimizer_dtype": "bf16"}),
         ("torch_dtype: bfloat16\noptim: adamw_bnb_8bit", {"grad_dtype": "bf16", "optimizer_dtype": "int8"}),
@@ -117,7 +117,7 @@ def test_training_arguments_of_one_key(tmp_path: Path, keys: str, expected: dict
     options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "512")
     data, text = converted(tmp_path, "args.yaml", f"bf16: true\n{keys}\n", *options)
     assert expected.items() <= data["training"].items()
-    assert ("whatever torch_dtype says" in text) == ("full_shard" in keys)
+    assert ("whatever torch_dtype says" in text) == ("fsdp" in keys and "no_shard" not in keys)
     assert "not expressed" not in text
     named = f"bf16: true\n{keys}\nmodel_name_or_path: openai-community/gpt2\n"
     assert (
@@ -192,7 +192,8 @@ def test_adapters_of_trl_and_llama_factory(tmp_path: Path, keys: str, lora: dict
     text = f"model_name_or_path: meta-llama/Llama-3.1-8B\nmax_length: 512\nbf16: true\n{keys}\n"
     data, _ = converted(tmp_path, "sft.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
     assert data["training"].get("lora") == lora
-    assert data["training"].get("param_dtype") == (None if lora else "fp32")
+    of_factory_or_four_bits = lora is not None and (lora["rank"] == 8 or "weights" in lora)
+    assert data["training"].get("param_dtype") == (None if of_factory_or_four_bits else "fp32")
 
 
 @pytest.mark.parametrize(

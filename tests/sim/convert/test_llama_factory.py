@@ -71,6 +71,9 @@ def test_a_file_is_found_from_the_folder_that_the_trainer_starts_in(tmp_path: Pa
         ("flash_attn: fa2", WHOLE, "fused"),
         ("flash_attn: disabled", WHOLE, "unfused"),
         ("use_reentrant_gc: false", "full", "fused"),
+        # model/model_utils/checkpointing.py: `prepare_model_for_training`
+        ("fsdp: full_shard\nfsdp_config: {version: 2}", "full", "fused"),
+        ("fsdp: full_shard\nfsdp_config: {version: 1}", WHOLE, "fused"),
         ("disable_gradient_checkpointing: true", "none", "fused"),
     ],
 )

@@ -137,16 +137,41 @@ def test_what_no_flag_of_megatron_says_is_refused(layout: dict[str, Any], said: 
         emit(parse_scenario(data), "megatron")
 
 
-@pytest.mark.parametrize("trainer", ["torchtitan", "torchtitan-python"])
+LATE = {"cp": 2, "cp_method": "all_gather", "zero": 3, "dp_sync": "after_backward"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "said"),
+    [
+        ({}, r"zero: found 0; torchtitan has FSDP on one shard, too \(zero: 3\)"),
+        ({"dp": 4}, r"zero: found 0; torchtitan has FSDP on one shard, too \(zero: 3 with shard_size: 1\)"),
+        ({"tp": 8, "sp": True, "zero": 1}, "zero: found 1; torchtitan has FSDP on one shard, too"),
+        (LATE, "dp_sync: found after_backward; torchtitan"),
+        ({"zero": 3}, ""),
+        ({"dp": 4, "zero": 3, "shard_size": 1}, ""),
+    ],
+)
+def test_the_release_in_python_has_fsdp_on_one_shard(tmp_path: Path, layout: dict[str, Any], said: str) -> None:
+    """torchtitan 0.3.0: models/llama3/parallelize.py."""
+    training = {"seq_len": 4096, "global_batch_size": 64, "param_dtype": "fp32"}
+    data = {"model": "llama3-8b", "training": training, "parallelism": layout, "cluster": "dgx-h100"}
+    if said:
+        with pytest.raises(InputError, match=f"parallelism.{said}"):
+            emit(parse_scenario(data), "torchtitan-python")
+        return
+    gpus = str(layout.get("dp", 1))
+    text = emit(parse_scenario(data), "torchtitan-python")
+    back, _ = converted(tmp_path, "x.py", text, "--cluster", "dgx-h100", "--gpus", gpus)
+    assert (back["parallelism"]["zero"], back["parallelism"].get("shard_size")) == (3, layout.get("shard_size"))
+
+
+@pytest.mark.parametrize("trainer", ["torchtitan"])
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
         ({"zero": 3}, "found 3; torchtitan has FSDP with two shards or more only"),
         ({"dp": 4, "zero": 3, "shard_size": 1}, "found 3; torchtitan has FSDP with two shards or more only"),
-        (
-            {"cp": 2, "cp_method": "all_gather", "zero": 3, "dp_sync": "after_backward"},
-            "found after_backward; torchtitan",
-        ),
+        (LATE, "found after_backward; torchtitan"),
         ({"pp": 4}, "found 0; torchtitan computes in fp32 with tp or pp above 1"),
         ({"tp": 8, "sp": True}, "found 0; torchtitan computes in fp32 with tp or pp above 1"),
         ({"tp": 8, "sp": True, "zero": 1}, r"found 1; torchtitan shards everything \(zero: 3\) or nothing"),

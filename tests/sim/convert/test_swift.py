@@ -46,6 +46,30 @@ def test_all_parameters(tmp_path: Path, name: str) -> None:
     assert (data["training"]["param_dtype"], data["training"]["recompute"]) == ("bf16", "none")
 
 
+def test_parameters_have_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
+    """swift/arguments/base_args/model_args.py: `_init_torch_dtype`; Accelerate casts what FSDP trains."""
+    text = SFT.replace("    --torch_dtype bfloat16 \\\n", "")
+    for more, dtype in (("", "bf16"), ("--fsdp fsdp2", "fp32")):
+        data, _ = of(tmp_path, f"--tuner_type full {more}", text=text)
+        assert (data["training"]["precision"], data["training"]["param_dtype"]) == ("bf16", dtype)
+
+
+@pytest.mark.parametrize(
+    ("more", "early_stop"),
+    [
+        ("", None),
+        ("--fsdp fsdp2", None),
+        ("--deepspeed zero2", False),
+        ("--deepspeed zero2 --gradient_checkpointing_kwargs '{\"use_reentrant\": false}'", None),
+    ],
+)
+def test_which_checkpoint_swift_takes(tmp_path: Path, more: str, early_stop: bool | None) -> None:
+    """swift/trainers/mixin.py: `_fix_gradient_checkpointing`."""
+    data, _ = of(tmp_path, more)
+    whole = "full" if early_stop is None else {"mode": "full", "early_stop": early_stop}
+    assert data["training"]["recompute"] == whole
+
+
 @pytest.mark.parametrize(
     ("preset", "zero", "offload", "bucket"),
     [("zero2", 2, None, 4e8), ("zero3", 3, None, 2 * 4096**2), ("zero3_offload", 3, "cpu", 2 * 4096**2)],

@@ -131,3 +131,29 @@ def test_an_optimizer_of_a_python_config_that_is_not_adam_is_named(tmp_path: Pat
         text = TITAN_PYTHON.replace("training=", f"optimizer={made}, training=")
         _, said = converted(tmp_path, "c.py", text, *options)
         assert ("not expressed here: optimizer.name" in said) == named
+
+
+@pytest.mark.parametrize(
+    ("degrees", "shard_size"),
+    [
+        ("data_parallel_replicate_degree=8, data_parallel_shard_degree=1", 1),
+        ("tensor_parallel_degree=8", None),
+        ("pipeline_parallel_degree=8, pipeline_parallel_schedule='1F1B'", None),
+    ],
+)
+def test_one_shard_is_under_fsdp_too(tmp_path: Path, degrees: str, shard_size: int | None) -> None:
+    """torchtitan 0.3.0 (models/llama3/parallelize.py: `apply_fsdp_to_decoder`), for its casts to 16 bits."""
+    text = f"""
+from torchtitan.models.llama3 import model_registry
+
+def train():
+    return Trainer.Config(
+        model_spec=model_registry("8B"),
+        training=TrainingConfig(local_batch_size=8, seq_len=2048),
+        parallelism=ParallelismConfig({degrees}),
+    )
+"""
+    data, said = converted(tmp_path, "c.py", text, "--cluster", "dgx-h100", "--gpus", "8")
+    p = data["parallelism"]
+    assert (p["zero"], p.get("shard_size"), data["training"]["precision"]) == (3, shard_size, "bf16")
+    assert "precision fp32" not in said

@@ -91,7 +91,23 @@ def test_what_is_not_simulated_is_said(tmp_path: Path) -> None:
     text = FULL.replace("device: cuda", "optimizer_in_bwd: True\ncustom_sharded_layers: [output]")
     _, notes = converted(tmp_path, "x.yaml", text, *ON_8)
     assert "optimizer_in_bwd" in notes
-    assert "not expressed here: custom_sharded_layers" in notes
+    assert "not expressed here" not in notes
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ("", "tok_embeddings and output not named"),
+        ("custom_sharded_layers: [output]", "custom_sharded_layers: tok_embeddings not named"),
+        ("custom_sharded_layers: [tok_embeddings, output]", ""),
+    ],
+)
+def test_what_the_root_of_fsdp_has(tmp_path: Path, layers: str, said: str) -> None:
+    """torchtune/training/_distributed.py: shard_model; on one GPU there is no FSDP."""
+    for gpus in ("8", "1"):
+        _, notes = converted(tmp_path, "x.yaml", f"{FULL}{layers}\n", "--cluster", "dgx-h100", "--gpus", gpus)
+        assert ("as a step begins" in notes) == (gpus == "8" and said != "")
+        assert said in notes or gpus == "1"
 
 
 @pytest.mark.parametrize(
