@@ -109,7 +109,7 @@ def test_memory_of_a_fine_tuned_llama() -> None:
     assert row["gradients"] == 2 * 4 * adapters  # and DDP's buckets
     assert row["optimizer"] == 12 * adapters
     full = shipped_result("sft_full_llama8b", "parallelism.zero=0")["memory"][0]
-    assert full["parameters"] + full["gradients"] + full["optimizer"] == (18 + 4) * count_parameters(model).total
+    assert full["parameters"] + full["gradients"] + full["optimizer"] == (16 + 4) * count_parameters(model).total
 
 
 def test_sharded_frozen_weights_are_gathered_and_never_reduced() -> None:
