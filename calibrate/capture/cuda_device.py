@@ -85,7 +85,11 @@ class CudaDevice(TorchFunctionMode):
         at = {"to": 1, "_parse_to": 0}.get(name, len(args))  # positional argument that may be a device
         if at < len(args) and isinstance(args[at], str | int):
             args = (*args[:at], self.on_cpu(_named(args[at])), *args[at + 1 :])
-        out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+        outer, self.places.making = self.places.making, self.places.makes_on_host(*said)
+        try:
+            out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+        finally:
+            self.places.making = outer
         if name in OF_DATA and self.copies is not None and named_place(said[1].get("device")):
             return self.copies.of_data(out, bool(args) and isinstance(args[0], torch.Tensor))
         self.places.see(*said, out)

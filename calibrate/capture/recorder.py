@@ -200,8 +200,12 @@ class Recorder(TorchDispatchMode):
         self.in_place.ran(func, out)
         self.answers.see(func, args, out)
         if self.phase:
-            self._record(func, args, kwargs, inputs, out, bool(before) and all(map(self.places.on_host, before)))
+            self._record(func, args, kwargs, inputs, out, self._by_host(before))
         return out
+
+    def _by_host(self, read: list[torch.Tensor]) -> bool:
+        """Return whether the host computes what an operator reads, so that it starts no kernel."""
+        return bool(read) and all(map(self.places.on_host, read))
 
     def _steps_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """Return the calls of other operators that an operator consists of; None if it is one of its own."""
