@@ -87,3 +87,10 @@ def test_a_mask_of_blocks_is_made_for_the_gpu(tmp_path: Path) -> None:
         "mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 256, 256, device='cuda')"
     )
     assert not run(tmp_path, line).returncode
+
+
+def test_graphed_callables_are_captured_as_what_they_call(tmp_path: Path) -> None:
+    done = run(tmp_path, "model = torch.cuda.make_graphed_callables(model, (x,)) if step == 0 else model")
+    assert not done.returncode
+    assert done.stderr.count("note: make_graphed_callables") == 1
+    assert sum(o.name == "aten.addmm" for o in operators(tmp_path)) == 3  # the gate's twice
