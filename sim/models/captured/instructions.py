@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import NARROW, has_channels_last
-from sim.models.captured.ordering import chosen_clocks, scan_clocks
+from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
 from sim.models.layer_norm_clocks import Clocks, layer_norm_clocks
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.softmax_rows import VECTOR_BYTES
@@ -100,6 +100,10 @@ def _top_k(op: CapturedOperator) -> Clocks:
     return chosen_clocks(op, op.inputs[0].dtype in NARROW)
 
 
+def _selected(op: CapturedOperator) -> Clocks:
+    return selected_clocks(op, op.inputs[0].dtype in NARROW) if len(op.outputs) > 1 else Clocks()
+
+
 def _gather(op: CapturedOperator) -> Clocks:
     """Return none for whole rows, which are read 16 bytes at once (IndexKernelUtils.h: fast_gather_kernel_eligible).
 
@@ -146,6 +150,7 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     ),
     "aten.roll": _each_result(ROLL_CLOCKS),
     "aten.topk": _top_k,
+    **dict.fromkeys(("aten.kthvalue", "aten.median", "aten.nanmedian"), _selected),
     "aten.sum": _sum,
     "aten.mean": _sum,
 }

@@ -150,6 +150,7 @@ KERNELS: dict[str, Kernels] = {
         "_weight_norm_interface_backward _cdist_forward _pdist_forward pixel_shuffle pixel_unshuffle channel_shuffle "
         "complex polar mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
         "_amp_update_scale_ _is_all_true norm tril_indices triu_indices aminmax repeat_interleave equal nansum trace "
+        "kthvalue median nanmedian "
         "take poisson _standard_gamma segment_reduce _segment_reduce_backward renorm _assert_async addr "
         "_functional_assert_async multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
         "multilabel_margin_loss_backward soft_margin_loss_backward fractional_max_pool2d _linalg_check_errors",

@@ -131,6 +131,17 @@ def chosen_clocks(op: CapturedOperator, narrow: bool) -> Clocks:
     return Clocks(0.0, whole) if rows < MULTIPROCESSORS else Clocks(rows * whole)
 
 
+def selected_clocks(op: CapturedOperator, narrow: bool) -> Clocks:
+    """Return the clocks of a k-th value or a median of each row.
+
+    It is found as a top-k's last number is, by two bits of a number after another (Sorting.cu: gatherKthValue,
+    gatherMedian; SortingRadixSelect.cuh: radixSelect).
+    """
+    rows, row = rows_of(op), row_of(op)
+    whole = top_k_clocks(1, LONGEST_ROW, 1, narrow) * row / LONGEST_ROW
+    return Clocks(0.0, whole) if rows < MULTIPROCESSORS else Clocks(rows * whole)
+
+
 def scan_clocks(op: CapturedOperator) -> Clocks:
     """Return the clocks of a sum, product or largest number so far.
 

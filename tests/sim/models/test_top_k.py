@@ -6,7 +6,7 @@ import pytest
 from model_programs import MOE, make, named
 
 from sim.inputs.program_file import CapturedOperator, Tensor
-from sim.models.captured.operators import computes_of
+from sim.models.captured.operators import computes_of, known
 from sim.models.layer import layer_block
 from sim.models.top_k import top_k_clocks
 from sim.prices.operator_prices import Costs
@@ -69,6 +69,17 @@ def test_a_sum_so_far_takes_a_blocks_turns():
         assert captured_us(f"aten.{name}", many, many) == pytest.approx(409.6, rel=0.1)
         assert captured_us(f"aten.{name}", few, few) == pytest.approx(32 * 410 / 256, rel=0.15)
         assert captured_us(f"aten.{name}", one, one) < 5
+
+
+def test_a_median_is_found_as_the_last_of_a_top_k_is():
+    rows, values, places = (
+        Tensor(d, s, ()) for d, s in (("fp32", (4096, 1024)), ("fp32", (4096,)), ("int64", (4096,)))
+    )
+    assert known("aten.median")
+    found = captured_us("aten.median", rows, values, places)
+    one = Tensor("fp32", (4096, 1), ()), Tensor("int64", (4096, 1), ())
+    assert found == captured_us("aten.kthvalue", rows, values, places)
+    assert found == pytest.approx(captured_us("aten.topk", Tensor("fp32", (4096, 1024), ()), *one), rel=0.05)
 
 
 def test_a_draw_starts_thirteen_kernels():
