@@ -70,7 +70,8 @@ class PointCorrections(Struct, frozen=True):
         """
         if op.kind != "gemm" or op.shape[0] < 2 or cost.source == "measured" or self.gpu.chip.is_host:
             return cost
-        least_s = measured_bytes(op.shape, op.dtype) / self.device.bandwidth_bytes_per_s
+        # A convolution's shape is that of the product of its windows, which it does not write.
+        least_s = min(op.bytes, measured_bytes(op.shape, op.dtype)) / self.device.bandwidth_bytes_per_s
         return cost if least_s <= cost.seconds else cost._replace(seconds=least_s)
 
     def _strided(self, op: Compute, cost: Cost) -> Cost:
