@@ -179,6 +179,9 @@ class KnownValues(TorchDispatchMode):
 
     def _twice(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any) -> Any:
         """Run an operator on fake tensors and on real ones, whose shapes are taken if fake ones have none."""
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+            with self._seeded(name):
+                return _run(func, name, args, kwargs)  # on real tensors, which a second run would change again
         try:
             out = _run(func, name, args, kwargs)
         except UNKNOWN:

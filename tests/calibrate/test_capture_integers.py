@@ -75,6 +75,15 @@ def test_integers_on_the_gpu_are_kernels_and_those_on_the_host_are_not(tmp_path:
     assert Counter(e.what for e in program.entries)[What.HOST_WAIT] == 1  # to read one of the GPU's
 
 
+def test_integers_are_changed_once(tmp_path: Path) -> None:
+    line = (
+        "i = torch.zeros(3, dtype=torch.long, device='cuda'); own = torch.zeros(3, dtype=torch.long); "
+        "i += 1; own += 1; rows = x[: int(i.sum() + own.sum())].square()"
+    )
+    assert not run(tmp_path, line).returncode
+    assert next(o.outputs[0].shape for o in operators(tmp_path) if o.name == "aten.pow") == (6, 64)
+
+
 def test_an_optimizer_counts_its_steps_on_the_host(tmp_path: Path) -> None:
     assert not run(tmp_path, "pass").returncode
     counts = [o for o in operators(tmp_path) if o.name == "aten._foreach_add_" and o.outputs[0].shape == ()]
