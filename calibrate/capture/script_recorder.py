@@ -98,6 +98,8 @@ class ScriptRecorder(Recorder):
                         if isinstance(x, torch.Tensor):
                             self.places.put_on_host(x)
                     return out
+                if torch.Tag.dynamic_output_shape in func.tags:
+                    self.queue.host_wait()  # for the size of the result
                 return self._operator(func, types, args, kwargs)
         return self._operator(func, types, args, kwargs)
 

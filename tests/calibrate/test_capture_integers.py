@@ -59,6 +59,8 @@ def test_experts_have_their_rows_if_choices_are_balanced(tmp_path: Path) -> None
     assert not run(tmp_path, COUNTED["one_hot"], "--routing", "balanced").returncode
     taken = [o.outputs[0].shape for o in operators(tmp_path) if o.name == "aten.index" and o.phase == "forward"]
     assert taken == [(32, 64)]  # of 256 choices among 8 experts
+    waits = Counter(e.what for e in read_rank_program(tmp_path / "p.rank0.json.gz").entries)[What.HOST_WAIT]
+    assert waits == 1  # for the places of what is true
 
 
 def test_integers_on_the_gpu_are_kernels_and_those_on_the_host_are_not(tmp_path: Path) -> None:
