@@ -85,7 +85,11 @@ class CudaDevice(TorchFunctionMode):
         at = {"to": 1, "_parse_to": 0}.get(name, len(args))  # positional argument that may be a device
         if at < len(args) and isinstance(args[at], str | int):
             args = (*args[:at], self.on_cpu(_named(args[at])), *args[at + 1 :])
-        out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+        outer, self.places.making = self.places.making, self.places.makes_on_host(*said)
+        try:
+            out = func(*args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+        finally:
+            self.places.making = outer
         if name in OF_DATA and self.copies is not None and named_place(said[1].get("device")):
             return self.copies.of_data(out, bool(args) and isinstance(args[0], torch.Tensor))
         self.places.see(*said, out)
@@ -105,6 +109,8 @@ def cuda_device(device: CudaDevice, copies: HostCopies, queue: Queue, local_rank
             for module in (torch.cuda, torch.accelerator):
                 if hasattr(module, name):
                     stack.enter_context(patch.object(module, name, value))
+        for name, value in _graphs(copies.recorder.notes).items():
+            stack.enter_context(patch.object(torch.cuda, name, value))
         modules, loaders = _of_modules(device, copies), _of_loaders(queue, device.places)
         for patched in (*modules, *loaders, *_of_distribution(device, copies), *_of_scalers(queue)):
             stack.enter_context(patched)
@@ -151,6 +157,27 @@ def _device_functions(queue: Queue, local_rank: int, count: int) -> dict[str, An
         "get_rng_state": lambda *_: torch.get_rng_state(),
         **StreamModule(queue).attributes,
     }
+
+
+class NoGraph:
+    """A CUDA graph, which would hold kernels that run later."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise NotImplementedError(
+            "CUDA graphs cannot be captured: leave out torch.cuda.graph and replay, so that the same kernels run in "
+            "the step; a graph saves the host's time alone"
+        )
+
+
+def _graphs(notes: list[str]) -> dict[str, Any]:
+    """Return replacements for what makes CUDA graphs, by their names in `torch.cuda`."""
+
+    def graphed(callables: Any, *_: object, **__: object) -> Any:
+        note = "make_graphed_callables: its kernels are captured as if the host issued each; a graph saves that time"
+        notes.extend([] if note in notes else [note])
+        return callables
+
+    return {"CUDAGraph": NoGraph, "graph": NoGraph, "make_graphed_callables": graphed}
 
 
 def _of_modules(device: CudaDevice, copies: HostCopies) -> list[Any]:

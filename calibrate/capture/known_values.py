@@ -63,6 +63,8 @@ class KnownValues(TorchDispatchMode):
         self._drawn = 0  # how often whole numbers were drawn
         # By address of a living fake storage: its values, or the number that all its elements are.
         self._known: dict[int, torch.Tensor | Number] = {}
+        # By address of a living real storage that unknown values were written into: the fake tensor in its place.
+        self._replaced: dict[int, torch.Tensor] = {}
         self.ends = TextEnds(self._fill)
 
     @property
@@ -73,7 +75,7 @@ class KnownValues(TorchDispatchMode):
     def of(self, x: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor's values; None if they are unknown."""
         if not isinstance(x, FakeTensor):
-            return x
+            return None if self.is_replaced(x) else x
         storage = x.untyped_storage()
         found = self._known.get(storage._cdata)
         with unset_fake_temporarily():
@@ -110,6 +112,27 @@ class KnownValues(TorchDispatchMode):
         self._known.pop(x.untyped_storage()._cdata, None)
         self.ends.forget(x)
 
+    def replace(self, x: torch.Tensor) -> None:
+        """Note that unknown values were written into a real tensor, which still has those from before."""
+        storage = x.untyped_storage()
+        if storage._cdata not in self._replaced:
+            weakref.finalize(storage, self._replaced.pop, storage._cdata, None)
+            self._replaced[storage._cdata] = torch.empty(_elements(x), dtype=x.dtype)
+
+    def is_replaced(self, x: torch.Tensor) -> bool:
+        """Return whether unknown values were written into a real tensor, or a view of one."""
+        return type(x) in PLAIN and bool(self._replaced) and x.untyped_storage()._cdata in self._replaced
+
+    def current(self, tree: Any) -> Any:
+        """Return arguments with fake tensors for the real ones that unknown values were written into."""
+        return tree_map_only(torch.Tensor, self._current, tree) if self._replaced else tree
+
+    def _current(self, x: torch.Tensor) -> torch.Tensor:
+        if isinstance(x, FakeTensor) or not self.is_replaced(x):
+            return x
+        whole = self._replaced[x.untyped_storage()._cdata].view(x.dtype)
+        return whole.as_strided(x.shape, x.stride(), x.storage_offset())
+
     def _fill(self, x: torch.Tensor) -> Number | None:
         """Return the number that all elements of a tensor are, if it was filled with one."""
         found = self._known.get(x.untyped_storage()._cdata)
@@ -125,6 +148,7 @@ class KnownValues(TorchDispatchMode):
         kwargs = kwargs or {}
         if not all(t in PLAIN for t in types):
             return func(*args, **kwargs)  # a subclass, which calls again with the tensors that it holds
+        args, kwargs = self.current((args, kwargs))
         if func.namespace != "aten":
             return self._unknown(func, "", args, kwargs)
         name = func._schema.name.removeprefix("aten::")
@@ -155,6 +179,9 @@ class KnownValues(TorchDispatchMode):
 
     def _twice(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], real: Any) -> Any:
         """Run an operator on fake tensors and on real ones, whose shapes are taken if fake ones have none."""
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+            with self._seeded(name):
+                return _run(func, name, args, kwargs)  # on real tensors, which a second run would change again
         try:
             out = _run(func, name, args, kwargs)
         except UNKNOWN:
@@ -200,10 +227,14 @@ class KnownValues(TorchDispatchMode):
         except UNKNOWN as error:
             error.add_note(self.hint)
             raise
+        # Other ranks' integers are this rank's own (alike_ranks.py).
+        of_fakes = func.namespace == "aten" and any(isinstance(x, FakeTensor) for x in _tensors((args, kwargs)))
         for i, argument in enumerate(func._schema.arguments):
             if argument.is_write:
                 for x in _tensors(kwargs.get(argument.name, args[i] if i < len(args) else None)):
                     self.forget(x)
+                    if of_fakes and not isinstance(x, FakeTensor):
+                        self.replace(x)
         if name in ("rand", "uniform_") and out.numel() == 1:
             low, high = (*args[1:3], *(0.0, 1.0)[len(args[1:3]) :]) if name == "uniform_" else (0.0, 1.0)
             self.put(out, low + DRAWN * (high - low))

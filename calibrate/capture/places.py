@@ -18,9 +18,13 @@ from calibrate.capture.known_values import PLAIN
 
 
 class Places:
-    """The storages that lie in the host's memory."""
+    """The storages that lie in the host's memory.
+
+    `making`: what a function of torch that runs now makes of no tensor lies there.
+    """
 
     def __init__(self) -> None:
+        self.making = False
         self._host: dict[int, bool] = {}  # by address of a living storage: whether its memory is pinned
 
     def on_host(self, x: torch.Tensor) -> bool:
@@ -49,16 +53,17 @@ class Places:
     def see(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note where the result of a function of torch lies; its arguments are as the code gave them."""
         made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
-        if not made:
-            return
-        device, pinned = kwargs.get("device"), bool(kwargs.get("pin_memory"))
-        if device is None or pinned:
-            read = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-            on_host = pinned or all(self.on_host(x) for x in read)
-        else:
-            on_host = named_place(device) is False
-        for x in made if on_host else ():
-            self.put_on_host(x, pinned)
+        for x in made if made and self.makes_on_host(args, kwargs) else ():
+            self.put_on_host(x, bool(kwargs.get("pin_memory")))
+
+    def makes_on_host(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a function of torch with these arguments, as the code gave them, makes tensors of the host."""
+        device = kwargs.get("device")
+        if kwargs.get("pin_memory"):
+            return True
+        if device is None:
+            return all(self.on_host(x) for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
+        return named_place(device) is False
 
 
 class MadeSeen(TorchFunctionMode):
@@ -82,8 +87,8 @@ class MadeSeen(TorchFunctionMode):
 
 
 def is_plain(x: torch.Tensor) -> bool:
-    """Return whether a tensor has a storage of its own; a subclass (DTensor) holds others."""
-    return type(x) in PLAIN
+    """Return whether a tensor has a storage of its own; a subclass (DTensor), and one within `vmap`, holds others."""
+    return type(x) in PLAIN and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def named_place(device: Any) -> bool | None:

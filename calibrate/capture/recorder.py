@@ -57,7 +57,7 @@ ROLL = torch.ops.aten.roll.default
 SCALAR = torch.ops.aten._local_scalar_dense.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
 # they are contiguous (aten/src/ATen/native: layer_norm.cpp, SoftMax.cpp, Normalization.cpp, Activation.cpp).
-LAYOUTS = {
+LAYOUTS: dict[str, int | None] = {
     "aten::native_layer_norm_backward": None,
     "aten::_log_softmax_backward_data": None,
     "aten::native_batch_norm_backward": 1,
@@ -65,6 +65,7 @@ LAYOUTS = {
     "aten::hardswish_backward": 0,
     "aten::elu_backward": 0,
 }
+LAYOUTS_ON_GPU = {"aten::native_group_norm_backward": None}  # group_norm.cpp; a CPU keeps the channels last
 
 
 @dataclass(slots=True)
@@ -196,12 +197,16 @@ class Recorder(TorchDispatchMode):
         inputs = [(describe(x), self.storage(x)) for x in _read_once(func, before)] if self.phase else []
         out = self._read(args[0]) if func is SCALAR else func(*args, **kwargs)
         if not self.operators.compiled:  # a traced graph would lose what another tensor replaces
-            out = _laid_out(func, args, out)
+            out = _laid_out(func, args, out, LAYOUTS if self.device == "cpu" else {**LAYOUTS, **LAYOUTS_ON_GPU})
         self.in_place.ran(func, out)
         self.answers.see(func, args, out)
         if self.phase:
-            self._record(func, args, kwargs, inputs, out, bool(before) and all(map(self.places.on_host, before)))
+            self._record(func, args, kwargs, inputs, out, self._by_host(before))
         return out
+
+    def _by_host(self, read: list[torch.Tensor]) -> bool:
+        """Return whether the host computes what an operator reads, so that it starts no kernel."""
+        return bool(read) and all(map(self.places.on_host, read))
 
     def _steps_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """Return the calls of other operators that an operator consists of; None if it is one of its own."""
@@ -325,12 +330,12 @@ def parts_of(tree: Any) -> list[torch.Tensor]:
     return found
 
 
-def _laid_out(func: Any, args: tuple[Any, ...], out: Any) -> Any:
+def _laid_out(func: Any, args: tuple[Any, ...], out: Any, layouts: dict[str, int | None]) -> Any:
     """Return an operator's result with its first tensor in the layout that the real kernel gives it."""
     first, *others = out if isinstance(out, tuple) else (out,)
-    if func._schema.name not in LAYOUTS or first is None:
+    if func._schema.name not in layouts or first is None:
         return out
-    like = LAYOUTS[func._schema.name]
+    like = layouts[func._schema.name]
     kept = first.new_empty(first.shape) if like is None else torch.empty_like(args[like])
     first = first if first.stride() == kept.stride() else kept
     return (first, *others) if isinstance(out, tuple) else first

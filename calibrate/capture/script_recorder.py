@@ -80,7 +80,7 @@ class ScriptRecorder(Recorder):
             return NotImplemented  # DTensor and other subclasses, which call again with the tensors that they hold
         if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
-        kwargs = kwargs or {}
+        args, kwargs = self.known.current((args, kwargs or {}))
         self.see_phase()
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         fake = any(isinstance(x, FakeTensor) for x in tensors)
@@ -92,10 +92,24 @@ class ScriptRecorder(Recorder):
             return self._fsdp(func, args, kwargs)
         if not fake and _is_of_integers(func, tensors, args, kwargs):
             with unset_fake_temporarily():
-                if self.operators.active:  # on a GPU the host computes these
-                    return func(*args, **kwargs)
+                if self.operators.active and self._on_host(tensors):
+                    out = func(*args, **kwargs)
+                    for x in tree_leaves(out):
+                        if isinstance(x, torch.Tensor):
+                            self.places.put_on_host(x)
+                    return out
+                if torch.Tag.dynamic_output_shape in func.tags:
+                    self.queue.host_wait()  # for the size of the result
                 return self._operator(func, types, args, kwargs)
         return self._operator(func, types, args, kwargs)
+
+    def _by_host(self, read: list[torch.Tensor]) -> bool:
+        # Optimizers count steps in single numbers. Other operators on the host take the time of a GPU's kernels.
+        return super()._by_host(read) and all(x.dim() == 0 for x in read)
+
+    def _on_host(self, tensors: list[torch.Tensor]) -> bool:
+        """Return whether an operator that reads these tensors runs on the host of a GPU."""
+        return all(map(self.places.on_host, tensors)) if tensors else self.places.making
 
     def _operator(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = super().__torch_dispatch__(func, types, args, kwargs)
@@ -119,7 +133,10 @@ class ScriptRecorder(Recorder):
             ValueError: if they are unknown integers.
         """
         with unset_fake_temporarily():
+            tensor = self.known.current(tensor)
             if not isinstance(tensor, FakeTensor):
+                if self.operators.active and not self.places.on_host(tensor):
+                    self.queue.host_wait()
                 return tensor
             if self.phase != "optimizer":  # the optimizer reads its number of steps, which torch keeps on the host
                 self.queue.host_wait()

@@ -26,6 +26,7 @@ from calibrate.capture.fake_world import fake_world, set_environment
 from calibrate.capture.flex_attention import flex_attention_fused
 from calibrate.capture.host_copies import HostCopies
 from calibrate.capture.host_work import host_work_noted
+from calibrate.capture.known_values import PLAIN
 from calibrate.capture.modes_in_backward import kept_in_backward
 from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.optimizers import capturable_here, kernels_of_gpu, many_at_once
@@ -125,6 +126,7 @@ def record_script(
     operators = CudaOperators(None, on_gpu=False)
     device = CudaDevice(operators)
     recorder = ScriptRecorder(operators, queue, balanced)
+    recorder.places = device.places
     copies = HostCopies(recorder, device.places, lambda: device.used)
     steps = Steps(recorder, device)
     nodes_ranks = min(ranks_per_node, world_size)
@@ -187,11 +189,15 @@ def _runner(words: Sequence[str]) -> Callable[[], object]:
 @contextmanager
 def _device(recorder: ScriptRecorder) -> Iterator[None]:
     """Let streams and changes of storage sizes be recorded, and numbers be printed; `torch.compile` does nothing."""
-    resize = torch.UntypedStorage.resize_
+    resize, tolist = torch.UntypedStorage.resize_, torch.Tensor.tolist
 
     def resized(self: Any, size: int) -> Any:
         recorder.resized(self)
         return resize(self, size)
+
+    def listed(self: Any) -> Any:
+        plain = type(self) in PLAIN  # a fake tensor has its own
+        return tolist(recorder.values_of(self)) if plain else tolist(self)
 
     def array(self: Any, **_: object) -> Any:
         with _disable_current_modes():  # nothing that runs here is the script's
@@ -204,6 +210,7 @@ def _device(recorder: ScriptRecorder) -> Iterator[None]:
         stack.enter_context(numbers_shown())
         stack.enter_context(counts_read())
         stack.enter_context(patch.object(FakeTensor, "numpy", array))
+        stack.enter_context(patch.object(torch.Tensor, "tolist", listed))
         stack.enter_context(patch.object(torch, "save", lambda *_, **__: None))  # fake tensors have nothing to save
         stack.enter_context(fake_weights())
         stack.enter_context(code_compiled())

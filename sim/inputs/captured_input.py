@@ -15,7 +15,8 @@ from sim.inputs.program_file import CapturedProgram, read_program
 from sim.inputs.training_config import Training
 from sim.inputs.yaml_input import KeyPath
 
-FREE = ("global_batch_size", "grad_reduce_dtype", "activation_offload", "tokens", "batch_schedule")
+# What a program does not say. Its kernels are the same within CUDA graphs.
+FREE = ("global_batch_size", "grad_reduce_dtype", "activation_offload", "tokens", "batch_schedule", "cuda_graphs")
 FLOATS = ("fp32", "bf16", "fp16")
 
 

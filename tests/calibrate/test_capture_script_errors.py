@@ -51,6 +51,10 @@ STEP = "import torch\nmodel = torch.nn.Linear(8, 8)\noptimizer = torch.optim.SGD
             "train.py:3: NotImplementedError: sparse tensors cannot be captured; leave out sparse=True",
         ),
         ("import torch\nx = torch.nn.LazyLinear(4)\n", "train.py:2: RuntimeError: layers that learn their sizes"),
+        (
+            "import torch\nx = torch.cuda.CUDAGraph()\n",
+            "train.py:2: NotImplementedError: CUDA graphs cannot",
+        ),
         ("import sys\nsys.exit(3)\n", "ended with exit code 3 after 0 optimizer steps"),
         ("x = (\n", "SyntaxError"),
     ],

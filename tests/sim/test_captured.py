@@ -197,7 +197,9 @@ def test_an_embeddings_gradient_of_many_tokens_is_sorted() -> None:
     assert [c.kernels for c in computes_of(many, on_gpu=False)] == [2]
 
 
-@pytest.mark.parametrize(("length", "kernels", "accesses"), [(4096, 4, 1 + 1 + 2 + 2 * (1 + 2)), (8192, 7, 2 + 8 * 3)])
+@pytest.mark.parametrize(
+    ("length", "kernels", "accesses"), [(4096, 4, 1 + 1 + 2 + 2 * (1 + 2)), (8192, 11, 2 + 1 + 8 * 3 + 6 + 6)]
+)
 def test_a_sort_of_long_rows_goes_over_values_and_places_once_for_each_byte(
     length: int, kernels: int, accesses: int
 ) -> None:
@@ -212,6 +214,11 @@ def test_norms_of_groups_read_their_input_twice() -> None:
     found = computes_of(_operator("native_group_norm", (x, weight, weight), x, sums, sums))
     assert found[0].bytes == 3 * x.bytes + 4 * weight.bytes + 2 * sums.bytes
     assert [c.kernels for c in found] == [2, 1]
+    last = x._replace(strides=(4096, 1, 512, 64))  # a GPU's kernel takes the channels first
+    found = computes_of(_operator("native_group_norm", (last, weight, weight), x, sums, sums))
+    assert [(c.kind, c.bytes) for c in found[:1]] == [("permute", 2 * x.bytes)]
+    found = computes_of(_operator("native_group_norm_backward", (last, last, sums, sums, weight), x, weight, weight))
+    assert [c.kind for c in found] == ["permute", "permute", "norm", "elementwise"]
 
 
 @pytest.mark.parametrize(

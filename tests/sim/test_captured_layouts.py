@@ -143,6 +143,17 @@ def _straggler() -> Any:
     return parse_scenario(data).faults
 
 
+def test_graphs_leave_out_the_hosts_time() -> None:
+    """The kernels are those of the program; this one's step waits for its host."""
+
+    def step_s(graphs: str) -> float:
+        training = {"global_batch_size": 2, "cuda_graphs": graphs}
+        data = {"name": "x", "model": {"program": str(FILE)}, "training": training, "cluster": "dgx-h100"}
+        return simulate(parse_scenario(data)).step_time_s
+
+    assert 0 < step_s("step") < 0.7 * step_s("none")
+
+
 @pytest.mark.parametrize(
     ("section", "said"),
     [

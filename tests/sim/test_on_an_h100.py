@@ -175,3 +175,18 @@ def test_unaligned_rows_of_a_softmax_are_read_one_by_one() -> None:
     x = Tensor("bf16", (1, 64, 2048, 2049), ())
     op = compute_of(CapturedOperator("aten._softmax", "forward", "", (x,), (x,), 1, False))
     assert COSTS.compute(op).seconds == pytest.approx(1.47e-3, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shape", "measured_us"), [("h100-sxm", (64, 512, 64, 512), 15.8), ("h200-sxm", (192, 512, 64, 512), 28.7)]
+)
+def test_a_batch_of_products_is_not_faster_than_its_bytes(gpu: str, shape: tuple[int, ...], measured_us: float) -> None:
+    """T5 and DeBERTa (scenarios/measured/gpu_programs, gpu_programs_h200); points would say 9.2 and 21.1 us."""
+    batch, m, n, k = shape
+    left, right = Tensor("bf16", (batch, m, k), ()), Tensor("bf16", (batch, k, n), ())
+    op = CapturedOperator("aten.bmm", "forward", "", (left, right), (Tensor("bf16", (batch, m, n), ()),), 1, False)
+    found = compute_of(op)
+    costs = Costs(load_profile(gpu), GPUS[gpu])
+    seconds = costs.compute(found).seconds
+    assert seconds >= found.bytes / GPUS[gpu].memory_bandwidth_bytes_per_s * 0.999
+    assert seconds == pytest.approx(measured_us * 1e-6, rel=0.25)

@@ -18,9 +18,10 @@ from typing import NamedTuple
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import NARROW, has_channels_last
+from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
 from sim.models.layer_norm_clocks import Clocks, layer_norm_clocks
 from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
-from sim.models.top_k import top_k_clocks
+from sim.models.softmax_rows import VECTOR_BYTES
 
 
 class BatchNorm(NamedTuple):
@@ -46,7 +47,6 @@ CHANNELS_LAST = {
 }
 POOL_CLOCKS, POOL_BACKWARD_CLOCKS = 4.2, 11.6  # for each result of windows of 3 x 3
 GATHER_CLOCKS, SCATTER_ADD_CLOCKS = 1.0, 3.2  # an element along a row
-CUMULATIVE_CLOCKS = 1.5  # an element of a cumulative sum
 ROLL_CLOCKS = 1.24
 # A sum over the last dimension, for each row: 64 numbers of a row take as long as 256.
 SUM_CLOCKS, SUM_NARROW_CLOCKS, SHORTEST_SUM = 60.0, 100.0, 32
@@ -97,9 +97,27 @@ def _sum(op: CapturedOperator) -> Clocks:
 
 
 def _top_k(op: CapturedOperator) -> Clocks:
-    x, chosen = (t.shape[-1] if t.shape else 1 for t in (op.inputs[0], op.outputs[0]))
-    rows = op.inputs[0].elements / max(1, x)
-    return Clocks(top_k_clocks(rows, x, chosen, op.inputs[0].dtype in NARROW))
+    return chosen_clocks(op, op.inputs[0].dtype in NARROW)
+
+
+def _selected(op: CapturedOperator) -> Clocks:
+    return selected_clocks(op, op.inputs[0].dtype in NARROW) if len(op.outputs) > 1 else Clocks()
+
+
+def _gather(op: CapturedOperator) -> Clocks:
+    """Return none for whole rows, which are read 16 bytes at once (IndexKernelUtils.h: fast_gather_kernel_eligible).
+
+    >>> from sim.inputs.program_file import Tensor
+    >>> x, places = Tensor("bf16", (64, 256), ()), Tensor("int64", (32, 256), (1, 0))
+    >>> def gather(places): return CapturedOperator("aten.gather", "forward", "", (x, places), (x,), 1, False)
+    >>> _gather(gather(places)).shared, _gather(gather(places._replace(strides=()))).shared
+    (0.0, 16384.0)
+    """
+    x, places = op.inputs[:2]
+    rows = len(places.shape) == 2 and places.strides == (1, 0) and not x.strides
+    bytes_of_row = x.shape[-1] * x.bytes // max(1, x.elements) if x.shape else 0
+    whole = rows and x.shape[-1] == places.shape[-1] and bytes_of_row % VECTOR_BYTES == 0
+    return Clocks() if whole else Clocks(op.outputs[0].elements * GATHER_CLOCKS)
 
 
 def _each_result(clocks: float) -> Callable[[CapturedOperator], Clocks]:
@@ -124,12 +142,15 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.native_batch_norm_backward": _batch_norm,
     "aten.max_pool2d_with_indices": _each_result(POOL_CLOCKS),
     "aten.max_pool2d_with_indices_backward": _each_input(0, POOL_BACKWARD_CLOCKS),
-    "aten.gather": _each_result(GATHER_CLOCKS),
+    "aten.gather": _gather,
     "aten.scatter_add": _each_input(-1, SCATTER_ADD_CLOCKS),
     "aten.scatter_add_": _each_input(-1, SCATTER_ADD_CLOCKS),
-    "aten.cumsum": _each_result(CUMULATIVE_CLOCKS),
+    **dict.fromkeys(
+        [f"aten.{name}" for name in ("cumsum", "cumsum_", "cumprod", "logcumsumexp", "cummax", "cummin")], scan_clocks
+    ),
     "aten.roll": _each_result(ROLL_CLOCKS),
     "aten.topk": _top_k,
+    **dict.fromkeys(("aten.kthvalue", "aten.median", "aten.nanmedian"), _selected),
     "aten.sum": _sum,
     "aten.mean": _sum,
 }

@@ -15,7 +15,6 @@ from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import FOREACH, list_bytes, read_bytes, written_bytes
 from sim.models.captured.indices import (
     MASK_KERNELS,
-    SORT_STARTS,
     embedding_gradient_bytes,
     embedding_passes,
     embedding_sorts,
@@ -31,10 +30,10 @@ from sim.models.captured.indices import (
     unique_kernels,
 )
 from sim.models.captured.layout import POINTWISE
+from sim.models.captured.ordering import sort_kernels, sort_passes, sorted_bytes, top_k_bytes, top_k_kernels
 from sim.models.captured.waits import masks_of
 
 SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
-SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should_use_small_sort)
 
 
 class Kernels(NamedTuple):
@@ -116,27 +115,6 @@ def _with_differences(op: CapturedOperator) -> float:
     return read_bytes(op) + written_bytes(op) + 2.0 * grad.bytes * x.shape[-1]
 
 
-def _sorted_bytes(op: CapturedOperator) -> float:
-    """A copy, places, and one sort in place; or passes over values and places (Sort.cpp, SortStable.cu)."""
-    values, places = op.outputs[0].bytes, op.outputs[-1].bytes
-    if _row(op) <= SMALL_SORT:
-        return read_bytes(op) + values + places + 2.0 * (values + places)
-    return places + 2.0 * (values + places) * passes(op.inputs[0])
-
-
-def _sort_kernels(op: CapturedOperator) -> int:
-    return 3 if _row(op) <= SMALL_SORT else SORT_STARTS + passes(op.inputs[0])
-
-
-def _sort_passes(op: CapturedOperator) -> int:
-    return 0 if _row(op) <= SMALL_SORT else passes(op.inputs[0])
-
-
-def _row(op: CapturedOperator) -> int:
-    """Return the elements that are sorted together, which are the last dimension's, as nearly always."""
-    return op.inputs[0].shape[-1] if op.inputs[0].shape else 1
-
-
 def _images(op: CapturedOperator) -> int:
     """Return the further kernels of an operator that starts one an image (Im2Col.cu: im2col_out_cuda_template)."""
     return op.inputs[0].shape[0] - 1 if op.inputs and len(op.inputs[0].shape) == 4 else 0
@@ -172,6 +150,7 @@ KERNELS: dict[str, Kernels] = {
         "_weight_norm_interface_backward _cdist_forward _pdist_forward pixel_shuffle pixel_unshuffle channel_shuffle "
         "complex polar mse_loss_backward smooth_l1_loss_backward huber_loss_backward binary_cross_entropy_backward "
         "_amp_update_scale_ _is_all_true norm tril_indices triu_indices aminmax repeat_interleave equal nansum trace "
+        "kthvalue median nanmedian "
         "take poisson _standard_gamma segment_reduce _segment_reduce_backward renorm _assert_async addr "
         "_functional_assert_async multi_margin_loss multi_margin_loss_backward multilabel_margin_loss_forward "
         "multilabel_margin_loss_backward soft_margin_loss_backward fractional_max_pool2d _linalg_check_errors",
@@ -213,8 +192,8 @@ KERNELS: dict[str, Kernels] = {
     **_of(Kernels(kernels=2, moved=_with_differences), "_cdist_backward _pdist_backward"),  # DistanceKernel.cu
     "aten.bincount": Kernels(kernels=3, moved=_times(3, 2), small=1),  # least, largest and counts; zeros before
     "aten.im2col": Kernels(small=_images),
-    "aten.topk": Kernels(moved=_times(1, 3), small=1),  # one kernel chooses, another sorts what is chosen
-    **_of(Kernels(moved=_sorted_bytes, small=_sort_kernels, passes=_sort_passes), "sort argsort"),
+    "aten.topk": Kernels(moved=top_k_bytes, small=top_k_kernels),
+    **_of(Kernels(moved=sorted_bytes, small=sort_kernels, passes=sort_passes), "sort argsort"),
     # ReduceOps.cpp, logsumexp_out_impl: largest, difference, exponential, sum, and five kernels over its results
     "aten.logsumexp": Kernels(kernels=4, moved=_times(6, 1), small=5),
     **_of(Kernels(kernels=2, moved=_reduced), "mse_loss smooth_l1_loss huber_loss binary_cross_entropy"),
@@ -269,9 +248,9 @@ KERNELS: dict[str, Kernels] = {
     # TensorAdvancedIndexing.cpp: those places, and an index; in the backward the mask is expanded, and copied first
     "aten.masked_select": Kernels("embedding", 4, masked_select_bytes, small=2),
     "aten.masked_scatter_backward": Kernels("embedding", 5, masked_select_bytes, small=2),
-    # Distributions.cpp, multinomial_out: largest, least and sum of all, random numbers, quotients, the largest of them;
-    # between them comparisons and checks of single numbers
-    "aten.multinomial": Kernels(kernels=6, moved=_times(8, 1), small=8),
+    # Distributions.cpp, multinomial_out: least and largest, sums of rows, random numbers, quotients, the largest, and
+    # between them comparisons and checks of single numbers. The host does not wait in torch 2.14; it read two before.
+    "aten.multinomial": Kernels(kernels=5, moved=_times(7, 1), small=8),
     # TensorAdvancedIndexing.cpp: a copy of the target, and the same in place
     **_of(
         Kernels("embedding", 2, _into_copy),
