@@ -87,10 +87,11 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def levels(self) -> Levels:
         """Memory over time of all classes of ranks."""
+        return self._levels(self.expanded)
+
+    def _levels(self, fine: bool) -> Levels:
         times, done = self.times, self.built.actions
-        return pooled_levels(
-            self.plan.scenario, self.stages, done, times.start_s, times.end_s, self.states, self.expanded
-        )
+        return pooled_levels(self.plan.scenario, self.stages, done, times.start_s, times.end_s, self.states, fine)
 
     @cached_property
     def memory(self) -> list[MemoryCurve]:
@@ -101,6 +102,13 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     def most_memory(self) -> list[AtMost]:
         """The most memory of every class of ranks."""
         return self.levels.at_most()
+
+    @cached_property
+    def most_by_category(self) -> list[AtMost]:
+        """The most of each category of every class of ranks, also within actions: what a page's curves show."""
+        levels = self.levels if self.expanded else self._levels(fine=True)
+        pairs = zip(levels.at_most(), self.most_memory, strict=True)
+        return [x._replace(peak=most.peak) for x, most in pairs]  # the peaks differ by rounding
 
     @property
     def peak_memory_bytes(self) -> float:

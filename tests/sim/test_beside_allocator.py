@@ -48,9 +48,11 @@ def test_a_gpu_shows_what_was_printed_on_one(gpu: str, shown: float) -> None:
     assert allocator_bytes(s, s.cluster.gpu) == pytest.approx((shown - 0.5) * GIB, rel=1e-4)
 
 
-def test_nothing_is_taken_off_where_nobody_counted() -> None:
+def test_only_what_cuda_does_not_show_is_taken_off_where_nobody_counted() -> None:
     s = scenario("eager", dp=8)
-    assert allocator_bytes(s, s.cluster.gpu) == s.cluster.gpu.memory_bytes
+    assert allocator_bytes(s, s.cluster.gpu) == s.cluster.gpu.shown_bytes == pytest.approx(79.11 * GIB)
+    unknown = scenario("eager", {"memory_shown": 1.0}, dp=8)
+    assert allocator_bytes(unknown, unknown.cluster.gpu) == unknown.cluster.gpu.memory_bytes
 
 
 def test_a_step_fits_in_what_is_left() -> None:
@@ -76,7 +78,7 @@ def test_every_view_reads_the_limit_that_decides() -> None:
 
 def test_what_was_not_counted_is_said_to_be_tight() -> None:
     peak = simulate(scenario("eager", dp=8)).outcome.peak_memory_bytes
-    found = simulate(scenario("eager", {"memory_bytes": peak + GIB}, dp=8)).outcome
+    found = simulate(scenario("eager", {"memory_bytes": (peak + GIB) / 0.988875}, dp=8)).outcome
     assert (found.fits_in_memory, found.memory[0].beside) == (True, None)
     assert headline(found)[-1].note.startswith("tight")
     own = simulate(scenario("nanotron", dp=8)).outcome.peak_memory_bytes
@@ -107,7 +109,7 @@ def test_a_search_without_a_limit_takes_what_is_left_and_one_with_it_that() -> N
     assert found[1]["memory_limit_bytes"] == found[1]["best"][0]["memory_limit_bytes"] == peak + 2 * GIB
 
 
-def test_a_teacher_on_gpus_of_its_own_has_their_whole_memory() -> None:
+def test_a_teacher_on_gpus_of_its_own_has_what_cuda_shows() -> None:
     """It has none of the student's communicators."""
     data: dict[str, Any] = {
         "model": "llama3.2-1b",
@@ -118,7 +120,7 @@ def test_a_teacher_on_gpus_of_its_own_has_their_whole_memory() -> None:
     }
     teacher = simulate(parse_scenario(data)).teacher
     assert teacher is not None
-    gpu = {"preset": "h100-sxm", "memory_bytes": teacher.held_bytes * 1.001}
+    gpu = {"preset": "h100-sxm", "memory_bytes": teacher.held_bytes * 1.001 / 0.988875}
     tight = parse_scenario({**data, "cluster": {"preset": "dgx-h100", "gpu": gpu}})
     assert allocator_bytes(tight, tight.cluster.gpu) < teacher.held_bytes
     assert simulate(tight).outcome.fits_in_memory
