@@ -59,7 +59,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
 
 
 def _overlap_note(t: Training, p: Parallelism, written: Parallelism) -> Iterator[str]:
-    """Return that the trainer always overlaps what waits here by default (`overlaps_weight_gradients` of its record)."""
+    """Return that the trainer always overlaps what waits here by default (`overlaps_weight_gradients`)."""
     always = framework_of(t).overlaps_weight_gradients
     if always and p.tp > 1 and p.tp_overlap == "none" and "tp_overlap" not in written.model_fields_set:
         does = f"framework {t.framework} computes weight gradients meanwhile, and its step is shorter"

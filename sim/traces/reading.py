@@ -7,7 +7,15 @@ from pathlib import Path
 
 from sim.core.errors import InputError
 from sim.core.files import read_json
-from sim.inputs.file_kinds import NSYS_REPORTS, PAGE, SQLITE, is_page, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
+from sim.inputs.file_kinds import (
+    NSYS_REPORTS,
+    PAGE,
+    SQLITE,
+    is_page,
+    read_yaml_if_any,
+    refuse_other_kind,
+    starts_as_sqlite,
+)
 from sim.traces.changes import network_of
 from sim.traces.recording import Recording
 

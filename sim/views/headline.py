@@ -110,9 +110,9 @@ def goodput_numbers(run: TrainingRun | None, weeks: Goodput | None) -> list[Numb
         return []
     useful = weeks.effective_training_time.mean
     if useful <= 0:
-        return [Number("  with failures", "never", "no training is effective", "bad")]
+        return [Number("Training with failures", "never", "no training is effective", "bad")]
     note = f"{run.gpu_hours / useful:,.0f} GPU hours, of which {percent(useful)} effective training"
-    return [Number("  with failures", f"{run.days / useful:,.1f} days", note)]
+    return [Number("Training with failures", f"{run.days / useful:,.1f} days", note)]
 
 
 def _processes(result: StepResult) -> list[Number]:

@@ -44,7 +44,10 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("tensor_parallel_degree=8", "unknown key; here it is parallelism.tp"),
         ("training.gradient_checkpointing=true", "here it is training.recompute"),
         ("training.grad_dtype=fp4", "must be 'fp32', 'bf16' or 'fp16'; 'fp4' is read as 'nvfp4'"),
-        ("training.precision=fp4", "GPU h100-sxm has no nvfp4 peak (it has: fp32, tf32, bf16, fp16, fp8, int8); 'fp4' is"),
+        (
+            "training.precision=fp4",
+            "GPU h100-sxm has no nvfp4 peak (it has: fp32, tf32, bf16, fp16, fp8, int8); 'fp4' is",
+        ),
         ("model.num_hidden_layers=8", "here it is model.layers"),
         ("model.hidden_act=silu", "unknown key; here it is model.mlp"),
         ("model.sliding_window=4096", "unknown key; here it is model.window"),

@@ -394,4 +394,5 @@ def test_a_trainer_that_always_overlaps_is_named_where_the_default_does_not(
 def test_a_bucket_without_a_unit_is_asked_about() -> None:
     told = parse_scenario(small(parallelism={"dp": 2, "bucket_bytes": 25})).warnings
     assert "parallelism.bucket_bytes: 25 bytes, less than any tensor has; 25MiB is 25 mebibytes" in told
-    assert not parse_scenario(small(parallelism={"dp": 2, "bucket_bytes": "25MiB"})).warnings == told
+    clear = parse_scenario(small(parallelism={"dp": 2, "bucket_bytes": "25MiB"})).warnings
+    assert not [text for text in clear if "mebibytes" in text]
