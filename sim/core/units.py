@@ -115,14 +115,15 @@ def percent(value: float) -> str:
     return f"{value * 100:.2f} %" if 0 < abs(value) < 0.001 else f"{value * 100:.1f} %"
 
 
-def change_percent(value: float, digits: int) -> str:
+def change_percent(value: float, digits: int = 1) -> str:
     """A change as a fraction, in percent with its sign; one that rounds to zero has none.
 
-    >>> change_percent(0.2994, 1), change_percent(-1e-9, 2)
-    ('+29.9 %', '0.00 %')
+    >>> change_percent(0.2994), change_percent(-0.05), change_percent(-1e-9, 2)
+    ('+29.9 %', '−5.0 %', '0.00 %')
     """
     rounded = round(value * 100, digits)
-    return f"{rounded:+.{digits}f} %" if rounded else f"{0:.{digits}f} %"
+    sign = "+" if rounded > 0 else "−" if rounded < 0 else ""
+    return f"{sign}{abs(rounded):.{digits}f} %"
 
 
 def is_rate(name: str) -> bool:
