@@ -286,3 +286,10 @@ def test_options_of_a_search() -> None:
     assert limit_bytes("70G") == 70e9
     with pytest.raises(InputError, match="70 bytes\\? write 70GiB"):
         limit_bytes("70")
+
+
+def test_a_measured_time_that_is_text_is_shown_as_text(tmp_path: Path) -> None:
+    row = '{"id": "a", "scenario": "1f1b_pp8", "measured": {"step_time_s": "38.9"}}'
+    path = tmp_path / "steps.json"
+    path.write_text(f'{{"format": "measurements/1", "kind": "training_step", "rows": [{row}]}}')
+    assert "step_time_s: found '38.9'; allowed: a number above 0" in read_table(path).rows[0].unreadable
