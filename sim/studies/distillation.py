@@ -228,7 +228,7 @@ def with_teacher(student: StepResult, teacher: Teacher, scenario: Scenario) -> S
         critical_path=_critical_path(student.critical_path, teacher, student_s),
         distillation=Distilled(teacher, student_s),
     )
-    together = _with_memory(together, teacher, scenario.cluster.gpu.shown_bytes)
+    together = _with_memory(together, teacher, scenario.cluster.gpu.memory_bytes)
     if student.fits_in_memory and not together.fits_in_memory:
         beside = (
             "the student does not fit beside its teacher"

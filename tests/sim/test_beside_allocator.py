@@ -48,11 +48,9 @@ def test_a_gpu_shows_what_was_printed_on_one(gpu: str, shown: float) -> None:
     assert allocator_bytes(s, s.cluster.gpu) == pytest.approx((shown - 0.5) * GIB, rel=1e-4)
 
 
-def test_only_what_cuda_does_not_show_is_taken_off_where_nobody_counted() -> None:
+def test_nothing_is_taken_off_where_nobody_counted() -> None:
     s = scenario("eager", dp=8)
-    assert allocator_bytes(s, s.cluster.gpu) == s.cluster.gpu.shown_bytes == pytest.approx(79.11 * GIB)
-    unknown = scenario("eager", {"memory_shown": 1.0}, dp=8)
-    assert allocator_bytes(unknown, unknown.cluster.gpu) == unknown.cluster.gpu.memory_bytes
+    assert allocator_bytes(s, s.cluster.gpu) == s.cluster.gpu.memory_bytes
 
 
 def test_a_step_fits_in_what_is_left() -> None:
@@ -78,7 +76,7 @@ def test_every_view_reads_the_limit_that_decides() -> None:
 
 def test_what_was_not_counted_is_said_to_be_tight() -> None:
     peak = simulate(scenario("eager", dp=8)).outcome.peak_memory_bytes
-    found = simulate(scenario("eager", {"memory_bytes": (peak + GIB) / 0.988875}, dp=8)).outcome
+    found = simulate(scenario("eager", {"memory_bytes": peak + GIB}, dp=8)).outcome
     assert (found.fits_in_memory, found.memory[0].beside) == (True, None)
     assert headline(found)[-1].note.startswith("tight")
     own = simulate(scenario("nanotron", dp=8)).outcome.peak_memory_bytes
@@ -109,7 +107,7 @@ def test_a_search_without_a_limit_takes_what_is_left_and_one_with_it_that() -> N
     assert found[1]["memory_limit_bytes"] == found[1]["best"][0]["memory_limit_bytes"] == peak + 2 * GIB
 
 
-def test_a_teacher_on_gpus_of_its_own_has_what_cuda_shows() -> None:
+def test_a_teacher_on_gpus_of_its_own_has_their_whole_memory() -> None:
     """It has none of the student's communicators."""
     data: dict[str, Any] = {
         "model": "llama3.2-1b",
@@ -120,7 +118,27 @@ def test_a_teacher_on_gpus_of_its_own_has_what_cuda_shows() -> None:
     }
     teacher = simulate(parse_scenario(data)).teacher
     assert teacher is not None
-    gpu = {"preset": "h100-sxm", "memory_bytes": teacher.held_bytes * 1.001 / 0.988875}
+    gpu = {"preset": "h100-sxm", "memory_bytes": teacher.held_bytes * 1.001}
     tight = parse_scenario({**data, "cluster": {"preset": "dgx-h100", "gpu": gpu}})
     assert allocator_bytes(tight, tight.cluster.gpu) < teacher.held_bytes
     assert simulate(tight).outcome.fits_in_memory
+
+
+def test_a_search_proposes_no_more_than_cuda_shows() -> None:
+    """A run between what CUDA shows and the whole memory is said to be tight; a search leaves it out."""
+    s = scenario("eager", dp=8)
+    peak = simulate(s).outcome.peak_memory_bytes
+    gpu = {"preset": "h100-sxm", "memory_bytes": peak * 1.005}
+    tight = scenario("eager", gpu, dp=8)
+    assert tight.cluster.gpu.shown_bytes < peak < allocator_bytes(tight, tight.cluster.gpu)
+    data = {
+        "model": "llama3-8b",
+        "cluster": {"preset": "dgx-h100", "gpu": gpu},
+        "training": {"seq_len": 4096, "global_batch_size": 16},
+    }
+    only = {"dp": [8], "zero": [0], "micro_batch_size": [1], "recompute": ["none"]}
+    space = make_space(Source("test", data), 8, "test", only, [])
+    with local_workers(1) as pool:
+        found = [search_space(space, limit, Asked(top=1), pool) for limit in (None, peak * 1.002)]
+    assert [bool(x["best"]) for x in found] == [False, True]
+    assert found[0]["memory_limit_bytes"] == tight.cluster.gpu.shown_bytes
