@@ -32,6 +32,7 @@ from calibrate.fitted_rows import Case, rows_to_fit
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import FILE, OUTPUT
 from sim.core.errors import InputError
+from sim.core.long_runs import lines_while
 from sim.core.units import counted
 from sim.prices.coefficients import Coefficient
 from sim.prices.profile import Profile
@@ -332,12 +333,18 @@ def predicted_rest(found: Fit, base: Profile, rest: Sequence[Case]) -> Fit:
 
 
 def _with_progress(cases: Sequence[Case], base: Profile, names: Sequence[str], way: Callable[..., Fit]) -> Fit:
+    """The fit, with a bar on standard error if that is a terminal, else lines there if it takes long."""
+    fits = {fit: 6 * (len(names) + 1), fit_few: len(names) + REFITS, fit_all_few: len(names) + REFITS * len(cases)}
+    total = len(cases) * (1 + fits[way])
+    if not sys.stderr.isatty():
+        simulated: list[None] = []
+        with lines_while(lambda: f"fitting: {len(simulated):,} of at most {total:,} steps simulated"):
+            return way(cases, base, names, lambda: simulated.append(None))
     from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()) as progress:
-        fits = {fit: 6 * (len(names) + 1), fit_few: len(names) + REFITS, fit_all_few: len(names) + REFITS * len(cases)}
-        task = progress.add_task("fitting", total=len(cases) * (1 + fits[way]))
+    with Progress(console=Console(file=sys.stderr), transient=True) as progress:
+        task = progress.add_task("fitting", total=total)
         return way(cases, base, names, lambda: progress.advance(task))
 
 

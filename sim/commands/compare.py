@@ -18,7 +18,7 @@ import click
 from sim.commands.command import Command
 from sim.commands.options import Report, report_options, scenario_argument
 from sim.core.errors import InputError
-from sim.core.units import n_bytes, seconds
+from sim.core.units import change_percent, n_bytes, percent, seconds
 from sim.inputs.measured_run import QUIET_CORES, load_measured
 from sim.inputs.scenario import load_scenario
 from sim.prices.profiles import load_profile
@@ -54,15 +54,16 @@ def print_table(result: dict[str, Any]) -> None:
     console.print(table)
     verdict = "within" if result["within_tolerance"] else "OUT OF"
     console.print(
-        f"step time {step['error']:+.1%}{doubt(result)}, {verdict} tolerance ({result['tolerance']:.0%}); measured "
-        f"steps spread by {result['noise']:.1%}; actions end {result['action_ends']['mean']:.1%} of the step apart"
+        f"step time {change_percent(step['error'])}{doubt(result)}, {verdict} tolerance ({result['tolerance']:.0%}); "
+        f"measured steps spread by {percent(result['noise'])}; actions end {percent(result['action_ends']['mean'])} of "
+        "the step apart"
     )
     if "torch" in result:
         beside = result["torch"]
         theirs, ours = beside["step_time_s"], beside["bundled_step_time_s"]
         console.print(
-            f"{beside['what']}: {seconds(theirs['measured'])} a step, simulated {theirs['error']:+.1%}; the "
-            f"bundled one in turns with it {seconds(ours['measured'])}, simulated {ours['error']:+.1%}",
+            f"{beside['what']}: {seconds(theirs['measured'])} a step, simulated {change_percent(theirs['error'])}; the "
+            f"bundled one in turns with it {seconds(ours['measured'])}, simulated {change_percent(ours['error'])}",
             markup=False,
         )
     for warning in result["warnings"]:
@@ -77,7 +78,7 @@ def doubt(result: dict[str, Any]) -> str:
 
 
 def _row(table: Any, name: str, pair: dict[str, Any], words: Callable[[float], str]) -> None:
-    error = "" if pair["error"] is None else f"{pair['error']:+.1%}"
+    error = "" if pair["error"] is None else change_percent(pair["error"])
     table.add_row(name, words(pair["simulated"]), words(pair["measured"]), error)
 
 

@@ -20,6 +20,7 @@ from sim.commands.files_named import FILE
 from sim.commands.options import SCENARIO, Narrowing, Study, narrowing_options, study_options
 from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
+from sim.core.long_runs import lines_while
 from sim.core.units import counted
 
 if TYPE_CHECKING:
@@ -157,9 +158,11 @@ def _cell(
 
 @contextmanager
 def _progress(cells: int) -> Iterator[Callable[[str], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A bar on standard error if that is a terminal, else lines there if it takes long."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        begin_s, done = time.monotonic(), list[str]()
+        with lines_while(lambda: f"searches: {len(done)} of {cells} after {time.monotonic() - begin_s:,.0f} s"):
+            yield done.append
         return
     from rich.console import Console
     from rich.progress import Progress

@@ -27,6 +27,8 @@ def run_rl(scenario: Scenario, options: RunOptions) -> bool:
     whole = simulation.result | ({} if spent is None else {"spending": spent.to_json()})
     numbers = spending_numbers(spent)
     options.show(
-        whole, lambda _: rl_page(simulation), lambda _: print_rl(simulation.outcome, standard_output(), numbers)
+        whole,
+        lambda _: rl_page(simulation, numbers),
+        lambda _: print_rl(simulation.outcome, standard_output(), numbers),
     )
     return simulation.outcome.fits_in_memory

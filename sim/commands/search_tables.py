@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from sim.commands.rich_tables import as_printed, console_of
-from sim.core.units import counted, n_bytes
+from sim.core.long_runs import lines_while
+from sim.core.units import counted, n_bytes, seconds
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,9 +29,9 @@ REFUSALS_SHOWN = 3  # the most frequent; --json has all
 
 @contextmanager
 def progress() -> Iterator[Callable[[BestFirst], None]]:
-    """A bar on standard error, where that is a terminal."""
+    """A bar on standard error if that is a terminal, else lines there if it takes long."""
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield from _lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -37,16 +39,29 @@ def progress() -> Iterator[Callable[[BestFirst], None]]:
     columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=1.0)
+        yield lambda search: bar.update(task, completed=search.progress, description=_so_far(search))
 
-        def report(search: BestFirst) -> None:
-            c = search.counts
-            best = min((o.step_time_s for o in search.fitting), default=None)
-            text = f"{counted(c['legal'], 'layout')}, {c['evaluated']:,} evaluated" + (
-                f", best {best:.4g} s" if best is not None else ""
-            )
-            bar.update(task, completed=search.progress, description=text)
 
-        yield report
+def _lines() -> Iterator[Callable[[BestFirst], None]]:
+    begin_s = time.monotonic()
+    seen: list[BestFirst] = []
+
+    def line() -> str:
+        so_far = _so_far(seen[-1]) if seen else "starting"
+        return f"searching for {time.monotonic() - begin_s:,.0f} s: {so_far}; --only narrows a search"
+
+    def look(search: BestFirst) -> None:
+        seen[:] = [search]
+
+    with lines_while(line):
+        yield look
+
+
+def _so_far(search: BestFirst) -> str:
+    """How many layouts were looked at, and the best step so far."""
+    c, best = search.counts, min((o.step_time_s for o in search.fitting), default=None)
+    found = f", best {seconds(best)}" if best is not None else ""
+    return f"{counted(c['legal'], 'layout')}, {c['evaluated']:,} evaluated{found}"
 
 
 def print_result(result: dict[str, Any], saved: Path | None = None) -> None:

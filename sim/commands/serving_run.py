@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.search.slo import Promise
     from sim.serve.results.records import ServingResult
     from sim.serve.results.result import ServingSimulation
+    from sim.views.headline import Number
 
 
 def run_serving(scenario: Scenario, options: RunOptions) -> bool:
@@ -35,20 +36,25 @@ def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     if options.trace is not None:
         write_trace(options.trace, simulation.timeline, simulation.memory)
     spent = None if options.price is None else spending(result, options.price)
+    numbers = spending_numbers(spent)
     whole = result.to_json() | ({} if spent is None else {"spending": spent.to_json()})
     if promises:
         kept = [{"limit": p.text, "kept": p.kept(simulation.result)} for p in promises]
         whole |= {"slo": kept, "share_within_slo": within}
     options.show(
         whole,
-        lambda _: _page(simulation, result, promises, within),
-        lambda _: print_serving(result, standard_output(), spending_numbers(spent), promises, within),
+        lambda _: _page(simulation, result, promises, within, numbers),
+        lambda _: print_serving(result, standard_output(), numbers, promises, within),
     )
     return result.fits_in_memory
 
 
 def _page(
-    simulation: ServingSimulation, result: ServingResult, promises: Sequence[Promise], within: float | None
+    simulation: ServingSimulation,
+    result: ServingResult,
+    promises: Sequence[Promise],
+    within: float | None,
+    more: Sequence[Number],
 ) -> str:
     """The page of a serving workload."""
     from sim.serve.results.distributions import distributions
@@ -57,4 +63,4 @@ def _page(
     from sim.views.timeline_page import timeline_page
 
     plots = serving_plots(result, over_time(simulation), distributions(simulation), promises, within)
-    return timeline_page(result, simulation.timeline, simulation.memory, served=plots)
+    return timeline_page(result, simulation.timeline, simulation.memory, served=plots, more=more)

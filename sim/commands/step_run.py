@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sim.studies.anchor import Anchor
     from sim.studies.goodput import Goodput
     from sim.studies.spending import Spending
+    from sim.views.headline import Number
 
 OPERATORS_SHOWN = 15  # of each class of ranks; --json has all
 
@@ -40,14 +41,15 @@ def run_step(scenario: Scenario, path: Path, options: RunOptions) -> bool:
 
         write_page(options.topology, topology_drawing(simulation))
     advice = _advice(simulation, path, options)
+    numbers = _numbers(simulation, asked)
     if options.html is not None or options.trace is not None:
         expanded = simulate(scenario, expand=True, engine=engine)
         memory = expanded.memory_over(options.steps)
         if options.html is not None:
-            write_page(options.html, page_of(expanded, memory, advice))
+            write_page(options.html, page_of(expanded, memory, advice, asked.goodput, numbers))
         if options.trace is not None:
             write_trace(options.trace, expanded.timeline, memory)
-    _show(simulation, asked, advice, options)
+    _show(simulation, asked, numbers, advice, options)
     return simulation.outcome.fits_in_memory
 
 
@@ -94,7 +96,21 @@ def _asked(simulation: Simulation, path: Path, options: RunOptions) -> _Asked:
     return _Asked(weeks, anchored, spent)
 
 
-def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None, options: RunOptions) -> None:
+def _numbers(simulation: Simulation, asked: _Asked) -> list[Number]:
+    """Numbers that the options add to the headline."""
+    from sim.views.headline import anchor_numbers, goodput_numbers, spending_numbers
+
+    length = goodput_numbers(simulation.outcome.training_run, asked.goodput)
+    return [*anchor_numbers(asked.measured), *length, *spending_numbers(asked.spending)]
+
+
+def _show(
+    simulation: Simulation,
+    asked: _Asked,
+    numbers: Sequence[Number],
+    advice: Sequence[Tried] | None,
+    options: RunOptions,
+) -> None:
     if options.json is not None:
         written: dict[str, object] = {k: v.to_json() for k, v in asked._asdict().items() if v is not None}
         if advice is not None:
@@ -103,12 +119,9 @@ def _show(simulation: Simulation, asked: _Asked, advice: Sequence[Tried] | None,
     if options.json == "-":
         return
     from sim.studies.advice import may_advise
-    from sim.views.headline import anchor_numbers, goodput_numbers, spending_numbers
     from sim.views.summary import print_summary
     from sim.views.terminal import standard_output
 
-    length = goodput_numbers(simulation.outcome.training_run, asked.goodput)
-    numbers = [*anchor_numbers(asked.measured), *length, *spending_numbers(asked.spending)]
     print_summary(simulation.outcome, standard_output(), asked.goodput, numbers, advice or ())
     untried = advice is None and options.advise is None and may_advise(simulation.scenario)
     if untried:
@@ -163,8 +176,14 @@ def _advice(simulation: Simulation, path: Path, options: RunOptions) -> list[Tri
     return tried_advice(simulation, lambda changes: resolve(with_overrides(source, changes), name_of(path)), effort)
 
 
-def page_of(simulation: Simulation, memory: list[MemoryCurve], advice: Sequence[Tried] | None = None) -> str:
-    """The page of a step, with what spans are made of and waited for."""
+def page_of(
+    simulation: Simulation,
+    memory: list[MemoryCurve],
+    advice: Sequence[Tried] | None = None,
+    weeks: Goodput | None = None,
+    more: Sequence[Number] = (),
+) -> str:
+    """The page of a step, with what spans are made of and waited for; `more` are numbers that follow the headline."""
     from sim.results.operator_times import runs_of_details, time_by_operator, time_by_part
     from sim.views.timeline_page import StepDetails, timeline_page
 
@@ -174,5 +193,7 @@ def page_of(simulation: Simulation, memory: list[MemoryCurve], advice: Sequence[
         waits=simulation.waits,
         runs=runs_of_details(simulation, simulation.timeline.details),
         advice=advice,
+        weeks=weeks,
     )
-    return timeline_page(simulation.outcome, simulation.timeline, memory, simulation.critical_rows, details)
+    rows = simulation.critical_rows
+    return timeline_page(simulation.outcome, simulation.timeline, memory, rows, details, more=more)

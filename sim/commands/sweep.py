@@ -190,6 +190,8 @@ def print_result(result: dict[str, Any]) -> None:
             lost = [lost_words(row)] if faults else []
             table.add_row(*values, *(metric_words(row, m) for m in metrics_of(result)), *lost)
     console.print(table)
+    if any(not row["refused"] and not row["fits_in_memory"] for row in shown):
+        console.print("✗ does not fit in memory", highlight=False)
     if len(shown) < len(rows):
         said = f"the best {len(shown)} of {len(rows):,} by {metric.name}; --json and --html have all"
         console.print(said, highlight=False)

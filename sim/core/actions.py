@@ -317,13 +317,13 @@ def _run_blocking(schedule: Schedule, links: Links) -> None:
         rank = ready.pop()
         while not open_messages[rank] and position[rank] < len(runs[rank]):
             i = position[rank]
-            batch = []
-            for entry in runs[rank][i] if i >= 0 else ():
+            ended = runs[rank][i] if i >= 0 else ()
+            for entry in ended:
                 _check_local(schedule, links, done, rank, entry)
                 done.update(message for message, _ in links.gives(entry))
-                batch += [message for message, taker in links.gives(entry) if taker != rank]
-            for entry in runs[rank][i + 1] if i + 1 < len(runs[rank]) else ():
-                batch += [message for message, giver in links.needs(entry) if giver != rank]
+            begin = runs[rank][i + 1] if i + 1 < len(runs[rank]) else ()
+            batch = [message for entry in ended for message, taker in links.gives(entry) if taker != rank]
+            batch += [message for entry in begin for message, giver in links.needs(entry) if giver != rank]
             for message in batch:
                 if message in posted:
                     other = posted.pop(message)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 HOUR_S, DAY_S = 3600.0, 86400.0
+MOST_S = 1e9  # of an option that gives a time: 32 years
+MOST_NAMED = 1000  # ranks that are looked at for their name
 LEAST_S = 1e-9  # nothing is so short: less is what rounding leaves of a sum of seconds that is zero
 
 
@@ -113,14 +115,15 @@ def percent(value: float) -> str:
     return f"{value * 100:.2f} %" if 0 < abs(value) < 0.001 else f"{value * 100:.1f} %"
 
 
-def change_percent(value: float, digits: int) -> str:
+def change_percent(value: float, digits: int = 1) -> str:
     """A change as a fraction, in percent with its sign; one that rounds to zero has none.
 
-    >>> change_percent(0.2994, 1), change_percent(-1e-9, 2)
-    ('+29.9 %', '0.00 %')
+    >>> change_percent(0.2994), change_percent(-0.05), change_percent(-1e-9, 2)
+    ('+29.9 %', '−5.0 %', '0.00 %')
     """
     rounded = round(value * 100, digits)
-    return f"{rounded:+.{digits}f} %" if rounded else f"{0:.{digits}f} %"
+    sign = "+" if rounded > 0 else "−" if rounded < 0 else ""
+    return f"{sign}{abs(rounded):.{digits}f} %"
 
 
 def is_rate(name: str) -> bool:
@@ -132,27 +135,35 @@ def is_rate(name: str) -> bool:
     return "_per_" in name and "time_" not in name
 
 
-def ranks_text(ranks: Any) -> str:
-    """Ranks in as few words as possible; text such as a result's "0-7" is taken as it is.
+def rank_numbers(ranks: Sequence[int]) -> str:
+    """Ranks as the short text that results have.
 
-    >>> ranks_text("0-7"), ranks_text("3")
-    ('ranks 0–7', 'rank 3')
-    >>> ranks_text([0]), ranks_text(range(8)), ranks_text([0, 4, 8, 12]), ranks_text([0, 1, 5])
-    ('rank 0', 'ranks 0–7', 'ranks 0, 4 … 12', 'ranks 0, 1, 5')
+    >>> rank_numbers(range(8)), rank_numbers(range(0, 127, 2)), rank_numbers([0, 3, 4]), rank_numbers([8, 9, 10, 12])
+    ('0-7', '0-126 by 2', '0, 3, 4', '8-10, 12')
     """
-    if isinstance(ranks, (int, str)):
-        return f"rank{'' if str(ranks).isdigit() else 's'} {ranks}".replace("-", "–")
-    values = ranks if isinstance(ranks, range) else [int(r) for r in ranks]
-    if len(values) == 0:
+    if len(ranks) < 3:
+        return ", ".join(map(str, ranks))
+    step = ranks[1] - ranks[0]
+    if isinstance(ranks, range) or tuple(ranks) == tuple(range(ranks[0], ranks[0] + step * len(ranks), step or 1)):
+        return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
+    pieces: list[str] = []
+    for _, run in groupby(enumerate(ranks[:MOST_NAMED]), key=lambda item: item[1] - item[0]):
+        a, *rest = [rank for _, rank in run]
+        pieces += [f"{a}-{rest[-1]}"] if len(rest) > 1 else map(str, [a, *rest])
+    return ", ".join(pieces[:8]) + (" …" if len(pieces) > 8 or len(ranks) > MOST_NAMED else "")
+
+
+def ranks_text(ranks: Any) -> str:
+    """Ranks in words, from their numbers or from a result's text of them.
+
+    >>> ranks_text("0-7"), ranks_text("3"), ranks_text([0]), ranks_text(range(8)), ranks_text([0, 1, 2, 3, 4, 6])
+    ('ranks 0–7', 'rank 3', 'rank 0', 'ranks 0–7', 'ranks 0–4, 6')
+    """
+    if not isinstance(ranks, (int, str)):
+        ranks = rank_numbers(ranks if isinstance(ranks, range) else [int(r) for r in ranks])
+    if ranks == "":
         return "no rank"
-    if len(values) == 1:
-        return f"rank {values[0]}"
-    first, last, step = values[0], values[-1], values[1] - values[0]
-    if len(values) > 2 and (isinstance(values, range) or all(b - a == step for a, b in pairwise(values))):
-        return f"ranks {first}–{last}" if step == 1 else f"ranks {first}, {values[1]} … {last}"
-    if len(values) <= 4:
-        return "ranks " + ", ".join(map(str, values))
-    return f"ranks {first}, {values[1]} … {last} ({len(values)})"
+    return f"rank{'' if str(ranks).isdigit() else 's'} {ranks}".replace("-", "–")
 
 
 def as_written(value: Any) -> str:

@@ -101,17 +101,22 @@ class Sharing:
                 del over[link]
                 touched.update(users)
         self.changed.clear()
+        if over:
+            self._spread(touched, links)
         flows = list(touched)
-        if over:  # add all flows that share an overloaded link with these, directly or through others
-            for task in flows:  # grows while it is walked
-                for link in paths[task]:
-                    if link in over and link not in links:
-                        links.append(link)
-                        for other in all_users[link]:
-                            if other not in touched:
-                                touched[other] = None
-                                flows.append(other)
         return self._pace(flows, self._fair(flows, links) if links else [1.0] * len(flows), now_s)
+
+    def _spread(self, touched: dict[int, None], links: list[int]) -> None:
+        """Add the flows that share an overloaded link with these, directly or through others, and these links."""
+        waiting = list(touched)
+        for task in waiting:  # grows while it is walked
+            for link in self.paths[task]:
+                if link not in self.over or link in links:
+                    continue
+                links.append(link)
+                new = [other for other in self.users[link] if other not in touched]
+                touched.update(dict.fromkeys(new))
+                waiting += new
 
     def _pace(self, flows: list[int], fair: list[float], now_s: float) -> list[tuple[int, float]]:
         """Set new rates; return the flows whose rate changed, each with its remaining seconds (infinite on a link

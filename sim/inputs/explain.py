@@ -184,4 +184,6 @@ def _value(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, (int, float)) and abs(value) >= 10_000 and float(value).is_integer():
         return f"{value:,.0f}"
-    return str(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_value(item)}' for key, item in value.items())}}}"
+    return str(value) if value != "" else "empty"

@@ -29,6 +29,8 @@ SQLITE = b"SQLite format 3\0"  # a file's first bytes: https://www.sqlite.org/fi
 NSYS = "an SQLite file, such as Nsight Systems exports", "`stepsim replay FILE` takes those"
 GZIP = b"\x1f\x8b"  # RFC 1952, section 2.3.1
 ZIPPED = "a file compressed with gzip", "`stepsim replay FILE` takes compressed profiler traces"
+PAGES = (b"<!doctype html", b"<html")  # in small letters
+PAGE = "an HTML page", "a browser opens it"
 NSYS_REPORTS = (".nsys-rep", ".qdrep")
 
 
@@ -75,9 +77,14 @@ def refuse_recording(path: str | Path, wanted: str) -> None:
     """
     begin = _first_bytes(path)
     kind = NSYS if begin.startswith(SQLITE) else TRACE if b'"traceEvents"' in begin else None
-    kind = ZIPPED if begin.startswith(GZIP) else kind
+    kind = ZIPPED if begin.startswith(GZIP) else PAGE if is_page(begin) else kind
     if kind is not None:
         raise InputError(f"{path}: is {kind[0]}; {wanted} ({kind[1]})")
+
+
+def is_page(begin: bytes) -> bool:
+    """Tell whether a file's first bytes are those of an HTML page."""
+    return begin.lstrip()[: len(PAGES[0])].lower().startswith(PAGES)
 
 
 def starts_as_sqlite(path: str | Path) -> bool:

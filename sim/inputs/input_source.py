@@ -12,6 +12,7 @@ from msgspec import Struct, field
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from sim.core.dtypes import normalise_dtype
 from sim.core.errors import InputError
 from sim.inputs.synonyms import synonym, value_synonym
 from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
@@ -19,6 +20,7 @@ from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 MOST_BEGINNINGS = 6  # of known words that a message names; of more the first
 MOST_HOMES = 3  # mappings with a key of one name that a message names; of more none
 _THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
+DTYPE_KEYS = ("dtype", "precision")  # endings of keys that hold a dtype
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Problems = Iterator[tuple[KeyPath, str]]  # what a rule finds: the key, and what is wrong with its value
 
@@ -82,11 +84,22 @@ class Source(Struct, frozen=True):
     def error(self, path: KeyPath, problem: str) -> InputError:
         """The one message for something wrong at `path`: file, line or option, key, problem."""
         origin, key = self._origin(path), dotted(path)
+        problem += self._respelled(path)
         if isinstance(origin, str):
             key = f"--set {origin}" if origin == key else f"--set {origin}: {key}"
             return InputError(f"{self.label}: {key}: {problem}")
         place = self.label if origin is None else f"{self.label}:{origin}"
         return InputError(f"{place}: {key}: {problem}" if key else f"{place}: {problem}")
+
+    def _respelled(self, path: KeyPath) -> str:
+        """Say under which name a dtype was read, as the problem's text has that name."""
+        written: Any = self.data
+        for key in path:
+            written = written.get(key) if isinstance(written, dict) else None
+        if not isinstance(written, str) or not str(path[-1]).endswith(DTYPE_KEYS):
+            return ""
+        short = normalise_dtype(written)
+        return "" if short == written else f"; '{written}' is read as '{short}'"
 
     def _origin(self, path: KeyPath) -> int | str | None:
         """Where the key was written, or else the option that made a key below it, or the nearest mapping around it."""

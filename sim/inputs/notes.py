@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from sim.inputs.training_config import Training
     from sim.inputs.workloads import Inference
 
+LEAST_BUCKET_BYTES = 1024  # a number below it lacks its unit
+
 
 def notes(sections: Sections, written: Parallelism, given: Set[str], generates: bool = False) -> Iterator[str]:
     """Return what is legal but worth saying: the padded vocabulary, keys that have no effect here; `written`: the
@@ -48,6 +50,8 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
         yield from _autocast_note(t, p, model)
         yield from _attention_note(t, p, model)
         yield from _joined_norms_note(t, model)
+        yield from _overlap_note(t, p, written)
+        yield from _bucket_note(written)
     if i is not None:
         yield from _serving_notes(i, p, given, model)
         yield from _format_notes(i, model)
@@ -63,6 +67,22 @@ def _copies_note(t: Training, model: ModelConfig) -> Iterator[str]:
         also = f"or {t.param_dtype} alone (grad_dtype and optimizer_dtype, too, with master_weights: false)"
         itself = f"framework {t.framework} itself has fp32 ones without copies (param_dtype: fp32)"
         yield f"training.param_dtype: simulated with {t.param_dtype} parameters and copies in fp32; {itself}, {also}"
+
+
+def _overlap_note(t: Training, p: Parallelism, written: Parallelism) -> Iterator[str]:
+    """Return that the trainer always overlaps what waits here by default (`overlaps_weight_gradients`)."""
+    always = framework_of(t).overlaps_weight_gradients
+    if always and p.tp > 1 and p.tp_overlap == "none" and "tp_overlap" not in written.model_fields_set:
+        does = f"framework {t.framework} computes weight gradients meanwhile, and its step is shorter"
+        yield f"parallelism.tp_overlap: with none, the default, backward waits for messages of tp; {does}: set wgrad"
+
+
+def _bucket_note(written: Parallelism) -> Iterator[str]:
+    """Return that a bucket's size seems to lack its unit."""
+    for key in ("bucket_bytes", "gather_bucket_bytes"):
+        size = getattr(written, key)
+        if size is not None and size < LEAST_BUCKET_BYTES:
+            yield f"parallelism.{key}: {size} bytes, less than any tensor has; {size}MiB is {size} mebibytes"
 
 
 def prediction_note(whole: ModelConfig, trained: ModelConfig) -> Iterator[str]:

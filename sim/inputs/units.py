@@ -36,7 +36,7 @@ class Unit(Struct, frozen=True):
 
         >>> TOKENS.parse("15T"), TOKENS.parse("300b"), TOKENS.parse("15e12")
         (15000000000000.0, 300000000000.0, 15000000000000.0)
-        >>> FLOPS.parse("2.5 PFLOP/s"), RATE.parse("400Gbps"), BYTES.parse("25MiB"), TIME.parse("5us"), POWER.parse(700)
+        >>> FLOPS.parse("2.5 PFLOP/s"), RATE.parse("400GbE"), BYTES.parse("25MiB"), TIME.parse("5us"), POWER.parse(700)
         (2500000000000000.0, 50000000000.0, 26214400, 5e-06, 700)
         """
         if not isinstance(value, str):
@@ -59,8 +59,11 @@ def _flops(number: float, found: re.Match[str]) -> float:
     return number * _power_of(1000, found[2])
 
 
+BITS = ("bps", "bit/s", "b/s", "bE")  # 100GbE is Ethernet of 100 Gb/s
+
+
 def _bytes_per_s(number: float, found: re.Match[str]) -> float:
-    return number * _power_of(1000, found[2]) / (8 if found[3] in ("bps", "bit/s", "b/s") else 1)
+    return number * _power_of(1000, found[2]) / (8 if found[3] in BITS else 1)
 
 
 def _bytes(number: float, found: re.Match[str]) -> float:
@@ -88,7 +91,7 @@ FLOPS = Unit(
 )
 RATE = Unit(
     "bytes_per_s",
-    r"([KMGTkmgt])(bps|bit/s|b/s|B/s|Bps)",
+    r"([KMGTkmgt])(bps|bit/s|b/s|bE|B/s|Bps)",
     _bytes_per_s,
     "bytes a second, or one with a unit, such as 50GB/s or 400Gbps",
     lambda value: rate(value, "B/s"),

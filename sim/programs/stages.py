@@ -252,12 +252,10 @@ def class_stages(
 ) -> list[dict[int, Stage]]:
     """The stages that each class of ranks holds, by schedule stage. Unless `named`, equal stages are one object (whose
     layers then carry the first one's names); those in `made` are not made again. `costs_of`: the costs of a rank."""
-    s = plan.scenario
-    t, p = s.for_training, s.parallelism
+    p = plan.scenario.parallelism
     pieces = p.p2p_scatter and p.tp > 1 and not p.sp
     gathered = [stage_input_bytes(plan, part.index) if pieces else 0.0 for part in plan.parts]
-    source = source_of(s)
-    kind, before = source.layer_kind, source.before_forward()
+    kind = source_of(plan.scenario).layer_kind
     works = [
         (part.embedding, part.head, part.normed, part.predicts, size, tuple([kind(n) for n in part.layers]))
         for part, size in zip(plan.parts, gathered, strict=True)
@@ -279,9 +277,17 @@ def class_stages(
             key: tuple[object, ...] = (work, mine, costs.gpu.name, held, own is first, own.gathered_early)
             if key not in made:
                 blocks = with_copy(stage_blocks(plan, plan.parts[part], c.rank), plan, held)
-                copies = host_copies(blocks, t.activation_offload)
-                frozen = reference_blocks(plan, plan.parts[part], c.rank)
-                put_off = deferral_of(blocks, s.deferred_micro_batches)
-                made[key] = Stage(blocks, own, costs, copies, gathered[part], before, frozen, put_off)
+                made[key] = _new_stage(plan, part, c.rank, blocks, own, costs, gathered[part])
             out[-1][i] = made[key]
     return out
+
+
+def _new_stage(
+    plan: Plan, part: int, rank: int, blocks: tuple[Block, ...], own: DataParallel, costs: Costs, gathered: float
+) -> Stage:
+    """A stage of these blocks. `gathered`: bytes of its input that arrive in pieces."""
+    s = plan.scenario
+    copies = host_copies(blocks, s.for_training.activation_offload)
+    frozen = reference_blocks(plan, plan.parts[part], rank)
+    put_off = deferral_of(blocks, s.deferred_micro_batches)
+    return Stage(blocks, own, costs, copies, gathered, source_of(s).before_forward(), frozen, put_off)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from sim.core.program import Block, Comm, Compute, Item, Phase
 from sim.programs.data_parallel import (
     DataParallel,
@@ -25,10 +27,7 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     phase = Phase.FORWARD
     out: list[list[Item]] = [[] for _ in blocks]
     if blocks and dp.zero == 3 and (first or not dp.stays):
-        gathers = forward_gathers(blocks, dp, first)
-        for i, (items, sent) in enumerate(zip(out, forward_order(blocks, dp), strict=True)):
-            items += [c for j in sent for c in gathers[j]]
-            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
+        _gather(out, forward_gathers(blocks, dp, first), forward_order(blocks, dp), dp, phase)
     for block, items in zip(blocks, out, strict=True):
         items += block.forward
     return out
@@ -45,10 +44,7 @@ def weave_backward(
     out: list[list[Item]] = [[] for _ in order]
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
-        gathers = backward_gathers(order, dp)
-        for i, (items, sent) in enumerate(zip(out, backward_order(order, dp), strict=True)):
-            items += [c for j in sent for c in gathers[j]]
-            items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
+        _gather(out, backward_gathers(order, dp), backward_order(order, dp), dp, phase)
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
     buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None
     for block, items in zip(order, out, strict=True):
@@ -67,6 +63,19 @@ def weave_backward(
         if buckets is not None and Phase.WEIGHT_GRAD in phases:
             items += buckets.finish(block, left, tensors, block is order[-1])
     return out
+
+
+def _gather(
+    out: list[list[Item]],
+    gathers: Sequence[Sequence[Comm]],
+    order: Iterable[Iterable[int]],
+    dp: DataParallel,
+    phase: Phase,
+) -> None:
+    """Add to each block the gathers that start before it, in this `order`, and the wait for its own."""
+    for i, (items, sent) in enumerate(zip(out, order, strict=True)):
+        items += [c for j in sent for c in gathers[j]]
+        items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
 
 
 class _Buckets:

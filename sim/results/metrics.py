@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,6 @@ from sim.results.records import Provenance
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Intervals = Floats  # [n, 2]: start and end in seconds
-MOST_NAMED = 1000  # ranks that are looked at for their name
 
 
 class RankSeconds(Struct, frozen=True):
@@ -254,21 +253,3 @@ def interval(step_time_s: float, shares: Shares) -> tuple[float, float]:
         by_kind[kind] = by_kind.get(kind, 0.0) + uncertainty * seconds / total
     sigma = math.sqrt(sum(x * x for x in by_kind.values()))
     return step_time_s * math.exp(-NINETY_PERCENT * sigma), step_time_s * math.exp(NINETY_PERCENT * sigma)
-
-
-def text_of(ranks: Sequence[int]) -> str:
-    """Ranks in words.
-
-    >>> text_of(range(8)), text_of(range(0, 127, 2)), text_of([0, 3, 4]), text_of([8, 9, 10, 12, 13, 14, 15])
-    ('0-7', '0-126 by 2', '0, 3, 4', '8-10, 12-15')
-    """
-    if len(ranks) < 3:
-        return ", ".join(map(str, ranks))
-    step = ranks[1] - ranks[0]
-    if isinstance(ranks, range) or tuple(ranks) == tuple(range(ranks[0], ranks[0] + step * len(ranks), step or 1)):
-        return f"{ranks[0]}-{ranks[-1]}" + (f" by {step}" if step > 1 else "")
-    pieces: list[str] = []
-    for _, run in groupby(enumerate(ranks[:MOST_NAMED]), key=lambda item: item[1] - item[0]):
-        a, *rest = [rank for _, rank in run]
-        pieces += [f"{a}-{rest[-1]}"] if len(rest) > 1 else map(str, [a, *rest])
-    return ", ".join(pieces[:8]) + (" …" if len(pieces) > 8 or len(ranks) > MOST_NAMED else "")

@@ -15,9 +15,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 from sim.core.program import ModelPart
+from sim.core.units import rank_numbers
 from sim.programs import priced_items
 from sim.programs.priced_items import add_all
-from sim.results.metrics import text_of
 from sim.results.records import Record
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def _by_class(
 def _named(classes: Sequence[RankClass]) -> str:
     first, last = min(c.ranks[0] for c in classes), max(c.ranks[-1] for c in classes)
     if sum(len(c.ranks) for c in classes) == last - first + 1:  # classes have no rank in common, so none is missing
-        return text_of(range(first, last + 1))
-    return text_of(sorted(chain.from_iterable([c.ranks for c in classes])))
+        return rank_numbers(range(first, last + 1))
+    return rank_numbers(sorted(chain.from_iterable([c.ranks for c in classes])))
 
 
 def runs_of_details(sim: FinishedStep, details: Sequence[Detail]) -> list[Runs]:

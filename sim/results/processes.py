@@ -9,8 +9,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.timeline import Detail, Timeline
+from sim.core.units import rank_numbers
 from sim.ranks.plan import Plan
-from sim.results.metrics import text_of
 from sim.results.records import Record
 
 MARK = "MARK"  # the kind of a mark
@@ -101,7 +101,7 @@ def processes_result(processes_run: ProcessesRun, without_s: float) -> Processes
     for x in processes_run.shown:
         alike.setdefault((x.process, x.kind, x.text, x.start_s, x.end_s), set()).update(x.ranks)
     spans = tuple(
-        ProcessSpan(process, text_of(sorted(ranks)), kind, text, start_s, end_s)
+        ProcessSpan(process, rank_numbers(sorted(ranks)), kind, text, start_s, end_s)
         for (process, kind, text, start_s, end_s), ranks in alike.items()
     )
     return ProcessesResult(processes_run.names, without_s, spans, processes_run.waited)

@@ -146,7 +146,7 @@ def make_result(sim: FinishedStep, lost: tuple[FaultCost, ...]) -> StepResult:
     step_s = sim.step_time_s
     seconds = _rank_seconds(sim)
     path, _ = sim.critical
-    memory = tuple(_memory_row(sim, i, x) for i, x in enumerate(sim.most_memory))
+    memory = tuple(_memory_row(sim, i, x) for i, x in enumerate(sim.most_by_category))
     throughput = t.global_batch_size * t.seq_len / step_s if step_s > 0 else 0.0
     likely = step_interval(scenario, sim.profile, step_s, sim.built.shares)
     return StepResult(

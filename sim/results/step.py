@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sim.core.actions import Action, Schedule
 from sim.core.timeline import MESSAGES, Detail, Timeline
+from sim.core.units import rank_numbers
 from sim.engine.run import Times
 from sim.engine.shared_links import RunOutcome
 from sim.graph.build import Built
@@ -23,7 +24,7 @@ from sim.ranks.plan import Plan
 from sim.results.beside_allocator import MemoryLimit, memory_limit
 from sim.results.graph_pools import pooled_levels
 from sim.results.memory import AtMost, Levels, MemoryCurve
-from sim.results.metrics import critical_path, deciding, seconds_by_kind, text_of
+from sim.results.metrics import critical_path, deciding, seconds_by_kind
 from sim.results.states import States, states
 from sim.results.steady_state import SteadyState, steady_state
 
@@ -76,7 +77,7 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def names(self) -> list[str]:
         """The ranks of every class in words."""
-        return [text_of(c.ranks) for c in self.plan.classes]
+        return [rank_numbers(c.ranks) for c in self.plan.classes]
 
     @cached_property
     def states(self) -> list[States]:
@@ -87,10 +88,11 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def levels(self) -> Levels:
         """Memory over time of all classes of ranks."""
+        return self._levels(self.expanded)
+
+    def _levels(self, fine: bool) -> Levels:
         times, done = self.times, self.built.actions
-        return pooled_levels(
-            self.plan.scenario, self.stages, done, times.start_s, times.end_s, self.states, self.expanded
-        )
+        return pooled_levels(self.plan.scenario, self.stages, done, times.start_s, times.end_s, self.states, fine)
 
     @cached_property
     def memory(self) -> list[MemoryCurve]:
@@ -101,6 +103,13 @@ class FinishedStep(Struct, frozen=True, eq=False, dict=True):
     def most_memory(self) -> list[AtMost]:
         """The most memory of every class of ranks."""
         return self.levels.at_most()
+
+    @cached_property
+    def most_by_category(self) -> list[AtMost]:
+        """The most of each category of every class of ranks, also within actions: what a page's curves show."""
+        levels = self.levels if self.expanded else self._levels(fine=True)
+        pairs = zip(levels.at_most(), self.most_memory, strict=True)
+        return [x._replace(peak=most.peak) for x, most in pairs]  # the peaks differ by rounding
 
     @property
     def peak_memory_bytes(self) -> float:

@@ -1,7 +1,7 @@
 """Run a search's tasks in its workers: bound the parts of a mesh, simulate one layout.
 
 The tasks are plain functions of pickled data, so they run in this process, in others and on a Dask cluster.
-`limit_bytes` is what a layout may use of each GPU; None stands for all that torch's allocator can have.
+`limit_bytes` is what a layout may use of each GPU; None stands for `most_proposed_bytes`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sim.prices.operator_prices import Costs
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node
-from sim.results.beside_allocator import allocator_bytes, most_allocator_bytes
+from sim.results.beside_allocator import most_proposed_bytes, most_proposed_bytes_of_any
 from sim.search.bound import GridSearch
 from sim.search.bounded import ROUNDING, Bounds
 from sim.search.least_time import least_time_s
@@ -105,7 +105,7 @@ def _timed(bound: Callable[[], Bounds]) -> Bounds:
 def _grid_search(packed: bytes, grid: Grid, limit_bytes: float | None) -> GridSearch:
     tools = _tools(packed)
     if limit_bytes is None:
-        limit_bytes = most_allocator_bytes(tools.space.base, tools.space.base.cluster.gpu)
+        limit_bytes = most_proposed_bytes_of_any(tools.space.base, tools.space.base.cluster.gpu)
     prices = GridPrices(tools.space, grid, tools.costs, tools.network, tools.programs)
     return GridSearch(tools.space, grid, prices, limit_bytes)
 
@@ -153,7 +153,7 @@ def _evaluate(
         step = prepare(scenario, tools.costs, cache=cache)
         # Exact memory follows from the order of actions and from sizes, so no engine has to run.
         peak = step.peak_bytes
-        if peak > (allocator_bytes(scenario, scenario.cluster.gpu) if limit_bytes is None else limit_bytes):
+        if peak > (most_proposed_bytes(scenario, scenario.cluster.gpu) if limit_bytes is None else limit_bytes):
             return "too_large", math.inf, peak, ""
         # The least time has one task for each action and is far cheaper than the full graph with collectives and links.
         if patience_s < math.inf and (least_s := least_time_s(step) * ROUNDING) > patience_s:

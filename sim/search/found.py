@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sim.results.beside_allocator import is_tight, memory_limit, most_allocator_bytes
+from sim.results.beside_allocator import is_tight, memory_limit, most_proposed_bytes, most_proposed_bytes_of_any
 from sim.search.best_first import BestFirst, pareto
 from sim.search.evaluation import Outcome
 from sim.search.space import LAID_OUT, Space, scenario_of
@@ -25,7 +25,7 @@ def make_result(found: BestFirst, objective: str, details: Sequence[dict[str, fl
         "name": space.base.name,
         "gpus": space.gpus,
         "objective": objective,
-        "memory_limit_bytes": most_allocator_bytes(space.base, gpu) if limit_bytes is None else limit_bytes,
+        "memory_limit_bytes": most_proposed_bytes_of_any(space.base, gpu) if limit_bytes is None else limit_bytes,
         "only": {k: list(v) for k, v in space.only.items()},
         "linked": [{"keys": list(link.keys), "rows": [list(row) for row in link.rows]} for link in space.linked],
         "trainer": space.trainer or None,
@@ -71,7 +71,6 @@ def _with_scenario(space: Space, outcome: Outcome, limit_bytes: float | None) ->
     for CUDA and NCCL."""
     scenario = scenario_of(space, outcome.layout)
     gpu = scenario.cluster.gpu
-    limit = memory_limit(scenario, gpu)
-    tight = limit_bytes is None and is_tight(outcome.peak_memory_bytes, limit, gpu)
-    allowed = limit.limit if limit_bytes is None else limit_bytes
+    tight = limit_bytes is None and is_tight(outcome.peak_memory_bytes, memory_limit(scenario, gpu), gpu)
+    allowed = most_proposed_bytes(scenario, gpu) if limit_bytes is None else limit_bytes
     return {"memory_limit_bytes": allowed, "tight": tight, "scenario": scenario.model_dump(mode="json")}

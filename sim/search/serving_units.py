@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from msgspec import Struct
 from sim.core.engines import Engine
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.inputs.workloads import Disaggregated, RequestPattern
+from sim.inputs.workloads import Disaggregated, PoolSize, RequestPattern
 from sim.prices.profile import Profile
 from sim.search.engine_options import Choice
 from sim.search.slo import Promise, share_within
@@ -236,24 +237,25 @@ def _pools(gpus: int, written: Disaggregated) -> Iterator[Unit]:
     In a pool that sets `ep` (`written`: the scenario's pools), all GPUs share the experts. In one that sets
     `expert_tp` alone, and has replicas that share experts, all GPUs split each expert.
     """
-    for first in divisors(gpus):
-        for then in divisors(gpus):
-            for prompts in range(1, (gpus - then) // first + 1):
-                tokens, left = divmod(gpus - prompts * first, then)
-                # Twice the replicas of both pools are two units.
-                if left or math.gcd(prompts, tokens) > 1:
-                    continue
-                sizes = {"prefill": {"replicas": prompts, "tp": first}, "decode": {"replicas": tokens, "tp": then}}
-                for name, pool, ranks in (
-                    ("prefill", written.prefill, prompts * first),
-                    ("decode", written.decode, tokens * then),
-                ):
-                    if pool.ep > 1:
-                        sizes[name] |= {"ep": ranks} | ({"expert_tp": 1} if pool.expert_tp else {})
-                    elif pool.sharing_replicas > 1:
-                        sizes[name] |= {"ep": 1, "expert_tp": ranks}
-                degrees = {f"{pool}_{key}": n for pool, size in sizes.items() for key, n in size.items()}
-                yield Unit(gpus, degrees, {"inference": {"disaggregated": sizes}}, "services")
+    for first, then in product(divisors(gpus), repeat=2):
+        for prompts in range(1, (gpus - then) // first + 1):
+            tokens, left = divmod(gpus - prompts * first, then)
+            # Twice the replicas of both pools are two units.
+            if left or math.gcd(prompts, tokens) > 1:
+                continue
+            sizes = {
+                "prefill": {"replicas": prompts, "tp": first, **_experts_of(written.prefill, prompts * first)},
+                "decode": {"replicas": tokens, "tp": then, **_experts_of(written.decode, tokens * then)},
+            }
+            degrees = {f"{pool}_{key}": n for pool, size in sizes.items() for key, n in size.items()}
+            yield Unit(gpus, degrees, {"inference": {"disaggregated": sizes}}, "services")
+
+
+def _experts_of(pool: PoolSize, ranks: int) -> dict[str, int]:
+    """Return how the `ranks` GPUs of a pool divide the experts."""
+    if pool.ep > 1:
+        return {"ep": ranks} | ({"expert_tp": 1} if pool.expert_tp else {})
+    return {"ep": 1, "expert_tp": ranks} if pool.sharing_replicas > 1 else {}
 
 
 class Tuned(Struct, frozen=True):

@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.errors import InputError
+from sim.core.units import MOST_S
 from sim.inputs.units import TIME
 from sim.serve.results.records import STATISTICS
 from sim.serve.results.result import ServingSimulation
@@ -74,8 +75,9 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
         except ValueError:
             seconds = -1.0
         # NaN fails the comparison and is refused, too.
-        if not 0.0 < seconds < 1e9:
-            raise InputError(f"--slo {part.strip()}: found {value!r}; must be a time above 0, such as 0.25 or 250ms")
+        if not 0.0 < seconds < MOST_S:
+            allowed = f"a time above 0 and below {MOST_S:.0e} s"
+            raise InputError(f"--slo {part.strip()}: found {value!r}; must be {allowed}, such as 0.25 or 250ms")
         if seconds >= WITH_UNIT_S[quantity] and value[-1] in "0123456789.":
             raise InputError(f"--slo {part.strip()}: {value} seconds? write {value}ms or {value}s")
         if any((p.quantity, p.statistic) == (quantity, statistic) for p in out):

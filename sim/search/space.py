@@ -175,20 +175,23 @@ class Space(Struct, frozen=True, dict=True):
 def grids(space: Space) -> Iterator[Grid]:
     """Yield all meshes (tp, cp, pp, dp, ep) of the space's GPUs, legal or not."""
     moe = space.base.model.moe
-    n = space.gpus
-    # Each degree divides what the degrees before leave, so every product is N.
+    for tp, cp, pp, dp in _degrees(space.gpus):
+        # Tested before the loop over ep, which would repeat the test.
+        if pp > space.base.model.layers + EXTRA_STAGES:
+            continue
+        # Expert parallelism uses the ranks of dp, cp and tp again, so it is not in the product.
+        for ep in divisors(moe.experts) if moe else (1,):
+            grid = Grid(tp, cp, pp, dp, ep)
+            if all(space.allows(k, v) for k, v in grid._asdict().items()) and space.allows_together(grid):
+                yield grid
+
+
+def _degrees(n: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield all (tp, cp, pp, dp) whose product is n: each degree divides what the degrees before leave."""
     for tp in divisors(n):
         for cp in divisors(n // tp):
             for pp in divisors(n // tp // cp):
-                dp = n // (tp * cp * pp)
-                # Tested before the loop over ep, which would repeat the test.
-                if pp > space.base.model.layers + EXTRA_STAGES:
-                    continue
-                # Expert parallelism uses the ranks of dp, cp and tp again, so it is not in the product.
-                for ep in divisors(moe.experts) if moe else (1,):
-                    grid = Grid(tp, cp, pp, dp, ep)
-                    if all(space.allows(k, v) for k, v in grid._asdict().items()) and space.allows_together(grid):
-                        yield grid
+                yield tp, cp, pp, n // (tp * cp * pp)
 
 
 def partial_layouts_of(space: Space, grid: Grid) -> Iterator[PartialLayout]:

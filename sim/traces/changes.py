@@ -102,8 +102,10 @@ def _device_ratio(name: str, old: GpuSpec, new: GpuSpec) -> float:
     return old.peak_flops_per_s.get(dtype, 1.0) / new.peak_flops_per_s.get(dtype, 1.0)
 
 
-def parse_scales(texts: Sequence[str], option: str) -> list[tuple[str, float]]:
-    """Parse `NAME=FACTOR` options.
+def parse_scales(
+    texts: Sequence[str], option: str, what: str = "NAME", example: str = "gemm=0.5"
+) -> list[tuple[str, float]]:
+    """Parse `NAME=FACTOR` options; a message says `what` the name is, and shows the `example`.
 
     Raises:
         InputError: if the factor is missing, no number, not finite or not above 0.
@@ -116,9 +118,8 @@ def parse_scales(texts: Sequence[str], option: str) -> list[tuple[str, float]]:
         except ValueError:
             value = -1.0
         if not equals or not name or not 0 < value <= 1e9:
-            raise InputError(
-                f"{option}: found '{text[:100]}'; must be NAME=FACTOR with a factor above 0, e.g. gemm=0.5"
-            )
+            allowed = f"{what}=FACTOR with a factor above 0, e.g. {example}"
+            raise InputError(f"{option}: found '{text[:100]}'; must be {allowed}")
         out.append((name, value))
     return out
 
@@ -158,7 +159,7 @@ def straggler_scales(texts: Sequence[str], ranks: Sequence[int]) -> dict[int, fl
         InputError: for a bad factor or a rank that has no trace.
     """
     out = {}
-    for rank, factor in parse_scales(texts, "--straggler"):
+    for rank, factor in parse_scales(texts, "--straggler", "RANK", "3=1.3"):
         if not rank.isascii() or not rank.isdigit() or len(rank) > 9 or int(rank) not in ranks:
             shown = ", ".join(map(str, ranks[:16])) + (", …" if len(ranks) > 16 else "")
             raise InputError(f"--straggler: found rank '{rank[:40]}'; there are traces of ranks {shown}")

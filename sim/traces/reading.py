@@ -7,7 +7,15 @@ from pathlib import Path
 
 from sim.core.errors import InputError
 from sim.core.files import read_json
-from sim.inputs.file_kinds import NSYS_REPORTS, SQLITE, read_yaml_if_any, refuse_other_kind, starts_as_sqlite
+from sim.inputs.file_kinds import (
+    NSYS_REPORTS,
+    PAGE,
+    SQLITE,
+    is_page,
+    read_yaml_if_any,
+    refuse_other_kind,
+    starts_as_sqlite,
+)
 from sim.traces.changes import network_of
 from sim.traces.recording import Recording
 
@@ -105,6 +113,8 @@ def _refuse_no_trace(path: Path, content: bytes) -> None:
         raise InputError(f"{path}: is empty; {WANTED}")
     if path.suffix in NSYS_REPORTS:
         raise InputError(f"{path}: is a report of Nsight Systems; export it with `nsys export --type sqlite`")
+    if is_page(content[:100]):
+        raise InputError(f"{path}: is {PAGE[0]}; {WANTED}")
     if content.startswith(SQLITE):
         raise InputError(f"{path}: is a packed SQLite file; unpack it with gunzip")
     if path.suffix in (".yaml", ".yml"):

@@ -115,7 +115,7 @@ def _row(data: object, where: str, table: _Whole) -> Measurement:
 
 def _value(value: object, where: str) -> float:
     if not isinstance(value, int | float) or not 0 < value < 1e30:
-        raise InputError(f"{where}: found {str(value)[:40]}; allowed: a number above 0, below 1e30")
+        raise InputError(f"{where}: found {show(value)}; allowed: a number above 0, below 1e30")
     return float(value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sim.core.units import as_written, count, is_rate, n_bytes, percent, plain, seconds
+from sim.core.units import as_written, change_percent, count, is_rate, n_bytes, percent, plain, seconds
 from sim.inputs.units import unit_of
 from sim.views.palette import style_of
 from sim.views.part_names import named_part
@@ -165,4 +165,4 @@ def _shown(name: str, value: float) -> str:
 def _change(pair: Mapping[str, Any]) -> str:
     if pair["change"] is None:
         return "new"
-    return "" if pair["change"] == 0 else f"{pair['change']:+.1%}"
+    return "" if pair["change"] == 0 else change_percent(pair["change"])

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.core.timeline import COMPUTE_KINDS, Timeline
-from sim.core.units import seconds
+from sim.core.units import change_percent, seconds
 from sim.inputs.scenario import Scenario, load_mapping, load_scenario
 from sim.serve.results.other_servers import with_intervals
 from sim.serve.results.result import ServingSimulation
@@ -225,7 +225,7 @@ def beside(mine: list[Number], theirs: list[Number]) -> list[Number]:
     for number in mine:
         before = known.get(number.name)
         if number.compared is not None and before and abs(number.compared / before - 1) >= 5e-4:
-            number = number._replace(note=f"{number.compared / before - 1:+.1%}; {number.note}")
+            number = number._replace(note=f"{change_percent(number.compared / before - 1)}; {number.note}")
         out.append(number)
     return out
 

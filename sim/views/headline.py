@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.core.dtypes import dtype_bytes
-from sim.core.units import change_s, count, counted, n_bytes, percent, rate, seconds, seconds_between
+from sim.core.units import change_percent, change_s, count, counted, n_bytes, percent, rate, seconds, seconds_between
 from sim.results.beside_allocator import MemoryLimit, is_tight
 from sim.results.losses import bubble_name, waiting_s
 from sim.results.records import tightest
@@ -110,9 +110,9 @@ def goodput_numbers(run: TrainingRun | None, weeks: Goodput | None) -> list[Numb
         return []
     useful = weeks.effective_training_time.mean
     if useful <= 0:
-        return [Number("  with failures", "never", "no training is effective", "bad")]
+        return [Number("Training with failures", "never", "no training is effective", "bad")]
     note = f"{run.gpu_hours / useful:,.0f} GPU hours, of which {percent(useful)} effective training"
-    return [Number("  with failures", f"{run.days / useful:,.1f} days", note)]
+    return [Number("Training with failures", f"{run.days / useful:,.1f} days", note)]
 
 
 def _processes(result: StepResult) -> list[Number]:
@@ -192,7 +192,7 @@ def anchor_numbers(found: Anchor | None) -> list[Number]:
     if found is None:
         return []
     where = "inside" if found.inside_interval else "outside"
-    note = f"simulated {seconds(found.simulated_s)} ({found.error:+.1%}), measured {where} the 90 % interval"
+    note = f"simulated {seconds(found.simulated_s)} ({change_percent(found.error)}), measured {where} the 90 % interval"
     if not found.inside_interval:
         note += f"; {TO_CHECK}"
     numbers = [Number("Measured step", seconds(found.measured_s), note, "" if found.inside_interval else "bad")]
@@ -230,7 +230,7 @@ def _cost_note(cost: TokenCost) -> str:
 
 def evidence_line(row: Evidence) -> str:
     """A measured row beside a result, in words."""
-    said = f"measured {seconds(row.measured)}, simulated {seconds(row.predicted)} ({row.error:+.1%})"
+    said = f"measured {seconds(row.measured)}, simulated {seconds(row.predicted)} ({change_percent(row.error)})"
     return f"{row.table}, {row.where}: {said}"
 
 

@@ -15,11 +15,17 @@ from sim.views.rows import Track, kinds_of
 from sim.views.serving_plots import serving_plots
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sim.rl.simulation import RlSimulation
+    from sim.views.headline import Number
 
 
-def rl_page(simulation: RlSimulation) -> str:
-    """HTML of a page that opens without network: the step's numbers, its phases in rows, and its answers over time."""
+def rl_page(simulation: RlSimulation, more: Sequence[Number] = ()) -> str:
+    """HTML of a page that opens without network: the step's numbers, its phases in rows, and its answers over time.
+
+    `more` are numbers that follow the headline.
+    """
     from sim.views.figures import NEAR_MOST, timeline_figure
 
     result, timeline = simulation.outcome, simulation.timeline
@@ -33,7 +39,7 @@ def rl_page(simulation: RlSimulation) -> str:
         view_data([timeline], layout),
         result=result,
         line=rl_line(result.scenario, simulation.rl),
-        headline=rl_headline(result),
+        headline=[*rl_headline(result), *more],
         kinds=kinds_of([timeline]),
         spans=len(timeline),
         near=NEAR_MOST,

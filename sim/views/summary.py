@@ -181,13 +181,16 @@ def _advice(tried: Sequence[Tried], fits: bool) -> TextTable:
 
 
 def _goodput(found: Goodput) -> TextTable:
-    """Weeks of training: the useful part of the time, the lost time by cause, and the best checkpoint interval."""
+    """Weeks of training with failures."""
+    head, rows = goodput_rows(found)
+    columns = (Column(head[0]), Column(head[1], right=True), Column(head[2], wraps=True))
+    return TextTable(columns, [TextRow(row) for row in rows])
+
+
+def goodput_rows(found: Goodput) -> tuple[tuple[str, str, str], list[tuple[str, str, str]]]:
+    """A head, and rows: the useful part of the time, the lost time by cause, and the best checkpoint interval."""
     useful, parts, best, said = found.effective_training_time, found.parts, found.optimum, found.published
-    columns = (
-        Column(f"{found.days:g} days, {counted(found.gpus, 'GPU')}"),
-        Column("mean", right=True),
-        Column(f"{count(found.runs)} simulated runs", wraps=True),
-    )
+    head = (f"{found.days:g} days, {counted(found.gpus, 'GPU')}", "mean", f"{count(found.runs)} simulated runs")
     spread = f"{percent(useful.p5)} to {percent(useful.p95)} in 90 % of the runs"
     rows = [("effective training", percent(useful.mean), spread)]
     if "effective_training_time" in said:
@@ -212,7 +215,7 @@ def _goodput(found: Goodput) -> TextTable:
         forms = f"{percent(point.closed_form)} by closed form"
         rows.append((f"  every {seconds(point.interval_s)}", percent(point.useful.mean), forms))
     rows.append(("simulated by", f"{found.engine['path']} engine", ""))
-    return TextTable(columns, [TextRow(row) for row in rows])
+    return head, rows
 
 
 def _evidence(result: StepResult | ServingResult) -> list[str]:

@@ -29,6 +29,7 @@ from sim.views.part_names import part_name
 from sim.views.rows import kinds_of
 from sim.views.scenario_words import layout_line
 from sim.views.serving_summary import cache_lines
+from sim.views.summary import goodput_rows
 
 if TYPE_CHECKING:
     from sim.results.memory import MemoryCurve
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from sim.results.step import SpanWaits
     from sim.serve.results.records import ServingResult
     from sim.studies.advice import Tried
+    from sim.studies.goodput import Goodput
+    from sim.views.headline import Number
     from sim.views.serving_plots import ServingPlots
 
     Result = StepResult | ServingResult
@@ -57,7 +60,7 @@ class StepDetails(NamedTuple):
 
     `operators`: the time by operator of each class of ranks, whose longest are listed; `model_parts`: by part of the
     model; `waits`: what each span waited for, and `runs`: the operators of each detail, for the span that a click pins;
-    `advice`: the changes that were tried and help, None if none were tried.
+    `advice`: the changes that were tried and help, None if none were tried; `weeks`: training with failures.
     """
 
     operators: Sequence[RankOperators] = ()
@@ -65,6 +68,7 @@ class StepDetails(NamedTuple):
     waits: SpanWaits | None = None
     runs: Sequence[Runs] = ()
     advice: Sequence[Tried] | None = None
+    weeks: Goodput | None = None
 
 
 NO_DETAILS = StepDetails()
@@ -77,11 +81,12 @@ def timeline_page(
     critical: Sequence[int] = (),
     details: StepDetails = NO_DETAILS,
     served: ServingPlots | None = None,
+    more: Sequence[Number] = (),
 ) -> str:
     """HTML of a page that opens without network: a result, its timeline and its memory over time.
 
     `critical` are the indices of the spans on the critical path, which the page can outline; `served` the plots of a
-    serving workload's requests.
+    serving workload's requests; `more` are numbers that follow the headline.
     """
     from sim.views.figures import NEAR_MOST
 
@@ -111,7 +116,8 @@ def timeline_page(
         rank_colours=_RANK_COLOURS,
         operators=[_operator_rows(x) for x in details.operators[:OPERATOR_CLASSES]],
         model_parts=[_part_rows(x) for x in details.model_parts[:OPERATOR_CLASSES]],
-        **_described(result),
+        weeks=None if details.weeks is None else goodput_rows(details.weeks),
+        **_described(result, more),
         **parts,
     )
 
@@ -172,13 +178,13 @@ def _part_rows(x: RankParts) -> tuple[str, list[tuple[str, str, str]]]:
     return ranks_text(x.ranks), [(part_name(p), seconds(p.seconds), percent(p.share)) for p in x.parts]
 
 
-def _described(result: Result) -> Mapping[str, Any]:
+def _described(result: Result, more: Sequence[Number]) -> Mapping[str, Any]:
     """Return the simulated scenario in words and as JSON, and where its prices come from."""
     scenario = result.scenario
     return {
         "result": result,
         "layout_line": layout_line(scenario),
-        "headline": headline(result),
+        "headline": [*headline(result), *more],
         "provenance": _provenance_words(result),
         "scenario_json": json.dumps(scenario.model_dump(mode="json"), indent=2, ensure_ascii=False),
     }

@@ -122,3 +122,23 @@ def test_a_teacher_on_gpus_of_its_own_has_their_whole_memory() -> None:
     tight = parse_scenario({**data, "cluster": {"preset": "dgx-h100", "gpu": gpu}})
     assert allocator_bytes(tight, tight.cluster.gpu) < teacher.held_bytes
     assert simulate(tight).outcome.fits_in_memory
+
+
+def test_a_search_proposes_no_more_than_cuda_shows() -> None:
+    """A run between what CUDA shows and the whole memory is said to be tight; a search leaves it out."""
+    s = scenario("eager", dp=8)
+    peak = simulate(s).outcome.peak_memory_bytes
+    gpu = {"preset": "h100-sxm", "memory_bytes": peak * 1.005}
+    tight = scenario("eager", gpu, dp=8)
+    assert tight.cluster.gpu.shown_bytes < peak < allocator_bytes(tight, tight.cluster.gpu)
+    data = {
+        "model": "llama3-8b",
+        "cluster": {"preset": "dgx-h100", "gpu": gpu},
+        "training": {"seq_len": 4096, "global_batch_size": 16},
+    }
+    only = {"dp": [8], "zero": [0], "micro_batch_size": [1], "recompute": ["none"]}
+    space = make_space(Source("test", data), 8, "test", only, [])
+    with local_workers(1) as pool:
+        found = [search_space(space, limit, Asked(top=1), pool) for limit in (None, peak * 1.002)]
+    assert [bool(x["best"]) for x in found] == [False, True]
+    assert found[0]["memory_limit_bytes"] == tight.cluster.gpu.shown_bytes

@@ -374,3 +374,13 @@ def test_the_peak_is_the_same_block_by_block(schedule: str, tied: bool) -> None:
     )
     whole, fine = (simulate(scenario, expand=expand).most_memory for expand in (False, True))
     assert [x.peak for x in fine] == pytest.approx([x.peak for x in whole], rel=1e-9)
+
+
+@pytest.mark.parametrize("parallelism", [{"pp": 2}, {"dp": 2, "zero": 3}, {"tp": 2}])
+def test_a_result_and_its_page_say_the_same_of_each_category(parallelism: dict[str, Any]) -> None:
+    """A page is made from a step whose operators are simulated one by one, a JSON from whole actions."""
+    scenario = case(parallelism)
+    plain, page = (simulate(scenario, expand=expand).outcome.memory for expand in (False, True))
+    for one, other in zip(plain, page, strict=True):
+        for category in AtMost._fields:
+            assert getattr(one, category) == pytest.approx(getattr(other, category))

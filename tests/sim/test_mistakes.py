@@ -43,6 +43,11 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("parallelism.pipeline_model_parallel_size=8", "unknown key; here it is parallelism.pp"),
         ("tensor_parallel_degree=8", "unknown key; here it is parallelism.tp"),
         ("training.gradient_checkpointing=true", "here it is training.recompute"),
+        ("training.grad_dtype=fp4", "must be 'fp32', 'bf16' or 'fp16'; 'fp4' is read as 'nvfp4'"),
+        (
+            "training.precision=fp4",
+            "GPU h100-sxm has no nvfp4 peak (it has: fp32, tf32, bf16, fp16, fp8, int8); 'fp4' is",
+        ),
         ("model.num_hidden_layers=8", "here it is model.layers"),
         ("model.hidden_act=silu", "unknown key; here it is model.mlp"),
         ("model.sliding_window=4096", "unknown key; here it is model.window"),
@@ -192,6 +197,7 @@ def test_recordings_and_other_encodings_are_named_whatever_their_length(tmp_path
             b'{"schemaVersion": 1, "traceEvents": [' + b" " * 2_000_000,
             "x.yaml: is a profiler trace; a scenario is wanted",
         ),
+        (b"<!DOCTYPE html>\n<html>", "x.yaml: is an HTML page; a scenario is wanted (a browser opens it)"),
         (gzip.compress(b"model: llama3-8b"), "x.yaml: is a file compressed with gzip; a scenario is wanted"),
         ("model: llama3-8b".encode("utf-16"), "x.yaml:1: is not UTF-8 text but UTF-16 or UTF-32; save it as UTF-8"),
     ):
@@ -280,3 +286,10 @@ def test_options_of_a_search() -> None:
     assert limit_bytes("70G") == 70e9
     with pytest.raises(InputError, match="70 bytes\\? write 70GiB"):
         limit_bytes("70")
+
+
+def test_a_measured_time_that_is_text_is_shown_as_text(tmp_path: Path) -> None:
+    row = '{"id": "a", "scenario": "1f1b_pp8", "measured": {"step_time_s": "38.9"}}'
+    path = tmp_path / "steps.json"
+    path.write_text(f'{{"format": "measurements/1", "kind": "training_step", "rows": [{row}]}}')
+    assert "step_time_s: found '38.9'; allowed: a number above 0" in read_table(path).rows[0].unreadable

@@ -109,6 +109,7 @@ def test_chakra_and_its_groups(tmp_path: Path) -> None:
     ("options", "words"),
     [
         (["--scale-kernels", "gemm"], "must be NAME=FACTOR"),
+        (["--straggler", "0=slow"], "found '0=slow'; must be RANK=FACTOR with a factor above 0, e.g. 3=1.3"),
         (["--scale-kernels", "(=2"], "is no regular expression"),
         (["--scale-kernels", "a=-1"], "factor above 0"),
         (["--straggler", "7=2"], "there are traces of ranks 0, 1"),

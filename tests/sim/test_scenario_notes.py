@@ -391,3 +391,33 @@ def test_copies_that_torchs_optimizers_do_not_keep(framework: str, training: dic
     their own dtype."""
     warnings = parse_scenario(small(training={"framework": framework, **training})).warnings
     assert any("copies in fp32; framework" in text for text in warnings) == noted
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "noted"),
+    [
+        ("megatron", {"tp": 2}, True),
+        ("nemo", {"tp": 2}, True),
+        ("eager", {"tp": 2}, False),
+        ("megatron", {"dp": 2}, False),
+        ("megatron", {"tp": 2, "tp_overlap": "none"}, False),
+        ("megatron", {"tp": 2, "tp_overlap": "wgrad"}, False),
+    ],
+)
+def test_a_trainer_that_always_overlaps_is_named_where_the_default_does_not(
+    framework: str, layout: dict[str, Any], noted: bool
+) -> None:
+    """A user who wrote the key is told nothing; the step is shorter with the value that the note names."""
+    data = small(parallelism=layout)
+    data["training"] = {**data["training"], "framework": framework}
+    found = [text for text in parse_scenario(data).warnings if text.startswith("parallelism.tp_overlap: with none")]
+    assert bool(found) is noted
+    if noted:
+        assert found[0].endswith("its step is shorter: set wgrad")
+
+
+def test_a_bucket_without_a_unit_is_asked_about() -> None:
+    told = parse_scenario(small(parallelism={"dp": 2, "bucket_bytes": 25})).warnings
+    assert "parallelism.bucket_bytes: 25 bytes, less than any tensor has; 25MiB is 25 mebibytes" in told
+    clear = parse_scenario(small(parallelism={"dp": 2, "bucket_bytes": "25MiB"})).warnings
+    assert not [text for text in clear if "mebibytes" in text]

@@ -94,10 +94,37 @@ def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -
     assert "With --set, scaled" in ran.output
 
 
+@pytest.mark.parametrize(
+    ("scenario", "options", "said"),
+    [
+        ("dp8", ("--measured", "2s"), ("Measured step", "Cost per trillion tokens")),
+        ("serve_batch1", (), ("Cost per million output tokens",)),
+        ("rl_grpo_llama8b", (), ("Cost of a step",)),
+    ],
+)
+def test_a_page_says_what_the_terminal_says(
+    scenario: str, options: tuple[str, ...], said: tuple[str, ...], tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    ran = invoked(main, f"scenarios/{scenario}.yaml", "--price", "2", *options, "--html", str(page))
+    for name in said:
+        assert name in ran.output
+        assert name in page.read_text()
+
+
+def test_a_page_has_the_training_with_failures(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    asked = ("--days", "30", "--runs", "2", "--html", str(page), "--set", "faults.failures={}", "--tokens", "1T")
+    ran = invoked(main, "scenarios/dp8.yaml", *asked)
+    for words in ("Training with failures", "optimal interval (Young)"):
+        assert words in ran.output
+        assert words in page.read_text()
+
+
 @pytest.mark.parametrize("said", ["0s", "4.1 weeks", "nan", "-1", "fast"])
 def test_a_measured_step_is_a_time(said: str) -> None:
     ran = invoked(main, "scenarios/dp8.yaml", "--measured", said, code=2)
-    assert "must be a time above 0, such as 4.1, 4.1s or 350ms" in ran.output
+    assert "must be a time above 0 and below 1e+09 s, such as 4.1, 4.1s or 350ms" in ran.output
 
 
 def test_serving_has_no_measured_step() -> None:

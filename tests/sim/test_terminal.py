@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from sim.commands.map import _progress
+from sim.commands.search_tables import progress
 from tests.modules import run_module
 from tests.processes import HANGS_AFTER_S, ROOT, start, wait_until
 
@@ -164,3 +166,13 @@ def test_ctrl_c_ends_with_one_word(command: str, tmp_path: Path) -> None:
     assert code in (130, -signal.SIGINT)  # the latter while modules load; a shell says 130 to both
     running.check_gone()
     assert not (tmp_path / "out.html").exists()
+
+
+def test_a_search_in_a_pipe_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sim.core.long_runs.FIRST_S", 0.01)
+    for shown, said in ((progress(), "note: searching for 0 s: starting; --only"), (_progress(4), "searches: 0 of 4")):
+        with shown:
+            time.sleep(0.1)
+        assert said in capsys.readouterr().err

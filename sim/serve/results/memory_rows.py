@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.results.metrics import text_of
+from sim.core.units import rank_numbers
 from sim.results.records import MemoryRow
 from sim.serve.memory import buffer_bytes, routed_bytes
 from sim.serve.replicas.pools import Pool
@@ -31,7 +31,7 @@ def memory_rows(pools: tuple[Pool, ...]) -> tuple[MemoryRow, ...]:
             weights, buffers = pool.capacity.weight_bytes[i], pool.capacity.buffer_bytes[i]
             out.append(
                 MemoryRow(
-                    ranks=text_of(c.ranks),
+                    ranks=rank_numbers(c.ranks),
                     rank=c.rank,
                     count=len(c.ranks),
                     parameters=weights,
@@ -58,7 +58,7 @@ def _expert_memory(pool: Pool) -> tuple[MemoryRow, ...]:
     weights = routed_bytes(d, costs.specs, stage)
     buffers = buffer_bytes(d, costs.specs, replace(stage, embedding=False, head=False), tokens, 0)
     first, limit = pool.scenario.parallelism.ranks, pool.scenario.cluster.gpu.shown_bytes
-    ranks, held = text_of(tuple(range(first, first + afd.gpus))), weights + buffers
+    ranks, held = rank_numbers(tuple(range(first, first + afd.gpus))), weights + buffers
     none = {"gradients": 0.0, "optimizer": 0.0, "activations": 0.0, "kv_cache": 0.0}
     of_all = {"parameters": weights, "buffers": buffers, "peak": held, "limit": limit, "reserved": held}
     return (MemoryRow(ranks=ranks, rank=first, count=afd.gpus, **none, **of_all),)

@@ -8,9 +8,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, Timeline, from_spans
+from sim.core.units import rank_numbers
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.results.memory import AtMost, MemoryCurve
-from sim.results.metrics import text_of
 from sim.results.records import Engine, MemoryRow, Provenance
 from sim.results.result import Contention, MeanRank, MiddleLayer, RankRow, StepResult, Utilization
 
@@ -135,7 +135,7 @@ def scenario_of(name: str) -> Scenario:
 
 def _memory_row(cls: RankClass, top: dict[str, float]) -> MemoryRow:
     own = {**top, "peak": sum(top.values()), "limit": 80 * GIB}
-    return MemoryRow(ranks=text_of(cls.ranks), rank=cls.rank, count=len(cls.ranks), **own)
+    return MemoryRow(ranks=rank_numbers(cls.ranks), rank=cls.rank, count=len(cls.ranks), **own)
 
 
 def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_pp8", **changes: Any) -> StepResult:
@@ -145,7 +145,7 @@ def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_p
     for c, cls in enumerate(timeline.classes):
         mine = (timeline.class_index == c) & (timeline.stream == timeline.streams.index("compute"))
         busy = float((timeline.end_s - timeline.start_s)[mine].sum())
-        of, many = text_of(cls.ranks), len(cls.ranks)
+        of, many = rank_numbers(cls.ranks), len(cls.ranks)
         ranks.append(RankRow(of, cls.rank, many, c, busy, busy, 0.012, step - busy - 0.012, 0.0))
     busy_s = sum(r.busy_s for r in ranks) / max(1, len(ranks))
     bubble_s = sum(r.bubble_s for r in ranks) / max(1, len(ranks))
