@@ -67,8 +67,7 @@ _LAUNCH = "assumption: an eager framework issues about 200,000 kernels a second 
 
 
 _HOST = (
-    "fitted to every fifth configuration of vtrain_single_node (sums of one profiled layer, A100): see "
-    "docs/accuracy.md"
+    "fitted to every fifth configuration of vtrain_single_node (sums of one profiled layer, A100): see docs/accuracy.md"
 )
 A100_HOST: Coefficients = {
     "host_operator_s": (5.3e-5, _HOST),
