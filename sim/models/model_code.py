@@ -45,7 +45,11 @@ class ModelCode(NamedTuple):
     scale: Literal["scores", "matmul", "none"] = "scores"
     scores_in_fp32: bool = False  # queries and keys are cast to fp32 and multiplied so, unless autocast casts them back
     scores_without_autocast: bool = False  # which it does not where the code turns autocast off for them
-    shifts_by_largest: bool = True  # of scores joined to sinks the largest is found and subtracted before the softmax
+    # The largest score of a row is found and subtracted before the softmax: of those joined to sinks, or of all.
+    shifts_by_largest: Literal["", "sinks", "all"] = "sinks"
+    # Sinks are joined to the scores as one more key, or the result is multiplied by a factor of theirs and of the
+    # scores (`sim.models.sink_factor`).
+    sinks: Literal["joined", "factor"] = "joined"
     # The softmax writes fp32, which is cast to the activations' dtype; else the dtype of what it reads.
     softmax_in_fp32: bool = True
     alibi: bool = False  # a kernel adds fp32 biases of positions
@@ -131,7 +135,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "flint": ModelCode(
         scores_in_fp32=True,
         scores_without_autocast=True,
-        shifts_by_largest=False,
+        shifts_by_largest="",
         router_without_autocast=True,
         router=PLAIN_SIGMOID_ROUTER,
     ),
@@ -150,6 +154,10 @@ MODEL_CODE: dict[str, ModelCode] = {
     # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same.
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
     "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
+    # granite_swa/modeling_granite_swa.py: eager_attention_forward; granitemoe_swa has the same
+    "granite_swa": ModelCode(
+        scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"
+    ),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)
     "hy_v3": ModelCode(router=SIGMOID_ROUTER, sums_shared_in_fp32=True),
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
@@ -165,6 +173,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     "longcat_flash": ModelCode(
         router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), rope_pairs="slices"
     ),
+    # mimo_v2_flash/modeling_mimo_v2_flash.py: eager_attention_forward, MiMoV2FlashTopkRouter
+    "mimo_v2_flash": ModelCode(router=GROUPED_SIGMOID_ROUTER, softmax_in_fp32=False, shifts_by_largest="all"),
     # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
     # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm; step3p7/modeling_step3p7.py:
@@ -192,6 +202,10 @@ MODEL_CODE: dict[str, ModelCode] = {
     "phimoe": ModelCode(router=SPARSE_MIXER_ROUTER, casts_router_weights=True),
     # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter with norm_topk_prob; Qwen 3 and Mellum have the same
     "qwen2_moe": ModelCode(router=CASTING_ROUTER, casts_router_weights=True),
+    # qwen3_next/modeling_qwen3_next.py: Qwen3NextRMSNorm, Qwen3NextTopKRouter with norm_topk_prob and without; Qwen 3.5
+    # with experts and Qwen 4 have the first
+    "qwen3_next": ModelCode(norm_weights_from_1=True, router=CASTING_ROUTER, casts_router_weights=True),
+    "qwen3_next_as_chosen": ModelCode(norm_weights_from_1=True, router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     "youtu": ModelCode(rope_pairs="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
 }
 

@@ -334,7 +334,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "granite_swa": Family(
         llama,
         {"sliding_window": 128, "tie_word_embeddings": True},
-        own={"sinks": True, "code": "granite"},
+        own={"sinks": True, "code": "granite_swa"},
         pattern=("full", *_SLIDING * 3),
     ),
     "hyperclovax": _hyperclovax,
