@@ -238,7 +238,7 @@ class ModelConfig(UserInput):
     qkv_bias: bool = False
     norm_weights: bool = True
     embedding_norm: bool = False
-    qk_norm: Literal[False, True, "layernorm", "l2"] = False
+    qk_norm: Literal[False, True, "layernorm", "by_head", "l2"] = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
     value_norm: bool = False
     norm_position: Literal["pre", "post", "both", "by_kind"] = "pre"

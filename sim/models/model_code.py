@@ -80,7 +80,8 @@ class ModelCode(NamedTuple):
     # nothing.
     split: Literal["split", "select", "index", "heads", "shards"] = "split"
 
-    clamps_qkv: bool = False  # queries, keys and values are one matmul's result, which is clamped
+    # Queries, keys and values are clamped: as one matmul's result ("merged"), or each in place ("apart").
+    clamps_qkv: Literal["", "merged", "apart"] = ""
 
     # Torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as truths, of which it
     # makes numbers each time, or as numbers.
@@ -97,6 +98,7 @@ class ModelCode(NamedTuple):
     casts_router_weights: bool = False
 
     norm_weights_from_1: bool = False  # a norm multiplies by 1 plus its weight
+    norms_heads_in_turn: bool = False  # a layer norm of each head is a module of its own (`qk_norm: by_head`)
     # The results of attention and MLP are multiplied by a constant before they are added to the residual stream.
     scales_branches: bool = False
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
@@ -117,7 +119,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
     # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts, DbrxAttention.forward (`clip_qkv`)
-    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv=True),
+    "dbrx": ModelCode(
+        experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv="merged"
+    ),
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
@@ -187,12 +191,14 @@ MODEL_CODE: dict[str, ModelCode] = {
         router=GROUPED_SOFTMAX_ROUTER, casts_router_weights=True, rope_pairs="slices", scales_queries=True
     ),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
+    "mpt_clipped": ModelCode(fused=False, alibi=True, mask="filled", clamps_qkv="merged"),  # with `clip_qkv`
     # muse_glimmer/modeling_muse_glimmer.py: MuseGlimmerTextCenteredRMSNorm, MuseGlimmerTextAttention (`gate_proj`)
     "muse_glimmer": ModelCode(norm_weights_from_1=True, gate_apart=True),
     # nemotron/modeling_nemotron.py: NemotronLayerNorm1P.forward (`self.weight + 1`)
     "nemotron": ModelCode(norm_weights_from_1=True),
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(rope_dtype="promoted"),
+    "olmo_clipped": ModelCode(rope_dtype="promoted", clamps_qkv="apart"),  # with `clip_qkv`: OlmoAttention.forward
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
     "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     # persimmon/modeling_persimmon.py: PersimmonAttention._split_heads
@@ -206,6 +212,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     # with experts and Qwen 4 have the first
     "qwen3_next": ModelCode(norm_weights_from_1=True, router=CASTING_ROUTER, casts_router_weights=True),
     "qwen3_next_as_chosen": ModelCode(norm_weights_from_1=True, router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    "stablelm": ModelCode(norms_heads_in_turn=True),  # stablelm/modeling_stablelm.py: StableLmLayerNormPerHead
     "youtu": ModelCode(rope_pairs="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
 }
 

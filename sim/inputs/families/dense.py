@@ -88,9 +88,11 @@ def rope_share(config: Config, default: float) -> float:
 
 
 def cohere(config: Config) -> Config:
-    """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output."""
-    require(config, "use_qk_norm", (False, None))
+    """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output. Command R+ also
+    norms each head, with weights of its own."""
     found = llama({"tie_word_embeddings": True, **config})
+    if config.get("use_qk_norm"):
+        found["qk_norm"] = "by_head"
     return found | {"norm": "layernorm", "parallel_block": True, "norm_in_fp32": True, "code": "cohere"}
 
 
@@ -299,10 +301,11 @@ def _exaone(config: Config) -> Config:
 
 
 def _stablelm(config: Config) -> Config:
-    """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head."""
-    require(config, "qk_layernorm", (False,))
+    """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head. StableLM 2 12B also
+    norms each head, with weights of its own."""
     found = llama(config) | {"norm": "layernorm", "norm_bias": True, "qkv_bias": config.get("use_qkv_bias", False)}
     found |= {"parallel_block": config.get("use_parallel_residual", False), "dropout": config.get("hidden_dropout")}
+    found |= {"qk_norm": "by_head", "code": "stablelm"} if config.get("qk_layernorm") else {}
     return found | {"rope_share": rope_share(config, 0.25)}
 
 
@@ -320,11 +323,17 @@ def dense_latent(config: Config) -> Config:
     return found | {"mla": {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}}
 
 
+def _olmo(config: Config) -> Config:
+    """OLMo: layer norms without weights; the later 7B clamps queries, keys and values."""
+    found = llama(config) | _OLMO
+    return found | ({} if config.get("clip_qkv") is None else {"code": "olmo_clipped"})
+
+
 _SLIDING = ("sliding",)
 _WINDOW = {"sliding_window": 4096}
 _MISTRAL = Family(llama, _WINDOW, pattern=_SLIDING)
 _OLMO2 = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True, "code": "olmo"}
-_OLMO = {"norm": "layernorm", "norm_weights": False, "norm_in_fp32": True, "code": "olmo"}
+_OLMO: Config = {"norm": "layernorm", "norm_weights": False, "norm_in_fp32": True, "code": "olmo"}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "llama": llama,
@@ -343,7 +352,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
         dense_latent, {"q_lora_rank": 768}, own={"code": "granite"}
     ),  # whose branches are scaled as well
     "youtu": Family(dense_latent, {"q_lora_rank": 1536}, own={"code": "youtu"}),
-    "olmo": Family(llama, only={"clip_qkv": (None,)}, own=_OLMO),
+    "olmo": _olmo,
     "stablelm": _stablelm,
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,

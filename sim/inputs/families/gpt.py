@@ -174,7 +174,7 @@ def _mpt(config: Config) -> Config:
     """MPT: GPT's layers without biases, ALiBi in place of positions."""
     attention = config.get("attn_config") or {}
     require(config, "no_bias", (True,))
-    for key, allowed in (("alibi", True), ("qk_ln", False), ("clip_qkv", None), ("prefix_lm", False)):
+    for key, allowed in (("alibi", True), ("qk_ln", False), ("prefix_lm", False)):
         require(attention, key, (allowed,))
     return {
         "layers": config["n_layers"],
@@ -186,7 +186,7 @@ def _mpt(config: Config) -> Config:
         "bias": False,
         "tied_embeddings": config.get("tie_word_embeddings", True),
         "dropout": config.get("resid_pdrop"),
-        "code": "mpt",
+        "code": "mpt" if attention.get("clip_qkv") is None else "mpt_clipped",
         "trained_positions": config.get("max_seq_len"),
     }
 
