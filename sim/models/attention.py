@@ -146,7 +146,7 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     phase = F if kind == "attention_forward" else I
     # Those that frameworks choose multiply 16 bits or fewer.
     kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
-    if kernel == "torch" and d.dropout and not (d.dropout * CUDNN_DROPOUT_STEPS).is_integer():
+    if kernel == "torch" and d.attention_dropout and not (d.attention_dropout * CUDNN_DROPOUT_STEPS).is_integer():
         kernel = "torch_2024"  # FlashAttention-2
     if kernel in TORCH_KERNELS and max(c.head_dim, c.v_head_dim) > FLASH_HEAD_DIM:
         kernel = "efficient"
@@ -161,7 +161,7 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
         phase,
         LAUNCHES[kind],
         kernel=kernel,
-        drops=bool(d.dropout),
+        drops=bool(d.attention_dropout),
         masked=c.masked,
     )
 
@@ -190,7 +190,7 @@ def _scores(d: Dims, c: Core) -> float:
 
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
-    found = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
+    found = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.attention_dropout), name)
     scores, *between, product, copied = found
     assert isinstance(scores, Compute)
     assert isinstance(product, Compute)
@@ -211,7 +211,7 @@ def _by_probabilities(d: Dims, c: Core, product: Compute) -> Compute:
     """A matmul of probabilities, whose rows have a sink's more at their end: a part of each, of odd rows, is read where
     it lies (transformers/models/gpt_oss/modeling_gpt_oss.py: eager_attention_forward, `probs[..., :-1]`), unless
     dropout or a cast has copied it."""
-    copied = bool(d.dropout) or masked_bytes(d, scored_bytes(d)) > d.act_bytes or d.act_bytes >= FP32_BYTES
+    copied = bool(d.attention_dropout) or masked_bytes(d, scored_bytes(d)) > d.act_bytes or d.act_bytes >= FP32_BYTES
     if not joins_sinks(d, c) or not d.framework.softmax_in_fp32 or copied:
         return product
     return replace(product, alignment=math.gcd(ALIGNED, c.kv_len + 1))
@@ -270,7 +270,7 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
         _by_probabilities(d, c, gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch)),
         gemm(f"{name}_dprobs", I, rows, c.kv_len, c.v_head_dim, d.act, batch),
     ]
-    if d.dropout:
+    if d.attention_dropout:
         items.append(memory_op(f"{name}_dropout", I, "elementwise", n, (2 * e + MASK_BYTES) * n, d.act))
     items += [
         *run_passes(score_passes(d, c)[1], name, I, n, d.act),
@@ -317,7 +317,7 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
         return (*saved, statistics, output)
     scores = sum(_scores(d, c) for c in blocks)
     saved += _softmax_saved(d, own, scores)
-    if d.dropout:
+    if d.attention_dropout:
         saved += [
             Saved("dropout mask", scores * MASK_BYTES),
             Saved("dropped probabilities", scores * d.act_bytes),

@@ -258,7 +258,7 @@ def score_gradient_bytes(d: Dims, c: Scored) -> float:
     masked = masked_bytes(d, FP32_BYTES if d.code.alibi else scored_bytes(d))
     made = softmax_bytes(d, c)
     _, read = _widened(d, masked, made)
-    freed = (e if made > e else 0.0) + (e + MASK_BYTES if d.dropout else 0.0)
+    freed = (e if made > e else 0.0) + (e + MASK_BYTES if d.attention_dropout else 0.0)
     return 2 * made + read - freed
 
 

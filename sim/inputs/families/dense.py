@@ -76,9 +76,15 @@ def llama(config: Config) -> Config:
         "bias": bias,
         "attention_bias": None if attention_bias == bias else attention_bias,
         "tied_embeddings": config.get("tie_word_embeddings", False),
-        "dropout": config.get("attention_dropout"),
         "positions": "rope",
+        **drops(None, config.get("attention_dropout")),
     }
+
+
+def drops(hidden: Any, attention: Any) -> Config:
+    """Probabilities of dropping numbers of what attention and MLP give, and of attention's probabilities."""
+    hidden, attention = hidden or 0.0, attention or 0.0
+    return {"dropout": hidden, "attention_dropout": None if attention == hidden else attention}
 
 
 def rope_share(config: Config, default: float) -> float:
@@ -144,7 +150,8 @@ def qwen3(config: Config, head_dim: int | None = 128) -> Config:
 
 def _seed_oss(config: Config) -> Config:
     bias, out = config.get("attention_bias", True), config.get("attention_out_bias", False)
-    found = llama({"head_dim": 128, "attention_dropout": 0.1, **config, "attention_bias": False})
+    found = llama({"head_dim": 128, **config, "attention_bias": False})
+    found |= drops(config.get("residual_dropout", 0.1), config.get("attention_dropout", 0.1))
     return found | {"qkv_bias": bias, "attention_out_bias": True if out else None}
 
 
@@ -198,11 +205,12 @@ def _starcoder2(config: Config) -> Config:
         "separate_qkv": True,
     }
     found = llama({"tie_word_embeddings": True, **config, "hidden_act": "silu"}) | own
-    return found | {"dropout": config.get("residual_dropout")}
+    return found | drops(config.get("residual_dropout"), config.get("attention_dropout"))
 
 
 def _phi3(config: Config) -> Config:
-    return llama(config) | {"merged_projections": True, "rope_share": rope_share(config, 1.0), "code": "phi3"}
+    dropped = drops(config.get("resid_pdrop"), config.get("attention_dropout"))
+    return llama(config) | dropped | {"merged_projections": True, "rope_share": rope_share(config, 1.0), "code": "phi3"}
 
 
 def _glm(config: Config) -> Config:
@@ -304,7 +312,7 @@ def _stablelm(config: Config) -> Config:
     """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head. StableLM 2 12B also
     norms each head, with weights of its own."""
     found = llama(config) | {"norm": "layernorm", "norm_bias": True, "qkv_bias": config.get("use_qkv_bias", False)}
-    found |= {"parallel_block": config.get("use_parallel_residual", False), "dropout": config.get("hidden_dropout")}
+    found |= {"parallel_block": config.get("use_parallel_residual", False), **drops(config.get("hidden_dropout"), config.get("attention_dropout"))}
     found |= {"qk_norm": "by_head", "code": "stablelm"} if config.get("qk_layernorm") else {}
     return found | {"rope_share": rope_share(config, 0.25)}
 
