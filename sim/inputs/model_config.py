@@ -184,10 +184,12 @@ class ModelConfig(UserInput):
     norms, GPT-J's attention), `attention_out_bias`: its output projection alone does (GPT-Neo); `head_bias`: the output
     matrix has one too (Phi 2); `qkv_bias`: only the query, key and value projections (Qwen2); `norm_weights` false:
     norms only normalize (OLMo); `embedding_norm`: the embedding's result passes a norm (BLOOM); `qk_norm`: an RMS
-    norm with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon; `by_head`: each head with weights of its own,
-    Command R+), or without weights where they have rope (Llama 4's L2 norm), or over all heads at once (OLMo 2); `value_norm`: one without weights
-    on values (Gemma 4). `norm_position`: before attention and MLP, after them (OLMo 2), both (Gemma 2), or
-    `by_kind`: after them in layers with attention, before them in layers with a state (OLMo Hybrid).
+    norm with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon; `by_head`: each head with
+    weights of its own, Command R+), or without weights where they have rope (Llama 4's L2 norm), or over all heads at
+    once (OLMo 2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention and MLP,
+    after them (OLMo 2), both (Gemma 2), or `by_kind`: after them in layers with attention, before them in layers with a
+    state (OLMo Hybrid). `dropout`: of what attention and MLP give; `attention_dropout`: of attention's probabilities,
+    where it differs (OPT).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: every
     n-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own

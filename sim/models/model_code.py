@@ -111,6 +111,8 @@ LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # afmoe/modeling_afmoe.py: AfmoeTokenChoiceRouter, AfmoeAttention (`gate_proj`)
     "afmoe": ModelCode(router=CAST_SIGMOID_ROUTER, gate_apart=True),
+    # aria/modeling_aria.py: AriaTextTopKRouter, gpt-oss's without biases
+    "aria": ModelCode(router=GPT_OSS_ROUTER._replace(backward_kernels=3, backward_accesses=1), casts_router_weights=True),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's
@@ -124,6 +126,8 @@ MODEL_CODE: dict[str, ModelCode] = {
     ),
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
+    # deepseek_ocr2/modeling_deepseek_ocr2.py: DeepseekOcr2TextTopkRouter, beside Llama's attention
+    "deepseek_ocr2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
     "ernie4_5": ModelCode(rope_dtype="fp32 products"),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb

@@ -23,7 +23,7 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
     """
     if d.code.split == "select":
         put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
-        added = accumulate(d, "split_gradient_sum", 2 * elements)
+        added = replace(accumulate(d, "split_gradient_sum", 2 * elements), kernels=2)
         return Operator("split", (), (replace(put, single_elements=float(elements)), added))
     joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
     if d.code.split == "shards":

@@ -75,11 +75,22 @@ def _molmo2(config: Config) -> Config:
     }
 
 
+def _deepseek_ocr(config: Config) -> Config:
+    """DeepSeek OCR 2 and Unlimited OCR: DeepSeek MoE's layers with DeepSeek V2's router. The latter's windows hide
+    nothing of the prompt, whose length a config does not say."""
+    require(config, "topk_method", ("greedy", None))
+    found = ON_THE_HUB["deepseek"]({"n_shared_experts": 2, "first_k_dense_replace": 1, **config})
+    found |= {"moe": found["moe"] | {"router_fp32": True}, "code": "deepseek_ocr2"}
+    windows = "reference_sliding_attention" in (config.get("layer_types") or ())
+    return found | ({"left_out": ["windows of tokens behind the prompt"]} if windows else {})
+
+
 def _aria(config: Config) -> Config:
     """Aria: Llama's attention, experts beside shared ones of their size."""
     require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "moe_num_experts", "intermediate_size", "moe_topk")
-    return llama(config) | {"moe": moe | {"shared_experts": config.get("moe_num_shared_experts", 2)}}
+    shared = {"shared_experts": config.get("moe_num_shared_experts", 2)}
+    return llama(config) | {"moe": moe | shared, "code": "aria"}
 
 
 def _ernie4_5_vl_moe(config: Config) -> Config:
@@ -164,10 +175,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("granite4_vision_text", "granite_docling_text"), DENSE["granite"]),
     "qwen2_5_omni_text": _qwen2_vl,
     "qwen3_omni_moe_text": Family(WITH_EXPERTS["qwen3_moe"], {"norm_topk_prob": True}),
-    **dict.fromkeys(
-        ("deepseek_ocr2_text", "unlimited_ocr_text"),
-        Family(ON_THE_HUB["deepseek"], {"n_shared_experts": 2, "first_k_dense_replace": 1}),
-    ),
+    **dict.fromkeys(("deepseek_ocr2_text", "unlimited_ocr_text"), _deepseek_ocr),
     "aria_text": _aria,
     "cosmos3_edge_text": DENSE["arcee"],
     "emu3_text_model": Family(llama, {"attention_dropout": 0.1}),

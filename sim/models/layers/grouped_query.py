@@ -13,7 +13,7 @@ from sim.core.program import Compute, ModelPart, Phase, Program
 from sim.models.attention import Core, attention_flops
 from sim.models.casts import rope_gives_fp32
 from sim.models.context_parallel import attention_core
-from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
 from sim.models.head_copies import ordered_heads, output_copied, repeated
 from sim.models.latent_kernels import rope_of_pairs
@@ -21,6 +21,7 @@ from sim.models.layers.head_gate import element_gate, head_gate, served_element_
 from sim.models.layers.head_norms import head_layer_norm, norms_by_head
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
+from sim.models.masked_windows import masked_window
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
 from sim.models.query_factor import query_factor
 from sim.models.serving.operators import (
@@ -198,7 +199,9 @@ class GroupedQueryAttention(Struct, frozen=True):
             core = replace(core, params=self.heads_of(d.tp)[0])
         # rope has made queries and keys anew; a layer norm of torch's keeps the old ones itself
         keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm"
-        keeps = keeps and d.code.split not in ("index", "shards")  # whose values are copies
+        repeats = repeated(d, masked_window(d, self.core(d), packed_batch(scenario))).repeats
+        copied = d.code.split in ("index", "shards") or repeats > 1
+        keeps = keeps and not copied  # values that are not copied are a part of the merged result
         if self.rope and merged and keeps and d.fused_attention:
             core = keeping(core, "queries and keys before rope", self._rope_elements(d) * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
