@@ -97,6 +97,7 @@ class ModelCode(NamedTuple):
     # The chosen experts' weights have the logits' dtype, so that 16-bit results are weighted and summed in 16 bits.
     casts_router_weights: bool = False
 
+    casts_norm_weights: bool = False  # a norm casts its 16-bit weight to fp32 (`norm_in_fp32`)
     norm_weights_from_1: bool = False  # a norm multiplies by 1 plus its weight
     norms_heads_in_turn: bool = False  # a layer norm of each head is a module of its own (`qk_norm: by_head`)
     # The results of attention and MLP are multiplied by a constant before they are added to the residual stream.
@@ -149,6 +150,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     ),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
     "flex_olmo": ModelCode(rope_dtype="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    "gemma4": ModelCode(casts_norm_weights=True),  # gemma4/modeling_gemma4.py: Gemma4RMSNorm
     # gemma/modeling_gemma.py: GemmaRMSNorm; Gemma 2 and 3, VaultGemma and Qwen 3.5 without experts have the same
     "gemma": ModelCode(norm_weights_from_1=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
@@ -171,6 +173,12 @@ MODEL_CODE: dict[str, ModelCode] = {
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
     "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
+    # lara_mini/modeling_lara_mini.py: LaraMiniTopKRouter, of fp32 logits, with norm_topk_prob; LaraMiniRMSNorm
+    "lara_mini": ModelCode(
+        router=WIDE_ROUTER._replace(forward_kernels=6, backward_kernels=11),
+        casts_router_weights=True,
+        casts_norm_weights=True,
+    ),
     # laguna/modeling_laguna.py: LagunaTopKRouter
     "laguna": ModelCode(router=CAST_SIGMOID_ROUTER, casts_router_weights=True),
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
@@ -185,8 +193,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "mimo_v2_flash": ModelCode(router=GROUPED_SIGMOID_ROUTER, softmax_in_fp32=False, shifts_by_largest="all"),
     # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
-    # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm; step3p7/modeling_step3p7.py:
-    # Step3p7TopKRouter, Step3p7RMSNorm
+    # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm
     "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True),
     # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
     "ministral3": ModelCode(scales_queries=True),
@@ -216,7 +223,11 @@ MODEL_CODE: dict[str, ModelCode] = {
     # with experts and Qwen 4 have the first
     "qwen3_next": ModelCode(norm_weights_from_1=True, router=CASTING_ROUTER, casts_router_weights=True),
     "qwen3_next_as_chosen": ModelCode(norm_weights_from_1=True, router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    # step3p7/modeling_step3p7.py: Step3p7TopKRouter, Step3p7RMSNorm, Step3p7Experts (which no grouped matmul replaces)
+    "step3p7": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, experts_one_by_one=True),
     "stablelm": ModelCode(norms_heads_in_turn=True),  # stablelm/modeling_stablelm.py: StableLmLayerNormPerHead
+    # xglm/modeling_xglm.py: XGLMAttention.forward, which knows no other attention
+    "xglm": ModelCode(fused=False, scale="none", softmax_in_fp32=False),
     "youtu": ModelCode(rope_pairs="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
 }
 

@@ -257,7 +257,7 @@ def _gemma4(config: Config) -> Config:
     if config.get("layer_types") is None:  # the last layer sees all tokens, whatever its number (Gemma4TextConfig)
         kinds = ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(config["num_hidden_layers"])]
         plain["layer_types"] = [*kinds[:-1], "full_attention"]
-    found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True, "code": None}
+    found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True, "code": "gemma4"}
     if "attention_pattern" in found:
         found["full_attention"] = _gemma4_full(config, [*found["attention_pattern"]])
     found |= _gemma4_small(config)

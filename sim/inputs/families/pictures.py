@@ -149,7 +149,7 @@ def _step3p5(config: Config) -> Config:
         "shared_ffn": whole.get("share_expert_dim", 1280),
         "dense_layers": dense_layers({"mlp_layer_types": routed[:layers]}),
     }
-    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "minimax_m3"}
+    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "step3p7"}
     found = llama(whole) | own | {"moe": moe} | window(whole, "sliding_window", ["full"])
     modules = whole.get("num_nextn_predict_layers") or whole.get("mtp_layer_types")
     clamped = any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])})
@@ -184,5 +184,5 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "muse_glimmer_text": _muse_glimmer,
     **dict.fromkeys(("phi4_multimodal", "phi4mm"), DENSE["phi3"]),
     "step3p5": _step3p5,
-    "paddleocr_vl_text": Family(DENSE["ernie4_5"], {"head_dim": 128}),
+    "paddleocr_vl_text": Family(DENSE["ernie4_5"], {"head_dim": 128}, own={"code": None}),  # its rope is Llama's
 }
