@@ -36,8 +36,9 @@ class ModelCode(NamedTuple):
     """Hold how a model's own code computes a layer. Defaults: Llama's code (llama/modeling_llama.py), Mixtral's
     router."""
 
-    # A fused attention kernel can take the place of separate operators.
+    # A fused attention kernel can take the place of separate operators; torch's own function can (`_supports_sdpa`).
     fused: bool = True
+    sdpa: bool = True
 
     # Attention by separate operators alone:
     # Scores are scaled by a kernel of their own, in the matmul (which adds ALiBi's biases, too; its backward scales the
@@ -155,7 +156,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "gemma": ModelCode(norm_weights_from_1=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
-    "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
+    "gpt_neo": ModelCode(sdpa=False, scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
     "gpt_neox": ModelCode(split="heads"),  # gpt_neox/modeling_gpt_neox.py: GPTNeoXAttention.forward (`chunk`)
     # gpt_oss/modeling_gpt_oss.py: GptOssTopKRouter
     "gpt_oss": ModelCode(router=GPT_OSS_ROUTER, casts_router_weights=True),
