@@ -195,7 +195,14 @@ def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     assert isinstance(scores, Compute)
     assert isinstance(product, Compute)
     biases = (_copied_biases(d, c, name),) if d.code.scale == "matmul" else ()
-    return (*biases, _of_scores(d, scores), *between, _by_probabilities(d, c, product), *factor_forward(d, c, name), _ordering(d, copied))
+    return (
+        *biases,
+        _of_scores(d, scores),
+        *between,
+        _by_probabilities(d, c, product),
+        *factor_forward(d, c, name),
+        _ordering(d, copied),
+    )
 
 
 def _copied_biases(d: Dims, c: Core, name: str) -> Compute:

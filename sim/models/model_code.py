@@ -114,7 +114,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     # afmoe/modeling_afmoe.py: AfmoeTokenChoiceRouter, AfmoeAttention (`gate_proj`)
     "afmoe": ModelCode(router=CAST_SIGMOID_ROUTER, gate_apart=True),
     # aria/modeling_aria.py: AriaTextTopKRouter, gpt-oss's without biases
-    "aria": ModelCode(router=GPT_OSS_ROUTER._replace(backward_kernels=3, backward_accesses=1), casts_router_weights=True),
+    "aria": ModelCode(
+        router=GPT_OSS_ROUTER._replace(backward_kernels=3, backward_accesses=1), casts_router_weights=True
+    ),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's
@@ -123,9 +125,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
     # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts, DbrxAttention.forward (`clip_qkv`)
-    "dbrx": ModelCode(
-        experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv="merged"
-    ),
+    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv="merged"),
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
     # deepseek_ocr2/modeling_deepseek_ocr2.py: DeepseekOcr2TextTopkRouter, beside Llama's attention
@@ -166,9 +166,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
     "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
     # granite_swa/modeling_granite_swa.py: eager_attention_forward; granitemoe_swa has the same
-    "granite_swa": ModelCode(
-        scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"
-    ),
+    "granite_swa": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)
     "hy_v3": ModelCode(router=SIGMOID_ROUTER, sums_shared_in_fp32=True),
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`

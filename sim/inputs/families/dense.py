@@ -312,7 +312,10 @@ def _stablelm(config: Config) -> Config:
     """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head. StableLM 2 12B also
     norms each head, with weights of its own."""
     found = llama(config) | {"norm": "layernorm", "norm_bias": True, "qkv_bias": config.get("use_qkv_bias", False)}
-    found |= {"parallel_block": config.get("use_parallel_residual", False), **drops(config.get("hidden_dropout"), config.get("attention_dropout"))}
+    found |= {
+        "parallel_block": config.get("use_parallel_residual", False),
+        **drops(config.get("hidden_dropout"), config.get("attention_dropout")),
+    }
     found |= {"qk_norm": "by_head", "code": "stablelm"} if config.get("qk_layernorm") else {}
     return found | {"rope_share": rope_share(config, 0.25)}
 

@@ -92,7 +92,10 @@ def _xglm(config: Config) -> Config:
     names = {"num_hidden_layers": "num_layers", "hidden_size": "d_model", "num_attention_heads": "attention_heads"}
     named = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
     own = {"ffn": config["ffn_dim"], "mlp": gelu_named(config, "activation_function", "gelu")}
-    own |= drops(config.get("dropout", 0.1), config.get("attention_dropout", 0.1)) | {"positions": "none", "code": "xglm"}
+    own |= drops(config.get("dropout", 0.1), config.get("attention_dropout", 0.1)) | {
+        "positions": "none",
+        "code": "xglm",
+    }
     return _of_fairseq(config | named) | own | {"trained_positions": config.get("max_position_embeddings")}
 
 

@@ -75,12 +75,13 @@ def _bailing(config: Config) -> Config:
 
 
 def _internlm(config: Config) -> Config:
-    """The first InternLM: Llama's layers, with biases in attention's four projections (`bias`)."""
+    """The first InternLM: Llama's layers, with biases in attention's four projections (`bias`; vLLM, models/llama.py:
+    "Support internlm/internlm-7b with bias")."""
     return llama({**config, "attention_bias": config.get("bias", True)})
 
 
 def _orion(config: Config) -> Config:
-    """Orion: Llama's layers, with layer norms and their biases."""
+    """Orion: Llama's layers, with layer norms and their biases (vLLM, models/orion.py: OrionDecoderLayer)."""
     return llama(config) | {"norm": "layernorm", "norm_bias": True}
 
 
@@ -100,5 +101,5 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "minicpm": Family(llama, {"tie_word_embeddings": True}),
     "orion": _orion,
     "qwen": _qwen,
-    "xverse": llama,
+    "xverse": llama,  # vLLM, models/registry.py: XverseForCausalLM
 }

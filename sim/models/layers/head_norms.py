@@ -1,4 +1,5 @@
-"""Layer norms of each head's queries and keys (Persimmon, Phi; with weights of each head's own Command R+, StableLM 2)."""
+"""Layer norms of each head's queries and keys: Persimmon, Phi; with weights of its own for each head Command R+,
+StableLM 2."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from sim.models.operators import F, I, Operator, memory_op
 
 
 def head_layer_norm(d: Dims, name: str, rows: int, width: int, vectors: int = 2) -> Operator:
-    """A layer norm with `vectors` of weights and biases over rows as narrow as one head. In these the fp32 mean and deviation of
-    each row, which torch's native_layer_norm keeps, are no negligible part of the memory.
+    """A layer norm with `vectors` of weights and biases over rows as narrow as one head. In these the fp32 mean and
+    deviation of each row, which torch's native_layer_norm keeps, are no negligible part of the memory.
 
     Transformers norms heads in tokens' order, of which torch copies its input first, and backward input and gradient
     (aten/src/ATen/native/layer_norm.cpp: `expect_contiguous`). Narrow rows take longer by their instructions than by
