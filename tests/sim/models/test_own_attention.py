@@ -158,3 +158,59 @@ def test_torch_s_attention_gets_copies_of_keys_for_wide_heads_alone(tmp_path: Pa
     assert "attention:efficient" in names(512)
     assert "attention_repeat" not in names(256)
     assert "attention_repeat" not in names(512, attention_kernel="flash2")
+
+
+def test_attention_s_dropout_is_the_config_s_own(tmp_path: Path) -> None:
+    """OPT drops numbers of hidden states alone, and Llama's code attention's probabilities alone."""
+    plain = {"num_hidden_layers": 1, "ffn_dim": 768, "word_embed_proj_dim": 512}
+    opt, llama = (
+        load_model(config(tmp_path, **keys))
+        for keys in ({"model_type": "opt", "dropout": 0.1} | plain, {"model_type": "llama", "attention_dropout": 0.1})
+    )
+    assert (opt.dropout, opt.attention_dropout) == (0.1, 0.0)
+    assert (llama.dropout, llama.attention_dropout) == (0.0, 0.1)
+    found = {}
+    for name, model in (("opt", opt), ("llama", llama)):
+        run = {"seq_len": SEQ, "global_batch_size": 1, "framework": "transformers"}
+        keys = model.model_dump(exclude_unset=True) | {"layers": 1}
+        block = layer_block(parse_scenario({"model": keys, "training": run, "cluster": "dgx-h100"}), 0)
+        computed = [i for i in block.forward if isinstance(i, Compute)]
+        masks = {s.name for s in block.saved if s.name.endswith("dropout mask") and s.bytes}
+        found[name] = any(i.drops for i in computed if i.kind == "attention_forward"), bool(masks)
+    assert found == {"opt": (False, True), "llama": (True, False)}
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "what"),
+    [
+        ("granite_swa", {}, "model.sinks"),
+        ("gemma2", {"head_dim": 64, "sliding_window": 512}, "model.attention_softcap"),
+        ("llama", {}, ""),
+    ],
+)
+def test_what_torch_s_attention_cannot_run_is_said(tmp_path: Path, family: str, keys: Any, what: str) -> None:
+    run = {"seq_len": SEQ, "global_batch_size": 1, "framework": "transformers"}
+    asked = {"model": config(tmp_path, model_type=family, **keys), "training": run, "cluster": "dgx-h100"}
+    said = [note for note in parse_scenario(asked).warnings if "torch's own attention no" in note]
+    assert bool(said) == bool(what)
+    assert all(what in note for note in said)
+
+
+LLAMA_LIKE = {
+    "internlm": ({"intermediate_size": 11008, "num_hidden_layers": 32, "vocab_size": 103168, "bias": True}, 7.322),
+    "orion": ({"hidden_size": 5120, "intermediate_size": 15360, "num_hidden_layers": 40, "vocab_size": 84608}, 14.499),
+    "xverse": (
+        {"hidden_size": 5120, "intermediate_size": 13824, "num_hidden_layers": 40, "vocab_size": 100278},
+        13.715,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", LLAMA_LIKE)
+def test_families_like_llama_on_the_hub(tmp_path: Path, family: str) -> None:
+    """InternLM 7B, Orion 14B, XVERSE 13B."""
+    keys, billions = LLAMA_LIKE[family]
+    heads = keys.get("hidden_size", 4096) // 128
+    whole = {"hidden_size": 4096, "num_attention_heads": heads, "num_key_value_heads": heads, **keys}
+    model = load_model(config(tmp_path, model_type=family, **whole))
+    assert count_parameters(model).total / 1e9 == pytest.approx(billions, rel=1e-3)
