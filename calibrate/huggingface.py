@@ -65,7 +65,7 @@ def check_model(path: str, scenario: Scenario, same: Scenario) -> None:
     for what, bad in (
         ("more than data parallelism", p.ranks != p.dp),
         ("parallelism.zero above 0", p.zero > 0),
-        ("dropout", scenario.model.dropout > 0),
+        ("dropout", scenario.model.dropout > 0 or bool(scenario.model.attention_dropout)),
         ("training.precision other than fp32", t.precision != "fp32"),
         ("recomputation", t.recompute.mode != "none"),
         ("training.activation_offload", t.activation_offload),

@@ -47,7 +47,8 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 GPT2 = {"n_embd": 2048, "n_layer": 8, "n_head": 16, **NO_DROPOUT}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
 LATENT = {"q_lora_rank": 768, "kv_lora_rank": 512, "num_key_value_heads": 16, "head_dim": None}
-EAGER = ("bloom", "flint", "gemma2", "gpt_neo", "gpt_oss", "gptj", "mpt")  # attention in separate operators
+# attention in separate operators
+EAGER = ("bloom", "flint", "gemma2", "granite_swa", "gpt_neo", "gpt_oss", "gptj", "mpt")
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
@@ -57,6 +58,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 1024},
     "gemma3_text": {"sliding_window": 1024, "query_pre_attn_scalar": 128},
     "granite": {},
+    "granite_swa": {"sliding_window": 1024},
     "olmo": {},
     "olmo2": {},
     "hyperclovax": {},

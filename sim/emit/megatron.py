@@ -159,6 +159,7 @@ class Megatron(Emission):
             "separate_qkv": {},  # one matmul, whatever the model's own code has
             "merged_projections": {},
             "code": {},  # Megatron's own layers run
+            "attention_dropout": {},
         }
         if m.attention_gate is True:
             flags["attention_gate"] = {"attention-output-gate": True}
@@ -211,7 +212,7 @@ class Megatron(Emission):
             "normalization": "RMSNorm" if m.norm == "rmsnorm" else "LayerNorm",
             "vocab-size": m.vocab - 1,  # its NullTokenizer adds one for the end of a document
             "make-vocab-size-divisible-by": 128,
-            "attention-dropout": m.dropout,
+            "attention-dropout": m.dropout if m.attention_dropout is None else m.attention_dropout,
             "hidden-dropout": m.dropout,
             **attention,
             "swiglu": m.mlp == "swiglu",

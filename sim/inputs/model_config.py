@@ -184,10 +184,12 @@ class ModelConfig(UserInput):
     norms, GPT-J's attention), `attention_out_bias`: its output projection alone does (GPT-Neo); `head_bias`: the output
     matrix has one too (Phi 2); `qkv_bias`: only the query, key and value projections (Qwen2); `norm_weights` false:
     norms only normalize (OLMo); `embedding_norm`: the embedding's result passes a norm (BLOOM); `qk_norm`: an RMS
-    norm with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon), or without weights
-    where they have rope (Llama 4's L2 norm), or over all heads at once (OLMo 2); `value_norm`: one without weights
-    on values (Gemma 4). `norm_position`: before attention and MLP, after them (OLMo 2), both (Gemma 2), or
-    `by_kind`: after them in layers with attention, before them in layers with a state (OLMo Hybrid).
+    norm with `head_dim` weights on queries and on keys (Qwen3), or a layer norm (Persimmon; `by_head`: each head with
+    weights of its own, Command R+), or without weights where they have rope (Llama 4's L2 norm), or over all heads at
+    once (OLMo 2); `value_norm`: one without weights on values (Gemma 4). `norm_position`: before attention and MLP,
+    after them (OLMo 2), both (Gemma 2), or `by_kind`: after them in layers with attention, before them in layers with a
+    state (OLMo Hybrid). `dropout`: of what attention and MLP give; `attention_dropout`: of attention's probabilities,
+    where it differs (OPT).
     `sinks`: a learned score of every query head that takes part of its softmax (gpt-oss). `no_rope_every`: every
     n-th layer has no rope.
     `attention_pattern` repeats over the layers: a query sees all keys before it, the last `window`, or those of its own
@@ -238,7 +240,7 @@ class ModelConfig(UserInput):
     qkv_bias: bool = False
     norm_weights: bool = True
     embedding_norm: bool = False
-    qk_norm: Literal[False, True, "layernorm", "l2"] = False
+    qk_norm: Literal[False, True, "layernorm", "by_head", "l2"] = False
     qk_norm_over: Literal["head", "all_heads"] = "head"
     value_norm: bool = False
     norm_position: Literal["pre", "post", "both", "by_kind"] = "pre"
@@ -252,6 +254,7 @@ class ModelConfig(UserInput):
     code: Code | None = Field(default=None, description="null: as Llama's")
     tied_embeddings: bool = False
     dropout: float = Field(default=0.0, ge=0, lt=1)
+    attention_dropout: float | None = Field(default=None, ge=0, lt=1)
     positions: Literal["none", "learned", "rope"] = "none"
     rope_share: float | None = Field(default=None, gt=0, le=1)
     scaled_rope: bool = False

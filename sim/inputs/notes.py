@@ -13,7 +13,7 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload
 from sim.models.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks.records import framework_of
-from sim.models.model_code import MODEL_CODE, code_of
+from sim.models.model_code import MODEL_CODE, ModelCode, code_of
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -244,6 +244,16 @@ def _attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator
     if t.attention == "fused" and not code.fused:
         does = f"which framework {t.framework} runs, computes attention in separate operators alone"
         yield f"training.attention: simulated as unfused; the code of {model.code} in Transformers, {does}"
+    elif framework_of(t).sees_masks(t.attention == "fused", t.attention_kernel, p.cp):
+        yield from _without_sdpa(model, code)
+
+
+def _without_sdpa(model: ModelConfig, code: ModelCode) -> Iterator[str]:
+    """Return that Transformers has no model of this kind with torch's own attention (`_supports_sdpa`)."""
+    of = (("sinks", model.sinks), ("attention_softcap", model.attention_softcap), (f"code {model.code}", not code.sdpa))
+    if found := [what for what, there in of if there]:
+        asked = "fused needs flash-attn's or torch's flex_attention (attn_implementation); without, it is unfused"
+        yield f"training.attention: Transformers gives torch's own attention no model.{found[0]}; {asked}"
 
 
 def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig) -> Iterator[str]:

@@ -19,6 +19,7 @@ from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
 from sim.models.score_kernels import (
     Passes,
+    joins_sinks,
     masked_bytes,
     run_passes,
     score_gradient_bytes,
@@ -26,6 +27,7 @@ from sim.models.score_kernels import (
     scored_bytes,
     softmax_bytes,
 )
+from sim.models.sink_factor import factor_backward, factor_forward, factor_saved
 from sim.models.window import Window
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
@@ -129,6 +131,9 @@ def kv_bytes(d: Dims, c: Core) -> float:
 # cuDNN's probabilities are multiples of 1 / 16, so that torch does not choose it for others (ATen/native/transformers/
 # cuda/sdp_utils.cpp: check_cudnn_dropout).
 CUDNN_DROPOUT_STEPS = 16.0
+# Wider heads than these have the memory-efficient kernel alone (ATen/native/transformers/cuda/sdp_utils.cpp:
+# check_head_dim_size_flash, check_cudnn_tensor_shapes).
+TORCH_KERNELS, FLASH_HEAD_DIM = ("torch", "torch_2024"), 256
 
 
 def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) -> Compute:
@@ -141,8 +146,10 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     phase = F if kind == "attention_forward" else I
     # Those that frameworks choose multiply 16 bits or fewer.
     kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
-    if kernel == "torch" and d.dropout and not (d.dropout * CUDNN_DROPOUT_STEPS).is_integer():
+    if kernel == "torch" and d.attention_dropout and not (d.attention_dropout * CUDNN_DROPOUT_STEPS).is_integer():
         kernel = "torch_2024"  # FlashAttention-2
+    if kernel in TORCH_KERNELS and max(c.head_dim, c.v_head_dim) > FLASH_HEAD_DIM:
+        kernel = "efficient"
     name = f"{name}:{kernel}" if kernel else name
     return Compute(
         name,
@@ -154,7 +161,7 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
         phase,
         LAUNCHES[kind],
         kernel=kernel,
-        drops=bool(d.dropout),
+        drops=bool(d.attention_dropout),
         masked=c.masked,
     )
 
@@ -183,12 +190,19 @@ def _scores(d: Dims, c: Core) -> float:
 
 def _unfused_forward(d: Dims, c: Core, name: str) -> Program:
     """QKᵀ, scale-mask-softmax, dropout, AV, and the copy of the context to `[tokens, heads · head_dim]`."""
-    found = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.dropout), name)
+    found = unfused_core(d.batch, c, d.act, d.act_bytes, score_passes(d, c)[0], bool(d.attention_dropout), name)
     scores, *between, product, copied = found
     assert isinstance(scores, Compute)
     assert isinstance(product, Compute)
     biases = (_copied_biases(d, c, name),) if d.code.scale == "matmul" else ()
-    return (*biases, _of_scores(d, scores), *between, _by_probabilities(d, c, product), _ordering(d, copied))
+    return (
+        *biases,
+        _of_scores(d, scores),
+        *between,
+        _by_probabilities(d, c, product),
+        *factor_forward(d, c, name),
+        _ordering(d, copied),
+    )
 
 
 def _copied_biases(d: Dims, c: Core, name: str) -> Compute:
@@ -204,8 +218,8 @@ def _by_probabilities(d: Dims, c: Core, product: Compute) -> Compute:
     """A matmul of probabilities, whose rows have a sink's more at their end: a part of each, of odd rows, is read where
     it lies (transformers/models/gpt_oss/modeling_gpt_oss.py: eager_attention_forward, `probs[..., :-1]`), unless
     dropout or a cast has copied it."""
-    copied = bool(d.dropout) or masked_bytes(d, scored_bytes(d)) > d.act_bytes or d.act_bytes >= FP32_BYTES
-    if not c.sinks or not d.framework.softmax_in_fp32 or copied:
+    copied = bool(d.attention_dropout) or masked_bytes(d, scored_bytes(d)) > d.act_bytes or d.act_bytes >= FP32_BYTES
+    if not joins_sinks(d, c) or not d.framework.softmax_in_fp32 or copied:
         return product
     return replace(product, alignment=math.gcd(ALIGNED, c.kv_len + 1))
 
@@ -258,11 +272,12 @@ def _unfused_backward(d: Dims, c: Core, name: str) -> Program:
     context = batch * rows * c.v_head_dim
     copied = _ordering(d, memory_op(f"{name}_context_copy", I, "copy", context, 2 * context * e, d.act))
     items: list[Item] = [
+        *factor_backward(d, c, name),
         *(() if d.framework.tokens_first else (copied,)),
         _by_probabilities(d, c, gemm(f"{name}_dv", I, c.kv_len, c.v_head_dim, rows, d.act, batch)),
         gemm(f"{name}_dprobs", I, rows, c.kv_len, c.v_head_dim, d.act, batch),
     ]
-    if d.dropout:
+    if d.attention_dropout:
         items.append(memory_op(f"{name}_dropout", I, "elementwise", n, (2 * e + MASK_BYTES) * n, d.act))
     items += [
         *run_passes(score_passes(d, c)[1], name, I, n, d.act),
@@ -309,7 +324,7 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
         return (*saved, statistics, output)
     scores = sum(_scores(d, c) for c in blocks)
     saved += _softmax_saved(d, own, scores)
-    if d.dropout:
+    if d.attention_dropout:
         saved += [
             Saved("dropout mask", scores * MASK_BYTES),
             Saved("dropped probabilities", scores * d.act_bytes),
@@ -319,19 +334,21 @@ def core_saved(d: Dims, own: Core, blocks: tuple[Core, ...], exchanged: bool = F
 
 def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
     """Probabilities, in the activations' dtype and, where separate operators made them in fp32, in that, too; a cap's
-    tanh; of sinks, which are joined to the scores as a column, that column and the place of each row's maximum.
+    tanh; of sinks that are joined to the scores as a column, that column and the place of each row's maximum.
     """
     rows = scores / own.kv_len
-    joined, e = scores + (rows if own.sinks else 0.0), d.act_bytes
+    joined, e = scores + (rows if joins_sinks(d, own) else 0.0), d.act_bytes
     made = softmax_bytes(d, own) if d.framework.softmax_in_fp32 else e
     if made > e:
         saved = [Saved("softmax output", scores * e), Saved("softmax output in fp32", joined * made)]
     else:
         saved = [Saved("softmax output", joined * e)]
-    if own.sinks and d.framework.softmax_in_fp32 and d.code.shifts_by_largest:
+    shifted = ("all", "sinks") if joins_sinks(d, own) else ("all",)
+    if d.framework.softmax_in_fp32 and d.code.shifts_by_largest in shifted:
         saved.append(Saved("maximum's place", rows * 8.0, role=TensorRole.STATISTICS))
     if own.softcap and not d.framework.fuses_chains:
         saved.append(Saved("capped scores' tanh", scores * d.act_bytes))
+    saved += factor_saved(d, own, scores, masked_bytes(d, scored_bytes(d)))
     return saved
 
 

@@ -62,6 +62,7 @@ class Dims(Struct, frozen=True):
     linear_bytes: float
     grad_bytes: float
     dropout: float
+    attention_dropout: float  # of its probabilities
     framework: Framework
     fused_attention: bool
     attention_kernel: str  # training.attention_kernel, or "" for the profile's
@@ -370,6 +371,7 @@ def dims(scenario: Scenario) -> Dims:
         **_casts(m, t, p),
         hidden=m.hidden,
         dropout=m.dropout,
+        attention_dropout=m.dropout if m.attention_dropout is None else m.attention_dropout,
         streams=streams_of(m),
         framework=framework,
         code=code,

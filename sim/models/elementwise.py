@@ -44,7 +44,7 @@ class Traffic(Struct, frozen=True):
     backward_launches: int = 0
 
 
-NormWeight = Literal["none", "activations", "fp32", "from 1"]
+NormWeight = Literal["none", "activations", "fp32", "cast", "from 1"]
 
 
 def rms_norm_eager(e: float, weight: NormWeight = "activations", frozen: bool = False) -> Traffic:
@@ -60,13 +60,13 @@ def rms_norm_eager(e: float, weight: NormWeight = "activations", frozen: bool = 
     These kernels are those by which measured chains (`norm_eager`) are divided. Torch launches more. Backward: the
     mean's gradient is written to all elements, the square's gradient is doubled, and in fp32 one more kernel runs on a
     number a row. The measured time of a chain includes them, so only their launches are added. Where a 16-bit weight
-    multiplies in fp32, its gradient is cast, and Gemma casts the weight and adds 1 to it.
+    multiplies in fp32, its gradient is cast, Gemma 4 casts the weight (`cast`), and Gemma adds 1 to it as well.
     """
-    dtype = FP32_BYTES if weight in ("fp32", "from 1") else e
+    dtype = FP32_BYTES if weight in ("fp32", "cast", "from 1") else e
     of_weight = (2 * dtype, 1) if frozen else (6 * dtype, 3)
     own, (back, kernels) = (0.0, (0.0, 0)) if weight == "none" else (2 * dtype, of_weight)
     ones, cast = weight == "from 1", e < dtype
-    more = (ones * (1 + cast), 2 + (cast and not frozen) + (e == FP32_BYTES))
+    more = (ones * (1 + cast) + (weight == "cast" and cast), 2 + (cast and not frozen) + (e == FP32_BYTES))
     first, last = 5 + bool(kernels), 8 + kernels
     if e == FP32_BYTES:
         return Traffic(8 + 4 + 8 + own, first, back + 8 + 12 + 4 + 8 + 12 + 12, last, *more)
@@ -115,6 +115,8 @@ def norm_traffic(d: Dims, kind: str, rows: int, width: int, after_sum: bool, wei
 def _norm_weight(d: Dims) -> NormWeight:
     if not d.norm_in_fp32:
         return "activations"
+    if d.code.casts_norm_weights:
+        return "cast"
     return "from 1" if d.code.norm_weights_from_1 else "fp32"
 
 

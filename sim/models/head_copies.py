@@ -15,6 +15,7 @@ from sim.models.operators import F, I, Operator, keeping, memory_op
 from sim.models.score_kernels import scored_bytes
 
 Kind = Literal["copy", "permute"]
+WIDEST_GROUPED = 256  # numbers of a head
 
 
 def repeated(d: Dims, own: Core) -> Core:
@@ -22,7 +23,15 @@ def repeated(d: Dims, own: Core) -> Core:
     if own.masked and own.kv_heads == 1 and d.code.broadcasts_keys:
         return own
     copies = own.masked or (d.framework.repeats_fused_keys if d.fused_attention else d.framework.repeats_keys)
+    copies = copies or _not_grouped(d, own)
     return replace(own, kv_heads=own.heads, repeats=own.heads // own.kv_heads) if copies else own
+
+
+def _not_grouped(d: Dims, own: Core) -> bool:
+    """Tell whether Transformers copies keys for torch's own function, which would compute wide heads, or values of
+    another width, in separate operators (transformers/integrations/sdpa_attention.py, 5.24: `use_gqa_in_sdpa`)."""
+    torch_s = d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp)
+    return torch_s and not own.head_dim == own.v_head_dim <= WIDEST_GROUPED
 
 
 def with_repeats(d: Dims, core: Core, part: Operator) -> Operator:

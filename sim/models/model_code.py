@@ -36,8 +36,9 @@ class ModelCode(NamedTuple):
     """Hold how a model's own code computes a layer. Defaults: Llama's code (llama/modeling_llama.py), Mixtral's
     router."""
 
-    # A fused attention kernel can take the place of separate operators.
+    # A fused attention kernel can take the place of separate operators; torch's own function can (`_supports_sdpa`).
     fused: bool = True
+    sdpa: bool = True
 
     # Attention by separate operators alone:
     # Scores are scaled by a kernel of their own, in the matmul (which adds ALiBi's biases, too; its backward scales the
@@ -45,7 +46,11 @@ class ModelCode(NamedTuple):
     scale: Literal["scores", "matmul", "none"] = "scores"
     scores_in_fp32: bool = False  # queries and keys are cast to fp32 and multiplied so, unless autocast casts them back
     scores_without_autocast: bool = False  # which it does not where the code turns autocast off for them
-    shifts_by_largest: bool = True  # of scores joined to sinks the largest is found and subtracted before the softmax
+    # The largest score of a row is found and subtracted before the softmax: of those joined to sinks, or of all.
+    shifts_by_largest: Literal["", "sinks", "all"] = "sinks"
+    # Sinks are joined to the scores as one more key, or the result is multiplied by a factor of theirs and of the
+    # scores (`sim.models.sink_factor`).
+    sinks: Literal["joined", "factor"] = "joined"
     # The softmax writes fp32, which is cast to the activations' dtype; else the dtype of what it reads.
     softmax_in_fp32: bool = True
     alibi: bool = False  # a kernel adds fp32 biases of positions
@@ -76,7 +81,8 @@ class ModelCode(NamedTuple):
     # nothing.
     split: Literal["split", "select", "index", "heads", "shards"] = "split"
 
-    clamps_qkv: bool = False  # queries, keys and values are one matmul's result, which is clamped
+    # Queries, keys and values are clamped: as one matmul's result ("merged"), or each in place ("apart").
+    clamps_qkv: Literal["", "merged", "apart"] = ""
 
     # Torch's fused attention gets the causal mask in every layer, so that it computes all pairs: as truths, of which it
     # makes numbers each time, or as numbers.
@@ -92,7 +98,9 @@ class ModelCode(NamedTuple):
     # The chosen experts' weights have the logits' dtype, so that 16-bit results are weighted and summed in 16 bits.
     casts_router_weights: bool = False
 
+    casts_norm_weights: bool = False  # a norm casts its 16-bit weight to fp32 (`norm_in_fp32`)
     norm_weights_from_1: bool = False  # a norm multiplies by 1 plus its weight
+    norms_heads_in_turn: bool = False  # a layer norm of each head is a module of its own (`qk_norm: by_head`)
     # The results of attention and MLP are multiplied by a constant before they are added to the residual stream.
     scales_branches: bool = False
     # All experts compute all tokens, where ep does not distribute them (`sim.models.moe.every_expert`).
@@ -105,6 +113,10 @@ LLAMA = ModelCode()
 MODEL_CODE: dict[str, ModelCode] = {
     # afmoe/modeling_afmoe.py: AfmoeTokenChoiceRouter, AfmoeAttention (`gate_proj`)
     "afmoe": ModelCode(router=CAST_SIGMOID_ROUTER, gate_apart=True),
+    # aria/modeling_aria.py: AriaTextTopKRouter, gpt-oss's without biases
+    "aria": ModelCode(
+        router=GPT_OSS_ROUTER._replace(backward_kernels=3, backward_accesses=1), casts_router_weights=True
+    ),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's
@@ -113,9 +125,11 @@ MODEL_CODE: dict[str, ModelCode] = {
     ),
     "cohere": ModelCode(rope_dtype="fp32"),  # cohere/modeling_cohere.py: apply_rotary_pos_emb
     # dbrx/modeling_dbrx.py: DbrxExperts, DbrxFFN.route_tokens_to_experts, DbrxAttention.forward (`clip_qkv`)
-    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv=True),
+    "dbrx": ModelCode(experts_one_by_one=True, router=CASTING_ROUTER, casts_router_weights=True, clamps_qkv="merged"),
     # deepseek_v2/modeling_deepseek_v2.py: DeepseekV2TopkRouter, apply_rotary_emb
     "deepseek_v2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER, rope_pairs="complex"),
+    # deepseek_ocr2/modeling_deepseek_ocr2.py: DeepseekOcr2TextTopkRouter, beside Llama's attention
+    "deepseek_ocr2": ModelCode(router=WIDE_AS_CHOSEN_ROUTER),
     # deepseek_v3/modeling_deepseek_v3.py: DeepseekV3TopkRouter; GLM 4.5, dots.llm1, K-EXAONE and Solar have the same
     "deepseek_v3": ModelCode(router=GROUPED_SIGMOID_ROUTER, rope_pairs="slices"),
     "ernie4_5": ModelCode(rope_dtype="fp32 products"),  # ernie4_5/modeling_ernie4_5.py: apply_rotary_pos_emb
@@ -131,17 +145,18 @@ MODEL_CODE: dict[str, ModelCode] = {
     "flint": ModelCode(
         scores_in_fp32=True,
         scores_without_autocast=True,
-        shifts_by_largest=False,
+        shifts_by_largest="",
         router_without_autocast=True,
         router=PLAIN_SIGMOID_ROUTER,
     ),
     # flex_olmo/modeling_flex_olmo.py: rope of OLMo, OLMoE's router
     "flex_olmo": ModelCode(rope_dtype="promoted", router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    "gemma4": ModelCode(casts_norm_weights=True),  # gemma4/modeling_gemma4.py: Gemma4RMSNorm
     # gemma/modeling_gemma.py: GemmaRMSNorm; Gemma 2 and 3, VaultGemma and Qwen 3.5 without experts have the same
     "gemma": ModelCode(norm_weights_from_1=True),
     "gpt2": ModelCode(softmax_in_fp32=False),  # gpt2/modeling_gpt2.py: eager_attention_forward
     # gpt_neo/modeling_gpt_neo.py: GPTNeoSelfAttention._attn
-    "gpt_neo": ModelCode(scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
+    "gpt_neo": ModelCode(sdpa=False, scale="none", scores_in_fp32=True, softmax_in_fp32=False, mask="chosen and added"),
     "gpt_neox": ModelCode(split="heads"),  # gpt_neox/modeling_gpt_neox.py: GPTNeoXAttention.forward (`chunk`)
     # gpt_oss/modeling_gpt_oss.py: GptOssTopKRouter
     "gpt_oss": ModelCode(router=GPT_OSS_ROUTER, casts_router_weights=True),
@@ -150,11 +165,19 @@ MODEL_CODE: dict[str, ModelCode] = {
     # granite/modeling_granite.py: GraniteDecoderLayer.forward (residual_multiplier); HyperCLOVA X's layer has the same.
     # granitemoe/modeling_granitemoe.py: GraniteMoeTopKRouter
     "granite": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True),
+    # granite_swa/modeling_granite_swa.py: eager_attention_forward; granitemoe_swa has the same
+    "granite_swa": ModelCode(scales_branches=True, router=GRANITE_ROUTER, casts_router_weights=True, sinks="factor"),
     # hy_v3/modeling_hy_v3.py: HYV3TopKRouter, HYV3MoE.forward (`enable_moe_fp32_combine`)
     "hy_v3": ModelCode(router=SIGMOID_ROUTER, sums_shared_in_fp32=True),
     "hy_v3_narrow": ModelCode(router=SIGMOID_ROUTER),  # without `enable_moe_fp32_combine`
     "hunyuan_v1_moe": ModelCode(router=WIDE_ROUTER),  # hunyuan_v1_moe/modeling_hunyuan_v1_moe.py: HunYuanMoEV1Gate
     "hy_v4": ModelCode(router=GROUPED_SIGMOID_ROUTER),  # hy_v4/modeling_hy_v4.py: HYV4TopkRouter, apply_rotary_pos_emb
+    # lara_mini/modeling_lara_mini.py: LaraMiniTopKRouter, of fp32 logits, with norm_topk_prob; LaraMiniRMSNorm
+    "lara_mini": ModelCode(
+        router=WIDE_ROUTER._replace(forward_kernels=6, backward_kernels=11),
+        casts_router_weights=True,
+        casts_norm_weights=True,
+    ),
     # laguna/modeling_laguna.py: LagunaTopKRouter
     "laguna": ModelCode(router=CAST_SIGMOID_ROUTER, casts_router_weights=True),
     # lfm2_moe/modeling_lfm2_moe.py: Lfm2MoeTopKRouter
@@ -165,10 +188,11 @@ MODEL_CODE: dict[str, ModelCode] = {
     "longcat_flash": ModelCode(
         router=WIDE_AS_CHOSEN_ROUTER._replace(forward_kernels=6, forward_bytes=20.0), rope_pairs="slices"
     ),
+    # mimo_v2_flash/modeling_mimo_v2_flash.py: eager_attention_forward, MiMoV2FlashTopkRouter
+    "mimo_v2_flash": ModelCode(router=GROUPED_SIGMOID_ROUTER, softmax_in_fp32=False, shifts_by_largest="all"),
     # minimax_m2/modeling_minimax_m2.py: MiniMaxM2TopKRouter
     "minimax_m2": ModelCode(router=UNSCALED_SIGMOID_ROUTER),
-    # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm; step3p7/modeling_step3p7.py:
-    # Step3p7TopKRouter, Step3p7RMSNorm
+    # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm
     "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True),
     # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
     "ministral3": ModelCode(scales_queries=True),
@@ -177,12 +201,14 @@ MODEL_CODE: dict[str, ModelCode] = {
         router=GROUPED_SOFTMAX_ROUTER, casts_router_weights=True, rope_pairs="slices", scales_queries=True
     ),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
+    "mpt_clipped": ModelCode(fused=False, alibi=True, mask="filled", clamps_qkv="merged"),  # with `clip_qkv`
     # muse_glimmer/modeling_muse_glimmer.py: MuseGlimmerTextCenteredRMSNorm, MuseGlimmerTextAttention (`gate_proj`)
     "muse_glimmer": ModelCode(norm_weights_from_1=True, gate_apart=True),
     # nemotron/modeling_nemotron.py: NemotronLayerNorm1P.forward (`self.weight + 1`)
     "nemotron": ModelCode(norm_weights_from_1=True),
     # olmo/modeling_olmo.py: apply_rotary_pos_emb by fp32 cosines; OLMo 2, 3 and Hybrid, FlexOlmo and LFM3 have the same
     "olmo": ModelCode(rope_dtype="promoted"),
+    "olmo_clipped": ModelCode(rope_dtype="promoted", clamps_qkv="apart"),  # with `clip_qkv`: OlmoAttention.forward
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
     "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
     # persimmon/modeling_persimmon.py: PersimmonAttention._split_heads
@@ -192,6 +218,15 @@ MODEL_CODE: dict[str, ModelCode] = {
     "phimoe": ModelCode(router=SPARSE_MIXER_ROUTER, casts_router_weights=True),
     # qwen2_moe/modeling_qwen2_moe.py: Qwen2MoeTopKRouter with norm_topk_prob; Qwen 3 and Mellum have the same
     "qwen2_moe": ModelCode(router=CASTING_ROUTER, casts_router_weights=True),
+    # qwen3_next/modeling_qwen3_next.py: Qwen3NextRMSNorm, Qwen3NextTopKRouter with norm_topk_prob and without; Qwen 3.5
+    # with experts and Qwen 4 have the first
+    "qwen3_next": ModelCode(norm_weights_from_1=True, router=CASTING_ROUTER, casts_router_weights=True),
+    "qwen3_next_as_chosen": ModelCode(norm_weights_from_1=True, router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    # step3p7/modeling_step3p7.py: Step3p7TopKRouter, Step3p7RMSNorm, Step3p7Experts (which no grouped matmul replaces)
+    "step3p7": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, experts_one_by_one=True),
+    "stablelm": ModelCode(norms_heads_in_turn=True),  # stablelm/modeling_stablelm.py: StableLmLayerNormPerHead
+    # xglm/modeling_xglm.py: XGLMAttention.forward, which knows no other attention
+    "xglm": ModelCode(fused=False, scale="none", softmax_in_fp32=False),
     "youtu": ModelCode(rope_pairs="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
 }
 

@@ -87,7 +87,7 @@ def score_passes(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     Soft caps: division, tanh and product (2e each); backward product (2e), tanh (3e), division (2e).
     """
     if d.framework.softmax_in_fp32:
-        ahead, back = (_with_sinks if c.sinks else _by_operators)(d, c)
+        ahead, back = (_with_sinks if joins_sinks(d, c) else _by_operators)(d, c)
         if c.softcap:
             e = d.act_bytes
             ahead = (*ahead[:1], ScorePass("softcap", 6 * e, 3, "elementwise"), *ahead[1:])
@@ -101,6 +101,11 @@ def score_passes(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     if c.sinks and not d.framework.fuses_chains:
         forward, backward = forward.plus(5 * e, 3), backward.plus(4 * e, 2)
     return (forward,), (backward,)
+
+
+def joins_sinks(d: Dims, c: Scored) -> bool:
+    """Tell whether sinks are one more key of each row (else none, or a factor: `sim.models.sink_factor`)."""
+    return c.sinks and d.code.sinks == "joined"
 
 
 def _with_sinks(d: Dims, c: Scored) -> tuple[Passes, Passes]:
@@ -149,12 +154,28 @@ def _shift(masked: float) -> tuple[Passes, Passes]:
     return ahead, back
 
 
+def _sums(masked: float) -> tuple[Passes, Passes]:
+    """The exponentials of a row summed (`sim.models.sink_factor`), and their gradient, which is added to the scores'.
+
+    One number of each row is subtracted and multiplied, for which torch has no vectorized kernel.
+    """
+    ahead = (ScorePass("sums", 6 * masked, 4, "elementwise"),)
+    back = (
+        ScorePass("sums_difference", 2 * masked, kind="elementwise", single=True),
+        ScorePass("sums_exponential", 2 * masked, kind="elementwise"),
+        ScorePass("sums_product", 2 * masked, kind="elementwise", single=True),
+        ScorePass("sums_gradient", 3 * masked, kind="elementwise"),
+    )
+    return ahead, back
+
+
 def _softmax(bytes_: float, kernel: str) -> ScorePass:
     return ScorePass("softmax", bytes_, kernel=kernel, single=kernel == TORCH_SOFTMAX_UNALIGNED)
 
 
 def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
-    """Forward: scale, biases, mask (one for all heads), softmax, cast. Backward: cast, softmax, mask, cast, scale.
+    """Forward: scale, biases, mask (one for all heads), sums of sinks that are a factor, the largest score subtracted,
+    softmax, cast. Backward: cast, softmax, mask, cast, scale.
 
     `sim.models.model_code` says which of them a model has. In fp32 there are no casts.
     """
@@ -166,11 +187,15 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     biased = ScorePass("alibi", scored + given + slopes, kind="elementwise", casts=3 * (scored < given), single=True)
     replaced, added = _replacing(d, c, given), _adding(d, c, given, masked)
     widened, read = _widened(d, masked, made)
+    shift, shift_back = _shift(masked) if code.shifts_by_largest == "all" else ((), ())
+    sums, sums_back = _sums(masked) if c.sinks else ((), ())
     ahead = (
         *scale,
         *((biased,) if code.alibi else ()),
         *replaced,
         *added,
+        *sums,
+        *shift,
         *((ScorePass("softmax_widening", masked + made, kind="cast", casts=2, single=True),) if widened else ()),
         _softmax(read + made, torch_softmax(c.kv_len, read, converts=made != read)),
         *((ScorePass("softmax_cast", made + e, kind="cast"),) if made > e else ()),
@@ -179,6 +204,8 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
         *((ScorePass("softmax_cast", e + made, kind="cast", casts=2, single=True),) if made > e else ()),
         _softmax(2 * made + read, torch_softmax_backward(c.kv_len)),
         *((ScorePass("softmax_widening", made + masked, kind="cast"),) if widened else ()),
+        *shift_back,
+        *sums_back,
         *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
         *replaced,
         *((ScorePass("alibi_cast", given + scored, kind="cast"),) if given > scored else ()),
@@ -213,7 +240,7 @@ def _added_bytes(d: Dims) -> float:
 def softmax_bytes(d: Dims, c: Scored) -> float:
     """Return the bytes of a number that the softmax of separate operators writes; one with sinks writes the dtype of
     what it reads (gpt_oss/modeling_gpt_oss.py: eager_attention_forward)."""
-    if not c.sinks and (d.code.softmax_in_fp32 or lists_apart(d)):
+    if not joins_sinks(d, c) and (d.code.softmax_in_fp32 or lists_apart(d)):
         return FP32_BYTES
     return masked_bytes(d, scored_bytes(d))
 
@@ -231,7 +258,7 @@ def score_gradient_bytes(d: Dims, c: Scored) -> float:
     masked = masked_bytes(d, FP32_BYTES if d.code.alibi else scored_bytes(d))
     made = softmax_bytes(d, c)
     _, read = _widened(d, masked, made)
-    freed = (e if made > e else 0.0) + (e + MASK_BYTES if d.dropout else 0.0)
+    freed = (e if made > e else 0.0) + (e + MASK_BYTES if d.attention_dropout else 0.0)
     return 2 * made + read - freed
 
 

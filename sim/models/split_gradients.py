@@ -23,7 +23,7 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
     """
     if d.code.split == "select":
         put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
-        added = accumulate(d, "split_gradient_sum", 2 * elements)
+        added = replace(accumulate(d, "split_gradient_sum", 2 * elements), kernels=2)
         return Operator("split", (), (replace(put, single_elements=float(elements)), added))
     joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")
     if d.code.split == "shards":
@@ -38,23 +38,32 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
     return Operator("split", (), (joined, replace(turned, single_elements=float(elements))))
 
 
-def clamped(d: Dims, elements: int) -> Operator:
-    """The clamp of one matmul's result of `elements` from both sides, which keeps what it reads.
+def clamped(d: Dims, elements: int, tensors: int = 1) -> Operator:
+    """The clamp of matmuls' results of `elements` in all, in so many `tensors`, from both sides, which keeps what it
+    reads.
 
     Backward, as torch dispatches `clamp_backward` (tools/autograd/derivatives.yaml): is the input at least and at most
     its limit (a byte of truth each), are both true (in place, three bytes), the gradient where they are, a number.
     """
     e = d.act_bytes
-    forward = memory_op("qkv_clamp", F, "elementwise", elements, 2 * e * elements, d.act)
-    truths = memory_op("qkv_clamp_truths", I, "elementwise", elements, (2 * (e + 1) + 3) * elements, d.act, 3)
-    chosen = memory_op("qkv_clamp_backward", I, "elementwise", elements, (2 * e + 1) * elements, d.act)
-    number = memory_op("qkv_clamp_number", I, "elementwise", 1, e, d.act)
+    forward = memory_op("qkv_clamp", F, "elementwise", elements, 2 * e * elements, d.act, tensors)
+    truths = memory_op("qkv_clamp_truths", I, "elementwise", elements, (2 * (e + 1) + 3) * elements, d.act, 3 * tensors)
+    chosen = memory_op("qkv_clamp_backward", I, "elementwise", elements, (2 * e + 1) * elements, d.act, tensors)
+    number = memory_op("qkv_clamp_number", I, "elementwise", tensors, e * tensors, d.act, tensors)
     return Operator(
         "qkv_clamp",
         (forward,),
         (number, truths, replace(chosen, single_elements=float(elements))),
         (Saved("qkv before its clamp", e * elements),),
     )
+
+
+def clamped_apart(d: Dims, elements: int) -> Operator:
+    """Queries, keys and values, of `elements` in all, each clamped in place, so that autograd copies it first to keep
+    what the backward reads (transformers/models/olmo/modeling_olmo.py, 5.24: OlmoAttention.forward)."""
+    made = clamped(d, elements, 3)
+    copies = memory_op("qkv_clamp_copies", F, "copy", elements, 2 * d.act_bytes * elements, d.act, 3)
+    return replace(made, forward=(copies, *made.forward))
 
 
 def split_by_index(d: Dims, whole: int, keys: int) -> Operator:

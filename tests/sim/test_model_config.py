@@ -265,6 +265,7 @@ GPT2 = {
     "vocab_size": 50257,
     "activation_function": "gelu_new",
     "resid_pdrop": 0.0,
+    "attn_pdrop": 0.0,
 }
 NEOX = {
     "model_type": "gpt_neox",

@@ -76,9 +76,15 @@ def llama(config: Config) -> Config:
         "bias": bias,
         "attention_bias": None if attention_bias == bias else attention_bias,
         "tied_embeddings": config.get("tie_word_embeddings", False),
-        "dropout": config.get("attention_dropout"),
         "positions": "rope",
+        **drops(None, config.get("attention_dropout")),
     }
+
+
+def drops(hidden: Any, attention: Any) -> Config:
+    """Probabilities of dropping numbers of what attention and MLP give, and of attention's probabilities."""
+    hidden, attention = hidden or 0.0, attention or 0.0
+    return {"dropout": hidden, "attention_dropout": None if attention == hidden else attention}
 
 
 def rope_share(config: Config, default: float) -> float:
@@ -88,9 +94,11 @@ def rope_share(config: Config, default: float) -> float:
 
 
 def cohere(config: Config) -> Config:
-    """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output."""
-    require(config, "use_qk_norm", (False, None))
+    """Command R: attention and MLP on one layer norm without bias; one matrix for embedding and output. Command R+ also
+    norms each head, with weights of its own."""
     found = llama({"tie_word_embeddings": True, **config})
+    if config.get("use_qk_norm"):
+        found["qk_norm"] = "by_head"
     return found | {"norm": "layernorm", "parallel_block": True, "norm_in_fp32": True, "code": "cohere"}
 
 
@@ -142,7 +150,8 @@ def qwen3(config: Config, head_dim: int | None = 128) -> Config:
 
 def _seed_oss(config: Config) -> Config:
     bias, out = config.get("attention_bias", True), config.get("attention_out_bias", False)
-    found = llama({"head_dim": 128, "attention_dropout": 0.1, **config, "attention_bias": False})
+    found = llama({"head_dim": 128, **config, "attention_bias": False})
+    found |= drops(config.get("residual_dropout", 0.1), config.get("attention_dropout", 0.1))
     return found | {"qkv_bias": bias, "attention_out_bias": True if out else None}
 
 
@@ -196,11 +205,12 @@ def _starcoder2(config: Config) -> Config:
         "separate_qkv": True,
     }
     found = llama({"tie_word_embeddings": True, **config, "hidden_act": "silu"}) | own
-    return found | {"dropout": config.get("residual_dropout")}
+    return found | drops(config.get("residual_dropout"), config.get("attention_dropout"))
 
 
 def _phi3(config: Config) -> Config:
-    return llama(config) | {"merged_projections": True, "rope_share": rope_share(config, 1.0), "code": "phi3"}
+    dropped = drops(config.get("resid_pdrop"), config.get("attention_dropout"))
+    return llama(config) | dropped | {"merged_projections": True, "rope_share": rope_share(config, 1.0), "code": "phi3"}
 
 
 def _glm(config: Config) -> Config:
@@ -247,7 +257,7 @@ def _gemma4(config: Config) -> Config:
     if config.get("layer_types") is None:  # the last layer sees all tokens, whatever its number (Gemma4TextConfig)
         kinds = ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(config["num_hidden_layers"])]
         plain["layer_types"] = [*kinds[:-1], "full_attention"]
-    found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True, "code": None}
+    found = _gemma3({"sliding_window": 512, "vocab_size": 262144, **plain}) | {"value_norm": True, "code": "gemma4"}
     if "attention_pattern" in found:
         found["full_attention"] = _gemma4_full(config, [*found["attention_pattern"]])
     found |= _gemma4_small(config)
@@ -299,10 +309,14 @@ def _exaone(config: Config) -> Config:
 
 
 def _stablelm(config: Config) -> Config:
-    """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head."""
-    require(config, "qk_layernorm", (False,))
+    """StableLM: layer norms with biases, linear layers without, rope over a quarter of each head. StableLM 2 12B also
+    norms each head, with weights of its own."""
     found = llama(config) | {"norm": "layernorm", "norm_bias": True, "qkv_bias": config.get("use_qkv_bias", False)}
-    found |= {"parallel_block": config.get("use_parallel_residual", False), "dropout": config.get("hidden_dropout")}
+    found |= {
+        "parallel_block": config.get("use_parallel_residual", False),
+        **drops(config.get("hidden_dropout"), config.get("attention_dropout")),
+    }
+    found |= {"qk_norm": "by_head", "code": "stablelm"} if config.get("qk_layernorm") else {}
     return found | {"rope_share": rope_share(config, 0.25)}
 
 
@@ -320,11 +334,17 @@ def dense_latent(config: Config) -> Config:
     return found | {"mla": {"q_lora_rank": config.get("q_lora_rank"), **{key: config[key] for key in required}}}
 
 
+def _olmo(config: Config) -> Config:
+    """OLMo: layer norms without weights; the later 7B clamps queries, keys and values."""
+    found = llama(config) | _OLMO
+    return found | ({} if config.get("clip_qkv") is None else {"code": "olmo_clipped"})
+
+
 _SLIDING = ("sliding",)
 _WINDOW = {"sliding_window": 4096}
 _MISTRAL = Family(llama, _WINDOW, pattern=_SLIDING)
 _OLMO2 = {"qk_norm": True, "qk_norm_over": "all_heads", "norm_position": "post", "norm_in_fp32": True, "code": "olmo"}
-_OLMO = {"norm": "layernorm", "norm_weights": False, "norm_in_fp32": True, "code": "olmo"}
+_OLMO: Config = {"norm": "layernorm", "norm_weights": False, "norm_in_fp32": True, "code": "olmo"}
 _CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
 FAMILIES: dict[str, Callable[[Config], Config]] = {
     "llama": llama,
@@ -334,7 +354,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "granite_swa": Family(
         llama,
         {"sliding_window": 128, "tie_word_embeddings": True},
-        own={"sinks": True, "code": "granite"},
+        own={"sinks": True, "code": "granite_swa"},
         pattern=("full", *_SLIDING * 3),
     ),
     "hyperclovax": _hyperclovax,
@@ -343,7 +363,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
         dense_latent, {"q_lora_rank": 768}, own={"code": "granite"}
     ),  # whose branches are scaled as well
     "youtu": Family(dense_latent, {"q_lora_rank": 1536}, own={"code": "youtu"}),
-    "olmo": Family(llama, only={"clip_qkv": (None,)}, own=_OLMO),
+    "olmo": _olmo,
     "stablelm": _stablelm,
     "mistral": _MISTRAL,
     "ministral": _MISTRAL,

@@ -9,6 +9,7 @@ from sim.inputs.families.dense import (
     Family,
     NotExpressibleError,
     cohere,
+    drops,
     ernie,
     exaone_windows,
     hunyuan,
@@ -157,7 +158,7 @@ def _dbrx(config: Config) -> Config:
         "mlp": "swiglu",
         "bias": False,
         "tied_embeddings": config.get("tie_word_embeddings", False),
-        "dropout": config.get("resid_pdrop"),
+        **drops(config.get("resid_pdrop"), attention.get("attn_pdrop")),
         "positions": "rope",
         "trained_positions": config.get("max_seq_len"),
         "moe": router(ffn, "moe_num_experts", "ffn_hidden_size", "moe_top_k"),
@@ -208,7 +209,7 @@ def _mimo_v2_flash(config: Config) -> Config:
     moe = router(config, "n_routed_experts") | {"dense_layers": dense_layers(whole), "router_fp32": True}
     of_windows = config.get("swa_num_key_value_heads", 2 * kv_heads)
     found = llama(whole | {"num_key_value_heads": of_windows, "attention_bias": False}) | {"moe": moe}
-    found |= {"v_head_dim": config.get("v_head_dim", 128), "sinks": True, "rope_share": 1 / 3, "code": "deepseek_v3"}
+    found |= {"v_head_dim": config.get("v_head_dim", 128), "sinks": True, "rope_share": 1 / 3, "code": "mimo_v2_flash"}
     found |= {"qkv_bias": config.get("attention_bias", False), "left_out": ["the factor on values"]}
     found |= {"full_attention": {"kv_heads": kv_heads, "sinks": False}}
     return found | window(whole, "sliding_window", [])
@@ -360,7 +361,12 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "hunyuan_v1_moe": _hunyuan_moe,
     "granitemoe": _granite_moe,
     "granitemoeshared": _granite_shared,
-    "granitemoe_swa": Family(_granite_shared, {"sliding_window": 128}, own={"sinks": True}, pattern=_ONE_FULL_IN_FOUR),
+    "granitemoe_swa": Family(
+        _granite_shared,
+        {"sliding_window": 128},
+        own={"sinks": True, "code": "granite_swa"},
+        pattern=_ONE_FULL_IN_FOUR,
+    ),
     "olmoe": _olmoe,
     "flex_olmo": Family(_olmoe, own={"norm_position": "post", "norm_in_fp32": True, "code": "flex_olmo"}),
     "phimoe": Family(_phimoe, pattern=("sliding",)),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sim.inputs.families.dense import Config, Family, NotExpressibleError, gelu_named, llama, require, rope_share
+from sim.inputs.families.dense import (
+    Config,
+    Family,
+    NotExpressibleError,
+    drops,
+    gelu_named,
+    llama,
+    require,
+    rope_share,
+)
 from sim.inputs.input_source import show
 
 
@@ -20,7 +29,7 @@ def _gpt2(config: Config) -> Config:
         "vocab": config["vocab_size"],
         "tied_embeddings": config.get("tie_word_embeddings", True),
         "kv_heads": 1 if config.get("multi_query", False) else None,
-        "dropout": config.get("resid_pdrop", 0.1),
+        **drops(config.get("resid_pdrop", 0.1), config.get("attn_pdrop", 0.1)),
         "positions": "learned",
         "max_positions": config["n_positions"],
         "code": "gpt2",
@@ -46,7 +55,7 @@ def _gpt_neo(config: Config) -> Config:
         "separate_qkv": True,
         "code": "gpt_neo",
         "tied_embeddings": config.get("tie_word_embeddings", True),
-        "dropout": config.get("resid_dropout", 0.0),
+        **drops(config.get("resid_dropout"), config.get("attention_dropout")),
         "positions": "learned",
         "max_positions": config["max_position_embeddings"],
     }
@@ -64,7 +73,8 @@ def _opt(config: Config) -> Config:
     require(config, "layer_norm_elementwise_affine", (True,))
     require(config, "_remove_final_layer_norm", (False, None))
     require(config, "word_embed_proj_dim", (config["hidden_size"], None))
-    own = {"ffn": config["ffn_dim"], "mlp": "relu", "dropout": config.get("dropout", 0.1)}
+    own = {"ffn": config["ffn_dim"], "mlp": "relu"}
+    own |= drops(config.get("dropout", 0.1), config.get("attention_dropout"))
     return _of_fairseq(config) | own | _learned_from_2(config)
 
 
@@ -72,7 +82,7 @@ def _biogpt(config: Config) -> Config:
     """BioGPT: OPT's layers with GELU, and GPT-2's softmax (transformers/models/biogpt/modeling_biogpt.py:
     BioGptDecoderLayer, eager_attention_forward)."""
     own = {"ffn": config["intermediate_size"], "mlp": gelu_named(config, "hidden_act"), "code": "gpt2"}
-    own["dropout"] = config.get("hidden_dropout_prob", 0.1)
+    own |= drops(config.get("hidden_dropout_prob", 0.1), config.get("attention_probs_dropout_prob", 0.1))
     return _of_fairseq(config) | own | _learned_from_2(config)
 
 
@@ -82,7 +92,10 @@ def _xglm(config: Config) -> Config:
     names = {"num_hidden_layers": "num_layers", "hidden_size": "d_model", "num_attention_heads": "attention_heads"}
     named = {ours: config[theirs] for ours, theirs in names.items() if theirs in config}
     own = {"ffn": config["ffn_dim"], "mlp": gelu_named(config, "activation_function", "gelu")}
-    own |= {"dropout": config.get("dropout", 0.1), "positions": "none"}
+    own |= drops(config.get("dropout", 0.1), config.get("attention_dropout", 0.1)) | {
+        "positions": "none",
+        "code": "xglm",
+    }
     return _of_fairseq(config | named) | own | {"trained_positions": config.get("max_position_embeddings")}
 
 
@@ -114,7 +127,7 @@ def _gpt_neox(config: Config) -> Config:
         "ffn": config["intermediate_size"],
         "vocab": config["vocab_size"],
         "tied_embeddings": config.get("tie_word_embeddings", False),
-        "dropout": config.get("hidden_dropout"),
+        **drops(config.get("hidden_dropout"), config.get("attention_dropout")),
         "positions": "rope",
         "rope_share": rope_share(config, config.get("rotary_pct", 0.25)),
         "parallel_block": config.get("use_parallel_residual", True) and "two_norms",
@@ -136,7 +149,7 @@ def _bloom(config: Config) -> Config:
         "heads": _named(config, "n_head", "num_attention_heads"),
         "vocab": config["vocab_size"],
         "tied_embeddings": config.get("tie_word_embeddings", True),
-        "dropout": config.get("hidden_dropout"),
+        **drops(config.get("hidden_dropout"), config.get("attention_dropout")),
         "embedding_norm": True,
         "mlp": "gelu_bloom",
         "code": "bloom",
@@ -163,7 +176,7 @@ def _falcon(config: Config) -> Config:
         "bias": config.get("bias", False),
         "norm_bias": True,
         "tied_embeddings": config.get("tie_word_embeddings", True),
-        "dropout": config.get("hidden_dropout"),
+        **drops(config.get("hidden_dropout"), config.get("attention_dropout")),
         "positions": "none" if config.get("alibi", False) else "rope",
         "parallel_block": ("two_norms" if norms == 2 else True) if parallel else False,
         "code": "falcon" if grouped or one_key else "falcon_rw",
@@ -174,7 +187,7 @@ def _mpt(config: Config) -> Config:
     """MPT: GPT's layers without biases, ALiBi in place of positions."""
     attention = config.get("attn_config") or {}
     require(config, "no_bias", (True,))
-    for key, allowed in (("alibi", True), ("qk_ln", False), ("clip_qkv", None), ("prefix_lm", False)):
+    for key, allowed in (("alibi", True), ("qk_ln", False), ("prefix_lm", False)):
         require(attention, key, (allowed,))
     return {
         "layers": config["n_layers"],
@@ -185,8 +198,8 @@ def _mpt(config: Config) -> Config:
         "vocab": config["vocab_size"],
         "bias": False,
         "tied_embeddings": config.get("tie_word_embeddings", True),
-        "dropout": config.get("resid_pdrop"),
-        "code": "mpt",
+        **drops(config.get("resid_pdrop"), attention.get("attn_pdrop")),
+        "code": "mpt" if attention.get("clip_qkv") is None else "mpt_clipped",
         "trained_positions": config.get("max_seq_len"),
     }
 
@@ -204,7 +217,7 @@ def _gptj(config: Config) -> Config:
         "attention_bias": False,
         "head_bias": True,
         "tied_embeddings": config.get("tie_word_embeddings", False),
-        "dropout": config.get("resid_pdrop"),
+        **drops(config.get("resid_pdrop"), config.get("attn_pdrop")),
         "positions": "rope",
         "rope_share": config.get("rotary_dim", 64) / (hidden // heads),
         "parallel_block": True,
@@ -224,7 +237,8 @@ def _phi(config: Config) -> Config:
         "separate_qkv": True,
     }
     found = llama({**config, "hidden_act": "silu"}) | own
-    share = {"rope_share": rope_share(config, 0.5), "dropout": config.get("resid_pdrop")}
+    dropped = drops(config.get("resid_pdrop"), config.get("attention_dropout"))
+    share = {"rope_share": rope_share(config, 0.5), **dropped}
     return found | share | {"parallel_block": True}
 
 
@@ -239,7 +253,8 @@ def _persimmon(config: Config) -> Config:
         "mlp": "relu2",
         "code": "persimmon",
     }
-    return found | {"rope_share": rope_share(config, 0.5), "dropout": config.get("hidden_dropout")}
+    dropped = drops(config.get("hidden_dropout"), config.get("attention_dropout"))
+    return found | {"rope_share": rope_share(config, 0.5), **dropped}
 
 
 def _nemotron(config: Config) -> Config:

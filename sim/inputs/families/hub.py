@@ -74,6 +74,17 @@ def _bailing(config: Config) -> Config:
     return found | own | {"mtp_layers": config.get("num_nextn_predict_layers")}
 
 
+def _internlm(config: Config) -> Config:
+    """The first InternLM: Llama's layers, with biases in attention's four projections (`bias`; vLLM, models/llama.py:
+    "Support internlm/internlm-7b with bias")."""
+    return llama({**config, "attention_bias": config.get("bias", True)})
+
+
+def _orion(config: Config) -> Config:
+    """Orion: Llama's layers, with layer norms and their biases (vLLM, models/orion.py: OrionDecoderLayer)."""
+    return llama(config) | {"norm": "layernorm", "norm_bias": True}
+
+
 def _mimo(config: Config) -> Config:
     """MiMo 7B: Qwen 2's layers and prediction modules."""
     return qwen2(config) | {"mtp_layers": config.get("num_nextn_predict_layers")}
@@ -84,8 +95,11 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "bailing_moe": _bailing,
     "chatglm": _chatglm,
     "deepseek": _deepseek,
+    "internlm": _internlm,
     "internlm2": Family(llama, only={"bias": (False,)}),
     "mimo": _mimo,
     "minicpm": Family(llama, {"tie_word_embeddings": True}),
+    "orion": _orion,
     "qwen": _qwen,
+    "xverse": llama,  # vLLM, models/registry.py: XverseForCausalLM
 }

@@ -14,7 +14,9 @@ from sim.inputs.families.hybrids import layer_types
 def _qwen3_next(config: Config) -> Config:
     """Qwen3-Next: the gated delta rule, in each fourth layer attention with a gate; experts with a gated shared one."""
     require(config, "attention_bias", (False, None))
-    found = qwen2_moe({"head_dim": 256, "norm_topk_prob": True, **config}) | {"qkv_bias": False, "qk_norm": True}
+    whole = {"head_dim": 256, "norm_topk_prob": True, **config}
+    found = qwen2_moe(whole) | {"qkv_bias": False, "qk_norm": True}
+    found |= {"code": "qwen3_next" if whole["norm_topk_prob"] else "qwen3_next_as_chosen"}
     return found | _gated_delta_layers(config)
 
 

@@ -75,11 +75,22 @@ def _molmo2(config: Config) -> Config:
     }
 
 
+def _deepseek_ocr(config: Config) -> Config:
+    """DeepSeek OCR 2 and Unlimited OCR: DeepSeek MoE's layers with DeepSeek V2's router. The latter's windows hide
+    nothing of the prompt, whose length a config does not say."""
+    require(config, "topk_method", ("greedy", None))
+    found = ON_THE_HUB["deepseek"]({"n_shared_experts": 2, "first_k_dense_replace": 1, **config})
+    found |= {"moe": found["moe"] | {"router_fp32": True}, "code": "deepseek_ocr2"}
+    windows = "reference_sliding_attention" in (config.get("layer_types") or ())
+    return found | ({"left_out": ["windows of tokens behind the prompt"]} if windows else {})
+
+
 def _aria(config: Config) -> Config:
     """Aria: Llama's attention, experts beside shared ones of their size."""
     require(config, "mlp_bias", (False, None))  # routed experts have none
     moe = router(config, "moe_num_experts", "intermediate_size", "moe_topk")
-    return llama(config) | {"moe": moe | {"shared_experts": config.get("moe_num_shared_experts", 2)}}
+    shared = {"shared_experts": config.get("moe_num_shared_experts", 2)}
+    return llama(config) | {"moe": moe | shared, "code": "aria"}
 
 
 def _ernie4_5_vl_moe(config: Config) -> Config:
@@ -138,7 +149,7 @@ def _step3p5(config: Config) -> Config:
         "shared_ffn": whole.get("share_expert_dim", 1280),
         "dense_layers": dense_layers({"mlp_layer_types": routed[:layers]}),
     }
-    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "minimax_m3"}
+    own = {"qk_norm": True, "norm_in_fp32": True, "rope_share": 1.0, "attention_gate": "per_head", "code": "step3p7"}
     found = llama(whole) | own | {"moe": moe} | window(whole, "sliding_window", ["full"])
     modules = whole.get("num_nextn_predict_layers") or whole.get("mtp_layer_types")
     clamped = any({*(whole.get("swiglu_limits") or []), *(whole.get("swiglu_limits_shared") or [])})
@@ -164,10 +175,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     **dict.fromkeys(("granite4_vision_text", "granite_docling_text"), DENSE["granite"]),
     "qwen2_5_omni_text": _qwen2_vl,
     "qwen3_omni_moe_text": Family(WITH_EXPERTS["qwen3_moe"], {"norm_topk_prob": True}),
-    **dict.fromkeys(
-        ("deepseek_ocr2_text", "unlimited_ocr_text"),
-        Family(ON_THE_HUB["deepseek"], {"n_shared_experts": 2, "first_k_dense_replace": 1}),
-    ),
+    **dict.fromkeys(("deepseek_ocr2_text", "unlimited_ocr_text"), _deepseek_ocr),
     "aria_text": _aria,
     "cosmos3_edge_text": DENSE["arcee"],
     "emu3_text_model": Family(llama, {"attention_dropout": 0.1}),
@@ -176,5 +184,5 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "muse_glimmer_text": _muse_glimmer,
     **dict.fromkeys(("phi4_multimodal", "phi4mm"), DENSE["phi3"]),
     "step3p5": _step3p5,
-    "paddleocr_vl_text": Family(DENSE["ernie4_5"], {"head_dim": 128}),
+    "paddleocr_vl_text": Family(DENSE["ernie4_5"], {"head_dim": 128}, own={"code": None}),  # its rope is Llama's
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sim.inputs.families.dense import Config, NotExpressibleError, cohere, llama, require, rope_in_windows_alone, window
-from sim.inputs.families.experts import casting_router, router
+from sim.inputs.families.experts import router
 from sim.inputs.families.linear_attention import gated_delta
 from sim.inputs.input_source import show
 
@@ -55,12 +55,13 @@ def _lara_mini(config: Config) -> Config:
     if "sliding_attention" in types:
         found["window"] = config.get("sliding_window", 512)
         found |= IN_WINDOWS_ALONE if "full_attention" in types else {}
-    return found | {"code": casting_router(config, True)}
+    require(config, "norm_topk_prob", (True,))
+    return found | {"code": "lara_mini"}
 
 
 def _cohere_compass(config: Config) -> Config:
     """North (Cohere): the decoder as Command R7B, windows where the config says so."""
-    found = cohere(config)
+    found = cohere(config) | {"code": None}  # its rope is Llama's
     types, ropes = config.get("layer_types"), config.get("rope_parameters") or {}
     if types is None or "sliding_attention" not in types:
         return found

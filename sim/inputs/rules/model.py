@@ -325,9 +325,9 @@ def _layers(m: ModelConfig) -> Problems:
         yield ("head_bias",), "found true; an output matrix that is the embedding's (tied_embeddings) has none"
     if m.qk_norm_over != "head" and not m.qk_norm:
         yield ("qk_norm_over",), f"found {show(m.qk_norm_over)}; needs qk_norm: true"
-    if m.qk_norm == "layernorm" and (m.norm != "layernorm" or m.qk_norm_over != "head"):
+    if m.qk_norm in ("layernorm", "by_head") and (m.norm != "layernorm" or m.qk_norm_over != "head"):
         why = f"needs norm: layernorm and qk_norm_over: head, found {m.norm} and {m.qk_norm_over}"
-        yield ("qk_norm",), f"found 'layernorm'; {why}"
+        yield ("qk_norm",), f"found {show(m.qk_norm)}; {why}"
     if m.norm_bias and m.norm == "rmsnorm":
         yield ("norm_bias",), "found true; an RMS norm has no bias: leave it out, or set norm to layernorm"
     if m.separate_qkv and m.merged_projections:

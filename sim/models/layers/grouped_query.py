@@ -13,14 +13,15 @@ from sim.core.program import Compute, ModelPart, Phase, Program
 from sim.models.attention import Core, attention_flops
 from sim.models.casts import rope_gives_fp32
 from sim.models.context_parallel import attention_core
-from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
 from sim.models.head_copies import ordered_heads, output_copied, repeated
 from sim.models.latent_kernels import rope_of_pairs
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
-from sim.models.layers.head_norms import head_layer_norm
+from sim.models.layers.head_norms import head_layer_norm, norms_by_head
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
+from sim.models.masked_windows import masked_window
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
 from sim.models.query_factor import query_factor
 from sim.models.serving.operators import (
@@ -31,7 +32,7 @@ from sim.models.serving.operators import (
     served_linear,
     unfused_attention,
 )
-from sim.models.split_gradients import clamped, joined_gradients, split_by_index
+from sim.models.split_gradients import clamped, clamped_apart, joined_gradients, split_by_index
 from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
@@ -67,7 +68,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     bias: bool
     out_bias: bool
     qkv_bias: bool
-    qk_norm: Literal[False, True, "layernorm", "l2"]
+    qk_norm: Literal[False, True, "layernorm", "by_head", "l2"]
     rope: bool
     projections: int
     window: Window | None = None
@@ -153,7 +154,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def _in_one(self, d: Dims) -> bool:
         """Tell whether one matmul makes queries, keys and values in the model's own code."""
-        return self.projections == 1 or d.code.clamps_qkv
+        return self.projections == 1 or d.code.clamps_qkv == "merged"
 
     def _joins(self, d: Dims) -> bool:
         """Tell whether a head's part with rope is joined to the rest by a kernel of its own."""
@@ -176,6 +177,8 @@ class GroupedQueryAttention(Struct, frozen=True):
             yield from self._split(d)
         elif f.joins_split_gradients and self._in_one(d):
             yield from self._gradients_put_together(d)
+        elif d.code.clamps_qkv == "apart":
+            yield clamped_apart(d, d.tokens * self.expanded_width(d.tp))
         yield from self._head_norms(d)
         if self.rope:
             yield self._rope(d, self._rope_elements(d))
@@ -196,7 +199,9 @@ class GroupedQueryAttention(Struct, frozen=True):
             core = replace(core, params=self.heads_of(d.tp)[0])
         # rope has made queries and keys anew; a layer norm of torch's keeps the old ones itself
         keeps = d.framework.keeps_merged_outputs and self.qk_norm != "layernorm"
-        keeps = keeps and d.code.split not in ("index", "shards")  # whose values are copies
+        repeats = repeated(d, masked_window(d, self.core(d), packed_batch(scenario))).repeats
+        copied = d.code.split in ("index", "shards") or repeats > 1
+        keeps = keeps and not copied  # values that are not copied are a part of the merged result
         if self.rope and merged and keeps and d.fused_attention:
             core = keeping(core, "queries and keys before rope", self._rope_elements(d) * d.act_bytes)
         if d.framework.keeps_ordered_heads and self.heads == self.kv_heads and d.fused_attention:
@@ -251,7 +256,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     def _gradients_put_together(self, d: Dims) -> tuple[Operator, ...]:
         """Return the kernel that joins the gradients of queries, keys and values to that of the projection's result."""
         whole = d.tokens * self.expanded_width(d.tp)
-        if d.code.clamps_qkv:
+        if d.code.clamps_qkv == "merged":
             return (clamped(d, whole), joined_gradients(d, whole))
         if d.code.split == "index":
             return (split_by_index(d, whole, d.tokens * self.heads_of(d.tp)[1] * self.head_dim),)
@@ -277,6 +282,8 @@ class GroupedQueryAttention(Struct, frozen=True):
             return (*((self._sums_over_heads(d),) if d.tp > 1 else ()), *norms, *values)
         if self.qk_norm == "layernorm":
             return (*(head_layer_norm(d, name, d.tokens * n, self.head_dim) for name, n in names), *values)
+        if self.qk_norm == "by_head":
+            return (*(norms_by_head(d, name, d.tokens, n, self.head_dim) for name, n in names), *values)
         each = [norm(d, name, "rmsnorm", d.tokens * n, self.head_dim, vectors) for name, n in names]
         return (*each, *values)
 
@@ -299,7 +306,8 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def other_parameters(self) -> int:
         """Weights of the norms inside the attention, and sinks."""
-        norms = self.heads + self.kv_heads if self.qk_norm_over == "all_heads" else 2
+        of_all = self.qk_norm_over == "all_heads" or self.qk_norm == "by_head"
+        norms = self.heads + self.kv_heads if of_all else 2
         norms *= 2 if self.qk_norm == "layernorm" else 1  # which have biases too
         return (norms * self.head_dim if self.weighs_norms else 0) + (self.heads if self.sinks else 0)
 

@@ -1,4 +1,5 @@
-"""Layer norms of each head's queries and keys (Persimmon, Phi)."""
+"""Layer norms of each head's queries and keys: Persimmon, Phi; with weights of its own for each head Command R+,
+StableLM 2."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from sim.models.layer_norm_clocks import layer_norm_clocks
 from sim.models.operators import F, I, Operator, memory_op
 
 
-def head_layer_norm(d: Dims, name: str, rows: int, width: int) -> Operator:
-    """A layer norm with weights and biases over rows as narrow as one head. In these the fp32 mean and deviation of
-    each row, which torch's native_layer_norm keeps, are no negligible part of the memory.
+def head_layer_norm(d: Dims, name: str, rows: int, width: int, vectors: int = 2) -> Operator:
+    """A layer norm with `vectors` of weights and biases over rows as narrow as one head. In these the fp32 mean and
+    deviation of each row, which torch's native_layer_norm keeps, are no negligible part of the memory.
 
     Transformers norms heads in tokens' order, of which torch copies its input first, and backward input and gradient
     (aten/src/ATen/native/layer_norm.cpp: `expect_contiguous`). Narrow rows take longer by their instructions than by
     their bytes.
     """
-    made = norm(d, name, "layernorm", rows, width, 2)
+    made = norm(d, name, "layernorm", rows, width, vectors)
     made = replace(made, saved=(*made.saved, Saved(f"{name} statistics", 2 * FP32_BYTES * rows)))
     if not d.framework.runs_model_code:
         return made
@@ -32,6 +33,31 @@ def head_layer_norm(d: Dims, name: str, rows: int, width: int) -> Operator:
     ahead, back = (replace(i, single_elements=float(i.shape[0])) for i in (ahead, back))
     normed, undone = (_in_rows(d, items, rows, width) for items in (made.forward, made.backward))
     return replace(made, forward=(ahead, *normed), backward=(back, *undone))
+
+
+def norms_by_head(d: Dims, name: str, tokens: int, heads: int, width: int) -> Operator:
+    """Layer norms without biases of `tokens` tokens' heads, [tokens, heads, width], each head with its own weights.
+
+    One norm for all of them (transformers/models/cohere/modeling_cohere.py, 5.24: CohereLayerNorm), or where the
+    model's code has a module for each head these in turn, whose results are joined, and whose gradients are
+    (transformers/models/stablelm/modeling_stablelm.py: StableLmLayerNormPerHead).
+    """
+    rows = tokens * heads
+    if not d.code.norms_heads_in_turn:
+        return norm(d, name, "layernorm", rows, width, heads)
+    made = head_layer_norm(d, name, rows, width, heads)
+    ahead, back = (_in_turn(items, heads) for items in (made.forward, made.backward))
+    n = rows * width
+    join, join_back = (
+        replace(memory_op(f"{name}_join", phase, "copy", n, 2 * n * d.act_bytes, d.act), single_elements=float(n))
+        for phase in (F, I)
+    )
+    return replace(made, forward=(*ahead, join), backward=(*back, join_back))
+
+
+def _in_turn(program: Program, heads: int) -> Program:
+    """The same kernels, each `heads` times over one head."""
+    return tuple(replace(i, kernels=i.kernels * heads) if isinstance(i, Compute) else i for i in program)
 
 
 def _in_rows(d: Dims, items: Program, rows: int, width: int) -> Program:

@@ -76,7 +76,7 @@ def router(d: Dims, moe: MoeConfig, r: Routing) -> Operator:
         "router",
         forward,
         backward,
-        _kept(casts, m * h, m * x, e),
+        _kept(casts, m * h, m * x, e, bool(moe.shared_width)),
         params=sum(tensors),
         tensors=tensors,
         shared=tensors if d.sums_shared_once else (),
@@ -103,10 +103,15 @@ def dispatch_choices(
     )
 
 
-def _kept(casts: _Casts, inputs: float, logits: float, e: float) -> tuple[Saved, ...]:
-    """What the router keeps for its backward; `inputs`, `logits`: elements of each; `e`: bytes of an activation."""
+def _kept(casts: _Casts, inputs: float, logits: float, e: float, shares: bool) -> tuple[Saved, ...]:
+    """What the router keeps for its backward; `inputs`, `logits`: elements of each; `e`: bytes of an activation.
+
+    Of a router that multiplies an fp32 copy, the input itself is kept where shared experts read it, too (`shares`):
+    routed ones keep copies of its rows.
+    """
+    own = Saved("router input", inputs * (FP32_BYTES if casts.wide else e), NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     return (
-        Saved("router input", inputs * (FP32_BYTES if casts.wide else e), NeededBy.WEIGHT_GRAD, TensorRole.INPUT),
+        *((own,) if shares or not casts.ahead else ()),
         Saved("router probabilities", logits * FP32_BYTES),
         *((Saved("router input in fp32", inputs * FP32_BYTES, NeededBy.WEIGHT_GRAD),) if casts.ahead else ()),
     )
