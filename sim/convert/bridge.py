@@ -242,7 +242,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         s.notes.append(OF_RECIPE)
     dataset = data.get("dataset")
     s.notes += [AS_ONE] if isinstance(dataset, dict) and dataset.get(PACKED) else []
-    s.taken |= {key.replace("_", "-") for key in NOTED}  # which no other key was meant by
+    s.taken |= {key.replace("_", "-") for key in NOTED} & s.values.keys()  # by which no other key is meant
     left = [written[key] for key in _not_simulated(merged, found["training"], found["parallelism"])]
     unread = (s.unknown | {name for name in FUSED.values() if name in flags}) - s.taken
     left += [names[name] for name in sorted(unread) if name in names and names[name] not in left]
