@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.bridge_lora import lora_of
+from sim.convert.bridge_overlap import of_comm_overlap
 from sim.convert.bridge_saved import (
     attention_overrides,
     model_with_own_sizes,
@@ -22,6 +23,7 @@ from sim.convert.bridge_saved import (
     runs_as_recipes,
     with_activation,
     with_graphs,
+    with_vocabulary,
 )
 from sim.convert.megatron import described
 from sim.convert.megatron_model import windows_of
@@ -34,7 +36,8 @@ from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.models.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE
 
 # Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).
-SECTIONS = ("optimizer", "model", "dataset", "train", "tokenizer", "dist", "ddp", "comm_overlap", "mixed_precision")
+# What `tokenizer` and `dataset` have, too, is the model's where it has it.
+SECTIONS = ("tokenizer", "dataset", "optimizer", "model", "train", "dist", "ddp", "comm_overlap", "mixed_precision")
 MARKS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "num_layers")  # one in most `model`s
 OF_TRAIN = ("train_iters", "micro_batch_size", "global_batch_size")  # one in `train` beside a `model` without
 RENAMED = {
@@ -129,9 +132,6 @@ OF_RECIPE = (
     "what the YAML leaves to its recipe: bf16, the distributed optimizer, its messages overlapped, as pretraining "
     "recipes have them; else Megatron-LM's defaults, also of sequence parallelism and expert_tensor_parallel_size"
 )
-# Elements of a bucket, and what is overlapped over several replicas (training/comm_overlap.py of 0.3 to 0.6:
-# `_get_optimizer_overlap_cfgs`).
-OF_COMM_OVERLAP = {"bucket_size": 128 * 2**20, "overlap_grad_reduce": True, "overlap_param_gather": True}
 # Keys that change a step and are not simulated: a note names those that a file sets. All other keys that are not read
 # name files, logs, schedules and defaults.
 NOTED = (
@@ -215,13 +215,14 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         raise InputError(f"{file}: model.{OF_BERT}: {what}")
     if is_nemo(data):
         data = {**data, "model": with_values(data["model"])}
+    data = with_vocabulary(data)
     merged, written = _merged(data)
     asked, machine = machine, _machine(data, machine)
     whole = str(data.get("_target_", "")).endswith("ConfigContainer")
     overrides = not is_nemo(data) and not whole
     if overrides:
         merged = RECIPES | ({"bf16": False} if merged.get("fp16") else {}) | merged
-        merged |= _of_comm_overlap(data, merged)
+    merged |= of_comm_overlap(data, merged, whole)
     flags, names = _flags(merged, written)
     _set_sizes(file, flags, machine)
     s = Settings(file, flags, written=names)
@@ -241,18 +242,11 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         s.notes.append(OF_RECIPE)
     dataset = data.get("dataset")
     s.notes += [AS_ONE] if isinstance(dataset, dict) and dataset.get(PACKED) else []
+    s.taken |= {key.replace("_", "-") for key in NOTED} & s.values.keys()  # by which no other key is meant
     left = [written[key] for key in _not_simulated(merged, found["training"], found["parallelism"])]
     unread = (s.unknown | {name for name in FUSED.values() if name in flags}) - s.taken
     left += [names[name] for name in sorted(unread) if name in names and names[name] not in left]
     return s.converted("megatron", machine, found, left=left)
-
-
-def _of_comm_overlap(data: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `comm_overlap` sets in `ddp`, whatever that says itself (`CommOverlapConfig.setup`, comm_overlap.py)."""
-    own = data.get("comm_overlap")
-    if not isinstance(own, dict) or not merged.get("use_distributed_optimizer") or merged.get("use_megatron_fsdp"):
-        return {}
-    return {key: value for key, value in OF_COMM_OVERLAP.items() if own.get(key) is None}
 
 
 def _own_attention(file: Path, name: str, section: Mapping[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

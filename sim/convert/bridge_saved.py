@@ -1,7 +1,7 @@
 """What Megatron-Bridge writes into a saved run's YAML beside plain values, and what such a whole config says.
 
 Objects stand there as `{_target_: torch.bfloat16, _call_: false}`, and enumerations as `{_target_: …AttnBackend,
-_args_: [1]}` (src/megatron/bridge/utils/yaml_utils.py; core/transformer/enums.py of Megatron-LM).
+_args_: [1]}`, alone or in a list (src/megatron/bridge/utils/yaml_utils.py; core/transformer/enums.py of Megatron-LM).
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from sim.convert.megatron_older import GRAPHS
 from sim.inputs.model_input import load_model
 
 ENUM = "AttnBackend"
-BACKENDS = {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"}
+PARTS = ("attn", "mlp", "moe", "moe_router", "moe_preprocess", "mamba")
+ENUMS: dict[str, tuple[str, ...]] = {  # their words, from number 1 on
+    ENUM: ("flash", "fused", "unfused", "local", "auto"),
+    "CudaGraphModule": PARTS,
+    "CudaGraphScope": ("full_iteration", *PARTS),  # before core 0.18
+}
 DTYPES = {"torch.bfloat16": "bf16", "torch.float32": "fp32", "torch.float16": "fp16"}
 
 
@@ -26,12 +31,23 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, str):
         return value.removeprefix(f"{ENUM}.")
+    if isinstance(value, list):
+        return [item if (word := _word(item)) is None else word for item in value]
     if not isinstance(value, dict):
         return value
+    if (word := _word(value)) is not None:
+        return word
     target, arguments = str(value.get("_target_", "")), value.get("_args_")
-    if target.endswith(ENUM) and isinstance(arguments, list) and arguments:
-        return BACKENDS.get(arguments[0])
     return DTYPES.get(target, target) if target and not arguments and value.get("_call_") is False else None
+
+
+def _word(value: Any) -> str | None:
+    """An enumeration's word; None for all else."""
+    arguments = value.get("_args_") if isinstance(value, dict) else None
+    if not isinstance(arguments, list) or len(arguments) != 1 or type(number := arguments[0]) is not int:
+        return None
+    words = ENUMS.get(str(value.get("_target_", "")).rpartition(".")[2], ())
+    return words[number - 1] if 1 <= number <= len(words) else None
 
 
 def with_activation(merged: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,8 +59,13 @@ def with_activation(merged: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # `GPTModelProvider`'s keys (src/megatron/bridge/models/gpt_provider.py), and ours.
-SIZES = {flag.replace("-", "_"): ours for flag, ours in OF_FLAGS.items()}
+SIZES = {flag.replace("-", "_"): ours for flag, ours in OF_FLAGS.items()} | {"vocab_size": "vocab"}
 OF_ATTENTION = {"qk_layernorm": "qk_norm", "add_qkv_bias": "qkv_bias"}
+NO_TEXT = "NullTokenizer"
+# Of `tokenizer`, since 0.5 (training/tokenizers/config.py: `TokenizerConfig`).
+OF_PADDING = (
+    *("tensor_model_parallel_size", "make_vocab_size_divisible_by", "pad_vocab_size", "use_tokenizer_vocab_size"),
+)
 SINKS = {"learnable": True, "vanilla": False}
 SIZES_OF_EXPERTS = {"num_moe_experts": "experts", "moe_ffn_hidden_size": "ffn", "moe_router_topk": "top_k"}
 
@@ -74,6 +95,21 @@ def attention_overrides(section: Mapping[str, Any], name: str, windows: Mapping[
         found["sinks"] = SINKS[softmax]
     found = {key: value for key, value in found.items() if value != bool(getattr(named, key))}
     return found | (dict(windows) if windows.get("window") != named.window else {})
+
+
+def with_vocabulary(data: dict[str, Any]) -> dict[str, Any]:
+    """The sections with one size of the vocabulary: the model's, where it has one, as it stands. A tokenizer without
+    text (`NullTokenizer`) replaces it by its own where `use_tokenizer_vocab_size` says so (megatron/bridge/training/
+    setup.py of 0.6: `_validate_and_set_vocab_size`). How the tokenizer pads for itself is no layout of the model."""
+    tokenizer, model = data.get("tokenizer"), data["model"]
+    if not isinstance(tokenizer, dict):
+        return data
+    replaces = tokenizer.get("use_tokenizer_vocab_size") and tokenizer.get("tokenizer_type") == NO_TEXT
+    if replaces and type(size := tokenizer.get("vocab_size")) is int:
+        model = {**model, "vocab_size": size}
+    of_model = ("tokenizer_type", "vocab_size") if type(model.get("vocab_size")) is int else ()
+    tokenizer = {key: value for key, value in tokenizer.items() if key not in (*OF_PADDING, *of_model)}
+    return {**data, "model": model, "tokenizer": tokenizer}
 
 
 def _capacity(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,9 @@ def _fused_experts(s: Settings, precision: str) -> bool | None:
     if "moe_act" in str(s.values.get("recompute-modules")):
         s.notes.append("fused kernels of experts: simulated apart, as moe_act is recomputed")
         return None
+    if s.values.get("squared-relu"):  # NVIDIA's recipes of Nemotron 3
+        s.notes.append("fused kernels of experts: simulated apart, as squared ReLU has no gate")
+        return None
     s.take(interleaved)
     return s.flag("use-transformer-engine-op-fuser") or None
 

@@ -41,7 +41,7 @@ def pipeline_of(s: Settings, pp: int) -> dict[str, Any]:
             s.notes.append(f"{s.written_as(BLOCKING)}: {WITH_OVERLAP}")
             blocks = False
         out |= {"schedule": "interleaved_1f1b", "virtual_stages": stages // pp, "p2p_overlap": not blocks}
-        out["micro_batch_group"] = group
+        out["micro_batch_group"] = None if group == pp else group  # pp is the default, which a saved config has
         return out
     s.take(BLOCKING)  # 1F1B has nothing to overlap (core/pipeline_parallel/schedules.py)
     return {**out, **_zero_bubble(s, pp)}

@@ -12,6 +12,7 @@ from sim.core.errors import InputError
 from sim.inputs.yaml_input import MAX_DEPTH, parse_yaml
 
 ALIAS = re.compile(r"(?m)(?:^|[\s\[,:-])\*\w")
+SET = re.compile(r"(?m)((?:^|[:-])[ ]+)!!set(?=[ ]*(?:$|\{))")  # a mapping without values (`peft` of Megatron-Bridge)
 MERGE = "tag:yaml.org,2002:merge"
 MOST_NODES = 20_000  # of a file in which aliases are put in their places
 
@@ -22,6 +23,7 @@ def parsed(text: str, label: str) -> Any:
     Raises:
         InputError: for text that is no YAML, and one that aliases make too long.
     """
+    text = SET.sub(r"\1", text)
     return parse_yaml(_without_aliases(text, label) if ALIAS.search(text) else text, label)[0]
 
 

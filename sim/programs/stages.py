@@ -115,6 +115,7 @@ class Stage(Struct, frozen=True, eq=False):
     before_forward: Program = ()
     reference: tuple[Block, ...] = ()  # of a frozen model, run forward behind each forward of `blocks`
     deferral: Deferral | None = None
+    part_of: Stage | None = None  # the stage whose time its blocks take, of which these hold a part of the memory
 
     def forward(self, first: bool, gathers_input: bool) -> Program:
         """Forward of one micro-batch; `first`: the step's first here; `gathers_input`: it comes from another rank."""
@@ -164,6 +165,8 @@ class Stage(Struct, frozen=True, eq=False):
 
     def block_seconds(self, kind: Kind) -> list[float]:
         """Seconds of each block's own computations in an action, in the order in which they run, a reference's too."""
+        if self.part_of is not None:
+            return self.part_of.block_seconds(kind)
         out = []
         for b in (*self.blocks, *self.reference) if kind is Kind.F else self.blocks[::-1]:
             program = b.forward if kind is Kind.F else (*b.recompute, *b.backward)

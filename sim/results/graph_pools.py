@@ -23,6 +23,7 @@ graph's nodes is not counted, as it is not of torch's allocator. torchtitan's gr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -74,15 +75,21 @@ def pooled_levels(
 ) -> Levels:
     """`levels` with captured graphs, if there are any: their pool is a buffer as far as it holds no activations.
 
-    With graphs memory moves with whole actions, `fine` or not: their pool is one piece.
+    With graphs memory moves with whole actions, `fine` or not: their pool is one piece. A pair of a forward and a
+    backward is captured layer by layer, and the forward's layers take what the backward's free in the same pool (core/
+    pipeline_parallel/combined_1f1b.py of Megatron-Core 0.19; NVIDIA's scripts let the allocator use memory of other
+    streams again while it captures, `graph_capture_record_stream_reuse`).
     """
     kinds = captured_kinds(scenario)
     if not kinds:
         return levels(stages, done, start_s, end_s, held, fine or any(overlap(x.listed.step) for x in done))
     own, others = _split(stages, kinds, _in_parts(scenario))
     outside = [replace(NOTHING, at_end=x.at_end) for x in held]
-    inner = levels(own, done, start_s, end_s, [NOTHING] * len(held))
-    outer = levels(others, done, start_s, end_s, outside)
+    pairs = any(overlap(x.listed.step) for x in done)
+    inner = levels(own, done, start_s, end_s, [NOTHING] * len(held), pairs)
+    outer = levels(others, done, start_s, end_s, outside, pairs)
+    if pairs:  # whose blocks have moments of their own within an action
+        inner, outer = _together(inner, outer)
     rows = np.diff(np.append(inner.first, len(inner.time_s)))
     pool = np.maximum.reduceat(inner.activations + inner.buffers, inner.first)
     gathered = np.array([x.gathered + static_bytes(scenario) for x in held])
@@ -96,6 +103,21 @@ def pooled_levels(
     )
 
 
+def _together(a: Levels, b: Levels) -> tuple[Levels, Levels]:
+    """The two with rows at the same moments, class by class: at those of both."""
+    ends = [np.append(x.first, len(x.time_s)) for x in (a, b)]
+    ranges = [[slice(*pair) for pair in pairwise(end.tolist())] for end in ends]
+    times = [np.union1d(a.time_s[mine], b.time_s[theirs]) for mine, theirs in zip(*ranges, strict=True)]
+    first = np.cumsum([0, *map(len, times)])[:-1]
+    found = []
+    for x, its in zip((a, b), ranges, strict=True):
+        row = [np.searchsorted(x.time_s[r], t, side="right") - 1 + r.start for r, t in zip(its, times, strict=True)]
+        rows = np.concatenate(row)
+        columns = {name: getattr(x, name)[rows] for name in ("activations", "buffers", "gradients")}
+        found.append(replace(x, first=first, time_s=np.concatenate(times), **columns))
+    return found[0], found[1]
+
+
 def pooled_peak_bytes(scenario: Scenario, stages: dict[int, Stage], work: Ints, step: Ints, held: States) -> float:
     """`peak_bytes` with captured graphs, if there are any."""
     kinds = captured_kinds(scenario)
@@ -103,7 +125,8 @@ def pooled_peak_bytes(scenario: Scenario, stages: dict[int, Stage], work: Ints, 
         return peak_bytes(stages, work, step, held, overlap(step))
     (own,), (others,) = _split([stages], kinds, _in_parts(scenario))
     outside = replace(held, gathered=held.gathered + static_bytes(scenario))
-    return peak_bytes(own, work, step, NOTHING) + peak_bytes(others, work, step, outside)
+    pairs = overlap(step)
+    return peak_bytes(own, work, step, NOTHING, pairs) + peak_bytes(others, work, step, outside, pairs)
 
 
 def _split(
@@ -123,7 +146,8 @@ def _split(
             )
             own = tuple(_captured(b) if parts else _part(b, b.kind in kinds) for b in stage.blocks)
             others = tuple(_outside(b) if parts else _part(b, b.kind not in kinds) for b in stage.blocks)
-            made[stage] = replace(stage, blocks=own, dp=ours), replace(stage, blocks=others, dp=theirs)
+            of = {"part_of": stage}
+            made[stage] = replace(stage, blocks=own, dp=ours, **of), replace(stage, blocks=others, dp=theirs, **of)
     return tuple([{k: made[s][i] for k, s in mine.items()} for mine in stages] for i in (0, 1))  # type: ignore[return-value]
 
 

@@ -12,6 +12,7 @@ from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.results.graph_pools import static_bytes
+from sim.results.memory import levels
 from sim.simulation import prepare, simulate
 
 MODEL = {"layers": 4, "hidden": 256, "heads": 4, "vocab": 8192, "norm": "rmsnorm", "mlp": "swiglu"}
@@ -96,3 +97,23 @@ def test_a_page_draws_memory_up_to_the_same_peak(graphs: str, layout: dict[str, 
     s = parse_scenario({"model": MODEL, "training": keys, "parallelism": layout, "cluster": "dgx-h100"})
     drawn = max(float(curve.total.max()) for curve in simulate(s, expand=True).memory)
     assert drawn == pytest.approx(peak(s))
+
+
+MOE = MODEL | {"moe": {"experts": 8, "top_k": 2, "ffn": 512}}
+
+
+@pytest.mark.parametrize("graphs", ["layers", "step"])
+@pytest.mark.parametrize("layout", [{}, {"pp": 2, "schedule": "interleaved_1f1b", "virtual_stages": 2}], ids=str)
+def test_a_pairs_forward_takes_what_its_backward_frees_in_the_pool(graphs: str, layout: dict[str, Any]) -> None:
+    """Not two micro-batches' activations at once (core/pipeline_parallel/combined_1f1b.py: layer by layer)."""
+    paired = {"dp": 2, "ep": 2, "ep_overlap": True, **layout}
+    keys = {"seq_len": 512, "global_batch_size": 16, "framework": "megatron", "cuda_graphs": graphs}
+    s = parse_scenario({"model": MOE, "training": keys, "parallelism": paired, "cluster": "dgx-h100"})
+    step = simulate(s)
+    times = step.times.start_s, step.times.end_s
+    block_by_block, at_once = (levels(step.stages, step.built.actions, *times, step.states, x) for x in (True, False))
+    kept = float(step.levels.activations.max())
+    assert kept == pytest.approx(float(block_by_block.activations.max()))
+    assert kept < 0.85 * float(at_once.activations.max())
+    costs = Costs(load_profile(s.calibration), s.cluster.gpu)
+    assert prepare(s, costs).peak_bytes == pytest.approx(peak(s), rel=0.05)

@@ -197,3 +197,101 @@ def test_keys_of_later_releases_that_change_a_step_are_named(tmp_path: Path) -> 
     text = f"model:\n  tensor_model_parallel_size: 2\n  seq_length: 4096{on}\ntrain: {{micro_batch_size: 1}}\n"
     said = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-b200", "--gpus", "64", "--model", "llama3-8b")[1]
     assert all(f"model.{key}" in said for key in keys)
+
+
+OF_TOKENIZER = """
+tokenizer:
+  tokenizer_type: NullTokenizer
+  vocab_size: 32000
+  tensor_model_parallel_size: 1
+  make_vocab_size_divisible_by: 1
+  pad_vocab_size: false
+  use_tokenizer_vocab_size: false
+dataset: {seq_length: 2048}
+train:"""
+
+
+def test_a_tokenizers_own_sizes_are_not_the_models(tmp_path: Path) -> None:
+    """`TokenizerConfig` of Megatron-Bridge 0.5 and 0.6 has tensor_model_parallel_size 1 whatever the model has."""
+    text = SAVED.replace("\ntrain:", OF_TOKENIZER).replace("mtp_num_layers: null", "vocab_size: 151936")
+    data, said = converted(tmp_path, "run.yaml", text, *ON)
+    assert data["model"] == "hf://Qwen/Qwen3-8B"
+    assert (data["parallelism"]["tp"], data["parallelism"]["dp"], data["training"]["seq_len"]) == (2, 8, 4096)
+    assert "pad_vocab_size" not in said
+    own = text.replace("use_tokenizer_vocab_size: false", "use_tokenizer_vocab_size: true")
+    assert converted(tmp_path, "run.yaml", own, *ON)[0]["model"] == {"preset": "hf://Qwen/Qwen3-8B", "vocab": 32000}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "overlap", "expected"),
+    [
+        ("null", "null", [True, 2 * 128 * 2**20]),
+        ("null", "false", [False, 2 * 128 * 2**20]),
+        ("4", "null", [False, None]),
+    ],
+)
+def test_a_config_that_no_run_has_set_up_gets_what_a_run_would_set(
+    tmp_path: Path, replicas: str, overlap: str, expected: list[Any]
+) -> None:
+    """`CommOverlapConfig.setup`: overlapped messages between virtual stages, buckets of 128 Mi elements."""
+    stages = "pipeline_model_parallel_size: 2\n  virtual_pipeline_model_parallel_size: 2\n  overlap_p2p_comm: false\n  "
+    own = (
+        f"comm_overlap: {{tp_comm_overlap: true, overlap_p2p_comm: {overlap}, data_parallel_size: {replicas}}}\ntrain:"
+    )
+    text = SAVED.replace("mtp_num_layers", f"{stages}mtp_num_layers").replace("\ntrain:", f"\n{own}")
+    text = text.replace("  overlap_grad_reduce: true\n", "  overlap_grad_reduce: true\n  bucket_size: null\n")
+    found = converted(tmp_path, "run.yaml", text, *ON)[0]["parallelism"]
+    assert found["tp_overlap"] == "wgrad"  # without sequence parallelism nothing else overlaps
+    assert [found["p2p_overlap"], found["bucket_bytes"] if expected[1] else None] == expected
+
+
+def test_stages_in_groups_of_as_many_micro_batches_as_pp_are_the_usual_ones(tmp_path: Path) -> None:
+    """Megatron-Core sets `microbatch_group_size_per_vp_stage` in each saved config (core/model_parallel_config.py)."""
+    stages = "pipeline_model_parallel_size: 2\n  virtual_pipeline_model_parallel_size: 2\n"
+    grouped = stages + "  microbatch_group_size_per_vp_stage: {}\n  mtp_num_layers"
+    for group, expected in (("2", None), ("4", 4)):
+        found = of(tmp_path, ("mtp_num_layers", grouped.format(group)))["parallelism"]
+        assert found.get("micro_batch_group") == expected
+
+
+@pytest.mark.parametrize(("kind", "first"), [("CudaGraphModule", 1), ("CudaGraphScope", 2)])
+def test_parts_of_graphs_stand_there_as_calls(tmp_path: Path, kind: str, first: int) -> None:
+    """The numbers of the two enumerations differ by one (core/transformer/enums.py)."""
+    call = "{{_args_: [{}], _call_: true, _target_: megatron.core.transformer.enums.{}}}"
+    parts = ", ".join(call.format(number, kind) for number in (first, first + 1))
+    keys = f"  cuda_graph_impl: transformer_engine\n  cuda_graph_scope: [{parts}]\n  seq_length"
+    found = of(tmp_path, ("  seq_length", keys))["training"]
+    assert (found["cuda_graphs"], found["cuda_graph_scope"]) == ("layers", ["attn", "mlp"])
+
+
+def test_a_set_that_python_wrote_is_read(tmp_path: Path) -> None:
+    flat = "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 16\n  params_to_save: !!set {}\n"
+    flat += "  target_modules: [linear_qkv]\n"
+    for own in (flat, flat.replace("!!set {}", "!!set\n    weight: null")):
+        found = of(tmp_path, ("train:", f"{own}train:"), ("aware_optimizer: true", "aware_optimizer: false"))
+        assert found["training"]["lora"] == {"rank": 16, "targets": ["qkv"]}
+
+
+@pytest.mark.parametrize(("function", "fused"), [("torch.nn.functional.silu", True), ("x.squared_relu", None)])
+def test_fused_experts_without_a_gate_are_simulated_apart(tmp_path: Path, function: str, fused: bool | None) -> None:
+    """Megatron-Bridge's recipes of Nemotron 3 in MXFP8 on GB200 and GB300 (perf_recipes/nemotronh of 0.6.2)."""
+    sizes = f"""num_layers: 4
+  hidden_size: 1024
+  num_attention_heads: 16
+  vocab_size: 32000
+  activation_func: {{_target_: {function}, _call_: false}}
+  gated_linear_unit: {str(fused is True).lower()}
+  num_moe_experts: 8
+  moe_router_topk: 2
+  moe_ffn_hidden_size: 512
+  moe_permute_fusion: true
+  moe_grouped_gemm: true
+  moe_mlp_glu_interleave_size: 32
+  use_transformer_engine_op_fuser: true
+  expert_tensor_parallel_size: 1
+  sequence_parallel: true"""
+    text = SAVED.replace("  hf_model_id: Qwen/Qwen3-8B\n", "").replace("num_layers: 36", sizes)
+    text = text.replace("{bf16: true,", "{bf16: true, fp8: e4m3, fp8_recipe: mxfp8,")
+    data, said = converted(tmp_path, "run.yaml", text, "--cluster", "gb200-nvl72", "--gpus", "8")
+    assert data["training"].get("fused_experts") is fused
+    assert ("squared ReLU has no gate" in said) is (fused is None)
