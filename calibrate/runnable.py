@@ -12,6 +12,7 @@ from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
 from sim.models.activations import is_gated
+from sim.models.frameworks.megatron import FUSIONS
 from sim.models.frameworks.records import FRAMEWORKS, framework_of
 from sim.models.linear import CHUNKS
 from sim.schedules import FORMS, ScheduleForm
@@ -121,7 +122,8 @@ def _training(s: Scenario) -> Iterator[Problem]:
     for key in IN_SIXTEEN_BITS:
         if getattr(t, key):
             yield f"training.{key}", getattr(t, key), "0"
-    for key in ("gradient_accumulation_fusion", "cublas_workspace_config", "moe_grouped_gemm", "moe_router_fusion"):
+    of_megatron = ("gradient_accumulation_fusion", "moe_grouped_gemm", "moe_router_fusion", *FUSIONS)
+    for key in ("cublas_workspace_config", *of_megatron):
         if (found := getattr(t, key)) is not None:
             yield f"training.{key}", found, "null"
     if t.cross_entropy != "unfused":

@@ -71,6 +71,7 @@ FUSED = {  # on by default in Megatron-LM's arguments, which have a switch that 
     "apply_rope_fusion": "no-rope-fusion",
     "bias_dropout_add_fusion": "no-bias-dropout-fusion",  # NeMo's name, and the next Megatron-Bridge's
     "bias_dropout_fusion": "no-bias-dropout-fusion",
+    "bias_activation_fusion": "no-bias-activation-fusion",  # of whichever activation the model has
     "gradient_accumulation_fusion": "no-gradient-accumulation-fusion",
     "masked_softmax_fusion": "no-masked-softmax-fusion",
     "persist_layer_norm": "no-persist-layer-norm",
@@ -178,9 +179,8 @@ NOTED = (
     "use_transformer_engine_op_fuser",
     "variable_seq_lengths",
 )
-# Likewise where they are false: parts of the overlap of tensor parallelism, which need the whole, and a fusion.
+# Likewise where they are false: parts of the overlap of tensor parallelism, which need the whole.
 OF_OVERLAP = ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", "tp_comm_overlap_ag", "tp_comm_overlap_rs")
-UNFUSED = "bias_activation_fusion"
 PADS = "moe_router_padding_for_quantization"
 PACKED = "packed_sequence_specs"  # of `dataset`
 AS_ONE = "dataset.packed_sequence_specs: a sequence is simulated as one text; training.packing describes several"
@@ -264,7 +264,7 @@ def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], paral
     simulated |= {"fsdp_double_buffer"} if merged.get("use_megatron_fsdp") else set()
     simulated |= {key for key, own in OF_PIPELINE.items() if own in parallelism}
     on = [key for key in NOTED if merged.get(key) not in OFF and key not in simulated]
-    asked_for = (UNFUSED, *(OF_OVERLAP if merged.get("tp_comm_overlap") else ()))
+    asked_for = OF_OVERLAP if merged.get("tp_comm_overlap") else ()
     return [*on, *(key for key in asked_for if merged.get(key) is False)]
 
 

@@ -224,7 +224,7 @@ def _as_recipes_run(s: Settings) -> bool:
     wanted |= {"moe-router-fusion"} if "num-experts" in s.values else set()
     if s.values.get("multi-latent-attention"):
         s.taken.add("enable-experimental")  # since Megatron-Core 0.16 its rope is fused without this flag
-    found = all(s.values.get(name) is True for name in wanted) and "no-rope-fusion" not in s.values
+    found = all(s.values.get(name) is True for name in wanted)
     s.taken |= wanted if found else set()
     return found
 

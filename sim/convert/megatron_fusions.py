@@ -16,6 +16,7 @@ def fusions(s: Settings, framework: str) -> dict[str, Any]:
         "moe_grouped_gemm": _grouped_experts(s, framework),
         "moe_router_fusion": _fused_router(s, framework),
         "moe_shared_expert_overlap": _shared_beside(s, framework),
+        **_switched_off(s, framework),
         "gradient_accumulation_fusion": _accumulation_fusion(s, framework),
     }
 
@@ -31,6 +32,19 @@ def _fused_router(s: Settings, framework: str) -> bool | None:
     """On where the script turns it on for a router that the framework does not fuse."""
     fuses = "num-experts" in s.values and s.flag("moe-router-fusion")
     return True if fuses and framework_at(framework, None).router == ROUTERS[False] else None
+
+
+def _switched_off(s: Settings, framework: str) -> dict[str, Any]:
+    """Fusions that the script turns off (megatron/training/arguments.py: `core_transformer_config_from_args`); the
+    switch of an activation that the model has not does nothing."""
+    apart = {name: s.flag(f"no-bias-{name}-fusion") for name in ("gelu", "swiglu", "activation")}  # the last: Bridge's
+    off = {
+        "apply_rope_fusion": s.flag("no-rope-fusion"),
+        "bias_activation_fusion": apart["activation"] or apart["swiglu" if s.values.get("swiglu") else "gelu"],
+        "bias_dropout_fusion": s.flag("no-bias-dropout-fusion"),
+    }
+    has_them = framework_at(framework, None).router in ROUTERS.values()
+    return {key: False for key, flag in off.items() if flag and has_them}
 
 
 def _shared_beside(s: Settings, framework: str) -> bool | None:

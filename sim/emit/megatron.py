@@ -20,7 +20,7 @@ from sim.inputs.trainer_names import (
 )
 from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON, MEGATRON_ZERO
+from sim.models.frameworks.megatron import FUSED_ROUTER, FUSIONS, MEGATRON, MEGATRON_ZERO
 from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
@@ -361,7 +361,7 @@ class Megatron(Emission):
             "cross-entropy-loss-fusion": t.cross_entropy in ("native", "fused"),
             **({"no-gradient-accumulation-fusion": True} if t.gradient_accumulation_fusion is False else {}),
             "cross-entropy-fusion-impl": "te" if t.cross_entropy == "fused" else None,
-            **{f"no-{name}-fusion": not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()},
+            **self._fusions(framework),
             **self._recompute(),
             **self._recipes(framework),
         }
@@ -376,6 +376,12 @@ class Megatron(Emission):
             "ddp-average-in-collective": not framework.averages_gradients,
             "moe-router-fusion": m.moe is not None and self._fuses_router(framework),
             "enable-experimental": m.mla is not None and framework.fuses_latent_rope > usual.fuses_latent_rope,
+        }
+
+    def _fusions(self, framework: Framework) -> Flags:
+        off = {fact for key, facts in FUSIONS.items() if getattr(self.training, key) is False for fact in facts}
+        return {
+            f"no-{name}-fusion": fact in off or not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()
         }
 
     def _fuses_router(self, framework: Framework) -> bool:

@@ -15,6 +15,7 @@ from sim.inputs.parallelism import overlaps_messages
 from sim.inputs.trainer_names import LLAMA3_FLAVORS, TITAN_DDP_BUCKET, TITAN_GATHERS_8_BITS, TITAN_SCHEDULES
 from sim.inputs.units import BYTES
 from sim.models.dims import gathers_quantized_shards, holds_back_sums, in_sixteen_bits
+from sim.models.frameworks.megatron import FUSIONS
 from sim.models.recipes import RECIPES, recipe_of
 from sim.models.recompute import stops_early
 
@@ -125,6 +126,8 @@ class Titan(Emission):
         self.has_only("training.optimizer", ("adamw",), "has Adam and AdamW")
         self.has_only("training.moe_grouped_gemm", (None,), "groups experts' matmuls")
         self.has_only("training.moe_router_fusion", (None,), "chooses experts by torch's operators")
+        for key in FUSIONS:
+            self.has_only(f"training.{key}", (None,), "has no such switch")
         self.has_only("parallelism.wgrad_deferral_limit", (None,), "computes weight gradients in each backward")
         early = "parallelism.overlap_param_gather_with_optimizer_step"
         self.has_only(early, (False,), "updates all parameters at once")

@@ -267,6 +267,15 @@ class Training(UserInput):
     moe_router_fusion: bool | None = Field(
         default=None, description="Transformer Engine's kernels of the router; null: as the framework does"
     )
+    apply_rope_fusion: Literal[False] | None = Field(
+        default=None, description="false: torch's operators rotate queries and keys; null: as the framework does"
+    )
+    bias_activation_fusion: Literal[False] | None = Field(
+        default=None, description="false: torch's operators are an MLP's activation; null: as the framework does"
+    )
+    bias_dropout_fusion: Literal[False] | None = Field(
+        default=None, description="false: bias, dropout and residual sum are apart; null: as the framework does"
+    )
     moe_router_padding_for_quantization: bool = Field(
         default=False, description="the router's map is filled up to the tile of 8-bit matmuls, in place of copies"
     )

@@ -319,9 +319,15 @@ def _cut_gradients(d: Dims, name: str, elements: float, parts: int = 2) -> Compu
     return memory_op(name, I, "elementwise", elements, accesses * elements * d.act_bytes, d.act, 2 * kernels)
 
 
+def bias_apart(d: Dims, name: str, elements: int) -> Operator:
+    """The sum of a projection's output of `elements` and its bias, as a kernel of its own."""
+    return Operator(name, (memory_op(name, F, "elementwise", elements, 2 * elements * d.act_bytes, d.act),))
+
+
 def scaled_rope(d: Dims, elements: float, width: int) -> Operator:
     """Rotary embedding of query and key, of heads of `width`, whose result is scaled (YaRN, arXiv 2309.00071, section
-    3.4).
+    3.4), or that Megatron-Core does not fuse (`training.apply_rope_fusion`; models/common/embeddings/rope_utils.py:
+    `_apply_rotary_pos_emb_bshd`).
 
     In separate operators, accesses forward: x·cos 2, -x 1, rotated half 2, times sin 2, sum 3, with the rest of the
     head, which is empty, 2: 12 in six kernels a tensor. Backward: both products 4, the half back 1 and 2, sum 3, the

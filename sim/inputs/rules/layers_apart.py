@@ -6,7 +6,7 @@ from sim.inputs.input_source import Problems
 from sim.inputs.rules.graphs import captured_parts, filled_map
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
-from sim.models.frameworks.megatron import ROUTERS
+from sim.models.frameworks.megatron import FUSIONS, ROUTERS
 from sim.models.frameworks.records import framework_of
 from sim.models.optimizers import REMAINDERS
 from sim.models.recipes import recipe_of
@@ -123,6 +123,17 @@ def router_fusion(sections: Sections, t: Training) -> Problems:
             yield ("training", "moe_router_fusion"), f"found {str(t.moe_router_fusion).lower()}; needs {what}"
 
 
+def fusions(sections: Sections, t: Training) -> Problems:
+    """Fusions of Megatron-Core that are off (`FUSIONS`)."""
+    for key in FUSIONS:
+        for bad, what in (
+            (framework_of(t).router not in ROUTERS.values(), "framework megatron, megatron_bridge or nemo"),
+            (sections.model.program is not None, "a described model; a captured program runs what it ran"),
+        ):
+            if getattr(t, key) is False and bad:
+                yield ("training", key), f"found false; needs {what}"
+
+
 def shared_experts_beside(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's shared experts beside NCCL's exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
     moe, p, r = sections.model.moe, sections.parallelism, t.recompute
@@ -140,4 +151,5 @@ def shared_experts_beside(sections: Sections, t: Training) -> Problems:
             yield ("training", "moe_shared_expert_overlap"), f"found true; needs {what}"
 
 
-OF_EXPERTS = (router_fusion, shared_experts_beside, captured_parts, filled_map)  # rules on keys of Megatron-Core
+# Rules on keys of Megatron-Core.
+OF_EXPERTS = (router_fusion, fusions, shared_experts_beside, captured_parts, filled_map)

@@ -260,6 +260,7 @@ def _fp8_activation_input(sections: Sections, t: Training) -> Problems:
     for bad, what in (
         (used != {"swiglu"}, "model.mlp swiglu"),
         (not framework_of(t).fuses_activation, "a framework with a fused activation"),
+        (t.bias_activation_fusion is False, "training.bias_activation_fusion null"),
         (t.fused_experts, "training.fused_experts false"),
         (model.program is not None, "a described model; a captured program keeps what it keeps"),
     ):

@@ -260,6 +260,10 @@ def _own_router(s: Layout) -> str:
     return f"with framework {t.framework}, whose router is so" if t is not None and own else ""
 
 
+def _no_rope(s: Layout) -> str:
+    return "" if s.model.positions == "rope" else f"with model.positions {s.model.positions}"
+
+
 def _fills_tiles(s: Layout) -> str:
     by_library = s.parallelism.ep > 1 and DISPATCHERS[s.parallelism.ep_dispatcher or "all_to_all"].fills_tiles
     return f"with ep_dispatcher {s.parallelism.ep_dispatcher}, which fills rows up itself" if by_library else ""
@@ -333,6 +337,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("gradient_accumulation_fusion", _fused_sums),
     Idle("moe_router_fusion", _own_router),
     Idle("moe_shared_expert_overlap", _with_one("ep")),
+    Idle("apply_rope_fusion", _no_rope),
     Idle("cuda_graph_scope", _no_layers_graphed),
     Idle("moe_router_padding_for_quantization", _fills_tiles),
     Idle("adamw_kernels", _no_adamw),

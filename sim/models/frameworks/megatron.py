@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from sim.models.frameworks.facts import Framework
@@ -48,6 +50,13 @@ MEGATRON_ROUTER = RouterKernels(
 FUSED_ROUTER = RouterKernels(9, 6, 2, 16.0, 2, 16.0, capacity_kernels=6, torch_top_k=False)
 
 ROUTERS = {False: MEGATRON_ROUTER, True: FUSED_ROUTER}  # by `training.moe_router_fusion`
+
+# Fusions of core/transformer/transformer_config.py that are keys of `training`, and the facts that each turns off.
+FUSIONS: Mapping[str, tuple[str, ...]] = {
+    "apply_rope_fusion": ("fuses_rope", "fuses_latent_rope", "assembles_in_latent_rope"),
+    "bias_activation_fusion": ("fuses_activation", "compiles_activation"),
+    "bias_dropout_fusion": ("fuses_residual",),
+}
 
 # megatron/core/distributed: distributed_data_parallel.py, `bucket_size`, and no buckets where `pp_rank > 0` or
 # `disable_bucketing` (megatron/training/training.py: `model_chunk_idx > 0`); param_and_grad_buffer.py of Megatron-FSDP,

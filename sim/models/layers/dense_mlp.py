@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sim.core.program import Item, ModelPart, Program
 from sim.models.activations import activation, is_gated, promoted
 from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.elementwise import bias_apart
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, collective, memory_op
@@ -64,8 +65,12 @@ class DenseMlp(Struct, frozen=True):
         up, down = self.matrices(d.tp)
         wide = promoted(d, self.activation) is not None
         first = up.linear(d.tokens, merged=self.merged or d.framework.merges_projections)
+        # Megatron-Core's linear layers leave their bias to the activation's kernel (mlp.py: `bias_parallel`).
+        apart = self.bias and d.framework.passes_biases_on and not d.framework.fuses_activation
+        bias = (bias_apart(d, "mlp_up_bias", d.tokens * sum(up.outputs)),) if apart else ()
         return (
             linear(d, replace(first, original=original, joins_norm=joins_norm)),
+            *bias,
             activation(d, self.activation, d.tokens * down.inputs, self.merged),
             linear(d, replace(down.linear(d.tokens), wide=wide)),
         )

@@ -14,7 +14,7 @@ from sim.models.attention import Core, attention_flops
 from sim.models.casts import rope_gives_fp32
 from sim.models.context_parallel import attention_core
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
-from sim.models.elementwise import copied, norm, rope, rope_join, scaled_rope
+from sim.models.elementwise import bias_apart, copied, norm, rope, rope_join, scaled_rope
 from sim.models.head_copies import ordered_heads, output_copied, repeated
 from sim.models.latent_kernels import rope_of_pairs
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
@@ -158,7 +158,7 @@ class GroupedQueryAttention(Struct, frozen=True):
 
     def _joins(self, d: Dims) -> bool:
         """Tell whether a head's part with rope is joined to the rest by a kernel of its own."""
-        return self._has_joined_rope and not d.framework.fuses_rope
+        return self._has_joined_rope and not d.framework.fuses_rope and not d.framework.scales_rope_apart
 
     @property
     def _has_joined_rope(self) -> bool:
@@ -172,7 +172,7 @@ class GroupedQueryAttention(Struct, frozen=True):
         """Yield what runs between the projection and the core, in this order."""
         f = d.framework
         if qkv.bias and f.adds_projection_bias_apart:
-            yield _bias(d, d.tokens * sum(qkv.outputs))
+            yield bias_apart(d, "qkv_bias", d.tokens * sum(qkv.outputs))
         if f.copies_split_projection and d.fused_attention:
             yield from self._split(d)
         elif f.joins_split_gradients and self._in_one(d):
@@ -225,7 +225,7 @@ class GroupedQueryAttention(Struct, frozen=True):
     def _rope(self, d: Dims, elements: int) -> Operator:
         """The rotary embedding of queries and keys of `elements`."""
         share = 1.0 if self.rope_share is None else self.rope_share
-        if self.scaled_rope:
+        if self.scaled_rope or (d.framework.scales_rope_apart and not d.framework.fuses_rope):
             return scaled_rope(d, elements * share, round(self.head_dim * share))
         if d.code.rope_pairs == "complex":
             return rope_of_pairs(d, elements * share)
@@ -379,8 +379,3 @@ class GroupedQueryAttention(Struct, frozen=True):
         asked = min(heads, MEASURED_GROUP * alone) if d.any_group else heads
         shape = (batch, asked, alone, kv_len, self.head_dim)
         return (Compute("attention", ATTENTION_DECODE, shape, d.act, flops, moved, F),)
-
-
-def _bias(d: Dims, elements: int) -> Operator:
-    """The sum of a projection's output of `elements` and its bias, as a kernel of its own."""
-    return Operator("qkv_bias", (memory_op("qkv_bias", F, "elementwise", elements, 2 * elements * d.act_bytes, d.act),))
