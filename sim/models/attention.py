@@ -29,6 +29,7 @@ from sim.models.score_kernels import (
 )
 from sim.models.sink_factor import factor_backward, factor_forward, factor_saved
 from sim.models.window import Window
+from sim.prices.attention_speed import EFFICIENT
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
 # Kernels of fused attention. FlashAttention's backward sums output times its gradient by row first, and converts the
@@ -149,7 +150,7 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     if kernel == "torch" and d.attention_dropout and not (d.attention_dropout * CUDNN_DROPOUT_STEPS).is_integer():
         kernel = "torch_2024"  # FlashAttention-2
     if kernel in TORCH_KERNELS and max(c.head_dim, c.v_head_dim) > FLASH_HEAD_DIM:
-        kernel = "efficient"
+        kernel = EFFICIENT
     name = f"{name}:{kernel}" if kernel else name
     return Compute(
         name,

@@ -58,6 +58,8 @@ from topology.spec import GpuSpec
 
 # Kernels that only some layers have: DeepSeek's sparse attention, and the scores of its indexer.
 SPARSE, SCORES = "sparse_mla", "mqa_logits"
+EFFICIENT = "efficient"  # torch's, for wide heads
+OF_SHAPES = frozenset({SPARSE, SCORES, EFFICIENT})  # which nobody names: a layer's kind and sizes choose them
 MEASURED_IN_8_BITS = (SCORES,)  # DeepGEMM, fp8_mqa_logits
 # A tile of these has the heads of a few tokens as its rows (DeepGEMM, fp8_mqa_logits: 128 / heads queries). A layer's
 # shape has as many heads as its kernel computes (`LEAST_HEADS` of `sim.models.layers.sparse_latent`).

@@ -27,7 +27,7 @@ from sim.core.program import (
 )
 from sim.models.frameworks.parts import AttentionKernel
 from sim.models.frameworks.records import attention_picks
-from sim.prices.attention_speed import SCORES, SPARSE, attention_peak, flash_seconds
+from sim.prices.attention_speed import OF_SHAPES, attention_peak, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
 from sim.prices.collective_tables import collective_cost
@@ -324,7 +324,7 @@ class Costs:
         if wanted in self._accepted:
             return
         # A framework's own choice is accepted by every profile; without coefficients it has the default kernel's.
-        picks = attention_picks() | {SPARSE, SCORES}
+        picks = attention_picks() | OF_SHAPES
         known = self.attention_kernels
         if not (wanted in picks or self.profile.bare or wanted in known):
             found = ", ".join(sorted(known)) or "none by name"

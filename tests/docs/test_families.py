@@ -53,6 +53,7 @@ def test_today_s_families_have_a_section() -> None:
     }
     as_llama = {"internlm3", "helium", "granite", "ernie4_5", "hunyuan_v1_dense", "arcee", "glm", "glm4", "gemma"}
     as_llama |= {"internlm2", "iquestcoder", "baichuan", "qwen", "mimo", "minicpm", "hyperclovax", "stablelm", "exaone"}
+    as_llama |= {"internlm", "orion", "xverse"}
     with_windows = {"ministral", "ministral3", "cwm"}  # Mistral's or OLMo 3's
     with_windows |= {"granite_swa", "granitemoe_swa", "vaultgemma", "mellum", "exaone_moe", "laguna"}
     as_a_shown_one = {"granitemoe", "solar_open", "qwen3_5_text"}  # Mixtral, GLM 4.5, Qwen 3.5
