@@ -119,18 +119,14 @@ def _norms_and_biases(s: Settings) -> dict[str, Any]:
         "qkv_bias": s.flag("add-qkv-bias"),
         "qk_norm": _head_norm(s, norm),
         "embedding_norm": s.flag("embed-layernorm") or None,  # BLOOM's
-        "dropout": _dropout(s),
+        **_dropout(s),
     }
 
 
-def _dropout(s: Settings) -> float:
-    """The larger share of the two places, as both are simulated with one; said where the file leaves out one alone."""
-    shares = {name: s.number(name, 0.1) or 0.0 for name in ("attention-dropout", "hidden-dropout")}
-    largest = max(shares.values())
-    if largest and 0.0 in shares.values():
-        given = " and ".join(f"{s.written_as(name)} {share:g}" for name, share in shares.items())
-        s.notes.append(f"model.dropout {largest:g} is simulated in attention and before residual sums: {given}")
-    return largest
+def _dropout(s: Settings) -> dict[str, float]:
+    """The shares of both places, attention's where it differs."""
+    attention, hidden = (s.number(name, 0.1) or 0.0 for name in ("attention-dropout", "hidden-dropout"))
+    return {"dropout": hidden} | ({"attention_dropout": attention} if attention != hidden else {})
 
 
 def _head_norm(s: Settings, norm: str) -> Any:

@@ -77,19 +77,20 @@ def test_a_script_that_generates_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "expected"),
     [
-        ("", "--attention-dropout 0 and --hidden-dropout 0.1"),
-        ("--hidden-dropout 0.1", "--attention-dropout 0 and --hidden-dropout 0.1"),
-        ("--hidden-dropout 0", ""),
+        ("--attention-dropout 0", (0.1, 0.0)),
+        ("--hidden-dropout 0", (None, 0.1)),
+        ("--attention-dropout 0 --hidden-dropout 0", (None, None)),
+        ("", (0.1, None)),
     ],
 )
-def test_dropout_at_one_of_two_places_is_said(tmp_path: Path, flags: str, said: str) -> None:
-    text = MEGATRON.replace("--attention-dropout 0 --hidden-dropout 0", f"--attention-dropout 0 {flags}")
-    data, notes = converted(tmp_path, "train.sh", text, *CLUSTER)
-    assert data["model"]["dropout"] == (0.1 if said else 0.0)
-    assert ("# model.dropout 0.1 is simulated" in notes) is bool(said)
-    assert said in notes
+def test_dropout_of_attention_and_of_its_result(
+    tmp_path: Path, flags: str, expected: tuple[float | None, float | None]
+) -> None:
+    text = MEGATRON.replace("--attention-dropout 0 --hidden-dropout 0", flags)
+    model = converted(tmp_path, "train.sh", text, *CLUSTER)[0]["model"]
+    assert (model.get("dropout") or None, model.get("attention_dropout")) == expected
 
 
 @pytest.mark.parametrize(
