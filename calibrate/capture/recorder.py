@@ -65,7 +65,10 @@ LAYOUTS: dict[str, int | None] = {
     "aten::hardswish_backward": 0,
     "aten::elu_backward": 0,
 }
-LAYOUTS_ON_GPU = {"aten::native_group_norm_backward": None}  # group_norm.cpp; a CPU keeps the channels last
+# group_norm.cpp: until torch 2.14 a CPU alone keeps the channels last; since 2.15 a GPU does, too (torch/_refs:
+# native_group_norm, `supports_memory_format`).
+KEEPS_CHANNELS_LAST = "2.15"
+LAYOUTS_ON_GPU = {} if torch.__version__ >= KEEPS_CHANNELS_LAST else {"aten::native_group_norm_backward": None}
 
 
 @dataclass(slots=True)

@@ -371,7 +371,9 @@ def test_a_tensor_of_numbers_that_lie_in_tensors_reads_each(tmp_path: Path) -> N
     assert len(launched(captured(tmp_path, make), "_local_scalar_dense", "forward")) == 3
 
 
-def test_a_group_norm_of_a_gpu_gives_the_channels_first(tmp_path: Path) -> None:
+def test_a_group_norm_of_a_gpu_gives_the_channels_first_until_torch_2_15(tmp_path: Path) -> None:
+    from calibrate.capture.recorder import KEEPS_CHANNELS_LAST
+
     def make() -> Any:
         model = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), torch.nn.GroupNorm(2, 8)).to(
             memory_format=torch.channels_last
@@ -380,5 +382,8 @@ def test_a_group_norm_of_a_gpu_gives_the_channels_first(tmp_path: Path) -> None:
         return model, lambda: model(x).square().mean()
 
     norms = launched(captured(tmp_path, make), "native_group_norm")
-    assert [bool(o.inputs[0].strides) for o in norms] == [True, False]
-    assert [o.outputs[0].strides for o in norms] == [(), ()]
+    if torch.__version__ >= KEEPS_CHANNELS_LAST:
+        assert [o.outputs[0].strides for o in norms] == [(128, 1, 32, 8)] * 2
+    else:
+        assert [bool(o.inputs[0].strides) for o in norms] == [True, False]
+        assert [o.outputs[0].strides for o in norms] == [(), ()]

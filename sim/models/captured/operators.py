@@ -61,7 +61,7 @@ KERNEL_OF = {
 }
 COMPLEX_PRODUCTS = 4  # real products of a complex one
 FLOATS = ("fp32", "bf16", "fp16", "fp8")
-# How many inputs are copied first if their elements do not lie together in order.
+# How many inputs are copied first if their elements do not lie in the result's order.
 CONTIGUOUS = {
     "aten.native_layer_norm": 1,
     "aten.native_layer_norm_backward": 2,
@@ -92,7 +92,8 @@ def _copies_before(op: CapturedOperator) -> list[Compute]:
     """Copies that an operator's own call makes of its inputs first.
 
     A layer norm's are of an input whose elements do not lie together (layer_norm_kernel.cu: expect_contiguous), a group
-    norm's also of images with the channels last (native/group_norm.cpp: native_group_norm, native_group_norm_backward);
+    norm's also of images with the channels last (native/group_norm.cpp: native_group_norm, native_group_norm_backward),
+    until torch 2.15, whose result keeps them last;
     `baddbmm` adds its product to a copy (Blas.cpp: addmm_out_cuda_impl, baddbmm_out_cuda_impl). A triangular solver
     works in place on a copy of the right-hand sides in the result's order (BatchLinearAlgebra.cpp:
     linalg_solve_triangular_out).
@@ -101,7 +102,8 @@ def _copies_before(op: CapturedOperator) -> list[Compute]:
         right, result = op.inputs[1], op.outputs[0]
         return [copy_before(op, result, _phase(op), is_transposed(right) != is_transposed(result))]
     if op.name in CONTIGUOUS:
-        copied = [x for x in op.inputs[: CONTIGUOUS[op.name]] if x.strides]
+        layout = op.outputs[0].strides if op.outputs else ()  # the kernel reads the layout that its result has
+        copied = [x for x in op.inputs[: CONTIGUOUS[op.name]] if x.strides != layout]
     else:
         copied = [op.outputs[0]] if op.name == "aten.baddbmm" and op.outputs else []
     return [copy_before(op, x, _phase(op), is_transposed(x)) for x in copied]
