@@ -16,13 +16,14 @@ from sim.inputs.training_config import Recompute, Training
 ROOT = Path(__file__).parents[2]
 # Said of every reader: what a scenario is, where its prices come from, and what decides no step.
 ALWAYS = "version calibration calibrations engine warnings source software_date batch_schedule schedule_memory"
+AS_FUSIONS = "apply_rope_fusion bias_activation_fusion bias_dropout_fusion "  # read by the names that `FUSIONS` has
 # Not read by these files, and why that changes nothing.
 LEFT_OUT = {
     "megatron": "inference rl indexer layers_per_stage "  # refused before; read as `stage_layers`
     "all_reduce_once autocast "  # `shard_size` and fp32 parameters are refused before
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read as `IN_SIXTEEN_BITS`
     "cuda_graph_scope "  # graphs are refused
-    "loss_chunks",  # a loss in chunks is refused
+    "loss_chunks " + AS_FUSIONS,  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
     "loss_chunks "  # a loss in chunks is refused
     "cuda_graph_scope moe_router_padding_for_quantization "  # of other frameworks
@@ -30,14 +31,14 @@ LEFT_OUT = {
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap delay_wgrad_compute ep_dispatcher ep_dispatch_dtype param_gather_overlap "
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read by `in_sixteen_bits`
-    "mtp_stage",  # no model of it has prediction modules
+    "mtp_stage " + AS_FUSIONS,  # no model of it has prediction modules
     "runnable": "loss_chunks autocast processes global_batch_size fp8_recipe indexer cuda_graphs cuda_graph_scope "
     # run as they are; other dtypes of parameters than precision's are refused
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
     "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order "
     "fused_experts fp8_output_proj "  # precision mxfp8 is refused
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # refused as `IN_SIXTEEN_BITS`
-    "mtp_stage",  # prediction modules are refused
+    "mtp_stage " + AS_FUSIONS,  # prediction modules are refused
 }
 FILES = {
     "megatron": ("sim/emit/common.py", "sim/emit/megatron.py", "sim/emit/megatron_layers.py"),
