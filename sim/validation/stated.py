@@ -263,16 +263,12 @@ def without_assumed_sums(scenario: dict[str, Any], software: str, assumptions: o
     True
     """
     training = scenario.get("training")
-    if not isinstance(training, Mapping) or any(map(SUMS.search, facts_of(assumptions))):
+    facts = [*_facts(assumptions, stated=True), *_facts(assumptions, stated=False)]
+    if not isinstance(training, Mapping) or any(map(SUMS.search, facts)):
         return scenario
     if not set(SCRIPTED_SUMS) & set(_trainers(software)):
         return scenario
     return scenario | {"training": {key: value for key, value in training.items() if key != "grad_dtype"}}
-
-
-def facts_of(assumptions: object) -> list[str]:
-    """All facts of a table's `assumptions`."""
-    return [*_facts(assumptions, stated=True), *_facts(assumptions, stated=False)]
 
 
 def _facts(assumptions: object, stated: bool) -> list[str]:

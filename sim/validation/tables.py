@@ -2,8 +2,7 @@
 
 A row's scenario is the table's scenario with the row's merged over it, key by key. Either may be the name of a
 scenario's file. Of a training step it also has what the table says of its software (`sim.validation.stated`) and what
-that trainer's launch script sets (`sim.validation.launch_scripts`), unless the row says so itself; and what the
-authors' own code says of keys that the table's maker chose (`sim.validation.authors_code`). A row's `program`
+that trainer's launch script sets (`sim.validation.launch_scripts`), unless the row says so itself. A row's `program`
 says which Hugging Face model ran (`sim.validation.what_ran`). A batch limit that
 a row's own figures disprove is left out of all rows of its server (`sim.validation.running_requests`).
 """
@@ -19,7 +18,6 @@ from sim.inputs.file_kinds import other_format, read_data, refuse_other_kind
 from sim.inputs.input_source import Source, file_named, show
 from sim.inputs.overrides import merge
 from sim.inputs.plain_data import listed, mapping
-from sim.validation.authors_code import with_authors_code
 from sim.validation.launch_scripts import with_launch_script
 from sim.validation.records import Measurement, Table
 from sim.validation.running_requests import without_false_limits
@@ -59,21 +57,19 @@ def read_table(path: str | Path, limit: int | None = None) -> Table:
     software = (str(data.get("software", "")), source.get("citation", ""))
     facts = data.get("assumptions")
     shared = without_assumed_sums(shared, software[0], facts)
-    whole = _Whole(name, data["kind"], shared, software, source.get("where", ""), facts)
+    whole = _Whole(name, data["kind"], shared, software, facts)
     made = [_row(r, f"{path}: rows[{i}]", whole) for i, r in enumerate(rows)]
     shown = without_false_limits(made)[:limit]
     return Table(name, str(data.get("title", name)), data["kind"], source, shown, str(path))
 
 
 class _Whole(NamedTuple):
-    """What holds for all rows of a table. `shared`: their scenario; `software`: also the citation; `source`: where the
-    table's figures come from."""
+    """What holds for all rows of a table. `shared`: their scenario; `software`: also the citation."""
 
     name: str
     kind: str
     shared: dict[str, Any]
     software: tuple[str, ...]
-    source: str
     assumptions: object
 
 
@@ -96,7 +92,6 @@ def _row(data: object, where: str, table: _Whole) -> Measurement:
             training = with_adapter_dropout(scenario["training"], table.assumptions)
             scenario = scenario | {"training": with_stated(training, table.software[0], row)}
             scenario = without_concluded(scenario, table.assumptions)
-            scenario = with_authors_code(scenario, table.source, table.assumptions)
             scenario = with_eight_bit_parameters(with_launch_script(with_what_ran(scenario, row, where)), row)
     except InputError as error:
         return Measurement(table.name, kind, str(name), group, {}, {}, row, unreadable=str(error))

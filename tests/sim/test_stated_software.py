@@ -312,26 +312,3 @@ def test_without_fsdp_the_8b_in_8_bits_recomputes_five_layers_on_an_h100(tmp_pat
     for zero, recompute in ((1, {"mode": "full", "layers": 5}), (3, None)):
         found = launched(tmp_path, "Llama 3 8B 26.02", "dgx-h100", parallelism={"zero": zero}, **given)
         assert found["training"].get("recompute") == recompute
-
-
-def test_what_a_tables_maker_chose_is_taken_from_the_repository_that_the_table_names(tmp_path: Path) -> None:
-    """Vocabulary and sums of the zero-bubble runs: chosen where an assumption says so, known where one states them."""
-
-    def read(where: str, *facts: str) -> tuple[Any, Any]:
-        scenario = {"model": {"vocab": 51200}, "training": {"seq_len": 8, "precision": "fp16", "grad_dtype": "fp32"}}
-        data = {
-            "format": "measurements/1",
-            "kind": "training_step",
-            "source": {"where": where},
-            "assumptions": [{"fact": fact, "basis": "inferred"} for fact in facts],
-            "rows": [{"id": "r", "scenario": scenario, "measured": {"step_time_s": 1.0}}],
-        }
-        file = tmp_path / "table.json"
-        file.write_text(json.dumps(data), encoding="utf-8")
-        row = read_table(file).rows[0].scenario
-        return row["model"]["vocab"], row["training"]["grad_dtype"]
-
-    theirs = "https://github.com/sail-sg/zero-bubble-pipeline-parallelism"
-    assert read(theirs, "GPT-3-like model; vocabulary not stated") == (32000, "fp16")
-    assert read(theirs, "vocabulary of 51,200", "gradients summed in fp32") == (51200, "fp32")
-    assert read("https://github.com/NVIDIA/Megatron-LM", "vocabulary not stated") == (51200, "fp32")
