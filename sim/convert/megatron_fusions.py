@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.convert.settings import Settings
-from sim.models.frameworks.megatron import ROUTERS
+from sim.models.frameworks.megatron import ROUTERS, has_fusions
 from sim.models.frameworks.records import framework_at
 
 
@@ -43,8 +43,7 @@ def _switched_off(s: Settings, framework: str) -> dict[str, Any]:
         "bias_activation_fusion": apart["activation"] or apart["swiglu" if s.values.get("swiglu") else "gelu"],
         "bias_dropout_fusion": s.flag("no-bias-dropout-fusion"),
     }
-    has_them = framework_at(framework, None).router in ROUTERS.values()
-    return {key: False for key, flag in off.items() if flag and has_them}
+    return {key: False for key, flag in off.items() if flag and has_fusions(framework_at(framework, None))}
 
 
 def _shared_beside(s: Settings, framework: str) -> bool | None:

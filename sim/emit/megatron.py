@@ -20,7 +20,7 @@ from sim.inputs.trainer_names import (
 )
 from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import FUSED_ROUTER, FUSIONS, MEGATRON, MEGATRON_ZERO
+from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON, MEGATRON_ZERO, facts_off
 from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
@@ -379,7 +379,7 @@ class Megatron(Emission):
         }
 
     def _fusions(self, framework: Framework) -> Flags:
-        off = {fact for key, facts in FUSIONS.items() if getattr(self.training, key) is False for fact in facts}
+        off = facts_off(self.training)
         return {
             f"no-{name}-fusion": fact in off or not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()
         }

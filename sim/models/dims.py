@@ -11,7 +11,7 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.inputs.zero_keys import sums_apart
 from sim.models.autocast import adapter_casts, autocasts
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import FUSIONS, ROUTERS
+from sim.models.frameworks.megatron import ROUTERS, facts_off, has_fusions
 from sim.models.frameworks.records import framework_of, zero_engine
 from sim.models.model_code import LLAMA, ModelCode, code_of
 from sim.models.packing import PackedBatch, pack
@@ -227,10 +227,9 @@ def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) 
     add_bias_linear=True").
     """
     off: dict[str, Any] = {}
-    if t.moe_router_fusion is not None and framework.router in ROUTERS.values():
+    if t.moe_router_fusion is not None and has_fusions(framework):
         off["router"] = ROUTERS[t.moe_router_fusion]
-    for key, facts in FUSIONS.items():
-        off |= dict.fromkeys(facts, False) if getattr(t, key) is False else {}
+    off |= dict.fromkeys(facts_off(t), False)
     if (t.gradient_accumulation_fusion is False or sharded) and framework.accumulates_in_matmul:
         off["accumulates_in_matmul"] = False
     if framework.biases_experts_one_by_one and m.moe is not None and m.bias and t.moe_grouped_gemm is not False:

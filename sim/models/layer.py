@@ -10,7 +10,7 @@ from sim.core.program import Block, BlockKind, ModelPart, TensorRole
 from sim.models.casts import norms_give_wide
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
-from sim.models.frameworks.megatron import FUSIONS
+from sim.models.frameworks.megatron import facts_off
 from sim.models.graphed_parts import captured_layer
 from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
@@ -205,7 +205,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         f"attention={(d.attention_kernel or 'fused') if d.fused_attention else 'unfused'} tp_overlap={d.tp_overlap}"
     )
     text += "" if scenario.for_training.moe_router_fusion is None else f" router={d.framework.router.forward_kernels}"
-    apart = ",".join(key for key in FUSIONS if getattr(scenario.for_training, key) is False)
+    apart = ",".join(sorted(facts_off(scenario.for_training)))
     text += f" apart={apart}" if apart else ""
     text += f" waits={','.join(d.waiting_layers)}" if d.waiting_layers else ""
     if d.lora is not None:

@@ -41,6 +41,10 @@ class Scored(Protocol):
         """Keys of a head."""
 
     @property
+    def v_head_dim(self) -> int:
+        """Numbers of a head's result."""
+
+    @property
     def softcap(self) -> bool:
         """Tell whether scores are capped."""
 

@@ -9,8 +9,6 @@ multiplies the exponentials by the gradient (torch/csrc/autograd/FunctionsManual
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
@@ -18,38 +16,19 @@ from sim.core.program import Compute, Phase, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.elementwise import launches_alone
 from sim.models.operators import F, I, memory_op
+from sim.models.score_kernels import Scored
 
 ROWS_FORWARD = 5 + 2  # kernels over rows alone: of logsumexp; difference, sigmoid
 ROWS_BACKWARD = 3  # the sigmoid's, the gradient of the sinks negated and summed
 ROW_CASTS = 2  # where rows are not in fp32, each way
 
 
-class Rows(Protocol):
-    """The part of an attention's shapes (`sim.models.attention.Core`) that says what its result is."""
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-
-    @property
-    def q_len(self) -> int:
-        """Queries of a head."""
-
-    @property
-    def v_head_dim(self) -> int:
-        """Numbers of a head's result."""
-
-    @property
-    def sinks(self) -> bool:
-        """Tell whether heads have sinks."""
-
-
-def multiplies(d: Dims, c: Rows) -> bool:
+def multiplies(d: Dims, c: Scored) -> bool:
     """Tell whether the sinks of an attention in separate operators are a factor of its result."""
     return c.sinks and d.framework.softmax_in_fp32 and d.code.sinks == "factor"
 
 
-def factor_forward(d: Dims, c: Rows, name: str) -> Program:
+def factor_forward(d: Dims, c: Scored, name: str) -> Program:
     """The factor of each row, [batch, heads, q_len], and its product with the result."""
     if not multiplies(d, c):
         return ()
@@ -58,7 +37,7 @@ def factor_forward(d: Dims, c: Rows, name: str) -> Program:
     return (*launches_alone(f"{name}_sink_rows", F, ROWS_FORWARD + _casts(d)), product)
 
 
-def factor_backward(d: Dims, c: Rows, name: str) -> Program:
+def factor_backward(d: Dims, c: Scored, name: str) -> Program:
     """The gradients of result and factor: two products, of which one is summed over each row."""
     if not multiplies(d, c):
         return ()
@@ -71,7 +50,7 @@ def factor_backward(d: Dims, c: Rows, name: str) -> Program:
     )
 
 
-def factor_saved(d: Dims, c: Rows, scores: float, masked: float) -> list[Saved]:
+def factor_saved(d: Dims, c: Scored, scores: float, masked: float) -> list[Saved]:
     """What is kept beside probabilities: `scores` of `masked` bytes, the logarithms of their sums, the factor in fp32
     and as it multiplies, and the result before."""
     if not multiplies(d, c):
@@ -85,7 +64,7 @@ def factor_saved(d: Dims, c: Rows, scores: float, masked: float) -> list[Saved]:
     ]
 
 
-def _sizes(d: Dims, c: Rows) -> tuple[float, float]:
+def _sizes(d: Dims, c: Scored) -> tuple[float, float]:
     """Return the rows of scores, and the numbers of the result."""
     rows = float(d.batch * c.heads * c.q_len)
     return rows, rows * c.v_head_dim

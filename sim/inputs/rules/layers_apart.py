@@ -6,7 +6,7 @@ from sim.inputs.input_source import Problems
 from sim.inputs.rules.graphs import captured_parts, filled_map
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
-from sim.models.frameworks.megatron import FUSIONS, ROUTERS
+from sim.models.frameworks.megatron import FUSIONS, has_fusions
 from sim.models.frameworks.records import framework_of
 from sim.models.optimizers import REMAINDERS
 from sim.models.recipes import recipe_of
@@ -117,7 +117,7 @@ def router_fusion(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's router, fused or not (`moe_router_fusion` of TransformerConfig)."""
     for bad, what in (
         (sections.model.moe is None, "model.moe"),
-        (framework_of(t).router not in ROUTERS.values(), "framework megatron, megatron_bridge or nemo"),
+        (not has_fusions(framework_of(t)), "framework megatron, megatron_bridge or nemo"),
     ):
         if t.moe_router_fusion is not None and bad:
             yield ("training", "moe_router_fusion"), f"found {str(t.moe_router_fusion).lower()}; needs {what}"
@@ -127,7 +127,7 @@ def fusions(sections: Sections, t: Training) -> Problems:
     """Fusions of Megatron-Core that are off (`FUSIONS`)."""
     for key in FUSIONS:
         for bad, what in (
-            (framework_of(t).router not in ROUTERS.values(), "framework megatron, megatron_bridge or nemo"),
+            (not has_fusions(framework_of(t)), "framework megatron, megatron_bridge or nemo"),
             (sections.model.program is not None, "a described model; a captured program runs what it ran"),
         ):
             if getattr(t, key) is False and bad:

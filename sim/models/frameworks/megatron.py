@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -17,6 +18,9 @@ from sim.models.frameworks.parts import (
     UnfusedLoss,
     ZeroEngine,
 )
+
+if TYPE_CHECKING:
+    from sim.inputs.training_config import Training
 
 EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
 # megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
@@ -57,6 +61,17 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
     "bias_activation_fusion": ("fuses_activation", "compiles_activation"),
     "bias_dropout_fusion": ("fuses_residual",),
 }
+
+
+def facts_off(training: Training) -> frozenset[str]:
+    """Return the facts of a record that `training` turns off by the keys of `FUSIONS`."""
+    return frozenset(fact for key, facts in FUSIONS.items() if getattr(training, key) is False for fact in facts)
+
+
+def has_fusions(framework: Framework) -> bool:
+    """Tell whether a record is of Megatron-Core, whose fusions (`FUSIONS`) and router (`ROUTERS`) have switches."""
+    return framework.router in ROUTERS.values()
+
 
 # megatron/core/distributed: distributed_data_parallel.py, `bucket_size`, and no buckets where `pp_rank > 0` or
 # `disable_bucketing` (megatron/training/training.py: `model_chunk_idx > 0`); param_and_grad_buffer.py of Megatron-FSDP,
