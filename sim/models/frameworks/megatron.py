@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -18,9 +17,6 @@ from sim.models.frameworks.parts import (
     UnfusedLoss,
     ZeroEngine,
 )
-
-if TYPE_CHECKING:
-    from sim.inputs.training_config import Training
 
 EVERY_STAGE = (0, 1, 2, 3)  # of ZeRO
 # megatron/core/tensor_parallel/cross_entropy.py. On one number a token, forward: targets' mask (3), their place in this
@@ -63,8 +59,8 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def facts_off(training: Training) -> frozenset[str]:
-    """Return the facts of a record that `training` turns off by the keys of `FUSIONS`."""
+def facts_off(training: object) -> frozenset[str]:
+    """Return the facts of a record that a scenario's `training` turns off by the keys of `FUSIONS`."""
     return frozenset(fact for key, facts in FUSIONS.items() if getattr(training, key) is False for fact in facts)
 
 
