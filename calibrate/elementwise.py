@@ -228,7 +228,7 @@ def _embedding(bench: Bench, dtype: str, tokens: int) -> list[Record]:
 
 
 def _cross_entropy(bench: Bench, dtype: str, tokens: int, vocab: int) -> list[Record]:
-    """Time torch's own loss, divided by the 7 forward and 4 backward kernels that `sim.models.head` counts."""
+    """Time torch's own loss, divided by the 7 forward and 4 backward kernels that `sim.models.output.head` counts."""
     logits = torch.randn(tokens, vocab, device=bench.device, dtype=DTYPES[dtype], requires_grad=True)
     target = torch.randint(vocab, (tokens,), device=bench.device)
 

@@ -351,7 +351,7 @@ def simulated_blocks(
     scenario: Scenario, numbers: dict[int, list[int]], part_of_stage: Sequence[int], rank: int
 ) -> tuple[dict[int, tuple[Block, ...]], list[tuple[str, int]]]:
     """Return what the simulator looks up in a profile: stages' blocks, and (op, bytes) of clipping and optimizer."""
-    from sim.models.optimizer import clip_items, optimizer_items, prepared_gradients
+    from sim.models.optimizers.step import clip_items, optimizer_items, prepared_gradients
     from sim.programs.stages import stage_blocks
     from sim.ranks.plan import make_plan
 

@@ -11,7 +11,7 @@ from sim.core.units import counted
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
-from sim.models.activations import is_gated
+from sim.models.activations.kernels import is_gated
 from sim.models.frameworks.megatron import FUSIONS
 from sim.models.frameworks.records import FRAMEWORKS, framework_of
 from sim.models.linear import CHUNKS

@@ -15,8 +15,8 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.captured.model import captured_model
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from tests.modules import run_module
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")

@@ -13,8 +13,8 @@ from sim.core.program import Block
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from tests.sim.cases import llama_like
 
 pytestmark = pytest.mark.real

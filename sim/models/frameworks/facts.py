@@ -244,7 +244,7 @@ class Framework(Struct, frozen=True):
     keeps_empty_gradients: bool = False
     """one empty gradient tensor is kept for each shape of a weight matrix [TE module/base.py: get_dummy_wgrad]"""
     quantizer: str = "torchao"
-    """library whose kernels quantize: `te` or `torchao` [sim.models.recipes]"""
+    """library whose kernels quantize: `te` or `torchao` [sim.models.precision.recipes]"""
     fp8_recipe: str = "tensorwise"
     """default of `training.fp8_recipe` [training/arguments.py; torchao Float8LinearConfig]"""
     saves_originals: bool = False

@@ -7,7 +7,7 @@ import pytest
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.embedding import table_elements
-from sim.models.head import head_block
+from sim.models.output.head import head_block
 
 CASES = [
     # Megatron-LM: a multiple of 128 · tp. nanotron, whose make_vocab_size_divisible_by is 1: of tp.

@@ -18,15 +18,15 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import TORCH_SOFTMAX_UNALIGNED, Compute, Phase, Program
-from sim.models.casts import casts_apart, lists_apart, lists_hold
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import memory_op
-from sim.models.softmax_rows import torch_softmax, torch_softmax_backward
+from sim.models.precision.casts import casts_apart, lists_apart, lists_hold
+from sim.models.torch_kernels.softmax_rows import torch_softmax, torch_softmax_backward
 
 
 class Scored(Protocol):
-    """The part of an attention's shapes (`sim.models.attention.Core`) that says what becomes of its scores."""
+    """The part of an attention's shapes (`sim.models.attention.core.Core`) that says what becomes of its scores."""
 
     @property
     def heads(self) -> int:
@@ -108,7 +108,7 @@ def score_passes(d: Dims, c: Scored) -> tuple[Passes, Passes]:
 
 
 def joins_sinks(d: Dims, c: Scored) -> bool:
-    """Tell whether sinks are one more key of each row (else none, or a factor: `sim.models.sink_factor`)."""
+    """Tell whether sinks are one more key of each row (else none, or a factor: `sim.models.attention.sink_factor`)."""
     return c.sinks and d.code.sinks == "joined"
 
 
@@ -159,7 +159,8 @@ def _shift(masked: float) -> tuple[Passes, Passes]:
 
 
 def _sums(masked: float) -> tuple[Passes, Passes]:
-    """The exponentials of a row summed (`sim.models.sink_factor`), and their gradient, which is added to the scores'.
+    """The exponentials of a row summed (`sim.models.attention.sink_factor`), and their gradient, which is added to the
+    scores'.
 
     One number of each row is subtracted and multiplied, for which torch has no vectorized kernel.
     """

@@ -8,11 +8,11 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Phase, Program
-from sim.models.attention import Core
-from sim.models.casts import cast
+from sim.models.attention.core import Core
+from sim.models.attention.score_kernels import scored_bytes
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, keeping, memory_op
-from sim.models.score_kernels import scored_bytes
+from sim.models.precision.casts import cast
 
 Kind = Literal["copy", "permute"]
 WIDEST_GROUPED = 256  # numbers of a head

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind
+from sim.models.activation_memory.recompute import as_block, keep_all
 from sim.models.dims import Shard, dims, layer_dims
 from sim.models.embedding import table_elements
-from sim.models.head import reference_parts
 from sim.models.layer import layer_parts
 from sim.models.operators import Operator
-from sim.models.recompute import as_block, keep_all
+from sim.models.output.head import reference_parts
 from sim.models.source import source_of
 
 if TYPE_CHECKING:

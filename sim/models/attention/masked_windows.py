@@ -14,10 +14,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.program import NeededBy, Saved
-from sim.models.attention import Core
+from sim.models.attention.core import Core
+from sim.models.attention.packing import PackedBatch
 from sim.models.dims import Dims
 from sim.models.operators import F, Operator, memory_op
-from sim.models.packing import PackedBatch
 
 MASK_KERNELS = 4  # inverted, two numbers, chosen between
 

@@ -2,7 +2,7 @@
 
 - none: everything is kept;
 - selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5); or other
-  parts of a layer (`sim.models.recompute_modules`);
+  parts of a layer (`sim.models.activation_memory.recompute_modules`);
 - selective_op: of the layer's matmuls every second runs again, and everything that is no matmul, and grouped matmuls;
   outputs of the other matmuls, of fused attention, of reduce-scatters and of all-to-alls are kept (torchtitan,
   distributed/activation_checkpoint.py: `default_activation_checkpoint_policy`);
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole, Wait, WeightShape
+from sim.models.activation_memory.recompute_modules import CORE, module_kept
 from sim.models.dims import Dims
 from sim.models.frameworks.records import framework_of
 from sim.models.operators import (
@@ -32,7 +33,6 @@ from sim.models.operators import (
     saved_of,
     tensors_of,
 )
-from sim.models.recompute_modules import CORE, module_kept
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

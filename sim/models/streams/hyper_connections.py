@@ -7,7 +7,7 @@ columns). So X' = Bᵀ·X + p·branch(Σ a·X). After the last layer a sum of th
 input (`DeepseekV4HyperConnection` and `DeepseekV4HyperHead` in
 transformers/models/deepseek_v4/modeling_deepseek_v4.py). Independent ones (Hunyuan 4) have no weights that mix, and
 divide W·X by the root mean square (`HYV4HyperConnection` in transformers/models/hy_v4/modeling_hy_v4.py). Gated ones
-(Qwen 4) are `sim.models.gated_streams`.
+(Qwen 4) are `sim.models.streams.gated_streams`.
 
 Bytes for each of the n·hidden numbers of a token, besides the product with W. Fused (mHC, section 4.3.1; Megatron-Core:
 core/fusions/fused_mhc_kernels.py: proj_rms, sinkhorn, h_aggregate, h_post_bda): the branch's input reads the streams
@@ -24,8 +24,8 @@ from msgspec import Struct
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import NeededBy, Saved, TensorRole
 from sim.models.dims import Dims
-from sim.models.gated_streams import gated_spread, gated_sum
 from sim.models.operators import F, I, Operator, W, gemm, memory_op
+from sim.models.streams.gated_streams import gated_spread, gated_sum
 
 SINKHORN_PASSES = 20
 

@@ -1,6 +1,7 @@
 """One record for each optimizer: what it keeps of a parameter, and how it updates the matrices of layers.
 
-`training.optimizer` names one of `OPTIMIZERS`. The formulas are in `sim.models.optimizer` and `sim.models.muon`.
+`training.optimizer` names one of `OPTIMIZERS`. The formulas are in `sim.models.optimizers.step` and
+`sim.models.optimizers.muon`.
 """
 
 from __future__ import annotations

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, Phase, Wait
-from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes
+from sim.models.attention.core import Core, core_backward, core_forward, core_part, kv_bytes
+from sim.models.attention.fp8 import in_its_format
+from sim.models.attention.head_copies import repeated, with_repeats
+from sim.models.attention.masked_windows import masked_window, with_mask
+from sim.models.attention.packing import PackedBatch, pairs_between, queries_between
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
-from sim.models.fp8_attention import in_its_format
-from sim.models.head_copies import repeated, with_repeats
-from sim.models.masked_windows import masked_window, with_mask
 from sim.models.operators import F, I, Operator, collective, memory_op
-from sim.models.packing import PackedBatch, pairs_between, queries_between
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -14,10 +14,7 @@ from msgspec.structs import replace
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import ALIGNED, Compute, Item, Program, Saved, TensorRole
-from sim.models.dims import Dims
-from sim.models.elementwise import MASK_BYTES
-from sim.models.operators import F, I, Operator, gemm, memory_op
-from sim.models.score_kernels import (
+from sim.models.attention.score_kernels import (
     Passes,
     joins_sinks,
     masked_bytes,
@@ -27,8 +24,11 @@ from sim.models.score_kernels import (
     scored_bytes,
     softmax_bytes,
 )
-from sim.models.sink_factor import factor_backward, factor_forward, factor_saved
-from sim.models.window import Window
+from sim.models.attention.sink_factor import factor_backward, factor_forward, factor_saved
+from sim.models.attention.window import Window
+from sim.models.dims import Dims
+from sim.models.elementwise import MASK_BYTES
+from sim.models.operators import F, I, Operator, gemm, memory_op
 from sim.prices.attention_speed import EFFICIENT
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
@@ -48,7 +48,7 @@ class Core(Struct, frozen=True):
     queries those of documents, the others are padding. `documents`: equal ones with as many tokens and squares.
     `repeats`: `kv_heads` counts each key and value head so often, once for each query head that shares it. `wide_keys`:
     queries and keys come in fp32 and are cast for the matmuls. `masked`: of a fused kernel, a tensor of numbers for all
-    pairs says what is hidden (`sim.models.masked_windows`).
+    pairs says what is hidden (`sim.models.attention.masked_windows`).
     """
 
     q_len: int

@@ -1,4 +1,4 @@
-"""torch.autocast over fp32 parameters: where a step runs under it. `sim.models.casts` has its kernels.
+"""torch.autocast over fp32 parameters: where a step runs under it. `sim.models.precision.casts` has its kernels.
 
 torch's lists (aten/src/ATen/autocast_mode.h): linear layers, matmuls and attention cast their operands to 16 bits
 (AT_FORALL_LOWER_PRECISION_FP); norms, powers, softmax and losses to fp32 (AT_FORALL_FP32); all else runs in what it is

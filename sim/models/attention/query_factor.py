@@ -10,10 +10,10 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.models.casts import rope_gives_fp32
 from sim.models.dims import Dims
 from sim.models.elementwise import launches_alone
 from sim.models.operators import F, I, Operator, memory_op
+from sim.models.precision.casts import rope_gives_fp32
 
 POSITION_KERNELS = 7  # quotient, floor, sum, logarithm, product, sum, cast
 

@@ -1,4 +1,4 @@
-"""Kernels of casts between a residual stream in fp32 and matmuls in 16 bits (`sim.models.autocast`).
+"""Kernels of casts between a residual stream in fp32 and matmuls in 16 bits (`sim.models.precision.autocast`).
 
 - Each matmul casts its own fp32 input, keeps the copy for its weight gradient, and casts the input's gradient back, so
   that query, key and value have three copies. A compiler (`fuses_chains`) puts these casts into the kernels around them
@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Phase, Program
 from sim.models.dims import Dims
-from sim.models.norm_passes import gradient_reads
 from sim.models.operators import F, I, Linear, accumulate, memory_op
+from sim.models.torch_kernels.norm_passes import gradient_reads
 
 
 class More(NamedTuple):

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Phase, Program, Saved, TensorRole
+from sim.models.attention.score_kernels import Scored
 from sim.models.dims import Dims
 from sim.models.elementwise import launches_alone
 from sim.models.operators import F, I, memory_op
-from sim.models.score_kernels import Scored
 
 ROWS_FORWARD = 5 + 2  # kernels over rows alone: of logsumexp; difference, sigmoid
 ROWS_BACKWARD = 3  # the sigmoid's, the gradient of the sinks negated and summed

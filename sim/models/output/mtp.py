@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart
+from sim.models.activation_memory.offload_modules import by_module
+from sim.models.activation_memory.recompute import as_block, keep, keep_all, mode_of_layer, modules_of
 from sim.models.dims import Dims, Shard, ceil_div, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import lookup
-from sim.models.head import final_norm_parts, output_parts
-from sim.models.hyper_connections import copied_to_streams
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
-from sim.models.offload_modules import by_module
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part, workspace
-from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
-from sim.models.recompute import as_block, keep, keep_all, mode_of_layer, modules_of
+from sim.models.output.head import final_norm_parts, output_parts
+from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes
+from sim.models.streams.hyper_connections import copied_to_streams
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -1,4 +1,4 @@
-"""Sizes of a residual stream of several streams; `sim.models.hyper_connections` has what they cost."""
+"""Sizes of a residual stream of several streams; `sim.models.streams.hyper_connections` has what they cost."""
 
 from __future__ import annotations
 

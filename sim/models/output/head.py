@@ -11,21 +11,21 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import ALIGNED, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
-from sim.models.chunked_loss import chunked_output, looped_output
+from sim.models.activation_memory.recompute import as_block, keep_all
 from sim.models.dims import Dims, dims
 from sim.models.elementwise import stream_norm
 from sim.models.embedding import table_elements
 from sim.models.frameworks.parts import UnfusedLoss
 from sim.models.host_waits import after_loss_check
-from sim.models.hyper_connections import last_sum
 from sim.models.layer import shape_key
 from sim.models.linear import linear
 from sim.models.lora import frozen
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part
-from sim.models.preference import pair_loss, score_part, scores_rewards
-from sim.models.recompute import as_block, keep_all
-from sim.models.softmax_rows import torch_softmax
-from sim.models.tiled_loss import tiled_output
+from sim.models.output.chunked_loss import chunked_output, looped_output
+from sim.models.output.preference import pair_loss, score_part, scores_rewards
+from sim.models.output.tiled_loss import tiled_output
+from sim.models.streams.hyper_connections import last_sum
+from sim.models.torch_kernels.softmax_rows import torch_softmax
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, ModelPart, Phase, Program
 from sim.models.frameworks.records import framework_of
-from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
-from sim.models.muon import Dealt, muon_items
 from sim.models.operators import items_of_part, memory_op
-from sim.models.optimizers import ADAMW, OPTIMIZERS, REMAINDERS, Optimizer
+from sim.models.optimizers.muon import Dealt, muon_items
+from sim.models.optimizers.records import ADAMW, OPTIMIZERS, REMAINDERS, Optimizer
+from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -32,11 +32,11 @@ INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.p
 def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) -> Program:
     """The update of a rank's `n_params` parameters (of its shard, if they are sharded), in one pass.
 
-    Muon updates the matrices that are `dealt` to it (`sim.models.muon`), and AdamW the rest. AdamW reads the gradient;
-    it reads and writes the parameter and two moments (24 bytes in fp32). If it updates an fp32 master copy, it also
-    writes the low-precision parameter. Some frameworks read the copy once more for that (`Framework.copies_updated`).
-    For AdamW of several kernels see `ADAMW_OPERATOR_ACCESSES`. SGD without momentum reads the gradient, and reads and
-    writes the parameter.
+    Muon updates the matrices that are `dealt` to it (`sim.models.optimizers.muon`), and AdamW the rest. AdamW reads the
+    gradient; it reads and writes the parameter and two moments (24 bytes in fp32). If it updates an fp32 master copy,
+    it also writes the low-precision parameter. Some frameworks read the copy once more for that
+    (`Framework.copies_updated`). For AdamW of several kernels see `ADAMW_OPERATOR_ACCESSES`. SGD without momentum reads
+    the gradient, and reads and writes the parameter.
 
     >>> from types import SimpleNamespace as N
     >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw", optimizer_dtype="fp32", master_weights=None,
