@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads
-from calibrate.model import Build, Embedding, Head, Layer, make_blocks
+from calibrate.bundled_model.linear import WeightGrads
+from calibrate.bundled_model.model import Build, Embedding, Head, Layer, make_blocks
 from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.expert_data_parallel import ExpertDataParallel

@@ -200,10 +200,10 @@ BUNDLED = """
 import sys, json
 import torch
 from calibrate.capture import Step
-from calibrate.model import _make_block
+from calibrate.bundled_model.model import _make_block
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.expert import ExpertParallel
-from calibrate.rotation import make_constants
+from calibrate.bundled_model.rotation import make_constants
 from sim.inputs.scenario import parse_scenario
 
 def step():

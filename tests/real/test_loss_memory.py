@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.fused import peak_bytes
+from calibrate.timings.fused import peak_bytes
 
 pytestmark = pytest.mark.real
 

@@ -14,7 +14,7 @@ CASES = [
     ("megatron", 50257, 1, 50304, 8),
     ("megatron", 128256, 8, 129024 // 8, 8),
     ("megatron_bridge", 50257, 2, 50432 // 2, 8),
-    ("eager", 50257, 1, 50304, 8),  # as calibrate/model.py pads
+    ("eager", 50257, 1, 50304, 8),  # as calibrate/bundled_model/model.py pads
     ("nanotron", 50257, 2, 50258 // 2, 1),
     ("transformers", 50257, 1, 50257, 1),
     ("deepspeed", 30522, 1, 30522, 2),

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from calibrate.block_cuts import Transfer
-from calibrate.gradient_times import Beneath, waits_s
+from calibrate.real_steps.block_cuts import Transfer
+from calibrate.real_steps.gradient_times import Beneath, waits_s
 
 Sort = tuple[str, int, int]  # kind, ranks, bytes
 SWEEPS = 8  # over a group's kinds, each solved with the others fixed; after the fourth they change by less than 1 %

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from calibrate.block_cuts import Cuts
-from calibrate.blocks import Rehearsal, Samples
+from calibrate.bundled_model.model import Build, Head, make_blocks
 from calibrate.distill import generate, logits_of, soft_loss
-from calibrate.model import Build, Head, make_blocks
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Place, Runner
 from calibrate.quantization import loss, text
+from calibrate.real_steps.block_cuts import Cuts
+from calibrate.real_steps.blocks import Rehearsal, Samples
 from calibrate.serving.forward import Model
 from calibrate.serving.side_by_side import Samples as ServingSamples
 from calibrate.serving.side_by_side import sample_parts

@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.attention_dropout import Dropped, DroppedAttention
-from calibrate.dropout import Share, dropout
-from calibrate.fp8 import Linear8
-from calibrate.latent import LatentHeads
-from calibrate.linear import Linear, WeightGrads
-from calibrate.norm import Norm
-from calibrate.rotation import Constants, make_constants, rotate
+from calibrate.bundled_model.attention_dropout import Dropped, DroppedAttention
+from calibrate.bundled_model.dropout import Share, dropout
+from calibrate.bundled_model.fp8 import Linear8
+from calibrate.bundled_model.latent import LatentHeads
+from calibrate.bundled_model.linear import Linear, WeightGrads
+from calibrate.bundled_model.norm import Norm
+from calibrate.bundled_model.rotation import Constants, make_constants, rotate
 from sim.inputs.model_config import ModelConfig, MoeConfig
 from sim.inputs.training_config import Training
 

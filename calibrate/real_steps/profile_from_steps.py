@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from calibrate.block_cuts import Transfer
-from calibrate.blocks import RECOMPUTING, Sample
-from calibrate.gradient_times import Beneath, expected_waits_s
 from calibrate.launch import ranks_here
-from calibrate.timed_rounds import LEAST, Log, foreign, good_rounds
-from calibrate.transfer_times import seconds_of
+from calibrate.real_steps.block_cuts import Transfer
+from calibrate.real_steps.blocks import RECOMPUTING, Sample
+from calibrate.real_steps.gradient_times import Beneath, expected_waits_s
+from calibrate.real_steps.timed_rounds import LEAST, Log, foreign, good_rounds
+from calibrate.real_steps.transfer_times import seconds_of
 from sim.inputs.measured_run import QUIET_CORES
 from sim.inputs.parallelism import Parallelism
 from sim.prices.coefficients import Coefficients

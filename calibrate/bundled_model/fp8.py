@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrate.linear import Linear, bias_gradient, weight_gradient
+from calibrate.bundled_model.linear import Linear, bias_gradient, weight_gradient
 
 INPUT, GRADIENT = torch.float8_e4m3fn, torch.float8_e5m2
 

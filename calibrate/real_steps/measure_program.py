@@ -16,9 +16,9 @@ from calibrate.capture.recorder import STANDS_FOR
 from calibrate.capture.run_step import autocast_of, gradients_of
 from calibrate.capture.step_checks import StepRefused, checked_loss
 from calibrate.capture.what import maker
-from calibrate.fused import peak_bytes
-from calibrate.operator_times import VIEWS, OperatorTimes, operator_times
 from calibrate.parallel.pipeline import Record
+from calibrate.real_steps.operator_times import VIEWS, OperatorTimes, operator_times
+from calibrate.timings.fused import peak_bytes
 from sim.core.errors import InputError
 from sim.inputs.program_file import CapturedProgram, read_program
 
@@ -69,7 +69,7 @@ def options_of(program: CapturedProgram) -> Options:
 
 
 class ProgramRunner:
-    """Steps of a captured program's code; see `calibrate.timed_rounds.Steps`.
+    """Steps of a captured program's code; see `calibrate.real_steps.timed_rounds.Steps`.
 
     On a CPU steps are timed in CPU time: one thread computes, and other processes lengthen CPU time least.
     """

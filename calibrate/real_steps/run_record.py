@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from calibrate.profile_from_steps import chosen_rounds, representative
-from calibrate.timed_rounds import Log, foreign
+from calibrate.real_steps.profile_from_steps import chosen_rounds, representative
+from calibrate.real_steps.timed_rounds import Log, foreign
 from calibrate.words import say, warn
 from sim.inputs.measured_run import QUIET_CORES
 from sim.inputs.scenario import Scenario

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from calibrate.kernels import DTYPES, Case, dtypes, shapes_as_in
 from calibrate.records import Record, point
-from calibrate.timing import Bench
+from calibrate.timings.matmuls import DTYPES, Case, dtypes, shapes_as_in
+from calibrate.timings.timing import Bench
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 

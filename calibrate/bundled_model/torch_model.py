@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from calibrate.model import Embedding, Head, Layer
-from calibrate.norm import EPSILON
-from calibrate.norm import Norm as BundledNorm
-from calibrate.rotation import rotate
+from calibrate.bundled_model.model import Embedding, Head, Layer
+from calibrate.bundled_model.norm import EPSILON
+from calibrate.bundled_model.norm import Norm as BundledNorm
+from calibrate.bundled_model.rotation import rotate
 from sim.inputs.model_config import ModelConfig
 
 
@@ -116,7 +116,7 @@ class TorchHead(nn.Module):
 
 
 class TorchStage(nn.Module):
-    """Consecutive blocks of the model; `numbers` as in `calibrate.model.make_blocks`."""
+    """Consecutive blocks of the model; `numbers` as in `calibrate.bundled_model.model.make_blocks`."""
 
     def __init__(self, bundled: Sequence[nn.Module], numbers: Sequence[int], m: ModelConfig) -> None:
         super().__init__()

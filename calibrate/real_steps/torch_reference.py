@@ -19,10 +19,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from calibrate.model import Build, make_blocks
+from calibrate.bundled_model.model import Build, make_blocks
+from calibrate.bundled_model.torch_model import (
+    TorchEmbedding,
+    TorchHead,
+    TorchLayer,
+    TorchStage,
+    bundled_gradients,
+    mean_loss,
+)
 from calibrate.parallel.model_parallel import whole_model
 from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, Runner
-from calibrate.torch_model import TorchEmbedding, TorchHead, TorchLayer, TorchStage, bundled_gradients, mean_loss
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.inputs.trainer_names import TITAN_SCHEDULES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from calibrate.gradient_times import Timed
 from calibrate.parallel.runner import Runner
+from calibrate.real_steps.gradient_times import Timed
 
 REPEATS = 3
 

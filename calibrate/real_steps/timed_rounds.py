@@ -17,13 +17,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrate.block_cuts import Transfer
-from calibrate.blocks import Rehearsal, Samples, restore, restore_point, time_messages
-from calibrate.gradient_times import Beside, Timed, time_beside, time_collectives
-from calibrate.host_copy_times import time_copies
 from calibrate.machine_load import Window, wait_for_quiet
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import Runner, sum_over_ranks
+from calibrate.real_steps.block_cuts import Transfer
+from calibrate.real_steps.blocks import Rehearsal, Samples, restore, restore_point, time_messages
+from calibrate.real_steps.gradient_times import Beside, Timed, time_beside, time_collectives
+from calibrate.real_steps.host_copy_times import time_copies
 from sim.inputs.measured_run import QUIET_CORES
 
 LEAST = 3  # rounds that a run has at least

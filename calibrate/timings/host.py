@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
-from calibrate.model import Build, Head, make_blocks
+from calibrate.bundled_model.model import Build, Head, make_blocks
 from calibrate.records import Constant, Record
-from calibrate.timing import Bench
+from calibrate.timings.timing import Bench
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.programs.stages import stage_blocks

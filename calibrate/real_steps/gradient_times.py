@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrate.blocks import silence
-from calibrate.model import Embedding
+from calibrate.bundled_model.model import Embedding
 from calibrate.parallel.comm import all_gather, reduce_scatter
 from calibrate.parallel.data import Traffic
 from calibrate.parallel.runner import Runner
 from calibrate.parallel.zero import Sharding
+from calibrate.real_steps.blocks import silence
 from sim.inputs.parallelism import AT_THE_END
 
 LEAST_ELEMENTS = 256  # of the smallest collective that is timed

@@ -19,12 +19,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.block_cuts import Cuts, Elapsed, Transfer, pieces_between, sum_by_run, transfers
-from calibrate.linear import WeightGrads, WeightJob
-from calibrate.model import Embedding, Head, Layer
+from calibrate.bundled_model.linear import WeightGrads, WeightJob
+from calibrate.bundled_model.model import Embedding, Head, Layer
 from calibrate.parallel.comm import Clock, Entry, Tape
 from calibrate.parallel.recompute import keeping
 from calibrate.parallel.runner import Runner
+from calibrate.real_steps.block_cuts import Cuts, Elapsed, Transfer, pieces_between, sum_by_run, transfers
 from sim.core.actions import Action, Kind, parts
 from sim.core.timeline import MESSAGES, RECEIVES
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrate.records import Constant, Point, Record, point
-from calibrate.timing import Bench
+from calibrate.timings.timing import Bench
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MOST_FLOPS = {"cpu": 2e10, "cuda": 1e14}
@@ -207,7 +207,7 @@ def launch_cases(bench: Bench) -> list[Case]:
 
 
 def _host(bench: Bench) -> list[Record]:
-    from calibrate.host import host
+    from calibrate.timings.host import host
 
     return host(bench)
 

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrate.kernels import DTYPES, Case, dtypes, shapes_as_in
-from calibrate.norm import eager_rms_norm
+from calibrate.bundled_model.norm import eager_rms_norm
 from calibrate.records import Constant, Record, point
-from calibrate.timing import STEP_BYTES, Bench
+from calibrate.timings.matmuls import DTYPES, Case, dtypes, shapes_as_in
+from calibrate.timings.timing import STEP_BYTES, Bench
 from sim.models.elementwise import rms_norm_eager
 
 WIDTH = {"cpu": 512, "cuda": 4096}  # of a row that a norm or a softmax reduces: a hidden size of models run there

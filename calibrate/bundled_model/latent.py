@@ -16,9 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from calibrate.linear import Linear, WeightGrads
-from calibrate.norm import Norm
-from calibrate.rotation import Constants, rotate
+from calibrate.bundled_model.linear import Linear, WeightGrads
+from calibrate.bundled_model.norm import Norm
+from calibrate.bundled_model.rotation import Constants, rotate
 from sim.inputs.model_config import ModelConfig
 
 

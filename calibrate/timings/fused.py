@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrate.elementwise import WIDTH
-from calibrate.kernels import DTYPES, Case, dtypes
-from calibrate.norm import EPSILON
+from calibrate.bundled_model.norm import EPSILON
 from calibrate.records import Constant, Record, point
-from calibrate.timing import Bench
+from calibrate.timings.elementwise import WIDTH
+from calibrate.timings.matmuls import DTYPES, Case, dtypes
+from calibrate.timings.timing import Bench
 
 HEAD_DIM = 64
 Function = Callable[..., Tensor]

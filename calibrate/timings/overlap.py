@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from calibrate import shared_cores
-from calibrate.collective_calls import Work, make, repeat
 from calibrate.records import Constant, Record
-from calibrate.timing import Bench
+from calibrate.timings.collective_calls import Work, make, repeat
+from calibrate.timings.timing import Bench
 
 REPEATS = 7
 COVER = 3.0  # how many times longer the disturbing work lasts than the measured work, so that it covers all of it

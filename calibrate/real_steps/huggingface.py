@@ -21,16 +21,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.blocks import Samples
-from calibrate.gradient_times import Timed
-from calibrate.linear import gradient
+from calibrate.bundled_model.linear import gradient
 from calibrate.machine_load import Window
 from calibrate.parallel.memory import saved_storages
 from calibrate.parallel.pipeline import Record
 from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE
 from calibrate.parallel.samples import draw
 from calibrate.parallel.storages import storages
-from calibrate.timed_rounds import Calibration
+from calibrate.real_steps.blocks import Samples
+from calibrate.real_steps.gradient_times import Timed
+from calibrate.real_steps.timed_rounds import Calibration
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks.records import framework_of
@@ -112,7 +112,7 @@ def load_model(path: str, scenario: Scenario, device: str) -> nn.Module:
 
 
 class Imported:
-    """A Transformers model on one rank, with the methods of `calibrate.timed_rounds.Steps`."""
+    """A Transformers model on one rank, with the methods of `calibrate.real_steps.timed_rounds.Steps`."""
 
     def __init__(self, scenario: Scenario, path: str, device: str) -> None:
         t = scenario.training
