@@ -28,6 +28,7 @@ from sim.convert.bridge_saved import (
 from sim.convert.megatron import described
 from sim.convert.megatron_model import windows_of
 from sim.convert.nemo import adjust, is_nemo, of_nemo, with_values
+from sim.convert.nemo_recipe import PATHS, of_recipe
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of
@@ -204,8 +205,21 @@ def is_bridge(data: Mapping[str, Any]) -> bool:
     return isinstance(model, dict) and (sized or any(mark in model for mark in MARKS))
 
 
-def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Converted:
-    """The scenario that the sections describe.
+def convert_recipe(file: Path, data: dict[str, Any], machine: Machine) -> Converted:
+    """The scenario that a recipe of NeMo 2 describes.
+
+    Raises:
+        InputError: as `of_recipe` and `convert_bridge` do.
+    """
+    recipe = of_recipe(file, data, machine)
+    found = convert_bridge(file, recipe.sections, recipe.machine, PATHS)
+    return replace(found, notes=(*found.notes, *recipe.notes))
+
+
+def convert_bridge(
+    file: Path, data: dict[str, Any], machine: Machine, paths: Mapping[str, str] | None = None
+) -> Converted:
+    """The scenario that the sections describe. `paths`: where the file has a section, if under another name.
 
     Raises:
         InputError: for an encoder, where the model or the number of GPUs is missing, and as `convert_megatron`.
@@ -216,7 +230,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     if is_nemo(data):
         data = {**data, "model": with_values(data["model"])}
     data = with_vocabulary(data)
-    merged, written = _merged(data)
+    merged, written = _merged(data, paths or {})
     asked, machine = machine, _machine(data, machine)
     whole = str(data.get("_target_", "")).endswith("ConfigContainer")
     overrides = not is_nemo(data) and not whole
@@ -229,6 +243,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     found = described(s, machine, _gpus(data))
     if (lora := lora_of(file, data)) is not None:
         found["training"]["lora"] = lora
+        found["parallelism"].pop("wgrad_deferral_limit", None)  # a frozen output matrix has no gradient
     if machine.model is not None and (asked.model is None or overrides):
         found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
         if overrides and (own := _own_attention(file, machine.model, data["model"], flags)):
@@ -290,7 +305,7 @@ def _run_as_recipes(training: dict[str, Any], merged: Mapping[str, Any]) -> None
     training |= {"framework": MEGATRON_BRIDGE.name} | ({"moe_router_fusion": False} if unfused else {})
 
 
-def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _merged(data: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The keys of all sections, and the path of each; what is null decides nothing."""
     merged: dict[str, Any] = {}
     written: dict[str, str] = {}
@@ -306,7 +321,7 @@ def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             values = dict.fromkeys(IN_SIXTEEN_BITS, 0) | values  # the defaults of `MixedPrecisionConfig`
         for key, value in values.items() if isinstance(values, dict) else ():
             if (known := plain(value)) is not None:
-                merged[key], written[key] = known, f"{section}.{key}"
+                merged[key], written[key] = known, f"{paths.get(section, section)}.{key}"
     if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number
         merged = {key: value for key, value in merged.items() if key not in OF_OFFLOADED_LAYERS}
     more = of_nemo(data, merged) if is_nemo(data) else with_activation(merged) | with_graphs(merged)

@@ -130,13 +130,14 @@ def _swift(file: Path, text: str, asked: Asked) -> Converted:
 
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
-    from sim.convert.bridge import convert_bridge, is_bridge
+    from sim.convert.bridge import convert_bridge, convert_recipe, is_bridge
     from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
     from sim.convert.gpt_neox import convert_gpt_neox, is_gpt_neox
     from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
     from sim.convert.megatron import convert_megatron
     from sim.convert.megatron_tests import as_command, is_arguments
     from sim.convert.nanotron import convert_nanotron, is_nanotron
+    from sim.convert.nemo_recipe import is_nemo_recipe
     from sim.convert.other_trainers import not_told, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.convert.yaml_aliases import parsed
@@ -146,6 +147,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
+    if is_nemo_recipe(data):
+        return convert_recipe(file, data, asked.machine)
     if is_bridge(data):
         return convert_bridge(file, data, asked.machine)
     if is_arguments(data):
