@@ -219,7 +219,8 @@ def convert_recipe(file: Path, data: dict[str, Any], machine: Machine) -> Conver
 def convert_bridge(
     file: Path, data: dict[str, Any], machine: Machine, paths: Mapping[str, str] | None = None
 ) -> Converted:
-    """The scenario that the sections describe. `paths`: where the file has a section, if under another name.
+    """The scenario that the sections describe. `paths`: where the file has a section or a key, if under another
+    name.
 
     Raises:
         InputError: for an encoder, where the model or the number of GPUs is missing, and as `convert_megatron`.
@@ -321,7 +322,8 @@ def _merged(data: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[dict[str
             values = dict.fromkeys(IN_SIXTEEN_BITS, 0) | values  # the defaults of `MixedPrecisionConfig`
         for key, value in values.items() if isinstance(values, dict) else ():
             if (known := plain(value)) is not None:
-                merged[key], written[key] = known, f"{paths.get(section, section)}.{key}"
+                path = f"{section}.{key}"
+                merged[key], written[key] = known, paths.get(path, f"{paths.get(section, section)}.{key}")
     if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number
         merged = {key: value for key, value in merged.items() if key not in OF_OFFLOADED_LAYERS}
     more = of_nemo(data, merged) if is_nemo(data) else with_activation(merged) | with_graphs(merged)

@@ -38,8 +38,9 @@ PATHS = {
     "train": "data",
     "dataset": "data",
 }
-# Defaults of `GPTConfig` (collections/llm/gpt/model/base.py) that Megatron-LM's arguments have otherwise. Sums of weight
-# gradients are fused where Transformer Engine is installed (`_grad_accum_fusion_available`), as in NVIDIA's containers.
+# Defaults of `GPTConfig` (collections/llm/gpt/model/base.py) that Megatron-LM's arguments have otherwise. Sums of
+# weight gradients are fused where Transformer Engine is installed (`_grad_accum_fusion_available`), as in NVIDIA's
+# containers.
 OF_CONFIG = {
     **dict.fromkeys(("bias_activation_fusion", "bias_dropout_fusion", "apply_rope_fusion", "overlap_p2p_comm"), False),
     **dict.fromkeys(("masked_softmax_fusion", "gradient_accumulation_fusion", "cross_entropy_loss_fusion"), True),
@@ -55,8 +56,12 @@ OF_STRATEGY = (
 BY_WORD = {"bf16": "bf16", "bf16-mixed": "bf16", "fp16": "fp16", "16": "fp16", "16-mixed": "fp16", "fp16-mixed": "fp16"}
 # Of `MegatronMixedPrecision`: what it sets in the model, in `ddp` and in the optimizer.
 OF_PLUGIN = {
-    **{"grad_reduce_in_fp32": True, "first_last_layers_bf16": False, "fp8_dot_product_attention": False},
-    **{"num_layers_at_start_in_bf16": 0, "num_layers_at_end_in_bf16": 0, "fp8_recipe": "delayed"},
+    "grad_reduce_in_fp32": True,
+    "first_last_layers_bf16": False,
+    "fp8_dot_product_attention": False,
+    "num_layers_at_start_in_bf16": 0,
+    "num_layers_at_end_in_bf16": 0,
+    "fp8_recipe": "delayed",
 }
 OF_OVERLAP = (
     *("tp_comm_overlap", "overlap_p2p_comm", "overlap_grad_reduce", "overlap_param_gather", "bucket_size"),

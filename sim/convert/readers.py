@@ -84,6 +84,13 @@ def _megatron(file: Path, text: str, asked: Asked) -> Converted:
     return read_script(file, text, asked.given, lambda read: convert_megatron(file, read, machine))
 
 
+def _mlperf(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.mlperf import convert_mlperf
+    from sim.convert.script import read_script
+
+    return read_script(file, text, asked.given, lambda read: convert_mlperf(file, read, asked.machine))
+
+
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.torchtitan import convert_torchtitan
 
@@ -172,11 +179,13 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
     "torchtitan": _torchtitan,
     "deepspeed": _deepspeed,
     "serving": _serving,
+    "mlperf": _mlperf,
 }
 
 
 def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.launched import has_runner, is_launched, runs_recipe
+    from sim.convert.mlperf import is_mlperf
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving import is_serving
     from sim.convert.swift import is_swift
@@ -190,6 +199,8 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "deepspeed"
     if is_serving(text):
         return "serving"
+    if is_mlperf(text):
+        return "mlperf"
     if runs_recipe(file, text):
         return "deepspeed"
     if is_swift_megatron(text) or (any(flag in text for flag in MEGATRON) and not has_runner(text.split())):

@@ -211,12 +211,12 @@ class Settings(Struct, dict=True):
         self, trainer: str, machine: Machine, sections: dict[str, Any], name: str = "", left: list[str] | None = None
     ) -> Converted:
         """The scenario of these sections, with a note of what was not taken (`left`, or all of it) and may matter."""
-        listed = _without_effect()[trainer].split()
-        without_effect = {*listed, *(self.written_as(name).lstrip("-") for name in listed)}
-        without_effect |= {name for name in SLOW_SWITCHES if self.values.get(name) in (False, "false", "False")}
+        listed = without_effect(trainer)
+        harmless = {*listed, *(self.written_as(name).lstrip("-") for name in listed)}
+        harmless |= {name for name in SLOW_SWITCHES if self.values.get(name) in (False, "false", "False")}
         meant_by = self.mistyped()
-        without_effect |= {name.lstrip("-") for name in meant_by}
-        names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
+        harmless |= {name.lstrip("-") for name in meant_by}
+        names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in harmless]
         asked = [f"{name} is not read: did you mean {meant}?" for name, meant in meant_by.items()]
         notes = [*self.notes, *asked, *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}
@@ -239,6 +239,11 @@ class Settings(Struct, dict=True):
 def _tail(name: str) -> str:
     """A name without its sections."""
     return name.rpartition(".")[2]
+
+
+def without_effect(trainer: str) -> list[str]:
+    """Names of a trainer's settings that change no step."""
+    return _without_effect()[trainer].split()
 
 
 @cache
