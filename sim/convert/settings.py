@@ -82,7 +82,7 @@ class Converted(Struct, frozen=True):
 class Settings(Struct, dict=True):
     """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it
     writes one where that differs; `text`: the file's, to tell a name's line. `notes`, `missing`: as `Converted` has
-    them. `unknown`: names whose word has nothing that is ours."""
+    them. `unknown`: names whose word has nothing that is ours, or that are the trainer's own and of no effect here."""
 
     file: Path
     values: Mapping[str, Any]
@@ -197,7 +197,7 @@ class Settings(Struct, dict=True):
         """Each name that nothing took and that is almost one that would be taken, with that one. Names that differ in
         digits alone are different settings."""
         meant_by, absent = dict[str, str](), sorted(self.taken - self.values.keys())
-        for name in sorted(set(self.values) - self.taken):
+        for name in sorted(set(self.values) - self.taken - self.unknown):
             near = next(iter(get_close_matches(_tail(name), list(map(_tail, absent)), 1, ALIKE)), None)
             if near is not None and DIGITS.sub("", near) != DIGITS.sub("", _tail(name)):
                 meant = next(known for known in absent if _tail(known) == near)
