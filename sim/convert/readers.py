@@ -91,6 +91,13 @@ def _mlperf(file: Path, text: str, asked: Asked) -> Converted:
     return read_script(file, text, asked.given, lambda read: convert_mlperf(file, read, asked.machine))
 
 
+def _verl(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.script import read_script
+    from sim.convert.verl import convert_verl
+
+    return read_script(file, text, asked.given, lambda read: convert_verl(file, read, asked.machine))
+
+
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.torchtitan import convert_torchtitan
 
@@ -180,6 +187,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
     "deepspeed": _deepspeed,
     "serving": _serving,
     "mlperf": _mlperf,
+    "verl": _verl,
 }
 
 
@@ -190,6 +198,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.serving import is_serving
     from sim.convert.swift import is_swift
     from sim.convert.swift_megatron import is_swift_megatron
+    from sim.convert.verl import is_verl
 
     if file.suffix == ".py" and OLMO_CORE in text:
         raise not_read(file, text, "")
@@ -201,6 +210,8 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "serving"
     if is_mlperf(text):
         return "mlperf"
+    if is_verl(text):
+        return "verl"
     if runs_recipe(file, text):
         return "deepspeed"
     if is_swift_megatron(text) or (any(flag in text for flag in MEGATRON) and not has_runner(text.split())):
