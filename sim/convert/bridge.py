@@ -219,8 +219,7 @@ def convert_recipe(file: Path, data: dict[str, Any], machine: Machine) -> Conver
 def convert_bridge(
     file: Path, data: dict[str, Any], machine: Machine, paths: Mapping[str, str] | None = None
 ) -> Converted:
-    """The scenario that the sections describe. `paths`: where the file has a section or a key, if under another
-    name.
+    """The scenario that the sections describe. `paths`: where the file has a section or a key, if elsewhere.
 
     Raises:
         InputError: for an encoder, where the model or the number of GPUs is missing, and as `convert_megatron`.
@@ -242,9 +241,7 @@ def convert_bridge(
     _set_sizes(file, flags, machine)
     s = Settings(file, flags, written=names)
     found = described(s, machine, _gpus(data))
-    if (lora := lora_of(file, data)) is not None:
-        found["training"]["lora"] = lora
-        found["parallelism"].pop("wgrad_deferral_limit", None)  # a frozen output matrix has no gradient
+    _add_lora(found, lora_of(file, data))
     if machine.model is not None and (asked.model is None or overrides):
         found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
         if overrides and (own := _own_attention(file, machine.model, data["model"], flags)):
@@ -258,11 +255,22 @@ def convert_bridge(
         s.notes.append(OF_RECIPE)
     dataset = data.get("dataset")
     s.notes += [AS_ONE] if isinstance(dataset, dict) and dataset.get(PACKED) else []
-    s.taken |= {key.replace("_", "-") for key in NOTED} & s.values.keys()  # by which no other key is meant
     left = [written[key] for key in _not_simulated(merged, found["training"], found["parallelism"])]
-    unread = (s.unknown | {name for name in FUSED.values() if name in flags}) - s.taken
-    left += [names[name] for name in sorted(unread) if name in names and names[name] not in left]
-    return s.converted("megatron", machine, found, left=left)
+    return s.converted("megatron", machine, found, left=left + _unread(s, names, left))
+
+
+def _add_lora(found: dict[str, Any], lora: dict[str, Any] | None) -> None:
+    """Put adapters into the section `training`. A frozen output matrix has no gradient that could be put off."""
+    if lora is not None:
+        found["training"]["lora"] = lora
+        found["parallelism"].pop("wgrad_deferral_limit", None)
+
+
+def _unread(s: Settings, names: Mapping[str, str], left: list[str]) -> list[str]:
+    """Further keys than those `left` whose values nothing here says, as the file has them."""
+    s.taken |= {key.replace("_", "-") for key in NOTED} & s.values.keys()  # by which no other key is meant
+    unread = (s.unknown | {name for name in FUSED.values() if name in s.values}) - s.taken
+    return [names[name] for name in sorted(unread) if name in names and names[name] not in left]
 
 
 def _own_attention(file: Path, name: str, section: Mapping[str, Any], flags: dict[str, Any]) -> dict[str, Any]:

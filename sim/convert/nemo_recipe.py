@@ -53,6 +53,14 @@ OF_STRATEGY = (
     *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", "use_tp_pp_dp_mapping"),
     *("num_distributed_optimizer_instances", "microbatch_group_size_per_vp_stage"),
 )
+# Further arguments of the strategy, which change no step, beside those of checkpoints.
+HARMLESS = (
+    *("_target_", "ddp", "fsdp", "gradient_as_bucket_view", "pipeline_dtype", "use_te_rng_tracker", "lazy_init"),
+    *("setup_optimizers", "find_unused_parameters", "cluster_environment", "parallel_devices", "restore_config"),
+    *("progress_interval", "replace_progress_bar", "save_ckpt_format", "megatron_log_level", "data_sampler"),
+    *("pipeline_model_parallel_split_rank", "init_model_parallel", "use_gloo_process_groups"),
+)
+OF_CHECKPOINTS, SHARP = "ckpt_", "use_sharp"
 BY_WORD = {"bf16": "bf16", "bf16-mixed": "bf16", "fp16": "fp16", "16": "fp16", "16-mixed": "fp16", "fp16-mixed": "fp16"}
 # Of `MegatronMixedPrecision`: what it sets in the model, in `ddp` and in the optimizer.
 OF_PLUGIN = {
@@ -121,7 +129,7 @@ def of_recipe(file: Path, data: Mapping[str, Any], machine: Machine) -> Recipe:
     gpus = [trainer.get("num_nodes", 1), trainer.get("devices")]
     if machine.gpus is None and all(type(number) is int for number in gpus):
         machine = replace(machine, gpus=gpus[0] * gpus[1])
-    return Recipe(sections, machine, ())
+    return Recipe(sections, machine, _notes(strategy))
 
 
 def model_of_class(file: Path, written: str) -> dict[str, Any]:
@@ -204,6 +212,17 @@ def _fsdp(strategy: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron's FSDP, or torch's, by the strategy's word; the latter's class is that of an older release."""
     kind = strategy.get("fsdp")
     return {"use_megatron_fsdp": True} if kind == "megatron" else {"use_torch_fsdp2": True} if kind else {}
+
+
+def _notes(strategy: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the strategy is told and nothing here reads."""
+    given = [key for key, value in strategy.items() if value not in (None, False)]
+    known = {*OF_STRATEGY, *HARMLESS}
+    left = [f"trainer.strategy.{key}" for key in given if key not in known and not key.startswith(OF_CHECKPOINTS)]
+    reduces = f"trainer.strategy.{SHARP}: cluster.inter_node.sharp=true has it, if NCCL finds its plugin"
+    notes = [reduces] if SHARP in given else []
+    left = [name for name in left if not name.endswith(f".{SHARP}")]
+    return (*notes, *([f"not expressed here: {', '.join(left)}"] if left else []))
 
 
 def _class(value: Any) -> str:

@@ -131,6 +131,15 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert data["parallelism"]["dp"] == 2
 
 
+def test_what_the_strategy_is_told_and_nothing_reads_is_noted(tmp_path: Path) -> None:
+    """NeMo's recipe of Llama 4 has `expert_tensor_model_parallel_size`, which no class knows."""
+    data = yaml.safe_load(RECIPE)
+    data["trainer"]["strategy"] |= {"use_sharp": True, "expert_tensor_model_parallel_size": 8, "ckpt_async_save": True}
+    _, said = converted(tmp_path, "r.yaml", yaml.safe_dump(data), *CLUSTER)
+    assert "trainer.strategy.use_sharp: cluster.inter_node.sharp=true has it" in said
+    assert "not expressed here: trainer.strategy.expert_tensor_model_parallel_size\n" in said
+
+
 SHIPPED = {
     "Llama3Config8B": "llama3-8b",
     "Llama31Config405B": "llama3.1-405b",
