@@ -19,15 +19,19 @@ from msgspec.structs import replace
 
 from sim.convert.settings import Machine
 from sim.core.errors import InputError
+from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.hub import as_model, config_of
-from sim.inputs.input_source import show
+from sim.inputs.input_source import Source, show
 from sim.inputs.model_input import load_model
 
 _MODELS = Path(__file__).with_name("nemo_models.yaml")
 STRATEGY, CONFIG = "MegatronStrategy", "model.config._target_"
 API = "nemo.collections.llm.api."
-OVERLAP = "MegatronCommOverlapCallback"
-FAMILY, PRESET = "family", "preset"  # words of nemo_models.yaml
+OVERLAP, DROPS, DEEPEP = "MegatronCommOverlapCallback", "MegatronTokenDropCallback", "DeepEPCallback"
+OF_CAPACITY = {"moe_expert_capacity_factor": 1.0, "moe_pad_expert_input_to_capacity": True}
+BY_DEEPEP = {"moe_token_dispatcher_type": "flex", "moe_enable_deepep": True, "moe_shared_expert_overlap": False}
+WITH_DEEPEP = ("ampere", "hopper")
+FAMILY = "family"  # of nemo_models.yaml
 # Where a recipe has what the sections of Megatron-Bridge have.
 PATHS = {
     "model": "model.config",
@@ -81,7 +85,7 @@ WHOLE = {"_target_": "ConfigContainer"}  # no key is left to a recipe
 
 
 class Recipe(NamedTuple):
-    """A recipe's sections by the names of Megatron-Bridge, the machine with its GPUs and its model, and notes."""
+    """A recipe's sections by the names of Megatron-Bridge, the machine with its GPUs, and notes."""
 
     sections: dict[str, Any]
     machine: Machine
@@ -107,7 +111,7 @@ def of_recipe(file: Path, data: Mapping[str, Any], machine: Machine) -> Recipe:
         raise InputError(f"{file}: trainer.strategy: found {show(found)}; can be converted: nemo's {STRATEGY}")
     plugin = _plugin(trainer)
     optimizer = _inner(_inner(data, "optim"), "config")
-    model, machine = _model(file, data, machine)
+    model = _model(file, data, machine)
     ddp = strategy.get("ddp")
     sections: dict[str, Any] = {
         **WHOLE,
@@ -122,8 +126,9 @@ def of_recipe(file: Path, data: Mapping[str, Any], machine: Machine) -> Recipe:
         # Nothing looks at the loss while a step runs (lightning/megatron_parallel.py: MaskedTokenLossReduction).
         "rerun_state_machine": {"check_for_nan_in_loss": False},
     }
-    overlap = next((one for one in _listed(trainer, "callbacks") if _class(one) == OVERLAP), None)
-    if overlap is not None:
+    callbacks = {_class(one): one for one in _listed(trainer, "callbacks")}
+    model |= _of_experts(file, callbacks, machine)
+    if (overlap := callbacks.get(OVERLAP)) is not None:
         sections["comm_overlap"] = {key: overlap[key] for key in OF_OVERLAP if overlap.get(key) is not None}
         model.pop("overlap_p2p_comm", None)  # which the callback decides by the stages
     gpus = [trainer.get("num_nodes", 1), trainer.get("devices")]
@@ -152,8 +157,8 @@ def _models() -> dict[str, dict[str, dict[str, Any]]]:
     return msgspec.yaml.decode(_MODELS.read_bytes(), type=dict[str, dict[str, dict[str, Any]]])
 
 
-def _model(file: Path, data: Mapping[str, Any], machine: Machine) -> tuple[dict[str, Any], Machine]:
-    """The section `model`, of the class, the recipe's own keys and the data; the machine with the class's preset."""
+def _model(file: Path, data: Mapping[str, Any], machine: Machine) -> dict[str, Any]:
+    """The section `model`, of the class, the recipe's own keys and the data."""
     own = _inner(_inner(data, "model"), "config")
     written = {key: value for key, value in own.items() if key != "_target_"}
     sized = machine.model is not None or "num_layers" in written
@@ -163,14 +168,12 @@ def _model(file: Path, data: Mapping[str, Any], machine: Machine) -> tuple[dict[
         if not sized:
             raise
         of_class = dict(OF_CONFIG)
-    if (preset := of_class.pop(PRESET, None)) is not None and machine.model is None:
-        machine = replace(machine, model=preset)
     model = of_class | written
     if (length := _inner(data, "data").get("seq_length")) is not None:
         model["seq_length"] = length
     if model.get("vocab_size") is None and (entries := _vocab(data)) is not None:
         model["vocab_size"] = entries
-    return model, machine
+    return model
 
 
 def _vocab(data: Mapping[str, Any]) -> int | None:
@@ -212,6 +215,18 @@ def _fsdp(strategy: Mapping[str, Any]) -> dict[str, Any]:
     """Megatron's FSDP, or torch's, by the strategy's word; the latter's class is that of an older release."""
     kind = strategy.get("fsdp")
     return {"use_megatron_fsdp": True} if kind == "megatron" else {"use_torch_fsdp2": True} if kind else {}
+
+
+def _of_experts(file: Path, callbacks: Mapping[str, Mapping[str, Any]], machine: Machine) -> dict[str, Any]:
+    """The keys of the model that callbacks set as training starts: a capacity of experts (moe_token_drop.py), and
+    DeepEP on the GPUs that it is built for (deepep.py: compute capability 8 or 9)."""
+    found: dict[str, Any] = {}
+    if (drops := callbacks.get(DROPS)) is not None:
+        found = {key: drops.get(key, usual) for key, usual in OF_CAPACITY.items()}
+    if DEEPEP in callbacks:
+        gpu = resolve_cluster(machine.cluster, 1, Source(str(file), {"cluster": machine.cluster})).gpu
+        found |= BY_DEEPEP if gpu.architecture in WITH_DEEPEP else {}
+    return found
 
 
 def _notes(strategy: Mapping[str, Any]) -> tuple[str, ...]:

@@ -175,3 +175,22 @@ def test_every_known_class_is_a_model(tmp_path: Path) -> None:
         strategy |= {f"{kind}_parallel_size": 1 for kind in ("pipeline_model", "tensor_model", "context")}
         data, _ = converted(tmp_path, "r.yaml", yaml.safe_dump(layout), *CLUSTER, "--set", "model.vocab=32000")
         assert data["training"]["seq_len"] == 8192, name
+
+
+def test_callbacks_set_a_capacity_of_experts_and_deepep(tmp_path: Path) -> None:
+    """lightning/pytorch/callbacks: moe_token_drop.py, and deepep.py, which looks at the GPU."""
+    drops, deepep = ({"_target_": f"nemo.lightning.pytorch.callbacks.{name}"} for name in CALLBACKS)
+    data = yaml.safe_load(RECIPE)
+    data["model"]["config"] = {"_target_": "nemo.collections.llm.gpt.model.mixtral.MixtralConfig8x7B"}
+    data["trainer"]["strategy"] |= {"expert_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": None}
+    data["trainer"]["callbacks"].append(drops)
+    found, _ = converted(tmp_path, "r.yaml", yaml.safe_dump(data), *CLUSTER)
+    assert of(found["model"], "moe", "capacity_factor", "pad_to_capacity") == [1.0, True]
+    data["trainer"]["callbacks"][-1] = deepep
+    found, _ = converted(tmp_path, "r.yaml", yaml.safe_dump(data), *CLUSTER)
+    assert (found["parallelism"]["ep_dispatcher"], found["model"]["moe"].get("capacity_factor")) == ("deepep", None)
+    found, _ = converted(tmp_path, "r.yaml", yaml.safe_dump(data), "--cluster", "dgx-b200")
+    assert found["parallelism"].get("ep_dispatcher") is None
+
+
+CALLBACKS = ("moe_token_drop.MegatronTokenDropCallback", "deepep.DeepEPCallback")
