@@ -12,7 +12,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
-from sim.convert.command_line import ENDS, words_of
+from sim.convert.scripts.command_line import ENDS, words_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of
