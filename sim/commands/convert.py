@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from msgspec import Struct
@@ -62,10 +63,10 @@ convert_options = gathered(
 @convert_options
 def main(file: Path, options: ConvertOptions) -> None:
     """Turn another program's configuration into a scenario: a Megatron-LM launch script, a Megatron-Bridge or NeMo
-    YAML, a torchtitan config (TOML or Python), a DeepSpeed JSON, Transformers' TrainingArguments (JSON or YAML), a
-    config of TRL, LLaMA-Factory, Axolotl, torchtune, ms-swift, nanotron, LLM Foundry or GPT-NeoX, or command lines of
-    vLLM, SGLang or TensorRT-LLM with those of their benchmarks. FILE is not executed. Settings without a key become
-    comments.
+    YAML, a config of an MLPerf submission, verl's command, a torchtitan config (TOML or Python), a DeepSpeed JSON,
+    Transformers' TrainingArguments (JSON or YAML), a config of TRL, LLaMA-Factory, Axolotl, torchtune, ms-swift,
+    nanotron, LLM Foundry or GPT-NeoX, or command lines of vLLM, SGLang or TensorRT-LLM with those of their benchmarks.
+    FILE is not executed. Settings without a key become comments.
     """
     import yaml
 
@@ -82,8 +83,11 @@ def main(file: Path, options: ConvertOptions) -> None:
     found = converted(file, Asked(machine, options.seq_len, options.config, given), options.trainer)
     scenario = with_overrides(Source(str(file), found.scenario), options.overrides).data
     for key, setting in found.missing.items():
-        section, _, name = key.partition(".")
-        if isinstance(scenario.get(section), dict) and scenario[section].get(name) is None:
+        *sections, name = key.split(".")
+        section: Any = scenario
+        for each in sections:
+            section = section.get(each) if isinstance(section, dict) else None
+        if isinstance(section, dict) and section.get(name) is None:
             raise InputError(f"{file}: does not give {setting}: add --set {key}=N")
     parse_scenario(scenario, str(file))  # says what cannot be
     head = [f"Converted from {file.name} by `stepsim convert`.", *found.notes]

@@ -16,8 +16,8 @@ OTHERS = (
     ("OLMo-core", ("train_module", "data_loader")),  # the config.json that a run saves
 )
 READ = (
-    "Megatron-Bridge, NeMo, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, torchtune, "
-    "nanotron, LLM Foundry, GPT-NeoX"
+    "Megatron-Bridge, NeMo, NeMo 2, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
+    "torchtune, nanotron, LLM Foundry, GPT-NeoX"
 )
 
 

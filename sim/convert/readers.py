@@ -84,6 +84,20 @@ def _megatron(file: Path, text: str, asked: Asked) -> Converted:
     return read_script(file, text, asked.given, lambda read: convert_megatron(file, read, machine))
 
 
+def _mlperf(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.mlperf import convert_mlperf
+    from sim.convert.scripts.script import read_script
+
+    return read_script(file, text, asked.given, lambda read: convert_mlperf(file, read, asked.machine))
+
+
+def _verl(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.scripts.script import read_script
+    from sim.convert.verl import convert_verl
+
+    return read_script(file, text, asked.given, lambda read: convert_verl(file, read, asked.machine))
+
+
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.torchtitan.scenario import convert_torchtitan
 
@@ -130,7 +144,8 @@ def _swift(file: Path, text: str, asked: Asked) -> Converted:
 
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
-    from sim.convert.bridge.scenario import convert_bridge, is_bridge
+    from sim.convert.bridge.nemo_recipe import is_nemo_recipe
+    from sim.convert.bridge.scenario import convert_bridge, convert_recipe, is_bridge
     from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
     from sim.convert.megatron.functional_tests import as_command, is_arguments
     from sim.convert.megatron.gpt_neox import convert_gpt_neox, is_gpt_neox
@@ -146,6 +161,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
+    if is_nemo_recipe(data):
+        return convert_recipe(file, data, asked.machine)
     if is_bridge(data):
         return convert_bridge(file, data, asked.machine)
     if is_arguments(data):
@@ -169,15 +186,19 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
     "torchtitan": _torchtitan,
     "deepspeed": _deepspeed,
     "serving": _serving,
+    "mlperf": _mlperf,
+    "verl": _verl,
 }
 
 
 def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.megatron.swift import is_swift_megatron
+    from sim.convert.mlperf import is_mlperf
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving.scenario import is_serving
     from sim.convert.trainer_arguments.launched import has_runner, is_launched, runs_recipe
     from sim.convert.trainer_arguments.swift import is_swift
+    from sim.convert.verl import is_verl
 
     if file.suffix == ".py" and OLMO_CORE in text:
         raise not_read(file, text, "")
@@ -187,6 +208,10 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "deepspeed"
     if is_serving(text):
         return "serving"
+    if is_mlperf(text):
+        return "mlperf"
+    if is_verl(text):
+        return "verl"
     if runs_recipe(file, text):
         return "deepspeed"
     if is_swift_megatron(text) or (any(flag in text for flag in MEGATRON) and not has_runner(text.split())):

@@ -82,7 +82,7 @@ class Converted(Struct, frozen=True):
 class Settings(Struct, dict=True):
     """Values by name. `file` starts the messages; `prefix`: what the file writes before a name, `written`: how it
     writes one where that differs; `text`: the file's, to tell a name's line. `notes`, `missing`: as `Converted` has
-    them. `unknown`: names whose word has nothing that is ours."""
+    them. `unknown`: names whose word has nothing that is ours, or that are the trainer's own and of no effect here."""
 
     file: Path
     values: Mapping[str, Any]
@@ -197,7 +197,7 @@ class Settings(Struct, dict=True):
         """Each name that nothing took and that is almost one that would be taken, with that one. Names that differ in
         digits alone are different settings."""
         meant_by, absent = dict[str, str](), sorted(self.taken - self.values.keys())
-        for name in sorted(set(self.values) - self.taken):
+        for name in sorted(set(self.values) - self.taken - self.unknown):
             near = next(iter(get_close_matches(_tail(name), list(map(_tail, absent)), 1, ALIKE)), None)
             if near is not None and DIGITS.sub("", near) != DIGITS.sub("", _tail(name)):
                 meant = next(known for known in absent if _tail(known) == near)
@@ -211,12 +211,12 @@ class Settings(Struct, dict=True):
         self, trainer: str, machine: Machine, sections: dict[str, Any], name: str = "", left: list[str] | None = None
     ) -> Converted:
         """The scenario of these sections, with a note of what was not taken (`left`, or all of it) and may matter."""
-        listed = _without_effect()[trainer].split()
-        without_effect = {*listed, *(self.written_as(name).lstrip("-") for name in listed)}
-        without_effect |= {name for name in SLOW_SWITCHES if self.values.get(name) in (False, "false", "False")}
+        listed = without_effect(trainer)
+        harmless = {*listed, *(self.written_as(name).lstrip("-") for name in listed)}
+        harmless |= {name for name in SLOW_SWITCHES if self.values.get(name) in (False, "false", "False")}
         meant_by = self.mistyped()
-        without_effect |= {name.lstrip("-") for name in meant_by}
-        names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in without_effect]
+        harmless |= {name.lstrip("-") for name in meant_by}
+        names = [name for name in (self.left() if left is None else left) if name.lstrip("-") not in harmless]
         asked = [f"{name} is not read: did you mean {meant}?" for name, meant in meant_by.items()]
         notes = [*self.notes, *asked, *([f"not expressed here: {', '.join(names)}"] if names else [])]
         scenario = {"version": 1, "name": name or self.file.stem, **sections, "cluster": machine.cluster}
@@ -239,6 +239,11 @@ class Settings(Struct, dict=True):
 def _tail(name: str) -> str:
     """A name without its sections."""
     return name.rpartition(".")[2]
+
+
+def without_effect(trainer: str) -> list[str]:
+    """Names of a trainer's settings that change no step."""
+    return _without_effect()[trainer].split()
 
 
 @cache

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sim.convert.bridge.lora import lora_of
 from sim.convert.bridge.nemo import adjust, is_nemo, of_nemo, with_values
+from sim.convert.bridge.nemo_recipe import PATHS, of_recipe
 from sim.convert.bridge.overlap import of_comm_overlap
 from sim.convert.bridge.saved import (
     attention_overrides,
@@ -204,8 +205,21 @@ def is_bridge(data: Mapping[str, Any]) -> bool:
     return isinstance(model, dict) and (sized or any(mark in model for mark in MARKS))
 
 
-def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Converted:
-    """The scenario that the sections describe.
+def convert_recipe(file: Path, data: dict[str, Any], machine: Machine) -> Converted:
+    """The scenario that a recipe of NeMo 2 describes.
+
+    Raises:
+        InputError: as `of_recipe` and `convert_bridge` do.
+    """
+    recipe = of_recipe(file, data, machine)
+    found = convert_bridge(file, recipe.sections, recipe.machine, PATHS)
+    return replace(found, notes=(*found.notes, *recipe.notes))
+
+
+def convert_bridge(
+    file: Path, data: dict[str, Any], machine: Machine, paths: Mapping[str, str] | None = None
+) -> Converted:
+    """The scenario that the sections describe. `paths`: where the file has a section or a key, if elsewhere.
 
     Raises:
         InputError: for an encoder, where the model or the number of GPUs is missing, and as `convert_megatron`.
@@ -216,7 +230,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     if is_nemo(data):
         data = {**data, "model": with_values(data["model"])}
     data = with_vocabulary(data)
-    merged, written = _merged(data)
+    merged, written = _merged(data, paths or {})
     asked, machine = machine, _machine(data, machine)
     whole = str(data.get("_target_", "")).endswith("ConfigContainer")
     overrides = not is_nemo(data) and not whole
@@ -227,8 +241,7 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
     _set_sizes(file, flags, machine)
     s = Settings(file, flags, written=names)
     found = described(s, machine, _gpus(data))
-    if (lora := lora_of(file, data)) is not None:
-        found["training"]["lora"] = lora
+    _add_lora(found, lora_of(file, data))
     if machine.model is not None and (asked.model is None or overrides):
         found["model"] = model_with_own_sizes(machine.model, data["model"], whole)
         if overrides and (own := _own_attention(file, machine.model, data["model"], flags)):
@@ -242,11 +255,22 @@ def convert_bridge(file: Path, data: dict[str, Any], machine: Machine) -> Conver
         s.notes.append(OF_RECIPE)
     dataset = data.get("dataset")
     s.notes += [AS_ONE] if isinstance(dataset, dict) and dataset.get(PACKED) else []
-    s.taken |= {key.replace("_", "-") for key in NOTED} & s.values.keys()  # by which no other key is meant
     left = [written[key] for key in _not_simulated(merged, found["training"], found["parallelism"])]
-    unread = (s.unknown | {name for name in FUSED.values() if name in flags}) - s.taken
-    left += [names[name] for name in sorted(unread) if name in names and names[name] not in left]
-    return s.converted("megatron", machine, found, left=left)
+    return s.converted("megatron", machine, found, left=left + _unread(s, names, left))
+
+
+def _add_lora(found: dict[str, Any], lora: dict[str, Any] | None) -> None:
+    """Put adapters into the section `training`. A frozen output matrix has no gradient that could be put off."""
+    if lora is not None:
+        found["training"]["lora"] = lora
+        found["parallelism"].pop("wgrad_deferral_limit", None)
+
+
+def _unread(s: Settings, names: Mapping[str, str], left: list[str]) -> list[str]:
+    """Further keys than those `left` whose values nothing here says, as the file has them."""
+    s.taken |= {key.replace("_", "-") for key in NOTED} & s.values.keys()  # by which no other key is meant
+    unread = (s.unknown | {name for name in FUSED.values() if name in s.values}) - s.taken
+    return [names[name] for name in sorted(unread) if name in names and names[name] not in left]
 
 
 def _own_attention(file: Path, name: str, section: Mapping[str, Any], flags: dict[str, Any]) -> dict[str, Any]:
@@ -290,7 +314,7 @@ def _run_as_recipes(training: dict[str, Any], merged: Mapping[str, Any]) -> None
     training |= {"framework": MEGATRON_BRIDGE.name} | ({"moe_router_fusion": False} if unfused else {})
 
 
-def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _merged(data: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The keys of all sections, and the path of each; what is null decides nothing."""
     merged: dict[str, Any] = {}
     written: dict[str, str] = {}
@@ -306,7 +330,8 @@ def _merged(data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
             values = dict.fromkeys(IN_SIXTEEN_BITS, 0) | values  # the defaults of `MixedPrecisionConfig`
         for key, value in values.items() if isinstance(values, dict) else ():
             if (known := plain(value)) is not None:
-                merged[key], written[key] = known, f"{section}.{key}"
+                path = f"{section}.{key}"
+                merged[key], written[key] = known, paths.get(path, f"{paths.get(section, section)}.{key}")
     if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number
         merged = {key: value for key, value in merged.items() if key not in OF_OFFLOADED_LAYERS}
     more = of_nemo(data, merged) if is_nemo(data) else with_activation(merged) | with_graphs(merged)

@@ -34,6 +34,7 @@ OF_PATCH = (
     "write their width in all as --moe-shared-expert-intermediate-size",
     True,
 )
+SPARSE = {*"CHD"}  # letters of layers with latent attention to chosen or compressed keys
 LATENT, OF_LATENT = "multi-latent-attention", ("q-lora-rank", "kv-lora-rank")
 # By a flag: what it means, what to do, and whether --model replaces it (training/arguments.py).
 ELSEWHERE = {
@@ -70,7 +71,8 @@ def require_described(file: Path, words: list[str], machine: Machine) -> None:
         if name in given and not (of_model and machine.model):
             raise InputError(f"{file}: --{name}: {what}: {way}")
     ranks = [name for name in OF_LATENT if name in given]
-    if ranks and LATENT not in given and machine.model is None:  # Megatron-LM reads them with that flag alone
+    sparse = SPARSE & {*str(given.get("hybrid-layer-pattern", ""))}  # refused where the pattern is read
+    if ranks and LATENT not in given and machine.model is None and not sparse:  # which that flag alone turns on
         way = f"add --{LATENT} where a patched Megatron-LM computes it without that flag, or leave this one out"
         raise InputError(f"{file}: --{ranks[0]}: a rank of latent attention, without --{LATENT}: {way}")
 

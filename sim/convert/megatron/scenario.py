@@ -52,6 +52,8 @@ SIMULATED_OF_EXPERTS = {
     MEGATRON.name: FUSED_EXPERTS,
     MEGATRON_BRIDGE.name: FUSED_EXPERTS,
 }
+# Arguments that are not read, and whose names are almost those of others.
+OWN = {"moe-expert-rank-capacity-factor", "tp-comm-overlap-ag", "tp-comm-overlap-rs"}
 FP8_RECIPE = "delayed"  # --fp8-recipe's default
 
 
@@ -105,6 +107,7 @@ def described(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]
     """
     if str(s.values.get("num-experts")) == "0":  # as if it were not given (`validate_args`)
         s.values = {name: value for name, value in s.values.items() if name != "num-experts"}
+    s.unknown |= OWN & s.values.keys()
     take_sizes(s)
     p = _layout(s, machine, gpus)
     training = _training(s, p["dp"], machine)

@@ -78,5 +78,10 @@ def assigned(text: str) -> dict[str, str]:
     return {name: value for name, value in ASSIGNED.findall(COMMENT.sub("", text)) if value}
 
 
+def is_noted(name: str) -> bool:
+    """Tell whether `environment_note` names a variable where its value says so, or it is read elsewhere."""
+    return name in (*SWITCHES, *ON, *CHOICES, "NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "CUBLAS_WORKSPACE_CONFIG")
+
+
 def _matters(name: str, value: str) -> bool:
     return value in OFF if name in ON else name in CHOICES or (name in SWITCHES and value not in OFF)

@@ -123,3 +123,14 @@ fsdp_config: {forward_prefetch: false}
     on = text.replace("group_by_length: false", "group_by_length: true").replace("prefetch: false", "prefetch: true")
     _, said = converted(tmp_path, "b.yaml", on, "--cluster", "dgx-h100", "--gpus", "8")
     assert "not expressed here: fsdp_config.forward_prefetch, group_by_length" in said
+
+
+def test_an_argument_of_megatrons_own_is_no_mistyped_one(tmp_path: Path) -> None:
+    """core/transformer/transformer_config.py of 2026: `moe_expert_rank_capacity_factor` is a size of paged stashes."""
+    flags = "--num-layers 4 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 1 --seq-length 512 --bf16"
+    experts = "--num-experts 8 --vocab-size 1000 --moe-paged-stash --moe-expert-rank-capacity-factor 2.0"
+    _, said = converted(
+        tmp_path, "a.sh", f"torchrun pretrain_gpt.py {flags} {experts}", "--cluster", "dgx-h100", "--gpus", "8"
+    )
+    assert "did you mean" not in said
+    assert "not expressed here: --moe-expert-rank-capacity-factor, --moe-paged-stash" in said

@@ -66,7 +66,8 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "model: {d_model: 64, n_layers: 2}\ndevice_train_microbatch_size: 2\nglobal_train_batch_size: 8",
             "is a file of OLMo, which is not read",
         ),
-        ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8", "a command of verl, which is not read (a"),
+        ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8", "found 'gae'; its critic, or its further"),
+        ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "a command of verl, which is not read (a"),
         ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
         (
             "a.sh",
@@ -161,3 +162,10 @@ def test_files_of_trls_other_trainers_are_told_by_their_keys(tmp_path: Path, key
 def test_keys_of_trls_other_trainers_that_are_off_say_nothing(tmp_path: Path, key: str) -> None:
     data, _ = converted(tmp_path, "a.yaml", f"max_length: 512\nlearning_rate: 1.0e-6\n{key}\n", *FOR_ANY)
     assert data["training"]["seq_len"] == 512
+
+
+def test_layers_of_sparse_attention_are_named_and_not_their_ranks(tmp_path: Path) -> None:
+    flags = "--hybrid-layer-pattern M-MCM-MHMDM- --q-lora-rank 512 --hidden-size 2048 --num-attention-heads 16"
+    text = f"torchrun pretrain_hybrid.py {flags} --micro-batch-size 1 --seq-length 8192 --vocab-size 1000 --bf16"
+    said = refused(tmp_path, "t.sh", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert "--hybrid-layer-pattern: found 'M-MCM-MHMDM-'" in said

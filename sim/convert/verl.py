@@ -1,0 +1,263 @@
+"""verl's command of GRPO and its kin, `python3 -m verl.trainer.main_ppo key=value …`, as a scenario with `rl`.
+
+Names and defaults: verl 0.9.1, trainer/config/_generated_ppo_trainer.yaml and _generated_ppo_megatron_trainer.yaml. A
+mini-batch has `ppo_mini_batch_size` prompts with all of their answers (trainer/ppo/ray_trainer.py). FSDP keeps its
+parameters in fp32, computes in bf16 and reduces in fp32, and the reference is offloaded by force
+(workers/engine/fsdp/transformer_impl.py).
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any
+
+from sim.convert.scripts.command_line import ENDS, words_of
+from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
+from sim.core.errors import InputError
+from sim.inputs.hub import as_model, config_of
+from sim.inputs.input_source import show
+from sim.inputs.model_input import load_model
+
+MODULE = "verl.trainer.main_ppo"
+ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
+OF_FSDP, OF_MEGATRON = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
+NAMED_MEGATRON = "megatron"  # in --config-name and actor.strategy
+WITHOUT_CRITIC = ("grpo", "grpo_passk", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg")
+ENGINES = {"vllm": "vllm-v1", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
+USUAL_ROLLOUT = "vllm"
+LENGTHS = {
+    "rl.prompt_len.mean": "the mean length of its prompts, which its data would say",
+    "rl.output_len.mean": "the mean length of the answers, which a run would say",
+}
+EAGER = f"{ROLLOUT}.enforce_eager: CUDA graphs of the engine are simulated all the same"
+PROMPT, ANSWER = "data.max_prompt_length", "data.max_response_length"
+DYNAMIC, ULYSSES = f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ulysses_sequence_parallel_size"
+OVERRIDES = f"{OF_MEGATRON}.override_transformer_config"
+OF_OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
+DEGREES = ("tensor_model", "pipeline_model", "context", "expert_model")
+CONFIG = "--config-name"
+PACKS = (
+    "micro-batches: verl packs {tokens:,} tokens (ppo_max_token_len_per_gpu · ulysses_sequence_parallel_size); here "
+    "{packed:,}, so that whole sequences of training.seq_len divide the batch"
+)
+
+
+def is_verl(text: str) -> bool:
+    """Tell whether a script has verl's command of this kind, with arguments in it."""
+    return MODULE in text and "data.train_batch_size" in text
+
+
+def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
+    """The scenario of the command's arguments.
+
+    Raises:
+        InputError: for an estimator that needs a critic, a model that is not known, and sizes that do not divide.
+    """
+    values, megatron = _arguments(file, text)
+    s = Settings(file, values, text=text)
+    estimator = str(s.take("algorithm.adv_estimator", "gae"))
+    if estimator not in WITHOUT_CRITIC:
+        problem = f"found {show(estimator)}; its critic, or its further answers, are not simulated; can be converted"
+        raise InputError(f"{s.place('algorithm.adv_estimator')}: {problem}: {', '.join(WITHOUT_CRITIC)}")
+    gpus = machine.gpus or s.size("trainer.nnodes", 1) * s.size("trainer.n_gpus_per_node", 8)
+    parallelism = _of_megatron(s, gpus) if megatron else _of_fsdp(s, gpus)
+    training = _training(s, megatron, parallelism)
+    sections = {
+        "model": machine.model or _model(s),
+        "training": training,
+        "parallelism": parallelism,
+        "rl": _rl(s, megatron),
+    }
+    _split_experts(s, sections)
+    s.missing.update(LENGTHS)
+    return s.converted("verl", machine, sections)
+
+
+def _arguments(file: Path, text: str) -> tuple[dict[str, Any], bool]:
+    """What the command sets, by key, and whether Megatron trains."""
+    words = words_of(file, text, ends=True)
+    at = next((i for i, word in enumerate(words) if word == MODULE), None)
+    if at is None:
+        raise InputError(f"{file}: {MODULE} stands in the file, but in no command that could be read")
+    behind = list(takewhile(lambda word: word not in ENDS, words[at + 1 :]))
+    pairs = (word.lstrip("+").split("=", 1) for word in behind if "=" in word and not word.startswith(("-", "~")))
+    values = {key: _typed(value) for key, value in pairs}
+    configs = [word for before, word in pairwise(["", *behind]) if CONFIG in (before, word.partition("=")[0])]
+    of_config = any(NAMED_MEGATRON in word for word in configs)
+    return values, of_config or values.get(f"{ACTOR}.strategy") == NAMED_MEGATRON
+
+
+def _typed(value: str) -> Any:
+    words = {"true": True, "false": False, "null": None, "none": None}
+    plain = value.strip("'\"")
+    return words.get(plain.lower(), plain)
+
+
+def _model(s: Settings) -> str:
+    """The model by its path, whose last two parts may be its id on the Hub.
+
+    Raises:
+        InputError: where it is not known here.
+    """
+    path = str(s.take(f"{MODEL}.path", ""))
+    parts = path.rstrip("/").split("/")
+    for name in ("/".join(parts[-2:]), parts[-1]):
+        if config_of(name) is not None:
+            return as_model(name)
+    problem = f"found {show(path)}{lacking(path)}; is no model that is known here: give --model"
+    raise InputError(f"{s.place(f'{MODEL}.path')}: {problem}")
+
+
+def _of_fsdp(s: Settings, gpus: int) -> dict[str, Any]:
+    """FSDP over all GPUs, or over groups of `fsdp_size`; Ulysses splits sequences within it."""
+    ulysses = s.size(ULYSSES, 1)
+    group, old = s.integer(f"{OF_FSDP}.fsdp_size", -1), s.take(f"{ACTOR}.strategy", "fsdp") == "fsdp"
+    if gpus % ulysses:
+        raise InputError(f"{s.place(ULYSSES)}: found {ulysses}; must divide {gpus} GPUs")
+    kept = not s.flag(f"{OF_FSDP}.reshard_after_forward", True)
+    found = {
+        "dp": gpus // ulysses,
+        "cp": ulysses if ulysses > 1 else None,
+        "cp_method": "all_to_all" if ulysses > 1 else None,
+        "zero": 3,
+        "fsdp_version": 1 if old else 2,
+        "shard_size": group if 0 < group < gpus else None,
+        "reshard_after_forward": False if kept else None,
+    }
+    return without_none(found)
+
+
+def _of_megatron(s: Settings, gpus: int) -> dict[str, Any]:
+    """Megatron's degrees, with the distributed optimizer."""
+    names = {kind: f"{OF_MEGATRON}.{kind}_parallel_size" for kind in DEGREES}
+    tp, pp, cp, ep = (s.size(names[kind], 1) for kind in DEGREES)
+    if gpus % (tp * pp * cp):
+        raise InputError(f"{s.file}: {gpus} GPUs; must be a multiple of {tp * pp * cp} ({OF_MEGATRON}: tp · pp · cp)")
+    virtual = s.whole(f"{OF_MEGATRON}.virtual_pipeline_model_parallel_size") or 1
+    expert_tp = s.whole(f"{OF_MEGATRON}.expert_tensor_parallel_size") or tp
+    flex = s.take(f"{OVERRIDES}.moe_token_dispatcher_type") == "flex"
+    s.taken |= {f"{OVERRIDES}.moe_enable_deepep"} if flex else set()
+    found = {
+        "dp": gpus // (tp * pp * cp),
+        "tp": tp,
+        "pp": pp,
+        "cp": cp,
+        "sp": s.flag(f"{OF_MEGATRON}.sequence_parallel", True) and tp > 1,
+        "ep": ep if ep > 1 else None,
+        "expert_tp": expert_tp if ep > 1 else None,
+        "ep_dispatcher": "deepep" if flex and ep > 1 else None,
+        "zero": 1 if s.flag(f"{OF_MEGATRON}.use_distributed_optimizer", True) else 0,
+        "schedule": "interleaved_1f1b" if virtual > 1 else None,
+        "virtual_stages": virtual if virtual > 1 else None,
+    }
+    return without_none(found)
+
+
+def _training(s: Settings, megatron: bool, parallelism: dict[str, Any]) -> dict[str, Any]:
+    batch = s.size(f"{ACTOR}.ppo_mini_batch_size", 256) * s.size(f"{ROLLOUT}.n", 1)
+    length = s.size(PROMPT, 512) + s.size(ANSWER, 512)
+    found: dict[str, Any] = {
+        "seq_len": length,
+        "micro_batch_size": _micro_batch(s, length, batch, parallelism),
+        "global_batch_size": batch,
+        "precision": "bf16",
+        "gradient_clipping": (s.number(f"{ACTOR}.grad_clip", 1.0) or 0.0) > 0,
+        "attention": "fused",
+        "optimizer": "adamw",
+    }
+    return found | (_by_megatron(s) if megatron else _by_fsdp(s))
+
+
+def _by_megatron(s: Settings) -> dict[str, Any]:
+    granularity = s.take(f"{OVERRIDES}.recompute_granularity")
+    s.choice(f"{OVERRIDES}.recompute_method", {"uniform": True, "None": True}, "None")
+    s.choice(f"{OVERRIDES}.recompute_num_layers", {"1": True, "None": True}, "None")
+    s.take(f"{MODEL}.enable_gradient_checkpointing")  # of FSDP alone
+    s.take(f"{OF_MEGATRON}.grad_offload")  # gradients are freed while the engine runs, either way
+    on_host = s.flag(f"{OF_OPTIMIZER}.optimizer_cpu_offload")
+    whole = s.number(f"{OF_OPTIMIZER}.optimizer_offload_fraction", 1.0) == 1.0
+    found: dict[str, Any] = {"framework": "megatron", "recompute": granularity or "none", "grad_dtype": "fp32"}
+    return found | ({"optimizer_offload": "cpu"} if on_host and whole else {})
+
+
+def _by_fsdp(s: Settings) -> dict[str, Any]:
+    dtype = str(s.take(f"{OF_FSDP}.model_dtype", "fp32"))
+    rank = s.integer(f"{MODEL}.lora_rank", 0)
+    return {
+        "framework": "transformers",
+        "recompute": "full" if s.flag(f"{MODEL}.enable_gradient_checkpointing", True) else "none",
+        "cross_entropy": "fused",  # log-probabilities by FlashAttention's loss (utils/torch_functional.py)
+        **({} if dtype in ("bf16", "bfloat16") else {"param_dtype": "fp32", "grad_reduce_dtype": "fp32"}),
+        **({"lora": {"rank": rank}} if rank else {}),
+    }
+
+
+def _micro_batch(s: Settings, length: int, batch: int, parallelism: dict[str, Any]) -> int:
+    """Sequences of full length that a micro-batch has room for; of a batch by tokens so many that they divide it."""
+    per_gpu, of_all = (f"{ACTOR}.ppo_micro_batch_size{end}" for end in ("_per_gpu", ""))
+    replicas: int = parallelism["dp"]
+    if s.flag(DYNAMIC):
+        s.taken |= {per_gpu, of_all}
+        tokens = s.size(f"{ACTOR}.ppo_max_token_len_per_gpu", 16384) * int(parallelism.get("cp", 1))
+        most = max(tokens // length, 1)
+        found = next((n for n in range(most, 1, -1) if batch % (n * replicas) == 0), 1)
+        s.notes.append(PACKS.format(tokens=tokens, packed=found * length))
+        return found
+    s.take(f"{ACTOR}.ppo_max_token_len_per_gpu")
+    if (given := s.whole(per_gpu)) is not None:
+        return given
+    if (given := s.whole(of_all)) is None:
+        raise InputError(f"{s.file}: {per_gpu}: is required and missing without use_dynamic_bsz")
+    return max(given // replicas, 1)
+
+
+def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
+    """The section `rl`. FSDP's reference is on the host in any case."""
+    states = OF_MEGATRON if megatron else OF_FSDP
+    offloads = [s.flag(f"{states}.{what}_offload") for what in ("param", "optimizer")]
+    if len({*offloads}) > 1:
+        s.notes.append(f"{states}: one of param_offload and optimizer_offload alone; both are simulated offloaded")
+    uses_reference = s.flag(f"{ACTOR}.use_kl_loss") or s.flag("algorithm.use_kl_in_reward")
+    on_host = s.flag(f"{REF}.megatron.param_offload", offloads[0])
+    s.taken |= {f"{REF}.fsdp_config.param_offload"}
+    joined = s.flag(f"{MODEL}.use_remove_padding", True)
+    return {
+        "prompts_per_step": s.size("data.train_batch_size", 1024),
+        "generations_per_prompt": s.size(f"{ROLLOUT}.n", 1),
+        "prompt_len": {"max": s.size(PROMPT, 512)},
+        "output_len": {"max": s.size(ANSWER, 512)},
+        "reference": ("host" if on_host or not megatron else "gpu") if uses_reference else "none",
+        "sequences": "packed" if s.flag(DYNAMIC) else "mean" if joined else "padded",
+        "sleep_level": 2 if s.flag(f"{ROLLOUT}.free_cache_engine", True) else 0,
+        "offload_training": any(offloads),
+        "generation": _generation(s),
+    }
+
+
+def _split_experts(s: Settings, sections: dict[str, Any]) -> None:
+    """How the engine splits a model's experts: within its tp, or over `expert_parallel_size` (vLLM and SGLang)."""
+    ep, generation = s.size(f"{ROLLOUT}.expert_parallel_size", 1), sections["rl"]["generation"]
+    if load_model(sections["model"]).moe is not None and generation["tp"] > 1:
+        generation |= {"ep": ep} if ep > 1 else {"expert_tp": generation["tp"]}
+
+
+def _generation(s: Settings) -> dict[str, Any]:
+    """The engine's keys."""
+    engine = s.choice(f"{ROLLOUT}.name", ENGINES, USUAL_ROLLOUT)
+    if s.flag(f"{ROLLOUT}.enforce_eager"):
+        s.notes.append(EAGER)
+    drawn = {"temperature": s.number(f"{ROLLOUT}.temperature", 1.0), "top_p": s.number(f"{ROLLOUT}.top_p", 1.0)}
+    top_k = s.integer(f"{ROLLOUT}.top_k", -1)
+    sampling = drawn | ({"top_k": top_k} if top_k > 0 else {})
+    s.flag(f"{ROLLOUT}.enable_chunked_prefill", True)
+    return {
+        "engine": engine or ENGINES[USUAL_ROLLOUT],
+        "tp": s.size(f"{ROLLOUT}.tensor_model_parallel_size", 2),
+        "pp": s.size(f"{ROLLOUT}.pipeline_model_parallel_size", 1),
+        "max_running_requests": s.size(f"{ROLLOUT}.max_num_seqs", 256),
+        "max_batch_tokens": s.size(f"{ROLLOUT}.max_num_batched_tokens", 8192),
+        "kv_cache": {"memory_fraction": s.number(f"{ROLLOUT}.gpu_memory_utilization", 0.5)},
+        "prefix_cache": "gpu" if s.flag(f"{ROLLOUT}.enable_prefix_caching", True) else "none",
+        **({} if sampling == {"temperature": 1.0, "top_p": 1.0} else {"sampling": sampling}),
+    }

@@ -1,0 +1,121 @@
+"""verl's commands as scenarios with `rl`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.sim.convert.converting import converted, of, refused
+
+COMMAND = """
+set -x
+rollout_name="sglang" # sglang or vllm
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=$HOME/data/gsm8k/train.parquet \\
+    data.train_batch_size=1024 \\
+    data.max_prompt_length=512 \\
+    data.max_response_length=1024 \\
+    data.truncation='error' \\
+    actor_rollout_ref.model.path=Qwen/Qwen3-8B \\
+    actor_rollout_ref.model.use_remove_padding=True \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.actor.use_dynamic_bsz=True \\
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.rollout.name=$rollout_name \\
+    actor_rollout_ref.rollout.gpu_memory_utilization=0.6 \\
+    actor_rollout_ref.rollout.n=5 \\
+    actor_rollout_ref.ref.fsdp_config.param_offload=True \\
+    trainer.logger=['console','wandb'] \\
+    trainer.n_gpus_per_node=8 \\
+    trainer.nnodes=1 $@
+"""
+MEGATRON = """
+NNODES=${NNODES:-1}
+MODEL_PATH=Qwen/Qwen3-30B-A3B-Base
+LENGTH=$((1024 * 2))
+python3 -m verl.trainer.main_ppo --config-path=./config --config-name='ppo_megatron_trainer'\\
+    algorithm.adv_estimator=grpo \\
+    data.train_batch_size=512 data.max_prompt_length=${LENGTH} data.max_response_length=$((LENGTH * 4)) \\
+    actor_rollout_ref.model.path="${MODEL_PATH}" \\
+    actor_rollout_ref.actor.ppo_mini_batch_size=128 \\
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 \\
+    +actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True \\
+    actor_rollout_ref.actor.megatron.param_offload=True \\
+    actor_rollout_ref.actor.megatron.optimizer_offload=True \\
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 \\
+    actor_rollout_ref.actor.megatron.virtual_pipeline_model_parallel_size=null \\
+    actor_rollout_ref.actor.megatron.expert_model_parallel_size=8 \\
+    actor_rollout_ref.actor.megatron.expert_tensor_parallel_size=1 \\
+    +actor_rollout_ref.actor.megatron.override_transformer_config.moe_token_dispatcher_type="flex" \\
+    actor_rollout_ref.rollout.n=16 actor_rollout_ref.rollout.tensor_model_parallel_size=4 \\
+    actor_rollout_ref.rollout.top_p=0.9 actor_rollout_ref.rollout.enforce_eager=True \\
+    actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8 trainer.nnodes=${NNODES}
+"""
+OPTIONS = ("--cluster", "dgx-h100", "--set", "rl.prompt_len.mean=100", "--set", "rl.output_len.mean=300")
+
+
+def said_of(tmp_path: Path, text: str, *options: str) -> tuple[dict[str, Any], str]:
+    return converted(tmp_path, "run.sh", text, *OPTIONS, *options)
+
+
+def test_fsdp_and_an_engine_take_turns(tmp_path: Path) -> None:
+    data, said = said_of(tmp_path, COMMAND)
+    assert data["model"] == "hf://Qwen/Qwen3-8B"
+    assert of(data, "parallelism", "dp", "zero", "fsdp_version") == [8, 3, 1]
+    assert of(data, "training", "seq_len", "global_batch_size", "recompute") == [1536, 256 * 5, "full"]
+    assert of(data, "training", "param_dtype", "grad_reduce_dtype", "framework") == ["fp32", "fp32", "transformers"]
+    assert of(data, "rl", "prompts_per_step", "generations_per_prompt") == [1024, 5]
+    assert of(data, "rl", "prompt_len", "output_len") == [{"max": 512, "mean": 100}, {"max": 1024, "mean": 300}]
+    assert of(data, "rl", "reference", "sequences", "offload_training") == ["host", "packed", False]
+    engine = data["rl"]["generation"]
+    assert (engine["engine"], engine["tp"], engine["kv_cache"]) == ("sglang-0.5", 2, {"memory_fraction": 0.6})
+    assert data["training"]["micro_batch_size"] == 10  # of 24,000 // 1,536 = 15 that divides 1,280 / 8
+    assert "verl packs 24,000 tokens" in said
+    assert "not expressed" not in said
+
+
+def test_megatron_trains_experts_and_the_engine_splits_them_within_its_degree(tmp_path: Path) -> None:
+    data, said = said_of(tmp_path, MEGATRON)
+    assert of(data, "parallelism", "dp", "tp", "pp", "ep", "expert_tp", "zero") == [4, 2, 1, 8, 1, 1]
+    assert of(data, "parallelism", "sp", "ep_dispatcher") == [True, "deepep"]
+    assert of(data, "training", "framework", "micro_batch_size", "optimizer_offload") == ["megatron", 2, "cpu"]
+    assert of(data, "rl", "reference", "sequences", "offload_training") == ["none", "mean", True]
+    engine = data["rl"]["generation"]
+    assert (engine["tp"], engine["expert_tp"]) == (4, 4)
+    assert engine["sampling"] == {"temperature": 1.0, "top_p": 0.9}
+    assert "enforce_eager" in said
+    data, _ = said_of(tmp_path, MEGATRON, "--var", "NNODES=2")
+    assert data["parallelism"]["dp"] == 8
+
+
+def test_ulysses_splits_sequences(tmp_path: Path) -> None:
+    text = COMMAND.replace("actor.use_dynamic_bsz=True", "actor.ulysses_sequence_parallel_size=2")
+    text = text.replace("ppo_max_token_len_per_gpu=24000", "ppo_micro_batch_size_per_gpu=4")
+    data, _ = said_of(tmp_path, text)
+    assert of(data, "parallelism", "dp", "cp", "cp_method") == [4, 2, "all_to_all"]
+    assert data["rl"]["sequences"] == "mean"
+
+
+def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
+    said = refused(tmp_path, "run.sh", COMMAND, "--cluster", "dgx-h100")
+    assert (
+        "does not give the mean length of its prompts, which its data would say: add --set rl.prompt_len.mean=N" in said
+    )
+    said = refused(tmp_path, "run.sh", COMMAND, *OPTIONS[:4])
+    assert "add --set rl.output_len.mean=N" in said
+    said = refused(tmp_path, "run.sh", COMMAND.replace("estimator=grpo", "estimator=gae"), *OPTIONS)
+    assert "run.sh:5: algorithm.adv_estimator: found 'gae'; its critic" in said
+    said = refused(tmp_path, "run.sh", COMMAND.replace("Qwen/Qwen3-8B", "$HOME/mine"), *OPTIONS)
+    assert "actor_rollout_ref.model.path: found" in said
+    data, _ = said_of(tmp_path, COMMAND.replace("Qwen/Qwen3-8B", "/models/mine"), "--model", "llama3-8b")
+    assert data["model"] == "llama3-8b"
+    _, said = said_of(tmp_path, COMMAND.replace("ppo_mini_batch_size", "ppo_mini_batch_sise"))
+    assert "ppo_mini_batch_sise is not read: did you mean actor_rollout_ref.actor.ppo_mini_batch_size?" in said
+
+
+def test_what_has_no_key_is_noted(tmp_path: Path) -> None:
+    _, said = said_of(tmp_path, COMMAND.replace("trainer.nnodes=1", "trainer.nnodes=1 reward_model.enable=True"))
+    assert "not expressed here: reward_model.enable" in said
