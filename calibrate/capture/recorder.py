@@ -47,6 +47,10 @@ ALLOCATE = (
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_")
 CAUSAL = "is_causal"
+ALONG = (  # operators whose kernels depend on the dimension that they go along
+    *("aten.cumsum", "aten.cumsum_", "aten.cumprod", "aten.logcumsumexp", "aten.cummax", "aten.cummin"),
+    *("aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.median", "aten.nanmedian"),
+)
 DROPOUT = "dropout_p"
 STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in whose place another is captured
 # What a kernel on a GPU allocates while it runs: something as large as this argument (aten/src/ATen/native/cuda:
@@ -76,7 +80,8 @@ class RecordedOperator:
     """One operator. `launches` is 0 for what takes only host time: a view, an allocation, work on the host's tensors.
 
     `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32. `host_copy`: of a copy between the host's
-    memory and the GPU's. `drops`: an attention that drops probabilities at random.
+    memory and the GPU's. `drops`: an attention that drops probabilities at random. `dims_behind`: the dimensions behind
+    the one that it goes along.
     """
 
     name: str
@@ -89,6 +94,7 @@ class RecordedOperator:
     tf32: bool = False
     host_copy: HostCopy | None = None
     drops: bool = False
+    dims_behind: int = 0
 
 
 @dataclass(slots=True)
@@ -244,6 +250,7 @@ class Recorder(TorchDispatchMode):
                 bool(_argument(func, args, kwargs, CAUSAL)),
                 self.device != "cpu" and rounds_to_tf32(name, inputs),
                 drops=bool(_argument(func, args, kwargs, DROPOUT)) and "attention" in name,
+                dims_behind=_dims_behind(func, args, kwargs) if name in ALONG else 0,
             )
         )
 
@@ -349,6 +356,13 @@ def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     dtype = str(x.dtype).removeprefix("torch.")
     strides = () if x.is_contiguous() else tuple(int(s) for s in x.stride())
     return SHORT.get(dtype, dtype), tuple(int(n) for n in x.shape), strides
+
+
+def _dims_behind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how many dimensions lie behind the one that an operator goes along, by default the last."""
+    dim = _argument(func, args, kwargs, "dim")
+    count = args[0].dim()
+    return 0 if dim is None or not count else count - 1 - dim % count
 
 
 def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:

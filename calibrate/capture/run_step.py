@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from calibrate.capture.answers import numbers_shown
-from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
+from calibrate.capture.autocast import DTYPES, CudaOperators, autocast_noted, user_autocast
 from calibrate.capture.compiled_regions import code_compiled, compiled_regions
 from calibrate.capture.counts_read import counts_read
 from calibrate.capture.flex_attention import flex_attention_fused
@@ -50,7 +50,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         fake_weights(),
     ):
         known = KnownValues(balanced)
-        with known, flex_attention_fused(known):
+        with known, flex_attention_fused(known), autocast_noted():
             step = make()
         step.facts.update(ROUTED if balanced else {})
         if step.compiled and step.optimizer is None:
