@@ -112,6 +112,11 @@ class KnownValues(TorchDispatchMode):
         self._known.pop(x.untyped_storage()._cdata, None)
         self.ends.forget(x)
 
+    def forget_filled(self, x: torch.Tensor) -> None:
+        """Note that a kernel may have written into a tensor; it does so into one that was filled with one number."""
+        if isinstance(x, FakeTensor) and not isinstance(self._known.get(x.untyped_storage()._cdata), torch.Tensor):
+            self.forget(x)
+
     def replace(self, x: torch.Tensor) -> None:
         """Note that unknown values were written into a real tensor, which still has those from before."""
         storage = x.untyped_storage()

@@ -28,6 +28,7 @@ from calibrate.capture.recorder import Recorder, parts_of
 from calibrate.capture.running_module import watched
 from calibrate.capture.step import Step
 from calibrate.capture.step_checks import checked_loss, without_gradients
+from calibrate.capture.triton_kernels import triton_kernels
 from sim.core.errors import InputError
 from sim.models.captured.waits import READ
 
@@ -100,6 +101,7 @@ def _recorded(
         masks_kept() if step.compiled else masks_read(known),
         matched_in_turn(),
         flex_attention_fused(known),
+        triton_kernels(recorder, known.forget_filled),
         recorder,
         operators,
         kept_in_backward(operators),
