@@ -314,8 +314,9 @@ def user_autocast(mode: CudaOperators) -> Iterator[None]:
         self.wanted = _wanted(device_type, dtype, enabled)
 
     def enter(self: Any) -> Any:
-        found = vars(self)  # one that nobody noted has what torch made of it
-        mode.states.append(found["wanted"] if "wanted" in found else self.fast_dtype if self._enabled else None)
+        if not hasattr(self, "wanted"):  # one that nobody noted has what torch made of it
+            self.wanted = self.fast_dtype if self._enabled else None
+        mode.states.append(self.wanted)
         return self
 
     def leave(self: Any, *_: object) -> None:

@@ -24,6 +24,7 @@ from calibrate.capture.known_values import PLAIN
 from calibrate.capture.places import Places
 from calibrate.capture.running_module import Modules
 from sim.inputs.program_file import HostCopy
+from sim.models.captured.waits import READ
 
 SHORT = {
     "float32": "fp32",
@@ -57,6 +58,7 @@ STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in
 # SoftMax.cu, softmax_backward_cuda_out multiplies the gradient with the result first; LossCTC.cu,
 # ctc_loss_backward_gpu_template has sums from the last frame on beside those from the first).
 HOLDS_BESIDE = {"aten::_softmax_backward_data": 0, "aten::_ctc_loss_backward": 6}
+CTC_LOSS = "aten::_ctc_loss"
 ROLL = torch.ops.aten.roll.default
 SCALAR = torch.ops.aten._local_scalar_dense.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
@@ -237,6 +239,8 @@ class Recorder(TorchDispatchMode):
             return
         written = tree_leaves(out) if func._schema.returns else _changed(func, args)
         outputs = [(describe(x), self.storage(x)) for x in written if isinstance(x, torch.Tensor)]
+        if self.device != "cpu" and func._schema.name == CTC_LOSS:
+            self._read_lengths(args)
         if self.device != "cpu" and func._schema.name in HOLDS_BESIDE:
             self._hold(args[HOLDS_BESIDE[func._schema.name]])
         by_host = self.device != "cpu" and on_host
@@ -253,6 +257,12 @@ class Recorder(TorchDispatchMode):
                 dims_behind=_dims_behind(func, args, kwargs) if name in ALONG else 0,
             )
         )
+
+    def _read_lengths(self, args: tuple[Any, ...]) -> None:
+        """Record that the host reads the lengths of speech and of texts (native/LossCTC.cpp: ctc_loss)."""
+        for x in args[2:4]:
+            if isinstance(x, torch.Tensor) and not self.places.on_host(x):
+                self.add(READ, [x], [])
 
     def _hold(self, like: torch.Tensor) -> None:
         """Record a storage of a tensor's size that lives while the next operator runs."""
