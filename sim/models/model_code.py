@@ -229,9 +229,13 @@ MODEL_CODE: dict[str, ModelCode] = {
     "stablelm": ModelCode(norms_heads_in_turn=True),  # stablelm/modeling_stablelm.py: StableLmLayerNormPerHead
     # xglm/modeling_xglm.py: XGLMAttention.forward, which knows no other attention
     "xglm": ModelCode(
-        fused=False, scale="none", scales_queries="number", softmax_in_fp32=False, mask="added and raised",
+        fused=False,
+        scale="none",
+        scales_queries="number",
+        softmax_in_fp32=False,
+        mask="added and raised",
         transposes_keys=False,
-    ),  # fmt: skip
+    ),
     "youtu": ModelCode(rope_pairs="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
 }
 

@@ -30,7 +30,10 @@ def query_factor(d: Dims, elements: int) -> tuple[Operator, ...]:
     by_positions = d.code.scales_queries == "positions"
     moved = 2 * elements * (FP32_BYTES if rope_gives_fp32(d) else d.act_bytes)
     ahead, back = (
-        replace(memory_op(name, phase, "elementwise", elements, moved, d.act), single_elements=float(by_positions * elements))
+        replace(
+            memory_op(name, phase, "elementwise", elements, moved, d.act),
+            single_elements=float(by_positions * elements),
+        )
         for name, phase in (("query_factor", F), ("query_factor_backward", I))
     )
     positions = launches_alone("query_factor_positions", F, POSITION_KERNELS) if by_positions else ()
