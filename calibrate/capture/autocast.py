@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, cast
 from unittest.mock import patch
+from warnings import catch_warnings, filterwarnings
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,7 @@ GROUPED = ("grouped_mm", "_grouped_mm")
 OF_DATA = ("tensor", "as_tensor")
 ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DEFAULT_DTYPES = {"cuda": torch.float16, "cpu": torch.bfloat16}  # aten/src/ATen/autocast_mode.cpp: autocast_dtype
 
 
 class CudaOperators(TorchFunctionMode):
@@ -280,14 +282,40 @@ def softmax(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     return func(*args, **kwargs)
 
 
+def _wanted(device_type: str, dtype: torch.dtype | None, enabled: bool) -> torch.dtype | None:
+    """Return the dtype that an autocast casts to, by default the one of its device; None if it is off."""
+    return (dtype or DEFAULT_DTYPES.get(device_type, torch.bfloat16)) if enabled else None
+
+
+@contextmanager
+def autocast_noted() -> Iterator[None]:
+    """Let an autocast that is made before the step is captured, such as a decorator, keep what it asks for.
+
+    torch switches one for a GPU off where there is no GPU (torch/amp/autocast_mode.py).
+    """
+    kind = torch.amp.autocast_mode.autocast
+    make = kind.__init__
+
+    def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
+        with catch_warnings():
+            filterwarnings("ignore", "CUDA is not available")
+            make(self, device_type, dtype, enabled, cache_enabled)
+        self.wanted = _wanted(device_type, dtype, enabled)
+
+    with patch.object(kind, "__init__", begin):
+        yield
+
+
 @contextmanager
 def user_autocast(mode: CudaOperators) -> Iterator[None]:
     """Let the captured code's own `torch.autocast` switch `mode` on and off and ask whether it is on."""
 
     def begin(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: Any = None) -> None:
-        self.wanted = (dtype or torch.bfloat16) if enabled else None
+        self.wanted = _wanted(device_type, dtype, enabled)
 
     def enter(self: Any) -> Any:
+        if not hasattr(self, "wanted"):  # one that nobody noted has what torch made of it
+            self.wanted = self.fast_dtype if self._enabled else None
         mode.states.append(self.wanted)
         return self
 
@@ -299,8 +327,8 @@ def user_autocast(mode: CudaOperators) -> Iterator[None]:
     def enabled(*_: object) -> bool:
         return mode.dtype is not None
 
-    def dtype(*_: object) -> torch.dtype:
-        return mode.dtype or torch.bfloat16
+    def dtype(device_type: str = "cuda") -> torch.dtype:
+        return mode.dtype or DEFAULT_DTYPES.get(device_type, torch.bfloat16)
 
     of_any_device = torch._C._is_any_autocast_enabled
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MethodType
@@ -40,17 +40,26 @@ if TYPE_CHECKING:
 CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.memory_format)
 SHARDED = (FSDPModule, FullyShardedDataParallel)  # modules whose hooks gather parameters
 REASON_LETTERS = 160
+GRAPHED = ("reduce-overhead", "max-autotune")  # modes with CUDA graphs (torch/_inductor/__init__.py: list_mode_options)
+GRAPHS_OPTION = "triton.cudagraphs"
+GRAPHS_LEFT_OUT = (
+    "kernels are captured as if the host issued each; its CUDA graphs save that time (training.cuda_graphs: step in a "
+    "scenario)"
+)
 
 
 class Compiled:
     """What `torch.compile` makes of a function, or of the forward of `module`. Outside a capture it runs eagerly.
 
     `modules`: whose parameters and buffers it may use; None before its first call. `loose`: parameters that it uses
-    besides.
+    besides. `graphed`: torch puts its kernels into CUDA graphs.
     """
 
-    def __init__(self, function: Callable[..., Any], module: torch.nn.Module | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], module: torch.nn.Module | None = None, graphed: bool = False
+    ) -> None:
         functools.update_wrapper(self, function, updated=())
+        self.graphed = graphed
         self.function, self.module = function, module
         self.name = getattr(function, "__qualname__", "") if module is None else type(module).__name__
         self.modules = None if module is None else list(module.modules())
@@ -69,7 +78,7 @@ class Compiled:
             return self
         if id(instance) not in self.methods:
             module = instance if isinstance(instance, torch.nn.Module) else None
-            self.methods[id(instance)] = Compiled(MethodType(self.function, instance), module)
+            self.methods[id(instance)] = Compiled(MethodType(self.function, instance), module, self.graphed)
         return self.methods[id(instance)]
 
     def parts(self) -> list[torch.nn.Module]:
@@ -126,11 +135,13 @@ class Traced(NamedTuple):
 
 
 class Regions:
-    """The compiled code of one capture. `eager`: why some of it runs eagerly, by its name; `compiled`: the others."""
+    """The compiled code of one capture. `eager`: why some of it runs eagerly, by its name; `compiled`: the others, of
+    which those in `graphed` have CUDA graphs."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.compiled: set[str] = set()
+        self.graphed: set[str] = set()
         self.eager: dict[str, str] = {}
         self.tracing = False
         self._traced: dict[Any, Traced | None] = {}  # None: runs eagerly
@@ -143,7 +154,7 @@ class Regions:
             return self._first_call(code, args, kwargs)
         if parts := code.parts():
             for part in parts:
-                _compile(part)
+                _compile(part, graphed=code.graphed)
             return code.function(*args, **kwargs)
         slots = [(where, name) for m in code.modules for where in (m._parameters, m._buffers) for name in where]
         arguments = Arguments(*tree_flatten((args, kwargs), is_leaf=_is_mask), slots)
@@ -186,6 +197,7 @@ class Regions:
             self.eager[code.name] = str(error) if isinstance(error, NotOneGraph) else reason(error)
             return None
         self.compiled.add(code.name)
+        self.graphed |= {code.name} if code.graphed else set()
         self.eager.pop(code.name, None)
         return traced
 
@@ -243,6 +255,9 @@ class Regions:
     def notes(self) -> list[str]:
         """Say what was captured as compiled graphs, and what was not."""
         said = [f"torch.compile: captured as compiled graphs: {', '.join(sorted(self.compiled))}"] * bool(self.compiled)
+        if self.graphed:
+            names = ", ".join(sorted(self.graphed))
+            said.append(f"torch.compile: {names}: {GRAPHS_LEFT_OUT}")
         for name, why in sorted(self.eager.items()):
             short = why if len(why) <= REASON_LETTERS else why[: REASON_LETTERS - 1] + "…"
             said.append(f"torch.compile: {name} is captured eagerly, because it cannot be traced as one graph: {short}")
@@ -281,17 +296,27 @@ def _held_by_modules(
             where[name] = x
 
 
-def _compile(model: Any = None, *, backend: Any = "inductor", disable: bool = False, **_: object) -> Any:
+def _compile(
+    model: Any = None,
+    *,
+    backend: Any = "inductor",
+    disable: bool = False,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    graphed: bool = False,
+    **_: object,
+) -> Any:
     """Do as `torch.compile`; what another backend than Inductor compiles runs eagerly."""
+    graphed = graphed or mode in GRAPHED or bool((options or {}).get(GRAPHS_OPTION))
     if model is None:
-        return lambda f: _compile(f, backend=backend, disable=disable)
+        return lambda f: _compile(f, backend=backend, disable=disable, graphed=graphed)
     if disable or backend != "inductor" or isinstance(model, Compiled):
         return model
     if not isinstance(model, torch.nn.Module):
-        return Compiled(model)
+        return Compiled(model, graphed=graphed)
     inner = _wrapped(model)
     if not isinstance(inner.forward, Compiled):
-        inner.forward = Compiled(inner.forward, inner)
+        inner.forward = Compiled(inner.forward, inner, graphed)
     vars(model)["_orig_mod"] = model  # code asks torch's own compiled module for the one in it; no submodule
     return model
 

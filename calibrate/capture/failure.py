@@ -23,6 +23,10 @@ SAID = {  # what torch says, and what it means for a capture
     "them dense (to_dense)",
     "self.shape_env must not be None": "nested tensors have sizes that depend on data, which a capture does not have; "
     "give padded tensors, or joined ones (varlen_attn)",
+    "Creating a new Tensor subclass Params4bit": "layers of bitsandbytes in 4 bits cannot be captured; "
+    "a scenario's key training.lora describes adapters on such weights",
+    "Creating a new Tensor subclass Int8Params": "layers of bitsandbytes in 8 bits cannot be captured; leave "
+    "them in 16 bits",
     "Creating a new Tensor subclass UninitializedParameter": "layers that learn their sizes from the first input "
     "(LazyLinear) cannot be captured; give their sizes",
     "UnknownCount": "the code reads an integer that depends on data, and makes a size of it; if it depends on a "

@@ -10,12 +10,15 @@ balances likewise with --moe-router-force-load-balancing.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -36,6 +39,7 @@ WHOLE = ("randint", "randperm")  # whole numbers that chance draws, such as toke
 DRAWN = 0.999  # a single number that chance draws, as a part of its range; a layer is left out at small ones
 # Code that asks whether all of more elements than this are true checks its data, as `isfinite(x).all()` does.
 CHECKS = {"all": 1, "_is_all_true": 0}
+ASK_FOR_ERRORS = (F.gaussian_nll_loss.__code__,)  # whose variances are not to be negative
 ROUTING_HELPS = "if it depends on a router's choices alone, --routing balanced makes it known"
 UNKNOWN = (DataDependentOutputException, DynamicOutputShapeException)
 ROUTED = {"routing": "balanced"}  # how a file says it
@@ -111,6 +115,11 @@ class KnownValues(TorchDispatchMode):
         """Note that a tensor was written with unknown values."""
         self._known.pop(x.untyped_storage()._cdata, None)
         self.ends.forget(x)
+
+    def forget_filled(self, x: torch.Tensor) -> None:
+        """Note that a kernel may have written into a tensor; it does so into one that was filled with one number."""
+        if isinstance(x, FakeTensor) and not isinstance(self._known.get(x.untyped_storage()._cdata), torch.Tensor):
+            self.forget(x)
 
     def replace(self, x: torch.Tensor) -> None:
         """Note that unknown values were written into a real tensor, which still has those from before."""
@@ -244,6 +253,8 @@ class KnownValues(TorchDispatchMode):
             self.put(out, ended)
         elif name in CHECKS and args[0].numel() > CHECKS[name] and out.numel() == 1:
             self.put(out, 1)
+        elif name == "any" and _asks_for_errors(sys._getframe(1)):
+            self.put(out, 0)
         if self.balanced and name in CHOICES:
             self._choose(CHOICES[name], args, kwargs, out)
         return out
@@ -302,6 +313,13 @@ def _run(func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if name == "histc" and not args[0].is_floating_point():
         return func(args[0].double(), *args[1:], **kwargs).to(args[0].dtype)
     return func(*args, **kwargs)
+
+
+def _asks_for_errors(frame: FrameType | None) -> bool:
+    """Tell whether a loss of torch asks whether any of its numbers is none that it takes."""
+    while frame is not None and frame.f_code not in ASK_FOR_ERRORS:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

@@ -24,6 +24,7 @@ from calibrate.capture.known_values import PLAIN
 from calibrate.capture.places import Places
 from calibrate.capture.running_module import Modules
 from sim.inputs.program_file import HostCopy
+from sim.models.captured.waits import READ
 
 SHORT = {
     "float32": "fp32",
@@ -47,12 +48,17 @@ ALLOCATE = (
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_")
 CAUSAL = "is_causal"
+ALONG = (  # operators whose kernels depend on the dimension that they go along
+    *("aten.cumsum", "aten.cumsum_", "aten.cumprod", "aten.logcumsumexp", "aten.cummax", "aten.cummin"),
+    *("aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.median", "aten.nanmedian"),
+)
 DROPOUT = "dropout_p"
 STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in whose place another is captured
 # What a kernel on a GPU allocates while it runs: something as large as this argument (aten/src/ATen/native/cuda:
 # SoftMax.cu, softmax_backward_cuda_out multiplies the gradient with the result first; LossCTC.cu,
 # ctc_loss_backward_gpu_template has sums from the last frame on beside those from the first).
 HOLDS_BESIDE = {"aten::_softmax_backward_data": 0, "aten::_ctc_loss_backward": 6}
+CTC_LOSS = "aten::_ctc_loss"
 ROLL = torch.ops.aten.roll.default
 SCALAR = torch.ops.aten._local_scalar_dense.default
 # Gradients to which torch's fake kernels give another layout: the argument whose layout real kernels give them; None:
@@ -76,7 +82,8 @@ class RecordedOperator:
     """One operator. `launches` is 0 for what takes only host time: a view, an allocation, work on the host's tensors.
 
     `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32. `host_copy`: of a copy between the host's
-    memory and the GPU's. `drops`: an attention that drops probabilities at random.
+    memory and the GPU's. `drops`: an attention that drops probabilities at random. `dims_behind`: the dimensions behind
+    the one that it goes along.
     """
 
     name: str
@@ -89,6 +96,7 @@ class RecordedOperator:
     tf32: bool = False
     host_copy: HostCopy | None = None
     drops: bool = False
+    dims_behind: int = 0
 
 
 @dataclass(slots=True)
@@ -231,6 +239,8 @@ class Recorder(TorchDispatchMode):
             return
         written = tree_leaves(out) if func._schema.returns else _changed(func, args)
         outputs = [(describe(x), self.storage(x)) for x in written if isinstance(x, torch.Tensor)]
+        if self.device != "cpu" and func._schema.name == CTC_LOSS:
+            self._read_lengths(args)
         if self.device != "cpu" and func._schema.name in HOLDS_BESIDE:
             self._hold(args[HOLDS_BESIDE[func._schema.name]])
         by_host = self.device != "cpu" and on_host
@@ -244,8 +254,15 @@ class Recorder(TorchDispatchMode):
                 bool(_argument(func, args, kwargs, CAUSAL)),
                 self.device != "cpu" and rounds_to_tf32(name, inputs),
                 drops=bool(_argument(func, args, kwargs, DROPOUT)) and "attention" in name,
+                dims_behind=_dims_behind(func, args, kwargs) if name in ALONG else 0,
             )
         )
+
+    def _read_lengths(self, args: tuple[Any, ...]) -> None:
+        """Record that the host reads the lengths of speech and of texts (native/LossCTC.cpp: ctc_loss)."""
+        for x in args[2:4]:
+            if isinstance(x, torch.Tensor) and not self.places.on_host(x):
+                self.add(READ, [x], [])
 
     def _hold(self, like: torch.Tensor) -> None:
         """Record a storage of a tensor's size that lives while the next operator runs."""
@@ -349,6 +366,13 @@ def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     dtype = str(x.dtype).removeprefix("torch.")
     strides = () if x.is_contiguous() else tuple(int(s) for s in x.stride())
     return SHORT.get(dtype, dtype), tuple(int(n) for n in x.shape), strides
+
+
+def _dims_behind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return how many dimensions lie behind the one that an operator goes along, by default the last."""
+    dim = _argument(func, args, kwargs, "dim")
+    count = args[0].dim()
+    return 0 if dim is None or not count else count - 1 - dim % count
 
 
 def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from calibrate.capture.answers import numbers_shown
-from calibrate.capture.autocast import DTYPES, CudaOperators, user_autocast
+from calibrate.capture.autocast import DTYPES, CudaOperators, autocast_noted, user_autocast
 from calibrate.capture.compiled_regions import code_compiled, compiled_regions
 from calibrate.capture.counts_read import counts_read
 from calibrate.capture.flex_attention import flex_attention_fused
@@ -28,6 +28,7 @@ from calibrate.capture.recorder import Recorder, parts_of
 from calibrate.capture.running_module import watched
 from calibrate.capture.step import Step
 from calibrate.capture.step_checks import checked_loss, without_gradients
+from calibrate.capture.triton_kernels import triton_kernels
 from sim.core.errors import InputError
 from sim.models.captured.waits import READ
 
@@ -50,7 +51,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         fake_weights(),
     ):
         known = KnownValues(balanced)
-        with known, flex_attention_fused(known):
+        with known, flex_attention_fused(known), autocast_noted():
             step = make()
         step.facts.update(ROUTED if balanced else {})
         if step.compiled and step.optimizer is None:
@@ -100,6 +101,7 @@ def _recorded(
         masks_kept() if step.compiled else masks_read(known),
         matched_in_turn(),
         flex_attention_fused(known),
+        triton_kernels(recorder, known.forget_filled),
         recorder,
         operators,
         kept_in_backward(operators),

@@ -32,6 +32,7 @@ from calibrate.capture.object_messages import ObjectMessages
 from calibrate.capture.optimizers import capturable_here, kernels_of_gpu, many_at_once
 from calibrate.capture.run_step import fake_weights
 from calibrate.capture.script_recorder import ScriptRecorder, modules_followed
+from calibrate.capture.triton_kernels import triton_kernels
 from sim.core.errors import InputError
 
 STEPS = 2
@@ -139,6 +140,7 @@ def record_script(
         modules_followed(recorder),
         kept_in_backward(device, operators),
         host_work_noted(queue),
+        triton_kernels(recorder, recorder.known.forget_filled),
         cuda_device(device, copies, queue, rank % nodes_ranks, nodes_ranks),
         operators,
         FakeTensorMode(allow_non_fake_inputs=True),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from calibrate.capture.autocast import autocast_noted
 from calibrate.capture.compiled_regions import code_compiled
 from calibrate.capture.failure import failure
 from calibrate.capture.huggingface_step import huggingface_maker
@@ -36,7 +37,7 @@ def function_maker(module: str, name: str) -> Callable[[], Step]:
     """Return a maker that calls the function `name` of a module; modules in the current folder are found too."""
     sys.path.insert(0, os.getcwd())
     try:
-        with code_compiled():
+        with code_compiled(), autocast_noted():
             found = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if f"{module}.".startswith(f"{error.name}."):

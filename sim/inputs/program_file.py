@@ -44,6 +44,7 @@ ROW_KEYS = (
     "tf32",
     "host_copy",
     "drops",
+    "dims_behind",
 )
 TO_DEVICE, TO_HOST = "host_to_device", "device_to_host"
 SHORT_DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -99,6 +100,7 @@ class CapturedOperator(NamedTuple):
 
     `tf32`: its fp32 numbers are rounded to tf32 on a GPU that has it. `host_copy`: of a copy between the host's memory
     and the GPU's, which moves the bytes of its outputs. `drops`: an attention that drops probabilities at random.
+    `dims_behind`: how many dimensions lie behind the one that a sort, a top-k or a sum so far goes along.
     """
 
     name: str
@@ -113,6 +115,7 @@ class CapturedOperator(NamedTuple):
     tf32: bool = False
     host_copy: HostCopy | None = None
     drops: bool = False
+    dims_behind: int = 0
 
 
 class Storage(NamedTuple):
@@ -249,7 +252,8 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
     found = []
     # Programs that were captured before these columns existed lack them.
     count = len(listed(rows.get("name"), f"{path}: operators.name"))
-    rows = {"tf32": [0] * count, "host_copy": [-1] * count, "drops": [0] * count, **rows}
+    absent = {"tf32": 0, "host_copy": -1, "drops": 0, "dims_behind": 0}
+    rows = {**{key: [value] * count for key, value in absent.items()}, **rows}
     for i, values in enumerate(rows_of(rows, ROW_KEYS, f"{path}: operators")):
         row, where = dict(zip(ROW_KEYS, values, strict=True)), f"{path}: operators[{i}]"
         found.append(
@@ -266,6 +270,7 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
                 bool(whole(row["tf32"], f"{where}.tf32", 0)),
                 None if row["host_copy"] == -1 else _pick(copies, row["host_copy"], f"{where}.host_copy"),
                 bool(whole(row["drops"], f"{where}.drops", 0)),
+                whole(row["dims_behind"], f"{where}.dims_behind", 0),
             )
         )
     return tuple(found)

@@ -55,8 +55,8 @@ class ModelCode(NamedTuple):
     softmax_in_fp32: bool = True
     alibi: bool = False  # a kernel adds fp32 biases of positions
     # The mask's numbers are added to the scores, or scores are filled where it is true, or chosen by one mask and added
-    # to another.
-    mask: Literal["added", "filled", "chosen and added"] = "added"
+    # to another, or added to it and raised to the least number of their dtype.
+    mask: Literal["added", "filled", "chosen and added", "added and raised"] = "added"
     transposes_keys: bool = True  # torch.matmul copies keys to [head_dim, seq]
 
     # Rope's products in separate kernels have the activations' dtype, fp32 from the product with fp32 cosines on
@@ -66,9 +66,9 @@ class ModelCode(NamedTuple):
     # Rope rotates a number of a head's first half with one of its second, or numbers that lie side by side: as complex
     # ones or, in latent attention, by slices.
     rope_pairs: Literal["halves", "slices", "complex"] = "halves"
-    # Queries are multiplied by a factor of their positions, which each layer makes anew
+    # Queries are multiplied by a factor of their positions, which each layer makes anew, or by the scores' factor
     # (`sim.models.attention.query_factor`).
-    scales_queries: bool = False
+    scales_queries: Literal["", "positions", "number"] = ""
     # A head's part with rope is joined to the rest while a token's heads lie beside each other, [seq, heads, head_dim].
     joins_by_tokens: bool = False
 
@@ -196,10 +196,10 @@ MODEL_CODE: dict[str, ModelCode] = {
     # minimax_m3_vl/modeling_minimax_m3_vl.py: MiniMaxM3VLTopKRouter, MiniMaxM3VLRMSNorm
     "minimax_m3": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True),
     # ministral3/modeling_ministral3.py: get_llama_4_attn_scale
-    "ministral3": ModelCode(scales_queries=True),
+    "ministral3": ModelCode(scales_queries="positions"),
     # mistral4/modeling_mistral4.py: apply_rotary_pos_emb_interleave, Mistral4TopkRouter, get_llama_4_attn_scale
     "mistral4": ModelCode(
-        router=GROUPED_SOFTMAX_ROUTER, casts_router_weights=True, rope_pairs="slices", scales_queries=True
+        router=GROUPED_SOFTMAX_ROUTER, casts_router_weights=True, rope_pairs="slices", scales_queries="positions"
     ),
     "mpt": ModelCode(fused=False, alibi=True, mask="filled"),  # mpt/modeling_mpt.py: MptAttention
     "mpt_clipped": ModelCode(fused=False, alibi=True, mask="filled", clamps_qkv="merged"),  # with `clip_qkv`
@@ -212,6 +212,7 @@ MODEL_CODE: dict[str, ModelCode] = {
     "olmo_clipped": ModelCode(rope_dtype="promoted", clamps_qkv="apart"),  # with `clip_qkv`: OlmoAttention.forward
     # olmoe/modeling_olmoe.py: OlmoeTopKRouter without norm_topk_prob; jamba/modeling_jamba.py: JambaTopKRouter
     "olmoe": ModelCode(router=AS_CHOSEN_ROUTER, casts_router_weights=True),
+    "opt": ModelCode(scales_queries="number"),  # opt/modeling_opt.py: OPTAttention.forward
     # persimmon/modeling_persimmon.py: PersimmonAttention._split_heads
     "persimmon": ModelCode(split="select"),
     "phi3": ModelCode(split="select"),  # phi3/modeling_phi3.py: Phi3Attention.forward
@@ -227,7 +228,14 @@ MODEL_CODE: dict[str, ModelCode] = {
     "step3p7": ModelCode(router=UNSCALED_SIGMOID_ROUTER, norm_weights_from_1=True, experts_one_by_one=True),
     "stablelm": ModelCode(norms_heads_in_turn=True),  # stablelm/modeling_stablelm.py: StableLmLayerNormPerHead
     # xglm/modeling_xglm.py: XGLMAttention.forward, which knows no other attention
-    "xglm": ModelCode(fused=False, scale="none", softmax_in_fp32=False),
+    "xglm": ModelCode(
+        fused=False,
+        scale="none",
+        scales_queries="number",
+        softmax_in_fp32=False,
+        mask="added and raised",
+        transposes_keys=False,
+    ),
     "youtu": ModelCode(rope_pairs="slices"),  # youtu/modeling_youtu.py: apply_rotary_pos_emb_interleave
 }
 

@@ -281,3 +281,12 @@ def test_gradients_of_late_layers_are_reduced_during_a_compiled_backward(
     first = min(e.before for e in program.entries if e.what is What.START)
     later = [o for o in program.program.operators[first:] if o.phase == "backward" and o.name == "aten.mm"]
     assert len(later) >= 2 * (LAYERS - 1)
+
+
+@pytest.mark.parametrize(
+    "how", [{"mode": "reduce-overhead"}, {"mode": "max-autotune"}, {"options": {"triton.cudagraphs": True}}], ids=str
+)
+def test_cuda_graphs_of_compiled_code_are_told(tmp_path: Path, how: dict[str, Any]) -> None:
+    _, notes = captured(tmp_path, lambda model: torch.compile(in_turn(model), **how))
+    assert [note.partition(":")[0] for note in notes] == ["torch.compile"] * 2
+    assert "training.cuda_graphs: step" in notes[1]

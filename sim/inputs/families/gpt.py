@@ -73,7 +73,7 @@ def _opt(config: Config) -> Config:
     require(config, "layer_norm_elementwise_affine", (True,))
     require(config, "_remove_final_layer_norm", (False, None))
     require(config, "word_embed_proj_dim", (config["hidden_size"], None))
-    own = {"ffn": config["ffn_dim"], "mlp": "relu"}
+    own = {"ffn": config["ffn_dim"], "mlp": "relu", "code": "opt"}
     own |= drops(config.get("dropout", 0.1), config.get("attention_dropout"))
     return _of_fairseq(config) | own | _learned_from_2(config)
 

@@ -15,6 +15,7 @@ from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import ALIGNED, Compute, Item, Program, Saved, TensorRole
 from sim.models.attention.score_kernels import (
+    RAISED,
     Passes,
     joins_sinks,
     masked_bytes,
@@ -347,6 +348,8 @@ def _softmax_saved(d: Dims, own: Core, scores: float) -> list[Saved]:
     shifted = ("all", "sinks") if joins_sinks(d, own) else ("all",)
     if d.framework.softmax_in_fp32 and d.code.shifts_by_largest in shifted:
         saved.append(Saved("maximum's place", rows * 8.0, role=TensorRole.STATISTICS))
+    if d.framework.softmax_in_fp32 and d.code.mask == RAISED:
+        saved.append(Saved("masked scores", scores * masked_bytes(d, scored_bytes(d))))
     if own.softcap and not d.framework.fuses_chains:
         saved.append(Saved("capped scores' tanh", scores * d.act_bytes))
     saved += factor_saved(d, own, scores, masked_bytes(d, scored_bytes(d)))

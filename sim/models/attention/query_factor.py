@@ -1,8 +1,10 @@
-"""The factor of queries that grows with their positions: Ministral 3's and Mistral 4's own code in Transformers.
+"""Factors that queries are multiplied by in Transformers: of their positions, or the scores' own.
 
 transformers/models/ministral3/modeling_ministral3.py and mistral4/modeling_mistral4.py, get_llama_4_attn_scale: each
 layer makes the factor of every position anew, by six kernels and a cast, and multiplies whole queries by it. It is a
-constant, so that nothing of the queries is kept, and backward the gradient is multiplied.
+constant, so that nothing of the queries is kept, and backward the gradient is multiplied. OPT's and XGLM's code
+(opt/modeling_opt.py: OPTAttention.forward; xglm/modeling_xglm.py: XGLMAttention.forward) multiplies queries by one
+number in place of the scores.
 """
 
 from __future__ import annotations
@@ -25,10 +27,14 @@ def query_factor(d: Dims, elements: int) -> tuple[Operator, ...]:
     """
     if not d.code.scales_queries or d.framework.fuses_chains:
         return ()
+    by_positions = d.code.scales_queries == "positions"
     moved = 2 * elements * (FP32_BYTES if rope_gives_fp32(d) else d.act_bytes)
     ahead, back = (
-        replace(memory_op(name, phase, "elementwise", elements, moved, d.act), single_elements=float(elements))
+        replace(
+            memory_op(name, phase, "elementwise", elements, moved, d.act),
+            single_elements=float(by_positions * elements),
+        )
         for name, phase in (("query_factor", F), ("query_factor_backward", I))
     )
-    positions = launches_alone("query_factor_positions", F, POSITION_KERNELS)
+    positions = launches_alone("query_factor_positions", F, POSITION_KERNELS) if by_positions else ()
     return (Operator("query_factor", (*positions, ahead), (back,)),)

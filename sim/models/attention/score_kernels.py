@@ -82,6 +82,7 @@ class ScorePass(Struct, frozen=True):
 
 
 Passes = tuple[ScorePass, ...]
+RAISED = "added and raised"  # of `ModelCode.mask`
 
 
 def score_passes(d: Dims, c: Scored) -> tuple[Passes, Passes]:
@@ -194,11 +195,13 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     widened, read = _widened(d, masked, made)
     shift, shift_back = _shift(masked) if code.shifts_by_largest == "all" else ((), ())
     sums, sums_back = _sums(masked) if c.sinks else ((), ())
+    raised, raised_back = _raising(masked) if code.mask == RAISED else ((), ())
     ahead = (
         *scale,
         *((biased,) if code.alibi else ()),
         *replaced,
         *added,
+        *raised,
         *sums,
         *shift,
         *((ScorePass("softmax_widening", masked + made, kind="cast", casts=2, single=True),) if widened else ()),
@@ -211,6 +214,7 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
         *((ScorePass("softmax_widening", made + masked, kind="cast"),) if widened else ()),
         *shift_back,
         *sums_back,
+        *raised_back,
         *((ScorePass("mask_cast", masked + given, kind="cast"),) if masked > given else ()),
         *replaced,
         *((ScorePass("alibi_cast", given + scored, kind="cast"),) if given > scored else ()),
@@ -275,6 +279,24 @@ def _replacing(d: Dims, c: Scored, given: float) -> Passes:
     if d.code.mask == "chosen and added":
         return (ScorePass("chosen", 2 * given + 1 / (d.batch * c.heads), kind="elementwise", single=True),)
     return ()
+
+
+def _raising(masked: float) -> tuple[Passes, Passes]:
+    """`torch.max` of scores and their least number, one fp32 number on the GPU (xglm/modeling_xglm.py:
+    XGLMAttention.forward), and its gradient: half of it where both are equal, none where a score is less
+    (tools/autograd/derivatives.yaml: maximum). Each comparison writes truths.
+    """
+    casts = 3 * (masked < FP32_BYTES)
+    compared = ScorePass("mask_compared", masked + MASK_BYTES, kind="elementwise", casts=casts, single=True)
+    back = (
+        compared,
+        ScorePass("mask_half", 2 * masked, kind="elementwise"),
+        compared,
+        ScorePass("mask_chosen", 3 * masked + MASK_BYTES, kind="elementwise"),
+        ScorePass("mask_copy", 2 * masked, kind="copy"),
+        ScorePass("mask_zeros", 2 * masked + MASK_BYTES, kind="elementwise"),
+    )
+    return (ScorePass("mask_raised", 2 * masked, kind="elementwise", casts=casts, single=True),), back
 
 
 def _adding(d: Dims, c: Scored, given: float, masked: float) -> Passes:

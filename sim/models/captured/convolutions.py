@@ -44,7 +44,7 @@ def convolution_computes(op: CapturedOperator, phase: Phase) -> tuple[Compute, .
     """
     x, weight, y = _tensors(op)
     backward = op.name == CONVOLUTIONS[1]
-    last = has_channels_last(x) or has_channels_last(weight)
+    last = _runs_channels_last(op, x, weight)
     copies = [
         copy_before(op, t, phase, is_transposed(t) or has_channels_last(t) or not t.strides)
         for t in ((y, x) if backward else (x,))
@@ -53,7 +53,7 @@ def convolution_computes(op: CapturedOperator, phase: Phase) -> tuple[Compute, .
     depthwise = _is_depthwise(x, weight, y)
     own = depthwise and not _in_cudnn(x, weight)
     products = _depthwise(op, phase, own) if depthwise else _by_fp32(convolution(op, phase), x, weight)
-    moved = [_moved(op, x, y, phase)] if not depthwise and _moves_channels(x, weight, y) else []
+    moved = [_moved(op, x, y, phase)] if not (depthwise or last) and _moves_channels(x, weight, y) else []
     bias: list[Compute] = []
     if backward and any(len(t.shape) == 1 for t in op.outputs):
         bias.append(_around(op, phase, y, y.bytes, "reduce_first"))
@@ -74,9 +74,23 @@ def _by_fp32(op: Compute, x: Tensor, weight: Tensor) -> Compute:
     return replace(op, dtype="fp32", shape=shape)
 
 
+def _runs_channels_last(op: CapturedOperator, x: Tensor, weight: Tensor) -> bool:
+    """Tell whether a convolution runs with the channels last: its input or its weight says so, or its result shows it.
+
+    A weight of one place has the strides of both orders (ATen/native/ConvUtils.h: cudnn_conv_suggest_memory_format).
+
+    >>> x, y = Tensor("bf16", (2, 64, 32, 32), ()), Tensor("bf16", (2, 64, 32, 32), (65536, 1, 2048, 64))
+    >>> weight = Tensor("bf16", (64, 64, 1, 1), ())
+    >>> op = CapturedOperator("aten.convolution", "forward", "", (x, weight), (y,), 1, False)
+    >>> _runs_channels_last(op, x, weight), [c.kind for c in convolution_computes(op, Phase.FORWARD)]
+    (True, ['permute', 'gemm'])
+    """
+    return any(map(has_channels_last, (x, weight, *op.outputs[:1])))
+
+
 def _moves_channels(x: Tensor, weight: Tensor, y: Tensor) -> bool:
     """Tell whether cuDNN's call moves the channels of its images to the last dimension, and back."""
-    if x.dtype not in NARROW or has_channels_last(x) or has_channels_last(weight):
+    if x.dtype not in NARROW:
         return False
     one_place = math.prod(weight.shape[2:]) == 1 and x.shape[2:] == y.shape[2:]
     return not (one_place and math.prod(x.shape[2:]) % ALIGNED == 0)

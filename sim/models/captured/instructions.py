@@ -18,7 +18,7 @@ from typing import NamedTuple
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import NARROW, has_channels_last
-from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
+from sim.models.captured.ordering import LOAD_CLOCKS, chosen_clocks, scan_clocks, selected_clocks
 from sim.models.torch_kernels.layer_norm_clocks import Clocks, layer_norm_clocks
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.torch_kernels.softmax_rows import VECTOR_BYTES
@@ -120,6 +120,14 @@ def _gather(op: CapturedOperator) -> Clocks:
     return Clocks() if whole else Clocks(op.outputs[0].elements * GATHER_CLOCKS)
 
 
+def _frames_in_turn(place: int) -> Callable[[CapturedOperator], Clocks]:
+    """Return the rule of sums over frames of speech, each of which waits for the one before (cuda/LossCTC.cu).
+
+    The frames are the first dimension of the input at `place`. A thread reads one of its frame's probabilities.
+    """
+    return lambda op: Clocks(0.0, op.inputs[place].shape[0] * LOAD_CLOCKS)
+
+
 def _each_result(clocks: float) -> Callable[[CapturedOperator], Clocks]:
     return lambda op: Clocks(op.outputs[0].elements * clocks)
 
@@ -148,6 +156,8 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     **dict.fromkeys(
         [f"aten.{name}" for name in ("cumsum", "cumsum_", "cumprod", "logcumsumexp", "cummax", "cummin")], scan_clocks
     ),
+    "aten._ctc_loss": _frames_in_turn(0),
+    "aten._ctc_loss_backward": _frames_in_turn(1),
     "aten.roll": _each_result(ROLL_CLOCKS),
     "aten.topk": _top_k,
     **dict.fromkeys(("aten.kthvalue", "aten.median", "aten.nanmedian"), _selected),

@@ -33,6 +33,7 @@ from sim.models.captured.layout import POINTWISE
 from sim.models.captured.ordering import sort_kernels, sort_passes, sorted_bytes, top_k_bytes, top_k_kernels
 from sim.models.captured.waits import masks_of
 
+TRITON = "triton."  # kernels that the code starts itself (calibrate/capture/triton_kernels.py)
 SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
 
 
@@ -258,6 +259,12 @@ KERNELS: dict[str, Kernels] = {
     ),
     # Loss.cpp: log_sigmoid(x), 1 - y, its product with x, their difference, and the mean
     "aten.binary_cross_entropy_with_logits": Kernels(kernels=5, moved=_times(5.5, 1)),
+    # LossCTC.cu, ctc_loss_gpu_template, ctc_loss_backward_gpu_template: sums from the first frame on; sums from the
+    # last on, a filled gradient, its sums by letter, and zeros behind the end of a sequence
+    "aten._ctc_loss": Kernels(),
+    "aten._ctc_loss_backward": Kernels(
+        kernels=4, moved=lambda op: read_bytes(op) + 2.0 * op.inputs[-1].bytes + 3.0 * written_bytes(op)
+    ),
     # Loss.cu: nll_loss_forward_reduce_cuda_kernel_2d, nll_loss_backward_out_cuda
     **_of(Kernels("embedding", moved=_rows_touched(1)), "nll_loss_forward nll_loss2d_forward"),
     **_of(Kernels(kernels=2, moved=_rows_touched(2)), "nll_loss_backward nll_loss2d_backward"),
@@ -278,6 +285,12 @@ KERNELS: dict[str, Kernels] = {
     "aten._fused_adam_": Kernels("optimizer", moved=_times(7 / 4, 0)),
     **_of(Kernels("optimizer", moved=list_bytes), "_fused_sgd_ _fused_adagrad_"),
     "aten._foreach_copy_": Kernels(moved=read_bytes),
+    # bitsandbytes 0.50, csrc/kernels.cu, kOptimizerStatic8bit2StateBlockwise and its like: the gradient is read alone,
+    # though the operator's schema says that it changes.
+    **dict.fromkeys(
+        ("bitsandbytes.optimizer_update_8bit_blockwise", "bitsandbytes.optimizer_update_32bit"),
+        Kernels("optimizer", moved=lambda op: read_bytes(op) + written_bytes(op) - op.inputs[0].bytes),
+    ),
 }
 UNKNOWN = Kernels()
 
@@ -301,6 +314,6 @@ def moved_bytes(op: CapturedOperator) -> float:
         return rule(op)
     if op.name.startswith(FOREACH) and op.name.endswith("_"):
         return list_bytes(op)
-    if op.name.endswith("_"):
+    if op.name.endswith("_") and not op.name.startswith(TRITON):  # which names what it writes
         return read_bytes(op) + (op.inputs[0].bytes if op.inputs else 0)
     return read_bytes(op) + written_bytes(op)

@@ -28,6 +28,7 @@ from sim.models.captured.layout import (
     rows_of_sum,
     single_elements,
 )
+from sim.models.captured.ordering import SMALL_SORT, row_of
 from sim.models.captured.recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured.solvers import SOLVERS, TRIANGULAR, solver
 from sim.models.captured.waits import READ, waits_of
@@ -93,10 +94,10 @@ def _copies_before(op: CapturedOperator) -> list[Compute]:
 
     A layer norm's are of an input whose elements do not lie together (layer_norm_kernel.cu: expect_contiguous), a group
     norm's also of images with the channels last (native/group_norm.cpp: native_group_norm, native_group_norm_backward),
-    until torch 2.15, whose result keeps them last;
-    `baddbmm` adds its product to a copy (Blas.cpp: addmm_out_cuda_impl, baddbmm_out_cuda_impl). A triangular solver
-    works in place on a copy of the right-hand sides in the result's order (BatchLinearAlgebra.cpp:
-    linalg_solve_triangular_out).
+    until torch 2.15, whose result keeps them last. Some products are added to a copy (`_adds_to_copy`). A triangular
+    solver works in place on a copy of the right-hand sides in the result's order (BatchLinearAlgebra.cpp:
+    linalg_solve_triangular_out). A long sort along another dimension than the last runs on transposed copies of its
+    input and results (Sort.cpp: sort_cuda_kernel).
     """
     if op.name == TRIANGULAR and op.outputs and len(op.inputs) > 1:
         right, result = op.inputs[1], op.outputs[0]
@@ -104,9 +105,43 @@ def _copies_before(op: CapturedOperator) -> list[Compute]:
     if op.name in CONTIGUOUS:
         layout = op.outputs[0].strides if op.outputs else ()  # the kernel reads the layout that its result has
         copied = [x for x in op.inputs[: CONTIGUOUS[op.name]] if x.strides != layout]
+    elif op.name == "aten.sort" and op.dims_behind and row_of(op) > SMALL_SORT:
+        return [copy_before(op, x, _phase(op), permutes=True) for x in (*op.inputs[:1], *op.outputs)]
+    elif _adds_to_copy(op):
+        return [_copy_of_added(op)]
     else:
-        copied = [op.outputs[0]] if op.name == "aten.baddbmm" and op.outputs else []
+        copied = []
     return [copy_before(op, x, _phase(op), is_transposed(x)) for x in copied]
+
+
+def _copy_of_added(op: CapturedOperator) -> Compute:
+    """Return the copy to which a product is added: cudaMemcpy where it is laid out as the result (cuda/Copy.cu).
+
+    Llama 1B under torch.compile on an H200 has one such product, and one copy between places of the GPU, which streams
+    at 0.88 of the bandwidth (scenarios/measured/gpu_programs_h200).
+    """
+    added, result = op.inputs[0], op.outputs[0]
+    copy = copy_before(op, result, _phase(op), is_transposed(result))
+    return replace(copy, single_elements=0.0) if added == result else copy
+
+
+def _adds_to_copy(op: CapturedOperator) -> bool:
+    """Tell whether torch copies what a product is added to, and then adds the product to the copy.
+
+    The matmul itself adds a bias alone, and not to one row or column (Blas.cpp of torch 2.14: addmm_out_cuda_impl,
+    isInputCompliesAddmmCudaLt; baddbmm_out_cuda_impl).
+
+    >>> x, w, y = Tensor("bf16", (32, 64), ()), Tensor("bf16", (64, 256), ()), Tensor("bf16", (32, 256), ())
+    >>> bias, row = Tensor("bf16", (256,), ()), Tensor("bf16", (1, 64), ())
+    >>> def to_copy(*inputs):
+    ...     return _adds_to_copy(CapturedOperator("aten.addmm", "forward", "", inputs, (y,), 1, False))
+    >>> to_copy(bias, x, w), to_copy(y, x, w), to_copy(bias, row, w)
+    (False, True, True)
+    """
+    if op.name == "aten.addmm" and op.outputs:
+        added, left, right = op.inputs[:3]
+        return len(added.shape) > 1 or 1 in (*left.shape, *right.shape)
+    return op.name == "aten.baddbmm" and bool(op.outputs)
 
 
 def copy_kind(copy: HostCopy) -> str:

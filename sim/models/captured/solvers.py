@@ -27,6 +27,8 @@ SOLVERS = {
     "aten.linalg_qr": (8 / 3, 0.0),
     "aten._linalg_eigh": (9.0, 0.0),
     "aten._linalg_svd": (22.0, 0.0),
+    "aten.linalg_pinv": (24.0, 0.0),  # singular values, and a product (native/LinearAlgebra.cpp: linalg_pinv)
+    "aten.linalg_matrix_exp": (10.0, 0.0),  # five products; squarings are unknown (LinearAlgebra.cpp: compute_T18)
     "aten._linalg_det": (2 / 3, 0.0),
     "aten._linalg_slogdet": (2 / 3, 0.0),
 }

@@ -20,7 +20,7 @@ WAITS = {
     "aten.masked_scatter_backward": 1,
     "aten.repeat_interleave": 1,
     "aten.equal": 1,
-    **dict.fromkeys(("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd"), 1),
+    **dict.fromkeys(("aten._linalg_check_errors", "aten._linalg_eigh", "aten._linalg_svd", "aten.linalg_pinv"), 1),
     "calibrate.grouped_mm": 1,  # where groups end (GroupedMMUtils.h: offs.cpu()); torch's own kernel does not wait
     **dict.fromkeys(("aten._unique2", "aten._unique", "aten.unique_dim", "aten.unique_consecutive"), 1),
     "aten.bincount": 2,  # the least and the largest

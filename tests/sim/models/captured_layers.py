@@ -36,6 +36,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"hidden_size": 512, "num_heads": 8, "num_layers": 3, "vocab_size": 1024, "max_position_embeddings": 128}
     | {"attention_types": [[["global"], 3]]},
     "mpt": {"d_model": 512, "n_heads": 8, "n_layers": 3, "vocab_size": 1024, "max_seq_len": 128},
+    "opt": {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 3, "ffn_dim": 2048, "vocab_size": 1024}
+    | {"max_position_embeddings": 128, "dropout": 0.0, "attention_dropout": 0.0, "word_embed_proj_dim": 512},
+    "xglm": {"d_model": 512, "attention_heads": 8, "num_layers": 3, "ffn_dim": 2048, "vocab_size": 1024}
+    | {"max_position_embeddings": 128, "dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0},
 }
 CONFIGS["gpt_neox"] = CONFIGS["llama"] | {"intermediate_size": 2048}
 CONFIGS["persimmon"] = CONFIGS["llama"] | {"intermediate_size": 2048, "hidden_dropout": 0.0, "attention_dropout": 0.0}
@@ -127,6 +131,8 @@ MODELS |= {
     | {"attention_bias": False, "positions": "rope", "rope_share": 0.5}
     | {"parallel_block": True, "code": "codegen"},
     "mpt": OF_GPT | {"bias": False, "code": "mpt"},
+    "opt": OF_GPT | {"mlp": "relu", "separate_qkv": True, "code": "opt"},
+    "xglm": OF_GPT | {"mlp": "gelu", "separate_qkv": True, "code": "xglm"},
     "falcon_rw": OF_GPT | {"code": "falcon_rw"},
     "falcon": OF_GPT
     | {"kv_heads": 1, "bias": False, "norm_bias": True, "positions": "rope", "parallel_block": True, "code": "falcon"},

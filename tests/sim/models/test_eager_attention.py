@@ -24,8 +24,10 @@ PRECISIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of the captu
     "fp32": ({}, {"param_dtype": "fp32", "precision": "fp32"}),
 }
 WAYS = [(name, precision) for name in ("llama", "gpt2") for precision in PRECISIONS]
-WAYS += [(name, precision) for name in ("bloom", "gptj", "gpt_neo", "mpt") for precision in ("autocast", "bf16")]
-ATTENTION = {"llama": "self_attn", "bloom": "self_attention", "gpt_neo": "attn.attention"}
+WAYS += [
+    (name, precision) for name in ("bloom", "gptj", "gpt_neo", "mpt", "xglm") for precision in ("autocast", "bf16")
+]
+ATTENTION = {"llama": "self_attn", "xglm": "self_attn", "bloom": "self_attention", "gpt_neo": "attn.attention"}
 SCORES = BATCH * 8 * SEQ * SEQ
 
 

@@ -42,6 +42,9 @@ MIMO = {
     "mlp_layer_types": ["dense", "sparse"],
     "sliding_window": 64,
 }
+FAIRSEQ = {"ffn_dim": 768, "dropout": 0.0, "attention_dropout": 0.0}
+OPT = FAIRSEQ | {"word_embed_proj_dim": 512}
+XGLM = FAIRSEQ | {"d_model": 512, "attention_heads": 8, "num_layers": 2, "activation_dropout": 0.0}
 MPT = {"d_model": 512, "n_heads": 8, "n_layers": 2, "vocab_size": 1000, "max_seq_len": 512}
 # attention, and what a family's config needs beside or in place of the sizes; how far launches may be off, each way
 CASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
@@ -51,6 +54,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "stablelm_2_12b": ("stablelm", "sdpa", {"qk_layernorm": True}, 1),
     "olmo_0424": ("olmo", "sdpa", {"clip_qkv": 8.0}, 2),
     "mpt_storywriter": ("mpt", "eager", MPT | {"attn_config": {"alibi": True, "clip_qkv": 6.0}}, 1),
+    "opt": ("opt", "sdpa", OPT, 0),
+    "xglm": ("xglm", "eager", XGLM, 1),  # the least number is made in each layer
     "gemma4": ("gemma4_text", "sdpa", {"hidden_size_per_layer_input": 0, "sliding_window": 64}, 8),
 }
 

@@ -1,0 +1,123 @@
+"""Records the Triton kernels that the code itself starts, `kernel[grid](x, y, n)`, which need a GPU to run.
+
+What such a kernel computes is not known. So one that is started is an operator of its own, priced by its bytes alone:
+it reads each tensor that its code loads from, and writes each that its code stores to, once and in full. Autotuning and
+heuristics choose its constants; they start it once.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+
+from calibrate.capture.recorder import Recorder
+
+NAMESPACE = "triton"
+LOAD, STORE, ATOMIC = "load", "store", "atomic_"
+LANGUAGE = ("tl", "language")  # how code calls triton.language
+
+
+class Touched(NamedTuple):
+    """The names of a kernel's parameters behind which its code loads and stores."""
+
+    loaded: frozenset[str]
+    stored: frozenset[str]
+
+
+@contextmanager
+def triton_kernels(recorder: Recorder, written: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Record the kernels that start within the block; without Triton there are none.
+
+    `written`: is told each tensor that a kernel may have written.
+    """
+    if find_spec("triton") is None:
+        yield
+        return
+    from triton.runtime.jit import KernelInterface
+
+    def at(self: Any, grid: Any) -> Callable[..., None]:
+        return lambda *args, **kwargs: _start(recorder, written, _innermost(self), args, kwargs)
+
+    def choose_none(self: Any, device: object) -> None:
+        self.idx, self.prev_idx = -1, -1  # what torch makes of None: the tensors' device is the CPU here
+
+    with patch.object(KernelInterface, "__getitem__", at), patch.object(torch.cuda.device, "__init__", choose_none):
+        yield
+
+
+def _innermost(kernel: Any) -> Any:
+    """Return the kernel that autotuning and heuristics hold as `fn`."""
+    return _innermost(kernel.fn) if hasattr(kernel.fn, "fn") else kernel
+
+
+def _start(
+    recorder: Recorder,
+    written: Callable[[torch.Tensor], None],
+    kernel: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> None:
+    given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
+    tensors = [(name, x) for name, value in given.items() for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
+    if not all(isinstance(x, FakeTensor) for _, x in tensors):
+        raise NotImplementedError(f"a graph cannot hold the Triton kernel {kernel.__name__}, which its code starts")
+    touched = _touched(kernel)
+    stores = [x for name, x in tensors if name in touched.stored]
+    loads = [x for name, x in tensors if name in touched.loaded or name not in touched.stored]
+    recorder.add(f"{NAMESPACE}.{kernel.__name__}", loads, stores)
+    for x in stores:
+        written(x)
+
+
+@lru_cache(maxsize=256)
+def _touched(kernel: Any) -> Touched:
+    """Read off a kernel's code behind which parameters it loads and stores; a function that it calls only loads."""
+    tree = kernel.parse()
+    names = set(kernel.arg_names)
+    behind = {name: {name} for name in names}  # the parameters that a name's address comes from
+
+    def sources(node: ast.AST) -> set[str]:
+        if isinstance(node, ast.Name):
+            return behind.get(node.id, set())
+        if isinstance(node, ast.Call) and _called(node) == LOAD:
+            return set()  # a value, no address
+        return set().union(*map(sources, ast.iter_child_nodes(node)))
+
+    assigned = [x for x in ast.walk(tree) if isinstance(x, ast.Assign | ast.AugAssign | ast.AnnAssign) and x.value]
+    for _ in range(3):  # what a loop changes is used above, too
+        for x in assigned:
+            for target in x.targets if isinstance(x, ast.Assign) else [x.target]:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        behind[name.id] = behind.get(name.id, set()) | (sources(x.value) if x.value else set())
+    loaded: set[str] = set()
+    stored: set[str] = set()
+    for call in (x for x in ast.walk(tree) if isinstance(x, ast.Call)):
+        found = sources(_address(call))
+        if _called(call) == LOAD or _called(call).startswith(ATOMIC):
+            loaded |= found
+        if _called(call) == STORE or _called(call).startswith(ATOMIC):
+            stored |= found
+    return Touched(frozenset(loaded & names), frozenset(stored & names))
+
+
+def _called(call: ast.Call) -> str:
+    function = call.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _address(call: ast.Call) -> ast.AST:
+    """Return the address of a load or a store: its first argument, or the descriptor whose method it is."""
+    function = call.func
+    if isinstance(function, ast.Attribute) and getattr(function.value, "id", "") not in LANGUAGE:
+        return function.value
+    return call.args[0] if call.args else ast.Constant(None)
