@@ -26,7 +26,7 @@ from sim.convert.bridge.saved import (
     with_graphs,
     with_vocabulary,
 )
-from sim.convert.bridge.scenario.nemo_recipe import PATHS, of_recipe
+from sim.convert.bridge.nemo_recipe import PATHS, of_recipe
 from sim.convert.megatron.model import windows_of
 from sim.convert.megatron.scenario import described
 from sim.convert.settings import Converted, Machine, Settings
