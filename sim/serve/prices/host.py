@@ -8,8 +8,9 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.dims import ceil_div
 from sim.serve.engines.all2all import all2all_of
+from sim.serve.engines.host_times import HostTimes
 from sim.serve.engines.kernel_facts import PromptGraphs, is_datacenter_blackwell
-from sim.serve.engines.record import THREADED_FROM, Engine, HostTimes
+from sim.serve.engines.record import THREADED_FROM, Engine
 from sim.serve.engines.server import server_of
 from sim.serve.prices.front import Front, front_of
 from sim.serve.prices.load import Load
