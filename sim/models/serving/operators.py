@@ -60,6 +60,15 @@ class ServedLatents(NamedTuple):
         return tokens <= self.absorbed_tokens or 0 < cached < self.absorbed_context
 
 
+class ServedRope(NamedTuple):
+    """Kernels between the projection and attention of layers with rope: `rope` of rope alone, `normed` with norms of
+    heads as well, whose own kernels write their results (`writes`), or only sums, which rope's kernels take up."""
+
+    rope: int = 1
+    normed: int = 1
+    writes: bool = False
+
+
 class ServedElements(NamedTuple):
     """Hold the number of weights on a rank: those of linear layers and of routed experts, which serving may quantize,
     and the rest, which stays in 16 bits."""
@@ -89,7 +98,9 @@ class ServingDims(Struct, frozen=True):
     one, how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
     `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
     see the tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output
-    matrix; `cp`: ranks over which prompts and caches are split; `latents`: kernels of latent attention.
+    matrix; `cp`: ranks over which prompts and caches are split; `latents`: kernels of latent attention; `roped`: of
+    rope and heads' norms; `shared_beside`: the most tokens of which a second stream computes shared experts beside
+    routed ones; `fuses_shared`: the shared one is one more routed expert.
     """
 
     model: ModelConfig
@@ -133,6 +144,9 @@ class ServingDims(Struct, frozen=True):
     norm_in_sum_bytes: float = 0.0
     experts_sum_norms: bool = False
     latents: ServedLatents = ServedLatents()
+    roped: ServedRope = ServedRope()
+    shared_beside: float = 0.0
+    fuses_shared: bool = False
 
     def state_bytes(self, dtype: str | None) -> float:
         """Bytes of a number of a recurrent layer's state; `dtype`: the model's own, None where it says none."""
@@ -177,6 +191,20 @@ def rope_cache(d: ServingDims, tokens: int, width: int) -> Compute:
     """Rope and the cache's write in one kernel: `width` numbers of a token read and written."""
     n = tokens * width
     return memory_op("rope_cache", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
+
+
+def roped_heads(d: ServingDims, tokens: int, widths: tuple[int, int], normed: bool) -> Program:
+    """Rope, norms of heads (`normed`) and the cache's write; `widths`: numbers of a token's queries and keys, and with
+    its values. Kernels of rope have equal parts of its numbers, as those of norms have."""
+    rotated, whole = widths
+    kernels, own = d.roped.normed - d.roped.rope if normed else 0, tokens * whole // max(1, d.roped.rope)
+    n = tokens * rotated // max(1, kernels)
+    norms = [
+        memory_op("head_norms", F, "elementwise", n, (1 + d.roped.writes) * n * d.act_bytes, d.act)
+        for _ in range(kernels)
+    ]
+    rope = [memory_op("rope_cache", F, "elementwise", own, 2 * own * d.act_bytes, d.act) for _ in range(d.roped.rope)]
+    return (*norms, *rope)
 
 
 def served_norm(d: ServingDims, name: str, tokens: int) -> Compute:

@@ -12,7 +12,15 @@ from sim.core.sampler import Sampler
 from sim.serve.engines.defaults import Case, Defaults, Drafts, Server
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.serve.engines.host_times import HostTimes
-from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, PromptGraphs, SummedNorms, TwoBatches
+from sim.serve.engines.kernel_facts import (
+    LatentBlocks,
+    LatentKernels,
+    PromptGraphs,
+    RopeKernels,
+    SharedExperts,
+    SummedNorms,
+    TwoBatches,
+)
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
@@ -229,6 +237,12 @@ class Engine:
         LatentBlocks(), "tokens of a block of latent attention's cache, where nobody says"
     )
     latents: LatentKernels = fact(LatentKernels(), "kernels of latent attention")  # noqa: RUF009  a tuple
+    rope_kernels: RopeKernels = fact(  # noqa: RUF009  a tuple
+        RopeKernels(), "kernels of rope and of norms on queries and keys"
+    )
+    shared_experts: SharedExperts = fact(  # noqa: RUF009  a tuple
+        SharedExperts(), "what computes shared experts beside routed ones"
+    )
     layer_groups: bool = fact(
         False,
         "blocks are as large for every kind of layers, which are divided into groups of equally many; layers with a "
