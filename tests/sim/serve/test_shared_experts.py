@@ -76,7 +76,7 @@ def test_what_takes_longer_than_what_it_runs_beside_keeps_its_time() -> None:
     ("engine", "sets", "rope", "norms"),
     [
         ("vllm-0.6", (), 1, 2),
-        ("vllm-0.11", (), 2, 2),
+        ("vllm-0.11", (), 2, 3),
         ("vllm-0.33", (), 1, 1),
         ("vllm-0.33", ("inference.cuda_graphs=false",), 1, 2),
         ("sglang-0.4.8", (), 1, 2),
