@@ -196,15 +196,14 @@ def rope_cache(d: ServingDims, tokens: int, width: int) -> Compute:
 def roped_heads(d: ServingDims, tokens: int, widths: tuple[int, int], normed: bool) -> Program:
     """Rope, norms of heads (`normed`) and the cache's write; `widths`: numbers of a token's queries and keys, and with
     its values. Kernels of rope have equal parts of its numbers, as those of norms have."""
-    rotated, whole = widths
-    kernels, own = d.roped.normed - d.roped.rope if normed else 0, tokens * whole // max(1, d.roped.rope)
-    n = tokens * rotated // max(1, kernels)
-    norms = [
-        memory_op("head_norms", F, "elementwise", n, (1 + d.roped.writes) * n * d.act_bytes, d.act)
-        for _ in range(kernels)
-    ]
-    rope = [memory_op("rope_cache", F, "elementwise", own, 2 * own * d.act_bytes, d.act) for _ in range(d.roped.rope)]
-    return (*norms, *rope)
+    rotated, whole = (tokens * width for width in widths)
+
+    def parts(name: str, kernels: int, elements: int, accesses: int) -> list[Compute]:
+        size = accesses * elements * d.act_bytes / max(1, kernels)
+        return [memory_op(name, F, "elementwise", elements / kernels, size, d.act) for _ in range(kernels)]
+
+    norms = parts("head_norms", d.roped.normed - d.roped.rope if normed else 0, rotated, 1 + d.roped.writes)
+    return (*norms, *parts("rope_cache", d.roped.rope, whole, 2))
 
 
 def served_norm(d: ServingDims, name: str, tokens: int) -> Compute:

@@ -32,7 +32,7 @@ SUMMED_NORMS_19 = SUMMED_NORMS._replace(ultra={2: 64 * MIB, 4: 64 * MIB, 8: 2 * 
 SUMMED_NORMS_29 = SUMMED_NORMS_19._replace(alone=False, ultra={2: 64 * MIB, 4: 64 * MIB, 8: 4 * MIB})
 QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("norms", "activations")}
 # Without torch.compile a kernel for both ropes (layers/rotary_embedding, forward_cuda) and one for each norm. Inductor
-# makes two of both ropes, and five with norms; since pull request 26682 (October 2025, in 0.12), whose traces show them,
+# makes two of both ropes, and five with norms; since pull request 26682 (October 2025, in 0.12), whose traces show it,
 # its combo_kernels join those of queries and keys: one for norms, one for ropes (config/compilation.py).
 # enable_qk_norm_rope_fusion is off (config/vllm.py, OPTIMIZATION_LEVEL_02).
 ROPE_EAGER = RopeKernels(1, 3, writes=True)
