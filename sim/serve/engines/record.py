@@ -25,6 +25,7 @@ from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
+PadsReplicas = Literal["never", "always", "graphed"]
 RoomFor = Literal["requests", "tokens", "limits"]
 Masks = Literal["before", "beside"]
 THREADED_FROM = 128  # sequences; vLLM, v1/structured_output/__init__.py: fill_bitmask_parallel_threshold
@@ -109,6 +110,11 @@ class Engine:
     )
     padded_grouped: PaddedExperts | None = fact(  # noqa: RUF009  a Literal
         None, "experts that they choose where a token's group is chosen first; None: the same"
+    )
+    pads_replicas: PadsReplicas = fact(  # noqa: RUF009  a Literal
+        "never",
+        "replicas that share experts are padded to as many tokens as the one with most has: always, where it keeps "
+        "graphs; or only while the iterations of all of them have one",
     )
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
         "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"

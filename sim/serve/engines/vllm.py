@@ -179,6 +179,7 @@ _VLLM_09 = Engine(
     latents=LATENTS_09,
     rope_kernels=ROPE_09,
     own_all_reduces=CUSTOM,
+    pads_replicas="always",  # 0.9.1, pull request 18724; 0.10.2, v1/worker/gpu_model_runner.py, get_dp_padding
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     all2all=("naive", "deepep"),  # envs.py, VLLM_ALL2ALL_BACKEND; DeepEP: pull request 18434
     layer_groups=True,  # v1/core/kv_cache_utils.py: _get_kv_cache_groups_uniform_page_size
@@ -246,6 +247,7 @@ _VLLM_19 = replace(
     " where told to, until 0.28);"
     " since 0.20 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
     " the cache (pull request 38284): simulated as 0.9 without them",
+    pads_replicas="graphed",
     host=hosts(VLLM_V1_24),
     sampler=_SAMPLER_17,
     latent_blocks=BLOCKS_19,
@@ -355,6 +357,7 @@ RECORDS = (
         source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
         called="",
         latent_blocks=BLOCKS_08,
+        pads_replicas="never",
         may_overlap=False,
         fewer_in_budget=False,
         unseen_share=1.0,
@@ -372,6 +375,7 @@ RECORDS = (
         since=(0, 17),
         date="2026-03",
         source="as vllm-0.14; a Triton kernel applies top-k and top-p (v1/sample/ops/topk_topp_triton.py)",
+        pads_replicas="graphed",  # pull request 34102 (February 2026), v1/worker/dp_utils.py of 0.17.1
         sampler=_SAMPLER_17,
     ),
     _VLLM_19,
