@@ -206,6 +206,8 @@ _SGLANG_05 = replace(
     mxfp8_inputs=True,
     # srt/layers/dp_attention.py, DpPaddingMode.get_dp_padding_mode: SUM_LEN with prompts (pull request 8280)
     sums_prompts=(True, True),
+    # get_default_mode_in_cuda_graph: MAX_LEN; model_executor/cuda_graph_runner.py, can_run: max(global_num_tokens_cpu)
+    pads_replicas="graphed",
     graph_sizes=sglang_05_sizes,
     drafting_tokens=of_sequences(sglang_05_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True),

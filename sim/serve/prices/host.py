@@ -62,10 +62,13 @@ class Host(Struct, frozen=True):
         those that are missing have none.
 
         Where an engine pads all to the tokens of the fullest one, so many of each choose experts and travel to them,
-        unless padding tokens choose none.
+        unless padding tokens choose none. An engine that gathers tokens by sums where prompts are among them does not
+        pad then.
         """
-        pads = self.engine.pads_replicas
-        padded = bool(self.graph_sizes) and (pads == "always" or (pads == "graphed" and all(map(self._graphed, loads))))
+        engine, graphed = self.engine, all(map(self._graphed, loads))
+        summed = engine.sums_prompts[0] and any([load.prompts for load in loads])
+        pads = engine.pads_replicas == "always" or (engine.pads_replicas == "graphed" and graphed and not summed)
+        padded = pads and bool(self.graph_sizes)
         if padded and self._padding_chooses(split) == "own":
             return max([self.padded(load.tokens, load.prompts) for load in loads])
         return max(1, round(sum([load.tokens for load in loads]) / replicas))

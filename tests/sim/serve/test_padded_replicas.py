@@ -33,6 +33,7 @@ def costs_of(engine: str, *sets: str) -> IterationCosts:
         ("vllm-0.17", (), 40, 380),  # a prompt of 3,000 tokens has no graph
         ("vllm-0.33", (), 40, 380),  # DeepSeek V3 chooses groups first, so that padding tokens choose experts
         ("sglang-0.5", (), 5, 380),  # where experts are spread padding tokens choose none
+        ("sglang-0.5", ("parallelism={dp: 8, expert_tp: 8}",), 40, 380),
     ],
 )
 def test_the_mean_replica_has_the_tokens_of_the_fullest_where_all_are_padded(
