@@ -43,7 +43,8 @@ class ServedLatents(NamedTuple):
     own; `absorbed_tokens`: iterations of at most this many prompt tokens attend as decode does, in the latent's width;
     so do prompts behind fewer cached tokens than `absorbed_context`, but not none; `joins_latents`: a kernel joins each
     token's latent and rope key before they are cached; `narrow_absorbed`: decode absorbs the up-projections in fp8;
-    `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights.
+    `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights; `cache_apart`: a kernel ropes,
+    and another writes the cache.
     """
 
     merged_down: bool = True
@@ -54,6 +55,7 @@ class ServedLatents(NamedTuple):
     joins_latents: bool = False
     narrow_absorbed: bool = False
     merged_index: bool = False
+    cache_apart: bool = False
 
     def absorbs(self, tokens: int, cached: int) -> bool:
         """Tell whether prompts of `tokens` tokens behind `cached` cached ones attend in the latent's width."""

@@ -129,6 +129,7 @@ class LatentKernels(NamedTuple):
     `narrow_absorbed`: GPU architectures on which a checkpoint's blocks in fp8 stay in fp8 where decode absorbs the
     up-projections.
     `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights.
+    `cache_apart`: a kernel ropes, and another writes the cache.
 
     Over selected keys `absorbed_graphs` and `absorbed_context` do not hold.
     """
@@ -141,6 +142,7 @@ class LatentKernels(NamedTuple):
     joins_latents: bool = False
     narrow_absorbed: tuple[str, ...] = ()
     merged_index: bool = False
+    cache_apart: bool = False
 
 
 class PromptGraphs(NamedTuple):

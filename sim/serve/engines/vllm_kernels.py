@@ -16,8 +16,10 @@ BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
 # model_executor/models/deepseek_v2.py, DeepseekV2MLAAttention: fused_qkv_a_proj, one matmul for both latents (0.10).
 # v1/attention/backends/mla: `torch.cat` of queries in flashmla.py, triton_mla.py and flashinfer_mla.py, none in
 # flashattn_mla.py, which Hopper has since 0.14 (platforms/cuda.py). Attention to what is cached before a chunk, and the
-# merge: mla/common.py, later model_executor/layers/attention/mla_attention.py, forward_mha.
-LATENTS_09 = LatentKernels(False, ("ampere", "hopper", "blackwell", "other"), merges_context=True)
+# merge: mla/common.py, later model_executor/layers/attention/mla_attention.py, forward_mha. Rope is the model's, and
+# concat_and_cache_mla a kernel of its own (fuse_rope_kvcache_cat_mla asks for use_inductor_graph_partition, which is
+# off: config/vllm.py).
+LATENTS_09 = LatentKernels(False, ("ampere", "hopper", "blackwell", "other"), merges_context=True, cache_apart=True)
 LATENTS_11 = LATENTS_09._replace(merged_down=True)
 # deepseek_v2.py, Indexer: wk_weights_proj, without quantization, in 0.24 and later, not in 0.19.
 LATENTS_14 = LATENTS_11._replace(joins_queries=("ampere", "blackwell", "other"))

@@ -113,6 +113,7 @@ def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
         own.joins_latents,
         linear == "fp8" and blocks and architecture in own.narrow_absorbed,
         own.merged_index,
+        own.cache_apart,
     )
 
 

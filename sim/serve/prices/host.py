@@ -66,7 +66,7 @@ class Host(Struct, frozen=True):
         pad then.
         """
         engine, graphed = self.engine, all(map(self._graphed, loads))
-        summed = engine.sums_prompts[0] and any([load.prompts for load in loads])
+        summed = engine.sums_prompts[0] and any(load.prompts for load in loads)
         pads = engine.pads_replicas == "always" or (engine.pads_replicas == "graphed" and graphed and not summed)
         padded = pads and bool(self.graph_sizes)
         if padded and self._padding_chooses(split) == "own":

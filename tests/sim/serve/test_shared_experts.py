@@ -118,3 +118,9 @@ def test_a_layer_of_qwen_takes_a_kernel_more_than_one_without_norms() -> None:
 def test_every_engine_has_at_least_as_many_kernels_with_norms() -> None:
     for engine in ENGINES.values():
         assert engine.rope_kernels.normed >= engine.rope_kernels.rope
+
+
+@pytest.mark.parametrize(("engine", "kernels"), [("vllm-0.33", 2), ("sglang-0.5.23", 2), ("trtllm-1.2", 1)])
+def test_latents_are_roped_and_cached_by_as_many_kernels_as_the_engine_has(engine: str, kernels: int) -> None:
+    costs = costs_of(served(engine))
+    assert [op.name for op in layer(costs, 64)].count("rope_cache") == kernels
