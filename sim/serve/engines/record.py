@@ -364,6 +364,7 @@ class Engine:
         drafting = server.drafts != "none"
         for case in self.cases:
             fits = server.memory_bytes >= case.memory_bytes and architecture not in case.but
+            fits = fits and case.code in (None, server.code)
             if fits and server.tp >= case.tp and positions >= case.positions and drafting >= case.drafting:
                 d = d._replace(**case.changes)
         if server.graphs_to is not None and self.asked_graphs is not None:

@@ -46,6 +46,8 @@ _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAU
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
 # GPUs with memory of 160 GiB and more since 0.28; `graphs_to` for compute capability 10.x (config/vllm.py).
 _LARGEST = Case({"max_batch_tokens": 16384}, memory_bytes=LARGEST_BYTES)
+# model_executor/models/config.py, GptOssForCausalLMConfig (0.14.1, 0.24.0, 0.33.0; taken to be so from 0.11 on)
+_GPT_OSS = Case({"graphs_to": 1024}, code="gpt_oss")
 _BLACKWELL = Case({"graphs_to": 1024}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
@@ -201,6 +203,7 @@ _VLLM_11 = replace(
     source="as vllm-v1; whole graphs of single tokens (vllm-project/vllm pull request 25444, September 2025:"
     " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
     called="",
+    cases=(_LARGE, _GPT_OSS),
     latent_blocks=BLOCKS_11,
     latents=LATENTS_11,
     all2all=("allgather_reducescatter", "deepep", "naive"),  # envs.py, later config/parallel.py; pull request 23964
@@ -277,7 +280,7 @@ _VLLM_28 = replace(
     quantizing=QUANTIZING | {"nvfp4": ("activations", "sums")},
     # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.
     quantizing_blocks=("norms", "activations"),
-    cases=(_LARGE, _LARGEST, _BLACKWELL),
+    cases=(_LARGE, _GPT_OSS, _LARGEST, _BLACKWELL),
 )
 _VLLM_29 = replace(
     _VLLM_28,

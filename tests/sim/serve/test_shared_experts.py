@@ -124,3 +124,14 @@ def test_every_engine_has_at_least_as_many_kernels_with_norms() -> None:
 def test_latents_are_roped_and_cached_by_as_many_kernels_as_the_engine_has(engine: str, kernels: int) -> None:
     costs = costs_of(served(engine))
     assert [op.name for op in layer(costs, 64)].count("rope_cache") == kernels
+
+
+def test_vllm_keeps_graphs_of_more_tokens_for_gpt_oss() -> None:
+    """Its GptOssForCausalLMConfig raises max_cudagraph_capture_size to 1,024."""
+    for engine, model, largest in (
+        ("vllm-v1", "gpt-oss-120b", 512),
+        ("vllm-0.14", "gpt-oss-120b", 1024),
+        ("vllm-0.33", "gpt-oss-120b", 1024),
+        ("vllm-0.33", "qwen3-8b", 512),
+    ):
+        assert costs_of(served(engine, model=model, tp=1)).host.graph_sizes[-1] == largest
