@@ -16,7 +16,7 @@ SHARED = (
     "parallelism={dp: 8, ep: 8}",
     "inference.requests={prompt_len: 2000, output_len: 20, count: 24, rate_per_s: 20}",
 )
-DECODES, PROMPT = Load(40, 40, 40_000, (), 40), Load(3000, 0, 0, ((3000, 0),), 1)
+DECODES, PROMPT = Load(40, 40, 40_000, (), 40), Load(3000, 0, 0, ((3000, 0, 1),), 1)
 
 
 def costs_of(engine: str, *sets: str) -> IterationCosts:
