@@ -26,7 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from calibrate.serving.host_fit import Values, every_second, solve, spread_words, tried
 from sim.serve.engines import ENGINES
-from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.engines.host_times import HostTimes
+from sim.serve.engines.record import Engine
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.host import Host
 from sim.serve.prices.load import Load

@@ -16,8 +16,8 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sim.convert.bridge.scenario import convert_bridge
 from sim.convert.bridge.nemo_recipe import WHOLE, model_of_class
+from sim.convert.bridge.scenario import convert_bridge
 from sim.convert.scripts.command_line import ASSIGNMENT, words_of
 from sim.convert.scripts.environment import assigned, backend_of, is_noted
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_effect

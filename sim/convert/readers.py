@@ -144,8 +144,8 @@ def _swift(file: Path, text: str, asked: Asked) -> Converted:
 
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
-    from sim.convert.bridge.scenario import convert_bridge, convert_recipe, is_bridge
     from sim.convert.bridge.nemo_recipe import is_nemo_recipe
+    from sim.convert.bridge.scenario import convert_bridge, convert_recipe, is_bridge
     from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
     from sim.convert.megatron.functional_tests import as_command, is_arguments
     from sim.convert.megatron.gpt_neox import convert_gpt_neox, is_gpt_neox

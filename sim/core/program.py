@@ -164,6 +164,9 @@ class Compute(Struct, frozen=True):
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER  # whose work it is; no price depends on it
     graphed: bool = False  # a CUDA graph of a layer's parts replays it, so that the host takes no time for it
+    # Serving: it runs on a second stream beside so many computations, which are those before it and its neighbours with
+    # the same number; 0: behind them.
+    beside: int = 0
 
 
 class Comm(Struct, frozen=True):

@@ -159,7 +159,8 @@ class SharedExperts:
                 ready = [t for m in self.members if (t := m.worker.next_ready_s(clock.now)) is not None]
                 yield clock.any_of([*[m.news for m in self.members], *[clock.at(t) for t in ready]])
                 continue
-            pooled = max(1, round(sum([work.load.tokens for _, work in works]) / self.span))
+            costs = self.members[0].costs
+            pooled = costs.host.pooled([work.load for _, work in works], self.span, costs.dims.ep > 1)
             start, end = max([work.ready_s for _, work in works]), clock.now
             for m, work in works:
                 load = replace(work.load, pooled=pooled)

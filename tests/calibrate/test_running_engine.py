@@ -26,7 +26,7 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
 from sim.serve.engines.file import engine_of, served_now
-from sim.serve.engines.record import HostTimes
+from sim.serve.engines.host_times import HostTimes
 from sim.serve.simulation import simulate_serving
 from tests.processes import invoked
 

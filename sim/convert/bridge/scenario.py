@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sim.convert.bridge.lora import lora_of
 from sim.convert.bridge.nemo import adjust, is_nemo, of_nemo, with_values
+from sim.convert.bridge.nemo_recipe import PATHS, of_recipe
 from sim.convert.bridge.overlap import of_comm_overlap
 from sim.convert.bridge.saved import (
     attention_overrides,
@@ -26,7 +27,6 @@ from sim.convert.bridge.saved import (
     with_graphs,
     with_vocabulary,
 )
-from sim.convert.bridge.nemo_recipe import PATHS, of_recipe
 from sim.convert.megatron.model import windows_of
 from sim.convert.megatron.scenario import described
 from sim.convert.settings import Converted, Machine, Settings

@@ -153,8 +153,19 @@ class Experts(Struct, frozen=True):
         if moe.zero_experts:
             n = tokens * hidden
             shared = (memory_op("zero_experts", F, "elementwise", n, 3 * n * d.act_bytes, d.act), *shared)
-        router = () if d.shared_tp else (self._router(d, tokens),)
-        return (*router, *self.routed(d, tokens), *shared)
+        router, routed = () if d.shared_tp else (self._router(d, tokens),), self.routed(d, tokens)
+        return (*router, *routed, *self._joined(d, tokens, routed, shared))
+
+    def _joined(self, d: ServingDims, tokens: int, routed: Program, shared: Program) -> Program:
+        """Return the kernels of shared experts, of which few tokens' run beside those of routed ones, and the sum of
+        both results, which a fused shared expert needs no kernel for."""
+        if self.shared is None or d.shared_tp:
+            return shared
+        beside = sum([isinstance(item, Compute) for item in routed]) if tokens <= d.shared_beside else 0
+        n = tokens * self.one.hidden
+        total = memory_op("shared_sum", F, "elementwise", n, 3 * n * d.act_bytes, d.act)
+        own = [replace(item, beside=beside) if isinstance(item, Compute) else item for item in shared]
+        return (*own, *(() if d.fuses_shared else (total,)))
 
     def _router(self, d: ServingDims, tokens: int) -> Item:
         return gemm("router", F, tokens, self.moe.choices, self.one.hidden, d.act)

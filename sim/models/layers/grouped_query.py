@@ -30,7 +30,7 @@ from sim.models.serving.operators import (
     ServingDims,
     norm_quantizes,
     prefill_attention,
-    rope_cache,
+    roped_heads,
     served_linear,
     unfused_attention,
 )
@@ -342,12 +342,13 @@ class GroupedQueryAttention(Struct, frozen=True):
         gate = (served_element_gate(d, n),) if self.gate else ()
         if self.gate == "per_head":
             gate = (served_head_gate(d, n, tokens * self.heads_of(d.tp)[0]),)
-        rotated = rope_cache(d, tokens, self.expanded_width(d.tp))
+        whole, values = self.expanded_width(d.tp), self.heads_of(d.tp)[1] * self.widths[1]
+        rotated = roped_heads(d, tokens, (whole - values, whole), self.qk_norm is not False)
         split = self.qk_norm_over == "all_heads" and d.tp > 1
         sums = (collective("head_sums_total", "all_reduce", SUMS_BYTES * tokens, F),) if split else ()
         first = served_linear(d, qkv, tokens, norm_quantizes(d, tokens))
         quantized = "attention" in d.quantizing and not gate
-        return (*first, *sums, rotated, *gate, *served_linear(d, out, tokens, quantized))
+        return (*first, *sums, *rotated, *gate, *served_linear(d, out, tokens, quantized))
 
     def expanded_width(self, tp: int) -> int:
         """Numbers of a token's queries, keys and values on one rank, which the rope-and-cache kernel of serving engines

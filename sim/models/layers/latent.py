@@ -279,9 +279,11 @@ class LatentAttention(Struct, frozen=True):
         gate: Program = (served_element_gate(d, heads * self.value_width),) if self.gate else ()
         if self.gate == "per_head":
             gate = (served_head_gate(d, heads * self.value_width, heads),)
-        rope = rope_cache(d, tokens, self.rotated_width(d.tp))
+        own, cached = self.rotated_width(d.tp), self.latent_rank + self.rope_width
+        widths = (own - self.latent_rank, cached) if d.latents.cache_apart else (own,)
+        rope = [rope_cache(d, tokens, width) for width in widths]
         joined = latents_joined(d, tokens, self._heads(d.tp))
-        return (*items, *norms, *joined, rope, *gate, *served_linear(d, out, tokens))
+        return (*items, *norms, *joined, *rope, *gate, *served_linear(d, out, tokens))
 
     def served_matrices(self, d: ServingDims) -> tuple[Matrix, ...]:
         """The matrices, as many of them merged as an engine merges beside those to the latents."""

@@ -43,7 +43,8 @@ class ServedLatents(NamedTuple):
     own; `absorbed_tokens`: iterations of at most this many prompt tokens attend as decode does, in the latent's width;
     so do prompts behind fewer cached tokens than `absorbed_context`, but not none; `joins_latents`: a kernel joins each
     token's latent and rope key before they are cached; `narrow_absorbed`: decode absorbs the up-projections in fp8;
-    `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights.
+    `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights; `cache_apart`: a kernel ropes,
+    and another writes the cache.
     """
 
     merged_down: bool = True
@@ -54,10 +55,20 @@ class ServedLatents(NamedTuple):
     joins_latents: bool = False
     narrow_absorbed: bool = False
     merged_index: bool = False
+    cache_apart: bool = False
 
     def absorbs(self, tokens: int, cached: int) -> bool:
         """Tell whether prompts of `tokens` tokens behind `cached` cached ones attend in the latent's width."""
         return tokens <= self.absorbed_tokens or 0 < cached < self.absorbed_context
+
+
+class ServedRope(NamedTuple):
+    """Kernels between the projection and attention of layers with rope: `rope` of rope alone, `normed` with norms of
+    heads as well, whose own kernels write their results (`writes`), or only sums, which rope's kernels take up."""
+
+    rope: int = 1
+    normed: int = 1
+    writes: bool = False
 
 
 class ServedElements(NamedTuple):
@@ -89,7 +100,9 @@ class ServingDims(Struct, frozen=True):
     one, how many there are to which a token travels once, whatever experts it has there; 0: a copy for each expert;
     `eplb`: how experts are placed on ranks, None: in their order; `shared_tp`: ranks that split shared experts, which
     see the tokens of all replicas then, 0: those of tp; `dense_tp`, `head_tp`: likewise of dense MLPs and of the output
-    matrix; `cp`: ranks over which prompts and caches are split; `latents`: kernels of latent attention.
+    matrix; `cp`: ranks over which prompts and caches are split; `latents`: kernels of latent attention; `roped`: of
+    rope and heads' norms; `shared_beside`: the most tokens of which a second stream computes shared experts beside
+    routed ones; `fuses_shared`: the shared one is one more routed expert.
     """
 
     model: ModelConfig
@@ -133,6 +146,9 @@ class ServingDims(Struct, frozen=True):
     norm_in_sum_bytes: float = 0.0
     experts_sum_norms: bool = False
     latents: ServedLatents = ServedLatents()
+    roped: ServedRope = ServedRope()
+    shared_beside: float = 0.0
+    fuses_shared: bool = False
 
     def state_bytes(self, dtype: str | None) -> float:
         """Bytes of a number of a recurrent layer's state; `dtype`: the model's own, None where it says none."""
@@ -177,6 +193,19 @@ def rope_cache(d: ServingDims, tokens: int, width: int) -> Compute:
     """Rope and the cache's write in one kernel: `width` numbers of a token read and written."""
     n = tokens * width
     return memory_op("rope_cache", F, "elementwise", n, 2 * n * d.act_bytes, d.act)
+
+
+def roped_heads(d: ServingDims, tokens: int, widths: tuple[int, int], normed: bool) -> Program:
+    """Rope, norms of heads (`normed`) and the cache's write; `widths`: numbers of a token's queries and keys, and with
+    its values. Kernels of rope have equal parts of its numbers, as those of norms have."""
+    rotated, whole = (tokens * width for width in widths)
+
+    def parts(name: str, kernels: int, elements: int, accesses: int) -> list[Compute]:
+        size = accesses * elements * d.act_bytes / max(1, kernels)
+        return [memory_op(name, F, "elementwise", elements / kernels, size, d.act) for _ in range(kernels)]
+
+    norms = parts("head_norms", d.roped.normed - d.roped.rope if normed else 0, rotated, 1 + d.roped.writes)
+    return (*norms, *parts("rope_cache", d.roped.rope, whole, 2))
 
 
 def served_norm(d: ServingDims, name: str, tokens: int) -> Compute:

@@ -26,7 +26,8 @@ class Defaults(NamedTuple):
 class Server(NamedTuple):
     """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
     ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, the largest
-    batch with a CUDA graph that somebody asks for (None: nobody does), of which pool it is, and whether DeepEP is."""
+    batch with a CUDA graph that somebody asks for (None: nobody does), of which pool it is, whether DeepEP is, and
+    whose code the model has (`model.code`)."""
 
     memory_bytes: float
     tp: int = 1
@@ -37,6 +38,7 @@ class Server(NamedTuple):
     graphs_to: int | None = None
     pool: ServerPool = "all"
     deepep: bool = False
+    code: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -46,7 +48,8 @@ class Server(NamedTuple):
 
 class Case(NamedTuple):
     """Other defaults where all of it holds: GPUs of at least so many bytes of memory and of no architecture in
-    `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens."""
+    `but`, at least so many tensor-parallel ranks, models of at least so many positions, drafted tokens, models with
+    this code (None: any)."""
 
     changes: Mapping[str, Any]
     memory_bytes: float = 0.0
@@ -54,3 +57,4 @@ class Case(NamedTuple):
     tp: int = 1
     positions: int = 0
     drafting: bool = False
+    code: str | None = None

@@ -12,7 +12,8 @@ from sim.inputs.input_source import OneOf, Source, UserInput, as_tuple, found_fi
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.yaml_input import KeyPath
 from sim.serve.engines import ENGINES
-from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.engines.host_times import HostTimes
+from sim.serve.engines.record import Engine
 
 FORMAT: Literal["engine/1"] = "engine/1"
 

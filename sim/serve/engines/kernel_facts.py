@@ -67,6 +67,36 @@ class SummedNorms(NamedTuple):
         return min(most, self.tokens * token_bytes) if self.tokens else most
 
 
+class SharedExperts(NamedTuple):
+    """Shared experts beside routed ones.
+
+    `tokens`: up to so many of an iteration, a second stream computes shared experts beside the routed ones.
+    `graphed`: only in CUDA graphs. `sent`: also where tokens travel to experts, but not in two batches.
+    `fused`: of models with DeepSeek V3's code, one shared expert and so many routed ones, which `ep` does not split,
+    the shared one is one more routed expert, so that no kernel adds its result; not on compute capability 10.x.
+    """
+
+    tokens: int = 0
+    graphed: bool = False
+    sent: bool = False
+    fused: tuple[int, ...] = ()
+
+
+class RopeKernels(NamedTuple):
+    """Kernels between the projection to queries, keys and values and their attention, in layers with rope.
+
+    `rope`: of rope; `normed`: of rope and norms of heads together; `writes`: the norms' kernels write their results,
+    else only sums; `eager`: where torch.compile makes no kernels, None: the same. What writes the cache is part of
+    attention's points, as rope is where `rope` is 0: AIConfigurator times TensorRT-LLM's attention with both
+    (collector/trtllm/collect_attn.py: `attn.forward` of queries, keys and values in one tensor).
+    """
+
+    rope: int = 1
+    normed: int = 1
+    writes: bool = False
+    eager: RopeKernels | None = None
+
+
 class LatentBlocks(NamedTuple):
     """Tokens of a block of latent attention's cache, by the GPU's kernel; 0: as of other attention. `narrow`: with a
     cache of 8 bits on Hopper; `blackwell`: on compute capability 10.x; `selected`: attention over selected keys."""
@@ -99,6 +129,7 @@ class LatentKernels(NamedTuple):
     `narrow_absorbed`: GPU architectures on which a checkpoint's blocks in fp8 stay in fp8 where decode absorbs the
     up-projections.
     `merged_index`: one matmul in 16 bits gives an indexer's key and its heads' weights.
+    `cache_apart`: a kernel ropes, and another writes the cache.
 
     Over selected keys `absorbed_graphs` and `absorbed_context` do not hold.
     """
@@ -111,6 +142,7 @@ class LatentKernels(NamedTuple):
     joins_latents: bool = False
     narrow_absorbed: tuple[str, ...] = ()
     merged_index: bool = False
+    cache_apart: bool = False
 
 
 class PromptGraphs(NamedTuple):

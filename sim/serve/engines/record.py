@@ -1,69 +1,34 @@
-"""What the record of a serving engine says: `Engine`, and the host seconds in it."""
+"""What the record of a serving engine says: `Engine`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, TypeVar
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
 from sim.serve.engines.defaults import Case, Defaults, Drafts, Server
 from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
-from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, PromptGraphs, SummedNorms, TwoBatches
+from sim.serve.engines.host_times import HostTimes
+from sim.serve.engines.kernel_facts import (
+    LatentBlocks,
+    LatentKernels,
+    PromptGraphs,
+    RopeKernels,
+    SharedExperts,
+    SummedNorms,
+    TwoBatches,
+)
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
+PadsReplicas = Literal["never", "always", "graphed"]
 RoomFor = Literal["requests", "tokens", "limits"]
 Masks = Literal["before", "beside"]
 THREADED_FROM = 128  # sequences; vLLM, v1/structured_output/__init__.py: fill_bitmask_parallel_threshold
-
-
-Tokens = TypeVar("Tokens", float, NDArray[np.float64])
-
-
-class HostTimes(NamedTuple):
-    """Seconds of an engine's host beside GPUs of one architecture; what is left out takes none.
-
-    `uncertainty`: of these seconds, a standard deviation as a part of 1. For fitted ones the error of the whole on rows
-    that they were not fitted to (tools/fit_engines.py prints it); for others the spread of what their sources say.
-    """
-
-    iteration_s: float = 0.0  # of every iteration: scheduling, input tensors, sampling, detokenizing
-    rank_s: float = 0.0  # of every iteration, for each tensor-parallel rank beyond the first
-    sequence_s: float = 0.0  # of every iteration, for each sequence in it
-    prompt_s: float = 0.0  # more where an iteration computes prompts
-    oversize_s: float = 0.0  # for each token and rank of an iteration beyond `Engine.sized_tokens`
-    launch_s: float = 0.0  # to issue one kernel outside of a CUDA graph
-    collective_s: float = 0.0  # that an all-reduce takes beyond the profile's: ranks that arrive one after another
-    request_s: float = 0.0  # before a request reaches the engine: HTTP, tokenizer
-    prompt_token_s: float = 0.0  # likewise, for each token of its prompt
-    outputs_s: float = 0.0  # of the server's process behind the engine (`sim.serve.prices.front`), for an iteration
-    output_s: float = 0.0  # likewise, to make text of each sequence's token
-    piece_s: float = 0.0  # likewise, to stream it
-    text_outputs_s: float = 0.0  # an iteration's text in a process of its own before the one that sends
-    text_output_s: float = 0.0  # text of a sequence's token in that process
-    logprobs_s: float = 0.0  # beyond output_s, to make text of a token that comes with log probabilities
-    logprob_s: float = 0.0  # beyond these, for each log probability of a token
-    logprob_piece_s: float = 0.0  # beyond piece_s, to stream each log probability of a token
-    mask_s: float = 0.0  # to mark what a grammar forbids, for each sequence and token of the vocabulary
-    accept_s: float = 0.0  # to follow a sequence's token in its grammar
-    uncertainty: float = 0.0
-
-    def before_s(self, prompt_tokens: Tokens) -> Tokens:
-        """Return the seconds before a request of so many tokens reaches the engine."""
-        return self.request_s + self.prompt_token_s * prompt_tokens
-
-    def slower(self, times: float) -> HostTimes:
-        """Return the seconds of a processor that takes `times` as long; `collective_s`, the GPUs' own wait, stays."""
-        kept = self.collective_s, self.uncertainty
-        return HostTimes(*[times * s for s in self])._replace(collective_s=kept[0], uncertainty=kept[1])
-
 
 T = TypeVar("T")
 
@@ -145,6 +110,11 @@ class Engine:
     )
     padded_grouped: PaddedExperts | None = fact(  # noqa: RUF009  a Literal
         None, "experts that they choose where a token's group is chosen first; None: the same"
+    )
+    pads_replicas: PadsReplicas = fact(  # noqa: RUF009  a Literal
+        "never",
+        "replicas that share experts are padded to as many tokens as the one with most has: always, where it keeps "
+        "graphs; or only while the iterations of all of them have one",
     )
     decode_attention: DecodeAttention = fact(  # noqa: RUF009  a Literal
         "grouped", "single tokens' attention reads a KV head once, or once for each of its query heads"
@@ -273,6 +243,12 @@ class Engine:
         LatentBlocks(), "tokens of a block of latent attention's cache, where nobody says"
     )
     latents: LatentKernels = fact(LatentKernels(), "kernels of latent attention")  # noqa: RUF009  a tuple
+    rope_kernels: RopeKernels = fact(  # noqa: RUF009  a tuple
+        RopeKernels(), "kernels of rope and of norms on queries and keys"
+    )
+    shared_experts: SharedExperts = fact(  # noqa: RUF009  a tuple
+        SharedExperts(), "what computes shared experts beside routed ones"
+    )
     layer_groups: bool = fact(
         False,
         "blocks are as large for every kind of layers, which are divided into groups of equally many; layers with a "
@@ -388,6 +364,7 @@ class Engine:
         drafting = server.drafts != "none"
         for case in self.cases:
             fits = server.memory_bytes >= case.memory_bytes and architecture not in case.but
+            fits = fits and case.code in (None, server.code)
             if fits and server.tp >= case.tp and positions >= case.positions and drafting >= case.drafting:
                 d = d._replace(**case.changes)
         if server.graphs_to is not None and self.asked_graphs is not None:

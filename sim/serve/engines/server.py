@@ -32,4 +32,5 @@ def server_of(
         graphs_to=served.graphs_to,
         pool=pool,
         deepep=served.all2all_backend == "deepep",
+        code=model.code,
     )

@@ -26,6 +26,8 @@ from sim.serve.engines.kernel_facts import (
     LatentBlocks,
     LatentKernels,
     PromptGraphs,
+    RopeKernels,
+    SharedExperts,
     SummedNorms,
     TwoBatches,
 )
@@ -58,13 +60,27 @@ def _sized(gib: int, tokens: int, graphs_to: int, tp: int = 1) -> Case:
 # (compute capability 10.x's since 0.5.10) always, with Triton's (Ampere's) never. In graphs of prompts, since 0.5.10,
 # never (is_in_piecewise_cuda_graph). FORWARD_ABSORB_CORE_ATTENTION_BACKENDS take a query's parts apart, Triton's kernel
 # does not.
+# Rope is the model's; the cache is written by layers/attention's set_kv_buffer, later set_mla_kv_buffer.
 _LATENTS = LatentKernels(
-    False, ("ampere",), absorbed_context=dict.fromkeys(("ampere", "hopper", "blackwell"), math.inf)
+    False,
+    ("ampere",),
+    absorbed_context=dict.fromkeys(("ampere", "hopper", "blackwell"), math.inf),
+    cache_apart=True,
 )
 _LATENTS_046 = _LATENTS._replace(
     merged_down=True, absorbed_context={"ampere": math.inf, "hopper": 8192, "blackwell": 8192}
 )
 _LATENTS_0510 = _LATENTS_046._replace(absorbed_context={"ampere": math.inf, "hopper": 8192}, absorbed_graphs=True)
+# srt/models/qwen3.py and others, _apply_qk_norm: a kernel for each norm; in graphs the keys' on a second stream, here
+# as one (0.4.9); since 0.5.10 one for both (models/utils.py, fused_inplace_qknorm). The rope is one of both tensors.
+_ROPE_04, _ROPE_05 = RopeKernels(1, 3, writes=True), RopeKernels(1, 2, writes=True)
+# srt/models/deepseek_v2.py, determine_n_share_experts_fusion, later shared_experts_fusion_disable_reason (256 experts,
+# not with ep nor DeepEP; flashinfer_trtllm, the default on compute capability 10.x, disables it: server_args.py), and
+# glm4_moe.py (GLM 4.5, in 0.5.3); else forward_normal_dual_stream, up to DUAL_STREAM_TOKEN_THRESHOLD or in graphs
+# (read of DeepSeek V3's code, taken for all).
+_SHARED_046, _SHARED_047 = SharedExperts(fused=(256,)), SharedExperts(1024, fused=(256,))
+_SHARED_05 = SharedExperts(1024, graphed=True, fused=(256, 160, 128))
+_SHARED_0510 = _SHARED_05._replace(sent=True)  # forward_deepep: alt_stream, in 0.5.10, not in 0.5.3
 _SGLANG_TWO = TwoBatches(attention_apart=True)  # srt/two_batch_overlap.py, since 0.4.7: compute_split_seq_index
 _SGLANG_04 = Engine(
     "sglang",
@@ -104,6 +120,7 @@ _SGLANG_04 = Engine(
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_04_drafting_sizes, sequences=True, extends=False),
     own_all_reduces=CUSTOM,
     latents=_LATENTS,
+    rope_kernels=_ROPE_04,
     # srt/layers/logits_processor.py: `logits.float()`; srt/layers/sampler.py, srt/sampling/penaltylib (its penalties)
     sampler=Sampler("always", "rejection_at_once", "multinomial", "matrix", logprobs="probabilities", masks_copy=True),
     interval_skips_text=True,
@@ -136,6 +153,7 @@ _SGLANG_046 = replace(
     all2all=("allgather_reducescatter", "deepep"),
     dp_attention=True,  # srt/server_args.py, the lines of enable_dp_attention
     latents=_LATENTS_046,
+    shared_experts=_SHARED_046,
     drafting_tokens=of_sequences(sglang_046_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_046_drafting_sizes, sequences=True, extends=False),
     fraction=sglang_046_fraction,
@@ -149,6 +167,7 @@ _SGLANG_047 = replace(
     source="as sglang-0.4.6; other sizes of memory (the same lines of srt/server_args.py and "
     "model_executor/cuda_graph_runner.py)",
     two_batches=_SGLANG_TWO,
+    shared_experts=_SHARED_047,
     eplb=True,  # srt/server_args.py: enable_eplb
     drafting_tokens=of_sequences(sglang_047_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_047_drafting_sizes, sequences=True),
@@ -191,10 +210,14 @@ _SGLANG_05 = replace(
     mxfp8_inputs=True,
     # srt/layers/dp_attention.py, DpPaddingMode.get_dp_padding_mode: SUM_LEN with prompts (pull request 8280)
     sums_prompts=(True, True),
+    # get_default_mode_in_cuda_graph: MAX_LEN; model_executor/cuda_graph_runner.py, can_run: max(global_num_tokens_cpu)
+    pads_replicas="graphed",
     graph_sizes=sglang_05_sizes,
     drafting_tokens=of_sequences(sglang_05_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True),
     padded_experts=("own", "none"),
+    rope_kernels=_ROPE_05,
+    shared_experts=_SHARED_05,
     unseen_share=0.8,  # srt/server_args.py, swa_full_tokens_ratio
     retract_room_tokens=1,
     # srt/server_args.py, the lines of is_deepseek_nsa; 0.5.10, _set_default_nsa_kv_cache_dtype
@@ -268,6 +291,7 @@ _SGLANG_0510 = replace(
     summed_norms=_SUMMED_NORMS,
     own_prompt_graphs=_GRAPHS_0510,
     latents=_LATENTS_0510,
+    shared_experts=_SHARED_0510,
     fraction=partial(sglang_0510_fraction, graphs=_GRAPHS_0510),
     cases=(_sized(20, 2048, 24), *_SGLANG_05.cases[1:], _TRTLLM_MHA),
 )

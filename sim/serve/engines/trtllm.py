@@ -9,7 +9,7 @@ from sim.core.sampler import Sampler
 from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
-from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, SummedNorms
+from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SharedExperts, SummedNorms
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
 from sim.serve.engines.record import Engine
 
@@ -104,6 +104,11 @@ _TRTLLM_1 = Engine(
     fp8_cache=True,
     latent_blocks=_LATENT_BLOCKS,
     latents=_LATENTS,
+    # _torch/modules/qk_norm_attention.py: fused_qk_norm_rope; else attention's own kernels rope
+    rope_kernels=RopeKernels(0, 1, writes=True),
+    # modeling_deepseekv3.py, Deepseekv3MoE: maybe_execute_in_parallel, whose second stream is for CUDA graphs alone
+    # (modules/multi_stream_utils.py)
+    shared_experts=SharedExperts(2048, graphed=True, sent=True),
     own_all_reduces=MIN_LATENCY,
     summed_norms=_SUMMED_NORMS,
     quantizing=_QUANTIZING,

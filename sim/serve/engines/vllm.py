@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
 from sim.serve.engines.defaults import Case, Defaults
 from sim.serve.engines.graph_sizes import (
@@ -16,10 +15,30 @@ from sim.serve.engines.graph_sizes import (
     vllm_08_sizes,
 )
 from sim.serve.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
-from sim.serve.engines.kernel_facts import LARGEST_BYTES, LatentBlocks, LatentKernels, SummedNorms, TwoBatches
-from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33, MIB
+from sim.serve.engines.kernel_facts import (
+    LARGEST_BYTES,
+    SharedExperts,
+    TwoBatches,
+)
+from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33
 from sim.serve.engines.record import Engine
 from sim.serve.engines.sglang_memory import GIB
+from sim.serve.engines.vllm_kernels import (
+    BLOCKS_08,
+    BLOCKS_09,
+    BLOCKS_11,
+    BLOCKS_14,
+    BLOCKS_19,
+    LATENTS_09,
+    LATENTS_11,
+    LATENTS_14,
+    QUANTIZING,
+    ROPE_09,
+    ROPE_14,
+    ROPE_EAGER,
+    SUMMED_NORMS_19,
+    SUMMED_NORMS_29,
+)
 
 _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
 # Large GPUs but A100, which 0.8 does not except: vLLM, engine/arg_utils.py (the API server's; offline 16,384 and 8,192
@@ -27,32 +46,9 @@ _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAU
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
 # GPUs with memory of 160 GiB and more since 0.28; `graphs_to` for compute capability 10.x (config/vllm.py).
 _LARGEST = Case({"max_batch_tokens": 16384}, memory_bytes=LARGEST_BYTES)
+# model_executor/models/config.py, GptOssForCausalLMConfig (0.14.1, 0.24.0, 0.33.0; taken to be so from 0.11 on)
+_GPT_OSS = Case({"graphs_to": 1024}, code="gpt_oss")
 _BLACKWELL = Case({"graphs_to": 1024}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
-# platforms/cuda.py, check_and_update_config: FlashMLA (Hopper) takes blocks of 64, CUTLASS MLA 128, FlashInfer MLA 64.
-# Since pull request 35122 (March 2026) the kernel that is chosen takes 16 or the least that it can
-# (platforms/interface.py, update_block_size_for_backend; v1/attention/backends/mla): FlashAttention's 16, of 8 bits
-# FlashMLA's 64, FlashInfer's 32; over selected keys 64.
-_BLOCKS_08, _BLOCKS_09 = LatentBlocks(64, 64), LatentBlocks(64, 64, 128)
-_BLOCKS_11, _BLOCKS_14 = LatentBlocks(64, 64, 128, 64), LatentBlocks(64, 64, 64, 64)
-_BLOCKS_19 = LatentBlocks(16, 64, 32, 64)
-# model_executor/models/deepseek_v2.py, DeepseekV2MLAAttention: fused_qkv_a_proj, one matmul for both latents (0.10).
-# v1/attention/backends/mla: `torch.cat` of queries in flashmla.py, triton_mla.py and flashinfer_mla.py, none in
-# flashattn_mla.py, which Hopper has since 0.14 (platforms/cuda.py). Attention to what is cached before a chunk, and the
-# merge: mla/common.py, later model_executor/layers/attention/mla_attention.py, forward_mha.
-_LATENTS_09 = LatentKernels(False, ("ampere", "hopper", "blackwell", "other"), merges_context=True)
-_LATENTS_11 = _LATENTS_09._replace(merged_down=True)
-# deepseek_v2.py, Indexer: wk_weights_proj, without quantization, in 0.24 and later, not in 0.19.
-_LATENTS_14 = _LATENTS_11._replace(joins_queries=("ampere", "blackwell", "other"))
-# compilation/passes/fusion/allreduce_rms_fusion.py, FI_ALLREDUCE_FUSION_MAX_SIZE_MB (FlashInfer's kernel); on by
-# default with tp above 1: config/vllm.py, OPTIMIZATION_LEVEL_02 and enable_allreduce_rms_fusion. With pipeline stages
-# and replicas since pull request 41458 (May 2026). Assumption: the kernel takes as long as the all-reduce that it
-# replaces.
-_SUMMED_NORMS = SummedNorms(
-    {2: 64 * MIB, 4: 2 * MIB, 8: 0.5 * MIB}, {2: 64 * MIB, 4: 32 * MIB, 8: MIB}, alone=True, compiled=True
-)
-_SUMMED_NORMS_19 = _SUMMED_NORMS._replace(ultra={2: 64 * MIB, 4: 64 * MIB, 8: 2 * MIB})  # compute capability 10.3
-_SUMMED_NORMS_29 = _SUMMED_NORMS_19._replace(alone=False, ultra={2: 64 * MIB, 4: 64 * MIB, 8: 4 * MIB})
-_QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("norms", "activations")}
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
 # before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
@@ -89,7 +85,8 @@ _FIRST_VLLM = Engine(
     unseen_share=1.0,  # as V1 without its hybrid cache manager (v1/core/kv_cache_utils.py: unify_hybrid_kv_cache_specs)
     sized_tokens=2560,
     watermark=_WATERMARK,
-    latents=_LATENTS_09,
+    latents=LATENTS_09,
+    rope_kernels=ROPE_EAGER,
     room_for="limits",  # worker/worker.py, profile_num_available_blocks: draws with top-p and top-k
     sampler=_SAMPLER_V0,
     reads_checkpoint=True,
@@ -121,7 +118,8 @@ _VLLM_05 = Engine(
     copies_blocks=True,
     own_all_reduces=CUSTOM,
     watermark=_WATERMARK,
-    latents=_LATENTS_09,
+    latents=LATENTS_09,
+    rope_kernels=ROPE_EAGER,
     room_for="limits",
     sampler=_SAMPLER_V0,
     reads_checkpoint=True,
@@ -179,9 +177,11 @@ _VLLM_09 = Engine(
     # Since 0.8.5 (pull request 17137): v1/core/single_type_kv_cache_manager.py, find_longest_cache_hit, `use_eagle`.
     drops_last_hit=True,
     called="vLLM V1",
-    latent_blocks=_BLOCKS_09,
-    latents=_LATENTS_09,
+    latent_blocks=BLOCKS_09,
+    latents=LATENTS_09,
+    rope_kernels=ROPE_09,
     own_all_reduces=CUSTOM,
+    pads_replicas="always",  # 0.9.1, pull request 18724; 0.10.2, v1/worker/gpu_model_runner.py, get_dp_padding
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     all2all=("naive", "deepep"),  # envs.py, VLLM_ALL2ALL_BACKEND; DeepEP: pull request 18434
     layer_groups=True,  # v1/core/kv_cache_utils.py: _get_kv_cache_groups_uniform_page_size
@@ -203,15 +203,16 @@ _VLLM_11 = replace(
     source="as vllm-v1; whole graphs of single tokens (vllm-project/vllm pull request 25444, September 2025:"
     " cudagraph_mode FULL_AND_PIECEWISE); all-reduces: pull request 24111",
     called="",
-    latent_blocks=_BLOCKS_11,
-    latents=_LATENTS_11,
+    cases=(_LARGE, _GPT_OSS),
+    latent_blocks=BLOCKS_11,
+    latents=LATENTS_11,
     all2all=("allgather_reducescatter", "deepep", "naive"),  # envs.py, later config/parallel.py; pull request 23964
     whole_graphs=True,
     whole_to_running=True,  # v1/cudagraph_dispatcher.py, initialize_cudagraph_keys (until 0.30 pull request 57355)
     own_all_reduces=CUSTOM_LESS,
     # Since 0.10: layers/quantization/input_quant_fp8.py, QuantFP8 is torch's operators by default, which torch.compile
     # puts into the norm's and the activation's kernel (pull request 19830).
-    quantizing=_QUANTIZING,
+    quantizing=QUANTIZING,
 )
 _VLLM_14 = replace(
     _VLLM_11,
@@ -220,8 +221,11 @@ _VLLM_14 = replace(
     date="2026-01",
     source="as vllm-0.11, with asynchronous scheduling, on by default since (vllm-project/vllm pull requests 19970,"
     " 27614, 31998; config/vllm.py: not with pipeline stages nor drafts by a model of its own)",
-    latent_blocks=_BLOCKS_14,
-    latents=_LATENTS_14,
+    latent_blocks=BLOCKS_14,
+    latents=LATENTS_14,
+    rope_kernels=ROPE_14,
+    # Since 0.12: pull requests 26440 and 28406; envs.py, VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD
+    shared_experts=SharedExperts(tokens=256, sent=True),
     masks="beside",  # v1/engine/core.py, step: get_grammar_bitmask behind execute_model
     overlaps=True,
     overlaps_stages=False,
@@ -246,13 +250,14 @@ _VLLM_19 = replace(
     " where told to, until 0.28);"
     " since 0.20 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
     " the cache (pull request 38284): simulated as 0.9 without them",
+    pads_replicas="graphed",
     host=hosts(VLLM_V1_24),
     sampler=_SAMPLER_17,
-    latent_blocks=_BLOCKS_19,
+    latent_blocks=BLOCKS_19,
     overlaps_stages=True,
     may_overlap_drafting=True,
     whole_prompts_fit=True,
-    summed_norms=_SUMMED_NORMS_19,
+    summed_norms=SUMMED_NORMS_19,
     own_all_reduces=CUSTOM_LESS_19,
     copies_blocks=False,  # pull request 38460 (April 2026, in 0.20): one cuMemcpyBatchAsync for all blocks and layers
     all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
@@ -269,13 +274,13 @@ _VLLM_28 = replace(
     host=hosts(VLLM_V1_32),
     sampler=_SAMPLER_28,
     overlaps_drafting=(True, True),
-    latents=_LATENTS_14._replace(merged_index=True),
-    summed_norms=_SUMMED_NORMS_19._replace(alone=False),
+    latents=LATENTS_14._replace(merged_index=True),
+    summed_norms=SUMMED_NORMS_19._replace(alone=False),
     # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
-    quantizing=_QUANTIZING | {"nvfp4": ("activations", "sums")},
+    quantizing=QUANTIZING | {"nvfp4": ("activations", "sums")},
     # compilation/passes/fusion/act_quant_fusion.py, SiluMulBlockQuantPattern; not in 0.19.
     quantizing_blocks=("norms", "activations"),
-    cases=(_LARGE, _LARGEST, _BLACKWELL),
+    cases=(_LARGE, _GPT_OSS, _LARGEST, _BLACKWELL),
 )
 _VLLM_29 = replace(
     _VLLM_28,
@@ -286,7 +291,7 @@ _VLLM_29 = replace(
     " 10.3 those to 4 MiB norm, too (allreduce_rms_fusion.py); DeepSeek V3.2 and GLM 5: models/deepseek_v32/nvidia,"
     " fused_allreduce_rms_norm, and config/vllm.py, DEFAULT_BREAKABLE_CUDAGRAPH_ARCHITECTURES",
     own_all_reduces=CUSTOM_LESS_29,
-    summed_norms=_SUMMED_NORMS_29,
+    summed_norms=SUMMED_NORMS_29,
     own_selected=True,
     sparse_windows=True,  # config/cache.py: prefix_cache_retention_interval is 0
     drafting_tokens=vllm_029_drafting_tokens,
@@ -354,7 +359,8 @@ RECORDS = (
         date="2025-03",
         source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
         called="",
-        latent_blocks=_BLOCKS_08,
+        latent_blocks=BLOCKS_08,
+        pads_replicas="never",
         may_overlap=False,
         fewer_in_budget=False,
         unseen_share=1.0,
@@ -372,6 +378,7 @@ RECORDS = (
         since=(0, 17),
         date="2026-03",
         source="as vllm-0.14; a Triton kernel applies top-k and top-p (v1/sample/ops/topk_topp_triton.py)",
+        pads_replicas="graphed",  # pull request 34102 (February 2026), v1/worker/dp_utils.py of 0.17.1
         sampler=_SAMPLER_17,
     ),
     _VLLM_19,

@@ -13,7 +13,7 @@ from sim.models.serving.operators import ServedLatents, ServingDims
 from sim.serve.engines.all2all import all2all_of
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.formats import cache_dtype, linear_format
-from sim.serve.prices.fused import experts_sum_norms, norm_in_sum_bytes, quantizing
+from sim.serve.prices.fused import experts_sum_norms, norm_in_sum_bytes, quantizing, rope_of, shared_experts
 from sim.serve.prices.host import prompt_sizes
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     nodes = expert_nodes(p, scenario.cluster.domain_gpus)
     head_tp = ranks if engine.dp_attention and i.head_over_replicas is not False and not m.tied_embeddings else 0
     sums = engine.sums_prompts[0] and ranks > 0
+    beside, fuses = shared_experts(scenario)
     kept = i.kv_cache.dtype or cache_dtype(i, scenario.cluster.gpu, m)
     return ServingDims(
         model=m,
@@ -83,6 +84,9 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         norm_in_sum_bytes=norm_in_sum_bytes(scenario, engine.summed_norms),
         experts_sum_norms=experts_sum_norms(scenario),
         latents=_latents(scenario, engine, linear),
+        roped=rope_of(scenario),
+        shared_beside=beside,
+        fuses_shared=fuses,
     )
 
 
@@ -109,6 +113,7 @@ def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
         own.joins_latents,
         linear == "fp8" and blocks and architecture in own.narrow_absorbed,
         own.merged_index,
+        own.cache_apart,
     )
 
 

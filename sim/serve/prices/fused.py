@@ -1,5 +1,5 @@
-"""Which of an engine's kernels of a served model also do what comes next: all-reduces that norm, and kernels that write
-their result in few bits."""
+"""Which of an engine's kernels of a served model also do what comes next, or run beside each other: all-reduces that
+norm, kernels that write their result in few bits, rope with norms of heads, shared experts beside routed ones."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import Quantizing
+from sim.models.serving.operators import ServedRope
 from sim.serve.engines.file import engine_of
+from sim.serve.engines.kernel_facts import is_datacenter_blackwell
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
     from sim.serve.engines.kernel_facts import SummedNorms
 
+# Of a fused shared expert's tokens, up to which its own launches and waves count (an assumption): more keep the time of
+# kernels of their own.
+FUSED_TOKENS = 1024
 LLAMA = {  # what a model of Llama's or Mistral's code has
     **dict.fromkeys(("code", "moe", "mla", "state_space")),
     **dict.fromkeys(("qk_norm", "qkv_bias", "merged_projections", "parallel_block"), False),
@@ -68,6 +73,31 @@ def experts_sum_norms(scenario: Scenario) -> bool:
 def own_selected(scenario: Scenario) -> bool:
     """Whether the model selects keys, and the engine has code of its own for it (`Engine.own_selected`)."""
     return engine_of(scenario.for_serving.engine).own_selected and scenario.model.indexer is not None
+
+
+def rope_of(scenario: Scenario) -> ServedRope:
+    """The kernels of rope, and of norms on queries and keys."""
+    own = engine_of(scenario.for_serving.engine).rope_kernels
+    if own.eager is not None and not _compiled(scenario):
+        own = own.eager
+    return ServedRope(own.rope, own.normed, own.writes)
+
+
+def shared_experts(scenario: Scenario) -> tuple[float, bool]:
+    """The most tokens of which shared experts run beside routed ones, and whether they are routed experts themselves
+    (`SharedExperts`)."""
+    own, m, i = engine_of(scenario.for_serving.engine).shared_experts, scenario.model, scenario.for_serving
+    travels = scenario.parallelism.ep * scenario.parallelism.expert_tp > scenario.parallelism.tp
+    if m.moe is None or i.afd is not None or (travels and (i.two_batch_overlap or not own.sent)):
+        return 0.0, False
+    gpu, one = scenario.cluster.gpu, m.moe.shared_experts == 1
+    alike = m.code == "deepseek_v3" and m.moe.experts in own.fused and one and scenario.parallelism.ep == 1
+    other = i.lora is not None or i.two_batch_overlap or i.all2all_backend == "deepep"
+    large = is_datacenter_blackwell(gpu.architecture, gpu.memory_bytes)
+    fused = alike and not other and not large and "fp4" not in i.quantization
+    if fused:
+        return FUSED_TOKENS, True
+    return (0.0 if own.graphed and not i.cuda_graphs else own.tokens), False
 
 
 def _compiled(scenario: Scenario) -> bool:

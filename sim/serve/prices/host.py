@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.dims import ceil_div
 from sim.serve.engines.all2all import all2all_of
+from sim.serve.engines.host_times import HostTimes
 from sim.serve.engines.kernel_facts import PromptGraphs, is_datacenter_blackwell
-from sim.serve.engines.record import THREADED_FROM, Engine, HostTimes
+from sim.serve.engines.record import THREADED_FROM, Engine, PaddedExperts
 from sim.serve.engines.server import server_of
 from sim.serve.prices.front import Front, front_of
 from sim.serve.prices.load import Load
@@ -51,10 +54,28 @@ class Host(Struct, frozen=True):
 
     def routed(self, tokens: int, prompts: bool, split: bool) -> int:
         """How many of an iteration's padded tokens choose experts of their own, which may be `split` over ranks."""
-        engine = self.engine
-        kind = (engine.padded_grouped if self.grouped else None) or engine.padded_experts[split]
         computed = self.padded(tokens, prompts)
-        return {"own": computed, "alike": min(computed, tokens + 1), "none": tokens}[kind]
+        return {"own": computed, "alike": min(computed, tokens + 1), "none": tokens}[self._padding_chooses(split)]
+
+    def pooled(self, loads: Sequence[Load], replicas: int, split: bool) -> int:
+        """Tokens of the mean one of `replicas` that share experts, `split` over ranks or not, and compute `loads`;
+        those that are missing have none.
+
+        Where an engine pads all to the tokens of the fullest one, so many of each choose experts and travel to them,
+        unless padding tokens choose none. An engine that gathers tokens by sums where prompts are among them does not
+        pad then.
+        """
+        engine, graphed = self.engine, all(map(self._graphed, loads))
+        summed = engine.sums_prompts[0] and any(load.prompts for load in loads)
+        pads = engine.pads_replicas == "always" or (engine.pads_replicas == "graphed" and graphed and not summed)
+        padded = pads and bool(self.graph_sizes)
+        if padded and self._padding_chooses(split) == "own":
+            return max([self.padded(load.tokens, load.prompts) for load in loads])
+        return max(1, round(sum([load.tokens for load in loads]) / replicas))
+
+    def _padding_chooses(self, split: bool) -> PaddedExperts:
+        """The experts that padding tokens choose."""
+        return (self.engine.padded_grouped if self.grouped else None) or self.engine.padded_experts[split]
 
     def seconds_each(
         self, stage: int, device_s: list[float], load: Load, draft_s: float = 0.0, copied_s: float = 0.0

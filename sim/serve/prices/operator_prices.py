@@ -54,6 +54,7 @@ class OperatorPrices(Struct, frozen=True):
         later: of these what computing does not hide."""
         seconds, comm, shares = 0.0, 0.0, Shares()
         under_way: dict[str, tuple[float, Comm, Priced]] = {}
+        computed = iter(self._computed([item for item in program if isinstance(item, Compute)]))
         for item in program:
             if isinstance(item, Wait):
                 end, item, price = under_way.pop(item.handle)
@@ -66,12 +67,40 @@ class OperatorPrices(Struct, frozen=True):
                     continue
                 comm += price.seconds
             else:
-                price = self._operator(item)
+                price = next(computed)
                 price = price._replace(seconds=price.seconds * self.slowdown)
             seconds += price.seconds
             share = (item.kind, price.source, price.uncertainty)
             shares[share] = shares.get(share, 0.0) + price.seconds
         return PricedProgram(seconds, comm, shares)
+
+    def _computed(self, operators: list[Compute]) -> list[Priced]:
+        """Prices of computations, less what those on a second stream take no longer for than others beside them.
+
+        Of two streams' kernels one set hides the other's launches and the parts of the GPU that it leaves idle, but not
+        its bytes and flops: both together take as long as the longer set, and what the shorter one's work takes at the
+        bandwidth and peak, at most the sum (an assumption).
+        """
+        prices = [self._operator(op) for op in operators]
+        start = 0
+        while start < len(operators):
+            beside, end = operators[start].beside, start
+            while end < len(operators) and operators[end].beside == beside:
+                end += 1
+            if beside:
+                sets = (start - beside, start), (start, end)
+                whole = [sum([price.seconds for price in prices[a:b]]) for a, b in sets]
+                work = [sum([self._least_s(op) for op in operators[a:b]]) for a, b in sets]
+                longer = whole[1] > whole[0]
+                added_s = max(whole) + work[not longer] - whole[0]
+                part = min(1.0, added_s / whole[1])
+                prices[start:end] = [price._replace(seconds=price.seconds * part) for price in prices[start:end]]
+            start = end
+        return prices
+
+    def _least_s(self, op: Compute) -> float:
+        """What an operator's work takes at least: its flops at the peak or its bytes at the bandwidth of streams."""
+        return max(self.device.seconds(op.kind, op.flops, op.bytes, op.dtype), op.bytes / self.stream_bytes_per_s)
 
     def _comm(self, comm: Comm) -> Priced:
         """A collective; an all-reduce in the engine's own kernel where it has one, and with its ranks' waits."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from sim.convert.bridge.nemo_recipe import _models, model_of_class
 
+from sim.convert.bridge.nemo_recipe import _models, model_of_class
 from sim.inputs.model_input import load_model
 from tests.sim.convert.converting import converted, of, refused
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from sim.inputs.scenario import parse_scenario
 from sim.serve.engines import ENGINES
 from sim.serve.engines.defaults import Defaults
-from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.engines.host_times import HostTimes
+from sim.serve.engines.record import Engine
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import host_of

@@ -9,7 +9,7 @@ import pytest
 
 from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.serve.engines import ENGINES
-from sim.serve.engines.record import HostTimes
+from sim.serve.engines.host_times import HostTimes
 from sim.serve.prices.front import MOST_BUSY, Front, front_of
 from sim.serve.simulation import ServingSimulation, simulate_serving
 

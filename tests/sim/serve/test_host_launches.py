@@ -10,7 +10,8 @@ from sim.inputs.scenario import parse_scenario
 from sim.serve.engines import ENGINES
 from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.file import engine_of
-from sim.serve.engines.record import Engine, HostTimes
+from sim.serve.engines.host_times import HostTimes
+from sim.serve.engines.record import Engine
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import prompt_sizes
