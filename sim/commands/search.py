@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -201,9 +202,15 @@ def _save(folder: Path, result: dict[str, Any]) -> None:
     except OSError as error:
         raise InputError(f"--save {folder}: cannot be made: {error.strerror}") from None
     for number, row in enumerate(result["best"], 1):
-        write_text(folder / f"{number}.yaml", row["yaml"])
+        write_text(folder / f"{number}.yaml", _named(row["yaml"], f"{result['name']}-{number}"))
         if "flags" in row:
             write_text(folder / f"{number}.flags", row["flags"] + "\n")
+
+
+def _named(text: str, name: str) -> str:
+    """A scenario's text with this name in it, which results and pages show: that of the file would be a number."""
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith("name:")]
+    return f"name: {json.dumps(name, ensure_ascii=False)}\n{''.join(lines)}"
 
 
 def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> int:
