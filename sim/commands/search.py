@@ -35,6 +35,11 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
 SAVED = OutputSeries(r"/\d+\.(yaml|flags)")
+_OF_SERVING = {  # what a search of serving has in place of an option of training
+    "--for": "for serving, --vary inference.engine=vllm-0.14,sglang-0.5 compares engines",
+    "--save": "for serving, the table names the degrees, which `stepsim run … --set parallelism.tp=N` takes",
+    "--only": "for serving, --set and --vary choose what is searched",
+}
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 
 
@@ -156,7 +161,8 @@ def _refuse_of_training(options: SearchOptions, clusters: Sequence[str]) -> None
         ("--objective", options.objective),
     ):
         if value:
-            raise InputError(f"{option}: is for searches of training steps; --slo searches serving")
+            instead = _OF_SERVING.get(option, "a search of serving (--slo) does not have it")
+            raise InputError(f"{option}: is for searches of training steps; {instead}")
 
 
 def _training(path: Path, study: Study, asked: Asked, clusters: Sequence[str], save: Path | None) -> int:
