@@ -201,7 +201,7 @@ def test_a_saved_scenario_finds_its_model_s_folder_from_anywhere(tmp_path: Path)
 def test_prices_and_clusters() -> None:
     assert Prices("2.5").of("any") == 2.5
     assert Prices("a=1,b=2").of("b") == 2
-    with pytest.raises(InputError, match="--price: names a; the searched cluster is b"):
+    with pytest.raises(InputError, match="--price: found prices of a; has none for b"):
         Prices("a=1").of("b")
     with pytest.raises(InputError, match="each cluster once"):
         parse_clusters("dgx-h100,dgx-h100")
