@@ -21,7 +21,6 @@ from sim.core.files import MAX_JSON_BYTES, read_text
 from sim.core.json_text import parse_json
 from sim.inputs.input_source import show
 
-
 NAMED = "config.json"  # as errors of a config name it whose file is not known
 
 

@@ -9,7 +9,7 @@ from typing import Any
 Result = Mapping[str, Any]
 OF_STEP = ("step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "compute_s", "exposed_comm_s")
 LATENCIES = ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s")
-EMPTY = (None, [], {})  # a section that is left out, and one whose lists are empty, say the same
+EMPTY: tuple[Any, ...] = (None, [], {})  # a section that is left out, and one whose lists are empty, say the same
 TIMES = (
     *(*OF_STEP, "bubble_fraction", "duration_s"),
     *(f"{name}.{statistic}" for name in LATENCIES for statistic in ("p50", "p99")),

@@ -53,7 +53,8 @@ def _headline(tables: Sequence[Validation]) -> list[Number]:
     numbers = []
     for quantity, errors in sorted(by_quantity.items(), key=lambda item: -len(item[1]))[:4]:
         found = summary(errors)
-        note = f"mean of {counted(len(errors), 'row')}; median {percent(found['median_abs'])}, bias {signed(found['bias'])}"
+        median, bias = percent(found["median_abs"]), signed(found["bias"])
+        note = f"mean of {counted(len(errors), 'row')}; median {median}, bias {bias}"
         name = f"Error of {quantity.replace('_per_', '/').replace('_', ' ').replace('gpu', 'GPU')}"
         numbers.append(Number(name, percent(found["mean_abs"]), note))
     return numbers

@@ -76,7 +76,9 @@ def learning_words(training: Training) -> list[str]:
     ['LoRA of rank 16', 'DPO (reference: the model without adapters)']
     """
     lora = training.lora
-    words = [] if lora is None else [f"LoRA of rank {lora.rank}" + " on 4-bit weights (QLoRA)" * (lora.weights == "nf4")]
+    words = (
+        [] if lora is None else [f"LoRA of rank {lora.rank}" + " on 4-bit weights (QLoRA)" * (lora.weights == "nf4")]
+    )
     if training.pair_loss is None:
         return words
     return [*words, PAIR_LOSSES[training.pair_loss] + REFERENCES[training.reference]]

@@ -197,7 +197,9 @@ def captured_layout(s: Sizes) -> Problem | None:
             how = "python -m calibrate.capture --script 'train.py' --world-size N captures one with it"
             return _found(key, value, f"must be 1, because this program was captured without it; {how}")
     if s.pp > 1 and read_program(Path(s.model.program)).forward_alone:
-        return _found("pp", s.pp, "must be 1, because a captured forward is not cut into stages; dp runs it on more GPUs")
+        return _found(
+            "pp", s.pp, "must be 1, because a captured forward is not cut into stages; dp runs it on more GPUs"
+        )
     return None
 
 
