@@ -170,6 +170,7 @@ def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pyt
     said = capsys.readouterr().out
     assert "Cost of 1T tokens" in said
     assert (folder / "1.flags").read_text().strip() in said
+    assert load_scenario(folder / "2.yaml").name == f"{load_scenario(file).name}-2"
     for words, wrong in (
         (("--for", "nemo"), "must be one of torchtitan, torchtitan-python, megatron"),
         (("--for", "megatron", "--only", "schedule=zb_v"), "--only schedule=zb_v: megatron has 1f1b, interleaved_1f1b"),
