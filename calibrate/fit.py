@@ -77,6 +77,7 @@ FEW_ROWS_WIDTH: Mapping[str, float] = {
 }
 WIDTH_FACTORS = (0.1, 0.3, 1.0)  # of these widths and those of `PRIORS`
 NOISES = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)  # standard deviations of errors that no coefficient explains
+FAR_OFF = 100.0  # times too short or too long: no profile is so wrong
 USUAL_NOISE, NOISE_WIDTH = 0.03, 0.8  # prior of the noise: its median, and the standard deviation of its logarithm
 
 
@@ -321,8 +322,20 @@ def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[st
     found = _with_progress(rows.cases, base, only or tuple(PRIORS), way)
     if rows.rest:
         found = predicted_rest(found, base, rows.rest)
+    for words in far_off(rows.rest or rows.cases, found.before):
+        click.echo(f"warning: {words}", err=True)
     fitted_profile(base, read, found, len(rows.cases)).save(out)
     _report(base, found, out)
+
+
+def far_off(cases: Sequence[Case], log_errors: Vector) -> list[str]:
+    """Return a question for each row that no coefficient explains: most are times in milliseconds."""
+    return [
+        f"{case.row.id}: measured.step_time_s: {case.row.measured['step_time_s']:.4g}, simulated "
+        f"{case.row.measured['step_time_s'] * math.exp(error):.4g}; is it in seconds, and of one step?"
+        for case, error in zip(cases, log_errors.tolist(), strict=True)
+        if abs(error) > math.log(FAR_OFF)
+    ]
 
 
 def predicted_rest(found: Fit, base: Profile, rest: Sequence[Case]) -> Fit:

@@ -185,8 +185,9 @@ def _gpu_name(name: str, found: Any, own: Mapping[str, Any]) -> str:
     known = (*own, *GPUS)
     if found in known:
         return str(found)
-    near = get_close_matches(str(found), known, n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
+    # "h100" begins three names, which are nearer than "v100".
+    near = [gpu for gpu in known if gpu.startswith(str(found))] or get_close_matches(str(found), known, n=1)
+    hint = f"; did you mean {' or '.join(repr(gpu) for gpu in near[:4])}?" if near and found else ""
     also = f"also allowed: {', '.join(own)}; " if own else ""
     listed = f"({also}`stepsim clusters` lists the shipped ones)"
     raise TopologyError(f"node '{name}': gpu: found {found!r:.60}; no such GPU{hint} {listed}")

@@ -79,12 +79,13 @@ def main(
     device: str,
     routing: str | None,
 ) -> int:
-    """Capture the training step of WHAT: a Hugging Face config.json, its folder, or package.module:function.
+    """Record the operators of the training step of WHAT, without a GPU. WHAT is a Hugging Face config.json, its
+    folder, or package.module:function.
 
-    --forward captures a forward alone, without gradients and optimizer; --generate a prompt of --seq-len tokens and N
-    new ones. A function captures a forward alone if its Step has no optimizer.
-    --script captures ranks of an unmodified distributed training script instead. --routing balanced: a top-k takes
-    numbers in turn, so that code with experts is captured too that reads counts of tokens or selects rows by a mask.
+    --forward records a forward alone, without gradients and optimizer; --generate a prompt of --seq-len tokens and N
+    new ones. A function whose Step has no optimizer is recorded as a forward alone.
+    --script records ranks of an unmodified distributed training script instead. --routing balanced gives each expert
+    equally many tokens; models whose code reads the number of an expert's tokens cannot be recorded without it.
     """
     _needs_torch()
     if sum(x is not None for x in (what, table, script)) != 1:

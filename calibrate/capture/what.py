@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,39 @@ from sim.core.files import MAX_JSON_BYTES, read_text
 from sim.core.json_text import parse_json
 from sim.inputs.input_source import show
 
+NAMED = "config.json"  # as errors of a config name it whose file is not known
+
 
 def maker(what: str, options: Options) -> Callable[[], Step]:
     """Return the function that makes the step."""
     path = Path(what)
     if path.is_dir() or what.endswith(".json"):
-        return huggingface_maker(_config_of(path / "config.json" if path.is_dir() else path), options)
+        return _of_config(path / "config.json" if path.is_dir() else path, options)
     module, found, name = what.partition(":")
     if not found or not name:
         raise InputError(f"WHAT: found {what!r}; allowed: a config.json, its folder, or package.module:function")
     return function_maker(module, name)
+
+
+def _of_config(file: Path, options: Options) -> Callable[[], Step]:
+    """Return the maker of a config file; its errors name this file."""
+
+    @contextmanager
+    def named() -> Iterator[None]:
+        try:
+            yield
+        except InputError as error:
+            said = str(error)
+            raise InputError(f"{file}{said.removeprefix(NAMED)}" if said.startswith(NAMED) else said) from None
+
+    with named():
+        make = huggingface_maker(_config_of(file), options)
+
+    def make_named() -> Step:
+        with named():
+            return make()
+
+    return make_named
 
 
 def function_maker(module: str, name: str) -> Callable[[], Step]:

@@ -26,6 +26,7 @@ UNUSED = {  # what numpy and pydantic would set up at import, a tenth of a short
     "PYDANTIC_DISABLE_PLUGINS": "__all__",  # looked for in the metadata of every package that is installed
 }
 END_WITHIN_S = 20.0  # of being asked to
+LONGEST_SAID = 300  # characters of a message on options
 AGAIN_AFTER_S = 0.005
 EXTRAS = {"torch": "calibrate", "torchao": "torchao", "transformers": "huggingface", "distributed": "dask"}
 # One character each, so that columns stay where they are.
@@ -220,6 +221,8 @@ def _exit_code(command: click.Command) -> int:
     except click.UsageError as error:
         shown = f" (`{error.ctx.command_path} --help` shows the options)" if error.ctx is not None else ""
         said = error.format_message().replace("is not a valid integer range", "is not a whole number")
+        if len(said) > LONGEST_SAID:  # a shell's `*` may stand for a thousand files
+            said = f"{said[:LONGEST_SAID]} …"
         print(f"error: {_key_meant(error) or said + shown}", file=sys.stderr)
         return error.exit_code
     except click.ClickException as error:

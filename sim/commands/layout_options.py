@@ -157,8 +157,10 @@ class Prices:
             InputError: if prices are given, and none for this cluster.
         """
         if self.by_cluster and cluster not in self.by_cluster:
-            searched = f"the searched cluster is {cluster}" if cluster else "the searched cluster has no shipped name"
-            raise InputError(f"--price: names {', '.join(self.by_cluster)}; {searched}")
+            named = (
+                f"has none for {cluster}" if cluster else "must be one number: the searched cluster has no shipped name"
+            )
+            raise InputError(f"--price: found prices of {', '.join(self.by_cluster)}; {named}")
         return self.by_cluster.get(cluster, self.everywhere)
 
 

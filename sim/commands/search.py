@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
 SAVED = OutputSeries(r"/\d+\.(yaml|flags)")
+_OF_SERVING = {  # what a search of serving has in place of an option of training
+    "--for": "for serving, --vary inference.engine=vllm-0.14,sglang-0.5 compares engines",
+    "--save": "for serving, the table names the degrees, which `stepsim run … --set parallelism.tp=N` takes",
+    "--only": "for serving, --set and --vary choose what is searched",
+}
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 
 
@@ -155,7 +161,8 @@ def _refuse_of_training(options: SearchOptions, clusters: Sequence[str]) -> None
         ("--objective", options.objective),
     ):
         if value:
-            raise InputError(f"{option}: is for searches of training steps; --slo searches serving")
+            instead = _OF_SERVING.get(option, "a search of serving (--slo) does not have it")
+            raise InputError(f"{option}: is for searches of training steps; {instead}")
 
 
 def _training(path: Path, study: Study, asked: Asked, clusters: Sequence[str], save: Path | None) -> int:
@@ -201,9 +208,15 @@ def _save(folder: Path, result: dict[str, Any]) -> None:
     except OSError as error:
         raise InputError(f"--save {folder}: cannot be made: {error.strerror}") from None
     for number, row in enumerate(result["best"], 1):
-        write_text(folder / f"{number}.yaml", row["yaml"])
+        write_text(folder / f"{number}.yaml", _named(row["yaml"], f"{result['name']}-{number}"))
         if "flags" in row:
             write_text(folder / f"{number}.flags", row["flags"] + "\n")
+
+
+def _named(text: str, name: str) -> str:
+    """A scenario's text with this name in it, which results and pages show: that of the file would be a number."""
+    lines = [line for line in text.splitlines(keepends=True) if not line.startswith("name:")]
+    return f"name: {json.dumps(name, ensure_ascii=False)}\n{''.join(lines)}"
 
 
 def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> int:

@@ -87,6 +87,9 @@ def print_result(result: dict[str, Any], saved: Path | None = None) -> None:
     if any(row["tight"] for row in result["best"]):
         said = "tight: less than 2 GiB is left for CUDA and NCCL; --memory-limit leaves such layouts out"
         console.print(said, highlight=False)
+    overlaps = {row["layout"]["tp_overlap"] for row in result["best"] if row["layout"]["tp"] > 1} - {"none"}
+    if overlaps:
+        console.print(f"{', '.join(sorted(overlaps))}: parallelism.tp_overlap", highlight=False)
     if result["best"]:
         _print_runnable(result["best"], saved, console)
 
@@ -120,7 +123,7 @@ def _print_runnable(best: list[dict[str, Any]], saved: Path | None, console: Con
     if saved is None:
         console.print("--save FOLDER writes each layout as a scenario; --json has the commands of all", **plain)
         return
-    files = f"{saved / '1.yaml'}" + f" to {len(best)}.yaml" * (len(best) > 1)
+    files = f"{saved / '1.yaml'}" + f" to {saved / f'{len(best)}.yaml'}" * (len(best) > 1)
     console.print(f"wrote {files}; days of a training: stepsim run {saved / '1.yaml'} --tokens 15T", **plain)
 
 
@@ -163,7 +166,7 @@ def _counts_words(c: dict[str, int]) -> str:
     """The number of legal layouts by outcome."""
     fates = [
         f"{c['too_large']:,} did not fit",
-        f"{c['beaten']:,} slower even with unshared links",
+        f"{c['beaten']:,} slower even if no links are shared",
         *([f"{c['refused']:,} refused"] if c["refused"] else []),
         f"{c['simulated']:,} simulated",
     ]

@@ -11,6 +11,7 @@ from sim.commands.rich_tables import as_printed, console_of, plain_table
 from sim.core.units import counted
 
 CURVE_SHOWN = 12
+DEGREES = {"tp", "pp", "dp", "ep"}  # of replicas; pools for prompts and tokens have others
 JsonRow = Mapping[str, Any]
 CURVE = {  # columns of the curve, and their keys
     "tok/s/user": "tokens_per_s_per_user",
@@ -33,7 +34,7 @@ def print_serving_search(result: JsonRow, top: int) -> None:
     for engines in result["same_host_times"]:
         say(same_host_words(engines))
     for refusal in result["refusals"]:
-        say(f"not simulated: {row_words(refusal, 1)}: {refusal['reason']}", markup=False)
+        say(f"not simulated: {row_words(refusal)}: {refusal['reason']}", markup=False)
     shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]
     if shown:
         say("throughput against speed for a user (best of all layouts and rates):")
@@ -52,7 +53,13 @@ def _fewest_words(result: JsonRow) -> str:
 
     wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
     if fewest is not None:
-        return f"the fewest GPUs for {wanted:g} requests/s: {counted(fewest['gpus'], 'GPU')} ({row_words(fewest, 1)})"
+        layout = f" ({row_words(fewest)})" if fewest["gpus"] > 1 else ""
+        said = f"the fewest GPUs for {wanted:g} requests/s: {counted(fewest['gpus'], 'GPU')}{layout}"
+        if not fewest["parallelism"].keys() <= DEGREES:
+            return said
+        sets = " ".join(f"--set parallelism.{key}={n}" for key, n in fewest["parallelism"].items())
+        tried = f"replicas of at most {counted(result['gpus'], 'GPU')} were tried, --gpus N tries larger ones"
+        return f"{said}; {tried}\nto simulate them: stepsim run SCENARIO {sets}"
     if wanted is not None and any(not row["limit_found"] for row in result["best"]):
         return f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}"
     if not result["best"]:

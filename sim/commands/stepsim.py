@@ -70,7 +70,7 @@ CALIBRATE = {
     "measure": Lazy("calibrate.measure", "Run a scenario for real on local ranks"),
     "serving": Lazy("calibrate.serving.side_by_side", "Serve a scenario's requests for real"),
     "engine": Lazy("calibrate.serving.running", "Measure a serving engine that runs, over HTTP"),
-    "capture": Lazy("calibrate.capture.command", "Write down a training step that somebody else wrote, as a program"),
+    "capture": Lazy("calibrate.capture.command", "Record the operators of any model's training step, without a GPU"),
     "topology": Lazy("calibrate.topology", "Write the graph of this node: GPUs, PCIe, NVLink, NICs"),
     "fit": Lazy("calibrate.fit", "Fit a profile's coefficients to your own step times"),
 }

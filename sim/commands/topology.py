@@ -37,9 +37,14 @@ def main(cluster: str, nodes: int | None, out: Path, groups: int | None) -> None
     wiring = with_own_gpu(wiring_of(found) if groups is None else _dragonfly(found, groups), found)
     write_topology(out, wiring)
     click.echo(
-        f"wrote {out}: {counted(len(wiring.ranks), 'GPU')} of {found.name}, {counted(len(wiring.parts), 'part')}, "
+        f"wrote {out}: {counted(len(wiring.ranks), 'GPU')} of {_said(found)}, {counted(len(wiring.parts), 'part')}, "
         f"{counted(len(wiring.links) // 2, 'link')}"
     )
+
+
+def _said(cluster: ClusterSpec) -> str:
+    """A preset's name, or the GPU of a cluster that has none."""
+    return cluster.name if cluster.name in CLUSTERS else cluster.gpu.name
 
 
 def _dragonfly(cluster: ClusterSpec, groups: int) -> Wiring:

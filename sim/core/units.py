@@ -17,13 +17,13 @@ LEAST_S = 1e-9  # nothing is so short: less is what rounding leaves of a sum of 
 def seconds(value: float) -> str:
     """Seconds with four digits and a fitting unit.
 
-    >>> seconds(0.01234), seconds(4.5e-5), seconds(2), seconds(7200), seconds(1.3e-10)
-    ('12.34 ms', '45.00 µs', '2.000 s', '2.000 h', '0 s')
+    >>> seconds(0.01234), seconds(4.5e-5), seconds(2), seconds(7200), seconds(1.3e-10), seconds(-0.03)
+    ('12.34 ms', '45.00 µs', '2.000 s', '2.000 h', '0 s', '−30.00 ms')
     """
     if abs(value) < LEAST_S:
         return "0 s"
     scale, unit = _time_unit(value)
-    return f"{_digits(value / scale)} {unit}"
+    return f"{'−' * (value < 0)}{_digits(abs(value) / scale)} {unit}"
 
 
 def seconds_between(low: float, high: float) -> str:
@@ -112,7 +112,7 @@ def percent(value: float) -> str:
     >>> percent(0.1795), percent(0.0004)
     ('17.9 %', '0.04 %')
     """
-    return f"{value * 100:.2f} %" if 0 < abs(value) < 0.001 else f"{value * 100:.1f} %"
+    return f"{'−' * (value < 0)}{abs(value) * 100:.{2 if 0 < abs(value) < 0.001 else 1}f} %"
 
 
 def change_percent(value: float, digits: int = 1) -> str:

@@ -237,6 +237,9 @@ def _gpu(value: Any, source: Source, path: KeyPath) -> Any:
     overrides = {key: item for key, item in given.items() if key != "preset"}
     if isinstance(overrides.get("peak_flops_per_s"), dict):
         overrides["peak_flops_per_s"] = _peaks(overrides["peak_flops_per_s"], source, (*path, "peak_flops_per_s"))
+    elif isinstance(overrides.get("peak_flops_per_s"), (int, float)):
+        said = f"found {show(overrides['peak_flops_per_s'])}; must be a mapping of dtypes, such as {{bf16: 989e12}}"
+        raise source.error((*path, "peak_flops_per_s"), said)
     size = overrides.get("memory_bytes")
     if isinstance(size, (int, float)) and 0 < size < LEAST_MEMORY_BYTES:
         raise source.error((*path, "memory_bytes"), f"found {show(size)}; {size:g} bytes? write {size:g}GiB")

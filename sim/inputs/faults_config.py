@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator
 
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.parallelism import MAX_RANKS
@@ -52,6 +52,20 @@ class NicFault(UserInput):
     node: str = Field(min_length=1, max_length=100)
     nic: int | None = Field(default=None, ge=0, le=10_000)
     bandwidth_scale: float = Field(default=0.5, gt=0, le=1)
+
+    @field_validator("node", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            raise ValueError(f"must be a node's name: node{value}")
+        return value
+
+    @field_validator("bandwidth_scale", mode="before")
+    @classmethod
+    def _up(cls, value: Any) -> Any:
+        if value == 0 and value is not False:
+            raise ValueError("must be above 0; a NIC that is down is left out of a network file (`stepsim topology`)")
+        return value
 
     @property
     def node_number(self) -> int:

@@ -22,6 +22,16 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None and not text.endswith(_FILES)
 
 
+def without_site(name: str) -> str:
+    """A name as it is, or the id in the address of a model's page, as `hf://` has it.
+
+    >>> without_site("https://huggingface.co/Qwen/Qwen3-32B/tree/main"), without_site("llama3-8b")
+    ('hf://Qwen/Qwen3-32B', 'llama3-8b')
+    """
+    found = re.match(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)", name)
+    return PREFIX + found[1] if found else name
+
+
 def as_model(name: str) -> str:
     """A name or path as other programs take it, as a scenario's `model` has it: a Hub id with its prefix."""
     return PREFIX + name if is_id(name) else name

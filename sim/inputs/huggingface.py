@@ -56,6 +56,7 @@ _SYNONYMS = (
     ("num_experts_per_tok", "num_experts_per_token"),
     ("num_hidden_layers", "num_layers", "n_layer"),
 )
+_SIZE = re.compile("(^n|^num|size|dim|heads|layers|experts|positions)(_|$)")  # keys whose values are numbers
 # Wrappers that tie embeddings where their decoder's config alone says so (configuration_*.py of each in Transformers).
 _TIED_BY_DECODER = re.compile("llava|hunyuan_vl|glm4v|glm_ocr|minimax_m3_vl|paddleocr_vl|qwen2(_5)?_vl|video_llama_3")
 
@@ -122,6 +123,9 @@ def model_of_config(whole: Config, file: str) -> Config:
         raise InputError(f"{file}: is_causal: {why}; the model {_CAPTURE}")
     parts = whole.get(_THINKER) or whole
     config = _filled_in(config, family, nested and any(isinstance(parts.get(key), dict) for key in _DECODERS))
+    for key, value in config.items():
+        if isinstance(value, str) and _SIZE.search(key) and value.strip().isdecimal():
+            raise InputError(f"{file}: {key}: found {show(value)}; must be a number, without quotes")
     for key in _LAYERS:
         if isinstance(found := config.get(key), (int, float)) and found > MAX_LAYERS:
             raise InputError(f"{file}: {key}: found {show(found)}; must be at most {MAX_LAYERS:,}")

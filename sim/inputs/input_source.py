@@ -191,6 +191,8 @@ def unknown_key(key: Any, known: Iterable[str], section: str = "") -> str:
     # A word may have a key in several sections: prompt_len in those of requests and of rl.
     if section and not other.startswith(f"; here it is {section}."):
         other = next((f"; did you mean '{name}'?" for name in names if other.endswith(f".{name}")), other)
+    if section == "rl":  # an engine's keys stand there in `generation`
+        other = other.replace("; here it is inference.", "; here it is rl.generation.")
     return f"unknown key{other or nearest(key, names) or ' (allowed: ' + ', '.join(names) + ')'}"
 
 

@@ -96,6 +96,7 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         return _preset(preset)
     from sim.inputs import hub, huggingface  # a preset's name does without
 
+    preset = hub.without_site(preset)
     hub_id = preset.removeprefix(hub.PREFIX)
     found: Path | None = None
     if hub_id != preset:

@@ -247,7 +247,8 @@ def interval_factor(own: Features, rows: Sequence[PublishedStep] | None = None) 
     weights = np.bincount(table, parts)
     effective = float(weights.sum() ** 2 / (weights**2).sum())
     alike = {row.table for row in rows if _group(row.features) == _group(own)}
-    named = f"{own.kind}{' training' * (own.kind != SERVING)} with {_family(own)} on {own.architecture}"
+    chips = "other chips" if own.architecture == "other" else own.architecture
+    named = f"{own.kind}{' training' * (own.kind != SERVING)} with {_family(own)} on {chips}"
     known = f"{len(alike)} are of" if len(alike) > 1 else "one is of" if alike else "none is of"
     why = f"errors on {len(sizes)} published tables, of which nearer ones count more ({known} {named})"
     return Width(math.exp(NINETY_BY_MEAN * student_by_normal(effective) * mean), why)

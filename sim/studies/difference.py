@@ -9,6 +9,7 @@ from typing import Any
 Result = Mapping[str, Any]
 OF_STEP = ("step_time_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu", "hfu", "compute_s", "exposed_comm_s")
 LATENCIES = ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s")
+EMPTY: tuple[Any, ...] = (None, [], {})  # a section that is left out, and one whose lists are empty, say the same
 TIMES = (
     *(*OF_STEP, "bubble_fraction", "duration_s"),
     *(f"{name}.{statistic}" for name in LATENCIES for statistic in ("p50", "p99")),
@@ -47,7 +48,7 @@ def differing_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple
     """
     x, y = dict(_leaves(a, "")), dict(_leaves(b, ""))
     for key in dict.fromkeys([*x, *y]):
-        if x.get(key) != y.get(key):
+        if x.get(key) != y.get(key) and not (x.get(key) in EMPTY and y.get(key) in EMPTY):
             yield key, x.get(key), y.get(key)
 
 

@@ -19,15 +19,15 @@ STEP = Metric("step_time_s", "step", "s")
 RATE = Metric("tokens_per_s_per_gpu", "tok/s/GPU", "/s", True)
 MEMORY = Metric("peak_memory_bytes", "memory", "bytes")
 GPUS = Metric("gpus", "GPUs", "")
-FIRST = Metric("ttft_p99_s", "first token p99", "s")
+FIRST = Metric("ttft_p99_s", "TTFT p99", "s")
 TRAINING = (STEP, MEMORY, RATE)
 SERVING = (
-    Metric("ttft_p50_s", "first token p50", "s"),
+    Metric("ttft_p50_s", "TTFT p50", "s"),
     FIRST,
-    Metric("tpot_p50_s", "a token p50", "s"),
-    Metric("tpot_p99_s", "a token p99", "s"),
-    Metric("latency_p50_s", "request p50", "s"),
-    Metric("latency_p99_s", "request p99", "s"),
+    Metric("tpot_p50_s", "TPOT p50", "s"),
+    Metric("tpot_p99_s", "TPOT p99", "s"),
+    Metric("latency_p50_s", "latency p50", "s"),
+    Metric("latency_p99_s", "latency p99", "s"),
     Metric("output_tokens_per_s_per_gpu", "tok/s/GPU", "/s", True),
     MEMORY,
 )

@@ -15,6 +15,7 @@ from sim.validation.report import TOO_LARGE, Validation
 from sim.validation.statistics import Error, by_group, summary
 from sim.views.headline import Number
 from sim.views.page import asset, still_page
+from sim.views.templating import signed
 
 WORST = 10
 SIZE, MARGIN, EDGE = 340, 62, 12
@@ -37,7 +38,11 @@ def accuracy_page(tables: Sequence[Validation]) -> str:
         what=f"{counted(rows, 'measured row')} in {counted(len(tables), 'table')}",
         headline=_headline(tables),
         columns=COLUMNS,
-        overview=[(v.table.name, quantity, *cells) for v in tables for quantity, cells in _rows(v)],
+        overview=[
+            (v.table.name, quantity, *(cell.replace("-", "−").replace("%", " %") for cell in cells))
+            for v in tables
+            for quantity, cells in _rows(v)
+        ],
         tables=[_shown(v) for v in tables],
     )
 
@@ -48,9 +53,10 @@ def _headline(tables: Sequence[Validation]) -> list[Number]:
     numbers = []
     for quantity, errors in sorted(by_quantity.items(), key=lambda item: -len(item[1]))[:4]:
         found = summary(errors)
-        note = f"mean of {counted(len(errors), 'row')}; median {found['median_abs']:.1%}, bias {found['bias']:+.1%}"
+        median, bias = percent(found["median_abs"]), signed(found["bias"])
+        note = f"mean of {counted(len(errors), 'row')}; median {median}, bias {bias}"
         name = f"Error of {quantity.replace('_per_', '/').replace('_', ' ').replace('gpu', 'GPU')}"
-        numbers.append(Number(name, f"{found['mean_abs']:.1%}", note))
+        numbers.append(Number(name, percent(found["mean_abs"]), note))
     return numbers
 
 
@@ -122,13 +128,13 @@ def _groups(errors: Sequence[Error]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for group in by_group(errors)[1:25]:
         s = next(x for x in group.values() if isinstance(x, dict))
-        rows.append((str(group["group"]), str(group["rows"]), f"{s['mean_abs']:.1%}", f"{s['bias']:+.1%}"))
+        rows.append((str(group["group"]), str(group["rows"]), percent(s["mean_abs"]), signed(s["bias"])))
     return rows
 
 
 def _worst(errors: Sequence[Error]) -> list[tuple[str, ...]]:
     return [
-        (e.id, quantity_text(e.key, e.predicted), quantity_text(e.key, e.measured), f"{e.error:+.1%}")
+        (e.id, quantity_text(e.key, e.predicted), quantity_text(e.key, e.measured), signed(e.error))
         for e in _by_error(errors)[:WORST]
     ]
 
@@ -173,7 +179,7 @@ def scatter(errors: Sequence[Error], title: str) -> str:
     for e in dots:
         x, y = at(math.log10(e.measured), math.log10(e.predicted))
         said, real = (quantity_text(e.key, v) for v in (e.predicted, e.measured))
-        tip = f"{e.id}: predicted {said}, measured {real}, {e.error:+.1%}"
+        tip = f"{e.id}: predicted {said}, measured {real}, {signed(e.error)}"
         circles.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{html.escape(tip)}</title></circle>')
     lines = []
     for factor, style in ((1.0, ""), (1.1, " stroke-dasharray=4"), (1 / 1.1, " stroke-dasharray=4")):

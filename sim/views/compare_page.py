@@ -77,8 +77,8 @@ def _others(compare: Comparison) -> list[Number]:
     cores, quiet = compare["others_cores"], compare["quiet"]
     if cores is None:
         return []
-    words = "cores at most: a quiet run" if quiet else "cores: a noisy run, its error says little"
-    return [Number("Others kept busy", f"{cores:.2f}", words, "good" if quiet else "bad")]
+    words = "busy at most: a quiet run" if quiet else "busy: a noisy run, its error says little"
+    return [Number("Other processes", f"{cores:.2f} cores", words, "good" if quiet else "bad")]
 
 
 def _headline(compare: Comparison) -> list[Number]:

@@ -30,7 +30,12 @@ LATENCIES = {
     "Time to first token": "time_to_first_token_s",
     "Time per output token": "time_per_output_token_s",
 }
-LINK_NAMES = {"domain": "links inside domains", "nic": "NICs", "spine": "links above leaves", "host": "PCIe"}
+LINK_NAMES = {
+    "domain": "links inside the node or NVLink domain",
+    "nic": "NICs",
+    "spine": "links above leaf switches",
+    "host": "PCIe to the host",
+}
 
 
 class Number(NamedTuple):
@@ -138,7 +143,7 @@ def _contention(result: StepResult) -> list[Number]:
     if lost_s < SHOWN * step_s:
         return []
     where = ", ".join(LINK_NAMES.get(name, name) for name in result.contention.links)
-    return [Number("Shared links", seconds(lost_s), f"{percent(lost_s / step_s)} of the step lost on {where}")]
+    return [Number("Shared links", seconds(lost_s), f"{percent(lost_s / step_s)} of the step: messages share {where}")]
 
 
 def _serving(result: ServingResult) -> list[Number]:

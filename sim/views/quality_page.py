@@ -12,7 +12,7 @@ from sim.views.palette import INK
 from sim.views.scatter import scatter_plot
 
 JsonRow = Mapping[str, Any]
-HEAD = ("Model", "Score", "Tokens/s/GPU", "", "Memory", "", "First token", "A token")
+HEAD = ("Model", "Score", "Tokens/s/GPU", "", "Memory", "", "TTFT p50", "TPOT p50")
 _ON, _OFF = "#0072b2", "#a3a9b3"
 
 

@@ -75,7 +75,10 @@ def learning_words(training: Training) -> list[str]:
     >>> learning_words(load_scenario("scenarios/dpo_lora_llama3_8b.yaml").for_training)
     ['LoRA of rank 16', 'DPO (reference: the model without adapters)']
     """
-    words = [] if training.lora is None else [f"LoRA of rank {training.lora.rank}"]
+    lora = training.lora
+    words = (
+        [] if lora is None else [f"LoRA of rank {lora.rank}" + " on 4-bit weights (QLoRA)" * (lora.weights == "nf4")]
+    )
     if training.pair_loss is None:
         return words
     return [*words, PAIR_LOSSES[training.pair_loss] + REFERENCES[training.reference]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sim.core.units import count, n_bytes, percent, ranks_text, rate, seconds
+from sim.core.units import change_percent, count, n_bytes, percent, ranks_text, rate, seconds
 from sim.views.palette import part_colour, style_of
 
 if TYPE_CHECKING:
@@ -57,6 +57,6 @@ def signed(error: float | None) -> str:
     """An error with its sign, or a dash where there is none.
 
     >>> signed(-0.2), signed(None)
-    ('-20.0 %', '–')
+    ('−20.0 %', '–')
     """
-    return "–" if error is None else f"{error * 100:+.1f} %"
+    return "–" if error is None else change_percent(error)

@@ -41,5 +41,5 @@ def test_it_looks_like_the_other_pages(open_page: Callable[[str], Any], html: st
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(18, 24, 30)"
     table = page.locator(".quantity table").nth(1)
     table.get_by_role("button", name="error").click()
-    errors = [float(x.rstrip("%")) for x in table.locator("tbody td:last-child").all_inner_texts()]
+    errors = [float(x.replace("−", "-").rstrip(" %")) for x in table.locator("tbody td:last-child").all_inner_texts()]
     assert errors == sorted(errors)

@@ -290,3 +290,20 @@ def test_no_page_is_wider_than_the_screen(page: Any, width: int) -> None:
     peak = page.locator("#memory-table th", has_text="Peak").bounding_box()
     assert peak["x"] + peak["width"] < width
     page.set_viewport_size({"width": 1440, "height": 1000})
+
+
+def test_a_few_of_many_ranks_get_rows_of_the_usual_height(open_page: Any) -> None:
+    """64 ranks do not fit with rows of 27 pixels; three of them do."""
+    jitter = ["parallelism.dp=64", "training.global_batch_size=64", "faults.jitter.sigma=0.05"]
+    many = simulate(load_scenario(ROOT / "scenarios" / "dp8.yaml", jitter), expand=True)
+    page = open_page(page_of(many, many.memory_over(1)))
+    heights = f"[...{MODEL}('rows').data_source.data.height]"
+    assert max(page.evaluate(heights)) < 0.86 * 27
+    page.locator("#ranks-shown").fill("7-9")
+    shown = page.evaluate(heights)
+    assert max(shown) == pytest.approx(0.86 * 27)
+    page.wait_for_timeout(200)
+    row = row_of(page, "rank 8", "compute")
+    assert page.evaluate(f"stepsim.rowAt({middle_of(page, row)})") == row
+    page.locator("#ranks-shown").fill("")
+    assert max(page.evaluate(heights)) < 0.86 * 27

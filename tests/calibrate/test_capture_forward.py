@@ -121,7 +121,7 @@ def test_a_real_run_has_the_same_operators_and_memory(
 @pytest.mark.parametrize(
     ("layout", "said"),
     [
-        ({"pp": 2}, "found 2; a captured forward alone runs whole on a rank: 1; dp runs it on more"),
+        ({"pp": 2}, "found 2; must be 1, because a captured forward is not cut into stages; dp runs it on more GPUs"),
         ({"dp": 2, "zero": 3}, "found 3; a captured forward alone has nothing to reduce or update: 0"),
     ],
 )

@@ -16,6 +16,7 @@ from calibrate.fit import (
     PRIORS,
     _report,
     changed,
+    far_off,
     fit,
     fit_all_few,
     fit_few,
@@ -211,6 +212,18 @@ def test_one_step_alone_is_no_fit(tmp_path: Path) -> None:
     path.write_text(json.dumps(own_steps(("one", {"global_batch_size": 8}))))
     ran = invoked(main, str(path), "--profile", "h100-sxm", "--out", str(tmp_path / "mine.json"), code=2)
     assert "own.json: found 1 step to fit; allowed: 2 or more (`stepsim run --measured`" in ran.output
+
+
+def test_a_time_in_milliseconds_is_asked_about(tmp_path: Path) -> None:
+    steps = json.loads(table(tmp_path).read_text())
+    cases = rows_to_fit(read_table(tmp_path / "steps.json"), BASE).cases
+    assert far_off(cases, np.array([case.log_error(BASE) for case in cases])) == []
+    measured = steps["rows"][3]["measured"]
+    measured["step_time_s"] *= 10_000
+    (tmp_path / "steps.json").write_text(json.dumps(steps))
+    cases = rows_to_fit(read_table(tmp_path / "steps.json"), BASE).cases
+    (words,) = far_off(cases, np.array([case.log_error(BASE) for case in cases]))
+    assert words.startswith(f"512-8: measured.step_time_s: {measured['step_time_s']:.4g}, simulated ")
 
 
 def test_a_few_rows_of_a_slower_machine_tell_the_others() -> None:

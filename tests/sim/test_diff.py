@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from sim.commands.diff import main, result_of
 from sim.core.errors import InputError
-from sim.studies.difference import difference
+from sim.studies.difference import difference, differing_keys
 from tests.processes import ROOT, invoked
 
 TP8, TP8_SP = (str(ROOT / "scenarios" / f"{name}.yaml") for name in ("tp8", "tp8_sp"))
@@ -48,6 +48,12 @@ def test_a_scenario_against_itself_differs_in_nothing() -> None:
     assert not found["keys"]
     pairs = (p for part in ("times", "memory_bytes", "critical_path_s", "buffer_bytes") for p in found[part].values())
     assert all(pair["change"] == 0 for pair in pairs)
+
+
+def test_a_list_without_entries_is_no_difference() -> None:
+    slow = {"faults": {"stragglers": [{"rank": 1}], "links": [], "jitter": None}, "tp": 0}
+    keys = {key for key, _, _ in differing_keys({"faults": None, "tp": 1}, slow)}
+    assert keys == {"faults.stragglers", "tp"}
 
 
 def test_one_scenario_and_overrides() -> None:

@@ -324,6 +324,7 @@ def test_a_gelu_that_transformers_writes_out_is_read_as_such(tmp_path: Path, nam
         ({"num_hidden_layers": 0}, "layers: found 0; must be at least 1"),
         ({"num_key_value_heads": 5}, "kv_heads: found 5; must divide heads (32)"),
         ({"max_position_embeddings": 10**9}, "config.json: max_position_embeddings: found 1000000000; must be at most"),
+        ({"num_hidden_layers": "32"}, "config.json: num_hidden_layers: found '32'; must be a number, without quotes"),
         ({"num_hidden_layers": 10**9}, "config.json: num_hidden_layers: found 1000000000; must be at most 10,000"),
         ({"model_type": "jamba", "num_hidden_layers": 10**9}, "num_hidden_layers: found 1000000000; must be at most"),
         ({"model_type": "granitemoehybrid", "num_hidden_layers": 10**9}, "num_hidden_layers: found 1000000000"),

@@ -59,7 +59,8 @@ def test_its_cost_is_the_step_s_and_is_blamed() -> None:
     [
         ({"nic": 8}, "faults.nics.nic: found 8; a node has NICs 0 to 7"),
         ({"node": "node3"}, "node0 to node2"),
-        ({"bandwidth_scale": 0}, "must be greater than 0"),
+        ({"bandwidth_scale": 0}, "must be above 0; a NIC that is down is left out of a network file"),
+        ({"node": 0}, "must be a node's name: node0"),
         ({"bandwidth_scale": 2}, "must be at most 1"),
     ],
 )

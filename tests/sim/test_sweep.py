@@ -179,8 +179,8 @@ def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "refused (1)" in said
     assert "(1) refused: " in said
-    assert "first token p99" in said
-    assert "Best first token p99 that fits" in sweep_page(found)
+    assert "TTFT p99" in said
+    assert "Best TTFT p99 that fits" in sweep_page(found)
 
 
 @pytest.mark.parametrize(

@@ -194,10 +194,12 @@ def captured_layout(s: Sizes) -> Problem | None:
         return None
     for key, value in (("tp", s.tp), ("cp", s.cp), ("ep", s.ep), ("expert_tp", s.expert_tp)):
         if value > 1:
-            how = "python -m calibrate.capture --script 'train.py' --world-size N captures one that is split so"
-            return _found(key, value, f"a captured program runs whole on a rank: 1; {how}")
+            how = "python -m calibrate.capture --script 'train.py' --world-size N captures one with it"
+            return _found(key, value, f"must be 1, because this program was captured without it; {how}")
     if s.pp > 1 and read_program(Path(s.model.program)).forward_alone:
-        return _found("pp", s.pp, "a captured forward alone runs whole on a rank: 1; dp runs it on more")
+        return _found(
+            "pp", s.pp, "must be 1, because a captured forward is not cut into stages; dp runs it on more GPUs"
+        )
     return None
 
 

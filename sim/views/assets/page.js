@@ -38,8 +38,9 @@
   }
   // The row at a height of the plot; rows.js moves them.
   stepsim.shift = data.rows.map(() => 0)
+  stepsim.grown = 1
   stepsim.rowAt = (y) => data.rows.findIndex(([, , top, bottom], row) => {
-    return y >= top + stepsim.shift[row] && y <= bottom + stepsim.shift[row]
+    return Math.abs(y - (top + bottom) / 2 - stepsim.shift[row]) <= stepsim.grown * (bottom - top) / 2
   })
   const describe = stepsim.describe = (part, columns, i, kind) => {
     const row = data.rows[columns.row[i]]

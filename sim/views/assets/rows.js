@@ -1,13 +1,17 @@
 // Which rows of the timeline are shown: tracks collapsed to their first row, ranks chosen by number or name, rows in
-// which next to nothing runs left out. What is shown moves together.
+// which next to nothing runs left out. What is shown moves together; of very many ranks, whose rows were made thin, a few
+// that were chosen get rows of the usual height.
 "use strict"
 stepsim.parts.push((view) => {
   const {$, data} = stepsim, {plot, model} = view
   const NEXT_TO_NOTHING = 1e-3  // of the step
+  const ROOM = 1500, PAD = 4  // pixels: as in sim/views/rows.py
   const collapsed = new Set()
   const spans = stepsim.args.spans.data
-  const y0 = Float64Array.from(spans.y), far_y0 = model("far") && Float64Array.from(model("far").data_source.data.y)
-  const critical = model("critical")?.data_source, critical_y0 = critical && Float64Array.from(critical.data.y)
+  const y0 = Float64Array.from(spans.y), height0 = Float64Array.from(spans.height)
+  const far = model("far")?.data_source, far0 = far && {y: Float64Array.from(far.data.y), dh: Float64Array.from(far.data.dh)}
+  const critical = model("critical")?.data_source
+  const critical0 = critical && {y: Float64Array.from(critical.data.y), height: Float64Array.from(critical.data.height)}
   const busy = data.rows.map(() => 0)
   for (let i = 0; i < spans.start.length; i++) busy[spans.row[i]] += spans.end[i] - spans.start[i]
   const tracks = data.bands.map(([name, top]) => ({name, top, rows: []}))
@@ -19,7 +23,9 @@ stepsim.parts.push((view) => {
     })
   }
   const middle = (row) => (data.rows[row][2] + data.rows[row][3]) / 2
-  const slot = (row) => (data.rows[row][3] - data.rows[row][2]) / 0.86
+  let grown = 1  // how much taller rows are than they came with the page
+  const slot = (row) => grown * (data.rows[row][3] - data.rows[row][2]) / 0.86
+  const pad0 = tracks.length ? data.rows[tracks[0].rows[0]][2] - slot(tracks[0].rows[0]) * 0.07 - tracks[0].top : PAD
 
   // "0-3, 8" are ranks; other words are looked for in the tracks' names.
   const wanted = (name, text) => {
@@ -40,17 +46,24 @@ stepsim.parts.push((view) => {
     const streams = new Map(), names = new Map()
     stepsim.hiddenRows = new Set(data.rows.keys())
     let y = 0, shown = 0
-    for (const track of tracks) {
-      if (!wanted(track.name, text)) continue
+    const kept_of = new Map(tracks.filter((track) => wanted(track.name, text)).map((track) => {
       const few = collapsed.has(track.name)
-      const kept = track.rows.filter((row, i) => i === 0 || !few && (empty || busy[row] > NEXT_TO_NOTHING * data.end_s))
-      const top = y, pad = data.rows[track.rows[0]][2] + slot(track.rows[0]) * 0.43 - slot(track.rows[0]) / 2 - track.top
+      return [track, track.rows.filter((row, i) => i === 0 || !few && (empty || busy[row] > NEXT_TO_NOTHING * data.end_s))]
+    }))
+    grown = 1
+    let natural = 0, thinnest = Infinity
+    for (const kept of kept_of.values()) natural += 2 * pad0 + kept.reduce((sum, row) => sum + slot(row), 0)
+    grown = Math.max(1, Math.min(PAD / pad0, ROOM / Math.max(natural, 1)))
+    const pad = grown * pad0
+    for (const [track, kept] of kept_of) {
+      const few = collapsed.has(track.name), top = y
       y += pad
       for (const row of kept) {
         stepsim.hiddenRows.delete(row)
         const centre = y + slot(row) / 2
         stepsim.shift[row] = centre - middle(row)
         rows.y.push(centre); rows.height.push(slot(row) * 0.86)
+        thinnest = Math.min(thinnest, slot(row) * 0.86)
         if (slot(row) > 5.8) streams.set(centre, data.rows[row][1])
         y += slot(row)
       }
@@ -62,15 +75,27 @@ stepsim.parts.push((view) => {
       }
     }
     for (const row of stepsim.hiddenRows) stepsim.shift[row] = NaN
-    for (const track of tracks) if (!wanted(track.name, text)) track.now = null
-    const moved = (old, row) => old + stepsim.shift[row]
-    for (let i = 0; i < y0.length; i++) spans.y[i] = moved(y0[i], spans.row[i])
-    if (far_y0) model("far").data_source.data.y = Array.from(far_y0, moved)
-    if (critical) critical.data = {...critical.data, y: Array.from(critical_y0, (old, i) => moved(old, critical.data.row[i]))}
+    for (const track of tracks) if (!kept_of.has(track)) track.now = null
+    stepsim.grown = grown
+    const moved = (old, row) => middle(row) + stepsim.shift[row] + grown * (old - middle(row))
+    for (let i = 0; i < y0.length; i++) {
+      spans.y[i] = moved(y0[i], spans.row[i])
+      spans.height[i] = grown * height0[i]
+    }
+    if (far) {
+      far.data.y = Array.from(far0.y, moved)
+      far.data.dh = Array.from(far0.dh, (old) => grown * old)
+    }
+    if (critical) critical.data = {
+      ...critical.data,
+      y: Array.from(critical0.y, (old, i) => moved(old, critical.data.row[i])),
+      height: Array.from(critical0.height, (old) => grown * old),
+    }
     model("bands").data_source.data = bands
     model("rows").data_source.data = rows
     const named = thin(names, y)
     const [inner, outer] = plot.left
+    inner.major_label_text_font_size = `${Math.max(7, Math.min(11, Math.floor(thinnest)))}px`
     for (const [axis, labels] of [[inner, streams], [outer, named]]) {
       axis.ticker.ticks = [...labels.keys()]
       axis.major_label_overrides = labels

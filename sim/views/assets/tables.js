@@ -17,7 +17,8 @@
     setTimeout(() => { button.textContent = was }, 1200)
   }
 
-  const value = (row, at) => row.cells[at]?.dataset.value ?? row.cells[at]?.textContent.trim() ?? ""
+  const plain = (text) => text.trim().replace(/\s+/g, " ").replace(/^−(?=\d)/, "-")  // the sign that programs read
+  const value = (row, at) => row.cells[at]?.dataset.value ?? plain(row.cells[at]?.textContent ?? "")
   const units = {"µs": 1e-6, ms: 1e-3, s: 1, min: 60, h: 3600, days: 86400, B: 1, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40,
                  "%": 0.01}
   const number = (text) => {
@@ -39,7 +40,7 @@
 
   const quoted = (text) => /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text
   stepsim.csv = (table) => [...table.rows].map((row) => [...row.cells].filter((cell) => !cell.hasAttribute("data-tools"))
-    .map((cell) => quoted((cell.dataset.value ?? cell.textContent).trim().replace(/\s+/g, " "))).join(",")).join("\n") + "\n"
+    .map((cell) => quoted(plain(cell.dataset.value ?? cell.textContent))).join(",")).join("\n") + "\n"
 
   for (const table of document.querySelectorAll("main table")) {
     if (!table.closest(".scroll")) {

@@ -170,6 +170,7 @@ def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pyt
     said = capsys.readouterr().out
     assert "Cost of 1T tokens" in said
     assert (folder / "1.flags").read_text().strip() in said
+    assert load_scenario(folder / "2.yaml").name == f"{load_scenario(file).name}-2"
     for words, wrong in (
         (("--for", "nemo"), "must be one of torchtitan, torchtitan-python, megatron"),
         (("--for", "megatron", "--only", "schedule=zb_v"), "--only schedule=zb_v: megatron has 1f1b, interleaved_1f1b"),
@@ -201,7 +202,7 @@ def test_a_saved_scenario_finds_its_model_s_folder_from_anywhere(tmp_path: Path)
 def test_prices_and_clusters() -> None:
     assert Prices("2.5").of("any") == 2.5
     assert Prices("a=1,b=2").of("b") == 2
-    with pytest.raises(InputError, match="--price: names a; the searched cluster is b"):
+    with pytest.raises(InputError, match="--price: found prices of a; has none for b"):
         Prices("a=1").of("b")
     with pytest.raises(InputError, match="each cluster once"):
         parse_clusters("dgx-h100,dgx-h100")

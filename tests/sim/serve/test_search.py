@@ -188,10 +188,22 @@ def test_latencies_may_be_given_one_by_one(file: Path) -> None:
     assert searched(file, "ttft_p99=0.1", "--slo", "tpot_p99=1")["slo"] == ["ttft_p99=0.1", "tpot_p99=1"]
 
 
-def test_options_that_serving_does_not_have_are_refused(file: Path) -> None:
-    options = ("--objective", "step_time")
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        (("--objective", "step_time"), "a search of serving (--slo) does not have it"),
+        (("--for", "vllm"), "for serving, --vary inference.engine=vllm-0.14,sglang-0.5 compares engines"),
+    ],
+)
+def test_options_that_serving_does_not_have_are_refused(file: Path, options: tuple[str, str], instead: str) -> None:
     done = invoked(main, str(file), "--slo", "ttft_p99=0.1", *options, code=2)
-    assert f"{options[0]}: is for searches of training steps; --slo searches serving" in done.output
+    assert f"{options[0]}: is for searches of training steps; {instead}" in done.output
+
+
+def test_the_fewest_gpus_come_with_what_simulates_them(file: Path) -> None:
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1", "--gpus", "1"], catch_exceptions=False)
+    assert "replicas of at most 1 GPU were tried, --gpus N tries larger ones" in done.stdout
+    assert "stepsim run SCENARIO --set parallelism.tp=1 --set parallelism.pp=1 --set parallelism.dp=" in done.stdout
 
 
 def test_a_clusters_own_price_is_taken(file: Path) -> None:

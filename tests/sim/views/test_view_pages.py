@@ -110,7 +110,7 @@ def test_comparison_draws_a_class_of_ranks_once_above_its_measured_ranks() -> No
 def test_comparison_shows_errors_with_sign_and_missing_sides() -> None:
     simulated, measured = (synthetic.one_f_one_b(p=2, m=2, copies=1, scale=s) for s in (1.0, 1.1))
     html = compare_page(comparison(), simulated, measured)
-    assert "-20.0 %" in html
+    assert "−20.0 %" in html
     assert "out of tolerance of 10.0 %" in html
     assert "<b>x</b>" not in html
     assert not re.search(r'(src|href)="https?://', html)
