@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 MESSAGES = (*SENDS, *RECEIVES)
 OFFLOAD, RELOAD = "OFFLOAD", "RELOAD"  # kinds of copies from a GPU to its host's memory and back
-# Kinds of the work of a step itself: forward, backward, its weight-gradient half, both at once, and the update.
-COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")
+# Kinds of the schedule's actions: forward, backward (or its input-gradient half), its weight-gradient half.
+ACTION_KINDS = ("F", "B", "W")
+# Kinds of the work of a step itself: these, a forward and a backward at once, and the update.
+COMPUTE_KINDS = (*ACTION_KINDS, "F+B", "OPTIMIZER")
 
 
 def row_stream(stream: str) -> str:
