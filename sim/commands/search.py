@@ -213,7 +213,7 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> in
     from sim.inputs.scenario import name_of, read_source
     from sim.search.engine_options import choices_of
     from sim.search.serving import ServingSearch, search_serving
-    from sim.search.slo import parse_slo
+    from sim.studies.promised_latencies import parse_slo
     from sim.views.serving_search_page import serving_search_page
 
     source = read_source(path, options.overrides)

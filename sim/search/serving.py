@@ -22,8 +22,8 @@ from sim.inputs.scenario import resolve
 from sim.prices.profiles import load_profile
 from sim.search.engine_options import Choice, as_section, by_engine, of_one_host
 from sim.search.serving_units import CLOSE, Point, Tuned, Unit, UnitSearch, own_rate, tuned, units_of
-from sim.search.slo import Promise
 from sim.studies.executors import Workers, results, tracked
+from sim.studies.promised_latencies import Promise
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 
 POOL_FROM_TASKS = 6  # fewer are mostly done before other processes have started

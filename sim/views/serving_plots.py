@@ -12,10 +12,10 @@ from sim.serve.results.records import STATISTICS
 
 if TYPE_CHECKING:
     from sim.results.records import Record
-    from sim.search.slo import Promise
     from sim.serve.results.latencies import Seconds
     from sim.serve.results.over_time import Level, OverTime
     from sim.serve.results.records import ServingResult
+    from sim.studies.promised_latencies import Promise
 
 LATENCIES = {
     "time_to_first_token_s": "Time to first token",
