@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from sim.core.collectives import POINT_TO_POINT, collective_kind
+from sim.core.json_values import is_integer
 from sim.traces.kineto import Event, whole
 from sim.traces.recording import Message
 
@@ -77,7 +78,7 @@ def _ranks(value: Any) -> tuple[int, ...]:
             return ()
     if not isinstance(value, list) or len(value) > MAX_RANKS:
         return ()
-    if not all(isinstance(r, int) and not isinstance(r, bool) and 0 <= r < 10_000_000 for r in value):
+    if not all(is_integer(r) and 0 <= r < 10_000_000 for r in value):
         return ()
     return tuple(value)
 
