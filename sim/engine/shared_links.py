@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from sim.core.actions import Schedule
 from sim.core.engines import Engine
+from sim.core.timeline import DP, REPLICA
 from sim.engine.link_loads import IN, OF_CLASS, OUT, LinkLoads
 from sim.engine.link_rates import FULL, Flow, Flows
 from sim.engine.run import Times, run_contended, run_static
@@ -26,7 +27,6 @@ from sim.graph.build import Built
 from sim.graph.compiled import ClassAction, Fineness
 from sim.graph.taskgraph import TaskGraph, WholeAction, ragged
 from sim.prices.rank_prices import Pricing
-from sim.programs.data_parallel import DP, REPLICA
 from topology.shares import LINKS, links_between, links_of
 
 Use = tuple[str, int, str]  # use of a link: its name, the direction, and the stream that uses it

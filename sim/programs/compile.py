@@ -14,13 +14,12 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from sim.core.program import BLOCK_END, Comm, Compute, ModelPart, Program
-from sim.core.timeline import Detail
+from sim.core.timeline import COMPUTE, DP, Detail
 from sim.prices.price import Price
 from sim.programs import priced_items
 from sim.programs.priced_items import Host, K, Label, OfPart, Run, Sent, Shares, Spent, add_all, price_comm, price_run
 from topology.collectives import Choice
 
-COMPUTE = "compute"
 HOST_UNCERTAINTY = 0.15  # of the seconds that the device waits for the host: hosts of one generation differ by more
 
 
@@ -148,13 +147,13 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def after_input_s(self) -> float:
         """Seconds from the input's arrival to the result, if all earlier data-parallel communication has ended."""
-        if "dp" not in self.first_streams:
+        if DP not in self.first_streams:
             return self.done_s
         free: dict[str, float] = {}
         ends: list[float] = []
         for task in self.tasks:
             start_s = max([free.get(task.stream, 0.0), *[ends[d] for d in task.deps]])
-            free[task.stream] = end_s = start_s + (task.seconds if task.stream != "dp" else 0.0)
+            free[task.stream] = end_s = start_s + (task.seconds if task.stream != DP else 0.0)
             ends.append(end_s)
         return self._done_s(ends)
 

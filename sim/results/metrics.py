@@ -12,12 +12,12 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from sim.core.normal import NINETY_PERCENT
+from sim.core.timeline import COMPUTE
 from sim.engine.run import Times
 from sim.graph.build import Built
 from sim.graph.task_patterns import around
 from sim.graph.taskgraph import TaskGraph, TimelineSlots, WholeAction, ints
 from sim.prices.profile import Profile
-from sim.programs.compile import COMPUTE
 from sim.programs.priced_items import Shares
 from sim.ranks.plan import Plan
 from sim.results.records import Provenance

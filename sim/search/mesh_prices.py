@@ -8,12 +8,13 @@ from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.program import Block, BlockKind, Comm, Compute, Phase, Program
+from sim.core.timeline import DP
 from sim.inputs.zero_keys import as_reduced
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Priced, together_s
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import compile_program
-from sim.programs.data_parallel import DP, DataParallel, gradients_of, make_data_parallel, unpack
+from sim.programs.data_parallel import DataParallel, gradients_of, make_data_parallel, unpack
 from sim.programs.gathered_units import in_root, stays_all_step
 from sim.programs.stages import PHASES, Stage
 from sim.programs.weave import weave_backward

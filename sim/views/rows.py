@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from sim.core.timeline import Timeline, row_stream
+from sim.core.timeline import COMPUTE, Timeline, row_stream
 from sim.core.units import ranks_text
 from sim.views.palette import in_order
 
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 NEXT_TO_NOTHING = 1e-3  # of the step, as in assets/rows.js
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
 GROUPS = ("tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "model")  # of collectives
-STREAM_ORDER = ("compute", *GROUPS, "collectives", "send", "recv", "host")
+STREAM_ORDER = (COMPUTE, *GROUPS, "collectives", "send", "recv", "host")
 
 
 class StreamRow(Struct, frozen=True):
@@ -90,7 +90,7 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
     """
     used = [_streams_used(t) for t in timelines]
     listed = [(track, stream) for track in tracks for stream in used[track.timeline][track.class_index]]
-    wanted = sum(27 if s == "compute" else 14 for _, s in listed) + 8 * len(tracks)
+    wanted = sum(27 if s == COMPUTE else 14 for _, s in listed) + 8 * len(tracks)
     scale = min(1.0, max(room, min(0.45 * wanted, TALLEST)) / max(wanted, 1))
     rows: list[StreamRow] = []
     bands: list[tuple[str, float, float]] = []
@@ -100,7 +100,7 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
         timeline, top = timelines[track.timeline], y
         y += 4 * scale
         for stream, members in used[track.timeline][track.class_index].items():
-            step = (27 if stream == "compute" else 14) * scale
+            step = (27 if stream == COMPUTE else 14) * scale
             mine = timeline.class_index == track.class_index
             mine &= np.isin(timeline.stream, members)
             row_of[track.timeline][mine] = len(rows)
