@@ -67,17 +67,12 @@ class Seconds(FloatParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the text as a number of seconds."""
-        from sim.core.units import MOST_S
-        from sim.inputs.units import TIME  # with pydantic, which --help does without
+        from sim.inputs.units import parse_time_s  # with pydantic, which --help does without
 
         try:
-            seconds = float(TIME.parse(value))
-        except ValueError:
-            seconds = -1.0
-        if not 0.0 < seconds < MOST_S:
-            allowed = f"a time above 0 and below {MOST_S:.0e} s"
-            self.fail(f"found '{str(value)[:40]}'; must be {allowed}, such as 4.1, 4.1s or 350ms", param, ctx)
-        return seconds
+            return parse_time_s(value)
+        except ValueError as error:
+            self.fail(f"found '{str(value)[:40]}'; {error}, such as 4.1, 4.1s or 350ms", param, ctx)
 
 
 LEAST_TOKENS = 1000  # of a whole training: less lacks its unit
