@@ -23,8 +23,8 @@ from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Record, from_json, to_json
 from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
 from sim.core.collectives import COLLECTIVES
+from sim.core.executors import available_cores
 from sim.core.processes import python_module
-from sim.studies.executors import available_cores
 
 OPS = (*COLLECTIVES, "send_recv")
 

@@ -20,9 +20,9 @@ from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
 
 if TYPE_CHECKING:
+    from sim.core.executors import Workers
     from sim.core.timeline import Timeline
     from sim.results.memory import MemoryCurve
-    from sim.studies.executors import Workers
 
 
 class ScenarioFile(click.Path):
@@ -167,7 +167,7 @@ class Study(Report, frozen=True, dict=True):
     def pool(self, much: bool = True) -> AbstractContextManager[Workers]:
         """The Dask cluster's workers, or processes; by default one for each core, or this one unless there is `much`
         to do."""
-        from sim.studies.executors import available_cores, dask_workers, local_workers
+        from sim.core.executors import available_cores, dask_workers, local_workers
 
         if self.dask:
             return dask_workers(self.dask)

@@ -27,10 +27,10 @@ from sim.core.errors import InputError
 from sim.core.files import write_text
 
 if TYPE_CHECKING:
+    from sim.core.executors import Workers
     from sim.inputs.input_source import Source
     from sim.search.best_first import BestFirst
     from sim.search.space import Space
-    from sim.studies.executors import Workers
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
 SAVED = OutputSeries(r"/\d+\.(yaml|flags)")
@@ -326,10 +326,10 @@ def search_space(
 ) -> dict[str, Any]:
     """Search with these workers, and return the result in the form of `--json`. `limit` as in
     `sim.search.evaluation`."""
+    from sim.core.executors import results
     from sim.search.best_first import BestFirst
     from sim.search.evaluation import detail, pack
     from sim.search.found import make_result
-    from sim.studies.executors import results
 
     found = BestFirst(space, limit, asked.top, asked.whole_front, pool, report).run()
     packed = pack(space)

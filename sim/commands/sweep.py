@@ -59,8 +59,8 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
         InputError: for a scenario or an option that is wrong, if no combination can be simulated, or if a Dask cluster
             does not answer.
     """
+    from sim.core.executors import results, tracked
     from sim.inputs.scenario import name_of, read_source
-    from sim.studies.executors import results, tracked
     from sim.studies.sweep_metrics import SERVING, TRAINING, default_metric
     from sim.studies.sweep_worker import attempt, first_legal, pack
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from sim.core.executors import Workers
 from sim.search.bounded import Bounded, Bounds
 from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, bound_partial_layout, evaluate, pack
 from sim.search.space import Grid, Layout, PartialLayout, Space, grid_is_legal, grids
-from sim.studies.executors import Workers
 
 WORTH = 0.01
 COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evaluated", *FATES)

@@ -16,13 +16,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.core.executors import Workers, results, tracked
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import resolve
 from sim.prices.profiles import load_profile
 from sim.search.engine_options import Choice, as_section, by_engine, of_one_host
 from sim.search.serving_units import CLOSE, Point, Tuned, Unit, UnitSearch, own_rate, tuned, units_of
-from sim.studies.executors import Workers, results, tracked
 from sim.studies.promised_latencies import Promise
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 

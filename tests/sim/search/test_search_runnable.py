@@ -14,6 +14,7 @@ from sim.commands.layout_options import Prices, parse_clusters
 from sim.commands.options import Narrowing, Study
 from sim.commands.search import Asked, main, search_clusters, search_one, search_space
 from sim.core.errors import InputError
+from sim.core.executors import local_workers
 from sim.emit import TRAINERS, emit, reasons_against
 from sim.inputs.absolute_paths import anchored
 from sim.inputs.input_source import Source
@@ -26,7 +27,6 @@ from sim.search.mesh_prices import GridPrices
 from sim.search.space import Grid, scenario_of
 from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
-from sim.studies.executors import local_workers
 from tests.processes import exit_code
 from tests.sim.search.search_spaces import BASE, legal
 from topology.network import Network
