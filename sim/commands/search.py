@@ -240,14 +240,14 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     """
     from sim.commands.search_tables import progress
     from sim.search.runnable import runnable
-    from sim.search.space import Layout, grid_is_legal, grids
+    from sim.search.space import Layout, mesh_is_legal, meshes_of
     from sim.studies.spending import TRILLION, gpu_hours_of
 
     unsaid = _unsaid(path, study.overrides, asked.trainer)
     overrides = (*study.overrides, *unsaid)
     space, limit, source = space_of(path, overrides, asked.gpus, asked.narrowing, asked.trainer)
     price = asked.prices.of(_cluster_name(source))
-    meshes = sum(grid_is_legal(space, g) for g in grids(space))
+    meshes = sum(mesh_is_legal(space, mesh) for mesh in meshes_of(space))
     with study.pool(meshes >= POOL_FROM_MESHES) as pool, progress() as report:
         result = search_space(space, limit, asked, pool, report)
     result["price_per_gpu_hour"] = price

@@ -16,7 +16,7 @@ from sim.programs.data_parallel import DataParallel
 from sim.programs.gathered_units import backward_order, forward_order, gathered_again, in_root, stays_all_step
 from sim.programs.stages import shard_of, stage_input_bytes
 from sim.search.cached import cached
-from sim.search.mesh_prices import GridPrices, PricedBlock
+from sim.search.mesh_prices import MeshPrices, PricedBlock
 from sim.search.pipeline_bound import Floats, StagePlacement
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
@@ -29,7 +29,7 @@ Signature = tuple[int, ...]  # the numbers of a stage's blocks, first to last
 class Blocks:
     """Hold the blocks of a rank for one way to run layers (sp, micro-batch size, recomputation), with sums by stage."""
 
-    def __init__(self, scenario: Scenario, prices: GridPrices, rank: int) -> None:
+    def __init__(self, scenario: Scenario, prices: MeshPrices, rank: int) -> None:
         plan, p = prices.plan, scenario.parallelism
         self.prices, self.scenario = prices, scenario
         shard = shard_of(prices.plan, rank)
