@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.core.columns import Ints
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, network_of, nic_scales
@@ -26,7 +26,6 @@ from sim.ranks.places import GroupLocations, aligned
 from sim.ranks.rank_mesh import ALONG, CUTS, Mesh
 from topology.spec import ClusterSpec
 
-Ints = NDArray[np.int64]
 MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apart: some minutes
 APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
 

@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.actions import Kind
+from sim.core.columns import Floats
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel
@@ -17,7 +18,7 @@ from sim.programs.gathered_units import backward_order, forward_order, gathered_
 from sim.programs.stages import shard_of, stage_input_bytes
 from sim.search.cached import cached
 from sim.search.mesh_prices import MeshPrices, PricedBlock
-from sim.search.pipeline_bound import Floats, StagePlacement
+from sim.search.pipeline_bound import StagePlacement
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 # Numbers of a model's different blocks; those of layers are 0 and up. NORM and MODULE: prediction modules on a stage

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from sim.core.columns import Floats
 from sim.results.states import states
 from sim.schedules import FORMS
 from sim.search.block_sums import Blocks, Cut, Signature
 from sim.search.bounded import ROUNDING
 from sim.search.cached import cached
 from sim.search.mesh_blocks import MeshBlocks, Sharding, least_zeros
-from sim.search.pipeline_bound import Floats, StagePlacement, placement_of
+from sim.search.pipeline_bound import StagePlacement, placement_of
 from sim.search.space import Layout, MeshSizes
 from sim.search.stage_bytes import stage_bytes
 

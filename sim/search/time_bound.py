@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from sim.core.actions import Kind
+from sim.core.columns import Floats
 from sim.core.program import Phase
 from sim.inputs.scenario import Scenario
 from sim.programs.gathered_units import gathered_again
@@ -25,7 +26,7 @@ from sim.search.block_sums import Blocks, Cut, Signature
 from sim.search.bounded import ROUNDING
 from sim.search.cached import cached
 from sim.search.mesh_blocks import MeshBlocks, Sharding, least_zeros
-from sim.search.pipeline_bound import Actions, Floats, StagePlacement, StageSeconds, pipeline_bound_s, placement_of
+from sim.search.pipeline_bound import Actions, StagePlacement, StageSeconds, pipeline_bound_s, placement_of
 from sim.search.space import Layout, overlaps
 
 

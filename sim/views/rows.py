@@ -6,14 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
+from sim.core.columns import Floats, Ints
 from sim.core.timeline import COMPUTE, Timeline, row_stream
 from sim.core.units import ranks_text
 from sim.views.palette import in_order
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 NEXT_TO_NOTHING = 1e-3  # of the step, as in assets/rows.js
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
