@@ -79,11 +79,12 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     def shares(self) -> Shares:
         """Seconds by (operator kind, source, uncertainty)."""
         total: Shares = {}
+        host = ("host", "interpolated", HOST_UNCERTAINTY)
         for x in self.spent:
             add_all(total, x.priced.by(priced_items.share))
             for seconds in (x.late_s, x.shared_s):
                 if seconds > 0:
-                    add_all(total, {("host", "interpolated", HOST_UNCERTAINTY): seconds})
+                    total[host] = total.get(host, 0.0) + seconds
         return total
 
     @cached_property
@@ -287,10 +288,12 @@ class _Compiler:
     def _shared_s(self, start_s: float, seconds: float) -> float:
         """Extra seconds of computation because of communication beside it: the largest of the sums by stream."""
         self.beside = [c for c in self.beside if c[1] > start_s]
-        streams: dict[str, float] = {}
+        streams, until_s = dict[str, float](), start_s + seconds
         for begin_s, end_s, slows, stream in self.beside:
-            together_s = max(0.0, min(end_s, start_s + seconds) - max(begin_s, start_s))
-            streams[stream] = streams.get(stream, 0.0) + slows * together_s
+            # Most of many communications in a queue begin later.
+            if begin_s < until_s:
+                together_s = min(end_s, until_s) - max(begin_s, start_s)
+                streams[stream] = streams.get(stream, 0.0) + slows * together_s
         return max(streams.values(), default=0.0)
 
     def _start(self, stream: str, deps: Sequence[int]) -> float:
