@@ -27,7 +27,7 @@ from sim.views.explore_state import DEGREES, Choices, Control, keeping_gpus, ove
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import Number, headline, memory_limit_bytes
 from sim.views.page import asset
-from sim.views.palette import memory_styles, style_of
+from sim.views.palette import BLUE, memory_styles, style_of
 from sim.views.rows import Layout, kinds_of, tracks_of, used_spans
 from sim.views.scenario_words import layout_line
 from sim.views.serving_summary import cache_lines
@@ -121,7 +121,7 @@ class Panel:
         same |= {"sizing_mode": "stretch_width", "stylesheets": [WIDGETS]}
         options: list[Any] = list(control.options)
         widget: Any = (
-            CategoricalSlider(categories=options, bar_color="#0072b2", **same)
+            CategoricalSlider(categories=options, bar_color=BLUE, **same)
             if control.slider
             else Select(options=options, styles={"min-width": "118px"}, **same)
         )

@@ -12,12 +12,13 @@ from sim.inputs.overrides import nested
 from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.palette import INK
 from sim.views.scatter import SERIES, explained, scatter_plot
 
 Result = Mapping[str, Any]
 JsonRow = Mapping[str, Any]
 
-_COLOURS = (*SERIES, "#1b2733")
+_COLOURS = (*SERIES, INK)
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
 MOST_TICKS = 12  # values that each have a label on the axis
 LOG_FROM = 8  # the largest value over the smallest, from where on the axis is logarithmic
