@@ -28,6 +28,7 @@ from topology.spec import ClusterSpec
 
 MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apart: some minutes
 APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
+UNFOLDED_RANKS = 256  # the same with processes, or with collectives as messages
 
 
 def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, sizes: Mapping[str, int]) -> dict[str, Ints]:
@@ -166,6 +167,18 @@ def pipeline_numbers(
         _check_size(scenario, len(first))
     # The rank of each pipeline's first member among all first members: pipeline 0 is that of the stage's first rank.
     return np.argsort(np.argsort(first))[number]
+
+
+def check_each_rank(scenario: Scenario, why: str) -> None:
+    """Refuse to simulate each of very many ranks by itself.
+
+    Raises:
+        InputError: ends with `why`.
+    """
+    ranks = scenario.parallelism.ranks
+    if ranks > UNFOLDED_RANKS:
+        found = f"{ranks:,} ranks are too many to simulate each by itself, {UNFOLDED_RANKS} at most; {why}"
+        raise scenario.error(("parallelism",), found)
 
 
 def _check_size(scenario: Scenario, pipelines: int) -> None:

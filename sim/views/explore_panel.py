@@ -66,7 +66,7 @@ def _simulated(scenario: Scenario) -> Simulated:
     whole = simulate(scenario)
     # Spans would not do as a measure: where messages hinder an action it has one for each operator already.
     a_class = 2 * scenario.micro_batches * scenario.model.layers / scenario.parallelism.pp
-    return whole if len(whole.plan.classes) * a_class > EXPAND_UP_TO else simulate(scenario, expand=True)
+    return whole if len(whole.plan.classes) * a_class > EXPAND_UP_TO else whole.by_operator()
 
 
 def styled(sheet: InlineStyleSheet, text: str = "", name: str | None = None) -> Any:
