@@ -19,6 +19,7 @@ from sim.core.errors import InputError
 from sim.core.json_values import is_integer, is_number
 from sim.traces.files import parse_trace, read_bytes
 
+GLOO, NCCL = "gloo:", "nccl:"  # how torch begins the names of its events for a library's collectives
 MAX_EVENTS = 5_000_000
 MAX_NS = 2**62  # about 146 years
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -175,11 +176,11 @@ def _sort_in(trace: RankTrace, event: Event) -> None:
         trace.device.append(event)
     elif event.category == "cuda_sync":
         trace.syncs.append(event)
-    elif event.category == "user_annotation" and event.name.startswith("gloo:"):
+    elif event.category == "user_annotation" and event.name.startswith(GLOO):
         trace.gloo.append(event)
     elif event.category == "user_annotation" and (step := STEP.match(event.name)):
         trace.steps[int(step[1])] = event
-    elif not (event.category == "user_annotation" and event.name.startswith("nccl:")):
+    elif not (event.category == "user_annotation" and event.name.startswith(NCCL)):
         trace.threads.setdefault(event.thread, []).append(event)
 
 
