@@ -7,7 +7,7 @@ from typing import Any
 from sim.emit.common import Emission
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.inputs.training_config import ActivationOffload
-from sim.models.optimizers import REMAINDERS
+from sim.models.optimizers.records import REMAINDERS
 
 
 def in_sixteen_bits(e: Emission) -> dict[str, Any]:
