@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.measure import child_seconds, shortest_s, slope
+from sim.core.executors import local_workers
 from sim.engine import run as engine
 from sim.engine.on_simpy import run_simpy
 from sim.engine.run import run_static
@@ -22,7 +23,6 @@ from sim.prices.profiles import load_profile
 from sim.search.best_first import BestFirst
 from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
-from sim.studies.executors import local_workers
 
 LLAMA_405B: dict[str, Any] = {
     "model": "llama3-405b",

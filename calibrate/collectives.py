@@ -24,8 +24,8 @@ from calibrate.timings import overlap
 from calibrate.timings.collective_calls import MAX_CPU_RANKS, Call, Work, make, repeat
 from calibrate.timings.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
 from sim.core.collectives import COLLECTIVES
+from sim.core.executors import available_cores
 from sim.core.processes import python_module
-from sim.studies.executors import available_cores
 
 OPS = (*COLLECTIVES, "send_recv")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from calibrate.machine_load import machine_busy_s
+from sim.core.executors import available_cores
 from sim.prices.profile import Facts
-from sim.studies.executors import available_cores
 
 RANKS_SHARING = 2  # ranks on one GPU; on an H200 with CUDA's multi-process service four hung in an all-reduce of 4 MiB
 

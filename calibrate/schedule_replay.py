@@ -29,6 +29,7 @@ from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.processes import python_module
 from sim.core.program import BlockKind
+from sim.core.timeline import ACTION_KINDS, RECEIVES, SENDS
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profile import BlockPoint, CollectiveTable, Profile
 from sim.programs.stages import stage_blocks, stage_input_bytes
@@ -146,7 +147,7 @@ def _step(rank: int, ranks: int, name: str, slow: int | None, action_s: float) -
     slept = [(phase, s / scale) for stage in stages.values() for phase, s in stage.slept]
     every: list[Any] = [None] * ranks
     dist.all_gather_object(every, (records, slept))
-    end = max(r.end_ns for records, _ in every for r in records if r.kind in ("F", "B", "W"))
+    end = max(r.end_ns for records, _ in every for r in records if r.kind in ACTION_KINDS)
     parts = _means([x for _, slept in every for x in slept])
     parts["message"] = _message_s([r for records, _ in every for r in records])
     return (end - int(start)) * 1e-9, parts
@@ -162,10 +163,10 @@ def _means(slept: Sequence[tuple[str, float]]) -> dict[str, float]:
 
 def _message_s(records: Sequence[Any]) -> float:
     """Return the mean seconds of messages for which a rank waited, from the later of their two starts."""
-    sent = {(r.kind[-1], r.stage, r.micro_batch): r for r in records if r.kind in ("SEND_F", "SEND_B")}
+    sent = {(r.kind[-1], r.stage, r.micro_batch): r for r in records if r.kind in SENDS}
     spans = []
     for r in records:
-        if r.kind in ("RECV_F", "RECV_B"):
+        if r.kind in RECEIVES:
             start = sent[r.kind[-1], r.stage, r.micro_batch].start_ns
             if r.start_ns <= start:
                 spans.append((r.end_ns - start) * 1e-9)

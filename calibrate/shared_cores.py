@@ -31,9 +31,9 @@ from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Constant, Record, from_json, to_json
 from calibrate.timings.collective_calls import MAX_CPU_RANKS, Call, Work, make, repeat
 from calibrate.timings.timing import Bench
+from sim.core.executors import available_cores
 from sim.core.processes import python_module
 from sim.prices.coefficients import BURST_S
-from sim.studies.executors import available_cores
 
 RANKS_PER_CORE = 2
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")

@@ -47,6 +47,7 @@ from sim.prices.rank_prices import Pricing
 from sim.prices.shared_cores import costs_of
 from sim.programs.data_parallel import make_data_parallel
 from sim.programs.stages import Stage, class_stages
+from sim.ranks.equal_ranks import UNFOLDED_RANKS, check_each_rank
 from sim.ranks.faults import network_of
 from sim.ranks.plan import Plan, make_plan
 from sim.results.evidence import nearest
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from sim.processes.cluster import Process
     from sim.results.losses import LossShare
 
-UNFOLDED_RANKS = 256  # most ranks that are simulated one by one, with processes or with collectives as messages
 EXPAND_UP_TO = 4000  # most spans of a step that `losses` expands, which then takes well under a second
 
 
@@ -140,7 +140,7 @@ def _with_processes(
             apart = scenario.processes.named_ranks
         processes = (*listed_in(scenario.processes), *processes)
     if apart is None:
-        _check_each_rank(
+        check_each_rank(
             scenario,
             "name those that the processes change or watch by themselves: simulate(…, apart=[…]); [] where all are "
             "changed alike",
@@ -150,14 +150,6 @@ def _with_processes(
     whole = expand or known is not None or bool(scenario.for_training.activation_offload)
     step = prepare(scenario, costs, alone.schedule, whole, known is not None, apart=known or frozenset())
     return step.run_with(processes, alone)
-
-
-def _check_each_rank(scenario: Scenario, why: str) -> None:
-    """Refuse to simulate each of very many ranks by itself."""
-    ranks = scenario.parallelism.ranks
-    if ranks > UNFOLDED_RANKS:
-        found = f"{ranks:,} ranks are too many to simulate each by itself, {UNFOLDED_RANKS} at most; {why}"
-        raise scenario.error(("parallelism",), found)
 
 
 def prepare(
@@ -179,7 +171,7 @@ def prepare(
     """
     begin_s, cache = time.perf_counter(), cache or ProgramCache()
     if scenario.engine.collectives == "messages":
-        _check_each_rank(scenario, "engine.collectives: messages needs that; take closed_form")
+        check_each_rank(scenario, "engine.collectives: messages needs that; take closed_form")
         fold = False
     plan = make_plan(scenario, fold, apart)
     pricing = Pricing(plan, costs, network_of(scenario))
@@ -295,7 +287,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
 
         def step_s(scenario: Scenario) -> float:
             same = scenario.for_training.global_batch_size == self.scenario.for_training.global_batch_size
-            return (self._step if same else simulate(scenario, self.profile, engine="static")._step).step_time_s
+            return (self._step if same else self._again(scenario)._step).step_time_s
 
         if self.scenario.for_training.tokens is None:
             return self._step
@@ -313,13 +305,17 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
     @cached_property
     def student(self) -> StepResult:
         """The result of one step without a teacher."""
-
-        def without_s(scenario: Scenario) -> float:
-            return simulate(scenario, self.profile, engine="static").step_time_s
-
         if self.processes_run is None:
-            return make_result(self, blame(self, without_s))
+            return make_result(self, blame(self, lambda scenario: self._again(scenario).step_time_s))
         return replace(make_result(self, ()), processes=processes_result(self.processes_run, self.without_processes_s))
+
+    def _again(self, scenario: Scenario) -> Simulation:
+        """Simulate another scenario of the same GPUs, whose operators have their prices already."""
+        return simulate(scenario, costs=self.pricing.costs, engine="static")
+
+    def by_operator(self, engine: Engine = "auto") -> Simulation:
+        """Simulate the step once more, with `expand`; prices and schedule are this step's."""
+        return simulate(self.scenario, expand=True, engine=engine, costs=self.pricing.costs, schedule=self.schedule)
 
     @cached_property
     def teacher(self) -> Teacher | None:
@@ -389,7 +385,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         timeline, p = self.timeline, self.scenario.parallelism
         known = self.expanded or p.tp * p.cp * p.ep == 1
         if not known and len(timeline) <= EXPAND_UP_TO:
-            timeline, known = simulate(self.scenario, self.profile, expand=True).timeline, True
+            timeline, known = self.by_operator().timeline, True
         return largest_losses(self.outcome, timeline, n, known, host_wait_s(time_by_part(self)))
 
     def _repr_html_(self) -> str:

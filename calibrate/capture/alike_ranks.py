@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.collectives import group_of
-from calibrate.capture.known_values import KnownValues
+from calibrate.capture.known_values import KnownValues, tensors_in
 from sim.core.collectives import collective_kind
 
 
@@ -45,8 +44,8 @@ def know_results(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out:
         a.name: kwargs.get(a.name, args[i] if i < len(args) else None) for i, a in enumerate(func._schema.arguments)
     }
     form = FORMS.get(name)
-    written = _tensors((args, kwargs) if form is None else values[form.writes] if form.writes else out)
-    read = [] if form is None or not known.balanced else [known.of(x) for x in _tensors(values[form.reads])]
+    written = tensors_in((args, kwargs) if form is None else values[form.writes] if form.writes else out)
+    read = [] if form is None or not known.balanced else [known.of(x) for x in tensors_in(values[form.reads])]
     if func.namespace == "c10d":
         for x in written:
             known.forget(x)
@@ -68,7 +67,3 @@ def _result(kind: str | None, x: torch.Tensor, ranks: int, own: int, splits: Seq
     if kind == "all_to_all":
         x = x.split(list(splits) if splits else len(x) // ranks)[own]
     return torch.cat([x] * ranks)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]

@@ -171,7 +171,7 @@ class KnownValues(TorchDispatchMode):
 
     def _real(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return an operator's arguments with real tensors; None if its result is unknown or they are large."""
-        inputs = _tensors((args, kwargs))
+        inputs = tensors_in((args, kwargs))
         drawn = torch.Tag.nondeterministic_seeded in func.tags and (name != "multinomial" or self.balanced)
         if name in WHOLE:
             return args, {key: x for key, x in kwargs.items() if key != "generator"}
@@ -199,12 +199,12 @@ class KnownValues(TorchDispatchMode):
             self.host_waits()
             out = tree_map_only(torch.Tensor, _like, values)
         else:
-            new = [x for x in _tensors(out) if isinstance(x, FakeTensor)]
+            new = [x for x in tensors_in(out) if isinstance(x, FakeTensor)]
             if not func._schema.is_mutable and (not new or sum(map(_bytes, new)) > REAL_BYTES):
                 return out
             with unset_fake_temporarily(), self._seeded(name):
                 values = _run(func, name, *real)
-        for x, value in zip(_tensors(out), _tensors(values), strict=True):
+        for x, value in zip(tensors_in(out), tensors_in(values), strict=True):
             if x.untyped_storage()._cdata not in self._known:  # else it is a view, or was written in place
                 self.put(x, value)
         return out
@@ -237,10 +237,10 @@ class KnownValues(TorchDispatchMode):
             error.add_note(self.hint)
             raise
         # Other ranks' integers are this rank's own (alike_ranks.py).
-        of_fakes = func.namespace == "aten" and any(isinstance(x, FakeTensor) for x in _tensors((args, kwargs)))
+        of_fakes = func.namespace == "aten" and any(isinstance(x, FakeTensor) for x in tensors_in((args, kwargs)))
         for i, argument in enumerate(func._schema.arguments):
             if argument.is_write:
-                for x in _tensors(kwargs.get(argument.name, args[i] if i < len(args) else None)):
+                for x in tensors_in(kwargs.get(argument.name, args[i] if i < len(args) else None)):
                     self.forget(x)
                     if of_fakes and not isinstance(x, FakeTensor):
                         self.replace(x)
@@ -263,7 +263,7 @@ class KnownValues(TorchDispatchMode):
         """Set the places that a choice returns, each row's after those of the row before."""
         dim = kwargs.get("dim", args[place] if 0 < place < len(args) else None if place == 1 else -1)
         candidates = args[0].numel() if dim is None else args[0].size(dim)
-        for chosen in (y for y in _tensors(out) if y.dtype == torch.int64):
+        for chosen in (y for y in tensors_in(out) if y.dtype == torch.int64):
             shape = list(chosen.shape)
             with unset_fake_temporarily():
                 numbers = torch.arange(chosen.numel()).remainder(candidates)
@@ -322,7 +322,8 @@ def _asks_for_errors(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _tensors(tree: Any) -> list[torch.Tensor]:
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    """Return the tensors among the leaves of a tree of arguments or results."""
     return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 

@@ -14,7 +14,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from calibrate.capture.known_values import PLAIN
+from calibrate.capture.known_values import PLAIN, tensors_in
+from sim.core.json_values import is_integer
 
 
 class Places:
@@ -52,7 +53,7 @@ class Places:
 
     def see(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Note where the result of a function of torch lies; its arguments are as the code gave them."""
-        made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
+        made = tensors_in(out)
         for x in made if made and self.makes_on_host(args, kwargs) else ():
             self.put_on_host(x, bool(kwargs.get("pin_memory")))
 
@@ -99,7 +100,7 @@ def named_place(device: Any) -> bool | None:
     >>> named_place("cuda:1"), named_place("cpu"), named_place(torch.device("cpu")), named_place(torch.float32)
     (True, False, None, None)
     """
-    if isinstance(device, int) and not isinstance(device, bool):
+    if is_integer(device):
         return True
     if isinstance(device, str | torch.device):
         kind = str(device).partition(":")[0]

@@ -20,7 +20,7 @@ from calibrate.capture.composites import calls_of
 from calibrate.capture.float32_products import rounds_to_tf32
 from calibrate.capture.fourier import is_of_several_steps, step_by_step
 from calibrate.capture.in_place import InPlace
-from calibrate.capture.known_values import PLAIN
+from calibrate.capture.known_values import PLAIN, tensors_in
 from calibrate.capture.places import Places
 from calibrate.capture.running_module import Modules
 from sim.inputs.program_file import HostCopy
@@ -204,7 +204,7 @@ class Recorder(TorchDispatchMode):
         if (steps := self._steps_of(func, args, kwargs)) is not None:
             with self:
                 return steps()
-        before = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        before = tensors_in((args, kwargs))
         inputs = [(describe(x), self.storage(x)) for x in _read_once(func, before)] if self.phase else []
         out = self._read(args[0]) if func is SCALAR else func(*args, **kwargs)
         if not self.operators.compiled:  # a traced graph would lose what another tensor replaces

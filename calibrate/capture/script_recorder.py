@@ -26,7 +26,7 @@ from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.collectives import NAMESPACES, collective_of, is_asynchronous
 from calibrate.capture.device_queue import Queue
 from calibrate.capture.host_work import operator_kind
-from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues
+from calibrate.capture.known_values import PLAIN, REAL_BYTES, KnownValues, tensors_in
 from calibrate.capture.masks_read import masks_read
 from calibrate.capture.recorder import SCALAR, RecordedOperator, Recorder
 from calibrate.capture.running_module import module_hooks
@@ -82,7 +82,7 @@ class ScriptRecorder(Recorder):
             return func(*args, **(kwargs or {}))
         args, kwargs = self.known.current((args, kwargs or {}))
         self.see_phase()
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        tensors = tensors_in((args, kwargs))
         fake = any(isinstance(x, FakeTensor) for x in tensors)
         if func is SCALAR:
             return self._read(tensors[0])

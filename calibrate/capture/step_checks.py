@@ -10,6 +10,7 @@ import torch
 from calibrate.capture.step import Step
 from sim.core.dtypes import normalise_dtype
 from sim.core.errors import InputError
+from sim.core.json_values import is_count, is_positive
 
 AUTOCAST = ("", "bf16", "fp16")
 ACCUMULATION = "the scenario's global_batch_size says how many micro-batches a step accumulates"
@@ -32,12 +33,12 @@ def checked_step(step: Any, where: str) -> Step:
         ("model", isinstance(found.model, torch.nn.Module), "a torch.nn.Module"),
         ("loss", callable(found.loss), "a function without arguments"),
         ("optimizer", isinstance(found.optimizer, torch.optim.Optimizer | None), "a torch.optim.Optimizer or None"),
-        ("seq_len", _is_count(found.seq_len), "a whole number of tokens, at least 1"),
-        ("micro_batch_size", _is_count(found.micro_batch_size), "a whole number of sequences, at least 1"),
+        ("seq_len", is_count(found.seq_len), "a whole number of tokens, at least 1"),
+        ("micro_batch_size", is_count(found.micro_batch_size), "a whole number of sequences, at least 1"),
         ("autocast", found.autocast in AUTOCAST, 'bf16, fp16 or ""'),
         (
             "clip_grad_norm",
-            found.clip_grad_norm is None or _is_positive(found.clip_grad_norm),
+            found.clip_grad_norm is None or is_positive(found.clip_grad_norm),
             "a number above 0 or None",
         ),
     ):
@@ -74,14 +75,6 @@ def without_gradients(step: Step) -> None:
         raise StepRefused(
             f"Step.loss: runs a backward itself; must return the loss, whose backward is captured; {ACCUMULATION}"
         )
-
-
-def _is_count(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and x >= 1
-
-
-def _is_positive(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and x > 0
 
 
 def _shown(x: Any) -> str:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from calibrate.capture.options import Options
 from sim.core.dtypes import normalise_dtype
 from sim.core.errors import InputError
+from sim.core.json_values import is_count, is_positive
 
 
 class _Allowed(NamedTuple):
@@ -16,14 +17,6 @@ class _Allowed(NamedTuple):
 
     fits: Callable[[Any], bool]
     words: str
-
-
-def _is_count(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool) and x >= 1
-
-
-def _is_positive(x: Any) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and x > 0
 
 
 def _may_lack(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -65,7 +58,7 @@ def _names_optimizer(x: Any) -> bool:
 OPTIMIZERS = (
     "null, AdamW, AdamW(fused=True), AdamW(foreach=True) or SGD, with lr; AdamW also with betas, eps, weight_decay"
 )
-COUNT = _Allowed(_is_count, "a whole number, at least 1")
+COUNT = _Allowed(is_count, "a whole number, at least 1")
 TEXT = _Allowed(_may_lack(lambda x: isinstance(x, str)), "a text or null")
 TRUTH = _Allowed(_may_lack(lambda x: isinstance(x, bool)), "true, false or null")
 PROGRAM = {
@@ -77,9 +70,9 @@ PROGRAM = {
     "attn_implementation": TEXT,
     "gradient_checkpointing": TRUTH,
     "torch_compile": TRUTH,
-    "lora_rank": _Allowed(_may_lack(_is_count), "a whole number, at least 1, or null"),
+    "lora_rank": _Allowed(_may_lack(is_count), "a whole number, at least 1, or null"),
     "optimizer": _Allowed(_may_lack(_names_optimizer), OPTIMIZERS),
-    "clip_grad_norm": _Allowed(_may_lack(_is_positive), "a number above 0 or null"),
+    "clip_grad_norm": _Allowed(_may_lack(is_positive), "a number above 0 or null"),
 }
 
 

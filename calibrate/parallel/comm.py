@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibrate.parallel.pipeline import Record
+from sim.core.timeline import ACTION_KINDS
 
 all_gather: Any = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name since torch 2.13
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
@@ -245,7 +246,7 @@ def cut_records(records: Sequence[Record], entries: list[Entry]) -> list[Record]
     others = deque(e for e in entries if not e.backward)
     out: list[Record] = []
     for r in records:
-        if r.kind not in ("F", "B", "W"):
+        if r.kind not in ACTION_KINDS:
             out.append(r)
             continue
         own = backward if r.kind == "B" else others

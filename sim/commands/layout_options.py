@@ -38,13 +38,26 @@ def parse_only(options: Sequence[str]) -> tuple[dict[str, list[Any]], list[Linke
             values = single.setdefault(keys[0], [])
             values += [v for word in listed.split(",") if (v := _value(keys[0], word, option)) not in values]
             continue
-        rows = [row.split(LINK) for row in listed.split(",")]
-        if any(len(row) != len(keys) for row in rows):
-            example = f"rows of {len(keys)} values joined by '{LINK}', such as 8{LINK}1"
-            raise InputError(f"--only {option}: must be {example}")
+        rows = linked_rows(listed, len(keys), f"--only {option}")
         made = [tuple([_value(k, word, option) for k, word in zip(keys, row, strict=True)]) for row in rows]
         linked.append(Linked(tuple(keys), tuple(made)))
     return single, linked
+
+
+def linked_rows(listed: str, count: int, label: str) -> list[list[str]]:
+    """Return the rows that an option lists for several keys at once.
+
+    >>> linked_rows("8:1,4:2", 2, "--only tp,pp=8:1,4:2")
+    [['8', '1'], ['4', '2']]
+
+    Raises:
+        InputError: begins with `label`; for a row that has not `count` values.
+    """
+    rows = [row.split(LINK) for row in listed.split(",")]
+    if any(len(row) != count for row in rows):
+        example = LINK.join(map(str, range(1, count + 1)))
+        raise InputError(f"{label}: must be rows of {count} values joined by '{LINK}', such as {example}")
+    return rows
 
 
 def _value(key: str, word: str, option: str) -> Any:

@@ -24,7 +24,7 @@ from sim.core.long_runs import lines_while
 from sim.core.units import counted
 
 if TYPE_CHECKING:
-    from sim.studies.executors import Workers
+    from sim.core.executors import Workers
 
 MODELS = "llama3.2-1b,llama3.2-3b,llama3-8b,llama3-70b,llama3-405b"
 GPUS = "8,16,32,64,128,256,512"

@@ -20,9 +20,9 @@ from sim.core.errors import InputError
 from sim.core.files import STANDARD_INPUT, write_json, write_text
 
 if TYPE_CHECKING:
+    from sim.core.executors import Workers
     from sim.core.timeline import Timeline
     from sim.results.memory import MemoryCurve
-    from sim.studies.executors import Workers
 
 
 class ScenarioFile(click.Path):
@@ -67,17 +67,12 @@ class Seconds(FloatParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the text as a number of seconds."""
-        from sim.core.units import MOST_S
-        from sim.inputs.units import TIME  # with pydantic, which --help does without
+        from sim.inputs.units import parse_time_s  # with pydantic, which --help does without
 
         try:
-            seconds = float(TIME.parse(value))
-        except ValueError:
-            seconds = -1.0
-        if not 0.0 < seconds < MOST_S:
-            allowed = f"a time above 0 and below {MOST_S:.0e} s"
-            self.fail(f"found '{str(value)[:40]}'; must be {allowed}, such as 4.1, 4.1s or 350ms", param, ctx)
-        return seconds
+            return parse_time_s(value)
+        except ValueError as error:
+            self.fail(f"found '{str(value)[:40]}'; {error}, such as 4.1, 4.1s or 350ms", param, ctx)
 
 
 LEAST_TOKENS = 1000  # of a whole training: less lacks its unit
@@ -172,7 +167,7 @@ class Study(Report, frozen=True, dict=True):
     def pool(self, much: bool = True) -> AbstractContextManager[Workers]:
         """The Dask cluster's workers, or processes; by default one for each core, or this one unless there is `much`
         to do."""
-        from sim.studies.executors import available_cores, dask_workers, local_workers
+        from sim.core.executors import available_cores, dask_workers, local_workers
 
         if self.dask:
             return dask_workers(self.dask)

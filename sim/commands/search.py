@@ -28,10 +28,10 @@ from sim.core.errors import InputError
 from sim.core.files import write_text
 
 if TYPE_CHECKING:
+    from sim.core.executors import Workers
     from sim.inputs.input_source import Source
     from sim.search.best_first import BestFirst
     from sim.search.space import Space
-    from sim.studies.executors import Workers
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
 SAVED = OutputSeries(r"/\d+\.(yaml|flags)")
@@ -226,7 +226,7 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> in
     from sim.inputs.scenario import name_of, read_source
     from sim.search.engine_options import choices_of
     from sim.search.serving import ServingSearch, search_serving
-    from sim.search.slo import parse_slo
+    from sim.studies.promised_latencies import parse_slo
     from sim.views.serving_search_page import serving_search_page
 
     source = read_source(path, options.overrides)
@@ -253,14 +253,14 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     """
     from sim.commands.search_tables import progress
     from sim.search.runnable import runnable
-    from sim.search.space import Layout, grid_is_legal, grids
+    from sim.search.space import Layout, mesh_is_legal, meshes_of
     from sim.studies.spending import TRILLION, gpu_hours_of
 
     unsaid = _unsaid(path, study.overrides, asked.trainer)
     overrides = (*study.overrides, *unsaid)
     space, limit, source = space_of(path, overrides, asked.gpus, asked.narrowing, asked.trainer)
     price = asked.prices.of(_cluster_name(source))
-    meshes = sum(grid_is_legal(space, g) for g in grids(space))
+    meshes = sum(mesh_is_legal(space, mesh) for mesh in meshes_of(space))
     with study.pool(meshes >= POOL_FROM_MESHES) as pool, progress() as report:
         result = search_space(space, limit, asked, pool, report)
     result["price_per_gpu_hour"] = price
@@ -339,10 +339,10 @@ def search_space(
 ) -> dict[str, Any]:
     """Search with these workers, and return the result in the form of `--json`. `limit` as in
     `sim.search.evaluation`."""
+    from sim.core.executors import results
     from sim.search.best_first import BestFirst
     from sim.search.evaluation import detail, pack
     from sim.search.found import make_result
-    from sim.studies.executors import results
 
     found = BestFirst(space, limit, asked.top, asked.whole_front, pool, report).run()
     packed = pack(space)

@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from sim.inputs.scenario import Scenario
-    from sim.search.slo import Promise
     from sim.serve.results.records import ServingResult
     from sim.serve.results.result import ServingSimulation
+    from sim.studies.promised_latencies import Promise
     from sim.views.headline import Number
 
 
 def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     """Simulate and show; does it fit in memory?"""
     from sim.commands.serving_progress import progress
-    from sim.search.slo import parse_slo, share_within
     from sim.serve.results.other_servers import with_intervals
     from sim.serve.simulation import simulate_serving
+    from sim.studies.promised_latencies import parse_slo, share_within
     from sim.studies.spending import spending
     from sim.views.headline import spending_numbers
     from sim.views.serving_summary import print_serving

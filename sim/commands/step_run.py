@@ -43,7 +43,7 @@ def run_step(scenario: Scenario, path: Path, options: RunOptions) -> bool:
     advice = _advice(simulation, path, options)
     numbers = _numbers(simulation, asked)
     if options.html is not None or options.trace is not None:
-        expanded = simulate(scenario, expand=True, engine=engine)
+        expanded = simulation.by_operator(engine)
         memory = expanded.memory_over(options.steps)
         if options.html is not None:
             write_page(options.html, page_of(expanded, memory, advice, asked.goodput, numbers))

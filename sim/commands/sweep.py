@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from sim.commands.command import Command
-from sim.commands.layout_options import LINK
+from sim.commands.layout_options import linked_rows
 from sim.commands.options import Study, scenario_argument, study_options
 from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
@@ -59,8 +59,8 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
         InputError: for a scenario or an option that is wrong, if no combination can be simulated, or if a Dask cluster
             does not answer.
     """
+    from sim.core.executors import results, tracked
     from sim.inputs.scenario import name_of, read_source
-    from sim.studies.executors import results, tracked
     from sim.studies.sweep_metrics import SERVING, TRAINING, default_metric
     from sim.studies.sweep_worker import attempt, first_legal, pack
 
@@ -131,7 +131,7 @@ def parse_vary(options: Sequence[str]) -> list[Axis]:
         twice = next((key for i, key in enumerate(keys) if key in known or key in keys[:i]), None)
         if twice is not None:
             raise InputError(f"{label}: {twice} is given twice")
-        out.append(Axis(keys, _values(listed, label) if len(keys) == 1 else _linked(keys, listed, label)))
+        out.append(Axis(keys, _values(listed, label) if len(keys) == 1 else _linked(len(keys), listed, label)))
     _check_count(math.prod(len(axis.rows) for axis in out), "--vary")
     if len(out) > MOST_KEYS:
         raise InputError(f"--vary: found {len(out)} keys; at most {MOST_KEYS}")
@@ -146,14 +146,10 @@ def _values(listed: str, label: str) -> list[tuple[Any, ...]]:
     return [(value,) for value in parse_yaml(f"[{whole}]", label)[0]]
 
 
-def _linked(keys: tuple[str, ...], listed: str, label: str) -> list[tuple[Any, ...]]:
+def _linked(count: int, listed: str, label: str) -> list[tuple[Any, ...]]:
     from sim.inputs.yaml_input import parse_yaml
 
-    rows = [row.split(LINK) for row in listed.split(",")]
-    if any(len(row) != len(keys) for row in rows):
-        example = LINK.join(map(str, range(1, len(keys) + 1)))
-        raise InputError(f"{label}: must be rows of {len(keys)} values joined by '{LINK}', such as {example}")
-    return [tuple([parse_yaml(word, label)[0] for word in row]) for row in rows]
+    return [tuple([parse_yaml(word, label)[0] for word in row]) for row in linked_rows(listed, count, label)]
 
 
 def _check_count(count: int, label: str) -> None:

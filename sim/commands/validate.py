@@ -20,10 +20,10 @@ from sim.commands.command import Command
 from sim.commands.files_named import FILE, OUTPUT
 from sim.commands.options import Report, report_options
 from sim.core.errors import InputError
+from sim.core.executors import local_workers, results, tracked
 from sim.core.files import write_text
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import with_overrides
-from sim.studies.executors import local_workers, results, tracked
 from sim.validation.predict import predict, quantity
 from sim.validation.prediction import NotSimulated, meant
 from sim.validation.records import Measurement, Table

@@ -13,12 +13,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+# Streams of a rank. Communication queues on a stream named after its group, unless `Comm.stream` names another one:
+# all data-parallel traffic queues on DP, but for sums over replicas of shards (`sim.programs.data_parallel`).
+COMPUTE, DP, REPLICA = "compute", "dp", "replica"
 # Kinds of the two ends of a message between pipeline stages: activations forward, their gradients backward.
 SENDS, RECEIVES = ("SEND_F", "SEND_B"), ("RECV_F", "RECV_B")
 MESSAGES = (*SENDS, *RECEIVES)
 OFFLOAD, RELOAD = "OFFLOAD", "RELOAD"  # kinds of copies from a GPU to its host's memory and back
-# Kinds of the work of a step itself: forward, backward, its weight-gradient half, both at once, and the update.
-COMPUTE_KINDS = ("F", "B", "W", "F+B", "OPTIMIZER")
+# Kinds of the schedule's actions: forward, backward (or its input-gradient half), its weight-gradient half.
+ACTION_KINDS = ("F", "B", "W")
+# Kinds of the work of a step itself: these, a forward and a backward at once, and the update.
+COMPUTE_KINDS = (*ACTION_KINDS, "F+B", "OPTIMIZER")
 
 
 def row_stream(stream: str) -> str:

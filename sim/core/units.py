@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any
 
 HOUR_S, DAY_S = 3600.0, 86400.0
-MOST_S = 1e9  # of an option that gives a time: 32 years
 MOST_NAMED = 1000  # ranks that are looked at for their name
 LEAST_S = 1e-9  # nothing is so short: less is what rounding leaves of a sum of seconds that is zero
 

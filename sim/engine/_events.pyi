@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
+from sim.core.columns import Floats, Ints
 from sim.engine.link_rates import Flow
-from sim.graph.taskgraph import Floats, Ints
 
 def run_columns(
     seconds: Floats,

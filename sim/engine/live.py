@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from simpy.events import URGENT
 
+from sim.core.columns import Floats
+from sim.core.timeline import COMPUTE
 from sim.engine.link_rates import FULL, Flow, Flows, Sharing
 from sim.engine.on_simpy import OnSimpy
-from sim.graph.taskgraph import Floats, TaskGraph
-from sim.programs.compile import COMPUTE
+from sim.graph.taskgraph import TaskGraph
 
 if TYPE_CHECKING:
     from simpy.events import Event

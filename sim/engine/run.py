@@ -16,8 +16,9 @@ from math import fsum
 import numpy as np
 from msgspec import Struct
 
+from sim.core.columns import Floats, grouped
 from sim.engine.link_rates import FULL, Flows, Sharing, fractions
-from sim.graph.taskgraph import Deadlock, Floats, TaskGraph, grouped
+from sim.graph.taskgraph import Deadlock, TaskGraph
 
 try:
     from sim.engine import _events

@@ -15,24 +15,22 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from sim.core.actions import Schedule
+from sim.core.columns import Floats, Ints, ragged
 from sim.core.engines import Engine
+from sim.core.timeline import DP, REPLICA
 from sim.engine.link_loads import IN, OF_CLASS, OUT, LinkLoads
 from sim.engine.link_rates import FULL, Flow, Flows
 from sim.engine.run import Times, run_contended, run_static
 from sim.graph.build import Built
 from sim.graph.compiled import ClassAction, Fineness
-from sim.graph.taskgraph import TaskGraph, WholeAction, ragged
+from sim.graph.taskgraph import TaskGraph, WholeAction
 from sim.prices.rank_prices import Pricing
-from sim.programs.data_parallel import DP, REPLICA
 from topology.shares import LINKS, links_between, links_of
 
 Use = tuple[str, int, str]  # use of a link: its name, the direction, and the stream that uses it
 FlowOnLink = tuple[int, float, int, float]  # a flow's number, its quiet time, a link, load ÷ capacity
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 BLIP = 1e-12  # part of a step; shorter overlaps come from the rounding of sums
 PART = 4  # factor by which the number of examined ranks grows
 SIMPY_TASKS = 5000  # the most tasks that run on SimPy by default: 0.02 s longer, and as long for loading SimPy

@@ -14,10 +14,11 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.actions import Kind
+from sim.core.columns import Floats, Ints, ints, ragged, ragged_rows
+from sim.core.timeline import COMPUTE
 from sim.graph.messages import NO_HOP, Messages
 from sim.graph.placements import Placements
-from sim.graph.taskgraph import Columns, Deadlock, Floats, Ints, Launches, Waits, ints, ragged, ragged_rows
-from sim.programs.compile import COMPUTE
+from sim.graph.taskgraph import Columns, Deadlock, Launches, Waits
 from sim.programs.step_end import LAST_INPUT_GRADIENT, NORM_BEFORE
 
 NO_TASK = -1

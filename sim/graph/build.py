@@ -23,13 +23,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.actions import Action, Kind, Schedule
+from sim.core.columns import Ints, ints
 from sim.graph.assemble import AssembledGraph
 from sim.graph.compiled import ActionPrograms, Fineness, PlacedProgram, ProgramCache
 from sim.graph.messages import NO_HOP, Messages
 from sim.graph.placements import Placements
 from sim.graph.schedule_columns import RankList, ScheduleColumns
 from sim.graph.shared_collectives import merge_collectives
-from sim.graph.taskgraph import Ints, KindTable, TaskGraph, ints
+from sim.graph.taskgraph import KindTable, TaskGraph
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import CompiledProgram
 from sim.programs.priced_items import Shares, add_all

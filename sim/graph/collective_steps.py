@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
+from sim.core.columns import Ints, ints
 from sim.core.timeline import Detail
 from sim.graph.build import ActionTasks, Built
-from sim.graph.taskgraph import Collective, CollectiveStep, Launches, Waits, ints
+from sim.graph.taskgraph import Collective, CollectiveStep, Launches, Waits
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import LocalTask
 from topology.collective_kinds import KINDS
@@ -227,8 +227,8 @@ class _Rewriting:
         self.seconds = [self.graph.seconds.copy()]
         self.task_kind = [self.graph.task_kind.copy()]
         self.step = [self.graph.columns.step]
-        self.first: list[NDArray[np.int64]] = []
-        self.second: list[NDArray[np.int64]] = []
+        self.first: list[Ints] = []
+        self.second: list[Ints] = []
         self.count = len(self.graph)
         self.begins: dict[tuple[int, int], int] = {}  # by collective and class
         self.ends: dict[tuple[int, int], int] = {}
@@ -256,7 +256,7 @@ class _Rewriting:
         ]
         return replace(self.built, graph=replace(self.graph, columns=columns), actions=actions)
 
-    def _replace(self, kind: int, tasks: NDArray[np.int64]) -> None:
+    def _replace(self, kind: int, tasks: Ints) -> None:
         """Replace all collectives of a kind by messages."""
         members, pattern, many = self.members[kind], self.patterns[kind], len(tasks)
         seconds = float(self.graph.seconds[tasks[0]])
@@ -345,5 +345,5 @@ class _Rewriting:
         both = [(c, c) for c in of_a if c in of_b]
         return both or [(c, d) for c in of_a for d in of_b]
 
-    def _moved(self, tasks: NDArray[np.int64], c: int, to: dict[tuple[int, int], int]) -> NDArray[np.int64]:
+    def _moved(self, tasks: Ints, c: int, to: dict[tuple[int, int], int]) -> Ints:
         return ints([to.get((task, c), task) for task in tasks.tolist()])

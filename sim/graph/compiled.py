@@ -10,12 +10,11 @@ from msgspec import Struct, field
 
 from sim.core.actions import Action, Kind, Step
 from sim.core.program import Program
-from sim.core.timeline import Detail
+from sim.core.timeline import COMPUTE, DP, Detail
 from sim.graph.messages import DIRECTION, NO_HOP, Messages
 from sim.graph.taskgraph import SHOWN, Collective, KindTable, WholeAction, named_actions
 from sim.prices.rank_prices import Pricing
-from sim.programs.compile import COMPUTE, CompiledProgram, Launch, LocalTask, compile_program
-from sim.programs.data_parallel import DP
+from sim.programs.compile import CompiledProgram, Launch, LocalTask, compile_program
 from sim.programs.deferral import drained
 from sim.programs.interleave import interleave
 from sim.programs.stages import Stage

@@ -8,8 +8,9 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.actions import Kind, Schedule, Step
+from sim.core.columns import Ints
 from sim.core.timeline import Detail
-from sim.graph.taskgraph import Ints, KindTable, Message
+from sim.graph.taskgraph import KindTable, Message
 from sim.prices.rank_prices import Pricing
 from sim.programs.stages import stage_input_bytes
 from sim.programs.step_end import NORM_BYTES

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sim.core.columns import Ints
+from sim.core.timeline import COMPUTE
 from sim.graph.compiled import ActionPrograms, PlacedProgram
 from sim.graph.schedule_columns import ScheduleColumns
 from sim.graph.shared_collectives import CollectivePart
 from sim.graph.task_patterns import TaskPattern, one_by_one, whole
-from sim.graph.taskgraph import Collective, Ints
-from sim.programs.compile import COMPUTE, CompiledProgram, LocalTask
+from sim.graph.taskgraph import Collective
+from sim.programs.compile import CompiledProgram, LocalTask
 from sim.ranks.faults import Jitter
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.core.actions import Action, Entry, Kind, Overlap, Schedule, Step
+from sim.core.columns import Ints, ints
 from sim.graph.messages import DIRECTION, NEITHER
-from sim.graph.taskgraph import Ints, ints
 
 NUMBER = {kind: i for i, kind in enumerate(Kind)}
 DIRECTION_OF_KIND = ints([DIRECTION[kind] for kind in Kind])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from sim.graph.taskgraph import Collective, Columns, Deadlock, Ints, KindTable, Launches, ints
+from sim.core.columns import Ints, ints
+from sim.graph.taskgraph import Collective, Columns, Deadlock, KindTable, Launches
 from sim.programs.compile import LocalTask
 
 

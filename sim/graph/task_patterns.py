@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sim.core.timeline import COMPUTE, DP
 from sim.graph.compiled import SingleTaskForm
-from sim.programs.compile import COMPUTE, CompiledProgram
-from sim.programs.data_parallel import DP
+from sim.programs.compile import CompiledProgram
 from sim.programs.step_end import LAST_INPUT_GRADIENT
 
 

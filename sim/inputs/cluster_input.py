@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from sim.core.dtypes import normalise_dtype
+from sim.core.json_values import is_integer, is_number
 from sim.inputs.input_source import Source, found_file, nearest, show, validate, without_nulls
 from sim.inputs.overrides import merge
 from sim.inputs.units import with_units
@@ -81,7 +82,7 @@ def _of_several(given: dict[str, Any], source: Source, path: KeyPath) -> Cluster
     clusters = []
     for i, each in enumerate(listed):
         nodes = each.get("nodes") if isinstance(each, dict) else None
-        if isinstance(nodes, bool) or not isinstance(nodes, int) or not 1 <= nodes <= MOST_MIXED_NODES:
+        if not is_integer(nodes) or not 1 <= nodes <= MOST_MIXED_NODES:
             found = f"found {show(nodes)}; must be an integer from 1 to {MOST_MIXED_NODES:,}"
             raise source.error((*at, i, "nodes"), f"{found}: how many nodes are of this kind")
         if any(key in each for key in ("topology", "mixed")):
@@ -256,7 +257,7 @@ def _peaks(given: dict[str, Any], source: Source, path: KeyPath) -> dict[str, An
             raise source.error(
                 (*path, key), f"unknown dtype{nearest(key, PEAK_NAMES)} (allowed: {', '.join(PEAK_NAMES)})"
             )
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e24:
+        if not is_number(value) or not 0 < value <= 1e24:
             raise source.error((*path, key), f"found {show(value)}; must be a number above 0 and at most 1e24")
         peaks[name] = float(value)
     return peaks

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sim.core.errors import InputError
+from sim.core.timeline import ACTION_KINDS
 from sim.inputs.file_kinds import SCENARIO, kind_of, other_format, read_data, refuse_other_kind
 from sim.inputs.parallelism import MAX_RANKS
 from sim.inputs.shipped import shipped_scenarios
@@ -149,7 +150,7 @@ def factors(run: MeasuredRun, where: str) -> tuple[float, ...]:
     alike: dict[tuple[int, str, int, int], list[float]] = {}
     pieces: dict[tuple[int, str, int, int], int] = {}
     for a in run.actions[:MOST_VARYING]:
-        if a.kind in ("F", "B", "W") and a.end_s > a.start_s:
+        if a.kind in ACTION_KINDS and a.end_s > a.start_s:
             whole = (a.rank, a.kind, a.stage, a.micro_batch)
             piece = pieces[whole] = pieces.get(whole, -1) + 1
             alike.setdefault((*whole[:3], piece), []).append(a.end_s - a.start_s)

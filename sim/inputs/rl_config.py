@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from sim.core.dtypes import Precision
+from sim.core.json_values import is_number
 from sim.core.quantization import Quantization
 from sim.inputs.input_source import UserInput
 from sim.inputs.model_config import ModelConfig
@@ -36,9 +37,9 @@ class Lengths(UserInput):
 
 
 def _lengths(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, float, dict, Lengths)):
+    if not (is_number(value) or isinstance(value, dict | Lengths)):
         raise ValueError("must be a number of tokens, or a mapping with mean, sigma and max")
-    return {"mean": value} if isinstance(value, (int, float)) else value
+    return {"mean": value} if is_number(value) else value
 
 
 def _lengths_schema() -> WithJsonSchema:

@@ -112,6 +112,26 @@ TOKENS = Unit(  # of a training
 )
 UNITS = (FLOPS, RATE, BYTES, TIME, POWER)  # the longer endings first: a rate's name ends as a time's does
 _PER_S = "_per_s"  # a plain number of requests, tokens or whatever else in a second
+MOST_S = 1e9  # of an option that gives a time: 32 years
+
+
+def parse_time_s(text: str) -> float:
+    """Return the seconds that an option of a command gives.
+
+    >>> parse_time_s("4.1"), parse_time_s("350ms")
+    (4.1, 0.35)
+
+    Raises:
+        ValueError: unless it is a time above 0 and below `MOST_S`; the error's text says so.
+    """
+    try:
+        time_s = float(TIME.parse(text))
+    except ValueError:
+        time_s = -1.0
+    # NaN fails the comparison and is refused, too.
+    if not 0.0 < time_s < MOST_S:
+        raise ValueError(f"must be a time above 0 and below {MOST_S:.0e} s")
+    return time_s
 
 
 def unit_of(key: object) -> Unit | None:

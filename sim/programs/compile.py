@@ -14,13 +14,12 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from sim.core.program import BLOCK_END, Comm, Compute, ModelPart, Program
-from sim.core.timeline import Detail
+from sim.core.timeline import COMPUTE, DP, Detail
 from sim.prices.price import Price
 from sim.programs import priced_items
 from sim.programs.priced_items import Host, K, Label, OfPart, Run, Sent, Shares, Spent, add_all, price_comm, price_run
 from topology.collectives import Choice
 
-COMPUTE = "compute"
 HOST_UNCERTAINTY = 0.15  # of the seconds that the device waits for the host: hosts of one generation differ by more
 
 
@@ -80,11 +79,12 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     def shares(self) -> Shares:
         """Seconds by (operator kind, source, uncertainty)."""
         total: Shares = {}
+        host = ("host", "interpolated", HOST_UNCERTAINTY)
         for x in self.spent:
             add_all(total, x.priced.by(priced_items.share))
             for seconds in (x.late_s, x.shared_s):
                 if seconds > 0:
-                    add_all(total, {("host", "interpolated", HOST_UNCERTAINTY): seconds})
+                    total[host] = total.get(host, 0.0) + seconds
         return total
 
     @cached_property
@@ -148,13 +148,13 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def after_input_s(self) -> float:
         """Seconds from the input's arrival to the result, if all earlier data-parallel communication has ended."""
-        if "dp" not in self.first_streams:
+        if DP not in self.first_streams:
             return self.done_s
         free: dict[str, float] = {}
         ends: list[float] = []
         for task in self.tasks:
             start_s = max([free.get(task.stream, 0.0), *[ends[d] for d in task.deps]])
-            free[task.stream] = end_s = start_s + (task.seconds if task.stream != "dp" else 0.0)
+            free[task.stream] = end_s = start_s + (task.seconds if task.stream != DP else 0.0)
             ends.append(end_s)
         return self._done_s(ends)
 
@@ -288,10 +288,12 @@ class _Compiler:
     def _shared_s(self, start_s: float, seconds: float) -> float:
         """Extra seconds of computation because of communication beside it: the largest of the sums by stream."""
         self.beside = [c for c in self.beside if c[1] > start_s]
-        streams: dict[str, float] = {}
+        streams, until_s = dict[str, float](), start_s + seconds
         for begin_s, end_s, slows, stream in self.beside:
-            together_s = max(0.0, min(end_s, start_s + seconds) - max(begin_s, start_s))
-            streams[stream] = streams.get(stream, 0.0) + slows * together_s
+            # Most of many communications in a queue begin later.
+            if begin_s < until_s:
+                together_s = min(end_s, until_s) - max(begin_s, start_s)
+                streams[stream] = streams.get(stream, 0.0) + slows * together_s
         return max(streams.values(), default=0.0)
 
     def _start(self, stream: str, deps: Sequence[int]) -> float:

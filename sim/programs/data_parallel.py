@@ -31,6 +31,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
+from sim.core.timeline import DP, REPLICA
 from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
@@ -42,7 +43,6 @@ from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
 from sim.ranks.plan import Plan
 
-DP, REPLICA = "dp", "replica"
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.core.columns import Ints
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, network_of, nic_scales
@@ -26,9 +26,9 @@ from sim.ranks.places import GroupLocations, aligned
 from sim.ranks.rank_mesh import ALONG, CUTS, Mesh
 from topology.spec import ClusterSpec
 
-Ints = NDArray[np.int64]
 MAX_ACTIONS = 1_000_000  # forwards and backwards of ranks that faults tell apart: some minutes
 APART_RANKS = 1024  # as many ranks are simulated one by one under jitter
+UNFOLDED_RANKS = 256  # the same with processes, or with collectives as messages
 
 
 def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, sizes: Mapping[str, int]) -> dict[str, Ints]:
@@ -167,6 +167,18 @@ def pipeline_numbers(
         _check_size(scenario, len(first))
     # The rank of each pipeline's first member among all first members: pipeline 0 is that of the stage's first rank.
     return np.argsort(np.argsort(first))[number]
+
+
+def check_each_rank(scenario: Scenario, why: str) -> None:
+    """Refuse to simulate each of very many ranks by itself.
+
+    Raises:
+        InputError: ends with `why`.
+    """
+    ranks = scenario.parallelism.ranks
+    if ranks > UNFOLDED_RANKS:
+        found = f"{ranks:,} ranks are too many to simulate each by itself, {UNFOLDED_RANKS} at most; {why}"
+        raise scenario.error(("parallelism",), found)
 
 
 def _check_size(scenario: Scenario, pipelines: int) -> None:

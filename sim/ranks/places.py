@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
+from sim.core.columns import Ints
 from sim.inputs.scenario import Scenario
 from topology.network import Network
 from topology.shares import crossings
 from topology.spec import ClusterSpec
-
-Ints = NDArray[np.int64]
 
 
 def aligned(scenario: Scenario) -> bool:

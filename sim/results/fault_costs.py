@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from sim.core.timeline import SENDS
+from sim.core.timeline import COMPUTE, SENDS
 from sim.inputs.scenario import Scenario
-from sim.programs.compile import COMPUTE
 from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, shared_nic_scales
 from sim.results.records import Record
 from sim.results.step import FinishedStep

@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec.structs import replace
 
+from sim.core.columns import Floats, Ints
 from sim.core.program import Block, BlockKind
 from sim.graph.build import ActionTasks
 from sim.models.graphed_parts import gradient_buffers_bytes, graph_scope
 from sim.models.source import source_of
 from sim.programs.stages import Stage
-from sim.results.memory import Bytes, Ints, Levels, levels, overlap, peak_bytes
+from sim.results.memory import Levels, levels, overlap, peak_bytes
 from sim.results.states import States
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def pooled_levels(
     scenario: Scenario,
     stages: Sequence[dict[int, Stage]],
     done: Sequence[ActionTasks],
-    start_s: Bytes,
-    end_s: Bytes,
+    start_s: Floats,
+    end_s: Floats,
     held: Sequence[States],
     fine: bool = False,
 ) -> Levels:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 from msgspec import Struct
 
-from sim.core.timeline import COMPUTE_KINDS, Timeline, row_stream
+from sim.core.timeline import COMPUTE, COMPUTE_KINDS, Timeline, row_stream
 from sim.core.units import counted, percent, ranks_text, seconds
 from sim.inputs.parallelism import Parallelism
 from sim.results.fault_costs import ROUNDING
@@ -185,7 +185,7 @@ def exposed_by_stream(timeline: Timeline) -> dict[str, float]:
         edges = np.column_stack([starts, ends]).ravel() if len(busy) else np.array([0.0])
         done = np.column_stack([np.cumsum(ends - starts) - (ends - starts), np.cumsum(ends - starts)]).ravel()
         for s in range(len(timeline.streams)):
-            if row_stream(timeline.streams[s]) in ("compute", "recv"):
+            if row_stream(timeline.streams[s]) in (COMPUTE, "recv"):
                 continue
             spans = np.flatnonzero(mine & ~compute & (timeline.stream == s))
             begin, end = timeline.start_s[spans], timeline.end_s[spans]

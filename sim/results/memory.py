@@ -14,18 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from sim.core.actions import Kind
+from sim.core.columns import Floats, Ints, ragged, short
 from sim.graph.build import ActionTasks
-from sim.graph.taskgraph import ragged
 from sim.programs.stages import Stage
 from sim.results.memory_changes import brings_gradients, changes_of
-from sim.results.metrics import short
 from sim.results.states import States
-
-Bytes = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class AtMost(NamedTuple):
@@ -43,15 +38,15 @@ class MemoryCurve(Struct, frozen=True, eq=False):
     """Bytes by category on one class of ranks; `time_s[i]` is when the i-th values begin to hold."""
 
     rank: int
-    time_s: Bytes
-    parameters: Bytes
-    gradients: Bytes
-    optimizer: Bytes
-    activations: Bytes
-    buffers: Bytes
+    time_s: Floats
+    parameters: Floats
+    gradients: Floats
+    optimizer: Floats
+    activations: Floats
+    buffers: Floats
 
     @property
-    def total(self) -> Bytes:
+    def total(self) -> Floats:
         """All categories together."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
@@ -64,10 +59,10 @@ class Levels(Struct, frozen=True, eq=False):
 
     held: Sequence[States]
     first: Ints
-    time_s: Bytes
-    activations: Bytes
-    buffers: Bytes
-    gradients: Bytes
+    time_s: Floats
+    activations: Floats
+    buffers: Floats
+    gradients: Floats
 
     def curve(self, i: int, rank: int) -> MemoryCurve:
         """The memory of one class, whose lowest rank is `rank`."""
@@ -90,8 +85,8 @@ class Levels(Struct, frozen=True, eq=False):
 def levels(
     stages: Sequence[dict[int, Stage]],
     done: Sequence[ActionTasks],
-    start_s: Bytes,
-    end_s: Bytes,
+    start_s: Floats,
+    end_s: Floats,
     held: Sequence[States],
     fine: bool = False,
 ) -> Levels:
@@ -132,7 +127,7 @@ def levels(
     return Levels(held, begins, time, activations, buffers, come)
 
 
-def _put_off(stages: Sequence[dict[int, Stage]], done: Sequence[ActionTasks], end_s: Bytes) -> Bytes:
+def _put_off(stages: Sequence[dict[int, Stage]], done: Sequence[ActionTasks], end_s: Floats) -> Floats:
     """Return what backwards keep for weight gradients that they put off (`Stage.deferral`), from their own end to that
     of the rank's last action: rows of time, class and bytes."""
     rows = list[tuple[float, float, float]]()
@@ -150,7 +145,7 @@ def _put_off(stages: Sequence[dict[int, Stage]], done: Sequence[ActionTasks], en
     return np.array(rows).reshape(-1, 3)
 
 
-def _summed(time: Bytes, index: Ints, changes: Bytes, classes: int) -> tuple[Bytes, Ints, Bytes]:
+def _summed(time: Floats, index: Ints, changes: Floats, classes: int) -> tuple[Floats, Ints, Floats]:
     """Add up changes of memory (`[columns, rows]`, each at a time and of the class `index`) to what is held.
 
     Returns:
@@ -172,7 +167,7 @@ def _summed(time: Bytes, index: Ints, changes: Bytes, classes: int) -> tuple[Byt
 GRADIENT_MAKERS = [i for i, kind in enumerate(Kind) if kind in (Kind.B, Kind.W)]
 
 
-def _changes_of(stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine: bool) -> tuple[Bytes, Ints, Ints]:
+def _changes_of(stages: Sequence[dict[int, Stage]], works: Sequence[Ints], fine: bool) -> tuple[Floats, Ints, Ints]:
     """Return what actions claim and free, [4, rows]; how many rows each kind of action has, and the kind of every
     action. `works`: what the actions compute, class by class (see `schedule_columns.RankList`)."""
     numbers: dict[Stage, int] = {}  # equal stages are one object
@@ -214,12 +209,12 @@ def peak_bytes(stages: dict[int, Stage], work: Ints, step: Ints, held: States, f
 
 
 @lru_cache(maxsize=256)
-def _table(stage: Stage, kind: Kind, first: bool, fine: bool) -> Bytes:
+def _table(stage: Stage, kind: Kind, first: bool, fine: bool) -> Floats:
     """`changes_of` as rows; equal stages are one object."""
     return np.array(changes_of(stage, kind, first, fine and not stage.offload)).reshape(-1, 4)
 
 
-def thinned(total: Bytes, points: int) -> Ints:
+def thinned(total: Floats, points: int) -> Ints:
     """Rows of a curve to draw: all, or of more than `points` the first and the highest of each run of neighbours."""
     rows = np.arange(len(total))
     if len(total) <= points:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from sim.core.columns import Floats, Ints, ints, short
 from sim.core.normal import NINETY_PERCENT
+from sim.core.timeline import COMPUTE
 from sim.engine.run import Times
 from sim.graph.build import Built
 from sim.graph.task_patterns import around
-from sim.graph.taskgraph import TaskGraph, TimelineSlots, WholeAction, ints
+from sim.graph.taskgraph import TaskGraph, TimelineSlots, WholeAction
 from sim.prices.profile import Profile
-from sim.programs.compile import COMPUTE
 from sim.programs.priced_items import Shares
 from sim.ranks.plan import Plan
 from sim.results.records import Provenance
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Intervals = Floats  # [n, 2]: start and end in seconds
 
 
@@ -147,11 +146,6 @@ def _runs(places: TimelineSlots, streams: int, start_s: Floats, end_s: Floats) -
 def _sums(index: Ints, values: Floats, many: int) -> Floats:
     """Values summed by index, which is below `many`, one after the other."""
     return np.asarray(np.bincount(index, values, many), dtype=np.float64)
-
-
-def short(numbers: Ints) -> NDArray[np.integer[Any]]:
-    """Numbers from 0 on in as few bytes as hold them: short ones are sorted digit by digit."""
-    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def mean(values: Iterable[float], plan: Plan) -> float:

@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sim.core.columns import Floats, Ints
 from sim.engine.run import Times, after_of, launched_by, missing_of
-from sim.graph.taskgraph import Floats, Ints, Message, TaskGraph
+from sim.graph.taskgraph import Message, TaskGraph
 
 
 class SteadyState(NamedTuple):

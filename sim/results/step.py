@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from sim.core.actions import Action, Schedule
+from sim.core.columns import Ints
 from sim.core.timeline import MESSAGES, Detail, Timeline
 from sim.core.units import rank_numbers
 from sim.engine.run import Times
@@ -35,8 +35,8 @@ class SpanWaits(NamedTuple):
     """Hold for every span of a timeline its task, and the task whose end let that start; -1: none. A task of several
     spans is a message or collective with an end on each of its ranks."""
 
-    task: NDArray[np.int64]
-    after: NDArray[np.int64]
+    task: Ints
+    after: Ints
 
 
 class FinishedStep(Struct, frozen=True, eq=False, dict=True):
@@ -173,7 +173,7 @@ def make_timeline(built: Built, times: Times) -> Timeline:
     )
 
 
-def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], NDArray[np.int64]]:
+def _details(graph: TaskGraph, times: Times) -> tuple[tuple[Detail, ...], Ints]:
     """All details, and by task which; one that others on its links slowed says how long it takes alone."""
     slowed = times.end_s - times.start_s > graph.seconds * (1 + SLOWED)
     each = graph.details()
@@ -194,7 +194,7 @@ def span_waits(built: Built, times: Times) -> SpanWaits:
     return SpanWaits(task, deciding(built.graph, times)[task])
 
 
-def rows_of(built: Built, times: Times) -> NDArray[np.int64]:
+def rows_of(built: Built, times: Times) -> Ints:
     """The slots of all tasks, in order of start, then of class."""
     slots = built.graph.slot_table()
     return slots[np.lexsort((slots[:, 1], times.start_s[slots[:, 0]]))]

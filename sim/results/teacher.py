@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from msgspec.structs import replace
 
-from sim.core.timeline import Detail, RankClass, Timeline
+from sim.core.timeline import COMPUTE, Detail, RankClass, Timeline
 from sim.core.units import counted
 from sim.results.memory import MemoryCurve
 from sim.results.records import Record
@@ -71,11 +71,11 @@ def timeline_with_teacher(timeline: Timeline, teacher: Teacher) -> Timeline:
         first = 1 + max(c.ranks[-1] for c in classes)
         classes = (*classes, RankClass(first, range(first, first + teacher.gpus), len(classes)))
     rows = np.arange(len(timeline.classes)) if same else np.array([len(timeline.classes)])
-    streams = tuple(dict.fromkeys([*timeline.streams, "compute"]))
+    streams = tuple(dict.fromkeys([*timeline.streams, COMPUTE]))
     kinds = tuple(dict.fromkeys([*timeline.kinds, kind]))
     new = {
         "class_index": rows,
-        "stream": streams.index("compute"),
+        "stream": streams.index(COMPUTE),
         "kind": kinds.index(kind),
         "detail": len(timeline.details),
         "stage": -1,

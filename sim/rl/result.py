@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.results.beside_allocator import allocator_bytes
@@ -110,35 +111,49 @@ def _trained(sim: RlStep) -> Trained:
     )
 
 
-def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
+class _Pool(Struct, frozen=True):
+    """GPUs that belong together. `trains`, `writes`: the trainer, the engine that writes answers runs on them."""
+
+    name: str
+    gpus: int
+    busy_s: float
+    trains: bool
+    writes: bool
+
+
+def _busy(sim: RlStep) -> list[_Pool]:
     """Busy is a GPU that computes, copies or sends; of the generation its share, of a rule's reward nothing."""
     rl, share, of = sim.rl, busy_share(sim), {"generation": 0.0, "training": 0.0, "both": 0.0}
     for phase in sim.phases:
         of[phase.pool] += phase.seconds
     of["generation"] -= rl.reward_s + (1.0 - share) * sim.served.end_s
     trainer, engine = sim.scenario.parallelism.ranks, rl.generation.ranks
-    found = peaks(rl, sim.update.plan, sim.update.outcome, sim.states, sim.served, sim.reward)
     if rl.colocated:
-        busy = {"colocated": of["generation"] * engine / trainer + of["training"] + of["both"]}
-    else:
-        busy = {name: of[name] + of["both"] for name in ("training", "generation")}
-    gpus = {"colocated": trainer, "training": trainer, "generation": engine}
+        busy_s = of["generation"] * engine / trainer + of["training"] + of["both"]
+        return [_Pool("colocated", trainer, busy_s, trains=True, writes=True)]
+    return [
+        _Pool("training", trainer, of["training"] + of["both"], trains=True, writes=False),
+        _Pool("generation", engine, of["generation"] + of["both"], trains=False, writes=True),
+    ]
+
+
+def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
+    found = peaks(sim.rl, sim.update.plan, sim.update.outcome, sim.states, sim.served, sim.reward)
     gpu, out = sim.scenario.cluster.gpu, []
-    for name, turns in found.items():
+    for pool in _busy(sim):
+        turns = found[pool.name]
         # An engine's own GPUs have none of the trainer's communicators.
-        limit = gpu.shown_bytes if name == "generation" else allocator_bytes(sim.scenario, gpu)
+        limit = allocator_bytes(sim.scenario, gpu) if pool.trains else gpu.shown_bytes
         peak = max(turns.values())
-        fits = peak <= limit and (name == "training" or sim.served.outcome.fits_in_memory)
-        idle = max(0.0, 1.0 - busy[name] / sim.step_time_s)  # additions round
         use = PoolUse(
-            name=name,
-            gpus=gpus[name],
-            busy_s=busy[name],
-            idle_share=idle,
+            name=pool.name,
+            gpus=pool.gpus,
+            busy_s=pool.busy_s,
+            idle_share=max(0.0, 1.0 - pool.busy_s / sim.step_time_s),  # additions round
             peak_memory_bytes=peak,
             peak_by_turn=turns,
             memory_limit_bytes=limit,
-            fits_in_memory=fits,
+            fits_in_memory=peak <= limit and (not pool.writes or sim.served.outcome.fits_in_memory),
         )
         out.append(use)
     return tuple(out)

@@ -21,10 +21,10 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from sim.core.executors import Workers
 from sim.search.bounded import Bounded, Bounds
-from sim.search.evaluation import FATES, Fate, Outcome, bound_grid, bound_partial_layout, evaluate, pack
-from sim.search.space import Grid, Layout, PartialLayout, Space, grid_is_legal, grids
-from sim.studies.executors import Workers
+from sim.search.evaluation import FATES, Fate, Outcome, bound_mesh, bound_partial_layout, evaluate, pack
+from sim.search.space import Layout, MeshSizes, PartialLayout, Space, mesh_is_legal, meshes_of
 
 WORTH = 0.01
 COUNTED = ("enumerated", "legal", "pruned_by_memory", "pruned_by_bound", "evaluated", *FATES)
@@ -68,7 +68,7 @@ class BestFirst(Struct, dict=True):
         # Every task carries the same bytes, so that a worker finds them unpacked already.
         packed = pack(self.space)
         # A bound of 0 puts all meshes first: each must be bounded before any part is divided.
-        self._heap = [Bounded(0.0, 0.0, 0, grid, 0) for grid in self._legal_meshes()]
+        self._heap = [Bounded(0.0, 0.0, 0, mesh, 0) for mesh in self._legal_meshes()]
         heapq.heapify(self._heap)
         running: set[Future[Any]] = set()
         while True:
@@ -114,10 +114,10 @@ class BestFirst(Struct, dict=True):
         least = heapq.nsmallest(self.top, self._best_s.values())
         return least[-1] if len(least) == self.top else float("inf")
 
-    def _legal_meshes(self) -> list[Grid]:
+    def _legal_meshes(self) -> list[MeshSizes]:
         """Return the legal meshes, and count each illegal one as one layout."""
-        found = list(grids(self.space))
-        legal = [grid for grid in found if grid_is_legal(self.space, grid)]
+        found = list(meshes_of(self.space))
+        legal = [mesh for mesh in found if mesh_is_legal(self.space, mesh)]
         self.counts["enumerated"] += len(found) - len(legal)
         return legal
 
@@ -138,8 +138,8 @@ class BestFirst(Struct, dict=True):
         # one with the least bound. The heap's next bound is never below this part's, so each part makes progress.
         next_s = min(ceiling_s, self._heap[0].bound_s if self._heap else math.inf)
         part = found.part
-        if isinstance(part, Grid):
-            return bound_grid, packed, part, self.limit_bytes
+        if isinstance(part, MeshSizes):
+            return bound_mesh, packed, part, self.limit_bytes
         if isinstance(part, PartialLayout):
             return bound_partial_layout, packed, part, self.limit_bytes, next_s, ceiling_s
         # A layout that was put back has its least time as its bound. Testing that again would put it back for ever.

@@ -10,14 +10,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.actions import Kind
+from sim.core.columns import Floats
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel
 from sim.programs.gathered_units import backward_order, forward_order, gathered_again, in_root, stays_all_step
 from sim.programs.stages import shard_of, stage_input_bytes
 from sim.search.cached import cached
-from sim.search.mesh_prices import GridPrices, PricedBlock
-from sim.search.pipeline_bound import Floats, StagePlacement
+from sim.search.mesh_prices import MeshPrices, PricedBlock
+from sim.search.pipeline_bound import StagePlacement
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
 # Numbers of a model's different blocks; those of layers are 0 and up. NORM and MODULE: prediction modules on a stage
@@ -29,7 +30,7 @@ Signature = tuple[int, ...]  # the numbers of a stage's blocks, first to last
 class Blocks:
     """Hold the blocks of a rank for one way to run layers (sp, micro-batch size, recomputation), with sums by stage."""
 
-    def __init__(self, scenario: Scenario, prices: GridPrices, rank: int) -> None:
+    def __init__(self, scenario: Scenario, prices: MeshPrices, rank: int) -> None:
         plan, p = prices.plan, scenario.parallelism
         self.prices, self.scenario = prices, scenario
         shard = shard_of(prices.plan, rank)

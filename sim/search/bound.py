@@ -11,20 +11,20 @@ from typing import Literal
 
 from sim.schedules import FORMS
 from sim.search.bounded import Bounded, Bounds
-from sim.search.grid_blocks import GridBlocks, least_zeros
 from sim.search.memory_bound import MemoryBound
-from sim.search.mesh_prices import GridPrices
-from sim.search.space import Grid, Layout, PartialLayout, Space, layouts_of, partial_layouts_of, schedule_form
+from sim.search.mesh_blocks import MeshBlocks, least_zeros
+from sim.search.mesh_prices import MeshPrices
+from sim.search.space import Layout, MeshSizes, PartialLayout, Space, layouts_of, partial_layouts_of, schedule_form
 from sim.search.time_bound import TimeBound
 
 
-class GridSearch:
+class MeshSearch:
     """Bound the partial layouts and layouts of one mesh; results that layouts share are computed once."""
 
-    def __init__(self, space: Space, grid: Grid, prices: GridPrices, limit_bytes: float) -> None:
-        self.space, self.grid, self.prices, self.limit_bytes = space, grid, prices, limit_bytes
-        self.grid_blocks = GridBlocks(space, prices)
-        self.memory, self.time = MemoryBound(grid, self.grid_blocks), TimeBound(self.grid_blocks)
+    def __init__(self, space: Space, mesh: MeshSizes, prices: MeshPrices, limit_bytes: float) -> None:
+        self.space, self.mesh, self.prices, self.limit_bytes = space, mesh, prices, limit_bytes
+        self.mesh_blocks = MeshBlocks(space, prices)
+        self.memory, self.time = MemoryBound(mesh, self.mesh_blocks), TimeBound(self.mesh_blocks)
 
     def partial_layouts(self) -> Bounds:
         """Return the partial layouts of the mesh, which is legal, each with the least work of its layouts.
@@ -32,7 +32,7 @@ class GridSearch:
         Layouts whose states alone do not fit in memory are ruled out here, before anything is priced.
         """
         bounded, counts, too_large_bytes = [], Counter[str](), math.inf
-        for partial in partial_layouts_of(self.space, self.grid):
+        for partial in partial_layouts_of(self.space, self.mesh):
             found = list(layouts_of(self.space, partial))
             legal = [x for x, fine in found if fine]
             left = [x for x in legal if self._states_fit(x)]
@@ -71,7 +71,7 @@ class GridSearch:
         return self.memory.states_bytes(x) <= self.limit_bytes
 
     def _unlike(self, layouts: list[Layout]) -> list[Layout]:
-        """Return one layout of each kind: those of a kind have one work bound (see `GridBlocks.blocks`)."""
+        """Return one layout of each kind: those of a kind have one work bound (see `MeshBlocks.blocks`)."""
         by_stage = self.space.recomputes[layouts[0].recompute].layers is not None
         pairs = {x.schedule: schedule_form(self.space, x).pairs for x in layouts}
         one_of_kind = {

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sim.search.space import Grid, Layout, PartialLayout
+from sim.search.space import Layout, MeshSizes, PartialLayout
 
 ROUNDING = 1 - 1e-9  # keeps a bound below the simulated figure though the engine adds in another order
 
@@ -22,7 +22,7 @@ class Bounded(NamedTuple):
     bound_s: float
     memory_bytes: float
     depth: int
-    part: Grid | PartialLayout | Layout
+    part: MeshSizes | PartialLayout | Layout
     legal: int = 1
 
 

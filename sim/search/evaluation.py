@@ -25,11 +25,11 @@ from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node
 from sim.results.beside_allocator import most_proposed_bytes, most_proposed_bytes_of_any
-from sim.search.bound import GridSearch
+from sim.search.bound import MeshSearch
 from sim.search.bounded import ROUNDING, Bounds
 from sim.search.least_time import least_time_s
-from sim.search.mesh_prices import GridPrices
-from sim.search.space import Grid, Layout, PartialLayout, Space, scenario_of
+from sim.search.mesh_prices import MeshPrices
+from sim.search.space import Layout, MeshSizes, PartialLayout, Space, scenario_of
 from sim.simulation import prepare
 from topology.network import Network
 
@@ -79,16 +79,16 @@ def _tools(packed: bytes) -> _Tools:
     return _Tools(space, profile, costs, Network(cluster), {})
 
 
-def bound_grid(packed: bytes, grid: Grid, limit_bytes: float | None) -> Bounds:
-    """Bound the partial layouts of a mesh; see `GridSearch.partial_layouts`."""
-    return _timed(lambda: _grid_search(packed, grid, limit_bytes).partial_layouts())
+def bound_mesh(packed: bytes, mesh: MeshSizes, limit_bytes: float | None) -> Bounds:
+    """Bound the partial layouts of a mesh; see `MeshSearch.partial_layouts`."""
+    return _timed(lambda: _mesh_search(packed, mesh, limit_bytes).partial_layouts())
 
 
 def bound_partial_layout(
     packed: bytes, partial: PartialLayout, limit_bytes: float | None, patience_s: float, ceiling_s: float
 ) -> Bounds:
-    """Bound the layouts of a partial layout; see `GridSearch.layouts`."""
-    return _timed(lambda: _grid_search(packed, partial.grid, limit_bytes).layouts(partial, patience_s, ceiling_s))
+    """Bound the layouts of a partial layout; see `MeshSearch.layouts`."""
+    return _timed(lambda: _mesh_search(packed, partial.mesh, limit_bytes).layouts(partial, patience_s, ceiling_s))
 
 
 def _timed(bound: Callable[[], Bounds]) -> Bounds:
@@ -102,12 +102,12 @@ def _timed(bound: Callable[[], Bounds]) -> Bounds:
 
 # The partial layouts of a mesh come one by one, between those of other meshes, so a worker keeps several meshes.
 @lru_cache(maxsize=KEPT_MESHES)
-def _grid_search(packed: bytes, grid: Grid, limit_bytes: float | None) -> GridSearch:
+def _mesh_search(packed: bytes, mesh: MeshSizes, limit_bytes: float | None) -> MeshSearch:
     tools = _tools(packed)
     if limit_bytes is None:
         limit_bytes = most_proposed_bytes_of_any(tools.space.base, tools.space.base.cluster.gpu)
-    prices = GridPrices(tools.space, grid, tools.costs, tools.network, tools.programs)
-    return GridSearch(tools.space, grid, prices, limit_bytes)
+    prices = MeshPrices(tools.space, mesh, tools.costs, tools.network, tools.programs)
+    return MeshSearch(tools.space, mesh, prices, limit_bytes)
 
 
 def evaluate(

@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.core.actions import Kind
+from sim.core.columns import Floats, Ints, ints
 from sim.core.timeline import Detail
 from sim.engine.run import run_static
 from sim.graph.compiled import ActionPrograms
 from sim.graph.messages import NEITHER, NO_HOP, Messages
 from sim.graph.schedule_columns import NUMBER, ScheduleColumns
-from sim.graph.taskgraph import Columns, Floats, Ints, KindTable, Launches, TaskGraph, Waits, ints
+from sim.graph.taskgraph import Columns, KindTable, Launches, TaskGraph, Waits
 from sim.ranks.faults import has_jitter
 from sim.simulation import Prepared
 

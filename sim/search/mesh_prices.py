@@ -8,19 +8,20 @@ from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.program import Block, BlockKind, Comm, Compute, Phase, Program
+from sim.core.timeline import DP
 from sim.inputs.zero_keys import as_reduced
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Priced, together_s
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import compile_program
-from sim.programs.data_parallel import DP, DataParallel, gradients_of, make_data_parallel, unpack
+from sim.programs.data_parallel import DataParallel, gradients_of, make_data_parallel, unpack
 from sim.programs.gathered_units import in_root, stays_all_step
 from sim.programs.stages import PHASES, Stage
 from sim.programs.weave import weave_backward
 from sim.ranks.places import period_of
 from sim.ranks.plan import make_plan
 from sim.search.cached import cached
-from sim.search.space import Grid, Space, scenario_of, simplest
+from sim.search.space import MeshSizes, Space, scenario_of, simplest
 from topology.network import Network
 
 PROGRAMS = ("forward", "backward", "recompute")
@@ -33,9 +34,9 @@ class PricedBlock:
     below: each action gathers the block's parameters (ZeRO-3) and copies them into place.
     """
 
-    def __init__(self, block: Block, grid: GridPrices, computes_only: bool) -> None:
-        shared = {name: grid.kept(p) for name in PROGRAMS if (p := getattr(block, name))}
-        self.block, self._grid, self._computes_only = replace(block, **shared), grid, computes_only
+    def __init__(self, block: Block, prices: MeshPrices, computes_only: bool) -> None:
+        shared = {name: prices.kept(p) for name in PROGRAMS if (p := getattr(block, name))}
+        self.block, self._prices, self._computes_only = replace(block, **shared), prices, computes_only
         self.saved_bytes = sum(s.bytes for s in block.saved)
 
     @cached
@@ -43,9 +44,9 @@ class PricedBlock:
         """Return the seconds of one micro-batch's action in this block alone, including waits for the host."""
         program = self._program(kind, gathered)
         if self._computes_only:
-            return sum(self._grid.price(i).seconds for i in program if isinstance(i, Compute))
+            return sum(self._prices.price(i).seconds for i in program if isinstance(i, Compute))
         # The compiled program's time is less than the sum of its items by what the block hides within itself.
-        return self._grid.program_s(program)
+        return self._prices.program_s(program)
 
     @cached
     def work_s(self, gathered: bool) -> float:
@@ -62,19 +63,19 @@ class PricedBlock:
         # Only a blocking message surely adds time; an asynchronous one may be hidden completely.
         for item in program:
             if isinstance(item, Compute):
-                priced = self._grid.price(item)
+                priced = self._prices.price(item)
                 host_s, device_s = host_s + priced.host_s, device_s + priced.seconds
             elif isinstance(item, Comm) and item.blocking:
                 stream = item.stream or item.group
                 # The busiest stream counts alone, because two streams may block at the same time.
-                blocking[stream] = blocking.get(stream, 0.0) + self._grid.price(item).seconds
+                blocking[stream] = blocking.get(stream, 0.0) + self._prices.price(item).seconds
         if self._computes_only:
             return device_s
         return together_s(host_s, device_s) + max(blocking.values(), default=0.0)
 
     def _program(self, kind: Kind, gathered: bool) -> Program:
         # `measured` replaces operators by the profile's measured blocks, as the simulation does.
-        (block,) = Stage((self.block,), self._grid.dp(0), self._grid.costs, (), 0.0).measured(kind)
+        (block,) = Stage((self.block,), self._prices.dp(0), self._prices.costs, (), 0.0).measured(kind)
         if kind is Kind.F:
             program = block.forward
         else:
@@ -83,13 +84,13 @@ class PricedBlock:
             program = (*again, *(i for i in block.backward if i.phase in PHASES[kind]))
         # A weight gradient needs the inputs and the output's gradients, but no parameters.
         if gathered and kind is not Kind.W and self._surely_gathered(kind):
-            dp = self._grid.dp(3)
+            dp = self._prices.dp(3)
             program = (*unpack(self.gathers(dp), dp, Phase.FORWARD), *program)
         return program
 
     def _surely_gathered(self, kind: Kind) -> bool:
         """Tell whether the block is gathered for such an action wherever it lies in a stage (`gathered_again`)."""
-        engine, head = self._grid.dp(3).engine, self.block.kind is BlockKind.HEAD
+        engine, head = self._prices.dp(3).engine, self.block.kind is BlockKind.HEAD
         if stays_all_step(engine, self.block):
             return False
         if kind is Kind.F:
@@ -103,14 +104,14 @@ class PricedBlock:
     @cached_property
     def gathers_s(self) -> float:
         """Return the seconds of gathering the block's parameters with ZeRO-3."""
-        return self._grid.comms_s(self.gathers(self._grid.dp(3)))
+        return self._prices.comms_s(self.gathers(self._prices.dp(3)))
 
     @cached_property
     def reduces_s(self) -> float:
         """Return the seconds that ZeRO-3's reduction of the block's gradients takes on the data-parallel stream."""
-        reduced = self._grid.dp(3).reduce("", self.block.params, self.block.expert_params, "r")
+        reduced = self._prices.dp(3).reduce("", self.block.params, self.block.expert_params, "r")
         # All-reduces over replicas (hybrid sharding) have their own stream and may be hidden.
-        return self._grid.comms_s([c for c in reduced if c.stream == DP])
+        return self._prices.comms_s([c for c in reduced if c.stream == DP])
 
     @cached_property
     def gradients(self) -> Block:
@@ -122,7 +123,7 @@ class PricedBlock:
         return replace(self.block, forward=(), recompute=(), backward=tuple(ready))
 
 
-class GridPrices:
+class MeshPrices:
     """Price operators on one mesh, and messages at the cheapest place that a stage has.
 
     `programs`: the programs of meshes priced before; this mesh's are added. Meshes that differ in pp or dp have equal
@@ -130,19 +131,24 @@ class GridPrices:
     """
 
     def __init__(
-        self, space: Space, grid: Grid, costs: Costs, network: Network, programs: dict[Program, Program] | None = None
+        self,
+        space: Space,
+        mesh: MeshSizes,
+        costs: Costs,
+        network: Network,
+        programs: dict[Program, Program] | None = None,
     ) -> None:
-        self.costs, self._space, self._grid = costs, space, grid
+        self.costs, self._space, self._mesh = costs, space, mesh
         self._programs = {} if programs is None else programs
         # Groups depend on the mesh alone, so the simplest layout serves.
-        x = simplest(space, grid)
-        # Faults would make equal ranks differ. `_fault_scale` of `bound.py` replaces them by one factor.
+        x = simplest(space, mesh)
+        # Faults would make equal ranks differ. `_fault_scale` of `time_bound.py` replaces them by one factor.
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
         self.pricing = Pricing(self.plan, costs, network)
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool], float] = {}
         # Classes are listed stage by stage, with the same number of pipelines in each.
-        self._stage_classes = self.plan.classes[: len(self.plan.classes) // grid.pp]
+        self._stage_classes = self.plan.classes[: len(self.plan.classes) // mesh.pp]
         self.bounded_ranks = self._bounded_ranks()
         cluster = self.plan.scenario.cluster
         # A period of 0 says that no two places are alike. A period beyond the last rank expresses this too.
@@ -232,7 +238,7 @@ class GridPrices:
     def dp(self, zero: int, alone: bool = False) -> DataParallel:
         """Return the data parallelism of a ZeRO stage; `alone`: as `Sharding` has it."""
         base = self.plan.scenario
-        changes = {"zero": zero, **self._space.keys_of_zero(self._grid.pp, self._grid.dp, zero)}
+        changes = {"zero": zero, **self._space.keys_of_zero(self._mesh.pp, self._mesh.dp, zero)}
         parallelism = base.parallelism.model_copy(update=changes)
         training = as_reduced(self._space.training, parallelism)
         scenario = base.model_copy(update={"parallelism": parallelism, "training": training})

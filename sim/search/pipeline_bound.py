@@ -18,14 +18,11 @@ from functools import cache
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
+from sim.core.columns import Floats, Ints
 from sim.schedules import FORMS, ONE_RANK
 from sim.schedules.form import Backward
 from sim.search.cached import cached
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class StagePlacement(Struct, frozen=True, eq=False, dict=True):

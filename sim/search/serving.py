@@ -16,14 +16,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.core.executors import Workers, results, tracked
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import resolve
 from sim.prices.profiles import load_profile
 from sim.search.engine_options import Choice, as_section, by_engine, of_one_host
 from sim.search.serving_units import CLOSE, Point, Tuned, Unit, UnitSearch, own_rate, tuned, units_of
-from sim.search.slo import Promise
-from sim.studies.executors import Workers, results, tracked
+from sim.studies.promised_latencies import QUANTITIES, Promise
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 
 POOL_FROM_TASKS = 6  # fewer are mostly done before other processes have started
@@ -164,7 +164,7 @@ def _figures(units: int, gpus: int, price: float | None, watts: float, point: Po
         "output_tokens_per_s": tokens_per_s,
         "output_tokens_per_s_per_gpu": tokens_per_s / gpus,
     }
-    for key in ("time_to_first_token_s", "time_per_output_token_s", "inter_token_latency_s", "request_latency_s"):
+    for key in QUANTITIES.values():
         out[key] = result[key]
     if tokens_per_s > 0:
         cost = token_cost(MILLION, gpu_hours_of(MILLION, tokens_per_s / gpus), watts, price or 0.0)

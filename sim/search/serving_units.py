@@ -22,12 +22,12 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Disaggregated, PoolSize, RequestPattern
 from sim.prices.profile import Profile
 from sim.search.engine_options import Choice
-from sim.search.slo import Promise, share_within
 from sim.search.space import divisors
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.requests import Request, make_requests
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.studies.promised_latencies import Promise, share_within
 
 CLOSE = 1.02  # bisection ends when two rates differ by less than this factor
 # A single request may be shorter or longer than the pattern's mean.

@@ -57,7 +57,7 @@ class Layout(NamedTuple):
     tp_overlap: str
 
 
-class Grid(NamedTuple):
+class MeshSizes(NamedTuple):
     """Hold the sizes of a layout's mesh of ranks."""
 
     tp: int
@@ -70,7 +70,7 @@ class Grid(NamedTuple):
 class PartialLayout(NamedTuple):
     """Hold a mesh and how layers run on it. ZeRO stage, schedule and virtual stages are still open."""
 
-    grid: Grid
+    mesh: MeshSizes
     sp: bool
     micro_batch_size: int
     recompute: str
@@ -83,7 +83,7 @@ class Linked(NamedTuple):
     keys: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
 
-    def allows(self, found: Layout | Grid) -> bool:
+    def allows(self, found: Layout | MeshSizes) -> bool:
         """Tell whether a row agrees with the fields that are known."""
         # A mesh knows only some of the keys. It passes if a row may fit once the other keys are known.
         known = [(i, getattr(found, key)) for i, key in enumerate(self.keys) if key in found._fields]
@@ -118,7 +118,7 @@ class Space(Struct, frozen=True, dict=True):
         """Tell whether `only` allows this value of the field."""
         return field not in self.only or value in self.only[field]
 
-    def allows_together(self, found: Layout | Grid) -> bool:
+    def allows_together(self, found: Layout | MeshSizes) -> bool:
         """Tell whether the linked fields allow a mesh or a layout."""
         return all(link.allows(found) for link in self.linked)
 
@@ -172,7 +172,7 @@ class Space(Struct, frozen=True, dict=True):
         return found
 
 
-def grids(space: Space) -> Iterator[Grid]:
+def meshes_of(space: Space) -> Iterator[MeshSizes]:
     """Yield all meshes (tp, cp, pp, dp, ep) of the space's GPUs, legal or not."""
     moe = space.base.model.moe
     for tp, cp, pp, dp in _degrees(space.gpus):
@@ -181,9 +181,9 @@ def grids(space: Space) -> Iterator[Grid]:
             continue
         # Expert parallelism uses the ranks of dp, cp and tp again, so it is not in the product.
         for ep in divisors(moe.experts) if moe else (1,):
-            grid = Grid(tp, cp, pp, dp, ep)
-            if all(space.allows(k, v) for k, v in grid._asdict().items()) and space.allows_together(grid):
-                yield grid
+            mesh = MeshSizes(tp, cp, pp, dp, ep)
+            if all(space.allows(k, v) for k, v in mesh._asdict().items()) and space.allows_together(mesh):
+                yield mesh
 
 
 def _degrees(n: int) -> Iterator[tuple[int, int, int, int]]:
@@ -194,14 +194,14 @@ def _degrees(n: int) -> Iterator[tuple[int, int, int, int]]:
                 yield tp, cp, pp, n // (tp * cp * pp)
 
 
-def partial_layouts_of(space: Space, grid: Grid) -> Iterator[PartialLayout]:
+def partial_layouts_of(space: Space, mesh: MeshSizes) -> Iterator[PartialLayout]:
     """Yield all partial layouts of one legal mesh; some have no legal layout."""
-    sizes = [b for b in divisors(space.training.global_batch_size // grid.dp) if space.allows("micro_batch_size", b)]
+    sizes = [b for b in divisors(space.training.global_batch_size // mesh.dp) if space.allows("micro_batch_size", b)]
     modes = [r for r in space.recomputes if space.allows("recompute", r)]
-    for sp in (False, True) if grid.tp > 1 else (False,):
+    for sp in (False, True) if mesh.tp > 1 else (False,):
         if space.allows("sp", sp):
-            options = product(sizes, modes, space.tp_overlaps(grid.tp))
-            yield from (PartialLayout(grid, sp, size, mode, overlap) for size, mode, overlap in options)
+            options = product(sizes, modes, space.tp_overlaps(mesh.tp))
+            yield from (PartialLayout(mesh, sp, size, mode, overlap) for size, mode, overlap in options)
 
 
 def layouts_of(space: Space, partial: PartialLayout) -> Iterator[tuple[Layout, bool]]:
@@ -219,21 +219,21 @@ def layouts_of(space: Space, partial: PartialLayout) -> Iterator[tuple[Layout, b
                 yield layout, legal
 
 
-def simplest(space: Space, grid: Grid) -> Layout:
+def simplest(space: Space, mesh: MeshSizes) -> Layout:
     """Return the layout of a mesh without options, with micro-batches of one sequence."""
-    tp, cp, pp, dp, ep = grid
+    tp, cp, pp, dp, ep = mesh
     return Layout(tp, False, cp, pp, dp, ep, 0, ONE_RANK.name, 1, 1, "none", space.base.parallelism.tp_overlap)
 
 
-def grid_problem(space: Space, grid: Grid) -> Problem | None:
+def mesh_problem(space: Space, mesh: MeshSizes) -> Problem | None:
     """Return the first rule that the mesh alone breaks, with micro-batches of one sequence; None for a legal mesh."""
     # A mesh that is illegal with one sequence and no options is illegal with any.
-    return first_problem(MESH_RULES, sizes_of(space, simplest(space, grid)))
+    return first_problem(MESH_RULES, sizes_of(space, simplest(space, mesh)))
 
 
-def grid_is_legal(space: Space, grid: Grid) -> bool:
+def mesh_is_legal(space: Space, mesh: MeshSizes) -> bool:
     """Tell whether the mesh alone breaks no rule."""
-    return grid_problem(space, grid) is None
+    return mesh_problem(space, mesh) is None
 
 
 def is_legal(space: Space, layout: Layout) -> bool:

@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from sim.core.actions import Kind
+from sim.core.columns import Floats
 from sim.core.program import Phase
 from sim.inputs.scenario import Scenario
 from sim.programs.gathered_units import gathered_again
@@ -24,23 +25,23 @@ from sim.schedules import FORMS
 from sim.search.block_sums import Blocks, Cut, Signature
 from sim.search.bounded import ROUNDING
 from sim.search.cached import cached
-from sim.search.grid_blocks import GridBlocks, Sharding, least_zeros
-from sim.search.pipeline_bound import Actions, Floats, StagePlacement, StageSeconds, pipeline_bound_s, placement_of
+from sim.search.mesh_blocks import MeshBlocks, Sharding, least_zeros
+from sim.search.pipeline_bound import Actions, StagePlacement, StageSeconds, pipeline_bound_s, placement_of
 from sim.search.space import Layout, overlaps
 
 
 class TimeBound:
     """Bound the seconds of a step."""
 
-    def __init__(self, grid_blocks: GridBlocks) -> None:
-        self.grid_blocks, self.space, self.prices = grid_blocks, grid_blocks.space, grid_blocks.prices
-        self.scale = _fault_scale(grid_blocks.space.base)
+    def __init__(self, mesh_blocks: MeshBlocks) -> None:
+        self.mesh_blocks, self.space, self.prices = mesh_blocks, mesh_blocks.space, mesh_blocks.prices
+        self.scale = _fault_scale(mesh_blocks.space.base)
 
     def work_bound_s(self, x: Layout) -> float:
         """Return the work of all stages divided by the pipeline ranks, in seconds: a bound for every schedule."""
-        work_s = self.grid_blocks.blocks(x)[0].work_s(self.grid_blocks.gathered(x))
+        work_s = self.mesh_blocks.blocks(x)[0].work_s(self.mesh_blocks.gathered(x))
         # The slowest rank has at least the mean work.
-        return self.grid_blocks.micro_batches(x) * work_s / x.pp * self.scale * ROUNDING
+        return self.mesh_blocks.micro_batches(x) * work_s / x.pp * self.scale * ROUNDING
 
     def least_work_s(self, x: Layout) -> float:
         """Return the work bound without recomputation and ZeRO: a bound for all recomputations and ZeRO stages."""
@@ -49,11 +50,11 @@ class TimeBound:
 
     def bound_s(self, x: Layout) -> float:
         """Return the lower bound of the layout's step time in seconds."""
-        placement, m = placement_of(x.schedule, x.pp, x.virtual_stages), self.grid_blocks.micro_batches(x)
-        bound, sharding = 0.0, self.grid_blocks.sharding(x)
+        placement, m = placement_of(x.schedule, x.pp, x.virtual_stages), self.mesh_blocks.micro_batches(x)
+        bound, sharding = 0.0, self.mesh_blocks.sharding(x)
         # A step ends when its last rank ends, so the largest bound of a rank bounds the step.
-        for blocks in self.grid_blocks.blocks(x):
-            cut = self.grid_blocks.cut(blocks.order, placement)
+        for blocks in self.mesh_blocks.blocks(x):
+            cut = self.mesh_blocks.cut(blocks.order, placement)
             t, end = self.stage_seconds(x, blocks, placement, cut), self._epilogue_s(sharding, placement, cut)
             blocking = not overlaps(self.space, x) and not FORMS[x.schedule].exchanges_jointly
             pipeline_s = pipeline_bound_s(placement, t, m, blocking, end)
@@ -62,10 +63,10 @@ class TimeBound:
 
     def stage_seconds(self, x: Layout, blocks: Blocks, placement: StagePlacement, cut: Cut) -> StageSeconds:
         """Return the seconds of each stage's actions, with the data-parallel communication that nothing hides."""
-        sharding = self.grid_blocks.sharding(x)
+        sharding = self.mesh_blocks.sharding(x)
         dp, none = self.prices.dp(*sharding), np.zeros(len(cut.stages))
-        alone = self.grid_blocks.alone(blocks, cut, self.grid_blocks.gathered(x))
-        queued, lag = self._queued(blocks, cut, sharding.alone) if self.grid_blocks.gathered(x) else (alone, none)
+        alone = self.mesh_blocks.alone(blocks, cut, self.mesh_blocks.gathered(x))
+        queued, lag = self._queued(blocks, cut, sharding.alone) if self.mesh_blocks.gathered(x) else (alone, none)
         # With ZeRO-3 the last backward includes its gathers, and reductions may hide under all of it.
         last = queued.weight_grad if placement.backward == "split" else queued.backward
         total, final = self._reductions_s(sharding, cut)
@@ -83,7 +84,7 @@ class TimeBound:
         dp, kinds = self.prices.dp(3, alone), (Kind.F, Kind.B, Kind.I)
         each = cut.each(lambda stage: [seconds for k in kinds for seconds in blocks.zero3_s(k, stage, dp)])
         f, _, b, lag, i, _ = each.T
-        return Actions(f, b, i, self.grid_blocks.alone(blocks, cut, True).weight_grad), lag
+        return Actions(f, b, i, self.mesh_blocks.alone(blocks, cut, True).weight_grad), lag
 
     def _sends(self, blocks: Blocks, placement: StagePlacement) -> tuple[Floats, Floats]:
         p = blocks.scenario.parallelism
@@ -104,7 +105,7 @@ class TimeBound:
     @cached
     def _reductions_s(self, sharding: Sharding, cut: Cut) -> tuple[Floats, Floats]:
         """Return, by stage, the seconds of a micro-batch's gradient reductions, and of those after all computation."""
-        dp, priced = self.prices.dp(*sharding), self.grid_blocks.priced(cut)
+        dp, priced = self.prices.dp(*sharding), self.mesh_blocks.priced(cut)
         # Here the epilogue contains the reductions; they must not count twice.
         if dp.at_the_end and not dp.each_micro_batch and dp.zero < 3:
             return np.zeros(len(cut.stages)), np.zeros(len(cut.stages))
@@ -118,7 +119,7 @@ class TimeBound:
     @cached
     def _gathers_s(self, zero: int, cut: Cut, again: bool = False) -> Floats:
         """Return the seconds of gathering each stage's parameters once; `again`: for a backward."""
-        dp, priced = self.prices.dp(zero), self.grid_blocks.priced(cut)
+        dp, priced = self.prices.dp(zero), self.mesh_blocks.priced(cut)
 
         def seconds(stage: Signature, first: bool) -> list[float]:
             blocks = [priced[n].block for n in stage]
@@ -140,7 +141,7 @@ class TimeBound:
         for rank, held in enumerate(cut.by_rank(placement)):
             key = (held, len(holders) > 1 and rank in holders)
             if key not in found:
-                program = epilogue((self.grid_blocks.stage(sharding, cut, held),), self.prices.plan, key[1])
+                program = epilogue((self.mesh_blocks.stage(sharding, cut, held),), self.prices.plan, key[1])
                 found[key] = self.prices.program_s(program)
             out.append(found[key])
         return np.array(out)

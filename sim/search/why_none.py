@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sim.inputs.rules.layout import LAYOUT_RULES, Problem, first_problem
 from sim.inputs.yaml_input import dotted
-from sim.search.space import SIZES, Grid, Space, grid_problem, grids, layouts_of, partial_layouts_of, sizes_of
+from sim.search.space import SIZES, MeshSizes, Space, layouts_of, mesh_problem, meshes_of, partial_layouts_of, sizes_of
 
 NEEDS = {
     "sp": " (true needs tp above 1)",
@@ -23,11 +23,11 @@ def why_none_legal(space: Space) -> str:
     # Values that no mesh has leave no layout, so the rules about layouts would never be checked.
     if problem := _in_no_mesh(space):
         return problem
-    meshes = list(grids(space))
+    meshes = list(meshes_of(space))
     if not meshes:
         words = " with ".join(f"{key} {_listed(space.only[key])}" for key in SIZES if key in space.only)
         return f"{words}: tp·cp·pp·dp must be the GPUs ({space.gpus:,})"
-    broken = Counter(f"{dotted(path)}: {why}" for grid in meshes for path, why in _problems(space, grid))
+    broken = Counter(f"{dotted(path)}: {why}" for mesh in meshes for path, why in _problems(space, mesh))
     if broken:
         # The rule that most layouts break is the most likely mistake.
         return broken.most_common(1)[0][0]
@@ -50,13 +50,13 @@ def _in_no_mesh(space: Space) -> str:
     return "" if fits else f"ep {_listed(given)}: must divide model.moe.experts ({moe.experts})"
 
 
-def _problems(space: Space, grid: Grid) -> Iterator[Problem]:
+def _problems(space: Space, mesh: MeshSizes) -> Iterator[Problem]:
     """Yield the rule that a mesh breaks or, if it breaks none, those that each of its layouts breaks."""
-    problem = grid_problem(space, grid)
+    problem = mesh_problem(space, mesh)
     if problem is not None:
         yield problem
         return
-    for partial in partial_layouts_of(space, grid):
+    for partial in partial_layouts_of(space, mesh):
         for layout, _ in layouts_of(space, partial):
             if (found := first_problem(LAYOUT_RULES, sizes_of(space, layout))) is not None:
                 yield found

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
-from sim.core.timeline import RECEIVES, SENDS, Detail, Span, Timeline
+from sim.core.timeline import ACTION_KINDS, RECEIVES, SENDS, Detail, Span, Timeline
 from sim.engine.run import run_static
 from sim.inputs.measured_run import MeasuredRun, TorchBeside
 from sim.inputs.scenario import Scenario
@@ -21,7 +21,6 @@ from sim.studies.measured import RAN, own_schedule, parsed_scenario
 from sim.studies.memory_over_steps import over_steps
 
 _Key = tuple[str, int, int, int, int]  # kind, stage, micro-batch, rank (-1: several), how many before it
-COMPUTE = ("F", "B", "W")
 SENT_AS = dict(zip(RECEIVES, SENDS, strict=True))  # a message has the name of its sending end
 PHASE_RAN = {"input_grad": "backward", "weight_grad": "backward"}
 
@@ -142,7 +141,7 @@ def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
     seen: dict[tuple[str, int, int, int], int] = defaultdict(int)
     for s in spans:
         own = (s.kind, s.stage, s.micro_batch, s.rank)
-        alone = s.kind in COMPUTE or s.kind == "OPTIMIZER"
+        alone = s.kind in ACTION_KINDS or s.kind == "OPTIMIZER"
         count = 0 if alone else seen[own]
         yield (SENT_AS.get(s.kind, s.kind), s.stage, s.micro_batch, s.rank if alone else -1, count), s
         seen[own] += 1
@@ -191,7 +190,7 @@ def _ranks(simulation: Simulation, measured: Timeline) -> list[dict[str, Any]]:
 def _compute_by_rank(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
     out: dict[int, tuple[float, float]] = {}
     for s in spans:
-        if s.kind in COMPUTE:
+        if s.kind in ACTION_KINDS:
             busy, end = out.get(s.rank, (0.0, 0.0))
             out[s.rank] = (busy + s.end_s - s.start_s, max(end, s.end_s))
     return out
@@ -214,7 +213,7 @@ def _action_ends(timeline: Timeline) -> dict[tuple[int, str, int, int], float]:
     """End of the last computation of every F, B and W, by rank, kind, stage and micro-batch."""
     ends: dict[tuple[int, str, int, int], float] = {}
     for s in timeline.spans():
-        if s.kind in COMPUTE:
+        if s.kind in ACTION_KINDS:
             key = (s.rank, s.kind, s.stage, s.micro_batch)
             ends[key] = max(s.end_s, ends.get(key, 0.0))
     return ends

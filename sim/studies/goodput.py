@@ -211,7 +211,7 @@ def _spread(values: list[float]) -> Spread:
 
 def _run_all(work: list[tuple[Job, int]], seed: int, jobs: int | None) -> list[list[TimeBreakdown]]:
     """All runs of all jobs, in `jobs` processes; the same numbers whatever their number."""
-    from sim.studies.executors import available_cores, local_workers, results, tracked
+    from sim.core.executors import available_cores, local_workers, results, tracked
 
     pieces = []
     for i, (job, runs) in enumerate(work):

@@ -9,7 +9,19 @@ from msgspec.structs import replace
 
 from sim.core.actions import Schedule, parse_entry, validate
 from sim.core.errors import InputError
-from sim.core.timeline import MESSAGES, OFFLOAD, RELOAD, Detail, RankClass, Span, Timeline, from_spans
+from sim.core.timeline import (
+    COMPUTE,
+    COMPUTE_KINDS,
+    DP,
+    MESSAGES,
+    OFFLOAD,
+    RELOAD,
+    Detail,
+    RankClass,
+    Span,
+    Timeline,
+    from_spans,
+)
 from sim.inputs.measured_run import MeasuredAction, MeasuredRun
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.scenario import Scenario, parse_scenario
@@ -17,7 +29,7 @@ from sim.prices.profile import Profile
 from sim.prices.profile_input import profile_from
 from sim.ranks.rank_mesh import make_mesh
 
-_STREAMS = {"F": "compute", "B": "compute", "W": "compute", "OPTIMIZER": "compute", OFFLOAD: "host", RELOAD: "host"}
+_STREAMS = {**dict.fromkeys(COMPUTE_KINDS, COMPUTE), OFFLOAD: "host", RELOAD: "host"}
 RAN = ("model", "training", "parallelism")  # sections of a scenario that say what ran, whatever it ran on
 
 
@@ -74,7 +86,7 @@ def _stream(kind: str) -> str:
     """The stream of the simulator on which this kind runs."""
     if kind in (*MESSAGES, "SEND_RECV"):
         return kind.lower()
-    return _STREAMS.get(kind, "dp")
+    return _STREAMS.get(kind, DP)
 
 
 def _flows(actions: Sequence[MeasuredAction], pipeline: Mapping[int, tuple[int, ...]]) -> list[int]:

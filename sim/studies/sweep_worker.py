@@ -26,9 +26,9 @@ from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node, ranks_per_core
 from sim.ranks.faults import disturbs
 from sim.rl.simulation import simulate_rl
-from sim.search.slo import QUANTITIES
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
+from sim.studies.promised_latencies import QUANTITIES
 from sim.studies.sweep_metrics import MEMORY, RATE, STEP
 from topology.spec import GpuSpec
 

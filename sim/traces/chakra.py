@@ -16,6 +16,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from sim.core.errors import InputError
+from sim.core.json_values import is_integer
 from sim.traces import protobuf as pb
 from sim.traces.files import read_bytes
 
@@ -97,7 +98,7 @@ class ChakraNode(Struct, frozen=True):
     def whole(self, name: str, default: int = -1) -> int:
         """Return the value of an attribute if it is a whole number, else the default."""
         value = self.get(name)
-        return value if isinstance(value, int) and not isinstance(value, bool) else default
+        return value if is_integer(value) else default
 
 
 class ChakraFile(NamedTuple):

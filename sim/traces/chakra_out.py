@@ -14,7 +14,7 @@ from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.core.files import write_bytes, write_text
-from sim.core.timeline import MESSAGES, OFFLOAD, RELOAD, SENDS, Detail
+from sim.core.timeline import DP, MESSAGES, OFFLOAD, RELOAD, REPLICA, SENDS, Detail
 from sim.simulation import Simulation
 from sim.traces.chakra import (
     COLLECTIVES,
@@ -149,13 +149,13 @@ class Export(Struct):
         plan = self.simulation.plan
         p = plan.scenario.parallelism
         name = stream
-        if stream in ("dp", "replica"):
+        if stream in (DP, REPLICA):
             if plan.scenario.model.moe is not None and p.ep * p.expert_tp > 1:
                 raise InputError(
                     "Chakra: gradients of experts and of the rest share a stream with ep or expert_tp above 1; "
                     "such a step cannot be written"
                 )
-            if stream == "dp":
+            if stream == DP:
                 name = "dp_cp" if kind == "ALL_REDUCE" else "shard"
         return tuple(plan.group(name, rank))
 

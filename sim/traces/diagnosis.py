@@ -13,7 +13,7 @@ The recording itself shows who waits: a member of a collective that arrived earl
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -163,16 +163,24 @@ def _uneven(recording: Recording, own: Mapping[Key, float], count: Mapping[Key, 
     out: dict[int, list[SlowOperator]] = {rank: [] for rank in recording.ranks}
     for group in _replicas(recording):
         for name in sorted(set[str]().union(*(names[rank] for rank in group))):
-            numbers = {rank: count.get((rank, name), 0) for rank in group}
-            if len(set(numbers.values())) == 1:
-                continue
-            for rank, number in numbers.items():
-                others = [r for r in group if r != rank]
-                usual = median(numbers[r] for r in others)
-                if number != usual:
-                    usual_s = median(own.get((r, name), 0.0) for r in others)
-                    out[rank].append(SlowOperator(name, number, own.get((rank, name), 0.0), usual, usual_s))
+            for rank, row in _unlike(name, group, own, count):
+                out[rank].append(row)
     return {rank: rows if sum(row.lost_s for row in rows) > 0 else [] for rank, rows in out.items()}
+
+
+def _unlike(
+    name: str, group: Sequence[int], own: Mapping[Key, float], count: Mapping[Key, int]
+) -> Iterator[tuple[int, SlowOperator]]:
+    """Yield the ranks of a group that ran a kernel more or less often than the median of the others."""
+    numbers = {rank: count.get((rank, name), 0) for rank in group}
+    if len(set(numbers.values())) == 1:
+        return
+    for rank, number in numbers.items():
+        others = [r for r in group if r != rank]
+        usual = median(numbers[r] for r in others)
+        if number != usual:
+            usual_s = median(own.get((r, name), 0.0) for r in others)
+            yield rank, SlowOperator(name, number, own.get((rank, name), 0.0), usual, usual_s)
 
 
 def _ratio(rows: Sequence[SlowOperator]) -> float:

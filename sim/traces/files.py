@@ -30,13 +30,9 @@ def read_bytes(path: str | Path, limit: int = MAX_BYTES) -> bytes:
         with open(path, "rb") as file:
             zipped = file.read(2) == GZIP
             file.seek(0)
-            if not zipped:
-                data = _read(file, limit)
-            else:
-                size = os.fstat(file.fileno()).st_size
-                limit = min(limit, GROWS_TO + GROWTH * size)
-                with gzip.GzipFile(fileobj=file) as unpacked:
-                    data = _read(unpacked, limit)
+            if zipped:
+                limit = min(limit, GROWS_TO + GROWTH * os.fstat(file.fileno()).st_size)
+            data = _read(gzip.GzipFile(fileobj=file) if zipped else file, limit)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(f"{path}: is an incomplete or damaged gzip file: {error}") from None
     except (OSError, ValueError) as error:

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 from msgspec import Struct, field
 
 from sim.core.errors import InputError
+from sim.core.json_values import is_integer, is_number
 from sim.traces.files import parse_trace, read_bytes
 
+GLOO, NCCL = "gloo:", "nccl:"  # how torch begins the names of its events for a library's collectives
 MAX_EVENTS = 5_000_000
 MAX_NS = 2**62  # about 146 years
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -159,7 +161,7 @@ def _event(raw: Any, number: int, base: int, path: str | Path) -> Event | None:
 
 def _nanoseconds(value: Any, number: int, key: str, path: str | Path) -> int:
     try:
-        micros = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+        micros = float(value) if is_number(value) or isinstance(value, str) else math.nan
     except (ValueError, OverflowError):
         micros = math.nan
     if not math.isfinite(micros) or abs(micros) * 1000 >= MAX_NS:
@@ -174,11 +176,11 @@ def _sort_in(trace: RankTrace, event: Event) -> None:
         trace.device.append(event)
     elif event.category == "cuda_sync":
         trace.syncs.append(event)
-    elif event.category == "user_annotation" and event.name.startswith("gloo:"):
+    elif event.category == "user_annotation" and event.name.startswith(GLOO):
         trace.gloo.append(event)
     elif event.category == "user_annotation" and (step := STEP.match(event.name)):
         trace.steps[int(step[1])] = event
-    elif not (event.category == "user_annotation" and event.name.startswith("nccl:")):
+    elif not (event.category == "user_annotation" and event.name.startswith(NCCL)):
         trace.threads.setdefault(event.thread, []).append(event)
 
 
@@ -193,7 +195,7 @@ def _whole(value: Any, default: Any) -> Any:
         return int(value)
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    return value if is_integer(value) else default
 
 
 def within(events: Iterable[Event], begin_ns: int, end_ns: int) -> list[Event]:

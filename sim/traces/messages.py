@@ -7,7 +7,8 @@ import re
 from typing import Any
 
 from sim.core.collectives import POINT_TO_POINT, collective_kind
-from sim.traces.kineto import Event, whole
+from sim.core.json_values import is_integer
+from sim.traces.kineto import GLOO, Event, whole
 from sim.traces.recording import Message
 
 MAX_RANKS = 100_000
@@ -77,14 +78,14 @@ def _ranks(value: Any) -> tuple[int, ...]:
             return ()
     if not isinstance(value, list) or len(value) > MAX_RANKS:
         return ()
-    if not all(isinstance(r, int) and not isinstance(r, bool) and 0 <= r < 10_000_000 for r in value):
+    if not all(is_integer(r) and 0 <= r < 10_000_000 for r in value):
         return ()
     return tuple(value)
 
 
 def gloo_message(event: Event, operator: Event | None, rank: int, world: tuple[int, ...]) -> Message | None:
     """Return the collective of a gloo event; sizes come from its `Input Dims`, the peer from its c10d operator."""
-    kind = collective_kind(event.name.removeprefix("gloo:"))
+    kind = collective_kind(event.name.removeprefix(GLOO))
     if kind is None:
         return None
     size = float(_elements(event.args) * item_bytes(_first(event.args.get("Input type"))))

@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from sim.core.collectives import collective_kind
 from sim.core.errors import InputError
-from sim.traces.kineto import MAX_NS, Args, Event, RankTrace, rank_in_name, whole
+from sim.traces.kineto import GLOO, MAX_NS, NCCL, STEP, Args, Event, RankTrace, rank_in_name, whole
 from sim.traces.nsys_tables import HOW, Tables
 
 KERNEL, MEMCPY, MEMSET, RUNTIME, SYNC, EVENT = (
@@ -37,7 +37,7 @@ MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}  
 # Names of ranges that are steps. Only the first pattern that matches any range of a process counts. Ranges without a
 # number are numbered from 0.
 STEPS = (
-    re.compile(r"ProfilerStep#(\d{1,15})\Z"),
+    STEP,
     re.compile(r"(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _#:=-]{0,3}(\d{1,15})\Z", re.I),
     re.compile(r"(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)()\Z", re.I),
 )
@@ -125,7 +125,7 @@ def _trace(path: str, process: _Process, gpu_names: dict[int, str], notes: list[
     chosen = {id(step) for step in trace.steps.values()}  # by identity: two ranges may have equal names and times
     listed = [event for event, nested in process.ranges if nested and id(event) not in chosen]
     for event in (*process.calls, *listed):
-        if not event.name.startswith(("nccl:", "gloo:")):  # torch's words for what the kernels show
+        if not event.name.startswith((NCCL, GLOO)):  # torch's words for what the kernels show
             trace.threads.setdefault(event.thread, []).append(event)
     for events in (*trace.threads.values(), trace.device, trace.syncs):
         events.sort(key=lambda e: (e.start_ns, -e.end_ns))

@@ -18,14 +18,13 @@ from msgspec import Struct, field
 
 from sim.core.collectives import collective_kind
 from sim.traces.host import Segment, Thread, segments
-from sim.traces.kineto import Event, RankTrace, within
+from sim.traces.kineto import GLOO, Event, RankTrace, within
 from sim.traces.messages import gloo_message
 from sim.traces.recording import HOST, START, Message, Node, Recording
 
 MIN_WAIT_NS = 20_000  # a shorter gap between operators is Python's own time and no wait
 LATE = 0.1  # part of a gloo event's length by which it may end after the gap that waited for it
 _WAITING_OPERATORS = ("wait_tensor", "Work::wait", "_wait")
-_GLOO = "gloo:"
 
 
 class RankGraph(Struct):
@@ -167,7 +166,7 @@ class RankGraph(Struct):
         last: dict[tuple[str, str], int] = {}
         pending: list[tuple[int, Event, Thread]] = []
         for event in events:
-            kind = collective_kind(event.name.removeprefix(_GLOO))
+            kind = collective_kind(event.name.removeprefix(GLOO))
             queue = operators.get(kind or "", [])
             issued = queue.pop(0) if queue else None
             message = None

@@ -11,12 +11,12 @@ from sim.core.timeline import Timeline
 from sim.core.units import counted, n_bytes, percent, ranks_text, seconds, seconds_between
 from sim.views.headline import Number
 from sim.views.page import page, view_data
-from sim.views.palette import in_order, style_of
+from sim.views.palette import INK, in_order, style_of
 from sim.views.rows import GROUPS, Track, kinds_of
 from sim.views.templating import signed
 
 Comparison = Mapping[str, Any]
-MEASURED, SIMULATED = "#1b2733", "#d9822b"
+MEASURED, SIMULATED = INK, "#d9822b"
 
 
 def compare_page(compare: Comparison, simulated: Timeline, measured: Timeline) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sim.core.json_values import is_number
 from sim.core.units import as_written, change_percent, count, is_rate, n_bytes, percent, plain, seconds
 from sim.inputs.units import unit_of
 from sim.views.palette import style_of
@@ -149,7 +150,7 @@ def key_words(key: str, value: Any) -> str:
     """
     if value is None:
         return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return as_written(value)
     last, *above = key.split(".")[::-1]
     unit = unit_of(last) or (unit_of(above[0]) if above else None)  # a peak for each dtype has the unit of all

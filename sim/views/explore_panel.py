@@ -27,7 +27,7 @@ from sim.views.explore_state import DEGREES, Choices, Control, keeping_gpus, ove
 from sim.views.figures import memory_figure, timeline_figure
 from sim.views.headline import Number, headline, memory_limit_bytes
 from sim.views.page import asset
-from sim.views.palette import memory_styles, style_of
+from sim.views.palette import BLUE, memory_styles, style_of
 from sim.views.rows import Layout, kinds_of, tracks_of, used_spans
 from sim.views.scenario_words import layout_line
 from sim.views.serving_summary import cache_lines
@@ -66,7 +66,7 @@ def _simulated(scenario: Scenario) -> Simulated:
     whole = simulate(scenario)
     # Spans would not do as a measure: where messages hinder an action it has one for each operator already.
     a_class = 2 * scenario.micro_batches * scenario.model.layers / scenario.parallelism.pp
-    return whole if len(whole.plan.classes) * a_class > EXPAND_UP_TO else simulate(scenario, expand=True)
+    return whole if len(whole.plan.classes) * a_class > EXPAND_UP_TO else whole.by_operator()
 
 
 def styled(sheet: InlineStyleSheet, text: str = "", name: str | None = None) -> Any:
@@ -121,7 +121,7 @@ class Panel:
         same |= {"sizing_mode": "stretch_width", "stylesheets": [WIDGETS]}
         options: list[Any] = list(control.options)
         widget: Any = (
-            CategoricalSlider(categories=options, bar_color="#0072b2", **same)
+            CategoricalSlider(categories=options, bar_color=BLUE, **same)
             if control.slider
             else Select(options=options, styles={"min-width": "118px"}, **same)
         )

@@ -14,11 +14,14 @@ from msgspec import Struct
 from sim.core.dtypes import Precision
 from sim.inputs.model_input import model_presets
 from sim.inputs.parallelism import split_layers
+from sim.inputs.training_config import RecomputeMode
 from sim.models.frameworks.records import FRAMEWORKS
 from sim.schedules import FORMS
 from topology.presets import CLUSTERS
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from sim.inputs.scenario import Scenario
 
 AS_IN_FILE = "as in the file"
@@ -66,7 +69,7 @@ def _of_training(scenario: Scenario) -> tuple[Control, ...]:
         _menu("model", "Model", (AS_IN_FILE, *model_presets()), AS_IN_FILE),
         _menu("training.precision", "Precision", get_args(get_args(Precision)[0]), t.precision),
         _menu("training.framework", "Framework", tuple(FRAMEWORKS), t.framework),
-        _menu("training.recompute", "Recompute", (AS_IN_FILE, "none", "selective", "selective_op", "full"), AS_IN_FILE),
+        _menu("training.recompute", "Recompute", (AS_IN_FILE, *get_args(RecomputeMode)), AS_IN_FILE),
         _menu("cluster", "Cluster", (AS_IN_FILE, *CLUSTERS), AS_IN_FILE),
     )
 
@@ -80,7 +83,6 @@ def _layers(scenario: Scenario) -> Control:
 
 def _of_serving(scenario: Scenario) -> tuple[Control, ...]:
     i, p = scenario.for_serving, scenario.parallelism
-    written = get_args(type(i).model_fields["quantization"].annotation)
     rate, clients = getattr(i.requests, "rate_per_s", None), i.requests.max_concurrency
     return (
         _degrees("parallelism.tp", "Tensor parallel (tp)", p.tp, 64),
@@ -92,10 +94,10 @@ def _of_serving(scenario: Scenario) -> tuple[Control, ...]:
         _degrees("inference.max_running_requests", "Sequences at once", i.max_running_requests, 4096),
         _degrees("inference.max_batch_tokens", "Tokens an iteration", i.max_batch_tokens, 65_536),
         _menu("model", "Model", (AS_IN_FILE, *model_presets()), AS_IN_FILE),
-        _menu("inference.batching", "Batching", ("continuous", "static"), i.batching),
-        _menu("inference.quantization", "Quantization", written, i.quantization),
-        _menu("inference.kv_cache.layout", "Cache layout", ("paged", "contiguous"), i.kv_cache.layout),
-        _menu("inference.prefix_cache", "Prefix cache", ("none", "gpu", "cpu"), i.prefix_cache),
+        _listed("inference.batching", "Batching", i),
+        _listed("inference.quantization", "Quantization", i),
+        _listed("inference.kv_cache.layout", "Cache layout", i.kv_cache),
+        _listed("inference.prefix_cache", "Prefix cache", i),
         _menu("cluster", "Cluster", (AS_IN_FILE, *CLUSTERS), AS_IN_FILE),
     )
 
@@ -116,6 +118,12 @@ def _plain(number: float) -> str:
 
 def _menu(key: str, label: str, options: Sequence[str], value: str) -> Control:
     return Control(key, label, tuple(options), value, False)
+
+
+def _listed(key: str, label: str, section: BaseModel) -> Control:
+    """A menu of all values that a key of `section` may have."""
+    name = key.rpartition(".")[2]
+    return _menu(key, label, get_args(type(section).model_fields[name].annotation), getattr(section, name))
 
 
 def overrides(choices: Choices, controls: Iterable[Control]) -> list[str]:

@@ -31,7 +31,7 @@ from bokeh.plotting import figure
 
 from sim.core.timeline import COMPUTE_KINDS, Timeline
 from sim.views.level_of_detail import add_clip, add_far
-from sim.views.palette import MEMORY, Style, style_of
+from sim.views.palette import BAD, FAINT, GRID, INK, MEMORY, OCHRE, ORANGE, VERMILION, Style, style_of
 from sim.views.rows import Layout, Track, kinds_of, lanes_of, lay_out
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ SPAN = {"y": "y", "left": "start", "right": "end", "height": "height"}  # a bar'
 NEAR_MOST = 5000  # spans in view that are drawn one by one
 EDGED = 0.003  # of the axis: of a narrower bar a white edge would be all that shows
 FONT = "Inter, 'Segoe UI', system-ui, sans-serif"
-INK, FAINT, GRID = "#1b2733", "#5b6875", "#e3e8ee"
 CLEAR: dict[str, Any] = {"outline_line_color": None, "background_fill_color": None, "border_fill_color": None}
 WORDS = {"text_font_size": "11px", "text_font": {"value": FONT}}
 
@@ -131,7 +130,7 @@ def memory_figure(
         )
     )
     if limit_bytes:
-        plot.hspan(y=limit_bytes, line_color="#b3261e", line_width=2, line_dash="dashed", name="limit")
+        plot.hspan(y=limit_bytes, line_color=BAD, line_width=2, line_dash="dashed", name="limit")
     total.level = "glyph"
     return plot
 
@@ -213,10 +212,10 @@ def _backgrounds(plot: Any, layout: Layout, end_s: float) -> None:
 
 def _marks(plot: Any) -> None:
     """Frames of spans that were searched for, of the pinned one, and the shade of a range: all empty at first."""
-    for name, colour, width in (("found", "#d55e00", 1.5), ("pinned", INK, 3)):
+    for name, colour, width in (("found", VERMILION, 1.5), ("pinned", INK, 3)):
         none = ColumnDataSource({"start": [], "end": [], "y": [], "height": []})
         plot.hbar(**SPAN, fill_color=None, line_color=colour, line_width=width, source=none, name=name)
-    shade: dict[str, Any] = {"fill_color": "#e69f00", "fill_alpha": 0.2, "line_color": "#8a6d00", "line_alpha": 0.8}
+    shade: dict[str, Any] = {"fill_color": ORANGE, "fill_alpha": 0.2, "line_color": OCHRE, "line_alpha": 0.8}
     plot.add_layout(BoxAnnotation(name="range", left=0, right=0, visible=False, **shade))
 
 

@@ -23,7 +23,12 @@ class Style(NamedTuple):
     text: str  # a colour readable on `fill`
 
 
-INK = "#1b2733"  # of text and lines on a light page
+INK, FAINT, GRID = "#1b2733", "#5b6875", "#e3e8ee"  # of text, of lesser text, of lines on a light page
+BAD = "#b3261e"  # a limit, and what is beyond it
+GREY = "#a3a9b3"
+# Okabe and Ito's.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+OCHRE = "#8a6d00"  # ORANGE, dark enough for lines and text
 _LIGHT = "#ffffff"
 
 _INKS = {"light": _LIGHT, "dark": INK}
@@ -31,11 +36,11 @@ _TABLE = json.loads(Path(__file__).with_name("kinds.json").read_text("utf-8"))  
 KINDS: dict[str, Style] = {kind: Style(label, fill, _INKS[ink]) for kind, (label, fill, ink) in _TABLE.items()}
 SERVING_KINDS = ("PREFILL", "MIXED", "DECODE")
 PARTS = {  # of a step's time, or of a replica's
-    "useful": "#0072b2",
+    "useful": BLUE,
     "below_peak": "#7fb2d6",
     "recompute": "#f0e442",
-    "optimizer": "#cc79a7",
-    "communication": "#d55e00",
+    "optimizer": PURPLE,
+    "communication": VERMILION,
     "bubble": "#aab4bf",
     "teacher": "#5d3a9b",
     "other": "#d5dbe1",

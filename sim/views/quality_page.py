@@ -8,12 +8,12 @@ from typing import Any
 from sim.core.units import count, n_bytes, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
-from sim.views.palette import INK
+from sim.views.palette import BLUE, GREY, INK
 from sim.views.scatter import scatter_plot
 
 JsonRow = Mapping[str, Any]
 HEAD = ("Model", "Score", "Tokens/s/GPU", "", "Memory", "", "TTFT p50", "TPOT p50")
-_ON, _OFF = "#0072b2", "#a3a9b3"
+_ON, _OFF = BLUE, GREY
 
 
 def quality_page(result: Mapping[str, Any]) -> str:

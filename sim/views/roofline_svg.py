@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from sim.core.units import rate
 from sim.prices.roofline import shape_bytes, shape_flops
+from sim.views.palette import BLUE, GREEN, INK, VERMILION
 from topology.presets import GPUS
 from topology.spec import GpuSpec
 
@@ -70,11 +71,11 @@ def roofline_svg(gpu: GpuSpec) -> str:
     """The picture: log-log axes, a roof for 16-bit tensor cores, a slope for each memory, operators on HBM's."""
     peak = gpu.peak_flops_per_s.get("bf16", gpu.peak_flops_per_s.get("fp16", 1.0))
     memories = [
-        ("HBM", gpu.memory_bandwidth_bytes_per_s, "#0072b2"),
+        ("HBM", gpu.memory_bandwidth_bytes_per_s, BLUE),
         ("host", gpu.host_bandwidth_bytes_per_s, "#6b7280"),
     ]
     if sram := sram_bytes_per_s(gpu):
-        memories.insert(0, ("SRAM", sram, "#009e73"))
+        memories.insert(0, ("SRAM", sram, GREEN))
     top = math.ceil(math.log10(peak) * 2) / 2
     head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {0} {1}" font-family="system-ui, sans-serif">'
     head += '<rect width="{0}" height="{1}" fill="#ffffff"/>'
@@ -84,7 +85,7 @@ def roofline_svg(gpu: GpuSpec) -> str:
     bandwidth = gpu.memory_bandwidth_bytes_per_s
     for p in operators():
         x, y = _x(p.intensity), _y(min(peak, p.intensity * bandwidth), top)
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="#d55e00"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{VERMILION}"/>')
         anchor, shift = ("end", -4) if x > WIDTH - 160 else ("start", 7)
         parts.append(_text(x + shift, y + p.below, p.name, 11, anchor))
     title = f"{gpu.name}: {rate(peak, 'FLOP/s')} (16 bits)"
@@ -129,7 +130,7 @@ def _slope(name: str, bandwidth: float, peak: float, colour: str, top: float) ->
     ]
 
 
-def _text(x: float, y: float, text: str, size: int, anchor: str = "start", colour: str = "#1b2733") -> str:
+def _text(x: float, y: float, text: str, size: int, anchor: str = "start", colour: str = INK) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{colour}">{text}</text>'
 
 

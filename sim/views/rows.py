@@ -6,19 +6,16 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
-from sim.core.timeline import Timeline, row_stream
+from sim.core.columns import Floats, Ints
+from sim.core.timeline import COMPUTE, Timeline, row_stream
 from sim.core.units import ranks_text
 from sim.views.palette import in_order
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 NEXT_TO_NOTHING = 1e-3  # of the step, as in assets/rows.js
 TALLEST = 6000.0  # pixels: canvases of 8192 and more fail on some machines
 GROUPS = ("tp", "cp", "ep", "dp", "shard", "replica", "copies", "embedding", "model")  # of collectives
-STREAM_ORDER = ("compute", *GROUPS, "collectives", "send", "recv", "host")
+STREAM_ORDER = (COMPUTE, *GROUPS, "collectives", "send", "recv", "host")
 
 
 class StreamRow(Struct, frozen=True):
@@ -90,7 +87,7 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
     """
     used = [_streams_used(t) for t in timelines]
     listed = [(track, stream) for track in tracks for stream in used[track.timeline][track.class_index]]
-    wanted = sum(27 if s == "compute" else 14 for _, s in listed) + 8 * len(tracks)
+    wanted = sum(_height(stream) for _, stream in listed) + 8 * len(tracks)
     scale = min(1.0, max(room, min(0.45 * wanted, TALLEST)) / max(wanted, 1))
     rows: list[StreamRow] = []
     bands: list[tuple[str, float, float]] = []
@@ -100,7 +97,7 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
         timeline, top = timelines[track.timeline], y
         y += 4 * scale
         for stream, members in used[track.timeline][track.class_index].items():
-            step = (27 if stream == "compute" else 14) * scale
+            step = _height(stream) * scale
             mine = timeline.class_index == track.class_index
             mine &= np.isin(timeline.stream, members)
             row_of[track.timeline][mine] = len(rows)
@@ -109,6 +106,11 @@ def lay_out(timelines: Sequence[Timeline], tracks: Sequence[Track], room: float 
         y += 4 * scale
         bands.append((track.label, top, y))
     return Layout(tuple(rows), tuple(bands), y, tuple(row_of), tuple(tracks))
+
+
+def _height(stream: str) -> int:
+    """Pixels of a row that nothing shrinks, with the space around it."""
+    return 27 if stream == COMPUTE else 14
 
 
 def _streams_used(timeline: Timeline) -> list[dict[str, list[int]]]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim.views.palette import BLUE, GREEN, GREY, INK, OCHRE, ORANGE, PURPLE, SKY, VERMILION
+
 TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # a colour for each (Okabe and Ito)
-GROUPS = (*SERIES, "#8a6d00", "#1b2733", "#6b7280", "#a3a9b3")  # groups beyond these share the last
+SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)  # a colour for each (Okabe and Ito)
+GROUPS = (*SERIES, OCHRE, INK, "#6b7280", GREY)  # groups beyond these share the last
 
 _LEGEND_BELOW = """
 if (cb_obj.outer_width < 600 && cb_obj.right.includes(legend)) {

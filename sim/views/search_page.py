@@ -8,7 +8,7 @@ from typing import Any
 from sim.core.units import count, counted, n_bytes, seconds
 from sim.views.headline import Number, limit_words
 from sim.views.page import still_page
-from sim.views.palette import INK
+from sim.views.palette import BAD, INK
 from sim.views.scatter import explained, grouped_dots, scatter_plot
 from sim.views.scenario_words import layout_words
 from sim.views.sorted_table import NOTHING, Cell, SortedTable, copied, share, sorted_table, word
@@ -29,7 +29,6 @@ COLUMNS = {  # of a table of layouts: heads, and what they mean
     "Recompute": "",
 }
 _TABLES = (("best", "Best layouts"), ("pareto", "Pareto line"))
-_BAD = "#b3261e"
 _TICKS = "return (tick / 2 ** 30).toFixed(Math.abs(ticks[1] - ticks[0]) < 2 ** 30 ? 1 : 0) + ' GiB'"
 _TIP = (
     "<div><b>@words</b><div>@step a step, @memory</div>"
@@ -94,7 +93,7 @@ def _figure(result: Result) -> Any:
     least = min([r["peak_memory_bytes"] for r in rows], default=0.0)
     top = max(highest, limit if limit < 2 * highest else highest)
     plot.y_range = Range1d(start=max(0.0, least - 0.15 * (top - least)), end=top + 0.08 * (top - least or top))
-    plot.hspan(y=limit, line_color=_BAD, line_width=2, line_dash="dashed", name="limit")
+    plot.hspan(y=limit, line_color=BAD, line_width=2, line_dash="dashed", name="limit")
     return explained(plot, dots, _TIP)
 
 

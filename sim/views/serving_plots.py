@@ -9,13 +9,14 @@ import numpy as np
 
 from sim.core.units import count, counted, percent, seconds
 from sim.serve.results.records import STATISTICS
+from sim.views.palette import BAD, GRID, INK, VERMILION
 
 if TYPE_CHECKING:
     from sim.results.records import Record
-    from sim.search.slo import Promise
     from sim.serve.results.latencies import Seconds
     from sim.serve.results.over_time import Level, OverTime
     from sim.serve.results.records import ServingResult
+    from sim.studies.promised_latencies import Promise
 
 LATENCIES = {
     "time_to_first_token_s": "Time to first token",
@@ -26,8 +27,8 @@ LATENCIES = {
 DRAWN = (("p50", 50.0), ("p90", 90.0), ("p99", 99.0))
 FAR_LIMIT = 3.0  # times p99: a promise beyond it is named in words, since the curve would be all at the left
 # Lines: readable on white and on the dark page alike. The limit's red is that of the page, which changes with it.
-_BLUE, _ORANGE, _LIMIT, _LIMIT_KEY = "#2b8cc9", "#d55e00", "#b3261e", "var(--bad)"
-_POOLS = (_BLUE, _ORANGE)
+_BLUE, _LIMIT_KEY = "#2b8cc9", "var(--bad)"
+_POOLS = (_BLUE, VERMILION)
 _TIP = '<div class="tip"><b>@when</b><div>@what</div></div>'
 _HEIGHT = 220
 
@@ -95,7 +96,7 @@ def _over_time(history: OverTime) -> tuple[Plot, ...]:
     rates = _small("rate", time_axis)
     for colour, what, values in (
         (_BLUE, "arriving", history.arriving_per_s),
-        (_ORANGE, "finishing", history.finishing_per_s),
+        (VERMILION, "finishing", history.finishing_per_s),
     ):
         words = [f"{counted(v, 'request')} a second {what}" for v in values.tolist()]
         _steps(rates, history.rate_edges_s, values, colour, words)
@@ -104,7 +105,7 @@ def _over_time(history: OverTime) -> tuple[Plot, ...]:
     legend = tuple([(colour, level.name) for colour, level in pools.items()]) if several else ()
     scaled = (_levels("replicas", time_axis, history, on),) if on else ()
     return (
-        Plot("rate", "Requests a second", ((_BLUE, "arriving"), (_ORANGE, "finishing")), rates),
+        Plot("rate", "Requests a second", ((_BLUE, "arriving"), (VERMILION, "finishing")), rates),
         Plot("queue", "Requests that wait", (), _levels("queue", time_axis, history, {_BLUE: history.waiting})),
         Plot(
             "batch",
@@ -151,7 +152,7 @@ def _latency(key: str, result: ServingResult, found: Seconds, promises: Sequence
     from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, NumeralTickFormatter, Range1d
 
     from sim.serve.results.distributions import PERCENTS
-    from sim.views.figures import INK, WORDS
+    from sim.views.figures import WORDS
 
     name, stated = key.removesuffix("_s"), getattr(result, key)
     asked = [p for p in promises if p.key == key]
@@ -182,7 +183,7 @@ def _latency(key: str, result: ServingResult, found: Seconds, promises: Sequence
     plot.text("x", "y", "text", source=dots, **below, **WORDS)
     if near:
         limits = [p.seconds for p in near]
-        plot.vspan(x=limits, line_color=_LIMIT, line_width=2, line_dash="dashed", name=f"limits:{key}")
+        plot.vspan(x=limits, line_color=BAD, line_width=2, line_dash="dashed", name=f"limits:{key}")
     return Plot(name, LATENCIES[key], tuple([(_LIMIT_KEY, promise_words(p, result)) for p in asked]), plot)
 
 
@@ -191,7 +192,7 @@ def _small(name: str, x_range: Any, y_range: Any = None) -> Any:
     from bokeh.models import BasicTicker, CustomJSTickFormatter, DataRange1d, NumeralTickFormatter
     from bokeh.plotting import figure
 
-    from sim.views.figures import CLEAR, GRID, TIME_TICKS, style_axes
+    from sim.views.figures import CLEAR, TIME_TICKS, style_axes
 
     plot = figure(
         x_range=x_range,

@@ -12,8 +12,8 @@ from sim.views.summary import print_summary, words_table
 from sim.views.terminal import Terminal
 
 if TYPE_CHECKING:
-    from sim.search.slo import Promise
     from sim.serve.results.records import ScalingUse, ServingResult
+    from sim.studies.promised_latencies import Promise
 
 
 KEPT_SHOWN = 1.01  # bytes of the cache over those of running sequences

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from sim.core.json_values import is_number
 from sim.core.units import n_bytes, plain, rate, seconds
 from sim.inputs.model_input import load_model, preset_text
 from sim.inputs.yaml_input import parse_yaml
@@ -75,8 +76,7 @@ def _flat(data: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]
 def _with_unit(key: str, value: Any) -> str:
     """Return a value as a scenario writes it, and with the unit that its key names."""
     words = next((words for ending, words in UNITS if key.endswith(ending)), None)
-    number = isinstance(value, float | int) and not isinstance(value, bool)
-    return _written(value) if words is None or not number else f"{plain(value)} ({words(value)})"
+    return _written(value) if words is None or not is_number(value) else f"{plain(value)} ({words(value)})"
 
 
 def _written(value: Any) -> str:

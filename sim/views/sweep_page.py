@@ -6,17 +6,19 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sim.core.json_values import is_number
 from sim.core.units import as_written, count, n_bytes, percent, seconds
 from sim.inputs.overrides import nested
 from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
 from sim.views.page import still_page
+from sim.views.palette import INK
 from sim.views.scatter import SERIES, explained, scatter_plot
 
 Result = Mapping[str, Any]
 JsonRow = Mapping[str, Any]
 
-_COLOURS = (*SERIES, "#1b2733")
+_COLOURS = (*SERIES, INK)
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
 MOST_TICKS = 12  # values that each have a label on the axis
 LOG_FROM = 8  # the largest value over the smallest, from where on the axis is logarithmic
@@ -115,7 +117,7 @@ def _figure(result: Result) -> Any:
     key = max(result["vary"], key=lambda k: len(result["vary"][k]))
     axis = f"{metric.name} in {'GiB' if metric.unit == 'bytes' else 'seconds'}" if metric.unit != "/s" else metric.name
     names = [as_written(v) for v in result["vary"][key]]
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in result["vary"][key])
+    numbers = all(is_number(v) for v in result["vary"][key])
     plot = scatter_plot("sweep", key, axis, 460, **_x_axis(result["vary"][key], names, numbers))
     if numbers and len(set(names)) <= MOST_TICKS:
         plot.xaxis.ticker = sorted(set(result["vary"][key]))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sim.core.units import count, counted, n_bytes, percent, rate, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
-from sim.views.palette import INK
+from sim.views.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION
 from topology.graph import build_graph, link
 from topology.recognise import first_nodes
 from topology.spec import ClusterSpec
@@ -25,14 +25,14 @@ Loads = Mapping[tuple[str, str], float]
 
 # From the network down to the GPUs; what stands on one line, and its colour (Okabe and Ito). See `layer_of`.
 _LAYERS = (
-    ("spine", "Spine", "#cc79a7"),
-    ("leaf", "Leaf switch", "#d55e00"),
-    ("router", "Router", "#d55e00"),
-    ("nic", "NIC", "#e69f00"),
+    ("spine", "Spine", PURPLE),
+    ("leaf", "Leaf switch", VERMILION),
+    ("router", "Router", VERMILION),
+    ("nic", "NIC", ORANGE),
     ("cpu", "Host", "#6b7280"),
-    ("pcie", "PCIe switch", "#a3a9b3"),
-    ("gpu", "GPU", "#0072b2"),
-    ("nvswitch", "NVSwitch", "#009e73"),
+    ("pcie", "PCIe switch", GREY),
+    ("gpu", "GPU", BLUE),
+    ("nvswitch", "NVSwitch", GREEN),
 )
 _LINK_NAMES = {
     "nvlink": "NVLink",

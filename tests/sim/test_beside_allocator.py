@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from sim.commands.search import Asked, search_space
+from sim.core.executors import local_workers
 from sim.core.units import n_bytes, percent
 from sim.inputs.input_source import Source
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.results.beside_allocator import allocator_bytes, communicators
 from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
-from sim.studies.executors import local_workers
 from sim.views.headline import headline, memory_limit_bytes
 
 GIB = 2.0**30

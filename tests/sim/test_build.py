@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from sim.core.actions import Action, Entry, Kind, Schedule
+from sim.core.columns import ints
 from sim.core.timeline import Detail
 from sim.graph.shared_collectives import CollectivePart, merge_collectives
-from sim.graph.taskgraph import Columns, Deadlock, KindTable, Launches, Waits, ints
+from sim.graph.taskgraph import Columns, Deadlock, KindTable, Launches, Waits
 from sim.programs.compile import LocalTask
 from sim.schedules import build
 from sim.simulation import Simulation, simulate

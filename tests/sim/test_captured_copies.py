@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sim.core.executors import local_workers
 from sim.core.program import Comm
 from sim.inputs.input_source import Source
 from sim.inputs.program_file import read_program
@@ -18,7 +19,6 @@ from sim.search.best_first import BestFirst
 from sim.search.evaluation import evaluate, pack
 from sim.search.space_of_scenario import make_space
 from sim.simulation import Simulation, simulate
-from sim.studies.executors import local_workers
 from tests.sim.search.search_spaces import legal
 from topology.presets import CLUSTERS
 

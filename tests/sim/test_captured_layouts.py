@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sim.core.errors import InputError
+from sim.core.executors import local_workers
 from sim.core.program import Compute
 from sim.inputs.input_source import Source
 from sim.inputs.program_blocks import pieces_of
@@ -23,7 +24,6 @@ from sim.search.best_first import BestFirst
 from sim.search.evaluation import evaluate, pack
 from sim.search.space_of_scenario import make_space
 from sim.simulation import Simulation, simulate
-from sim.studies.executors import local_workers
 from tests.sim.search.search_spaces import legal
 
 FILE = Path(__file__).parent / "data" / "stablelm.json.gz"  # 4 layers of 64, 2 sequences of 64, autocast bf16

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from sim.core.actions import Action, Kind
+from sim.core.columns import ints
 from sim.core.timeline import Detail, RankClass
 from sim.engine import run as engine
 from sim.engine.link_rates import Flow, Flows, Sharing
 from sim.engine.on_simpy import run_simpy
 from sim.engine.run import Times, run_contended, run_static
-from sim.graph.taskgraph import GraphBuilder, Launches, TaskGraph, ints
+from sim.graph.taskgraph import GraphBuilder, Launches, TaskGraph
 from topology.contention import shared_fractions
 
 STEP = (Action(0, Kind.F, 0),)

@@ -82,7 +82,7 @@ def test_workers_end_with_the_command(command: tuple[str, ...], number: signal.S
 
 LARGE_TASKS = """
 import time
-from sim.studies.executors import local_workers
+from sim.core.executors import local_workers
 if __name__ == "__main__":
     with local_workers(2) as workers:
         for _ in range(2):

@@ -22,7 +22,7 @@ from sim.views.explore_state import controls_of
 from sim.views.search_page import search_page
 from sim.views.timeline_page import timeline_page
 from tests.sim.search.search_spaces import BASE, legal, run_search, varied
-from tests.sim.search.test_search_bounds import grid_search
+from tests.sim.search.test_search_bounds import mesh_search
 
 FILE = '''
 """One micro-batch at a time down a V of 2p stages and back up; micro-batches come in threes."""
@@ -100,7 +100,7 @@ def test_the_search_finds_it_and_bounds_it_by_its_own_lists() -> None:
     layouts, packed = legal(space), pack(space)
     assert {x.pp for x in layouts} == {2, 4}
     for x in layouts[::7]:
-        outcome, bounds = evaluate(packed, x), grid_search(space, x)
+        outcome, bounds = evaluate(packed, x), mesh_search(space, x)
         assert 0.8 * outcome.step_time_s < bounds.time.bound_s(x) <= outcome.step_time_s
         assert 0.8 * outcome.peak_memory_bytes < bounds.memory.least_bytes(x) <= outcome.peak_memory_bytes
 

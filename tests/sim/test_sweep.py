@@ -15,11 +15,11 @@ import pytest
 from sim.commands.options import Study
 from sim.commands.sweep import parse_vary, print_result, run_sweep
 from sim.core.errors import InputError
+from sim.core.executors import dask_workers, local_workers, results
 from sim.inputs.scenario import load_scenario, read_source
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.studies import sweep_worker
-from sim.studies.executors import dask_workers, local_workers, results
 from sim.studies.sweep_worker import attempt, pack
 from sim.views.sweep_page import sweep_page
 from tests.modules import run_module

@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.actions import Action, Kind
+from sim.core.columns import ints
 from sim.core.timeline import Detail, RankClass
-from sim.graph.taskgraph import GraphBuilder, ints, named_actions
+from sim.graph.taskgraph import GraphBuilder, named_actions
 
 
 def test_a_task_for_a_whole_step_is_named_by_its_actions_and_others_by_their_sort() -> None:

@@ -12,7 +12,7 @@ from sim.commands.search import Asked, search_one
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.search.evaluation import Outcome, evaluate, pack
-from sim.search.space import Layout, Space, grid_is_legal, grids, layouts_of, partial_layouts_of
+from sim.search.space import Layout, Space, layouts_of, mesh_is_legal, meshes_of, partial_layouts_of
 from sim.search.space_of_scenario import make_space
 
 GPT: dict[str, Any] = {
@@ -130,9 +130,9 @@ def legal(space: Space) -> list[Layout]:
     """All legal layouts of a space."""
     return [
         x
-        for grid in grids(space)
-        if grid_is_legal(space, grid)
-        for way in partial_layouts_of(space, grid)
+        for mesh in meshes_of(space)
+        if mesh_is_legal(space, mesh)
+        for way in partial_layouts_of(space, mesh)
         for x, fine in layouts_of(space, way)
         if fine
     ]

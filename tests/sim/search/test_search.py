@@ -19,6 +19,7 @@ from sim.commands.search import main
 from sim.commands.search_tables import _reasons
 from sim.commands.sweep import run_sweep
 from sim.core.errors import InputError
+from sim.core.executors import Workers, local_workers
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.prices.operator_prices import Costs
@@ -27,7 +28,6 @@ from sim.search.best_first import COUNTED, BestFirst, pareto
 from sim.search.evaluation import FATES, Outcome, evaluate, pack
 from sim.search.space import Layout, Space, scenario_of
 from sim.simulation import prepare, simulate
-from sim.studies.executors import Workers, local_workers
 from tests.processes import exit_code
 from tests.sim.search.search_spaces import BASE, all_outcomes, legal_layouts, run_search, small_space, space_of, varied
 
@@ -355,7 +355,7 @@ def test_bad_options(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sim.studies.executors.PATIENCE_S", 1)
+    monkeypatch.setattr("sim.core.executors.PATIENCE_S", 1)
     assert exit_code(main, str(scenario_file), *options) == 2
     assert words in capsys.readouterr().err
 

@@ -18,26 +18,26 @@ from sim.core.program import Compute, Phase, Program
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.schedules.zb_search import first_forwards
-from sim.search.bound import GridSearch
+from sim.search.bound import MeshSearch
 from sim.search.bounded import ROUNDING
 from sim.search.least_time import least_time_s
-from sim.search.mesh_prices import GridPrices
+from sim.search.mesh_prices import MeshPrices
 from sim.search.pipeline_bound import placement_of
-from sim.search.space import Grid, Layout, Space, scenario_of
+from sim.search.space import Layout, MeshSizes, Space, scenario_of
 from sim.simulation import prepare, simulate
 from tests.sim.search.search_spaces import VARIANTS, all_outcomes, legal_layouts, space_of, varied
 from topology.network import Network
 
 
-def grid_search(space: Space, x: Layout) -> GridSearch:
+def mesh_search(space: Space, x: Layout) -> MeshSearch:
     """The bounds of the layout's mesh."""
-    grid = Grid(*(getattr(x, k) for k in Grid._fields))
+    mesh = MeshSizes(*(getattr(x, k) for k in MeshSizes._fields))
     costs = Costs(load_profile(space.base.calibration), space.base.cluster.gpu)
-    return GridSearch(space, grid, GridPrices(space, grid, costs, Network(space.base.cluster)), math.inf)
+    return MeshSearch(space, mesh, MeshPrices(space, mesh, costs, Network(space.base.cluster)), math.inf)
 
 
 def check_bounds(variant: int, x: Layout) -> None:
-    search = grid_search(space_of(variant), x)
+    search = mesh_search(space_of(variant), x)
     step = prepare(scenario_of(space_of(variant), x), search.prices.costs)
     simulation = step.run()
     assert least_time_s(step) * ROUNDING <= step.run(share_links=False).step_time_s
@@ -66,11 +66,11 @@ def test_bounds_are_bounds(data: st.DataObject) -> None:
 def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
     """In the order of the search: what layouts share must not depend on which came first."""
     space, outcomes = all_outcomes(variant)
-    of_mesh: dict[tuple[int, ...], GridSearch] = {}
+    of_mesh: dict[tuple[int, ...], MeshSearch] = {}
     for o in outcomes:
-        x, mesh = o.layout, tuple(getattr(o.layout, k) for k in Grid._fields)
+        x, mesh = o.layout, tuple(getattr(o.layout, k) for k in MeshSizes._fields)
         if mesh not in of_mesh:
-            of_mesh[mesh] = grid_search(space, x)
+            of_mesh[mesh] = mesh_search(space, x)
         found = of_mesh[mesh]
         assert max(found.time.least_work_s(x), found.time.work_bound_s(x), found.time.bound_s(x)) <= o.step_time_s, x
         assert found.memory.least_bytes(x, True) <= o.peak_memory_bytes, x
@@ -80,11 +80,11 @@ def test_bounds_hold_for_every_layout_of_a_mesh(variant: int) -> None:
 def test_layouts_share_no_blocks_if_only_megatrons_fsdp_adds_up_gradients_apart(order: tuple[int, int]) -> None:
     space = varied({"training": {"framework": "megatron"}}, 4)
     layouts = {zero: Layout(1, False, 1, 1, 4, 1, zero, "1f1b", 1, 1, "none", "none") for zero in order}
-    search = grid_search(space, layouts[2])
+    search = mesh_search(space, layouts[2])
     for zero in order:
         step = simulate(scenario_of(space, layouts[zero]))
         assert 0.8 * step.step_time_s < search.time.bound_s(layouts[zero]) <= step.step_time_s
-    blocks = [search.grid_blocks.blocks(layouts[zero])[0] for zero in order]
+    blocks = [search.mesh_blocks.blocks(layouts[zero])[0] for zero in order]
     assert blocks[0] is not blocks[1]
 
 
@@ -98,7 +98,7 @@ def test_of_equal_work_the_first_rank_s_shapes_are_bounded_as_they_are_simulated
         x = Layout(tp, False, 2, 1, dp, 1, 0, "1f1b", 1, 1, "none", "none")
         step = simulate(scenario_of(space, x))
         assert len(step.plan.classes) > 1
-        assert grid_search(space, x).time.bound_s(x) <= step.step_time_s
+        assert mesh_search(space, x).time.bound_s(x) <= step.step_time_s
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_stages_that_lie_unlike_are_bounded_by_what_is_least(
     training = {"seq_len": 288, "global_batch_size": 24, "precision": "fp16"}
     changes = {"model": model, "training": training, "cluster": cluster, "parallelism": parallelism}
     space = varied({**changes, "calibration": calibration}, x.tp * x.pp)
-    step, search = simulate(scenario_of(space, x)), grid_search(space, x)
+    step, search = simulate(scenario_of(space, x)), mesh_search(space, x)
     assert search.time.bound_s(x) <= step.step_time_s
-    blocks, placement = search.grid_blocks.blocks(x)[0], placement_of(x.schedule, x.pp, x.virtual_stages)
-    cut = search.grid_blocks.cut(blocks.order, placement)
+    blocks, placement = search.mesh_blocks.blocks(x)[0], placement_of(x.schedule, x.pp, x.virtual_stages)
+    cut = search.mesh_blocks.cut(blocks.order, placement)
     bounded_s = search.time.stage_seconds(x, blocks, placement, cut).alone.forward.tolist()
     for c, spans in zip(step.plan.classes, step.spans, strict=True):
         start, end = next(span for action, span in spans.items() if action.kind is Kind.F)
@@ -140,7 +140,7 @@ def test_bound_is_exact_for_even_1f1b() -> None:
     x = Layout(1, False, 1, 4, 1, 1, 0, "1f1b", 1, 1, "none", "none")
     model = {"layers": 16, "hidden": 2048, "ffn": 8192, "vocab": 128}
     space = varied({"model": model, "training": {"seq_len": 2048, "gradient_clipping": False}}, 4)
-    search = grid_search(space, x)
+    search = mesh_search(space, x)
     simulated = simulate(scenario_of(space, x)).step_time_s
     assert 0.97 * simulated < search.time.bound_s(x) <= simulated
 
@@ -178,8 +178,9 @@ def test_meshes_hold_equal_programs_once_and_only_where_they_share_them() -> Non
     costs, network = Costs(load_profile(space.base.calibration), space.base.cluster.gpu), Network(space.base.cluster)
     # A tuple is a new object each time it is made, though an equal one.
     first, second = ((Compute("sum", "elementwise", (8,), "bf16", 8.0, 16.0, Phase.FORWARD),) for _ in range(2))
-    grid, shared = Grid(*(getattr(legal_layouts(0)[0], key) for key in Grid._fields)), dict[Program, Program]()
-    one, same, other = (GridPrices(space, grid, costs, network, programs) for programs in (shared, shared, None))
+    mesh = MeshSizes(*(getattr(legal_layouts(0)[0], key) for key in MeshSizes._fields))
+    shared = dict[Program, Program]()
+    one, same, other = (MeshPrices(space, mesh, costs, network, programs) for programs in (shared, shared, None))
     assert one.kept(first) is first is same.kept(second)
     assert other.kept(second) is second
     assert shared == {first: first}

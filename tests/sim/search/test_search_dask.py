@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
+from sim.core.executors import dask_workers, local_workers
 from sim.inputs.input_source import Source
 from sim.search.best_first import BestFirst
 from sim.search.evaluation import Outcome
 from sim.search.space import Layout
 from sim.search.space_of_scenario import make_space
-from sim.studies.executors import dask_workers, local_workers
 from tests.processes import HANGS_AFTER_S
 
 pytest.importorskip("distributed", reason="dask.distributed is not installed")

@@ -14,6 +14,7 @@ from sim.commands.layout_options import Prices, parse_clusters
 from sim.commands.options import Narrowing, Study
 from sim.commands.search import Asked, main, search_clusters, search_one, search_space
 from sim.core.errors import InputError
+from sim.core.executors import local_workers
 from sim.emit import TRAINERS, emit, reasons_against
 from sim.inputs.absolute_paths import anchored
 from sim.inputs.input_source import Source
@@ -21,12 +22,11 @@ from sim.inputs.overrides import merge
 from sim.inputs.scenario import load_scenario
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.search.bound import GridSearch
-from sim.search.mesh_prices import GridPrices
-from sim.search.space import Grid, scenario_of
+from sim.search.bound import MeshSearch
+from sim.search.mesh_prices import MeshPrices
+from sim.search.space import MeshSizes, scenario_of
 from sim.search.space_of_scenario import make_space
 from sim.simulation import simulate
-from sim.studies.executors import local_workers
 from tests.processes import exit_code
 from tests.sim.search.search_spaces import BASE, legal
 from topology.network import Network
@@ -132,12 +132,12 @@ def test_bounds_know_how_torchtitan_reduces_gradients_in_pipelines() -> None:
     only = {"zero": (3,), "schedule": ("1f1b",), "recompute": ("none",), "micro_batch_size": (1,)}
     space = make_space(Source("x", data), 8, "x", only, (), "torchtitan")
     costs = Costs(load_profile(space.base.calibration), space.base.cluster.gpu)
-    for grid in (Grid(1, 1, 2, 4, 1), Grid(1, 1, 1, 8, 1)):
-        search = GridSearch(space, grid, GridPrices(space, grid, costs, Network(space.base.cluster)), 1e18)
+    for mesh in (MeshSizes(1, 1, 2, 4, 1), MeshSizes(1, 1, 1, 8, 1)):
+        search = MeshSearch(space, mesh, MeshPrices(space, mesh, costs, Network(space.base.cluster)), 1e18)
         (way,) = search.partial_layouts().bounded
         (bounded,) = search.layouts(way.part, math.inf, math.inf).bounded
         scenario = scenario_of(space, bounded.part)
-        assert scenario.parallelism.accumulate_unsharded is (grid.pp > 1)
+        assert scenario.parallelism.accumulate_unsharded is (mesh.pp > 1)
         step = simulate(scenario, engine="static")
         assert 0.8 * step.step_time_s < bounded.bound_s <= step.step_time_s
         assert bounded.memory_bytes <= step.result["peak_memory_bytes"]

@@ -13,7 +13,7 @@ from sim import schedules
 from sim.core.errors import InputError
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
-from sim.search.space import Grid, Layout, grid_is_legal, is_legal, scenario_of
+from sim.search.space import Layout, MeshSizes, is_legal, mesh_is_legal, scenario_of
 from tests.sim.search.search_spaces import BASE, VARIANTS, legal, legal_layouts, space_of, varied
 
 
@@ -64,8 +64,8 @@ def test_own_rules_are_those_of_parsing(variant: int, x: Layout, v: int) -> None
     x = x._replace(virtual_stages=per_rank if x.pp > 1 else 1)
     gpus = x.tp * x.cp * x.pp * x.dp
     space = space_of(variant, gpus)
-    grid = Grid(x.tp, x.cp, x.pp, x.dp, x.ep)
-    assert (grid_is_legal(space, grid) and is_legal(space, x)) == accepted(variant, x)
+    mesh = MeshSizes(x.tp, x.cp, x.pp, x.dp, x.ep)
+    assert (mesh_is_legal(space, mesh) and is_legal(space, x)) == accepted(variant, x)
 
 
 def test_rules_of_the_training_section_narrow_the_space() -> None:

@@ -13,11 +13,11 @@ from click.testing import CliRunner
 from sim.commands.run import main
 from sim.core.units import n_bytes, seconds
 from sim.inputs.scenario import load_scenario
-from sim.search.slo import parse_slo
 from sim.serve.results.distributions import distributions
 from sim.serve.results.over_time import over_time
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.studies.promised_latencies import parse_slo
 from sim.views.serving_plots import LATENCIES, ServingPlots, serving_plots
 from sim.views.serving_summary import cache_lines
 from tests.processes import invoked

@@ -10,11 +10,11 @@ import pytest
 from sim.commands.serving_progress import Progress, progress
 from sim.core import long_runs
 from sim.core.errors import InputError
+from sim.core.executors import tracked
 from sim.inputs.scenario import parse_scenario
 from sim.serve.requests import Request
 from sim.serve.scheduling.sequences import Sequence
 from sim.serve.simulation import simulate_serving
-from sim.studies.executors import tracked
 from tests.sim.serve.serving_cases import serving
 
 

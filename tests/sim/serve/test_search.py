@@ -14,8 +14,8 @@ from sim.commands.search import main
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.search.serving_units import lasting_tokens_per_s
-from sim.search.slo import parse_slo
 from sim.serve.simulation import simulate_serving
+from sim.studies.promised_latencies import parse_slo
 from sim.views.serving_search_page import serving_search_page
 from tests.processes import invoked
 from tests.sim.serve.serving_cases import searched

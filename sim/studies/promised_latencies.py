@@ -9,8 +9,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.errors import InputError
-from sim.core.units import MOST_S
-from sim.inputs.units import TIME
+from sim.inputs.units import parse_time_s
 from sim.serve.results.records import STATISTICS
 from sim.serve.results.result import ServingSimulation
 
@@ -71,13 +70,9 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
             allowed = f"one of {', '.join(QUANTITIES)}, then _ and one of {', '.join(STATISTICS)}, then = and seconds"
             raise InputError(f"--slo {part.strip()}: must be {allowed}, such as ttft_p99=0.25")
         try:
-            seconds = float(TIME.parse(value))
-        except ValueError:
-            seconds = -1.0
-        # NaN fails the comparison and is refused, too.
-        if not 0.0 < seconds < MOST_S:
-            allowed = f"a time above 0 and below {MOST_S:.0e} s"
-            raise InputError(f"--slo {part.strip()}: found {value!r}; must be {allowed}, such as 0.25 or 250ms")
+            seconds = parse_time_s(value)
+        except ValueError as error:
+            raise InputError(f"--slo {part.strip()}: found {value!r}; {error}, such as 0.25 or 250ms") from None
         if seconds >= WITH_UNIT_S[quantity] and value[-1] in "0123456789.":
             raise InputError(f"--slo {part.strip()}: {value} seconds? write {value}ms or {value}s")
         if any((p.quantity, p.statistic) == (quantity, statistic) for p in out):

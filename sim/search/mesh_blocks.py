@@ -12,7 +12,7 @@ from sim.programs.stages import Stage, with_copy
 from sim.ranks.plan import cut_model
 from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MODULE, MTP, NORM, Blocks, Cut, Signature
 from sim.search.cached import cached
-from sim.search.mesh_prices import GridPrices, PricedBlock
+from sim.search.mesh_prices import MeshPrices, PricedBlock
 from sim.search.pipeline_bound import Actions, StagePlacement
 from sim.search.space import Layout, Space, scenario_of, schedule_form, stage_layers
 
@@ -25,10 +25,10 @@ class Sharding(NamedTuple):
     alone: bool = False
 
 
-class GridBlocks:
+class MeshBlocks:
     """Hold the blocks of the layouts of one mesh."""
 
-    def __init__(self, space: Space, prices: GridPrices) -> None:
+    def __init__(self, space: Space, prices: MeshPrices) -> None:
         self.space, self.prices = space, prices
         self._blocks: dict[tuple[object, ...], list[Blocks]] = {}
         self._of_order: dict[Signature, Blocks] = {}  # one example each: blocks of one order have equal parameters
