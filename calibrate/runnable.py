@@ -255,6 +255,8 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
     assert t is not None
     if p.cp > 1 and t.attention != "fused":
         yield "training.attention", f"{t.attention} with cp {p.cp}", "fused"
+    if p.cp > 1 and (p.cp_method_by_layer is not None or p.hierarchical_context_parallel_sizes is not None):
+        yield "parallelism.cp_method", "several", "ring, all_gather or all_to_all, the same in all layers"
     if p.tp > 1 and p.p2p_scatter and p.pp > 1:
         yield "parallelism.p2p_scatter", "true", "false"
     if p.tp > 1 and p.tp_overlap != "none" and p.form.backward != "whole":

@@ -151,7 +151,6 @@ NOTED = (
     "fsdp_double_buffer",
     "fused_residual_rmsnorm",
     "fused_single_qkv_rope",
-    "hierarchical_context_parallel_sizes",
     "hybrid_context_parallel",
     "keep_fp8_transpose_cache",
     "log_max_attention_logit",

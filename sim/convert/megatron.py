@@ -44,6 +44,7 @@ MOST_OF_SRUN = 40  # words of its own
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = (  # flags with several values
     *("recompute-modules", "offload-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts", "cp-comm-type"),
+    "hierarchical-context-parallel-sizes",
 )
 # By framework; all are off by default.
 FUSED_EXPERTS = ("moe-permute-fusion",)
@@ -281,7 +282,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep_overlap": (paired := s.flag("overlap-moe-expert-parallel-comm")) or None,
         "delay_wgrad_compute": s.flag("delay-wgrad-compute") if paired else None,
         "ep_dispatcher": _dispatcher(s) if experts else None,
-        "cp_method": _cp_method(s),
+        **_context(s, cp),
         "tp_overlap": _tp_overlap(s, tp),
         "tp_overlap_except": _waiting_layers(s, tp),
         "dp_sync": None if fsdp2 else "bucketed" if overlap else "after_backward",
@@ -296,11 +297,23 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     return without_none(p)
 
 
-def _cp_method(s: Settings) -> str | None:
-    """The way of context parallelism that all layers have; None, and reported, where layers have several."""
-    words = {*str(s.values.get("cp-comm-type", "p2p")).split()}
-    s.values = {**s.values, "cp-comm-type": words.pop()} if len(words) == 1 else s.values
-    return s.choice("cp-comm-type", CP_METHODS, "p2p")
+def _context(s: Settings, cp: int) -> dict[str, Any]:
+    """The way of context parallelism that all layers have, or that of each (`TransformerConfig.cp_comm_type`), and the
+    degrees of a2a+p2p; a way that is not known is reported."""
+    words = str(s.values.get("cp-comm-type", "p2p")).replace(",", " ").split()
+    if cp == 1 or any(word not in CP_METHODS for word in words):
+        s.values = {**s.values, "cp-comm-type": " ".join(dict.fromkeys(words))}
+        return {"cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p")}
+    s.take("cp-comm-type")
+    methods = [CP_METHODS[word] for word in words]
+    alike = len({*methods}) == 1
+    sizes = str(s.take("hierarchical-context-parallel-sizes") or "").strip("[]").replace(",", " ").split()
+    rings = "all_to_all_ring" in methods and all(size.isdigit() for size in sizes)
+    return {
+        "cp_method": methods[0] if alike else None,
+        "cp_method_by_layer": None if alike else methods,
+        "hierarchical_context_parallel_sizes": [int(size) for size in sizes] if rings else None,
+    }
 
 
 def _tp_overlap(s: Settings, tp: int) -> str | None:

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
-from sim.emit.megatron_layers import ends_of_pipeline, in_sixteen_bits, offloaded, precision_aware
+from sim.emit.megatron_layers import context, ends_of_pipeline, in_sixteen_bits, offloaded, precision_aware
 from sim.inputs.trainer_names import (
     MEGATRON_BACKENDS,
-    MEGATRON_CP,
     MEGATRON_FSDP,
     MEGATRON_FUSIONS,
     MEGATRON_SCHEDULES,
@@ -286,7 +285,7 @@ class Megatron(Emission):
             "sequence-parallel": p.sp and p.tp > 1,
             **ends_of_pipeline(self),
             "tp-comm-overlap": p.tp > 1 and p.tp_overlap == "full",
-            "cp-comm-type": MEGATRON_CP[p.cp_method] if p.cp > 1 else None,
+            **context(self),
         }
 
     def _stages(self) -> str:

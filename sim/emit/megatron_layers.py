@@ -6,6 +6,7 @@ from typing import Any
 
 from sim.emit.common import Emission
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
+from sim.inputs.trainer_names import MEGATRON_CP
 from sim.inputs.training_config import ActivationOffload
 from sim.models.optimizers import REMAINDERS
 
@@ -60,3 +61,16 @@ def ends_of_pipeline(e: Emission) -> dict[str, Any]:
     if p.wgrad_deferral_limit is not None:
         out |= {"defer-embedding-wgrad-compute": True, "wgrad-deferral-limit": p.wgrad_deferral_limit}
     return out
+
+
+def context(e: Emission) -> dict[str, Any]:
+    """Context parallelism: one way for all layers, or one for each (`--cp-comm-type`), and the degrees of a2a+p2p."""
+    p = e.scenario.parallelism
+    if p.cp == 1:
+        return {}
+    methods = p.cp_method_by_layer or (p.cp_method,)
+    sizes = p.hierarchical_context_parallel_sizes
+    return {
+        "cp-comm-type": " ".join(MEGATRON_CP[method] for method in methods),
+        "hierarchical-context-parallel-sizes": " ".join(map(str, sizes)) if sizes else None,
+    }

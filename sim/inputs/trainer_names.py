@@ -41,7 +41,8 @@ TITAN_MODELS: dict[str, str | dict[str, Any]] = {
 TITAN_POLICIES = {"SelectiveAC": "selective", "FullAC": "full"}
 TITAN_DDP_BUCKET = "100MiB"  # models/llama3/infra/parallelize.py: apply_ddp, `bucket_cap_mb`
 TITAN_GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; refused beside `recipe_name`
-MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}  # by parallelism.cp_method
+# --cp-comm-type by parallelism.cp_method.
+MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a", "all_to_all_ring": "a2a+p2p"}
 # --attention-backend by training.attention_kernel. It makes Transformer Engine try nothing else (NVTE_FLASH_ATTN,
 # NVTE_FUSED_ATTN, NVTE_UNFUSED_ATTN in core/transformer): flash is FlashAttention alone, fused is cuDNN alone.
 MEGATRON_BACKENDS = {"cudnn": "fused", "flash2": "flash", "flash3": "flash"}

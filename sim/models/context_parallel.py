@@ -23,6 +23,7 @@ from sim.models.operators import F, I, Operator, collective, memory_op
 from sim.models.packing import PackedBatch, pairs_between, queries_between
 
 if TYPE_CHECKING:
+    from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
 
 
@@ -44,14 +45,16 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
 def _exchanged(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch | None) -> Operator:
     p = scenario.parallelism
     if batch is not None:
-        if d.cp > 1 and p.cp_split == "contiguous" and p.cp_method != "all_to_all":
+        if d.cp > 1 and p.cp_split == "contiguous" and d.cp_method != "all_to_all":
             return _contiguous(scenario, d, shard, own, batch)
         own = _packed(d, own, batch)
     if d.cp == 1:
         return core_part(d, own, (own,), core_forward(d, own), core_backward(d, own))
-    if p.cp_method == "all_to_all":
+    if d.cp_method == "all_to_all":
         return _all_to_all(d, own, d.cp, "cp", lambda whole: _whole_heads(d, whole))
-    gathers = p.cp_method == "all_gather"
+    if d.cp_method == "all_to_all_ring":
+        return _rings(d, own, shard.cp_rank, p)
+    gathers = d.cp_method == "all_gather"
     if gathers and (not d.framework.context.blocks or scenario.model.window is not None):
         blocks = gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split)
         return _all_gather(d, own, blocks, p.cp_split != "contiguous")
@@ -91,7 +94,7 @@ def _contiguous(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: Pac
         return _of_documents(block, found / block.visible, n, [(length, each) for x in seeing for length in x])
 
     each = 1.0 / len(batch.sequences)
-    gathers = scenario.parallelism.cp_method == "all_gather"
+    gathers = d.cp_method == "all_gather"
     if gathers and not d.framework.context.blocks:
         (whole,) = gathered_blocks(own, d.cp, shard.cp_rank, "contiguous")
         one = part(whole, range(shard.cp_rank + 1))
@@ -211,6 +214,24 @@ def _all_to_all(d: Dims, own: Core, ranks: int, group: str, core: Callable[[Core
         ),
         output_bytes=out,
     )
+
+
+def _rings(d: Dims, own: Core, rank: int, p: Parallelism) -> Operator:
+    """Heads exchanged for tokens among consecutive ranks, and rings of one rank of each such group, as Transformer
+    Engine's `cp_comm_type` a2a+p2p (`AttnFuncWithCPAndKVP2P`, whose `cp_group` is then a list of two).
+
+    Consecutive ranks hold consecutive pieces of a zigzag, and those folded back, so what a group holds is a rank's part
+    of a zigzag over groups. A ring message has as many bytes as that of a ring over all ranks, and there are
+    cp / exchanged − 1 of them.
+    """
+    ranks = p.cp_exchanged
+    beside = not d.framework.context.exchanges_output
+
+    def over_groups(part: Core) -> Operator:
+        blocks = ring_blocks(part, d.cp // ranks, rank // ranks, p.cp_split)
+        return ring(d, part, blocks, group="cp_ring", exchanged=beside)
+
+    return _all_to_all(d, own, ranks, "cp_exchanged", over_groups)
 
 
 def _exchanges(d: Dims, sizes: dict[str, float], group: str, phase: Phase) -> list[Item]:

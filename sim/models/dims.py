@@ -56,6 +56,7 @@ class Dims(Struct, frozen=True):
     tp: int
     sp: bool
     cp: int
+    cp_method: str
     act: str
     linear: str
     act_bytes: float
@@ -249,7 +250,7 @@ def in_sixteen_bits(scenario: Scenario, layer: int) -> bool:
 def layer_dims(scenario: Scenario, layer: int) -> Dims:
     """The sizes of one layer. One in 16 bits is built and run without Transformer Engine's context of 8 bits
     (core/fp8_utils.py: `get_fp8_context`), so that nothing of it is quantized, attention included."""
-    d = dims(scenario)
+    d = replace(dims(scenario), cp_method=scenario.parallelism.cp_method_of(layer))
     if not in_sixteen_bits(scenario, layer):
         return d
     usual = {"recipe": None, "linear": d.act, "linear_bytes": d.act_bytes, "weight_shards": 1}
@@ -277,6 +278,7 @@ def _own_tokens(t: Training, p: Parallelism) -> dict[str, Any]:
         "tp": p.tp,
         "sp": sp,
         "cp": p.cp,
+        "cp_method": p.cp_method,
         "tp_overlap": p.tp_overlap,
         "waiting_layers": tuple(COLUMN_LAYERS[name] for name in p.tp_overlap_except),
     }

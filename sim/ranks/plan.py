@@ -112,6 +112,8 @@ class Plan(Struct, frozen=True):
         return {
             "tp": p.tp,
             "cp": p.cp,
+            "cp_exchanged": p.cp_exchanged,
+            "cp_ring": p.cp // p.cp_exchanged,
             "dp": p.dp,
             "pp": p.pp,
             "plane": plane,
@@ -133,6 +135,7 @@ class Plan(Struct, frozen=True):
         """The members of the group of this name that `rank` belongs to, ascending.
 
         - tp, cp, dp, pp: ranks that differ in this coordinate alone. plane: all ranks of one pipeline rank.
+        - cp_exchanged: consecutive ranks of cp that exchange heads; cp_ring: one of each of these groups.
         - dp_cp: ranks that hold the same dense parameters. shard, replica: parts of dp_cp; ranks of a shard
           (consecutive ones) shard the states, ranks of a replica hold the same shard.
         - experts: ranks that together hold each expert of a stage once. expert_tp: ranks that split each of their

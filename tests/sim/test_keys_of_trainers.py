@@ -25,6 +25,7 @@ LEFT_OUT = {
     "cuda_graph_scope "  # graphs are refused
     "loss_chunks " + AS_FUSIONS,  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
+    "hierarchical_context_parallel_sizes "  # of heads exchanged, which is refused
     "loss_chunks "  # a loss in chunks is refused
     "cuda_graph_scope moe_router_padding_for_quantization "  # of other frameworks
     "fsdp_double_buffer "  # Megatron's FSDP alone has it

@@ -24,7 +24,19 @@ from sim.models.optimizers import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
 
 # Keys that decide how serving runs.
-_LAID_OUT = {"dp", "tp", "sp", "cp", "cp_method", "cp_split", "ep", "expert_tp", "rank_order"}
+_LAID_OUT = {
+    "dp",
+    "tp",
+    "sp",
+    "cp",
+    "cp_method",
+    "cp_method_by_layer",
+    "hierarchical_context_parallel_sizes",
+    "cp_split",
+    "ep",
+    "expert_tp",
+    "rank_order",
+}
 SERVED = _LAID_OUT | {"pp", "layers_per_stage", "ep_dispatch_dtype"}
 SET_BY_ENGINES = {"ep_dispatch_dtype"}  # where a serving workload leaves it out; see sim.inputs.notes
 
@@ -130,8 +142,13 @@ def _pairs_nothing(s: Layout) -> str:
 
 
 def _cp_split(s: Layout) -> str:
-    whole = s.parallelism.cp > 1 and s.parallelism.cp_method == "all_to_all"
+    whole = s.parallelism.cp > 1 and s.parallelism.cp_methods == {"all_to_all"}
     return "with cp_method all_to_all, which attends to whole sequences" if whole else _with_one("cp")(s)
+
+
+def _rings_nothing(s: Layout) -> str:
+    rings = "all_to_all_ring" in s.parallelism.cp_methods
+    return _with_one("cp")(s) or ("" if rings else "without cp_method all_to_all_ring")
 
 
 def _by_layer(s: Layout) -> bool:
@@ -318,6 +335,8 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("overlap_param_gather_with_optimizer_step", _alone),
     Idle("param_gather_dtype", _gathers_nothing),
     Idle("cp_method", _with_one("cp")),
+    Idle("cp_method_by_layer", _with_one("cp")),
+    Idle("hierarchical_context_parallel_sizes", _rings_nothing),
     Idle("cp_split", _cp_split),
     Idle("tp_overlap", _with_one("tp")),
     Idle(

@@ -317,6 +317,61 @@ def test_heads_for_tokens():
     assert comm_bytes(wide.forward, "cp") == 2 * query / 2 + 2 * (KV / 2)
 
 
+RINGS = {"cp_method": "all_to_all_ring", "hierarchical_context_parallel_sizes": [2, 4]}
+
+
+@pytest.mark.parametrize("framework", ["eager", "megatron"])
+def test_rings_of_ranks_that_exchange_heads(framework: str) -> None:
+    """a2a+p2p on 2 x 4 ranks: four exchanges among two, of the bytes of all_to_all on eight ranks; three messages
+    of the bytes of a ring's on eight, and four blocks of twice the queries and half the heads."""
+    changes = {"seq_len": 1024, "framework": framework}
+    block = layer_block(make(LLAMA, changes, cp=8, **RINGS), 0)
+    assert comms(block.forward, "cp_exchanged") == Counter(all_to_all=4)
+    assert comms(block.backward, "cp_exchanged") == Counter(all_to_all=4)
+    query = 2 * 2 * 128 * 16 * 64  # bytes: 16 bits, micro-batch 2, 1024/8 tokens, 16 heads of 64
+    assert comm_bytes(block.forward, "cp_exchanged") == 2 * query + KV / 2
+    assert comms(block.forward, "cp_ring") == Counter(send_recv=3)
+    assert comm_bytes(block.forward, "cp_ring") == 3 * KV / 2
+    assert comm_bytes(block.backward, "cp_ring") == (7 if framework == "eager" else 6) * KV / 2
+    assert not comms((*block.forward, *block.backward), "cp")
+    shapes = [i.shape for i in block.forward if isinstance(i, Compute) and i.kind == "attention_forward"]
+    assert shapes[0] == (2, 8, 2, 256, 256, 64, 64, 1)
+    assert len(shapes) == 4
+    ring = layer_block(make(LLAMA, changes, cp=8), 0)
+    assert flops(block.forward, CORES) == flops(ring.forward, CORES)
+
+
+@pytest.mark.parametrize("split", ["zigzag", "contiguous"])
+def test_rings_over_groups_share_the_causal_triangle(split: str) -> None:
+    layouts = [make(LLAMA, {"seq_len": 1024}, cp=8, cp_split=split, **RINGS)]
+    layouts.append(make(LLAMA, {"seq_len": 1024}, cp=1))
+    ranks = [flops(layer_block(layouts[0], 0, Shard(r)).forward, CORES) for r in range(8)]
+    assert sum(ranks) == pytest.approx(flops(layer_block(layouts[1], 0).forward, CORES))
+    assert ranks[0::2] == ranks[1::2]  # both of each exchange do the same
+
+
+def test_groups_of_rings_are_consecutive_ranks_and_every_so_many() -> None:
+    """`create_hierarchical_groups` of megatron/core/parallel_state.py: the first size varies fastest."""
+    plan = make_plan(make(LLAMA, {"seq_len": 1024, "global_batch_size": 4}, cp=8, tp=2, dp=2, **RINGS))
+    assert plan.group("cp_exchanged", 4) == [4, 6]
+    assert plan.group("cp_ring", 4) == [0, 4, 8, 12]
+    assert plan.group("cp_ring", 19) == [19, 23, 27, 31]
+
+
+def test_layers_with_ways_of_their_own() -> None:
+    """Each layer's program is that of a model with this way everywhere."""
+    ways = ["ring", "all_to_all", "all_gather", "all_to_all_ring"]
+    sizes = {"cp": 8, "hierarchical_context_parallel_sizes": [4, 2]}
+    changes = {"seq_len": 1024, "framework": "megatron"}
+    mixed = make(LLAMA, changes, cp_method_by_layer=ways, **sizes)
+    for layer, way in enumerate(ways):
+        alone = layer_block(make(LLAMA, changes, cp_method=way, **sizes), layer)
+        assert layer_block(mixed, layer).forward == alone.forward
+        assert layer_block(mixed, layer).key == alone.key
+    parts = [simulate(make(LLAMA, changes, cp_method=way, **sizes)).step_time_s for way in ways]
+    assert min(parts) < simulate(mixed).step_time_s < max(parts)
+
+
 def test_everything_else_splits_by_tokens():
     whole, split = (layer_block(make(LLAMA, cp=cp), 0) for cp in (1, 4))
     assert flops(split.forward) == flops(whole.forward) / 4
