@@ -147,7 +147,7 @@ def _number_formats(s: Scenario, t: Training) -> Iterator[Problem]:
 
 
 def _optimizer(t: Training) -> Iterator[Problem]:
-    if t.optimizer == "muon":
+    if t.optimizer not in ("adamw", "sgd"):
         yield "training.optimizer", t.optimizer, "adamw, sgd"
     if t.adamw_kernels == "foreach":
         yield "training.adamw_kernels", t.adamw_kernels, "fused"

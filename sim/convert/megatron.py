@@ -36,7 +36,8 @@ from sim.models.moe.dispatchers import DISPATCHERS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
-OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
+SGD_MOMENTUM = 0.9  # --sgd-momentum's default
 DTYPES: dict[str, str | None] = {"bf16": "bf16", "fp32": "fp32"}
 MPI = ("mpirun", "mpiexec")
 SRUN = {"N": "nodes", "n": "np"}
@@ -180,6 +181,8 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     micro_batch, sequence = s.integer("micro-batch-size"), s.integer("seq-length")
     note_mask(s, sequence, micro_batch)
     optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
+    if optimizer == "sgd":
+        optimizer = "sgd_momentum" if s.number("sgd-momentum", SGD_MOMENTUM) else "sgd"
     if optimizer is None:
         s.notes.append(f"{s.written_as('optimizer')} {s.take('optimizer')}: AdamW is simulated in its place")
     return without_none(

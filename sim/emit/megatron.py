@@ -15,6 +15,7 @@ from sim.inputs.trainer_names import (
     MEGATRON_BACKENDS,
     MEGATRON_FSDP,
     MEGATRON_FUSIONS,
+    MEGATRON_OPTIMIZERS,
     MEGATRON_SCHEDULES,
 )
 from sim.inputs.zero_keys import sums_apart
@@ -138,7 +139,7 @@ class Megatron(Emission):
             self.notes.append(f"zero_grad is not set, {freed}; Megatron-LM keeps their buffers (zero_grad: keep)")
         if t.batch_schedule:
             self.notes.append(f"batch_schedule is left out: every step has {t.global_batch_size:,} sequences")
-        self.has_only("training.optimizer", ("adamw", "sgd"), "flags are written for Adam and SGD only")
+        self.has_only("training.optimizer", tuple(MEGATRON_OPTIMIZERS), "flags are written for Adam, SGD and Lion only")
         self.has_only("training.adamw_kernels", (None, "fused"), "has a fused Adam of Apex or Transformer Engine")
         if r.mode == "selective_op":
             self.refuse("training.recompute", "has no such policy of recomputation", r.mode)
@@ -355,7 +356,8 @@ class Megatron(Emission):
             "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
             "attention-backend": self._backend(),
             **precision_aware(self),
-            "optimizer": "adam" if t.optimizer == "adamw" else "sgd",
+            "optimizer": MEGATRON_OPTIMIZERS[t.optimizer],
+            "sgd-momentum": 0.0 if t.optimizer == "sgd" else None,
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,
             "cross-entropy-loss-fusion": t.cross_entropy in ("native", "fused"),
             **({"no-gradient-accumulation-fusion": True} if t.gradient_accumulation_fusion is False else {}),

@@ -43,6 +43,8 @@ TITAN_DDP_BUCKET = "100MiB"  # models/llama3/infra/parallelize.py: apply_ddp, `b
 TITAN_GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; refused beside `recipe_name`
 # --cp-comm-type by parallelism.cp_method.
 MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a", "all_to_all_ring": "a2a+p2p"}
+# --optimizer by training.optimizer; sgd without --sgd-momentum.
+MEGATRON_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "sgd_momentum": "sgd", "lion": "lion"}
 # --attention-backend by training.attention_kernel. It makes Transformer Engine try nothing else (NVTE_FLASH_ATTN,
 # NVTE_FUSED_ATTN, NVTE_UNFUSED_ATTN in core/transformer): flash is FlashAttention alone, fused is cuDNN alone.
 MEGATRON_BACKENDS = {"cudnn": "fused", "flash2": "flash", "flash3": "flash"}

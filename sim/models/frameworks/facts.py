@@ -302,6 +302,10 @@ class Framework(Struct, frozen=True):
     core/optimizer/optimizer.py: _unscale_main_grads_and_check_for_nan]"""
     adamw_by_operators: bool = False
     """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
+    lion_operators: tuple[int, ...] = ()
+    """Lion is separate operators: accesses of parameter, gradient, moment and update, and kernels of a tensor; empty:
+    one kernel [llmfoundry/optim/lion.py: lionw; emerging_optimizers/scalar_optimizers/lion.py: step, whose
+    calculate_lion_update is compiled]"""
     adds_gradients_late: bool = False
     """16-bit gradients of a micro-batch are added to fp32 sums after its backward; with ZeRO-0 DDP sizes its buckets
     by the 16-bit gradients [nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`]"""

@@ -184,6 +184,7 @@ MEGATRON = Framework(
     keeps_gradients_at=EVERY_STAGE,
     widens_gradients=True,
     copies_updated=True,
+    lion_operators=(4, 1, 2, 2, 3),  # core/optimizer: Lion of emerging_optimizers 0.3
     adamw_kernels=(),  # core/optimizer: Apex's or Transformer Engine's FusedAdam
     plain_host=False,
     captures_layers=True,
