@@ -62,7 +62,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "autocast": (True, False),
         "grad_dtype": ("bf16",),
         "grad_reduce_dtype": ("bf16", "fp32"),
-        "optimizer": ("sgd",),
+        "optimizer": ("sgd", "sgd_momentum", "lion", "ademamix", "adafactor"),
         "adamw_kernels": ("foreach",),
         "optimizer_dtype": ("int8",),
         "master_weights": (False, "remainders"),

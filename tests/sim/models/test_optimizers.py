@@ -45,8 +45,8 @@ def test_eight_bit_lion_keeps_a_byte_and_its_part_of_a_scale() -> None:
 
 
 def test_lion_of_operators() -> None:
-    """llm-foundry's `lionw`: p.mul_ (2), lerp (reads m and g, writes u), sign_ (2), p.add_ (3), lerp_ (3). Megatron-Core's:
-    p.add_(p) (2), a compiled kernel (g, m twice, u), p.add_ (3)."""
+    """llm-foundry's `lionw`: p.mul_ (2), lerp (reads m and g, writes u), sign_ (2), p.add_ (3), lerp_ (3).
+    Megatron-Core's: p.add_(p) (2), a compiled kernel (g, m twice, u), p.add_ (3)."""
     assert update("lion", **WIDE, framework="composer") == (4 * (2 + 3 + 2 + 3 + 3), 5)
     assert update("lion", **WIDE, framework="megatron") == (4 * (2 + 4 + 3), 3)
 
