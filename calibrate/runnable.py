@@ -257,6 +257,11 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
         yield "training.attention", f"{t.attention} with cp {p.cp}", "fused"
     if p.cp > 1 and (p.cp_method_by_layer is not None or p.hierarchical_context_parallel_sizes is not None):
         yield "parallelism.cp_method", "several", "ring, all_gather or all_to_all, the same in all layers"
+    for key in ("zero_hpz_partition_size", "zero_quantized_gradients"):
+        if getattr(p, key):
+            yield f"parallelism.{key}", str(getattr(p, key)).lower(), "left out"
+    if p.outer_dp_sharding_strategy != "no_shard":
+        yield "parallelism.outer_dp_sharding_strategy", p.outer_dp_sharding_strategy, "no_shard"
     if p.tp > 1 and p.p2p_scatter and p.pp > 1:
         yield "parallelism.p2p_scatter", "true", "false"
     if p.tp > 1 and p.tp_overlap != "none" and p.form.backward != "whole":

@@ -365,7 +365,8 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
     if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp"):
         s.take("use-distributed-optimizer")
         stage = s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")
-        s.choice("outer-dp-sharding-strategy", {"no_shard": True}, "no_shard")
+        strategies = {"no_shard": None, **({"optim": "optim"} if stage == 3 and instances > 1 else {})}
+        outer = s.choice("outer-dp-sharding-strategy", strategies, "no_shard")
         shard = members // instances if instances > 1 and stage else None
         overlaps: dict[str, Any] = {"param_gather_overlap": gather} if stage in (1, 2) else {}
         # What is sharded is sent beside computations, with or without the flags (core/distributed/fsdp/src/
@@ -374,7 +375,7 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
         # With NCCL's user buffers, too (param_and_grad_buffer.py; megatron_fsdp.py: `fsdp_double_buffer or nccl_ub`).
         doubles = [s.flag("fsdp-double-buffer"), str(s.values.get("nccl-ub", False)).lower() != "false"]
         overlaps |= {"fsdp_double_buffer": True} if stage in (2, 3) and True in doubles else {}
-        return {"zero": stage, "shard_size": shard, **overlaps}
+        return {"zero": stage, "shard_size": shard, "outer_dp_sharding_strategy": outer, **overlaps}
     if s.flag("deepspeed"):
         stage = s.integer("zero-stage")
         return {"zero": stage, "param_gather_overlap": False if stage in (1, 2) else None}  # `DEEPSPEED_ZERO`

@@ -26,7 +26,7 @@ from sim.graph.build import Built
 from sim.graph.compiled import ClassAction, Fineness
 from sim.graph.taskgraph import TaskGraph, WholeAction, ragged
 from sim.prices.rank_prices import Pricing
-from sim.programs.data_parallel import DP, REPLICA
+from sim.programs.two_levels import DP, REPLICA
 from topology.shares import LINKS, links_between, links_of
 
 Use = tuple[str, int, str]  # use of a link: its name, the direction, and the stream that uses it
@@ -179,7 +179,10 @@ def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
     # Without ZeRO, gradients are all-reduced over dp and cp at once. With ZeRO they are scattered over the shards, then
     # all-reduced over the replicas of the shards (Megatron's num_distributed_optimizer_instances, FSDP's HSDP).
     data = {"dp_cp": DP} if plan.scenario.parallelism.zero == 0 else {"shard": DP, "replica": REPLICA}
-    rings = plan.scenario.parallelism.cp_exchanged > 1
+    p = plan.scenario.parallelism
+    data |= {"secondary": DP} if p.zero_hpz_partition_size else {}
+    data |= {"local": DP, "between": DP} if p.zero_quantized_gradients else {}
+    rings = p.cp_exchanged > 1
     context = {"cp_exchanged": "cp_exchanged", "cp_ring": "cp_ring"} if rings else {}
     streams = {"tp": "tp", "cp": "cp", **context, **data}
     if plan.scenario.model.moe is not None:

@@ -98,6 +98,21 @@ class Parallelism(UserInput):
         description="zero 2 and 3 with Megatron's FSDP: buffers of two layers, so that one is gathered ahead, and one "
         "bucket of gradients waits",
     )
+    outer_dp_sharding_strategy: Literal["no_shard", "optim"] = Field(
+        default="no_shard",
+        description="zero 3 with Megatron's FSDP and replicas of shards (shard_size): optim: these share the optimizer",
+    )
+    zero_hpz_partition_size: int | None = Field(
+        default=None,
+        ge=2,
+        le=MAX_RANKS,
+        description="zero 3 of DeepSpeed: consecutive ranks that share a second copy of parameters, over which all but "
+        "the step's first forward gather; null: none",
+    )
+    zero_quantized_gradients: bool = Field(
+        default=False,
+        description="zero 3 of DeepSpeed on several nodes: gradients are exchanged in 4 bits, within nodes first",
+    )
     accumulate_unsharded: bool = False
     all_reduce_once: bool = Field(
         default=False,
@@ -263,6 +278,11 @@ class Parallelism(UserInput):
         shard = min(self.shard_size or ranks, ranks)
         expert_shard, rest = divmod(expert_replicas, ranks // shard)
         return shard, math.gcd(shard, expert_replicas) if rest else expert_shard
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """Replicas of shards share the optimizer's states (`outer_dp_sharding_strategy`)."""
+        return self.outer_dp_sharding_strategy == "optim" and self.zero == 3
 
     @property
     def stage_layers(self) -> tuple[int, ...]:

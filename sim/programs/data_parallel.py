@@ -40,9 +40,9 @@ from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
+from sim.programs.two_levels import DP, FOUR_BITS, REPLICA, behind_replicas, quantized_gradients
 from sim.ranks.plan import Plan
 
-DP, REPLICA = "dp", "replica"
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
 
 
@@ -78,6 +78,11 @@ class DataParallel(Struct, frozen=True):
     prefetches: bool = True  # ZeRO-3 gathers a block's parameters while the block before it runs its backward
     dequantized_copies: int = 0  # how often ZeRO-3 copies the fp16 numbers that it makes of gathered 8-bit integers
     stays: bool = False  # ZeRO-3 without `reshard` keeps gathered parameters from the first forward to the step's end
+    # ZeRO-3's replicas of shards share the optimizer: their number, of dense parameters and of experts; else 1.
+    outer: int = 1
+    expert_outer: int = 1
+    secondary: int = 1  # ranks over which ZeRO-3 gathers from a second copy, except in the step's first forward
+    local: int = 1  # ranks of a node that exchange gradients in 4 bits before nodes do
     gathered_early: bool = False  # ZeRO-1 gathers a rank's first stage while it updates the others
 
     @property
@@ -135,10 +140,15 @@ class DataParallel(Struct, frozen=True):
             if size > 0 and n > 1
         ]
 
-    def gather_block(self, b: Block, phase: Phase, handle: str) -> list[Comm]:
-        """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says."""
+    def gather_block(self, b: Block, phase: Phase, handle: str, first: bool = False) -> list[Comm]:
+        """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says.
+        `first`: for the step's first forward."""
         whole = self.gather(b.name, self.gathered_params(b), b.expert_params, phase, handle)
-        if self.gather_bucket_bytes is None or not whole or whole[0].group != "shard":
+        if self.outer > 1 and first:
+            return behind_replicas(whole, (self.shard, self.expert_shard))
+        if self.secondary > 1 and not first:
+            whole = [replace(c, group="secondary") for c in whole]
+        if self.gather_bucket_bytes is None or not whole or whole[0].group not in ("shard", "secondary"):
             return whole
         dense, *rest = whole
         shares = _message_shares(b, dense.bytes / self.gather_bucket_bytes)
@@ -159,6 +169,11 @@ class DataParallel(Struct, frozen=True):
             return whole
         return whole - sum(m.elements for m in b.matrices) * (1.0 - self.matrix_bytes / self.gathered_bytes)
 
+    @property
+    def _of_replicas(self) -> str:
+        """The collective that adds up shards of gradients over replicas."""
+        return "reduce_scatter" if self.outer > 1 else "all_reduce"
+
     def reduce(self, name: str, params: float, experts: float, handle: str, last: bool = True) -> list[Comm]:
         """The reduction of a unit's gradients; asynchronous if `handle` is given. `last`: the step's last."""
         b, phase, handle = self.gradient_bytes, Phase.WEIGHT_GRAD, "" if self.exposed else handle
@@ -171,8 +186,14 @@ class DataParallel(Struct, frozen=True):
             size = elements * b
             steps = [
                 ("reduce_scatter", f"{prefix}shard", size, shard, DP),
-                ("all_reduce", f"{prefix}replica", size / shard, replica, REPLICA),
+                (self._of_replicas, f"{prefix}replica", size / shard, replica, REPLICA),
             ][: 1 if self.replicas_once and not last else 2]
+            if self.local > 1:
+                size = elements * FOUR_BITS
+                steps = [
+                    ("all_to_all", "local", size, self.local, DP),
+                    ("all_to_all", "between", size / self.local, shard // self.local, DP),
+                ]
             if not sharded:
                 group = f"{prefix}dp" if prefix else "dp_cp"
                 steps = [(kind, group, size, shard * replica, DP) for kind in self._whole_reduction]
@@ -248,6 +269,10 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         prefetches=p.backward_prefetch or engine.fsdp_version != 1,
         dequantized_copies=copies,
         stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or engine.keeps_unreduced),
+        outer=size("replica") if p.shares_optimizer else 1,
+        expert_outer=size("expert_replica") if p.shares_optimizer and has_experts else 1,
+        secondary=size("secondary"),
+        local=size("local") if size("between") > 1 else 1,
         gathered_early=p.overlap_param_gather_with_optimizer_step,
     )
 
@@ -288,7 +313,7 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     """
     if not dp.engine.copies_gathered and dp.gathered_bytes == dp.parameter_bytes:
         return []
-    messages = list(gathered)
+    messages = [c for c in gathered if c.stream != REPLICA]  # shards arrive in place
     size = sum(c.bytes for c in messages)
     elements = size / dp.gathered_bytes
     kernels = 1 if dp.gather_bucket_bytes is None else len(messages)
@@ -329,6 +354,8 @@ def limit_bytes(dp: DataParallel) -> float:
 
 def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> list[Compute]:
     """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`)."""
+    if dp.local > 1:
+        return quantized_gradients(reduced, dp.local, dp.parameter_bytes)
     size, engine = sum(c.bytes for c in reduced if c.stream == DP), dp.engine
     elements, (each, once) = size / dp.gradient_bytes, engine.joining_kernels
     moved = size * engine.joining_accesses + elements * dp.parameter_bytes * engine.views_accesses

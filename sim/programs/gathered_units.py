@@ -37,7 +37,7 @@ def forward_gathers(blocks: Sequence[Block], dp: DataParallel, first: bool = Tru
     """The messages that gather each block for its forward; those of a root with the stage's first block. `first`: the
     step's first forward here, which alone gathers what stays."""
     gathers = [
-        dp.gather_block(b, Phase.FORWARD, f"w{i}") if first or not stays_all_step(dp.engine, b) else []
+        dp.gather_block(b, Phase.FORWARD, f"w{i}", first) if first or not stays_all_step(dp.engine, b) else []
         for i, b in enumerate(blocks)
     ]
     return _with_root(blocks, dp, gathers, "w0")

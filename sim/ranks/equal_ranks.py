@@ -36,7 +36,9 @@ def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, sizes: Mapping[st
     ascending) meet. `sizes`: members of each group."""
     whole = scenario.parallelism.zero == 0  # nothing is sharded, so gradients are summed over all holders at once
     rings = ["cp_exchanged", "cp_ring"] if scenario.parallelism.cp_exchanged > 1 else []
-    names = ["tp", "cp", *rings, *(["dp_cp"] if whole else ["shard", "replica"])]
+    plus_plus = ["secondary"] if scenario.parallelism.zero_hpz_partition_size else []
+    plus_plus += ["local", "between"] if scenario.parallelism.zero_quantized_gradients else []
+    names = ["tp", "cp", *rings, *(["dp_cp"] if whole else ["shard", "replica", *plus_plus])]
     if scenario.model.moe is not None:
         names += ["expert_tp", "ep", *(["expert_dp"] if whole else ["expert_shard", "expert_replica"])]
     # Numbers without gaps, as `members` needs them.

@@ -28,6 +28,9 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "all_reduce_once": (True,),
         "accumulate_in_a_row": (True, False),
         "fsdp_double_buffer": (True,),
+        "outer_dp_sharding_strategy": ("optim",),
+        "zero_hpz_partition_size": (2,),
+        "zero_quantized_gradients": (True,),
         "schedule": ("gpipe",),
         "schedule_memory": (2.0,),
         "virtual_stages": (2,),
@@ -114,6 +117,8 @@ LAYOUTS: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
     ({"dp": 4, "zero": 2, "shard_size": 2}, {}, {}),
     ({"dp": 2, "zero": 1}, {"framework": "nanotron"}, {}),
     ({"dp": 2, "zero": 2}, {"framework": "deepspeed"}, {}),
+    ({"dp": 16, "zero": 3}, {"framework": "deepspeed", "global_batch_size": 16}, {}),
+    ({"dp": 4, "zero": 3, "shard_size": 2}, {"framework": "megatron"}, {}),
     ({"dp": 2, "bucket_bytes": "1MiB"}, {"framework": "meta_llama3"}, {}),
     ({"dp": 2, "tp": 2, "sp": True, "zero": 1}, {"framework": "megatron"}, {}),
     ({"tp": 2, "zero": 3}, {"framework": "megatron", "precision": "fp8"}, {}),
@@ -140,7 +145,7 @@ def test_a_changed_key_changes_the_step_or_is_named(
     layout: dict[str, Any], training: dict[str, Any], model: dict[str, Any]
 ) -> None:
     """What changes nothing is refused or named; what is named as without effect changes nothing."""
-    sizes, batch = {**model, "layers": 4, "norm": "rmsnorm"}, {**training, "global_batch_size": 8}
+    sizes, batch = {**model, "layers": 4, "norm": "rmsnorm"}, {"global_batch_size": 8, **training}
     base = small(model=sizes, training=batch, parallelism=layout)
     plain = parse_scenario(base)
     step, unnoticed, untrue = shown(plain), list[str](), list[str]()
