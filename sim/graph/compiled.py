@@ -15,11 +15,11 @@ from sim.graph.messages import DIRECTION, NO_HOP, Messages
 from sim.graph.taskgraph import SHOWN, Collective, KindTable, WholeAction, named_actions
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import COMPUTE, CompiledProgram, Launch, LocalTask, compile_program
-from sim.programs.data_parallel import DP
 from sim.programs.deferral import drained
 from sim.programs.interleave import interleave
 from sim.programs.stages import Stage
 from sim.programs.step_end import epilogue
+from sim.programs.two_levels import DP
 from sim.ranks.equal_ranks import embedding_ranks
 
 ACROSS_STAGES = ("embedding", "pp", "model", "copies")  # groups with members on several pipeline ranks

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from sim.graph.compiled import SingleTaskForm
 from sim.programs.compile import COMPUTE, CompiledProgram
-from sim.programs.data_parallel import DP
 from sim.programs.step_end import LAST_INPUT_GRADIENT
+from sim.programs.two_levels import DP
 
 
 class TaskPattern(NamedTuple):

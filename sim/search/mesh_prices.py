@@ -13,9 +13,10 @@ from sim.prices.operator_prices import Costs
 from sim.prices.price import Priced, together_s
 from sim.prices.rank_prices import Pricing
 from sim.programs.compile import compile_program
-from sim.programs.data_parallel import DP, DataParallel, gradients_of, make_data_parallel, unpack
+from sim.programs.data_parallel import DataParallel, gradients_of, make_data_parallel, unpack
 from sim.programs.gathered_units import in_root, stays_all_step
 from sim.programs.stages import PHASES, Stage
+from sim.programs.two_levels import DP
 from sim.programs.weave import weave_backward
 from sim.ranks.places import period_of
 from sim.ranks.plan import make_plan

@@ -17,7 +17,12 @@ MODEL |= {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"}
 
 
 def case(framework: str, training: dict[str, Any] | None = None, nodes: int = 4, **parallelism: Any) -> Scenario:
-    batch = {"seq_len": 512, "global_batch_size": 32 * 2, "framework": framework, **(training or {})}
+    batch = {
+        "seq_len": 512,
+        "global_batch_size": 2 * parallelism.get("dp", 32),
+        "framework": framework,
+        **(training or {}),
+    }
     return parse_scenario(
         {
             "model": MODEL,
@@ -109,7 +114,8 @@ def test_four_bit_gradients_are_exchanged_within_nodes_and_then_between_them() -
         ("megatron", {"outer_dp_sharding_strategy": "optim"}, "needs shard_size below"),
         ("eager", {"zero_hpz_partition_size": 8}, "needs zero 3 with framework deepspeed"),
         ("deepspeed", {"zero_hpz_partition_size": 5}, "needs a divisor of dp"),
-        ("deepspeed", {"zero_quantized_gradients": True, "dp": 8}, "several whole nodes"),
+        ("eager", {"zero_quantized_gradients": True}, "needs zero 3 with framework deepspeed"),
+        ("deepspeed", {"zero_quantized_gradients": True, "dp": 12}, "needs whole nodes"),
     ],
 )
 def test_what_no_trainer_has_is_refused(framework: str, keys: dict[str, Any], message: str) -> None:

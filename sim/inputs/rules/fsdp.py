@@ -74,7 +74,7 @@ def _of_four_bits(sections: Sections, t: Training) -> Needs:
     return (
         (p.zero == 3 and framework_of(t).zero.scaled_elements > 0, OF_DEEPSPEED),
         (p.shard_size == ranks == p.ranks, "all ranks in dp and cp, and no shard_size"),
-        (ranks > each and ranks % each == 0, f"several whole nodes (of {each} GPUs)"),
+        (ranks <= each or ranks % each == 0, f"whole nodes (of {each} GPUs)"),
         (sections.model.moe is None, "a model without experts"),
         (not p.accumulate_unsharded, "accumulate_unsharded false"),
     )

@@ -22,6 +22,7 @@ from sim.models.frameworks.records import framework_of
 from sim.models.moe.dispatchers import DISPATCHERS
 from sim.models.optimizers import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
+from topology.spec import ClusterSpec
 
 # Keys that decide how serving runs.
 _LAID_OUT = {
@@ -52,6 +53,9 @@ class Layout(Protocol):
 
     @property
     def parallelism(self) -> Parallelism: ...
+
+    @property
+    def cluster(self) -> ClusterSpec: ...
 
 
 class Idle(Struct, frozen=True):
@@ -144,6 +148,10 @@ def _pairs_nothing(s: Layout) -> str:
 def _cp_split(s: Layout) -> str:
     whole = s.parallelism.cp > 1 and s.parallelism.cp_methods == {"all_to_all"}
     return "with cp_method all_to_all, which attends to whole sequences" if whole else _with_one("cp")(s)
+
+
+def _on_one_node(s: Layout) -> str:
+    return _alone(s) or ("on one node" if s.parallelism.ranks <= s.cluster.gpus_per_node else "")
 
 
 def _rings_nothing(s: Layout) -> str:
@@ -322,7 +330,7 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("fsdp_double_buffer", _alone),
     Idle("outer_dp_sharding_strategy", _alone),
     Idle("zero_hpz_partition_size", _alone),
-    Idle("zero_quantized_gradients", _alone),
+    Idle("zero_quantized_gradients", _on_one_node),
     Idle("accumulate_unsharded", _accumulate_unsharded),
     Idle("all_reduce_once", _all_reduce_once),
     Idle("accumulate_in_a_row", _accumulate_in_a_row),
