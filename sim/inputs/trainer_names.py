@@ -10,6 +10,8 @@ TITAN_SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved_1f1b": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved_zb": "InterleavedZeroBubble",
     "zb_v": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",
 }

@@ -16,6 +16,7 @@ from sim.core.errors import InputError
 from sim.prices.profile import CollectiveTable
 from sim.programs.stages import stage_input_bytes
 from sim.ranks.plan import make_plan
+from sim.schedules import FORMS
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
 
@@ -107,7 +108,7 @@ def test_split_backward_schedules_leave_less_idle(schedule: str, p: int, m: int)
 
 @pytest.mark.parametrize(
     "schedule",
-    ["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "zb_search", "dualpipe", "dualpipe_v"],
+    FORMS,
 )
 def test_every_action_runs_once_and_engines_agree(schedule: str) -> None:
     p, m = 4, 8

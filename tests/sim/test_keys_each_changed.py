@@ -117,7 +117,6 @@ LAYOUTS: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
     ({"dp": 4, "zero": 2, "shard_size": 2}, {}, {}),
     ({"dp": 2, "zero": 1}, {"framework": "nanotron"}, {}),
     ({"dp": 2, "zero": 2}, {"framework": "deepspeed"}, {}),
-    ({"dp": 16, "zero": 3}, {"framework": "deepspeed", "global_batch_size": 16}, {}),
     ({"dp": 4, "zero": 3, "shard_size": 2}, {"framework": "megatron"}, {}),
     ({"dp": 2, "bucket_bytes": "1MiB"}, {"framework": "meta_llama3"}, {}),
     ({"dp": 2, "tp": 2, "sp": True, "zero": 1}, {"framework": "megatron"}, {}),
