@@ -257,6 +257,9 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
         yield "training.attention", f"{t.attention} with cp {p.cp}", "fused"
     if p.cp > 1 and (p.cp_method_by_layer is not None or p.hierarchical_context_parallel_sizes is not None):
         yield "parallelism.cp_method", "several", "ring, all_gather or all_to_all, the same in all layers"
+    for key in ("fused_single_qkv_rope", "calculate_per_token_loss"):
+        if getattr(t, key):
+            yield f"training.{key}", "true", "false"
     for key in ("zero_hpz_partition_size", "zero_quantized_gradients"):
         if getattr(p, key):
             yield f"parallelism.{key}", str(getattr(p, key)).lower(), "left out"

@@ -140,6 +140,7 @@ class Megatron(Emission):
         if t.batch_schedule:
             self.notes.append(f"batch_schedule is left out: every step has {t.global_batch_size:,} sequences")
         self.has_only("training.optimizer", tuple(MEGATRON_OPTIMIZERS), "flags are written for Adam, SGD and Lion only")
+        self.has_only("training.fused_single_qkv_rope", (False,), "has no argument for it, Megatron-Bridge has a key")
         self.has_only("training.adamw_kernels", (None, "fused"), "has a fused Adam of Apex or Transformer Engine")
         if r.mode == "selective_op":
             self.refuse("training.recompute", "has no such policy of recomputation", r.mode)
@@ -357,6 +358,7 @@ class Megatron(Emission):
             "attention-backend": self._backend(),
             **precision_aware(self),
             "optimizer": MEGATRON_OPTIMIZERS[t.optimizer],
+            "calculate-per-token-loss": t.calculate_per_token_loss,
             "sgd-momentum": 0.0 if t.optimizer == "sgd" else None,
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,
             "cross-entropy-loss-fusion": t.cross_entropy in ("native", "fused"),

@@ -230,7 +230,7 @@ def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) 
     off: dict[str, Any] = {}
     if t.moe_router_fusion is not None and has_fusions(framework):
         off["router"] = ROUTERS[t.moe_router_fusion]
-    off |= dict.fromkeys(facts_off(t), False)
+    off |= dict.fromkeys(facts_off(t), False) | ({"ropes_in_projection": True} if t.fused_single_qkv_rope else {})
     if (t.gradient_accumulation_fusion is False or sharded) and framework.accumulates_in_matmul:
         off["accumulates_in_matmul"] = False
     if framework.biases_experts_one_by_one and m.moe is not None and m.bias and t.moe_grouped_gemm is not False:

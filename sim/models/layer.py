@@ -207,6 +207,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     text += "" if scenario.for_training.moe_router_fusion is None else f" router={d.framework.router.forward_kernels}"
     apart = ",".join(sorted(facts_off(scenario.for_training)))
     text += f" apart={apart}" if apart else ""
+    text += " rope in projection" if d.framework.ropes_in_projection else ""
     text += f" waits={','.join(d.waiting_layers)}" if d.waiting_layers else ""
     if d.lora is not None:
         text += (

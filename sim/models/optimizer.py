@@ -276,13 +276,15 @@ def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
 
     The framework's record says what: it may read the buffer for a norm that shows NaNs (`checks_gradients`), scale it
     to the mean over `replicas` data-parallel ranks before it is reduced (`averages_gradients`), and zero it for the
-    next step (`zeroes_gradients`); plain torch does none of these, because NCCL averages and gradients are freed. Where
-    each micro-batch's gradients are reduced (ZeRO-2 and -3) no more is kept than a shard: `n_params` are those of it.
+    next step (`zeroes_gradients`); plain torch does none of these, because NCCL averages and gradients are freed. With
+    `calculate_per_token_loss` it is scaled by the number of all tokens behind its reduction in place of that mean
+    (`finalize_model_grads`; two messages of four bytes are left out). Where each micro-batch's gradients are reduced
+    (ZeRO-2 and -3) no more is kept than a shard: `n_params` are those of it.
 
     Source: megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`.
 
     >>> from types import SimpleNamespace as N
-    >>> t = N(framework="megatron", grad_dtype="fp32", software_date=None)
+    >>> t = N(framework="megatron", grad_dtype="fp32", software_date=None, calculate_per_token_loss=False)
     >>> [i.bytes for i in gradient_buffer_items(1000, t, replicas=2)]
     [4000.0, 8000.0, 4000.0]
     """
@@ -291,7 +293,8 @@ def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
     framework, size = framework_of(t), n_params * dtype_bytes(t.grad_dtype)
     passes = {
         "grad_check": 1 * framework.checks_gradients,
-        "grad_average": 2 * (framework.averages_gradients and replicas > 1),
+        "grad_average": 2 * (framework.averages_gradients and replicas > 1 and not t.calculate_per_token_loss),
+        "grad_per_token": 2 * t.calculate_per_token_loss,
         "grad_zero": 1 * framework.zeroes_gradients,
     }
     made = [

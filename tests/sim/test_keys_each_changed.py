@@ -83,6 +83,8 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "moe_router_fusion": (True, False),
         "moe_shared_expert_overlap": (True,),
         "apply_rope_fusion": (False,),
+        "fused_single_qkv_rope": (True,),
+        "calculate_per_token_loss": (True,),
         "bias_activation_fusion": (False,),
         "bias_dropout_fusion": (False,),
         "moe_router_padding_for_quantization": (True,),

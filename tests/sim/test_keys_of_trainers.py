@@ -28,6 +28,7 @@ LEFT_OUT = {
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
     "hierarchical_context_parallel_sizes "  # of heads exchanged, which is refused
     "outer_dp_sharding_strategy zero_hpz_partition_size zero_quantized_gradients "  # of other frameworks
+    "fused_single_qkv_rope calculate_per_token_loss "
     "loss_chunks "  # a loss in chunks is refused
     "cuda_graph_scope moe_router_padding_for_quantization "  # of other frameworks
     "fsdp_double_buffer "  # Megatron's FSDP alone has it

@@ -134,6 +134,35 @@ def fusions(sections: Sections, t: Training) -> Problems:
                 yield ("training", key), f"found false; needs {what}"
 
 
+def of_megatron(sections: Sections, t: Training) -> Problems:
+    """Keys that Megatron-Core alone has (transformer/attention.py: `split_qkv`, when one kernel is possible;
+    distributed/finalize_model_grads.py: `num_tokens`)."""
+    own, m = has_fusions(framework_of(t)), sections.model
+    plain = not m.qk_norm and m.mla is None and not m.attention_gate and t.packing is None
+    for key, needs in (
+        (
+            "fused_single_qkv_rope",
+            (
+                (own, "framework megatron, megatron_bridge or nemo"),
+                (m.positions == "rope" and t.apply_rope_fusion is not False, "model.positions rope, fused"),
+                (plain, "queries without norms, gates and latents, and no training.packing"),
+                (t.attention == "fused", "training.attention fused"),
+                (m.program is None, "a described model"),
+            ),
+        ),
+        (
+            "calculate_per_token_loss",
+            (
+                (own, "framework megatron, megatron_bridge or nemo"),
+                (m.program is None, "a described model"),
+            ),
+        ),
+    ):
+        for good, what in needs:
+            if getattr(t, key) and not good:
+                yield ("training", key), f"found true; needs {what}"
+
+
 def shared_experts_beside(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's shared experts beside NCCL's exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
     moe, p, r = sections.model.moe, sections.parallelism, t.recompute
@@ -152,4 +181,4 @@ def shared_experts_beside(sections: Sections, t: Training) -> Problems:
 
 
 # Rules on keys of Megatron-Core.
-OF_EXPERTS = (router_fusion, fusions, shared_experts_beside, captured_parts, filled_map)
+OF_EXPERTS = (router_fusion, fusions, of_megatron, shared_experts_beside, captured_parts, filled_map)

@@ -302,6 +302,9 @@ class Framework(Struct, frozen=True):
     core/optimizer/optimizer.py: _unscale_main_grads_and_check_for_nan]"""
     adamw_by_operators: bool = False
     """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
+    ropes_in_projection: bool = False
+    """one kernel rotates queries and keys, and takes queries, keys and values out of one projection's result
+    [core/models/common/embeddings/rope_utils.py: apply_fused_qkv_rotary_pos_emb]"""
     lion_operators: tuple[int, ...] = ()
     """Lion is separate operators: accesses of parameter, gradient, moment and update, and kernels of a tensor; empty:
     one kernel [llmfoundry/optim/lion.py: lionw; emerging_optimizers/scalar_optimizers/lion.py: step, whose

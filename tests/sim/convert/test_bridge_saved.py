@@ -132,7 +132,7 @@ def test_an_activation_is_named_by_its_function(tmp_path: Path, function: str, g
         ("ddp", "fsdp_double_buffer: true", True),
         ("ddp", "fsdp_double_buffer: false", False),
         ("ddp", "overlap_param_gather_with_optimizer_step: true", True),
-        ("model", "calculate_per_token_loss: true", True),
+        ("model", "hybrid_context_parallel: true", True),
         ("model", "bias_activation_fusion: false", False),
         ("model", "bias_activation_fusion: true", False),
         ("model", "tp_comm_bulk_dgrad: false", False),  # of an overlap that is off
