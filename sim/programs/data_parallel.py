@@ -143,7 +143,7 @@ class DataParallel(Struct, frozen=True):
     def gather_block(self, b: Block, phase: Phase, handle: str, first: bool = False) -> list[Comm]:
         """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says.
         `first`: for the step's first forward."""
-        whole = self.gather(b.name, self.gathered_params(b), b.expert_params, phase, handle)
+        whole = self.gather(b.name, self.gathered_params(b), self.gathered_experts(b), phase, handle)
         if self.outer > 1 and first:
             return behind_replicas(whole, (self.shard, self.expert_shard))
         if self.secondary > 1 and not first:
@@ -160,6 +160,12 @@ class DataParallel(Struct, frozen=True):
     def gathers_twice(self) -> bool:
         """Each forward and each backward gathers all parameters."""
         return self.zero == 3 and self.reshard and not self.engine.live_elements
+
+    def gathered_experts(self, b: Block) -> float:
+        """A block's parameters of experts, as `gathered_params`: those that are kept in 8 bits, where ZeRO-3 gathers
+        them so."""
+        saved = self.eight_bit.elements(b)[1] if self.zero == 3 else 0.0
+        return b.expert_params - saved * (1.0 - self.eight_bit.gathered / self.gathered_bytes)
 
     def gathered_params(self, b: Block) -> float:
         """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes. Numbers of 4 bits
@@ -238,6 +244,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
     reduces_each = p.zero >= 2 and not whole
     gathered_bytes, messages, copies = _gathered(plan.scenario, own_bytes)
+    quantized = gathers_quantized_shards(plan.scenario)
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
@@ -257,7 +264,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         each_row=p.reduces_rows,
         fleeting_gradient_bytes=0.0 if on_host else _fleeting_bytes(plan.scenario, reduces_each, held_back),
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
-        matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
+        matrix_bytes=dtype_bytes(t.precision) if quantized or (t.fp8_param_gather and p.zero == 3) else None,
         engine=engine,
         eight_bit=eight_bit_parameters(plan.scenario),
         aligned=engine.aligns_stages and p.virtual_stages > 1 and p.pp > 1 and p.zero < 2,
@@ -365,30 +372,6 @@ def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> l
         return []
     made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", elements, moved, "bf16", each * tensors + once)
     return [replace(made, part=ModelPart.OPTIMIZER, looped=dp.copies_replicas)]  # torch's reducer is in C++
-
-
-def sum_shared(block: Block, dp: DataParallel) -> list[Comm]:
-    """All-reduces over tp of the gradients of what its ranks hold whole, a tensor each (`ZeroEngine.sums_shared`)."""
-    if not dp.engine.sums_shared or dp.zero != 3 or dp.shard * dp.replica == 1:
-        return []
-    name, phase, b = f"{block.name} shared gradients", Phase.WEIGHT_GRAD, dp.parameter_bytes
-    return [Comm(name, "all_reduce", "tp", n * b, phase) for n in block.shared]
-
-
-def sum_shared_once(blocks: Sequence[Block], dp: DataParallel, element_bytes: float) -> Program:
-    """One all-reduce over tp of the gradients of all that its ranks hold whole (`ZeroEngine.sums_shared_once`), which
-    are joined before it (2 accesses) and copied back behind it, tensor by tensor (2). FSDP has shards of them.
-    `element_bytes`: of a gradient as it is kept."""
-    tensors = [n for b in blocks for n in b.shared]
-    elements = sum(tensors) / (dp.shard if dp.zero >= 2 else 1)
-    if not dp.engine.sums_shared_once or not tensors:
-        return ()
-    size, phase = elements * element_bytes, Phase.OPTIMIZER
-    joined = memory_op("join shared gradients", phase, "copy", elements, 2 * size, "fp32")
-    back = memory_op("copy shared gradients", phase, "copy", elements, 2 * size, "fp32", len(tensors))
-    # A bare loop of copies costs the host about what a loop in C++ does, not what a module does.
-    parts = [replace(made, part=ModelPart.OPTIMIZER, plain_host=True, looped=True) for made in (joined, back)]
-    return (parts[0], Comm("shared gradients", "all_reduce", "tp", size, phase), parts[1])
 
 
 def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

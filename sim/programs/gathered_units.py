@@ -78,7 +78,7 @@ def units_ahead(blocks: Sequence[Block], dp: DataParallel) -> int:
 
 
 def _elements(block: Block, dp: DataParallel) -> float:
-    return dp.gathered_params(block) + block.expert_params
+    return dp.gathered_params(block) + dp.gathered_experts(block)
 
 
 def _with_root(blocks: Sequence[Block], dp: DataParallel, gathers: list[list[Comm]], handle: str) -> list[list[Comm]]:

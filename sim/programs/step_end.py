@@ -18,7 +18,8 @@ from sim.models.optimizer import (
 )
 from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
-from sim.programs.data_parallel import DataParallel, after_backward, sum_shared_once
+from sim.programs.data_parallel import DataParallel, after_backward
+from sim.programs.shared_gradients import sum_shared_once
 from sim.programs.stages import Stage
 from sim.programs.updated_parameters import early_gather, gather_after_optimizer
 from sim.ranks.plan import Plan

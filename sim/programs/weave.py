@@ -10,11 +10,11 @@ from sim.programs.data_parallel import (
     gradients_of,
     join_gradients,
     limit_bytes,
-    sum_shared,
     unpack,
     waits,
 )
 from sim.programs.gathered_units import backward_gathers, backward_order, forward_gathers, forward_order, in_root
+from sim.programs.shared_gradients import sum_shared
 from sim.programs.two_levels import second_copy
 
 

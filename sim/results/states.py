@@ -105,6 +105,10 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
         eight_bit = sum(sum(dp.eight_bit.elements(b)) for b in blocks)  # counted among `Block.quantized_bytes`
         return n.whole * trained_bytes(t) + (n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
     scales, trained = four_bit * (NF4_BYTES - NF4_DATA_BYTES), n.sharded * trained_bytes(t)
+    # ZeRO-3's shards of 8-bit parameters by rows; what they are gathered to, and its other order, pass.
+    found = [dp.eight_bit.elements(b) for b in blocks]
+    saved = sum(n / dp.shard + n_experts / dp.expert_shard for n, n_experts in found) * (kept - dp.eight_bit.gathered)
+    trained -= saved
     second = sum(b.held_params for b in blocks) / dp.secondary * dp.parameter_bytes if dp.secondary > 1 else 0.0
     return second + trained + n.frozen / dp.shard * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
 
@@ -161,7 +165,9 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
     elif dtype_bytes(t.param_dtype) > compute_bytes(t.precision):
         gathered = _cast_elements(plan, dp, blocks) * dp.parameter_bytes
     # Quantized copies are there as long as what they were made of: two blocks' where FSDP frees what it gathered.
-    quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
+    orders = dp.eight_bit.kept / dp.eight_bit.gathered if dp.zero == 3 and dp.eight_bit.gathered else 0.0
+    beside = (orders - 1) / orders if orders else 1.0  # one order of 8-bit parameters is what is gathered
+    quantized = sorted((b.quantized_bytes * beside for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard and dp.shard > 1 else quantized)
     experts = any(b.expert_params for b in blocks)
     workspaces = max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts)

@@ -9,6 +9,7 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.layer import layer_block
 from sim.models.parameters import count_parameters
 from sim.simulation import simulate
 
@@ -121,3 +122,34 @@ def test_four_bit_gradients_are_exchanged_within_nodes_and_then_between_them() -
 def test_what_no_trainer_has_is_refused(framework: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         case(framework, **keys)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_megatrons_fsdp_shards_and_gathers_parameters_in_8_bits(experts: bool) -> None:
+    """Matrices of layers are gathered in one byte in place of two, forward and backward, and their shards kept so."""
+    training = {"precision": "fp8", "fp8_recipe": "tensorwise"}
+    moe = {"moe": {"experts": 8, "top_k": 2, "ffn": 512}} if experts else {}
+    layout = {"ep": 4} if experts else {}
+    scenarios = [
+        parse_scenario(
+            {
+                "model": MODEL | moe,
+                "training": {"seq_len": 512, "global_batch_size": 32, "framework": "megatron", **training, **more},
+                "parallelism": {"dp": 32, "zero": 3, **layout},
+                "cluster": {"preset": "dgx-h100", "nodes": 4},
+            }
+        )
+        for more in ({}, {"fp8_param_gather": True})
+    ]
+    wide, narrow = ([layer_block(s, 0), sent(s), simulate(s).result["memory"][0]] for s in scenarios)
+    block = wide[0]
+    matrices = sum(m.elements for m in block.matrices)
+    own = sum(m.elements for m in block.expert_matrices)
+    # Each of four layers is gathered twice.
+    assert wide[1]["all_gather", "shard"] - narrow[1]["all_gather", "shard"] == pytest.approx(4 * 2 * matrices)
+    if experts:
+        saved = wide[1]["all_gather", "expert_shard"] - narrow[1]["all_gather", "expert_shard"]
+        assert saved == pytest.approx(4 * 2 * own)
+    kept = 4 * (matrices / 32 + own / 8)
+    assert wide[2]["parameters"] - narrow[2]["parameters"] == pytest.approx(kept)
+    assert narrow[2]["buffers"] < wide[2]["buffers"]

@@ -85,9 +85,14 @@ def remainders(sections: Sections, t: Training) -> Problems:
 
 
 def eight_bit_parameters(sections: Sections, t: Training) -> Problems:
-    """Megatron-Core's distributed optimizer casts to Transformer Engine's 8 bits (optimizer/distrib_optimizer.py)."""
-    recipe, zero = recipe_of(t) if t.fp8_param_gather else None, (1,) if t.lora is None else (0, 1)
+    """Megatron-Core's distributed optimizer casts to Transformer Engine's 8 bits (optimizer/distrib_optimizer.py), and
+    so does its FSDP (distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: `fp8_quantize`)."""
+    recipe, zero = recipe_of(t) if t.fp8_param_gather else None, (1, 3) if t.lora is None else (0, 1)
+    own = sections.parallelism.fsdp_version is None and bool(framework_of(t).zero.ahead_elements)
+    sharded = sections.parallelism.zero == 3 and recipe is not None
     for bad, what in (
+        (sharded and not own, "with zero 3 a framework of Megatron-Core, and its own FSDP"),
+        (sharded and recipe is not None and recipe.format != "fp8", "with zero 3 precision fp8"),
         (recipe is None or recipe.format == "nvfp4" or recipe.quantizer != "te", "Transformer Engine's fp8 or mxfp8"),
         (sections.parallelism.zero not in zero, f"parallelism.zero {' or '.join(map(str, zero))}"),
         (bool(t.optimizer_offload), "training without optimizer_offload"),
