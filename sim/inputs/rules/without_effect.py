@@ -289,6 +289,17 @@ def _no_rope(s: Layout) -> str:
     return "" if s.model.positions == "rope" else f"with model.positions {s.model.positions}"
 
 
+def _per_token(s: Layout) -> str:
+    """A pass over all gradients takes the place of one of the same length (`gradient_buffer_items`)."""
+    if (
+        s.training is None
+        or not framework_of(s.training).averages_gradients
+        or s.parallelism.dp * s.parallelism.cp == 1
+    ):
+        return ""
+    return f"on times with framework {s.training.framework}, which else scales gradients to the mean over ranks"
+
+
 def _fills_tiles(s: Layout) -> str:
     by_library = s.parallelism.ep > 1 and DISPATCHERS[s.parallelism.ep_dispatcher or "all_to_all"].fills_tiles
     return f"with ep_dispatcher {s.parallelism.ep_dispatcher}, which fills rows up itself" if by_library else ""
@@ -368,6 +379,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("moe_router_fusion", _own_router),
     Idle("moe_shared_expert_overlap", _with_one("ep")),
     Idle("apply_rope_fusion", _no_rope),
+    Idle("calculate_per_token_loss", _per_token),
     Idle("cuda_graph_scope", _no_layers_graphed),
     Idle("moe_router_padding_for_quantization", _fills_tiles),
     Idle("adamw_kernels", _no_adamw),
