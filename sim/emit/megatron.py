@@ -10,17 +10,24 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
-from sim.emit.megatron_layers import context, ends_of_pipeline, in_sixteen_bits, offloaded, precision_aware
+from sim.emit.megatron_layers import (
+    context,
+    ends_of_pipeline,
+    fuses_router,
+    in_sixteen_bits,
+    offloaded,
+    precision_aware,
+    unfused,
+)
 from sim.inputs.trainer_names import (
     MEGATRON_BACKENDS,
     MEGATRON_FSDP,
-    MEGATRON_FUSIONS,
     MEGATRON_OPTIMIZERS,
     MEGATRON_SCHEDULES,
 )
 from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON, MEGATRON_ZERO, facts_off
+from sim.models.frameworks.megatron import MEGATRON, MEGATRON_ZERO
 from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.recipes import RECIPES, recipe_of
@@ -364,7 +371,7 @@ class Megatron(Emission):
             "cross-entropy-loss-fusion": t.cross_entropy in ("native", "fused"),
             **({"no-gradient-accumulation-fusion": True} if t.gradient_accumulation_fusion is False else {}),
             "cross-entropy-fusion-impl": "te" if t.cross_entropy == "fused" else None,
-            **self._fusions(framework),
+            **unfused(self, framework),
             **self._recompute(),
             **self._recipes(framework),
         }
@@ -377,19 +384,9 @@ class Megatron(Emission):
         return {
             "no-check-for-nan-in-loss-and-grad": not framework.checks_gradients,
             "ddp-average-in-collective": not framework.averages_gradients,
-            "moe-router-fusion": m.moe is not None and self._fuses_router(framework),
+            "moe-router-fusion": m.moe is not None and fuses_router(self, framework),
             "enable-experimental": m.mla is not None and framework.fuses_latent_rope > usual.fuses_latent_rope,
         }
-
-    def _fusions(self, framework: Framework) -> Flags:
-        off = facts_off(self.training)
-        return {
-            f"no-{name}-fusion": fact in off or not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()
-        }
-
-    def _fuses_router(self, framework: Framework) -> bool:
-        chosen = self.training.moe_router_fusion
-        return framework.router == FUSED_ROUTER if chosen is None else chosen
 
     def _backend(self) -> str:
         t = self.training

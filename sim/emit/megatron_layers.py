@@ -6,8 +6,10 @@ from typing import Any
 
 from sim.emit.common import Emission
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
-from sim.inputs.trainer_names import MEGATRON_CP
+from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FUSIONS
 from sim.inputs.training_config import ActivationOffload
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.megatron import FUSED_ROUTER, facts_off
 from sim.models.optimizers import REMAINDERS
 
 
@@ -74,3 +76,15 @@ def context(e: Emission) -> dict[str, Any]:
         "cp-comm-type": " ".join(MEGATRON_CP[method] for method in methods),
         "hierarchical-context-parallel-sizes": " ".join(map(str, sizes)) if sizes else None,
     }
+
+
+def unfused(e: Emission, framework: Framework) -> dict[str, Any]:
+    """Fusions that are off."""
+    off = facts_off(e.training)
+    return {f"no-{name}-fusion": fact in off or not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()}
+
+
+def fuses_router(e: Emission, framework: Framework) -> bool:
+    """Tell whether Transformer Engine's kernels are the router."""
+    chosen = e.training.moe_router_fusion
+    return framework.router == FUSED_ROUTER if chosen is None else chosen

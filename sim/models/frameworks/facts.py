@@ -303,12 +303,9 @@ class Framework(Struct, frozen=True):
     adamw_by_operators: bool = False
     """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
     ropes_in_projection: bool = False
-    """one kernel rotates queries and keys, and takes queries, keys and values out of one projection's result
-    [core/models/common/embeddings/rope_utils.py: apply_fused_qkv_rotary_pos_emb]"""
+    """one kernel takes a projection's result apart and rotates it [core: apply_fused_qkv_rotary_pos_emb]"""
     lion_operators: tuple[int, ...] = ()
-    """Lion is separate operators: accesses of parameter, gradient, moment and update, and kernels of a tensor; empty:
-    one kernel [llmfoundry/optim/lion.py: lionw; emerging_optimizers/scalar_optimizers/lion.py: step, whose
-    calculate_lion_update is compiled]"""
+    """Lion's accesses of parameter, gradient, moment, update, and its kernels; empty: one [optim/lion.py: lionw]"""
     adds_gradients_late: bool = False
     """16-bit gradients of a micro-batch are added to fp32 sums after its backward; with ZeRO-0 DDP sizes its buckets
     by the 16-bit gradients [nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`]"""
