@@ -15,13 +15,14 @@ import click
 import torch
 import torch.distributed as dist
 
-from calibrate import overlap, shared_cores
-from calibrate.collective_calls import MAX_CPU_RANKS, Call, Work, make, repeat
+from calibrate import shared_cores
 from calibrate.launch import join
 from calibrate.machine import gpu_ranks
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Record, from_json, to_json
-from calibrate.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
+from calibrate.timings import overlap
+from calibrate.timings.collective_calls import MAX_CPU_RANKS, Call, Work, make, repeat
+from calibrate.timings.timing import MAX_SAMPLES, MIN_SAMPLES, SAMPLE_S, Bench, Timing, summarize
 from sim.core.collectives import COLLECTIVES
 from sim.core.processes import python_module
 from sim.studies.executors import available_cores

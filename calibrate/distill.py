@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.model import Head
+from calibrate.bundled_model.model import Head
 from calibrate.quantization import BATCH, SEQ, SMALL, loss, make_small, next_words, perplexity, text, train
 from calibrate.serving.engine import Prompt, Served, Settings, serve
 from calibrate.serving.forward import Clock, Model

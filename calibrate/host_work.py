@@ -32,11 +32,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from calibrate.collective_calls import make
 from calibrate.launch import join
 from calibrate.ranks import stream_ranks
 from calibrate.records import Constant, Record, from_json, to_json
-from calibrate.timing import Bench
+from calibrate.timings.collective_calls import make
+from calibrate.timings.timing import Bench
 from sim.core.host_work import coefficient_of
 from sim.core.processes import python_module
 

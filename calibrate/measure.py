@@ -19,7 +19,7 @@ import click
 from msgspec import Struct
 
 from calibrate.launch import RankError, is_rank, join, run_ranks
-from calibrate.runnable import check_runnable
+from calibrate.real_steps.runnable import check_runnable
 from calibrate.words import hear_warnings, say, warn, warned
 from sim.commands.command import Command, run_command
 from sim.commands.files_named import OUTPUT, check_output
@@ -113,7 +113,7 @@ def _checked(wanted: Wanted) -> Scenario:
     """Return the scenario after all checks of the user's input."""
     scenario = with_balanced_stages(load_scenario(wanted.scenario, wanted.overrides))
     if wanted.torch:
-        from calibrate.torch_reference import check
+        from calibrate.real_steps.torch_reference import check
 
         if wanted.program is not None or wanted.huggingface is not None:
             raise InputError("--torch: cannot be given with --program or --huggingface; it runs the bundled model")
@@ -121,7 +121,7 @@ def _checked(wanted: Wanted) -> Scenario:
     if wanted.program is not None:
         from calibrate.capture.options import Options
         from calibrate.capture.what import maker
-        from calibrate.measure_program import check_program
+        from calibrate.real_steps.measure_program import check_program
 
         if wanted.huggingface is not None:
             raise InputError("--program: cannot be given with --huggingface; one of the two runs")
@@ -132,7 +132,7 @@ def _checked(wanted: Wanted) -> Scenario:
     elif scenario.training is None:
         raise InputError(f"{wanted.where}: inference: only training steps can be run for real")
     else:
-        from calibrate.huggingface import check_model, config_file
+        from calibrate.real_steps.huggingface import check_model, config_file
 
         model = f"model={config_file(wanted.huggingface).resolve()}"
         check_model(wanted.huggingface, scenario, load_scenario(wanted.scenario, [*wanted.overrides, model]))
@@ -188,13 +188,13 @@ def device_of(scenario: Scenario) -> str:
 
 def _measure(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
     """Prove, measure memory and time the rounds; return the measured run on rank 0, None on other ranks."""
-    from calibrate.block_cuts import block_cuts
-    from calibrate.blocks import Rehearsal
-    from calibrate.distillation_step import Lesson, Pupil
     from calibrate.parallel.memory import SavedBytes, allocated_peak
     from calibrate.parallel.memory_over_steps import first_steps
-    from calibrate.run_record import assemble
-    from calibrate.timed_rounds import Limits, calibrate, run_rounds
+    from calibrate.real_steps.block_cuts import block_cuts
+    from calibrate.real_steps.blocks import Rehearsal
+    from calibrate.real_steps.distillation_step import Lesson, Pupil
+    from calibrate.real_steps.run_record import assemble
+    from calibrate.real_steps.timed_rounds import Limits, calibrate, run_rounds
 
     runner, proof = _proven(scenario, rank, device, wanted.where)
     over_steps = first_steps(runner)  # the optimizer's state appears
@@ -236,9 +236,9 @@ def _proven(scenario: Scenario, rank: int, device: str, where: str) -> tuple[Any
     """
     import torch
 
-    from calibrate.distillation_step import Pupil
     from calibrate.parallel.proof import prove, to_prove
     from calibrate.parallel.runner import Runner, make_place
+    from calibrate.real_steps.distillation_step import Pupil
 
     place, student = make_place(scenario, rank, device), scenario.model_copy(update={"distillation": None})
     wanted = to_prove(student, device)
@@ -259,7 +259,7 @@ def _torch_beside(scenario: Scenario, runner: Any, wanted: Wanted) -> dict[str, 
     """Prove torch's own parallelism and time its steps in turns with the bundled ones. Collective."""
     from calibrate.parallel.proof import single_device
     from calibrate.parallel.samples import make_batch
-    from calibrate.torch_reference import TorchReference, largest_difference, time_both, which
+    from calibrate.real_steps.torch_reference import TorchReference, largest_difference, time_both, which
 
     reference = TorchReference(scenario, runner)
     reference.gradients(runner.batch(0))
@@ -281,10 +281,10 @@ def _torch_beside(scenario: Scenario, runner: Any, wanted: Wanted) -> dict[str, 
 def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
     """Measure a Transformers model; the proof is that it has as many parameters as the simulated model."""
 
-    from calibrate.fused import peak_bytes
-    from calibrate.huggingface import Imported
-    from calibrate.run_record import assemble
-    from calibrate.timed_rounds import Limits, run_rounds
+    from calibrate.real_steps.huggingface import Imported
+    from calibrate.real_steps.run_record import assemble
+    from calibrate.real_steps.timed_rounds import Limits, run_rounds
+    from calibrate.timings.fused import peak_bytes
 
     assert wanted.huggingface is not None
     runner = Imported(scenario, wanted.huggingface, device)
@@ -318,9 +318,9 @@ def _measure_huggingface(scenario: Scenario, rank: int, device: str, wanted: Wan
 
 def _measure_program(scenario: Scenario, rank: int, device: str, wanted: Wanted) -> dict[str, Any] | None:
     """Measure a captured program's code on one rank; the proof is that it runs the captured operators."""
-    from calibrate.measure_program import ProgramRunner, check_program, differences
-    from calibrate.run_record import assemble
-    from calibrate.timed_rounds import Limits, run_rounds
+    from calibrate.real_steps.measure_program import ProgramRunner, check_program, differences
+    from calibrate.real_steps.run_record import assemble
+    from calibrate.real_steps.timed_rounds import Limits, run_rounds
 
     program = check_program(scenario, wanted.where)
     assert wanted.program is not None
@@ -351,7 +351,7 @@ def simulated_blocks(
     scenario: Scenario, numbers: dict[int, list[int]], part_of_stage: Sequence[int], rank: int
 ) -> tuple[dict[int, tuple[Block, ...]], list[tuple[str, int]]]:
     """Return what the simulator looks up in a profile: stages' blocks, and (op, bytes) of clipping and optimizer."""
-    from sim.models.optimizer import clip_items, optimizer_items, prepared_gradients
+    from sim.models.optimizers.step import clip_items, optimizer_items, prepared_gradients
     from sim.programs.stages import stage_blocks
     from sim.ranks.plan import make_plan
 
@@ -381,7 +381,7 @@ def _profile(
     wanted: Wanted, scenario: Scenario, logs: list[Any], epilogues: list[Any], message_bytes: int, facts: Any
 ) -> Profile:
     """Return the profile that --profile names, else one of what was timed between the steps."""
-    from calibrate.profile_from_steps import profile_of_rounds
+    from calibrate.real_steps.profile_from_steps import profile_of_rounds
 
     if wanted.profile:
         return load_profile(wanted.profile)

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
-from calibrate.model import Build, make_blocks
+from calibrate.bundled_model.model import Build, make_blocks
 from calibrate.quantization import loss, text
 from sim.commands.command import Command, run_command
 from sim.inputs.scenario import Scenario, load_scenario

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.linear import Linear
-from calibrate.model import Build, Layer, make_blocks
+from calibrate.bundled_model.linear import Linear
+from calibrate.bundled_model.model import Build, Layer, make_blocks
 from sim.commands.command import Command, run_command
 from sim.core.quantization import INT4_GROUP
 from sim.inputs.model_config import ModelConfig

@@ -28,8 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.linear import Linear
-from calibrate.model import Build, make_blocks, parameter_count
+from calibrate.bundled_model.linear import Linear
+from calibrate.bundled_model.model import Build, make_blocks, parameter_count
 from calibrate.quantization import METHODS, OUTLIER_THRESHOLD, Product, loss, quantized, train
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.training_config import Training

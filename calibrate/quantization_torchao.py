@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from calibrate.linear import Linear
+from calibrate.bundled_model.linear import Linear
 
 ABSENT = "torchao: skipped, it is not installed (pip install 'stepsim[torchao]')"
 GROUP = 64
@@ -42,7 +42,7 @@ def configs() -> Mapping[str, Callable[[], Any]]:
 
 
 def plain_linear(layer: Linear) -> nn.Linear:
-    """Return a `torch.nn.Linear` with the parameters of a linear layer of `calibrate.model`."""
+    """Return a `torch.nn.Linear` with the parameters of a linear layer of `calibrate.bundled_model.model`."""
     n, k = layer.weight.shape
     out = nn.Linear(k, n, bias=layer.bias is not None, device="meta")
     out.weight = layer.weight

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from calibrate.timing import Timing
+from calibrate.timings.timing import Timing
 from sim.core.errors import InputError
 from sim.core.files import read_json, write_json
 from sim.prices.coefficients import Coefficient, coefficients_from

@@ -21,9 +21,9 @@ from sim.core.errors import InputError
 from sim.core.units import counted
 
 if TYPE_CHECKING:
-    from calibrate.kernels import Case
     from calibrate.records import Partial, Record
-    from calibrate.timing import Bench
+    from calibrate.timings.matmuls import Case
+    from calibrate.timings.timing import Bench
 
 GROUPS = (
     "matmul",
@@ -89,7 +89,7 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
     from calibrate.machine_load import START_BELOW_CORES, Others
     from calibrate.records import Partial, make_profile
     from calibrate.side_by_side import print_rows, rows_of
-    from calibrate.timing import Bench
+    from calibrate.timings.timing import Bench
 
     if device == "cpu":
         torch.set_num_threads(1)
@@ -137,7 +137,9 @@ def _measure(bench: Bench, groups: list[str], kept: Partial) -> list[str]:
 
 def _work(bench: Bench, group: str) -> Iterator[tuple[list[str], Callable[[list[str]], Iterator[Step]]]]:
     """Yield the measurements of one group: their keys, and a function that runs the missing ones."""
-    from calibrate import attention, collectives, elementwise, fused, host_work, kernels, shared_cores
+    from calibrate import collectives, host_work, shared_cores
+    from calibrate.timings import attention, elementwise, fused
+    from calibrate.timings import matmuls as kernels
 
     if group == "python":
         yield [host_work.KEY], partial(host_work.measure, bench)

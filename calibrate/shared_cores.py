@@ -26,11 +26,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrate.collective_calls import MAX_CPU_RANKS, Call, Work, make, repeat
 from calibrate.launch import join
 from calibrate.ranks import stream_ranks
 from calibrate.records import Collective, Constant, Record, from_json, to_json
-from calibrate.timing import Bench
+from calibrate.timings.collective_calls import MAX_CPU_RANKS, Call, Work, make, repeat
+from calibrate.timings.timing import Bench
 from sim.core.processes import python_module
 from sim.prices.coefficients import BURST_S
 from sim.studies.executors import available_cores

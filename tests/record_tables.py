@@ -16,7 +16,7 @@ from sim.models.frameworks.parts import (
     ZeroEngine,
 )
 from sim.models.frameworks.records import FRAMEWORKS
-from sim.models.recipes import RECIPES, Pass
+from sim.models.precision.recipes import RECIPES, Pass
 
 
 def framework_table() -> str:

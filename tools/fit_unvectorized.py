@@ -26,10 +26,10 @@ from scipy.optimize import least_squares
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from calibrate.bundled_model.norm import eager_rms_norm
 from calibrate.capture.autocast import CudaOperators
 from calibrate.capture.recorder import Recorder
-from calibrate.fused import CHAINS
-from calibrate.norm import eager_rms_norm
+from calibrate.timings.fused import CHAINS
 from sim.inputs.program_file import CapturedOperator
 from sim.inputs.program_file import Tensor as Described
 from sim.models.captured.kernels import moved_bytes

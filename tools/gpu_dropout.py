@@ -130,7 +130,7 @@ def measure(out: Path) -> int:
     import torch
 
     from calibrate import machine
-    from calibrate.timing import Bench
+    from calibrate.timings.timing import Bench
 
     if not torch.cuda.is_available():
         print(f"error: torch {torch.__version__} sees no CUDA GPU here; nothing was measured", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from sim.models.attention import CUDNN_DROPOUT_STEPS
+from sim.models.attention.core import CUDNN_DROPOUT_STEPS
 
 HALF = (torch.bfloat16, torch.float16)
 FLASH_HEAD_DIM = 256  # the largest head size of FlashAttention-2

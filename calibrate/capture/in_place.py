@@ -31,7 +31,7 @@ INTO_ZEROS = {
 BETWEEN = (  # Python that runs between the engine and this module
     "torch/_compile.py",
     "torch/_dynamo/eval_frame.py",
-    "calibrate/operator_times.py",
+    "calibrate/real_steps/operator_times.py",
     "calibrate/capture/recorder.py",
     "calibrate/capture/script_recorder.py",
 )

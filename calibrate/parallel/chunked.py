@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from calibrate.linear import as_rows, bias_gradient, weight_gradient
+from calibrate.bundled_model.linear import as_rows, bias_gradient, weight_gradient
 from calibrate.parallel.comm import Group, Pending
 from calibrate.parallel.cut import Cut
 from sim.models.linear import CHUNKS

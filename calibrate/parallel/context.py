@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from calibrate.attention_dropout import Dropped, DroppedAttention, Piece
-from calibrate.model import Core, causal_attention
+from calibrate.bundled_model.attention_dropout import Dropped, DroppedAttention, Piece
+from calibrate.bundled_model.model import Core, causal_attention
 from calibrate.parallel.comm import Group
 
 KV, DKV = 1, 2  # tags of keys and values, and of their gradients

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from calibrate.linear import as_rows
+from calibrate.bundled_model.linear import as_rows
 from calibrate.parallel.comm import Group
 
 

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import Linear, WeightGrads, gradient
+from calibrate.bundled_model.linear import Linear, WeightGrads, gradient
 from calibrate.parallel.pipeline import Record
 from sim.inputs.parallelism import AT_THE_END
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrate.model import Experts
+from calibrate.bundled_model.model import Experts
 from calibrate.parallel.comm import Group
 from calibrate.parallel.expert_tensor import cut_expert, gather_rows, scatter_sum
 

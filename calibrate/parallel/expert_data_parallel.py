@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads
+from calibrate.bundled_model.linear import WeightGrads
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.model_parallel import dense_modules, expert_modules
 from calibrate.parallel.pipeline import Record

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrate.linear import Linear
-from calibrate.model import Expert
+from calibrate.bundled_model.linear import Linear
+from calibrate.bundled_model.model import Expert
 from calibrate.parallel.comm import Group
 from calibrate.parallel.tensor import OwnColumns, OwnRows
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from calibrate.linear import WeightJob
-from calibrate.model import Embedding, Head
+from calibrate.bundled_model.linear import WeightJob
+from calibrate.bundled_model.model import Embedding, Head
 from calibrate.parallel.data import Sync
 from calibrate.parallel.pipeline import Stage
 from calibrate.parallel.zero import Sharded, Shared, Unit

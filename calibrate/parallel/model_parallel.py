@@ -14,11 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.attention_dropout import DroppedAttention
-from calibrate.dropout import Share
-from calibrate.latent import WholeLinear
-from calibrate.model import Embedding, Experts, Head, Layer, Router
-from calibrate.norm import Norm
+from calibrate.bundled_model.attention_dropout import DroppedAttention
+from calibrate.bundled_model.dropout import Share
+from calibrate.bundled_model.latent import WholeLinear
+from calibrate.bundled_model.model import Embedding, Experts, Head, Layer, Router
+from calibrate.bundled_model.norm import Norm
+from calibrate.bundled_model.rotation import Constants
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.context import ContextAttention, own_positions
 from calibrate.parallel.cut import Cut
@@ -27,7 +28,6 @@ from calibrate.parallel.expert_tensor import biases_counted_before
 from calibrate.parallel.loss_scale import square_sum
 from calibrate.parallel.tensor import ColumnLinear, RowLinear, VocabularyEmbedding, VocabularyHead, cut_layer
 from calibrate.parallel.zero import Sharding
-from calibrate.rotation import Constants
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.scenario import Scenario
 from sim.ranks.plan import Plan

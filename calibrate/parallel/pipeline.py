@@ -22,8 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads, WeightJob, gradient
-from calibrate.model import Embedding, Head
+from calibrate.bundled_model.linear import WeightGrads, WeightJob, gradient
+from calibrate.bundled_model.model import Embedding, Head
 from sim.core.actions import Action, Entry, Kind, Schedule, parts
 
 LOOKAHEAD = 4  # schedule entries for which overlapped receives are posted ahead

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import gradient
-from calibrate.model import Build, Head, make_blocks
+from calibrate.bundled_model.linear import gradient
+from calibrate.bundled_model.model import Build, Head, make_blocks
 from calibrate.parallel.model_parallel import whole_model
 from calibrate.parallel.runner import Runner, seed_dropout, sum_over_ranks
 from calibrate.parallel.samples import make_batch

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from calibrate.model import Layer
+from calibrate.bundled_model.model import Layer
 
 ENTRY = {"full": ("forward",), "selective_op": ("forward",), "selective": ("core", "unfused")}  # methods that run again
 MATMULS = ("aten::mm", "aten::addmm")

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads
-from calibrate.model import Build, Embedding, Head, Layer, make_blocks
+from calibrate.bundled_model.linear import WeightGrads
+from calibrate.bundled_model.model import Build, Embedding, Head, Layer, make_blocks
 from calibrate.parallel.comm import cut_records
 from calibrate.parallel.data import DataParallel, Sync
 from calibrate.parallel.expert_data_parallel import ExpertDataParallel
@@ -27,7 +27,7 @@ from calibrate.parallel.samples import draw
 from calibrate.parallel.zero import ShardedOptimizer, Sharding, Shared
 from sim.core.actions import Kind, Schedule, parts
 from sim.inputs.scenario import Scenario
-from sim.models.recompute import mode_of_layer
+from sim.models.activation_memory.recompute import mode_of_layer
 from sim.ranks.plan import Plan, make_parts, make_plan
 from sim.ranks.rank_mesh import Mesh, make_mesh
 from sim.simulation import simulate

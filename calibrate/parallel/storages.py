@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from calibrate.model import Layer
+from calibrate.bundled_model.model import Layer
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, int]:

@@ -21,11 +21,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.attention_dropout import DroppedAttention
-from calibrate.dropout import Share, dropout
-from calibrate.latent import LatentHeads
-from calibrate.linear import Linear, bias_gradient, weight_gradient
-from calibrate.model import Embedding, Head, Layer
+from calibrate.bundled_model.attention_dropout import DroppedAttention
+from calibrate.bundled_model.dropout import Share, dropout
+from calibrate.bundled_model.latent import LatentHeads
+from calibrate.bundled_model.linear import Linear, bias_gradient, weight_gradient
+from calibrate.bundled_model.model import Embedding, Head, Layer
 from calibrate.parallel.chunked import ChunkedColumn, ChunkedRow
 from calibrate.parallel.cut import Cut
 from sim.inputs.model_config import ModelConfig

@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.linear import WeightGrads, gradient
+from calibrate.bundled_model.linear import WeightGrads, gradient
 from calibrate.parallel.comm import all_gather, reduce_scatter
 from calibrate.parallel.data import Sent, Sync, Traffic, distinct_parameters, hook_gradients, make_buckets
 from calibrate.parallel.pipeline import Record

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.model import Build, Embedding, Head, Layer, Router, make_blocks
-from calibrate.rotation import Constants
+from calibrate.bundled_model.model import Build, Embedding, Head, Layer, Router, make_blocks
+from calibrate.bundled_model.rotation import Constants
 from calibrate.serving.cache import PagedCache
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.training_config import Training
@@ -78,7 +78,7 @@ def _seconds_between(first: Mark, then: Mark) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The blocks of `calibrate.model`: embedding, layers, head."""
+    """The blocks of `calibrate.bundled_model.model`: embedding, layers, head."""
 
     config: ModelConfig
     blocks: list[nn.Module]

@@ -12,8 +12,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.linear import Linear
-from calibrate.model import Embedding
+from calibrate.bundled_model.linear import Linear
+from calibrate.bundled_model.model import Embedding
 from calibrate.serving.forward import Model
 from sim.inputs.model_config import ModelConfig
 

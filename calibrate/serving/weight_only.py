@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.linear import Linear
-from calibrate.model import Layer, Router
+from calibrate.bundled_model.linear import Linear
+from calibrate.bundled_model.model import Layer, Router
 
 
 class Int8Linear(nn.Module):

@@ -69,7 +69,7 @@ def main(file: Path, options: ConvertOptions) -> None:
     """
     import yaml
 
-    from sim.convert.script import given_values
+    from sim.convert.scripts.script import given_values
     from sim.convert.settings import Machine
     from sim.inputs.input_source import Source
     from sim.inputs.overrides import with_overrides

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sim.convert.adapters import PEFT_MODULES, layers_of
-from sim.convert.fsdp_arguments import gathers_late
 from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.trainer_arguments.adapters import PEFT_MODULES, layers_of
+from sim.convert.trainer_arguments.fsdp import gathers_late
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.input_source import show

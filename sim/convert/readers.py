@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
 
-from sim.convert.command_line import with_values
-from sim.convert.containers import started
-from sim.convert.environment import environment_note
-from sim.convert.sourced import Sourced, advice, with_sourced
+from sim.convert.scripts.command_line import with_values
+from sim.convert.scripts.containers import started
+from sim.convert.scripts.environment import environment_note
+from sim.convert.scripts.sourced import Sourced, advice, with_sourced
 from sim.core.errors import InputError
 from sim.core.files import read_text
 
 if TYPE_CHECKING:
-    from sim.convert.script import Given
+    from sim.convert.scripts.script import Given
     from sim.convert.settings import Converted, Machine
 
 MEGATRON = ("--num-layers", "--seq-length", "--micro-batch-size", "--tensor-model-parallel-size")  # one in each script
@@ -74,9 +74,9 @@ def _with_variables(file: Path, text: str, given: Given, is_data: bool) -> str:
 
 
 def _megatron(file: Path, text: str, asked: Asked) -> Converted:
-    from sim.convert.megatron import convert_megatron
-    from sim.convert.script import read_script
-    from sim.convert.swift_megatron import convert_swift, is_swift_megatron
+    from sim.convert.megatron.scenario import convert_megatron
+    from sim.convert.megatron.swift import convert_swift, is_swift_megatron
+    from sim.convert.scripts.script import read_script
 
     machine, length = asked.machine, asked.seq_len
     if is_swift_megatron(text):
@@ -85,15 +85,15 @@ def _megatron(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
-    from sim.convert.torchtitan import convert_torchtitan
+    from sim.convert.torchtitan.scenario import convert_torchtitan
 
     return convert_torchtitan(file, text, asked.machine, asked.config)
 
 
 def _deepspeed(file: Path, text: str, asked: Asked) -> Converted:
-    from sim.convert.launched import is_launched, runs_recipe
-    from sim.convert.script import read_script
-    from sim.convert.swift import is_swift
+    from sim.convert.scripts.script import read_script
+    from sim.convert.trainer_arguments.launched import is_launched, runs_recipe
+    from sim.convert.trainer_arguments.swift import is_swift
 
     is_data = file.suffix in DATA and not asked.starts
     if not is_data and is_swift(text):
@@ -104,16 +104,16 @@ def _deepspeed(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _serving(file: Path, text: str, asked: Asked) -> Converted:
-    from sim.convert.script import read_script
-    from sim.convert.serving import convert_serving
+    from sim.convert.scripts.script import read_script
+    from sim.convert.serving.scenario import convert_serving
 
     return read_script(file, text, asked.given, lambda read: convert_serving(file, read, asked.machine))
 
 
 def _launched(file: Path, text: str, asked: Asked) -> Converted:
     """The arguments of Transformers' Trainer in a script's launch command."""
-    from sim.convert.deepspeed import convert_deepspeed
-    from sim.convert.launched import launched_arguments
+    from sim.convert.trainer_arguments.launched import launched_arguments
+    from sim.convert.trainer_arguments.scenario import convert_deepspeed
 
     arguments, processes = launched_arguments(file, text)
     machine = asked.machine if asked.machine.gpus else replace(asked.machine, gpus=processes)
@@ -121,8 +121,8 @@ def _launched(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _swift(file: Path, text: str, asked: Asked) -> Converted:
-    from sim.convert.deepspeed import convert_deepspeed
-    from sim.convert.swift import swift_arguments
+    from sim.convert.trainer_arguments.scenario import convert_deepspeed
+    from sim.convert.trainer_arguments.swift import swift_arguments
 
     arguments, processes = swift_arguments(file, text, asked.machine)
     return convert_deepspeed(file, arguments, replace(asked.machine, gpus=processes), asked.seq_len)
@@ -130,15 +130,15 @@ def _swift(file: Path, text: str, asked: Asked) -> Converted:
 
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
-    from sim.convert.bridge import convert_bridge, is_bridge
-    from sim.convert.deepspeed import convert_deepspeed, is_training_arguments
-    from sim.convert.gpt_neox import convert_gpt_neox, is_gpt_neox
+    from sim.convert.bridge.scenario import convert_bridge, is_bridge
     from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
-    from sim.convert.megatron import convert_megatron
-    from sim.convert.megatron_tests import as_command, is_arguments
+    from sim.convert.megatron.functional_tests import as_command, is_arguments
+    from sim.convert.megatron.gpt_neox import convert_gpt_neox, is_gpt_neox
+    from sim.convert.megatron.scenario import convert_megatron
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.other_trainers import not_told, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
+    from sim.convert.trainer_arguments.scenario import convert_deepspeed, is_training_arguments
     from sim.convert.yaml_aliases import parsed
     from sim.inputs.file_kinds import refuse_other_kind
 
@@ -173,11 +173,11 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
 
 
 def _trainer_of(file: Path, text: str, is_data: bool) -> str:
-    from sim.convert.launched import has_runner, is_launched, runs_recipe
+    from sim.convert.megatron.swift import is_swift_megatron
     from sim.convert.other_trainers import OLMO_CORE, not_read
-    from sim.convert.serving import is_serving
-    from sim.convert.swift import is_swift
-    from sim.convert.swift_megatron import is_swift_megatron
+    from sim.convert.serving.scenario import is_serving
+    from sim.convert.trainer_arguments.launched import has_runner, is_launched, runs_recipe
+    from sim.convert.trainer_arguments.swift import is_swift
 
     if file.suffix == ".py" and OLMO_CORE in text:
         raise not_read(file, text, "")

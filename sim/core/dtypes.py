@@ -55,7 +55,7 @@ def dtype_bytes(dtype: str) -> float:
     return _BYTES[dtype]
 
 
-MUON_DTYPE = "bf16"  # of the products that make a momentum orthogonal (`sim.models.muon`)
+MUON_DTYPE = "bf16"  # of the products that make a momentum orthogonal (`sim.models.optimizers.muon`)
 
 
 # Products in bf16 that replace one in fp32: each factor is a sum of three bf16 numbers, and the three smallest of nine

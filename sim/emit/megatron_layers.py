@@ -10,7 +10,7 @@ from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FUSIONS
 from sim.inputs.training_config import ActivationOffload
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.megatron import FUSED_ROUTER, facts_off
-from sim.models.optimizers import REMAINDERS
+from sim.models.optimizers.records import REMAINDERS
 
 
 def in_sixteen_bits(e: Emission) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sim.emit.torchtitan import Titan
 from sim.inputs.trainer_names import TITAN_POLICIES
-from sim.models.recompute import stops_early
+from sim.models.activation_memory.recompute import stops_early
 
 if TYPE_CHECKING:
     from jinja2 import Template

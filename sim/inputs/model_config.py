@@ -15,7 +15,7 @@ from sim.inputs.attention_config import (
 )
 from sim.inputs.embedding_config import LayerEmbeddingConfig, NgramEmbeddingConfig
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
-from sim.models.activation_facts import ACTIVATIONS
+from sim.models.activations.facts import ACTIVATIONS
 from sim.models.model_code import MODEL_CODE
 
 Activation = Annotated[str, OneOf(ACTIVATIONS)]

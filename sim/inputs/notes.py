@@ -11,9 +11,9 @@ from sim.inputs.parallelism import Parallelism
 from sim.inputs.rules.without_effect import SERVED, keys_without_effect
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload
-from sim.models.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.models.frameworks.records import framework_of
 from sim.models.model_code import MODEL_CODE, ModelCode, code_of
+from sim.models.precision.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -392,8 +392,8 @@ def _packing_note(sections: Sections) -> Iterator[str]:
     t, dp = sections.training, sections.parallelism.dp
     if t is None or t.packing is None:
         return
-    from sim.models.packing import pack  # numpy draws them, which no other reader of scenarios needs
-    from sim.models.window import windows_of
+    from sim.models.attention.packing import pack  # numpy draws them, which no other reader of scenarios needs
+    from sim.models.attention.window import windows_of
 
     batch = pack(t.packing, t.seq_len, t.global_batch_size, dp, windows_of(sections.model))
     number = sum(n for _, n in batch.all_documents)

@@ -13,8 +13,8 @@ from sim.inputs.model_config import MAX_LAYERS
 from sim.inputs.units import TOKENS
 from sim.models.frameworks.parts import AttentionKernel
 from sim.models.frameworks.records import FRAMEWORKS, framework_at
-from sim.models.optimizers import OPTIMIZERS
-from sim.models.recipes import RecipeName
+from sim.models.optimizers.records import OPTIMIZERS
+from sim.models.precision.recipes import RecipeName
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, Phase, Wait
-from sim.models.attention import Core, core_backward, core_forward, core_part, kv_bytes
+from sim.models.attention.core import Core, core_backward, core_forward, core_part, kv_bytes
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, collective, memory_op
 

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
 from sim.inputs.zero_keys import sums_apart
-from sim.models.autocast import adapter_casts, autocasts
+from sim.models.attention.packing import PackedBatch, pack
+from sim.models.attention.window import windows_of
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.megatron import ROUTERS, facts_off, has_fusions
 from sim.models.frameworks.records import framework_of, zero_engine
 from sim.models.model_code import LLAMA, ModelCode, code_of
-from sim.models.packing import PackedBatch, pack
-from sim.models.recipes import Recipe, recipe_of
-from sim.models.streams import Streams, streams_of
-from sim.models.window import windows_of
+from sim.models.precision.autocast import adapter_casts, autocasts
+from sim.models.precision.recipes import Recipe, recipe_of
+from sim.models.streams.sizes import Streams, streams_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -90,13 +90,13 @@ class Dims(Struct, frozen=True):
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
     torch_norms: bool = False  # the stream's norms are torch's layer norm
-    adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.models.autocast.adapter_casts`
-    autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.autocast`
+    adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.models.precision.autocast.adapter_casts`
+    autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.precision.autocast`
     returns_wide: bool = False  # a model's results leave autocast, which may copy them to fp32
     wide_stream: bool = False  # beside 16-bit weights the residual stream has fp32, see `_widens_stream`
     normed_bytes: float = 2.0  # of an element that a norm writes
     code: ModelCode = LLAMA  # of the model in Transformers, where the framework runs it
-    streams: Streams = Streams()  # of the residual stream, see `sim.models.hyper_connections`
+    streams: Streams = Streams()  # of the residual stream, see `sim.models.streams.hyper_connections`
     partial_rows: bool = False  # row-parallel layers leave the sum over tp to the layer, see `sums_branches_together`
     in_sixteen_bits: bool = False  # of a layer that keeps 16 bits where the others have fewer, see `layer_dims`
 

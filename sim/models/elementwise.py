@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import EAGER_NORM, Compute, Phase, Program, Saved, TensorRole
-from sim.models.casts import More, branch_gradient_casts, cast, in_fp32, mixed, widens_norms, wider_rope
 from sim.models.dims import Dims
-from sim.models.norm_passes import backward_accesses, gradient_reads, without_weight
 from sim.models.operators import F, I, Operator, accumulate, memory_op
+from sim.models.precision.casts import More, branch_gradient_casts, cast, in_fp32, mixed, widens_norms, wider_rope
+from sim.models.torch_kernels.norm_passes import backward_accesses, gradient_reads, without_weight
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Block, BlockKind, ModelPart, TensorRole
-from sim.models.casts import norms_give_wide
+from sim.models.activation_memory.offload_modules import by_module
+from sim.models.activation_memory.recompute import as_block, keep, mode_of_layer, modules_of, rerun_end
+from sim.models.activation_memory.recompute_modules import inside
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual, stream_norm
 from sim.models.frameworks.megatron import facts_off
 from sim.models.graphed_parts import captured_layer
-from sim.models.hyper_connections import collapsed, spread
 from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.experts import Experts
 from sim.models.layers.latent import LatentAttention
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.lora import frozen, only_behind_adapters
-from sim.models.offload_modules import by_module
 from sim.models.operators import F, I, Operator, collective, of_part, workspace
-from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
-from sim.models.recompute import as_block, keep, mode_of_layer, modules_of, rerun_end
-from sim.models.recompute_modules import inside
+from sim.models.precision.casts import norms_give_wide
+from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes
+from sim.models.streams.hyper_connections import collapsed, spread
 from sim.models.warm_up import only_indexers, warms_up
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.program import Program
-from sim.models.activations import activation
+from sim.models.activations.kernels import activation
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import branch_sum, norm, residual, stream_norm
 from sim.models.linear import linear

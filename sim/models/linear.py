@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
-from sim.models.casts import input_gradient_casts, kept_copies, operand_casts, reads_wide
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
@@ -27,7 +26,8 @@ from sim.models.operators import (
     weight_gradient,
     weight_gradient_bytes,
 )
-from sim.models.quantizing import (
+from sim.models.precision.casts import input_gradient_casts, kept_copies, operand_casts, reads_wide
+from sim.models.precision.quantizing import (
     casts_again,
     gather_casts,
     gathered_element_bytes,
@@ -39,7 +39,7 @@ from sim.models.quantizing import (
     weight_casts,
     weight_casts_again,
 )
-from sim.models.row_sums import summed_rows
+from sim.models.torch_kernels.row_sums import summed_rows
 
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
 

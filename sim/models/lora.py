@@ -30,7 +30,6 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
-from sim.models.casts import branch_gradients_summed, cast, in_fp32, mixed, reads_wide
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import (
@@ -46,6 +45,7 @@ from sim.models.operators import (
     weight_gradient,
     weight_gradient_bytes,
 )
+from sim.models.precision.casts import branch_gradients_summed, cast, in_fp32, mixed, reads_wide
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import LoraTarget

@@ -49,7 +49,7 @@ class ModelCode(NamedTuple):
     # The largest score of a row is found and subtracted before the softmax: of those joined to sinks, or of all.
     shifts_by_largest: Literal["", "sinks", "all"] = "sinks"
     # Sinks are joined to the scores as one more key, or the result is multiplied by a factor of theirs and of the
-    # scores (`sim.models.sink_factor`).
+    # scores (`sim.models.attention.sink_factor`).
     sinks: Literal["joined", "factor"] = "joined"
     # The softmax writes fp32, which is cast to the activations' dtype; else the dtype of what it reads.
     softmax_in_fp32: bool = True
@@ -66,7 +66,8 @@ class ModelCode(NamedTuple):
     # Rope rotates a number of a head's first half with one of its second, or numbers that lie side by side: as complex
     # ones or, in latent attention, by slices.
     rope_pairs: Literal["halves", "slices", "complex"] = "halves"
-    # Queries are multiplied by a factor of their positions, which each layer makes anew (`sim.models.query_factor`).
+    # Queries are multiplied by a factor of their positions, which each layer makes anew
+    # (`sim.models.attention.query_factor`).
     scales_queries: bool = False
     # A head's part with rope is joined to the rest while a token's heads lie beside each other, [seq, heads, head_dim].
     joins_by_tokens: bool = False

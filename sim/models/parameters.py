@@ -17,7 +17,7 @@ from sim.models.layers import (
     spec_counts,
 )
 from sim.models.layers.experts import Experts
-from sim.models.streams import streams_of
+from sim.models.streams.sizes import streams_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

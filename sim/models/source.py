@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, Program
-from sim.models.autocast import autocasts
+from sim.models.activation_memory.recompute import mode_of_layer
 from sim.models.dims import Shard, dims, in_sixteen_bits, packed_batch
 from sim.models.embedding import embedding_block
 from sim.models.flops import indexer_gradient_flops_per_token, model_flops_per_token, packed_flops_per_token
-from sim.models.head import copied_table_params, final_norm_block, head_block, stranded_logits_bytes, tied_params
 from sim.models.host_waits import after_batch_sizes, after_loss_filter
 from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
-from sim.models.mtp import mtp_block, mtp_output_block
-from sim.models.optimizer import EndOfStep, clip_items, optimizer_items, prepared_gradients
-from sim.models.preference import scores_rewards
-from sim.models.recompute import mode_of_layer
+from sim.models.optimizers.step import EndOfStep, clip_items, optimizer_items, prepared_gradients
+from sim.models.output.head import copied_table_params, final_norm_block, head_block, stranded_logits_bytes, tied_params
+from sim.models.output.mtp import mtp_block, mtp_output_block
+from sim.models.output.preference import scores_rewards
+from sim.models.precision.autocast import autocasts
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.models.captured.model import CapturedModel
     from sim.models.captured.source import Captured
-    from sim.models.muon import Dealt
+    from sim.models.optimizers.muon import Dealt
 
 
 def source_of(scenario: Scenario) -> Described | Captured:

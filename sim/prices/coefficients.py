@@ -28,7 +28,7 @@ from sim.core.host_work import HOST_WORK, coefficient_of
 from sim.core.program import TORCH_SOFTMAXES
 from sim.inputs.input_source import nearest, show
 from sim.models.frameworks.parts import MATMUL_LIBRARIES, TRANSFORMER_ENGINE
-from sim.models.recipes import RECIPES
+from sim.models.precision.recipes import RECIPES
 from sim.prices.roofline import MEMORY_BOUND
 
 BURST_S = 1e-3  # on a CPU: computation before each message that is measured, about that of a small model's layer

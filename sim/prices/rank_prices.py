@@ -12,7 +12,7 @@ from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.frameworks.records import framework_of
 from sim.models.graphed_parts import graphs_layers
-from sim.models.optimizer import HOST_UPDATE
+from sim.models.optimizers.step import HOST_UPDATE
 from sim.prices.cost import Cost
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Price, Priced

@@ -26,7 +26,7 @@ from sim.core.program import Block, Comm, Item, ModelPart, Phase
 from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
 from sim.models.operators import memory_op
-from sim.models.quantizing import cached_weight_bytes, gathers_parameters
+from sim.models.precision.quantizing import cached_weight_bytes, gathers_parameters
 
 
 class EightBitParameters(Struct, frozen=True):

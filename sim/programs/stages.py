@@ -28,7 +28,7 @@ from sim.core.program import (
 )
 from sim.models.dims import Shard
 from sim.models.operators import rerun
-from sim.models.reference import reference_scenario, with_casts, without_gradients
+from sim.models.output.reference import reference_scenario, with_casts, without_gradients
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import DataParallel

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Comm, Compute, Item, Phase, Program, Wait
 from sim.inputs.training_config import Training
-from sim.models.muon import Dealt, dealt_out
-from sim.models.optimizer import (
+from sim.models.optimizers.muon import Dealt, dealt_out
+from sim.models.optimizers.records import OPTIMIZERS
+from sim.models.optimizers.step import (
     NOTHING_DEALT,
     gradient_buffer_items,
     host_update_items,
@@ -16,7 +17,6 @@ from sim.models.optimizer import (
     state_bytes,
     unscales,
 )
-from sim.models.optimizers import OPTIMIZERS
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel, after_backward
 from sim.programs.shared_gradients import sum_shared_once

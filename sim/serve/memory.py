@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
-from sim.models.activations import is_gated
+from sim.models.activations.kernels import is_gated
 from sim.models.dims import ceil_div
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.layers import Attention, LayerSpec, norm_elements
@@ -18,7 +18,7 @@ from sim.models.layers.grouped_query import GroupedQueryAttention as Grouped
 from sim.models.layers.latent import LatentAttention
 from sim.models.serving.adapters import adapter_elements
 from sim.models.serving.operators import ServingDims
-from sim.models.streams import streams_of
+from sim.models.streams.sizes import streams_of
 from sim.serve.cache.layer_groups import CacheGroups, Layers, room_for, state_block
 from sim.serve.engines.file import engine_of
 from sim.serve.prices.costs import IterationCosts

@@ -1,8 +1,8 @@
 """Distillation: what a teacher adds to the student's step, in time and in memory.
 
 `logits` (Hinton et al. 2015, arXiv 1503.02531): the frozen teacher runs forward on the same sequences and the student's
-loss compares both distributions at a temperature (`sim.models.head.soft_loss`, part of the student's head). `sequence`
-(Kim and Rush 2016, arXiv 1606.07947): the teacher first writes the second part of every sequence, served by
+loss compares both distributions at a temperature (`sim.models.output.head.soft_loss`, part of the student's head).
+`sequence` (Kim and Rush 2016, arXiv 1606.07947): the teacher first writes the second part of every sequence, served by
 `sim.serve.simulation`, then the student trains as ever.
 
 The teacher is cut over `teacher_parallelism.tp` ranks and replicated over the student's ranks, each replica taking its
@@ -26,7 +26,7 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.models.dims import dims
-from sim.models.head import soft_loss
+from sim.models.output.head import soft_loss
 from sim.prices.rank_prices import Pricing
 from sim.prices.shared_cores import costs_of
 from sim.programs.compile import compile_program

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
-from sim.models.attention import LAUNCHES
+from sim.models.attention.core import LAUNCHES
 from sim.prices.cost import Cost
 from sim.prices.roofline import ATTENTION_DECODE, shape_bytes, shape_flops
 from sim.validation.fused_prices import fused_costs

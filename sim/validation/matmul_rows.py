@@ -1,7 +1,7 @@
 """Rows of fused kernels with matmuls in them, operator by operator: for GPUs whose profile has no points of them.
 
 Gated MLPs, and the output matrix with its loss: at once, as plain torch has it (logits cast to fp32), or
-in chunks of tokens, as Liger has it (`sim.models.chunked_loss`: both gradients are made in the forward).
+in chunks of tokens, as Liger has it (`sim.models.output.chunked_loss`: both gradients are made in the forward).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Role
-from sim.models.chunked_loss import chunk_rows
 from sim.models.operators import F, I, W, gemm, memory_op
+from sim.models.output.chunked_loss import chunk_rows
 from sim.validation.sizes import Sizes
 
 EAGER = ("huggingface", "torch", "megatron-unfused")  # as separate torch kernels

@@ -29,7 +29,7 @@ from sim.models.layers import layer_specs
 from sim.models.moe.router import dispatch_choices
 from sim.models.moe.routing import moe_of, routing
 from sim.models.operators import Operator, backward_of, forward_of, saved_of
-from sim.models.quantizing import quantized_weight_bytes
+from sim.models.precision.quantizing import quantized_weight_bytes
 from sim.prices.coefficients import PriceOptions
 from sim.prices.operator_prices import Costs
 from sim.prices.rank_prices import Pricing

@@ -15,8 +15,8 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.captured.model import captured_model
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from tests.modules import run_module
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
@@ -200,10 +200,10 @@ BUNDLED = """
 import sys, json
 import torch
 from calibrate.capture import Step
-from calibrate.model import _make_block
+from calibrate.bundled_model.model import _make_block
 from calibrate.parallel.comm import Group, Tape
 from calibrate.parallel.expert import ExpertParallel
-from calibrate.rotation import make_constants
+from calibrate.bundled_model.rotation import make_constants
 from sim.inputs.scenario import parse_scenario
 
 def step():

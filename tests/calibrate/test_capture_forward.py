@@ -107,7 +107,7 @@ def test_generation_is_a_forward_of_the_prompt_and_one_for_each_further_token(tm
 def test_a_real_run_has_the_same_operators_and_memory(
     tmp_path: Path, config: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    from calibrate.measure_program import ProgramRunner, check_program, differences
+    from calibrate.real_steps.measure_program import ProgramRunner, check_program, differences
 
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     program = captured(tmp_path, config, "cpu", **more)

@@ -61,7 +61,7 @@ def test_a_backward_runs_in_place_what_a_real_one_does(
 ) -> None:
     from torch.profiler import ProfilerActivity, profile
 
-    from calibrate.operator_times import OperatorTimes
+    from calibrate.real_steps.operator_times import OperatorTimes
 
     def step() -> Step:
         model = torch.nn.Linear(8, 1, bias=False)

@@ -158,8 +158,8 @@ class Experts(torch.nn.Module):
 @pytest.mark.parametrize("transposed", [False, True])
 def test_experts_run_on_a_cpu_as_captured(tmp_path: Path, transposed: bool) -> None:
     """A gradient has the layout of its weight, so nothing copies it."""
-    from calibrate.measure_program import differences
-    from calibrate.operator_times import OperatorTimes
+    from calibrate.real_steps.measure_program import differences
+    from calibrate.real_steps.operator_times import OperatorTimes
 
     def make() -> Any:
         model, x = Experts(transposed), torch.randn(TOKENS, WIDTH)

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.host import LAYERS, host, kernels, narrow  # noqa: E402
-from calibrate.kernels import launch_cases  # noqa: E402
 from calibrate.parallel.comm import Clock, Tape  # noqa: E402
 from calibrate.records import Constant  # noqa: E402
-from calibrate.timing import Bench  # noqa: E402
+from calibrate.timings.host import LAYERS, host, kernels, narrow  # noqa: E402
+from calibrate.timings.matmuls import launch_cases  # noqa: E402
+from calibrate.timings.timing import Bench  # noqa: E402
 
 
 def test_kernels_are_those_of_the_simulated_layers() -> None:

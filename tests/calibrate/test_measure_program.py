@@ -50,7 +50,7 @@ def scenario(folder: Path, batch: int = 4, **more: Any) -> Scenario:
 
 
 def runner(folder: Path, s: Scenario, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from calibrate.measure_program import ProgramRunner, check_program
+    from calibrate.real_steps.measure_program import ProgramRunner, check_program
 
     monkeypatch.chdir(folder)
     made = ProgramRunner(s, check_program(s, "x"), "encoder_step:step", "cpu")
@@ -62,7 +62,7 @@ def runner(folder: Path, s: Scenario, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_it_runs_the_operators_that_were_captured(
     folder: Path, monkeypatch: pytest.MonkeyPatch, micro_batches: int
 ) -> None:
-    from calibrate.measure_program import differences
+    from calibrate.real_steps.measure_program import differences
 
     s = scenario(folder, 4 * micro_batches)
     ran = runner(folder, s, monkeypatch)
@@ -96,7 +96,7 @@ def test_operators_stand_side_by_side(folder: Path) -> None:
 
 
 def test_what_cannot_run_is_refused(folder: Path) -> None:
-    from calibrate.measure_program import check_program
+    from calibrate.real_steps.measure_program import check_program
 
     for more, said in (
         ({"cluster": "dgx-h100"}, "was captured for cpu, the cluster has cuda: capture it with --device cuda"),
@@ -116,7 +116,7 @@ def test_what_cannot_run_is_refused(folder: Path) -> None:
 def test_code_that_fails_for_real_is_one_message(
     folder: Path, monkeypatch: pytest.MonkeyPatch, loss: str, said: str
 ) -> None:
-    from calibrate.measure_program import ProgramRunner, check_program
+    from calibrate.real_steps.measure_program import ProgramRunner, check_program
 
     source = f"""
 import torch

@@ -6,9 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate import kernels  # noqa: E402
 from calibrate.records import Constant, Point, Record  # noqa: E402
-from calibrate.timing import Bench  # noqa: E402
+from calibrate.timings import matmuls as kernels  # noqa: E402
+from calibrate.timings.timing import Bench  # noqa: E402
 
 
 def test_an_odd_vocabulary_is_compared_by_width(monkeypatch: pytest.MonkeyPatch) -> None:

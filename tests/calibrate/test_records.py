@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibrate.records import Collective, Constant, Partial, Point, from_json, make_profile, point, to_json
-from calibrate.timing import Bench, Timing, summarize
+from calibrate.timings.timing import Bench, Timing, summarize
 from sim.prices.profile_input import profile_from
 
 FACTS = {"hardware": {"device": "cpu"}, "software": {"torch": "2"}, "settings": {"quick": True}}

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 from calibrate import shared_cores  # noqa: E402
 from calibrate.records import Collective, Constant, to_json  # noqa: E402
-from calibrate.timing import Bench  # noqa: E402
+from calibrate.timings.timing import Bench  # noqa: E402
 
 
 def test_a_gpu_and_a_large_cpu_have_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,10 @@ from tests.modules import run_module
 
 torch = pytest.importorskip("torch")
 
-from calibrate import fused  # noqa: E402
 from calibrate.records import Constant, Point, make_profile  # noqa: E402
 from calibrate.side_by_side import cells, markdown, rows_of, svg  # noqa: E402
-from calibrate.timing import Bench  # noqa: E402
+from calibrate.timings import fused  # noqa: E402
+from calibrate.timings.timing import Bench  # noqa: E402
 from sim.prices.profile import Profile  # noqa: E402
 
 FACTS = {"hardware": {"device": "cpu"}, "software": {"torch": "2"}, "settings": {"quick": True}}

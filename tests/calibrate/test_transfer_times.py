@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from calibrate.block_cuts import Transfer
-from calibrate.gradient_times import Beneath, waits_s
-from calibrate.transfer_times import seconds_of
+from calibrate.real_steps.block_cuts import Transfer
+from calibrate.real_steps.gradient_times import Beneath, waits_s
+from calibrate.real_steps.transfer_times import seconds_of
 
 MS = 1_000_000
 

@@ -1,4 +1,7 @@
-"""Low-rank adapters on the blocks of `calibrate.model` (Hu et al. 2021, LoRA, arXiv 2106.09685, section 4.1)."""
+"""Low-rank adapters on the blocks of `calibrate.bundled_model.model`.
+
+Hu et al. 2021, LoRA, arXiv 2106.09685, section 4.1.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.linear import Linear
-from calibrate.model import Layer
+from calibrate.bundled_model.linear import Linear
+from calibrate.bundled_model.model import Layer
 from sim.inputs.training_config import Lora
 
 # The layer's attribute for each name of the simulator.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from calibrate.profile_from_steps import profile_of_rounds
-from calibrate.timed_rounds import Calibration, Log, Step
+from calibrate.real_steps.profile_from_steps import profile_of_rounds
+from calibrate.real_steps.timed_rounds import Calibration, Log, Step
 from sim.inputs.scenario import Scenario
 from sim.simulation import simulate
 

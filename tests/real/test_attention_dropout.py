@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrate import attention_dropout
-from calibrate.attention_dropout import Dropped, DroppedAttention, Piece
+from calibrate.bundled_model import attention_dropout
+from calibrate.bundled_model.attention_dropout import Dropped, DroppedAttention, Piece
 
 pytestmark = pytest.mark.real
 

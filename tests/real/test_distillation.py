@@ -9,12 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from calibrate import distill as d  # noqa: E402
-from calibrate.block_cuts import block_cuts  # noqa: E402
-from calibrate.distillation_step import Lesson, Pupil  # noqa: E402
 from calibrate.measure import simulated_blocks  # noqa: E402
 from calibrate.parallel.runner import make_place  # noqa: E402
 from calibrate.quantization import make_small, perplexity, text, train  # noqa: E402
-from calibrate.timed_rounds import calibrate  # noqa: E402
+from calibrate.real_steps.block_cuts import block_cuts  # noqa: E402
+from calibrate.real_steps.distillation_step import Lesson, Pupil  # noqa: E402
+from calibrate.real_steps.timed_rounds import calibrate  # noqa: E402
 from sim.inputs.scenario import load_scenario  # noqa: E402
 from tests.real.cpu_time import agree_within_a_quarter, measured_and_simulated  # noqa: E402
 

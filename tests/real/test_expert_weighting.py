@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from calibrate.fused import peak_bytes
+from calibrate.timings.fused import peak_bytes
 from sim.inputs.scenario import parse_scenario
 from sim.models.dims import Shard, dims
 from sim.models.layers import layer_specs

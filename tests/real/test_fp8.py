@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from calibrate.fp8 import GRADIENT, INPUT, Linear8, quantized, rounded
+from calibrate.bundled_model.fp8 import GRADIENT, INPUT, Linear8, quantized, rounded
 from calibrate.parallel.memory import SavedBytes
 from calibrate.parallel.runner import Runner, make_place
-from calibrate.runnable import check_runnable
+from calibrate.real_steps.runnable import check_runnable
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.huggingface import Imported, check_model, find_layers  # noqa: E402
 from calibrate.measure import simulated_blocks  # noqa: E402
+from calibrate.real_steps.huggingface import Imported, check_model, find_layers  # noqa: E402
 from sim.core.errors import InputError  # noqa: E402
 from sim.inputs.scenario import load_scenario  # noqa: E402
 from tests.processes import HANGS_AFTER_S  # noqa: E402

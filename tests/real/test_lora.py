@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from calibrate.model import Build, make_blocks  # noqa: E402
+from calibrate.bundled_model.model import Build, make_blocks  # noqa: E402
 from calibrate.parallel.memory import resident, saved_storages  # noqa: E402
 from calibrate.quantization import loss as mean_loss  # noqa: E402
 from sim.core.program import Block, Compute  # noqa: E402

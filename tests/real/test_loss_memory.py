@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from calibrate.fused import peak_bytes
+from calibrate.timings.fused import peak_bytes
 
 pytestmark = pytest.mark.real
 
@@ -43,7 +43,7 @@ class InPlace(torch.autograd.Function):
     ids=["torch", "megatron"],
 )
 def test_bytes_a_logit(loss: Callable[[Tensor, Tensor], Tensor], bytes_a_logit: int) -> None:
-    """`sim.models.head.cross_entropy`: what stays and what its backward takes besides."""
+    """`sim.models.output.head.cross_entropy`: what stays and what its backward takes besides."""
     hidden = torch.randn(TOKENS, 8, dtype=torch.bfloat16, requires_grad=True)
     weight = torch.randn(VOCAB, 8, dtype=torch.bfloat16)
     target = torch.randint(0, VOCAB, (TOKENS,))

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from calibrate.model import Build, make_blocks, parameter_count
+from calibrate.bundled_model.model import Build, make_blocks, parameter_count
 from calibrate.parallel.memory import resident, saved_storages
 from sim.core.program import Block
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import Shard
 from sim.models.embedding import embedding_block
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from tests.sim.cases import llama_like
 
 pytestmark = pytest.mark.real
@@ -53,7 +53,7 @@ def _simulated(s: Scenario) -> list[Block]:
 
 def _saved(s: Scenario, block: int, split: bool = False) -> int:
     """Bytes that the real block saves, of a micro-batch as in the scenario."""
-    from calibrate.linear import WeightGrads
+    from calibrate.bundled_model.linear import WeightGrads
 
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[s.training.precision]
     build = Build(dtype=dtype, store=WeightGrads() if split else None)

@@ -7,13 +7,13 @@ import time
 import pytest
 import torch
 
-from calibrate.block_cuts import Transfer, merged, pieces_between
-from calibrate.gradient_times import Beneath, Beside, Timed, expected_waits_s
 from calibrate.launch import ranks_here
 from calibrate.machine_load import machine_busy_s
 from calibrate.parallel.comm import COUNTS, WAIT, Clock, Entry
 from calibrate.parallel.data import flat_gradients, make_buckets
-from calibrate.profile_from_steps import (
+from calibrate.real_steps.block_cuts import Transfer, merged, pieces_between
+from calibrate.real_steps.gradient_times import Beneath, Beside, Timed, expected_waits_s
+from calibrate.real_steps.profile_from_steps import (
     _blocks,
     _collectives,
     _share,
@@ -24,7 +24,7 @@ from calibrate.profile_from_steps import (
     ranks_per_core,
     representative,
 )
-from calibrate.timed_rounds import Calibration, Log, Step, good_rounds
+from calibrate.real_steps.timed_rounds import Calibration, Log, Step, good_rounds
 from sim.inputs.parallelism import Parallelism
 
 pytestmark = pytest.mark.real

@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from calibrate.model import Layer  # noqa: E402
-from calibrate.rotation import Constants, make_constants  # noqa: E402
+from calibrate.bundled_model.model import Layer  # noqa: E402
+from calibrate.bundled_model.rotation import Constants, make_constants  # noqa: E402
 from calibrate.serving.cache import make_cache  # noqa: E402
 from calibrate.serving.drafting import Drafts  # noqa: E402
 from calibrate.serving.engine import Prompt, Settings, serve  # noqa: E402

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from calibrate import collectives  # noqa: E402
 from calibrate.shown import W, X, on_ranks  # noqa: E402
-from calibrate.timing import Bench  # noqa: E402
+from calibrate.timings.timing import Bench  # noqa: E402
 
 pytestmark = pytest.mark.real
 

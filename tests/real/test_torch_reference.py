@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from calibrate.torch_reference import check
+from calibrate.real_steps.torch_reference import check
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from tests.real.conftest import small

@@ -10,7 +10,7 @@ import torch
 from calibrate.parallel.proof import prove, single_device
 from calibrate.parallel.runner import Runner, make_place, sum_over_ranks
 from calibrate.parallel.samples import make_batch
-from calibrate.torch_reference import TorchReference, largest_difference, time_both, which
+from calibrate.real_steps.torch_reference import TorchReference, largest_difference, time_both, which
 from sim.inputs.scenario import parse_scenario
 from tests.real.ranks import find_on_this_rank
 

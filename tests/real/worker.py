@@ -13,7 +13,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from calibrate import block_cuts, blocks, measure, model, timed_rounds
+from calibrate import measure
+from calibrate.bundled_model import model
 from calibrate.parallel import (
     comm,
     context,
@@ -27,6 +28,7 @@ from calibrate.parallel import (
     samples,
     tensor,
 )
+from calibrate.real_steps import block_cuts, blocks, timed_rounds
 from sim.inputs.scenario import Scenario, parse_scenario
 from tests.real.ranks import find_on_this_rank, from_all_ranks
 

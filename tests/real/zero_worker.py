@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrate.model import Build, Head, make_blocks
+from calibrate.bundled_model.model import Build, Head, make_blocks
 from calibrate.parallel.memory import allocated_peak, storages
 from calibrate.parallel.proof import single_device
 from calibrate.parallel.runner import CLIP_NORM, LEARNING_RATE, Runner, make_place

@@ -47,7 +47,7 @@ LEFT_OUT = {
 FILES = {
     "megatron": ("sim/emit/common.py", "sim/emit/megatron.py", "sim/emit/megatron_layers.py"),
     "torchtitan": ("sim/emit/common.py", "sim/emit/torchtitan.py"),
-    "runnable": ("calibrate/runnable.py",),
+    "runnable": ("calibrate/real_steps/runnable.py",),
 }
 
 

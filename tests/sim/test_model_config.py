@@ -15,9 +15,9 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import load_model, model_presets
 from sim.inputs.scenario import parse_scenario
 from sim.models.embedding import embedding_block
-from sim.models.head import head_block
 from sim.models.layer import layer_block
-from sim.models.mtp import mtp_block
+from sim.models.output.head import head_block
+from sim.models.output.mtp import mtp_block
 from sim.models.parameters import count_parameters
 
 # Exact counts: `num_parameters` of the Hugging Face checkpoints' model cards and index files.

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from calibrate.runnable import check_runnable
+from calibrate.real_steps.runnable import check_runnable
 from sim.core.errors import InputError
 from sim.emit import TRAINERS, emit
 from sim.inputs.scenario import json_schema, parse_scenario

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from sim.core.program import Compute, Phase
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.operators import compute_of
-from sim.models.softmax_rows import torch_softmax, torch_softmax_backward
+from sim.models.torch_kernels.softmax_rows import torch_softmax, torch_softmax_backward
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.roofline import shape_bytes, shape_flops

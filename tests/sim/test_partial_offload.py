@@ -12,9 +12,9 @@ from sim.core.errors import InputError
 from sim.core.program import BLOCK_END, Block, BlockKind, Comm, Program, Wait
 from sim.emit import emit
 from sim.inputs.scenario import Scenario
+from sim.models.activation_memory.offload_modules import by_module
 from sim.models.dims import Shard, layer_dims
 from sim.models.layer import layer_block, layer_parts
-from sim.models.offload_modules import by_module
 from sim.programs.host_copies import host_copies, on_device
 from sim.programs.stages import Stage
 from sim.simulation import simulate

@@ -12,9 +12,9 @@ from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.models.dims import dims
-from sim.models.head import head_parts
 from sim.models.operators import F, forward_of
-from sim.models.preference import PAIR_KERNELS, pair_loss
+from sim.models.output.head import head_parts
+from sim.models.output.preference import PAIR_KERNELS, pair_loss
 from sim.programs.compile import compile_program
 from sim.programs.stages import Stage
 from sim.results.losses import parts_of_step

@@ -8,8 +8,8 @@ from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
 from sim.models.frameworks.megatron import FUSIONS, has_fusions
 from sim.models.frameworks.records import framework_of
-from sim.models.optimizers import REMAINDERS
-from sim.models.recipes import recipe_of
+from sim.models.optimizers.records import REMAINDERS
+from sim.models.precision.recipes import recipe_of
 
 IN_SIXTEEN_BITS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 

@@ -7,7 +7,7 @@ from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.models.frameworks.records import framework_of, zero_engine
-from sim.models.optimizers import OPTIMIZERS
+from sim.models.optimizers.records import OPTIMIZERS
 
 MEGATRON = "a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
 

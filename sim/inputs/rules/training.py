@@ -20,11 +20,11 @@ from sim.inputs.rules.packing import packing
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.zero_keys import can_gather_integers
-from sim.models.activation_facts import ACTIVATIONS
-from sim.models.autocast import adapter_casts, casts_on_use, not_under_autocast
+from sim.models.activations.facts import ACTIVATIONS
 from sim.models.frameworks.records import framework_of
-from sim.models.optimizers import OPTIMIZERS
-from sim.models.recipes import recipe_of
+from sim.models.optimizers.records import OPTIMIZERS
+from sim.models.precision.autocast import adapter_casts, casts_on_use, not_under_autocast
+from sim.models.precision.recipes import recipe_of
 from topology.architectures import ARCHITECTURES
 
 FUSES_EXPERTS = [name for name, chip in ARCHITECTURES.items() if chip.fuses_experts]

@@ -20,7 +20,7 @@ from sim.inputs.zero_keys import sums_apart
 from sim.models.frameworks.megatron import ROUTERS
 from sim.models.frameworks.records import framework_of
 from sim.models.moe.dispatchers import DISPATCHERS
-from sim.models.optimizers import ADAMW, OPTIMIZERS
+from sim.models.optimizers.records import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
 from topology.spec import ClusterSpec
 

@@ -19,9 +19,9 @@ from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import NARROW, has_channels_last
 from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
-from sim.models.layer_norm_clocks import Clocks, layer_norm_clocks
-from sim.models.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
-from sim.models.softmax_rows import VECTOR_BYTES
+from sim.models.torch_kernels.layer_norm_clocks import Clocks, layer_norm_clocks
+from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
+from sim.models.torch_kernels.softmax_rows import VECTOR_BYTES
 
 
 class BatchNorm(NamedTuple):

@@ -10,7 +10,7 @@ import math
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.indices import accumulates
-from sim.models.row_sums import summed_rows
+from sim.models.torch_kernels.row_sums import summed_rows
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 _POINTWISE = (

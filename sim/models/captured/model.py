@@ -30,7 +30,7 @@ from sim.inputs.program_blocks import INPUT, PARAMETERS, Pieces, owners, pieces_
 from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_program
 from sim.models.captured.memory import PieceMemory, ProgramLives
 from sim.models.captured.operators import items_of, known, masked_flops
-from sim.models.optimizer import EndOfStep
+from sim.models.optimizers.step import EndOfStep
 from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
 COMPILED = "inductor."  # kernels that torch.compile generates

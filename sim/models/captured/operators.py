@@ -32,7 +32,7 @@ from sim.models.captured.recurrent import RECURRENT, multiplied, recurrent_compu
 from sim.models.captured.solvers import SOLVERS, TRIANGULAR, solver
 from sim.models.captured.waits import READ, waits_of
 from sim.models.operators import small_kernels
-from sim.models.softmax_rows import torch_log_softmax_backward, torch_softmax, torch_softmax_backward
+from sim.models.torch_kernels.softmax_rows import torch_log_softmax_backward, torch_softmax, torch_softmax_backward
 from sim.prices.roofline import shape_flops
 
 SOFTMAX_BACKWARDS = {

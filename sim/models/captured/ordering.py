@@ -10,8 +10,8 @@ import math
 
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.indices import PLACE_BYTES, SORT_STARTS, passes
-from sim.models.layer_norm_clocks import MULTIPROCESSORS, Clocks
-from sim.models.top_k import LONGEST_ROW, top_k_clocks
+from sim.models.torch_kernels.layer_norm_clocks import MULTIPROCESSORS, Clocks
+from sim.models.torch_kernels.top_k import LONGEST_ROW, top_k_clocks
 
 SMALL_SORT = 4096  # the longest row that one thread block sorts (Sort.h: should_use_small_sort)
 # Fewer rows than this are sorted as one array, by value and then by row; a row of so many numbers is sorted by itself

@@ -8,11 +8,11 @@ from sim.core.dtypes import dtype_bytes
 from sim.core.program import Block, Program
 from sim.models.captured.model import captured_model, with_accumulation
 from sim.models.dims import Shard
-from sim.models.optimizer import EndOfStep
+from sim.models.optimizers.step import EndOfStep
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
-    from sim.models.muon import Dealt
+    from sim.models.optimizers.muon import Dealt
 
 
 class Captured:

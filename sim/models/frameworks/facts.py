@@ -226,7 +226,7 @@ class Framework(Struct, frozen=True):
     reduce-scatter of its gradient [TE module/base.py: initialize_ub; comm_gemm_overlap.h: split_overlap_ag]"""
     vocabulary_multiple: int = 1
     """the vocabulary's entries are padded to a multiple of so many for each rank of tp; of 1, only the ranks share them
-    evenly [megatron/training/tokenizer/tokenizer.py: _vocab_size_with_padding; calibrate/model.py]"""
+    evenly [megatron/training/tokenizer/tokenizer.py: _vocab_size_with_padding; calibrate/bundled_model/model.py]"""
     starts_with_own_rows: bool = False
     """with `tp_overlap`, a matmul of gathered rows computes the rank's own rows while the others arrive [nanotron:
     parallel/tensor_parallel/functional.py]"""
@@ -244,7 +244,7 @@ class Framework(Struct, frozen=True):
     keeps_empty_gradients: bool = False
     """one empty gradient tensor is kept for each shape of a weight matrix [TE module/base.py: get_dummy_wgrad]"""
     quantizer: str = "torchao"
-    """library whose kernels quantize: `te` or `torchao` [sim.models.recipes]"""
+    """library whose kernels quantize: `te` or `torchao` [sim.models.precision.recipes]"""
     fp8_recipe: str = "tensorwise"
     """default of `training.fp8_recipe` [training/arguments.py; torchao Float8LinearConfig]"""
     saves_originals: bool = False
@@ -382,7 +382,7 @@ class Framework(Struct, frozen=True):
     emitted_for: tuple[str, ...] = ()
     """trainers of `--emit` whose flags express this framework [sim.emit]"""
     measurable: bool = False
-    """calibrate.measure can run a step with this framework [calibrate.runnable]"""
+    """calibrate.measure can run a step with this framework [calibrate.real_steps.runnable]"""
 
     nccl_from: NcclFrom = "torch"
     """who brings NCCL [topology.nccl]"""

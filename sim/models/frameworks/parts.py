@@ -44,7 +44,7 @@ class RouterKernels(NamedTuple):
 
     By token and expert: accesses of the layer's own dtype, and bytes of fp32 and less. `capacity_kernels`, forward:
     more where experts have a capacity. `group_kernels` and `group_bytes`, forward and backward: more where groups are
-    chosen first. `torch_top_k`: torch's own kernels choose (`sim.models.top_k`)."""
+    chosen first. `torch_top_k`: torch's own kernels choose (`sim.models.torch_kernels.top_k`)."""
 
     forward_kernels: int
     backward_kernels: int

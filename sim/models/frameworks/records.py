@@ -192,7 +192,7 @@ _RECORDS = (
         # calibrate/parallel/expert.py: expert, token and place of a copy in 64 bits; its fp32 weight, before it is
         # divided by the token's sum and after
         routing_bytes=32.0,
-        vocabulary_multiple=128,  # calibrate/model.py
+        vocabulary_multiple=128,  # calibrate/bundled_model/model.py
         under_torch_compile="compiled",
         emitted_for=("torchtitan", "megatron"),
         measurable=True,

@@ -17,7 +17,8 @@ from msgspec.structs import asdict
 
 from sim.core.program import Item, Program
 from sim.inputs.model_config import AttentionKind
-from sim.models.activations import is_gated
+from sim.models.activations.kernels import is_gated
+from sim.models.attention.window import Window, window_of
 from sim.models.layer_inputs import LayerInputs, layer_inputs_of
 from sim.models.layers.beside import Beside
 from sim.models.layers.block_indexer import BlockIndexer
@@ -47,8 +48,7 @@ from sim.models.serving.operators import (
     served_sum_of_streams,
     sum_norms,
 )
-from sim.models.streams import Streams, streams_of
-from sim.models.window import Window, window_of
+from sim.models.streams.sizes import Streams, streams_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

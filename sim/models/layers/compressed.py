@@ -24,11 +24,12 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, NeededBy, Program, Saved, TensorRole
-from sim.models.attention import Core, attention_flops
-from sim.models.context_parallel import attention_core
+from sim.models.attention.context_parallel import attention_core
+from sim.models.attention.core import Core, attention_flops
+from sim.models.attention.latent_kernels import latent_rope
+from sim.models.attention.window import Window
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import norm
-from sim.models.latent_kernels import latent_rope
 from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.indexer import IndexedKeys, index_operator, scores
 from sim.models.layers.latent import LATENT_HEADS, latent_norm
@@ -38,7 +39,6 @@ from sim.models.layers.sparse_latent import LEAST_HEADS
 from sim.models.linear import linear
 from sim.models.operators import F, I, Operator, gemm, keeping, memory_op
 from sim.models.serving.operators import ServingDims, rope_cache, served_linear, unfused_attention
-from sim.models.window import Window
 from sim.prices.attention_speed import SPARSE
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 

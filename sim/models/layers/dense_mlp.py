@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.program import Item, ModelPart, Program
-from sim.models.activations import activation, is_gated, promoted
+from sim.models.activations.kernels import activation, is_gated, promoted
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import bias_apart
 from sim.models.layers.matrix import Matrix
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DenseMlp(Struct, frozen=True):
-    """Sizes of the whole model. `activation`: a name of `sim.models.activation_facts.ACTIVATIONS`."""
+    """Sizes of the whole model. `activation`: a name of `sim.models.activations.facts.ACTIVATIONS`."""
 
     part: ClassVar = ModelPart.MLP
     module: ClassVar[RecomputeModule] = "mlp"

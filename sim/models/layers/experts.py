@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.program import Compute, Item, ModelPart, Program
+from sim.models.activation_memory.recompute_modules import runs_again
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.moe.every_expert import every_expert
@@ -20,7 +21,6 @@ from sim.models.moe.routing import fills_map, places_by_chance, routing
 from sim.models.moe.shared import shared_parts
 from sim.models.moe.shared_beside import beside_exchanges
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
-from sim.models.recompute_modules import runs_again
 from sim.models.serving.operators import ServedElements, ServingDims
 from sim.prices.roofline import MOE_LAYER
 

@@ -10,20 +10,22 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, ModelPart, Phase, Program
-from sim.models.attention import Core, attention_flops
-from sim.models.casts import rope_gives_fp32
-from sim.models.context_parallel import attention_core
+from sim.models.attention.context_parallel import attention_core
+from sim.models.attention.core import Core, attention_flops
+from sim.models.attention.head_copies import ordered_heads, output_copied, repeated
+from sim.models.attention.latent_kernels import rope_of_pairs
+from sim.models.attention.masked_windows import masked_window
+from sim.models.attention.query_factor import query_factor
+from sim.models.attention.split_gradients import clamped, clamped_apart, joined_gradients, split_by_index
+from sim.models.attention.window import Window
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.elementwise import bias_apart, copied, norm, rope, rope_join, scaled_rope
-from sim.models.head_copies import ordered_heads, output_copied, repeated
-from sim.models.latent_kernels import rope_of_pairs
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.head_norms import head_layer_norm, norms_by_head
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
-from sim.models.masked_windows import masked_window
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
-from sim.models.query_factor import query_factor
+from sim.models.precision.casts import rope_gives_fp32
 from sim.models.serving.operators import (
     ServingDims,
     norm_quantizes,
@@ -32,8 +34,6 @@ from sim.models.serving.operators import (
     served_linear,
     unfused_attention,
 )
-from sim.models.split_gradients import clamped, clamped_apart, joined_gradients, split_by_index
-from sim.models.window import Window
 from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
 from sim.models.dims import Dims
 from sim.models.elementwise import norm
-from sim.models.layer_norm_clocks import layer_norm_clocks
 from sim.models.operators import F, I, Operator, memory_op
+from sim.models.torch_kernels.layer_norm_clocks import layer_norm_clocks
 
 
 def head_layer_norm(d: Dims, name: str, rows: int, width: int, vectors: int = 2) -> Operator:

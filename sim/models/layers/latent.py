@@ -13,19 +13,19 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Program
-from sim.models.attention import Core, attention_flops
-from sim.models.casts import casts_apart
-from sim.models.context_parallel import attention_core
+from sim.models.activation_memory.recompute_modules import inside, runs_again
+from sim.models.attention.context_parallel import attention_core
+from sim.models.attention.core import Core, attention_flops
+from sim.models.attention.head_copies import output_copied
+from sim.models.attention.latent_kernels import put_into_keys, rope_of_latents
+from sim.models.attention.query_factor import query_factor
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.elementwise import copied, norm
-from sim.models.head_copies import output_copied
-from sim.models.latent_kernels import put_into_keys, rope_of_latents
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
-from sim.models.query_factor import query_factor
-from sim.models.recompute_modules import inside, runs_again
+from sim.models.precision.casts import casts_apart
 from sim.models.serving.latents import (
     LatentHeads,
     absorbed_core,

@@ -26,10 +26,10 @@ from msgspec import Struct
 from sim.core.dtypes import INT64_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved
 from sim.models.dims import Dims, ceil_div
-from sim.models.gated_streams import stream_norms
 from sim.models.linear import linear
 from sim.models.operators import F, I, Linear, Operator, W, collective, gemm, memory_op
-from sim.models.streams import Streams
+from sim.models.streams.gated_streams import stream_norms
+from sim.models.streams.sizes import Streams
 
 if TYPE_CHECKING:
     from sim.models.serving.operators import ServingDims

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase, Program
-from sim.models.attention import LAUNCHES, core_part
-from sim.models.context_parallel import attention_core
+from sim.models.attention.context_parallel import attention_core
+from sim.models.attention.core import LAUNCHES, core_part
 from sim.models.dims import Dims, Shard
 from sim.models.layers.block_indexer import BlockIndexer
 from sim.models.layers.grouped_query import GroupedQueryAttention

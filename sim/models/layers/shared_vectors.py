@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Item, NeededBy, Saved, TensorRole
-from sim.models.attention import LAUNCHES, LSE_BYTES
+from sim.models.attention.core import LAUNCHES, LSE_BYTES
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulation, collective, gemm
 from sim.prices.attention_speed import SPARSE

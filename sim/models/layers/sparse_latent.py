@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program
-from sim.models.attention import Core
-from sim.models.context_parallel import gathered_blocks
+from sim.models.activation_memory.recompute_modules import inside
+from sim.models.attention.context_parallel import gathered_blocks
+from sim.models.attention.core import Core
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.indexer import IndexedKeys, Indexer, index_operator, scores
 from sim.models.layers.latent import LatentAttention, latent_norm
@@ -27,7 +28,6 @@ from sim.models.layers.matrix import Matrix
 from sim.models.layers.shared_vectors import latents_shared, per_head, sparse_core
 from sim.models.linear import linear
 from sim.models.operators import F, Operator
-from sim.models.recompute_modules import inside
 from sim.models.serving.latents import queries_joined
 from sim.models.serving.operators import ServingDims
 from sim.prices.attention_speed import SPARSE

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.program import Saved
-from sim.models.casts import cast
 from sim.models.dims import Dims
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.routing import Routing, moe_of
 from sim.models.operators import F, I, Operator, memory_op
+from sim.models.precision.casts import cast
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

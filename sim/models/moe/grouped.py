@@ -10,7 +10,7 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.dims import Dims
 from sim.models.operators import ROLES, F, I, Operator, W, accumulation, weight_gradient_bytes
-from sim.models.quantizing import (
+from sim.models.precision.quantizing import (
     casts_again,
     gradient_casts,
     input_casts,

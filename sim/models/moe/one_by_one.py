@@ -10,9 +10,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
+from sim.models.attention.split_gradients import INDEX_PUT_KERNELS
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, accumulate, memory_op
-from sim.models.split_gradients import INDEX_PUT_KERNELS
 
 # Kernels of an expert, counted in one captured program. Forward: its tokens' places 5, copies to the host 4, tokens and
 # weights by index 2, matmuls 3, the activation 1, products 2, the sum by index 1. Backward: a copy by index 1, products
@@ -24,8 +24,8 @@ def gradients_of_each(d: Dims, experts: int, elements: int, matrices: int, token
     """What the loop adds to one grouped matmul; `elements`: of one expert's `matrices` together.
 
     Zeros of all experts' weights are written and read for each expert, its own part is written (profiles' points of
-    such a copy count the tensor twice, as in `sim.models.split_gradients`), and all but the first are added. Tokens'
-    gradients likewise, put in by torch's `index_put_` (accumulate).
+    such a copy count the tensor twice, as in `sim.models.attention.split_gradients`), and all but the first are added.
+    Tokens' gradients likewise, put in by torch's `index_put_` (accumulate).
     """
     e = FP32_BYTES if d.autocast else d.act_bytes  # the parameters', which are indexed before they are cast
     whole, hidden = float(experts * elements), float(tokens * d.hidden)

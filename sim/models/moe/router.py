@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Phase, Program, Saved, TensorRole
-from sim.models.casts import cast, casts_apart
 from sim.models.dims import Dims
 from sim.models.moe.dispatchers import INDEX_BYTES
 from sim.models.moe.routing import Routing
 from sim.models.operators import F, I, Operator, W, accumulate, collective, gemm, memory_op
-from sim.models.top_k import top_k_clocks
+from sim.models.precision.casts import cast, casts_apart
+from sim.models.torch_kernels.top_k import top_k_clocks
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -27,11 +27,11 @@ class _Casts(NamedTuple):
     """The dtype in which the router multiplies, and the casts that this needs.
 
     `wide`: autocast is off around it, so that it multiplies fp32 numbers. `narrow`: autocast copies its fp32 input to
-    16 bits, kept so, and its gradient back (`sim.models.casts`). `upcast`: it chooses by fp32 logits of a 16-bit input.
-    `ahead`: of `upcast`, the matmul is in fp32, of a copy of its input, which is kept. Without `ahead`, as in
-    Megatron-Core's `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies 16-bit numbers
-    to an fp32 result and the backward copies its input. Its products of fp32 numbers are Transformer Engine's, in tf32
-    (common/gemm/cublaslt_gemm.cu: "Use TF32 only for pure FP32 GEMM").
+    16 bits, kept so, and its gradient back (`sim.models.precision.casts`). `upcast`: it chooses by fp32 logits of a
+    16-bit input. `ahead`: of `upcast`, the matmul is in fp32, of a copy of its input, which is kept. Without `ahead`,
+    as in Megatron-Core's `RouterGatingLinearFunction` (transformer/moe/moe_utils.py), the forward multiplies 16-bit
+    numbers to an fp32 result and the backward copies its input. Its products of fp32 numbers are Transformer Engine's,
+    in tf32 (common/gemm/cublaslt_gemm.cu: "Use TF32 only for pure FP32 GEMM").
     """
 
     wide: bool

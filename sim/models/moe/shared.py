@@ -6,10 +6,10 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
-from sim.models.casts import cast, casts_apart, in_fp32, lists_apart, mixed
+from sim.models.activation_memory.recompute_modules import inside
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulate, gemm, memory_op
-from sim.models.recompute_modules import inside
+from sim.models.precision.casts import cast, casts_apart, in_fp32, lists_apart, mixed
 
 
 def shared_parts(d: Dims, parts: tuple[Operator, ...], gated: bool = False) -> tuple[Operator, ...]:

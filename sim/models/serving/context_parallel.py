@@ -5,8 +5,8 @@ holds r and 2cp − 1 − r: zigzag) and 1/cp of each sequence's cache. For a ch
 they see, a rank has q' = q/cp queries and 1/cp of the pairs of queries and keys, q' · (kv − (q − 1)/2).
 
 - ring (Yang et al. 2024, "Context Parallelism for Scalable Million-Token Inference", arXiv 2411.01783, section 3:
-  pass-KV; as in training, `sim.models.context_parallel`): cp blocks of kv/cp keys, each computed while the next keys
-  and values come; later blocks join the fp32 sum by their log-sum-exps.
+  pass-KV; as in training, `sim.models.attention.context_parallel`): cp blocks of kv/cp keys, each computed while the
+  next keys and values come; later blocks join the fp32 sum by their log-sum-exps.
 - all_gather (Llama 3, arXiv 2407.21783, section 3.3.2): all keys and values first, copied into the sequence's order.
 
 Single tokens are shared out over the ranks as well. Their queries are gathered, every rank attends to its part of the

@@ -21,13 +21,13 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Compute, Item, Program
 from sim.core.quantization import Quantization, Quantizing
 from sim.core.sampler import Sampler
-from sim.models.attention import Core, unfused_core
+from sim.models.attention.core import Core, unfused_core
+from sim.models.attention.score_kernels import ScorePass
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.operators import F, collective, gemm, memory_op
-from sim.models.score_kernels import ScorePass
 from sim.models.serving.sampling import chosen_tokens
-from sim.models.streams import Streams, streams_of
+from sim.models.streams.sizes import Streams, streams_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -256,7 +256,7 @@ SOFTMAX_ACCESSES = 2.0  # scores read, probabilities written, those that the mas
 
 def unfused_attention(d: ServingDims, batch: int, core: Core) -> Program:
     """Attention of `batch` sequences kernel by kernel, all q·kv scores in memory: as training's unfused one
-    (`sim.models.attention`), of prompts and, with one query each, of single tokens.
+    (`sim.models.attention.core`), of prompts and, with one query each, of single tokens.
     """
     softmax = ScorePass("softmax", SOFTMAX_ACCESSES * d.act_bytes)
     return unfused_core(batch, core, d.act, d.act_bytes, (softmax,), False, "attention")

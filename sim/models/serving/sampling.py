@@ -16,7 +16,7 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program
 from sim.core.sampler import SEGMENTS, Sampler
 from sim.models.operators import F, memory_op
-from sim.models.softmax_rows import torch_softmax
+from sim.models.torch_kernels.softmax_rows import torch_softmax
 
 if TYPE_CHECKING:
     from sim.inputs.serving_keys import Sampling

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.convert.branches import decided, taken_branches
+from sim.convert.scripts.branches import decided, taken_branches
 from tests.sim.convert.converting import converted
 from tests.sim.convert.launch_files import MEGATRON
 

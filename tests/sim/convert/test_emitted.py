@@ -11,10 +11,10 @@ from sim.core.errors import InputError
 from sim.emit import TRAINERS, emit
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
+from sim.models.activation_memory.recompute import stops_early
 from sim.models.balance import with_balanced_stages
 from sim.models.frameworks.records import frees_gradients
-from sim.models.recipes import recipe_of
-from sim.models.recompute import stops_early
+from sim.models.precision.recipes import recipe_of
 from sim.simulation import simulate
 from tests.sim.convert.converting import converted
 from topology.presets import CLUSTERS

@@ -10,8 +10,8 @@ from model_programs import GPT, LLAMA, make, saved_by_part, saved_bytes
 from sim.core.program import ModelPart
 from sim.inputs.scenario import parse_scenario
 from sim.models.embedding import embedding_block
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 
 UNFUSED = {"precision": "fp16", "attention": "unfused"}
 DROPOUT = GPT | {"dropout": 0.1}
@@ -112,7 +112,7 @@ def test_what_the_loss_holds_of_a_logit(style, precision, bytes_a_logit):
     backward `grad_input = softmax`, `mul_`.
     """
     from sim.models.dims import dims
-    from sim.models.head import cross_entropy
+    from sim.models.output.head import cross_entropy
 
     scenario = make(LLAMA, {"precision": precision, "framework": style})
     loss = cross_entropy(dims(scenario), 32000)

@@ -10,7 +10,7 @@ from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.inputs.training_config import Training
-from sim.models.optimizer import optimizer_items
+from sim.models.optimizers.step import optimizer_items
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_of
 

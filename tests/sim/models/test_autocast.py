@@ -19,8 +19,8 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.captured.operators import computes_of
 from sim.models.captured.waits import waits_of
 from sim.models.embedding import embedding_block
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from sim.models.source import source_of
 from sim.simulation import simulate
 

@@ -9,8 +9,8 @@ from model_programs import flops
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.models.chunked_loss import chunk_rows
-from sim.models.head import head_block
+from sim.models.output.chunked_loss import chunk_rows
+from sim.models.output.head import head_block
 from tests.sim.cases import scenario_with
 
 TOKENS, HIDDEN, VOCAB = 4096, 4096, 128256

@@ -19,7 +19,7 @@ from sim.models.layers import layer_specs
 from sim.models.layers.compressed import CompressedAttention
 from sim.models.parameters import count_parameters
 from sim.models.source import source_of
-from sim.models.streams import Streams
+from sim.models.streams.sizes import Streams
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate

@@ -11,8 +11,8 @@ from model_programs import LLAMA, comm_bytes, comms, flops, make
 
 from sim.core.program import Comm, Compute, Wait
 from sim.inputs.scenario import parse_scenario
-from sim.models.attention import Core
-from sim.models.context_parallel import gathered_blocks, ring_blocks
+from sim.models.attention.context_parallel import gathered_blocks, ring_blocks
+from sim.models.attention.core import Core
 from sim.models.dims import Shard
 from sim.models.layer import layer_block
 from sim.ranks.plan import make_plan

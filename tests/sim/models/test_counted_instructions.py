@@ -12,7 +12,7 @@ import pytest
 
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
-from sim.models.activation_facts import ACTIVATIONS
+from sim.models.activations.facts import ACTIVATIONS
 from sim.models.layer import layer_block
 from sim.prices.instructions import STARTED_PER_CLOCK, with_instructions
 from sim.prices.unvectorized import sm_clocks_per_s

@@ -10,8 +10,8 @@ import pytest
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Item, Phase
 from sim.inputs.scenario import Scenario
-from sim.models.activations import activation
-from sim.models.context_parallel import attention_core
+from sim.models.activations.kernels import activation
+from sim.models.attention.context_parallel import attention_core
 from sim.models.dims import Shard, dims
 from sim.models.layers import attention_spec
 from sim.models.layers.grouped_query import GroupedQueryAttention

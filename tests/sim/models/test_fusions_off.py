@@ -11,7 +11,7 @@ from sim.core.program import Compute
 from sim.emit import emit
 from sim.models.frameworks.megatron import FUSIONS
 from sim.models.layer import layer_block
-from sim.models.optimizer import gradient_buffer_items
+from sim.models.optimizers.step import gradient_buffer_items
 from tests.sim.cases import case
 
 LLAMA = {"mlp": "swiglu", "positions": "rope", "bias": False}

@@ -10,14 +10,14 @@ from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import dims
-from sim.models.gated_streams import gated_spread, gated_sum
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.layers.ngram_embedding import NgramEmbedding
 from sim.models.operators import Operator
 from sim.models.parameters import count_parameters
 from sim.models.source import source_of
-from sim.models.streams import Streams
+from sim.models.streams.gated_streams import gated_spread, gated_sum
+from sim.models.streams.sizes import Streams
 from sim.serve.memory import weight_bytes
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate

@@ -10,8 +10,8 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, ModelPart, Program
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.dims import dims
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from sim.results.graph_pools import static_bytes
 from sim.simulation import simulate
 from tests.sim.cases import case

@@ -12,7 +12,7 @@ from counted_accesses import counted
 from sim.core.program import Compute
 from sim.inputs.huggingface import model_of_config
 from sim.inputs.scenario import parse_scenario
-from sim.models.activation_facts import ACTIVATIONS
+from sim.models.activations.facts import ACTIVATIONS
 from sim.models.dims import dims
 from sim.models.elementwise import layer_norm_in_fp32, rms_norm_eager, rope, rope_join
 from sim.models.layer import layer_block

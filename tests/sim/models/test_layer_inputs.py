@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from model_programs import unmasked
 
-import sim.models.attention
+import sim.models.attention.core
 from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
@@ -82,9 +82,9 @@ def test_which_tensors_are_keys_does_not_depend_on_their_names(monkeypatch: pyte
     def kept() -> list[float]:
         return [s.bytes for s in layer_block(training(framework="megatron"), 6).saved]
 
-    before, made = kept(), sim.models.attention.core_saved
+    before, made = kept(), sim.models.attention.core.core_saved
     renamed = lambda *args: tuple(s._replace(name="a tensor") for s in made(*args))  # noqa: E731
-    monkeypatch.setattr(sim.models.attention, "core_saved", renamed)
+    monkeypatch.setattr(sim.models.attention.core, "core_saved", renamed)
     assert kept() == before
 
 

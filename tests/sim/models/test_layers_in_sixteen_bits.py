@@ -13,7 +13,7 @@ from sim.emit import emit
 from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
 from sim.models.layer import layer_block
-from sim.models.mtp import mtp_block
+from sim.models.output.mtp import mtp_block
 from sim.programs.data_parallel import make_data_parallel
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate

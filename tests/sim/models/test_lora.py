@@ -11,8 +11,8 @@ from model_programs import flops
 from sim.core.errors import InputError
 from sim.core.program import Comm
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from sim.models.parameters import count_parameters
 from sim.simulation import simulate
 from tests.sim.cases import llama_like, scenario_with, shipped_result

@@ -11,12 +11,12 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.dims import Shard, dims
-from sim.models.head import cross_entropy
 from sim.models.layers import attention_spec
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.routing import routing
 from sim.models.operators import Operator, accumulation, weight_gradient_bytes
+from sim.models.output.head import cross_entropy
 from sim.results.states import chosen_workspace_bytes
 from sim.simulation import simulate
 from sim.validation.stated import with_stated

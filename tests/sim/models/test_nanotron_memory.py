@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from sim.simulation import simulate
 from tests.sim.cases import llama_like
 

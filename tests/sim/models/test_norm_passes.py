@@ -12,7 +12,7 @@ from model_programs import LLAMA, make, named
 from sim.core.program import Compute
 from sim.models.dims import dims
 from sim.models.layer import layer_block
-from sim.models.norm_passes import backward_accesses, gradient_reads
+from sim.models.torch_kernels.norm_passes import backward_accesses, gradient_reads
 
 RESIDUAL = 1  # the residual stream's gradient, which the same kernel adds
 

@@ -9,7 +9,7 @@ import pytest
 from sim.core.errors import InputError
 from sim.core.program import Comm
 from sim.inputs.scenario import parse_scenario
-from sim.models.optimizer import clip_items, gradient_buffer_items, optimizer_items, prepared_gradients
+from sim.models.optimizers.step import clip_items, gradient_buffer_items, optimizer_items, prepared_gradients
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.programs.step_end import epilogue

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from model_programs import LLAMA, make
 
-from sim.models.optimizer import kept_bytes, optimizer_items
+from sim.models.optimizers.step import kept_bytes, optimizer_items
 from sim.models.parameters import count_parameters
 from sim.simulation import simulate
 

@@ -14,9 +14,9 @@ from sim.core.program import Compute
 from sim.emit import emit
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.inputs.training_config import Packing
+from sim.models.attention.packing import best_fit, expected_tokens, pack, pairs_between, wrapped
 from sim.models.dims import Shard, packed_batch
 from sim.models.layer import layer_block
-from sim.models.packing import best_fit, expected_tokens, pack, pairs_between, wrapped
 from sim.models.source import source_of
 from sim.prices.roofline import shape_flops
 from sim.simulation import simulate

@@ -11,9 +11,9 @@ import sim
 from sim.core.program import Comm, Compute, Phase
 from sim.models.embedding import embedding_block
 from sim.models.flops import model_flops_per_token
-from sim.models.head import head_block, tied_params
 from sim.models.layer import layer_block
-from sim.models.mtp import mtp_block
+from sim.models.output.head import head_block, tied_params
+from sim.models.output.mtp import mtp_block
 from sim.models.parameters import count_parameters
 from tests.sim.cases import case
 

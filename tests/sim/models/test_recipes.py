@@ -14,10 +14,10 @@ from sim.models.dims import dims
 from sim.models.frameworks.records import FRAMEWORKS
 from sim.models.layer import layer_block
 from sim.models.linear import linear
-from sim.models.mtp import mtp_block
 from sim.models.operators import Linear, Operator
-from sim.models.quantizing import passing_weight_bytes, quantized_weight_bytes
-from sim.models.recipes import RECIPES, recipe_of
+from sim.models.output.mtp import mtp_block
+from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes
+from sim.models.precision.recipes import RECIPES, recipe_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import make_data_parallel
 from sim.ranks.plan import make_plan

@@ -11,10 +11,10 @@ from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
 from sim.models.frameworks.records import FRAMEWORKS, framework_at
-from sim.models.head import cross_entropy, output_parts
 from sim.models.layer import layer_block
 from sim.models.linear import linear
 from sim.models.operators import Linear, Operator
+from sim.models.output.head import cross_entropy, output_parts
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing

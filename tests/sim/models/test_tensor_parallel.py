@@ -9,8 +9,8 @@ from model_programs import GPT, LLAMA, comm_bytes, comms, flops, make
 
 from sim.core.program import Comm, Compute, Phase, Wait
 from sim.models.embedding import embedding_block
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from topology.presets import GPUS

@@ -8,7 +8,7 @@ from model_programs import MOE, make, named
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.operators import computes_of, known
 from sim.models.layer import layer_block
-from sim.models.top_k import top_k_clocks
+from sim.models.torch_kernels.top_k import top_k_clocks
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from topology.presets import GPUS

@@ -11,10 +11,10 @@ from sim.core.errors import InputError
 from sim.core.program import Compute, Phase
 from sim.inputs.scenario import Scenario
 from sim.models.dims import Shard, dims
-from sim.models.head import head_block
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.routing import routing
 from sim.models.operators import Operator
+from sim.models.output.head import head_block
 from sim.simulation import simulate
 from sim.validation.launch_scripts import DEEPSEEK_V3, QWEN3_30B, Sizes, with_launch_script
 from tests.sim.cases import scenario_with

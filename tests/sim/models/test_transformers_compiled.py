@@ -11,8 +11,8 @@ from model_programs import LLAMA, make, named
 
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
-from sim.models.head import head_block
 from sim.models.layer import layer_block
+from sim.models.output.head import head_block
 from sim.simulation import simulate
 from sim.validation.what_ran import with_what_ran
 

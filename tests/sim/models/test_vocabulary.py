@@ -7,14 +7,14 @@ import pytest
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.embedding import table_elements
-from sim.models.head import head_block
+from sim.models.output.head import head_block
 
 CASES = [
     # Megatron-LM: a multiple of 128 · tp. nanotron, whose make_vocab_size_divisible_by is 1: of tp.
     ("megatron", 50257, 1, 50304, 8),
     ("megatron", 128256, 8, 129024 // 8, 8),
     ("megatron_bridge", 50257, 2, 50432 // 2, 8),
-    ("eager", 50257, 1, 50304, 8),  # as calibrate/model.py pads
+    ("eager", 50257, 1, 50304, 8),  # as calibrate/bundled_model/model.py pads
     ("nanotron", 50257, 2, 50258 // 2, 1),
     ("transformers", 50257, 1, 50257, 1),
     ("deepspeed", 30522, 1, 30522, 2),

@@ -10,11 +10,11 @@ from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
 from sim.emit import emit
 from sim.inputs.scenario import Scenario
+from sim.models.attention.window import Window
 from sim.models.dims import Shard, dims
 from sim.models.flops import model_flops_per_token
 from sim.models.layer import layer_parts
 from sim.models.layers import layer_specs
-from sim.models.window import Window
 from sim.prices.roofline import shape_flops
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate

@@ -1,0 +1,1 @@
+"""Times of single operators, of the host, and of computation beside communication."""

@@ -1,0 +1,1 @@
+"""YAML of Megatron-Bridge and NeMo."""

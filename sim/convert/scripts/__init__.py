@@ -1,0 +1,1 @@
+"""Launch scripts and job files, read as text and never run."""

@@ -1,0 +1,1 @@
+"""Command lines of serving engines and of their benchmarks."""

@@ -1,0 +1,89 @@
+"""Drafted tokens in command lines of serving engines.
+
+vLLM: config/speculative.py. SGLang: server_args.py, `_handle_speculative_decoding`, `auto_choose_speculative_params`.
+TensorRT-LLM: llmapi/llm_args.py, `speculative_config`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sim.convert.serving.checkpoints import loaded
+from sim.convert.serving.graphs import json_object
+from sim.convert.settings import Settings, without_none
+from sim.inputs.hub import PREFIX, as_model
+
+FROM_TEXT = ("ngram", "ngram_gpu", "suffix", "lookahead", "user_provided", "userprovided")  # none of a model's
+MEDUSA = "medusa"
+# auto_choose_speculative_params: Llama's steps, unless its draft is a model of its own (STANDALONE), and all others'.
+LLAMA_STEPS, SGLANG_STEPS = 5, 3
+LLAMA = re.compile(r"(?i)(?:^|[/_-])(?:meta-)?llama-?[123](?!\d)")
+# Layers whose states EAGLE-3 reads: vLLM 0.33, models/llama_eagle3.py; SGLang 0.5.23, models/llama_eagle3.py. Of
+# TensorRT-LLM's PyTorch backend all EAGLE is EAGLE-3 (_torch/speculative/eagle3.py).
+AUX_STATES = 3
+DRAFT_VOCAB = 32_000  # draft_vocab_size of SafeAILab's and of others' EAGLE-3 for Llama and Qwen
+TENSORRT_LLM = "TensorRT-LLM"
+LAYERS = 1  # TensorRT-LLM, MTPDecodingConfig: num_nextn_predict_layers
+
+
+def drafts_of(s: Settings, product: str, served: str) -> dict[str, Any] | None:
+    """A draft for the model that is `served`, or its own prediction layer: `inference.speculative`; None where nothing
+    is drafted, or, with a note, nothing that is simulated."""
+    method = str(s.take("algorithm", "")).lower()
+    drafted = Settings(s.file, {"tokens": s.take("drafted"), "draft": s.take("draft")})
+    flag = s.written_as("algorithm")
+    if config := json_object(s, "speculative", "speculative-config"):
+        method, flag = str(config.get("method")).lower(), "--speculative-config"
+        own = "mtp" in method
+        drafted = Settings(
+            s.file, {"tokens": config.get("num_speculative_tokens", 1), "draft": None if own else config.get("model")}
+        )
+    if method in (*FROM_TEXT, MEDUSA):
+        why = "" if method == MEDUSA else ", without a model,"
+        s.notes.append(f"{flag}: drafts of method {method}{why} are not simulated")
+        s.take("draft_tokens")
+        return None
+    tokens, draft = drafted.whole("tokens"), drafted.take("draft")
+    if tokens is None and method:
+        tokens = LAYERS if method == "mtp" else _steps(s, method)
+    if tokens is None:
+        return None
+    _of_tree(s, tokens)
+    named = without_none({"tokens": tokens, "draft": draft and as_model(str(draft))})
+    states = (AUX_STATES if product == TENSORRT_LLM or method == "eagle3" else 1) if "eagle" in method else 0
+    return _of_states(s, {**named, "hidden_states": states}, served) if draft and states else named
+
+
+def _of_states(s: Settings, named: dict[str, Any], served: str) -> dict[str, Any]:
+    """A draft that reads the model's hidden states. Where its config is not at hand, a layer of the sizes of a dense
+    model's own stands for it (EAGLE, arXiv 2401.15077, section 3; EAGLE-3, arXiv 2503.01840)."""
+    model = None if loaded(named["draft"]) is not None else loaded(served)
+    if model is None or model.moe is not None or model.mla is not None or {*model.attention_pattern} != {"full"}:
+        return named
+    own = {"vocab": min(DRAFT_VOCAB, model.vocab)} if named["hidden_states"] > 1 else {}
+    told = f", with a vocabulary of {own['vocab']:,}, as many published ones have" if own else ""
+    s.notes.append(
+        f"inference.speculative.draft: the config.json of {named['draft'].removeprefix(PREFIX)} is not in the Hub's "
+        f"cache: a layer of the model's own sizes stands for it{told}"
+    )
+    return {**named, "draft": {"preset": as_model(served), "layers": 1, **own}}
+
+
+def _steps(s: Settings, method: str) -> int:
+    """SGLang's own number of steps."""
+    is_llama = LLAMA.search(str(s.values.get("model"))) is not None and method != "standalone"
+    steps, tree = (LLAMA_STEPS, " in a tree of 8 tokens, simulated as a chain") if is_llama else (SGLANG_STEPS, "")
+    s.notes.append(
+        f"{s.written_as('algorithm')} {method}: SGLang chooses {steps} steps{tree}; --speculative-num-steps says "
+        "another number"
+    )
+    return steps
+
+
+def _of_tree(s: Settings, steps: int) -> None:
+    """SGLang's drafts with one branch are as many as its steps, and it checks one token more; more are left."""
+    if str(s.values.get("branches", 1)) == "1":
+        s.taken |= {"branches", "draft_tokens"}
+    elif s.values.get("draft_tokens") is not None:
+        s.notes.append(f"trees of drafts are not simulated: a chain of {steps} stands for it")

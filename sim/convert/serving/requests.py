@@ -1,0 +1,79 @@
+"""The requests of a benchmark's command, or assumed ones where no command states them: number, lengths and rate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from sim.convert.serving.names import Benchmark
+from sim.convert.serving.options import within
+from sim.convert.settings import Settings, without_none
+
+RANDOM = "random"  # benchmarks' data set of random texts
+LENGTHS = ("prompt", "output")
+
+
+def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
+    """What the flags say of requests. Of several values of a flag, which SGLang's batches try in turn, the first."""
+    for name in ("count", *LENGTHS):
+        first, *others = str(b.values.get(name, "")).split()[:2] or [""]
+        if others:
+            b.notes.append(f"{b.written_as(name)} {b.values[name]}: the first is simulated, {first}")
+            b.values = {**b.values, name: first}
+    count, prompt, output = (b.integer(name, benchmark.defaults[name]) for name in ("count", *LENGTHS))
+    ratio, rate = b.number("ratio", benchmark.ratio) or 0.0, b.number("rate")
+    if benchmark.range_ends_at_length:  # from ratio·length to length
+        prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
+        ratio = round((1 - ratio) / (1 + ratio), 4)
+    count = _answers(b, count)
+    b.take("dataset")
+    return without_none(
+        {
+            "prompt_len": prompt,
+            "output_len": output,
+            "range_ratio": ratio or None,
+            "count": count,
+            "rate_per_s": rate if rate is not None and math.isfinite(rate) else None,
+            "max_concurrency": most if (most := b.whole("concurrency")) is None or most > 0 else None,
+            "seed": b.whole("seed"),
+        }
+    )
+
+
+def _answers(b: Settings, count: int) -> int:
+    """Requests of so many prompts with several answers each: vLLM makes each answer a request of its own
+    (v1/engine/parallel_sampling.py), which finds the prompt in the cache."""
+    answers = b.integer("answers", 1)
+    if answers > 1:
+        b.notes.append(
+            f"--n {answers}: {answers} answers of a prompt are as many requests here, each of which "
+            "computes its prompt; the engine finds it in its cache, as do requests of a trace with one prefix_id"
+        )
+    return count * answers
+
+
+def with_dataset(b: Settings, dataset: Settings) -> None:
+    """Add the number and lengths of a data set's requests that a command of the script writes; 0 requests are all."""
+    own = {name: value for name, value in b.values.items() if (name, value) != ("count", "0")}
+    lengths = {name: dataset.values[name] for name in ("count", *LENGTHS) if name in dataset.values}
+    b.values = {**lengths, **own, "dataset": RANDOM}
+
+
+def states_lengths(b: Settings) -> bool:
+    """Tell whether lengths are those of random texts, or a flag says them."""
+    return b.values.get("dataset", RANDOM) == RANDOM or bool({*LENGTHS} & b.values.keys())
+
+
+def assumed(s: Settings, requests: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """Requests whose lengths the file does not state, shortened to the engine's limit."""
+    found = requests if limit is None else within(requests, limit)
+    if found != requests:
+        lengths = f"{found['prompt_len']:,} and {found['output_len']:,} tokens"
+        s.notes.append(f"requests: prompts and answers of {lengths}, as the engine refuses what is beyond {limit:,}")
+    return found
+
+
+def of_dataset(name: str) -> str:
+    """What to say of a benchmark's data: only random lengths are known from its flags."""
+    known = f"the requests of dataset {name} are not in the command: random ones stand for them"
+    return "" if name == RANDOM else f"{known} (inference.requests.trace reads a file of requests)"

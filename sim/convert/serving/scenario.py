@@ -1,0 +1,354 @@
+"""A serving engine's command line as a scenario, with the requests of a benchmark's command in the same script.
+
+Names, defaults and their sources: `flags.yaml` beside this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sim.convert.scripts.command_line import flags_of, words_of
+from sim.convert.serving import pools as pools
+from sim.convert.serving.adapters import adapters_of
+from sim.convert.serving.checkpoints import described, prefixes_of, weights_of, with_prediction
+from sim.convert.serving.drafts import drafts_of
+from sim.convert.serving.experts import by_deepep, by_environment, of_replicas, stages_of
+from sim.convert.serving.graphs import cache_bytes, cache_tokens, graphs_of, json_object, with_objects
+from sim.convert.serving.names import Server, names_of_flags
+from sim.convert.serving.options import most_tokens, of_limit, of_tensorrt_llm, options_of
+from sim.convert.serving.requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
+from sim.convert.serving.sampling import sampling_of
+from sim.convert.serving.tiers import GIB, tiers_of
+from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
+from sim.core.dtypes import sixteen_bit
+from sim.core.errors import InputError
+from sim.inputs.hub import as_model
+from sim.inputs.input_source import show
+from sim.inputs.model_input import load_model
+from sim.serve.engines import ENGINES
+from sim.serve.engines.names import engine_named
+
+VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
+OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
+TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
+LISTED = (
+    *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
+    *("lora-modules", "lora-paths"),
+    *("batch-size", "batch", "input-len", "output-len"),
+)
+
+
+def is_serving(text: str) -> bool:
+    """Tell whether a script starts a serving engine or measures one."""
+    words, names = " ".join(text.split()), names_of_flags()
+    return any(start in words for one in (*names.servers.values(), *names.benchmarks.values()) for start in one.starts)
+
+
+def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
+    """The scenario that the server's and the benchmark's flags describe.
+
+    Raises:
+        InputError: without a server's command or a model, or for a value that a flag cannot have.
+    """
+    words = words_of(file, text, ends=True)
+    servers = _servers(file, text, words)
+    product, s, with_roles = _main(file, servers)
+    model = _model(s, machine)
+    for _, one in servers:  # all serve one checkpoint
+        one.values = {**{key: s.values[key] for key in ("quantization",) if key in s.values}, **one.values}
+    engine = _engine(s, product, words)
+    layout, settings = _replica(product, s, machine, model)
+    inference: dict[str, Any] = {"engine": engine, **settings, **_router(product, s, layout)}
+    if with_roles:
+        by_role = [(pools.role_of(one) or pools.MAIN, *_replica(whose, one, machine, model)) for whose, one in servers]
+        inference = {"engine": engine, **pools.disaggregated(s, by_role)}
+    if inference.get("all2all_backend") == "naive" and "naive" not in ENGINES[engine].all2all:
+        del inference["all2all_backend"]  # vLLM, config/parallel.py: falls back to allgather_reducescatter, the default
+    if (mode := s.take("preempt")) == "swap" and ENGINES[engine].swaps:
+        inference["preemption"] = "swap"
+    elif mode == "swap":  # vLLM since V1 (engine/arg_utils.py)
+        s.notes.append(f"{s.written_as('preempt')} swap: without effect, engine {engine} swaps no requests")
+    if (count := s.whole("api_servers")) not in (None, layout.get("dp", 1)):
+        s.notes.append(f"{s.written_as('api_servers')} {count}: one API server for each replica is simulated")
+    if "speculative" in inference:
+        s.notes.append("inference.speculative.acceptance: no flag says it, so the default is taken")
+    if (limit := s.take("longest")) is not None and (most := most_tokens(str(limit))):
+        inference["max_request_tokens"] = most
+    for _, one in servers:
+        one.taken |= {"model", "longest"}
+    left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
+    requests, left = _with_requests(s, words, left, engine, inference.get("max_request_tokens"))
+    inference |= requests
+    if limit is not None and (beyond := of_limit(inference)):
+        s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
+    sections = {"model": with_prediction(model, inference, s), "inference": inference}
+    sections |= {} if with_roles else {"parallelism": layout}
+    return s.converted("serving", machine, sections, left=sorted(left))
+
+
+def _main(file: Path, servers: list[tuple[str, Settings]]) -> tuple[str, Settings, bool]:
+    """Whose server is read first, its settings, and whether others compute its prompts."""
+    roles = {role for _, s in servers if (role := pools.role_of(s))}
+    if roles and not roles >= {*pools.ROLES}:
+        raise InputError(f"{file}: {pools.alone(roles)}")
+    product, s = next((one for one in servers if not roles or pools.role_of(one[1]) == pools.MAIN), servers[0])
+    if len(servers) > 1 and not roles:
+        s.notes.append(f"the first of {len(servers)} commands that start an engine is read; delete what is not meant")
+    return product, s, bool(roles)
+
+
+def _model(s: Settings, machine: Machine) -> str:
+    """The model that is served."""
+    served = s.take("model")
+    model = machine.model or served
+    if not isinstance(model, str):
+        raise InputError(f"{s.file}: names no model: give --model NAME")
+    if advice := lacking(model):
+        raise InputError(f"{s.file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
+    if not machine.model:
+        return described(s, model)
+    quantized = str(s.values.get("quantization")) in names_of_flags().weights
+    if isinstance(served, str) and not quantized:
+        s.notes.append(
+            f"--model stands for {served.removeprefix('hf://')}; if its checkpoint is quantized, set "
+            "inference.quantization"
+        )
+    return model
+
+
+def _with_requests(
+    s: Settings, words: list[str], left: set[str], engine: str, limit: int | None
+) -> tuple[dict[str, Any], set[str]]:
+    """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know. Lengths
+    that the file does not state keep to the engine's limit."""
+    names = names_of_flags()
+    benchmark = _first(words, names.benchmarks)
+    if benchmark is None:
+        s.notes.append("no benchmark's command in the file: requests are the default ones of `vllm bench serve`")
+        return {"requests": assumed(s, requests_of(Settings(s.file, {}), names.benchmarks["vLLM"]), limit)}, left
+    which, of_benchmark = benchmark
+    b = _settings(s.file, of_benchmark, names.benchmarks[which])
+    if (dataset := _first(words, names.datasets)) is not None and which == dataset[0]:
+        with_dataset(b, _settings(s.file, dataset[1], names.datasets[which]))
+    said = (names.benchmarks[which].note, of_dataset(str(b.values.get("dataset", RANDOM))))
+    s.notes += filter(None, said)
+    sampling, stated = sampling_of(b, s, engine, names.benchmarks[which].temperature), states_lengths(b)
+    found = requests_of(b, names.benchmarks[which])
+    s.notes += b.notes
+    requests = without_none({"sampling": sampling, "requests": found if stated else assumed(s, found, limit)})
+    server = _first(words, names.servers)
+    if server is not None and server[1] == of_benchmark:  # one that starts the engine has its flags too
+        return requests, left & {*b.left()}
+    return requests, left | {*b.left()}
+
+
+def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Settings]]:
+    """Whose each server is, and its settings; one for all nodes of a server.
+
+    Raises:
+        InputError: where there is none.
+    """
+    names = names_of_flags()
+    commands = [*_commands(words, names.servers)]
+    started = [one for one in commands if one[1]] or commands  # `docker pull IMAGE` starts nothing
+    found = [(name, _settings(file, command, names.servers[name])) for name, command in started]
+    if not found:
+        known = ", ".join([start for one in names.servers.values() for start in one.starts])
+        alone = [start for one in names.benchmarks.values() for start in one.starts if start in " ".join(words)]
+        if alone:
+            why = f"{alone[0]} measures a server that it does not start; write the server's command into this file, too"
+            raise InputError(f"{file}: {why}: {known}")
+        raise InputError(f"{file}: starts no server that is known: {known}")
+    found[0][1].values = {**_own_server(words), **found[0][1].values}
+    for name, s in found:
+        options = options_of(s, text)
+        if name == TENSORRT_LLM:
+            s.values = {**s.values, **of_tensorrt_llm(options, s.values.get("running"))}
+        else:
+            values, _ = _by_setting(
+                {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
+            )
+            s.values = {**values, **by_environment(s, text, name), **s.values}
+    pools.name_roles([s for _, s in found], words)
+    first = [one for one in found if not pools.is_further_node(one[1])]
+    return first or found
+
+
+def _own_server(words: list[str]) -> dict[str, Any]:
+    """Settings of the engine that the first benchmark starts itself; empty for one of another server."""
+    measured, started = _first(words, names_of_flags().benchmarks), _first(words, names_of_flags().servers)
+    if measured is None or started is None or measured[1] != started[1]:
+        return {}
+    return names_of_flags().benchmarks[measured[0]].own_server
+
+
+def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A server's layout and its other settings. vLLM's data-parallel ranks are of one server, which splits each expert
+    over all of them (model_executor/layers/fused_moe/config.py: flatten_tp_across_dp)."""
+    replicas = s.size("dp", 1)
+    inference, layout = _inference(s, product, machine.model or as_model(model)), _layout(s, machine)
+    if s.flag("dp_attention"):  # SGLang's limits are of all replicas (managers/tp_worker.py, server_args.py)
+        limits = {"max_running_requests", "max_batch_tokens"} & {*inference}
+        inference |= {key: max(1, inference[key] // layout["dp"]) for key in limits}
+    elif "ep" in layout and not _has_experts(machine.model or as_model(model)):
+        s.notes.append("expert parallelism: without effect, the model has no experts")
+        layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
+    elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
+        layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
+    return layout, inference | of_replicas(s, layout, names_of_flags().all2all)
+
+
+def _router(product: str, s: Settings, layout: Mapping[str, Any]) -> dict[str, str]:
+    """vLLM's data-parallel ranks get requests from their server, where fewest wait and run (v1/engine/core_client.py,
+    DPLBAsyncMPClient); TensorRT-LLM's where fewest run, of those the one with fewest tokens, which is left out
+    (_torch/pyexecutor/executor_request_queue.py of 1.0, _balance_requests_across_ranks); SGLang's in turn
+    (srt/managers/data_parallel_controller.py)."""
+    others = {"data-parallel-external-lb", "data-parallel-hybrid-lb"} & {*s.values}
+    own = product == "vLLM" and s.size("dp", 1) > 1 and not others
+    ranks = product == TENSORRT_LLM and layout["dp"] > 1 and "ep" in layout
+    return {"router": "least_loaded"} if own or ranks else {}
+
+
+def _has_experts(model: str) -> bool:
+    try:
+        return load_model(model).moe is not None
+    except InputError:  # which the scenario's own check says
+        return True
+
+
+T = TypeVar("T", bound=Server)
+
+
+def _first(words: list[str], known: Mapping[str, T]) -> tuple[str, list[str]] | None:
+    """The first command that is known: whose it is, and its words after the start."""
+    return next(iter(_commands(words, known)), None)
+
+
+def _commands(words: list[str], known: Mapping[str, T]) -> Iterator[tuple[str, list[str]]]:
+    """All commands that are known, in order."""
+    starts = {start: name for name, one in known.items() for start in one.starts}
+    for i, word in enumerate(words):
+        for n in (3, 2, 1):
+            name = word.rpartition("/")[2].partition(":")[0]  # without a folder, and without a container's tag
+            in_folder = "/".join(word.split("/")[-2:])  # a fork's script may be told by its folder
+            head = in_folder if n == 1 and in_folder in starts else " ".join([name, *words[i + 1 : i + n]])
+            if head in starts:
+                rest = words[i + n :]
+                ends = [k for k, w in enumerate(rest) if w in ("&", "&&", ";", "|")]
+                command = rest[: min(ends, default=len(rest))]
+                if not {*known[starts[head]].unless} & {*command}:
+                    yield starts[head], command
+                break
+
+
+def _settings(file: Path, words: list[str], names: Server) -> Settings:
+    """A command's values by setting; of flags that are no setting by their own names."""
+    words = words[1:] if words[:1] == ["serve"] else words
+    words = [OPTIMIZATION.sub("-O=", word) for word in words]
+    values, written = _by_setting(flags_of(words, short=True, listed=LISTED), names)
+    if words and not words[0].startswith("-"):
+        values["model"] = words[0]
+    return Settings(file, values, written=written)
+
+
+def _by_setting(flags: Mapping[str, Any], names: Server) -> tuple[dict[str, Any], dict[str, str]]:
+    """The flags by our names of settings, and how the command writes each."""
+    ours = {flag: name for name, flags in names.flags.items() for flag in flags.split()}
+    values: dict[str, Any] = {}
+    written: dict[str, str] = {}
+    for flag, value in with_objects(flags).items():
+        full = names.short.get(flag, flag)
+        begun = {name for one, name in ours.items() if one.startswith(full)}
+        name = ours.get(full) or (begun.pop() if len(begun) == 1 else full)
+        if name in values and full in names.flags.get(name, "").split()[1:]:
+            continue  # `--model NAME --model_path FOLDER`: the flag that stands first in the record says it
+        values[name], written[name] = value, f"-{flag}" if flag in names.short or len(flag) == 1 else f"--{flag}"
+    return values, written
+
+
+def _engine(s: Settings, product: str, words: list[str]) -> str:
+    """The engine's record, by the version of a container (`vllm-openai:v0.11.0`) or package (`vllm==0.11.0`)."""
+    tags = tuple(word for word in words if VERSIONED.search(word) and product.lower() in word.lower())
+    engine = engine_named((product, *tags))
+    assert engine is not None  # each server of the file has a record
+    why = f"by the version in {tags[0]}" if tags else "the newest of its product"
+    s.notes.append(f"engine {engine.name}: {why}; inference.engine names another version")
+    return engine.name
+
+
+def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
+    tp, pp, dp, cp = (s.size(name, 1) for name in ("tp", "pp", "dp", "cp"))
+    # Prompts in two pieces a rank, keys and values gathered (vLLM, v1/worker: PCPManager, DualChunkSwap)
+    split: dict[str, Any] = {"cp": cp, "cp_method": "all_gather"} if cp > 1 else {}
+    split |= without_none({"layers_per_stage": stages_of(s, pp)})
+    if s.flag("experts_on_all"):
+        return {"tp": tp, "pp": pp, "dp": dp, "ep": tp * cp * dp, **split}
+    ep = None if s.take("ep") is None else s.size("ep")
+    if s.flag("ep_moe") or by_deepep(s):
+        ep = tp  # srt/server_args.py, _handle_deepep_moe
+    if s.flag("attention_dp"):  # TensorRT-LLM: a replica of the attention on each rank, whose limits are its own
+        return {"tp": 1, "pp": pp, "dp": tp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1)), **split}
+    if s.flag("dp_attention"):  # dp replicas of the attention within the tp ranks, which share the experts
+        own = max(1, tp // dp)
+        return {"tp": own, "pp": pp, "dp": dp, "ep": ep or 1, "expert_tp": max(1, tp // (ep or 1)), **split}
+    if machine.gpus and dp == 1:
+        dp = s.ranks(None, machine, tp * cp * pp, "tp · cp · pp")
+    experts = {"ep": ep, "expert_tp": max(1, tp // ep) if ep else None}
+    return without_none({"tp": tp, "pp": pp, "dp": dp, **experts, **split})
+
+
+def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
+    tokens, offload = _tokens(s), s.number("offload_gib")
+    chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
+    if tokens is not None and tokens < 0:  # SGLang: no chunks
+        tokens, chunked = None, False
+    dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
+    # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
+    without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
+    block = s.whole("block")
+    kept = {
+        "dtype": s.choice("cache", names_of_flags().caches, "auto") or None,
+        "block_tokens": block,
+        "memory_bytes": cache_bytes(s),
+        "max_tokens": cache_tokens(s, model, block),
+        "memory_fraction": s.number("memory"),
+        "free_fraction": s.number("free"),
+        "tiers": tiers_of(s),
+    }
+    return without_none(
+        {
+            "precision": None if dtype == "auto" else sixteen_bit(dtype),
+            "quantization": weights_of(s, model),
+            "max_running_requests": s.whole("running"),
+            "max_batch_tokens": tokens,
+            "max_prompt_tokens": s.whole("prompt_tokens") or None,  # 0: no limit
+            "chunked_prefill": chunked,
+            "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
+            "stream_interval": s.whole("interval"),
+            "two_batch_overlap": True if s.flag("two_batches") else None,
+            "eplb": _eplb(s),
+            **graphs_of(s, without_graphs),
+            "prefix_cache": prefixes_of(s, model),
+            "kv_cache": without_none(kept) or None,
+            # vLLM counts --cpu-offload-gb in GiB, and its kernels read them from host memory (UVAOffloadConfig).
+            "weight_offload": {"cpu_bytes": round(offload * GIB), "prefetch": False} if offload else None,
+            "speculative": drafts_of(s, product, model),
+            "lora": adapters_of(s, product),
+        }
+    )
+
+
+def _tokens(s: Settings) -> int | None:
+    """Tokens of an iteration; vLLM's may end in a letter for thousands (engine/arg_utils.py, human_readable_int)."""
+    given = most_tokens(str(s.values.get("tokens")))
+    return s.whole("tokens") if given is None else given if s.take("tokens") else None
+
+
+def _eplb(s: Settings) -> dict[str, Any] | None:
+    """Experts placed by popularity: vLLM's number of copies may also be in a JSON object."""
+    config = json_object(s, "eplb_config", "eplb-config")
+    copies = Settings(s.file, {"redundant": config.get("num_redundant_experts", s.take("redundant"))})
+    return {"redundant_experts": copies.whole("redundant") or 0} if s.flag("eplb") else None

@@ -1,0 +1,127 @@
+"""ms-swift's `swift sft` and `swift pt`: Transformers' Trainer with arguments of its own, as `TrainingArguments`.
+
+Names, defaults and presets: swift/arguments (sft_args.py, tuner_args.py, base_args) and swift/config of
+modelscope/ms-swift, November 2026; `sft_type` and `train_type` are older names of `tuner_type`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from sim.convert.megatron.swift import processes_of
+from sim.convert.scripts.command_line import flags_of, words_of
+from sim.convert.settings import Machine
+from sim.convert.trainer_arguments.accelerate import of_accelerate
+from sim.convert.trainer_arguments.launched import LAUNCHERS, accelerate_config, typed
+from sim.core.errors import InputError
+
+COMMAND = re.compile(r"(?m)(?:^|[\s/])swift(?:/cli)?[ \t/]+(sft|pt|rlhf|grpo|gkd)(?:\.py)?(?=[\s\\])")
+ALONE = re.compile(r"(?m)^[ \t]*(?:export[ \t]+)?CUDA_VISIBLE_DEVICES=[\"']?\d+[\"']?(?=[\s\\;]|$)")
+LAUNCHER = re.compile(r"torchrun|torch\.distributed|accelerate|deepspeed[ \t]+-|N(?:PROC_PER_)?NODES?=")
+TYPES = ("tuner_type", "train_type", "sft_type")
+MODULES = "target_modules"
+LEAST_BATCH = 16  # sequences, to which gradient_accumulation_steps is chosen where it is not given
+RENAMED = {
+    "model": "model_name_or_path",
+    "max_length": "cutoff_len",
+    "batch_size": "per_device_train_batch_size",
+    "lora_dropout_p": "lora_dropout",
+    "lora_target_modules": MODULES,
+    "dtype": "torch_dtype",
+}
+# Parameters have the dtype of the checkpoint, for most models bf16, and stay so (base_args/model_args.py:
+# `_init_torch_dtype`, model/utils.py: `get_default_torch_dtype`).
+DEFAULTS = {"per_device_train_batch_size": 1, "gradient_checkpointing": True, "torch_dtype": "bfloat16"}
+CHECKPOINT = "gradient_checkpointing_kwargs"
+ATTENTION = {"flash_attn": "flash_attention_2"}
+HALF = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "fp16": "fp16", "float32": "fp16", "fp32": "fp16"}
+_AUTO = {name: {"enabled": "auto"} for name in ("fp16", "bf16")}
+_LOW = {"overlap_comm": False, "reduce_scatter": True, "reduce_bucket_size": 2e8}
+_THREE = {
+    "stage": 3,
+    "overlap_comm": False,
+    **dict.fromkeys(("reduce_bucket_size", "stage3_prefetch_bucket_size"), "auto"),
+}
+_ON_HOST = {"device": "cpu"}
+# By the words of --deepspeed and --fsdp.
+ZERO: dict[str, dict[str, Any]] = {
+    "zero0": {"stage": 0, **_LOW},
+    "zero1": {"stage": 1, **_LOW},
+    "zero2": {"stage": 2, **_LOW},
+    "zero2_offload": {"stage": 2, "offload_optimizer": _ON_HOST, **_LOW},
+    "zero3": _THREE,
+    "zero3_offload": {"offload_optimizer": _ON_HOST, "offload_param": _ON_HOST, **_THREE},
+}
+# By the words of releases before 3 (swift/llm/utils/argument.py and ds_config of 2.6).
+_BEFORE_3 = {"overlap_comm": True}
+ZERO |= {
+    "default-zero2": ZERO["zero2"] | _BEFORE_3,
+    "default-zero3": ZERO["zero3"] | _BEFORE_3,
+    "zero2-offload": ZERO["zero2_offload"] | _BEFORE_3,
+    "zero3-offload": _THREE | {"offload_param": _ON_HOST} | _BEFORE_3,
+}
+FSDP2 = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
+}
+
+
+def is_swift(text: str) -> bool:
+    """Tell whether a script runs ms-swift's trainer of Transformers."""
+    return COMMAND.search(text) is not None
+
+
+def swift_arguments(file: Path, text: str, machine: Machine) -> tuple[dict[str, Any], int | None]:
+    """The arguments by the names of `TrainingArguments` and LLaMA-Factory, and the number of processes if known.
+
+    Raises:
+        InputError: for other objectives than next tokens.
+    """
+    found = COMMAND.search(text)
+    if found is not None and found[1] not in ("sft", "pt"):
+        raise InputError(f"{file}: swift {found[1]}: can be converted: training on given texts (sft, pt)")
+    flags = flags_of(words_of(file, text, ends=True), listed=("target-modules", "lora-target-modules", "dataset"))
+    data = {name.replace("-", "_"): typed(value) for name, value in flags.items()}
+    config = accelerate_config(file, text, data)
+    data = of_accelerate(file, config) | {name: value for name, value in data.items() if name not in LAUNCHERS}
+    data = DEFAULTS | {RENAMED.get(name, name): value for name, value in data.items()}
+    kinds = [data.pop(name) for name in TYPES if name in data]
+    data["tuner_type"] = kinds[0] if kinds else "lora"
+    data[HALF.get(str(data.get("torch_dtype", "bf16")).lower(), "bf16")] = True
+    if (attention := data.pop("attn_impl", None)) is not None:
+        data["attn_implementation"] = ATTENTION.get(str(attention), attention)
+    if str(data.pop("quant_bits", "")) == "4":
+        data["load_in_4bit"] = True
+    if (preset := ZERO.get(str(data.get("deepspeed")))) is not None:
+        data["deepspeed"] = {**_AUTO, "zero_optimization": preset}
+    data |= FSDP2 if data.get("fsdp") == "fsdp2" else {}
+    started = config.get("num_processes")
+    processes = machine.gpus or processes_of(text) or (started if type(started) is int else None) or _alone(text)
+    if CHECKPOINT not in data and _is_reentrant(data, processes):
+        data[CHECKPOINT] = {"use_reentrant": True}
+    if "gradient_accumulation_steps" not in data and processes:  # swift/trainers/arguments.py
+        each = _whole(data["per_device_train_batch_size"])
+        data["gradient_accumulation_steps"] = max(1, math.ceil(LEAST_BATCH / each / processes))
+    return data, processes
+
+
+def _is_reentrant(data: dict[str, Any], processes: int | None) -> bool:
+    """Tell whether torch's reentrant checkpoint runs where no arguments of it are given: it does except with
+    DistributedDataParallel (swift/trainers/mixin.py: `_fix_gradient_checkpointing`). FSDP's own switch has another
+    checkpoint (accelerate/utils/fsdp_utils.py: `fsdp2_apply_ac`)."""
+    if data.get("fsdp"):
+        own = data.get("fsdp_config")
+        return not (isinstance(own, dict) and own.get("activation_checkpointing"))
+    return bool(data.get("deepspeed")) or processes == 1
+
+
+def _alone(text: str) -> int | None:
+    """One process where one GPU is visible and no launcher starts more (swift/cli/main.py: `use_torchrun`)."""
+    return 1 if ALONE.search(text) and not LAUNCHER.search(text) else None
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 1

@@ -1,0 +1,1 @@
+"""What of the activations is kept for the backward, run again, or put into host memory."""

@@ -1,0 +1,221 @@
+"""Activation recomputation: what of a layer is kept and what is run again before its backward.
+
+- none: everything is kept;
+- selective: the attention core runs again, its inner tensors are not kept (Korthikanti 2022, section 5); or other
+  parts of a layer (`sim.models.activation_memory.recompute_modules`);
+- selective_op: of the layer's matmuls every second runs again, and everything that is no matmul, and grouped matmuls;
+  outputs of the other matmuls, of fused attention, of reduce-scatters and of all-to-alls are kept (torchtitan,
+  distributed/activation_checkpoint.py: `default_activation_checkpoint_policy`);
+- full: the layer's forward runs again, communication included; only its input is kept. torch's checkpoint stops at the
+  last tensor that the backward needs (`early_stop`). `layers: n`: the first n layers of each stage (Megatron's block
+  method, per virtual stage); `every: k`: each k-th layer of the model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
+
+from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole, Wait, WeightShape
+from sim.models.activation_memory.recompute_modules import CORE, module_kept
+from sim.models.dims import Dims
+from sim.models.frameworks.records import framework_of
+from sim.models.operators import (
+    Operator,
+    backward_moments,
+    backward_of,
+    backward_peak,
+    forward_of,
+    rerun,
+    saved_of,
+    tensors_of,
+)
+
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+    from sim.inputs.training_config import RecomputeModule
+
+# With the layer; with the last tensor that the backward needs; or so, unless a message comes behind it.
+RerunEnd = Literal["layer", "saved", "message"]
+KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op keeps rather than send again
+
+
+class RecomputePlan(Struct, frozen=True):
+    """The outcome: the program to rerun, what is kept, the backward's transient bytes, and what it brings back for
+    weight gradients. `moments`: see `Block.backward_moments`."""
+
+    recompute: Program
+    saved: tuple[Saved, ...]
+    backward_peak_bytes: float
+    rebuilt_bytes: float = 0.0
+    moments: tuple[tuple[float, int], ...] = ()
+
+
+def as_block(name: str, kind: BlockKind, key: str, parts: Sequence[Operator], kept: RecomputePlan) -> Block:
+    """The parts as one piece of the model, of which `kept` stays."""
+    return Block(
+        name=name,
+        kind=kind,
+        forward=forward_of(parts),
+        backward=backward_of(parts),
+        recompute=kept.recompute,
+        saved=kept.saved,
+        params=sum(p.params for p in parts),
+        tensors=tensors_of(parts),
+        shared=tuple(n for p in parts if p.params for n in p.shared),
+        expert_params=sum(p.expert_params for p in parts),
+        frozen_params=sum(p.frozen for p in parts),
+        four_bit_params=sum(p.four_bit for p in parts),
+        forward_peak_bytes=max(p.forward_bytes for p in parts),
+        backward_peak_bytes=kept.backward_peak_bytes,
+        rebuilt_bytes=kept.rebuilt_bytes,
+        backward_moments=kept.moments,
+        key=key,
+        matrices=_matrices(parts, False) if kind in (BlockKind.LAYER, BlockKind.MTP) else (),
+        expert_matrices=_matrices(parts, True),
+    )
+
+
+def _matrices(parts: Sequence[Operator], experts: bool) -> tuple[WeightShape, ...]:
+    """The trained weight matrices of experts, or of all else; a grouped matmul's for each of its experts."""
+    found: Counter[tuple[int, int]] = Counter()
+    for p in parts:
+        elements = sum(n * k for n, k in p.weights)
+        if not p.frozen and elements and bool(p.expert_params) is experts:
+            for shape in p.products or p.weights:
+                found[shape] += p.expert_params // elements if experts else 1
+    return tuple(WeightShape(number, *shape) for shape, number in found.items())
+
+
+def keep_all(parts: Sequence[Operator]) -> RecomputePlan:
+    """Return what stays of parts that no residual stream passes by and nothing is run again of: embedding and head."""
+    return RecomputePlan((), saved_of(parts), backward_peak(parts), moments=backward_moments(parts))
+
+
+def mode_of_layer(scenario: Scenario, layer: int) -> str:
+    """none, selective, selective_op or full for layer `layer`, counted over the whole model."""
+    t = scenario.training
+    if t is None or t.recompute.mode != "full":
+        return "none" if t is None else t.recompute.mode
+    if t.recompute.every is not None:
+        return "full" if layer % t.recompute.every == 0 else "none"
+    if t.recompute.layers is not None:
+        return "full" if _place_in_stage(scenario.parallelism.stage_layers, layer) < t.recompute.layers else "none"
+    return "full"
+
+
+def _place_in_stage(stage_layers: Sequence[int], layer: int) -> int:
+    for count in stage_layers:
+        if layer < count:
+            return layer
+        layer -= count
+    return layer
+
+
+def rerun_end(scenario: Scenario) -> RerunEnd:
+    """Where the full recomputation of a layer ends."""
+    t = scenario.training
+    if t is None or not stops_early(scenario):
+        return "layer"
+    return "message" if framework_of(t).reruns_messages else "saved"
+
+
+def stops_early(scenario: Scenario) -> bool:
+    """Tell whether full recomputation ends at the last tensor that the backward needs: as the scenario says, else as
+    the framework's checkpoint does."""
+    t = scenario.training
+    if t is None or t.recompute.early_stop is not None:
+        return t is not None and bool(t.recompute.early_stop)
+    return bool(framework_of(t).checkpoint_stops_early)
+
+
+def modules_of(scenario: Scenario) -> tuple[RecomputeModule, ...]:
+    """The parts of a layer that mode selective runs again."""
+    return CORE if scenario.training is None else scenario.training.recompute.modules
+
+
+def keep(
+    d: Dims,
+    parts: Sequence[Operator],
+    mode: str,
+    end: RerunEnd = "layer",
+    modules: Sequence[RecomputeModule] = CORE,
+) -> RecomputePlan:
+    """Apply `mode` to a layer's parts in forward order; `end`: see `rerun_end`."""
+    saved, stream = saved_of(parts), d.stream_bytes
+    whole = sum(s.bytes for s in saved)
+    peak = backward_peak(parts, stream)
+    if mode == "none":
+        return RecomputePlan((), saved, peak)
+    layer_input = Saved("input", stream, role=TensorRole.INPUT, module="layer_input" if mode == "full" else "")
+    rebuilt = sum(s.bytes for s in saved if s.late)
+    if mode == "full":
+        again = forward_of(parts) if end == "layer" else _until_last_saved(parts)
+        if end == "message" and _messages(again) < _messages(forward_of(parts)):
+            again = forward_of(parts)
+        return RecomputePlan(rerun(again), (layer_input,), peak + whole - stream, rebuilt)
+    if mode == "selective":
+        again, kept = module_kept(parts, modules)
+        late = rebuilt - sum(s.bytes for s in kept if s.late)
+        return RecomputePlan(rerun(again), kept, peak + whole - sum(s.bytes for s in kept), late)
+    again, outputs = _by_operator(d, parts)
+    kept = (layer_input, *outputs)
+    return RecomputePlan(rerun(again), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
+
+
+def _messages(program: Program) -> int:
+    return sum(isinstance(item, Comm) for item in program)
+
+
+def _until_last_saved(parts: Sequence[Operator]) -> Program:
+    """A forward up to the last tensor kept: all of it but, without dropout, the last matmul, the sum of its result over
+    tensor-parallel ranks, and the residual sum.
+
+    torch.utils.checkpoint (not reentrant, from 2.1): what comes after the last tensor saved is not run, messages
+    included, on all ranks alike.
+    """
+    last = max((i for i, p in enumerate(parts) if saved_of([p])), default=-1)
+    kept_inputs = last >= 0 and all(s.role is TensorRole.INPUT for s in saved_of([parts[last]]))
+    casts = [i for i in parts[last].forward if isinstance(i, Compute) and i.kind == "cast"] if kept_inputs else []
+    return forward_of(parts[: last + (not kept_inputs)]) + tuple(casts)
+
+
+def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Saved]]:
+    """Return what mode selective_op runs again, and the outputs that it keeps: of every second matmul, and of
+    messages. Grouped matmuls of experts are not in torchtitan's list, and run again; so does a router's, which is not
+    counted (`force_recompute_mm_shapes_by_fqns`).
+
+    torchao's 8-bit matmuls count as well: the policy sees `aten.mm` of two quantized tensors, before it becomes
+    `aten._scaled_mm`.
+    """
+    again: list[Item] = []
+    kept: list[Saved] = []
+    matmuls = 0
+    for part in parts:
+        if part.core:
+            statistics = _statistics(part)
+            kept += [Saved("attention output", part.output_bytes), *statistics] if statistics else []
+            again += () if statistics else part.forward
+            continue
+        for item in part.forward:
+            size: float | None = None  # of the output, where it is kept
+            if isinstance(item, Compute) and item.kind == "gemm" and not part.always_again:
+                matmuls += 1
+                batch, m, n, _ = item.shape
+                size = batch * m * n * d.act_bytes if matmuls % 2 else None
+            elif isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
+                size = item.bytes / d.tp if item.kind == "reduce_scatter" else item.bytes
+            if size is None or isinstance(item, Wait):
+                again.append(item)
+            else:
+                kept.append(Saved(f"{item.name} output", size))
+    return tuple(again), kept
+
+
+def _statistics(core: Operator) -> list[Saved]:
+    """Return what a fused core's backward starts from beside its output; nothing of an unfused one, which runs again
+    whole (its batched matmuls are not among the operators whose outputs torchtitan's policy saves)."""
+    return [s for s in core.saved if s.role is TensorRole.STATISTICS]

@@ -1,0 +1,1 @@
+"""Activation functions of MLPs: facts of each, and their kernels."""

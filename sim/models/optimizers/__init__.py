@@ -1,0 +1,1 @@
+"""Optimizers: one record for each, and the kernels of a step."""

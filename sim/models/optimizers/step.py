@@ -1,0 +1,305 @@
+"""The optimizer's step and the gradients' clipping for n parameters: bound by memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
+
+from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.core.program import Compute, ModelPart, Phase, Program
+from sim.models.frameworks.records import framework_of
+from sim.models.operators import items_of_part, memory_op
+from sim.models.optimizers.muon import Dealt, muon_items
+from sim.models.optimizers.records import ADAFACTOR, ADAMW, LION, OPTIMIZERS, REMAINDERS, Optimizer
+from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
+
+if TYPE_CHECKING:
+    from sim.inputs.training_config import Training
+
+# torch/optim/adam.py, `_multi_tensor_adam`. Parameters: decay (2), addcdiv (2); gradients: lerp, addcmul;
+# first moment: lerp (2), addcdiv; second: mul (2), addcmul (2), sqrt; the root, a tensor of its own: written, divided
+# (2), shifted (2), addcdiv.
+FOREACH_ACCESSES = {"parameter": 4, "gradient": 2, "moments": 8, "root": 6}
+FOREACH_KERNELS = 8
+# Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
+# (2) divided (2) and shifted (2), the parameter moved (4).
+ADAMW_OPERATOR_ACCESSES = 22
+# transformers/optimization.py (`Adafactor.step`), of a matrix without a first moment and decay, in fp32. Parameter: its
+# norm, `add_` (2); gradient: squared, multiplied; update: squared (1), eps added (2), means of rows and columns (2),
+# made (1), multiplied by the gradient (2), its norm (1), divided (2), multiplied by the rate (2), negated (2),
+# subtracted (1).
+ADAFACTOR_OPERATORS = (3, 2, 0, 16, 12)
+NOTHING_DEALT = Dealt()  # to an optimizer that updates whole matrices
+INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
+
+
+def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) -> Program:
+    """The update of a rank's `n_params` parameters (of its shard, if they are sharded), in one pass.
+
+    Muon updates the matrices that are `dealt` to it (`sim.models.optimizers.muon`), and AdamW the rest. AdamW reads the gradient;
+    it reads and writes the parameter and two moments (24 bytes in fp32). If it updates an fp32 master copy, it also
+    writes the low-precision parameter. Some frameworks read the copy once more for that (`Framework.copies_updated`).
+    For AdamW of several kernels see `ADAMW_OPERATOR_ACCESSES`. SGD without momentum reads the gradient, and reads and
+    writes the parameter. Lion reads and writes one moment beside it (csrc/lion of DeepSpeed), AdEMAMix three; Adafactor
+    is made of torch's operators, and so is Lion in some frameworks (`Framework.lion_operators`).
+
+    >>> from types import SimpleNamespace as N
+    >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw", optimizer_dtype="fp32", master_weights=None,
+    ...       framework="eager", software_date=None, adamw_kernels=None, lora=None)
+    >>> optimizer_items(1000, t)[0].bytes
+    30000.0
+    """
+    if n_params <= 0:
+        return ()
+    held = kept_bytes(t)
+    kept = trained_bytes(t)
+    updated = held.master or kept
+    written = kept + held.master * framework_of(t).copies_updated if held.master else 0.0
+    if t.master_weights == REMAINDERS:  # one kernel reads and writes parameter and remainder
+        updated, written = FP32_BYTES, 0.0
+    optimizer = OPTIMIZERS[t.optimizer]
+    if optimizer.whole_matrices:
+        rest = _one_pass(OPTIMIZERS[optimizer.others_by], dealt.rest, t, held, updated, written)
+        step = (*rest, *muon_items(dealt.matrices, main_gradient_bytes(t), updated, moment_bytes(t), written))
+    else:
+        step = _one_pass(optimizer, n_params, t, held, updated, written)
+    return items_of_part(ModelPart.OPTIMIZER, step)
+
+
+def _one_pass(
+    optimizer: Optimizer, n_params: int, t: Training, held: KeptBytes, updated: float, written: float
+) -> Program:
+    """One kernel that updates `n_params` parameters; `held`, `updated` and `written` are bytes of each."""
+    if n_params <= 0:
+        return ()
+    if optimizer is ADAMW and adamw_kernels(t) == "foreach":
+        return _foreach(n_params, t, updated, written)
+    by_operators = {ADAFACTOR.name: ADAFACTOR_OPERATORS, LION.name: framework_of(t).lion_operators}
+    if operators := by_operators.get(optimizer.name):
+        return _by_operators(optimizer, n_params, t, updated, written, operators)
+    state = 2.0 * (updated + held.moments)
+    moved = n_params * (main_gradient_bytes(t) + state + written)
+    framework = framework_of(t)
+    if optimizer is ADAMW and framework.adamw_by_operators:
+        moved = n_params * (ADAMW_OPERATOR_ACCESSES * updated + written)
+    step = memory_op(optimizer.name, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=optimizer.name)
+    # Instructions bound torch's fused AdamW where all is in 16 bits.
+    of_torch = optimizer is ADAMW and framework.plain_host and not framework.adamw_by_operators
+    return (replace(step, single_elements=float(n_params)) if of_torch else step,)
+
+
+def _by_operators(
+    optimizer: Optimizer, n_params: int, t: Training, updated: float, written: float, operators: tuple[int, ...]
+) -> Program:
+    """An update of torch's operators. `operators`: accesses of the parameter, the gradient, a moment and a temporary
+    update, and kernels. Adafactor casts what has 16 bits to fp32 first, and the parameter back."""
+    of_parameter, of_gradient, of_moment, of_update, kernels = operators
+    gradient, moment = main_gradient_bytes(t), moment_bytes(t)
+    casts, update = 0.0, updated
+    if optimizer is ADAFACTOR:
+        casts = sum(count * (n + FP32_BYTES) for count, n in ((2, updated), (1, gradient)) if n < FP32_BYTES)
+        updated = gradient = update = FP32_BYTES
+    each = of_parameter * updated + of_gradient * gradient + of_moment * moment + of_update * update
+    moved = n_params * (each + casts + written)
+    return (memory_op(optimizer.name, Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32", kernels),)
+
+
+def adamw_kernels(t: Training) -> str:
+    """Return which kernels AdamW is made of (`training.adamw_kernels`); 8-bit moments have a kernel of their own."""
+    if t.optimizer_dtype == "int8":
+        return "fused"
+    return t.adamw_kernels or next(iter(framework_of(t).adamw_kernels), "fused")
+
+
+def _foreach(n_params: int, t: Training, updated: float, written: float) -> Program:
+    """AdamW as one kernel over lists of tensors for each operator (`FOREACH_ACCESSES`); bytes as in `_one_pass`."""
+    sizes = {"parameter": updated, "gradient": dtype_bytes(t.grad_dtype)}
+    moment = moment_bytes(t)
+    each = sum(count * sizes.get(what, moment) for what, count in FOREACH_ACCESSES.items()) + written
+    kernels = FOREACH_KERNELS + bool(written)
+    step = memory_op("adamw", Phase.OPTIMIZER, "elementwise", n_params, n_params * each, "fp32", kernels)
+    return (replace(step, clocks=FUNCTION_CLOCKS * FOREACH_KERNELS * n_params),)
+
+
+class KeptBytes(NamedTuple):
+    """Bytes of a parameter that the optimizer keeps: Adam's moments, and the fp32 copy of a 16-bit parameter."""
+
+    moments: float
+    master: float
+
+    @property
+    def total(self) -> float:
+        """Bytes of a parameter that the optimizer keeps: moments and master copy together."""
+        return self.moments + self.master
+
+
+def kept_bytes(t: Training) -> KeptBytes:
+    """Optimizer states of a parameter: 8 + 4 bytes for AdamW on 16-bit parameters, 4 where all is in 16 bits.
+
+    With 16-bit moments and no master copy a parameter, its 16-bit gradient and its states take 2 + 2 + 4 bytes. Muon
+    keeps these of what it leaves to AdamW: `matrix_kept_bytes` of its matrices.
+    """
+    narrow = trained_bytes(t)
+    copied = 0.0 if t.master_weights is False else FP32_BYTES - (narrow if t.master_weights == REMAINDERS else 0.0)
+    return KeptBytes(OPTIMIZERS[t.optimizer].moments * moment_bytes(t), copied if narrow < FP32_BYTES else 0.0)
+
+
+def trained_bytes(t: Training) -> float:
+    """Bytes of a parameter that is trained: of `param_dtype`, or fp32 where adapters have it beside 16-bit weights
+    (peft/tuners/tuners_utils.py: `cast_adapter_dtype`), which then need no copy in fp32."""
+    wide = t.lora is not None and framework_of(t).adapters_in_fp32
+    return FP32_BYTES if wide else dtype_bytes(t.param_dtype)
+
+
+def matrix_kept_bytes(t: Training) -> KeptBytes:
+    """Optimizer states of a parameter in a layer's matrix: Muon has one momentum, the others what `kept_bytes` says."""
+    return kept_bytes(t)._replace(moments=OPTIMIZERS[t.optimizer].matrix_moments * moment_bytes(t))
+
+
+def state_bytes(n_params: int, dealt: Dealt, t: Training) -> float:
+    """Optimizer states of a rank's `n_params`; with Muon of the matrices that are `dealt` to it, and the rest."""
+    usual = kept_bytes(t).total
+    if not OPTIMIZERS[t.optimizer].whole_matrices:
+        return n_params * usual
+    return dealt.rest * usual + sum(s.elements for s in dealt.matrices) * matrix_kept_bytes(t).total
+
+
+def moment_bytes(t: Training) -> float:
+    """Bytes of one number of a moment; in 8 bits with its part of a block's scale (Dettmers et al. 2021, arXiv
+    2110.02861, section 2.1). Small tensors, which bitsandbytes keeps in fp32, are taken for 8-bit too."""
+    scale = FP32_BYTES / INT8_BLOCK if t.optimizer_dtype == "int8" else 0.0
+    return dtype_bytes(t.optimizer_dtype) + scale
+
+
+HOST_UPDATE = "host_update"  # an operator of the host's CPUs, bound by their memory
+
+
+def host_update_items(n_params: int, t: Training) -> Program:
+    """AdamW on the host's CPUs over `n_params` of a rank, in fp32: scaling of gradients (8 bytes each), the update
+    (28), and the copy of the parameter in `param_dtype` (4 and its own bytes).
+
+    Ren et al. 2021, "ZeRO-Offload", arXiv 2101.06840, section 5.1; DeepSpeed, runtime/zero/stage_1_and_2.py, `step`.
+
+    >>> from types import SimpleNamespace as N
+    >>> host_update_items(1000, N(gradient_clipping=True, param_dtype="bf16"))[0].bytes
+    42000.0
+    """
+    each = 7 * FP32_BYTES + 2 * FP32_BYTES * t.gradient_clipping
+    copied = dtype_bytes(t.param_dtype)
+    each += FP32_BYTES + copied if copied < FP32_BYTES else 0
+    made = memory_op("adamw on the host", Phase.OPTIMIZER, HOST_UPDATE, n_params, float(n_params * each), "fp32")
+    return items_of_part(ModelPart.OPTIMIZER, (made,))
+
+
+def main_gradient_bytes(t: Training) -> float:
+    """Bytes of a gradient as the optimizer reads it: fp32 where the framework copies it so (`widens_gradients`)."""
+    kept, framework = dtype_bytes(t.grad_dtype), framework_of(t)
+    aware = moment_bytes(t) < FP32_BYTES or t.master_weights == REMAINDERS  # use_precision_aware_optimizer
+    widened = framework.widens_gradients and kept_bytes(t).master and not aware
+    return max(kept, FP32_BYTES) if widened else kept
+
+
+class EndOfStep(NamedTuple):
+    """The operators of a rank after its gradients are reduced: gradients are prepared (cast, unscaled), their norm is
+    taken, they are scaled by the clipping factor, and the parameters are updated."""
+
+    prepared: Program
+    norm: Program
+    scaling: Program
+    update: Program
+
+
+def prepared_gradients(n_params: int, t: Training) -> Program:
+    """The operators that make a rank's gradients ready for clipping and update.
+
+    They are copied to fp32 (`Framework.widens_gradients`), and with fp16 divided by the loss's scale and looked through
+    for overflows (`Framework.unscales_gradients`; torch's scaler refuses 16-bit gradients).
+
+    >>> from types import SimpleNamespace as N
+    >>> t = N(framework="megatron", grad_dtype="fp16", param_dtype="fp16", precision="fp16", software_date=None,
+    ...       optimizer="adamw", optimizer_dtype="fp32", master_weights=None, optimizer_offload=False, lora=None)
+    >>> [(i.name, i.bytes) for i in prepared_gradients(1000, t)]
+    [('grad_widen', 6000.0), ('grad_unscale', 8000.0)]
+    """
+    if n_params <= 0:
+        return ()
+    kept, read, made = dtype_bytes(t.grad_dtype), main_gradient_bytes(t), list[Compute]()
+    if read > kept:
+        moved = n_params * (kept + read)
+        made.append(memory_op("grad_widen", Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32"))
+    if unscales(t):
+        made.append(_multiplied("grad_unscale", n_params, t))
+    return items_of_part(ModelPart.OPTIMIZER, made)
+
+
+def unscales(t: Training) -> bool:
+    """Tell whether a pass of its own takes the loss's scale, which fp16 needs, out of the gradients."""
+    scaled = t.precision == "fp16" and main_gradient_bytes(t) >= FP32_BYTES and t.optimizer_offload != "cpu"
+    return scaled and framework_of(t).unscales_gradients
+
+
+def _multiplied(name: str, n_params: int, t: Training) -> Compute:
+    """A pass that multiplies all gradients by one number, as torch's functions over lists of tensors do."""
+    moved = 2.0 * n_params * main_gradient_bytes(t)
+    made = memory_op(name, Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32", kernel="grad_scale")
+    return replace(made, clocks=FUNCTION_CLOCKS * n_params) if framework_of(t).plain_host else made
+
+
+def clip_items(n_params: int, t: Training) -> tuple[Program, Program]:
+    """The gradients' norm (read once), and their scaling by the clipping factor (read and written).
+
+    Between the two the squared norms of all ranks' parts are summed: four bytes over the model's groups.
+    """
+    if n_params <= 0 or not t.gradient_clipping:
+        return (), ()
+    size = n_params * main_gradient_bytes(t)
+    norm = memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm")
+    if framework_of(t).plain_host:  # torch.nn.utils.clip_grad_norm_
+        norm = replace(norm, clocks=NORM_CLOCKS * n_params)
+    scaling = _multiplied("grad_scale", n_params, t)
+    return items_of_part(ModelPart.OPTIMIZER, (norm,)), items_of_part(ModelPart.OPTIMIZER, (scaling,))
+
+
+def shard_items(n_params: int, t: Training) -> Program:
+    """Return the kernel that a framework runs on its shard of the gradients before the optimizer reads it: ZeRO engines
+    that move `ZeroEngine.shard_bytes` for each of `n_params`."""
+    moved = n_params * framework_of(t).zero.shard_bytes
+    if not moved:
+        return ()
+    made = memory_op("grad_shard", Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32")
+    return items_of_part(ModelPart.OPTIMIZER, (made,))
+
+
+def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
+    """Return what the framework does to the whole gradient buffer of `n_params` besides reducing it.
+
+    The framework's record says what: it may read the buffer for a norm that shows NaNs (`checks_gradients`), scale it
+    to the mean over `replicas` data-parallel ranks before it is reduced (`averages_gradients`), and zero it for the
+    next step (`zeroes_gradients`); plain torch does none of these, because NCCL averages and gradients are freed. With
+    `calculate_per_token_loss` it is scaled by the number of all tokens behind its reduction in place of that mean
+    (`finalize_model_grads`; two messages of four bytes are left out). Where each micro-batch's gradients are reduced
+    (ZeRO-2 and -3) no more is kept than a shard: `n_params` are those of it.
+
+    Source: megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`.
+
+    >>> from types import SimpleNamespace as N
+    >>> t = N(framework="megatron", grad_dtype="fp32", software_date=None, calculate_per_token_loss=False)
+    >>> [i.bytes for i in gradient_buffer_items(1000, t, replicas=2)]
+    [4000.0, 8000.0, 4000.0]
+    """
+    if n_params <= 0:
+        return ()
+    framework, size = framework_of(t), n_params * dtype_bytes(t.grad_dtype)
+    passes = {
+        "grad_check": 1 * framework.checks_gradients,
+        "grad_average": 2 * (framework.averages_gradients and replicas > 1 and not t.calculate_per_token_loss),
+        "grad_per_token": 2 * t.calculate_per_token_loss,
+        "grad_zero": 1 * framework.zeroes_gradients,
+    }
+    made = [
+        memory_op(name, Phase.OPTIMIZER, "elementwise", n_params, count * size, "fp32")
+        for name, count in passes.items()
+        if count
+    ]
+    return items_of_part(ModelPart.OPTIMIZER, made)

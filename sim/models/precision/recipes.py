@@ -1,0 +1,135 @@
+"""Recipes of 8- and 4-bit training: what has a scale of its own, which kernels quantize, what is kept and gathered.
+
+`training.fp8_recipe` names one; which kernels a recipe is made of depends on who quantizes (`Framework.quantizer`):
+`te`, Transformer Engine, or `torchao` under torch.compile. Embedding, output layer, norms, attention and routers stay
+in 16 bits in all of them (the output layer unless `training.fp8_output_proj`, attention unless
+`training.fp8_dot_product_attention`), and so does a matmul's result.
+
+A matmul of 8-bit numbers reads both operands along the dimension that it sums over. The forward `X W'` wants rows of X
+and W; the gradients `dY W` and `dY' X` want columns of W, dY and X. So a tensor is quantized in two orders: where one
+scale serves all of it they are one set of numbers and its transpose, else they differ. `Pass` counts what each kernel
+moves. Sources: Transformer Engine's documentation of low-precision training (docs/features/low_precision_training) and
+common/recipe; torchao's own count of its kernels' traffic (torchao/testing/training/roofline_utils.py:
+`get_tensor_memory_traffic_ovhd_s`), whose bytes an element are met exactly (`tests/sim/models/test_recipes.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+from msgspec import Struct
+
+from sim.core.errors import InputError
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.keys import Named
+from sim.models.frameworks.records import framework_of
+
+RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+
+
+class Pass(NamedTuple):
+    """Kernels that quantize a tensor. Accesses an element: `sixteen` reads or writes of 16 bits, `copies` written in
+    the matmuls' format, `read_copies` read in it."""
+
+    sixteen: int
+    copies: int
+    kernels: int
+    read_copies: int = 0
+
+
+NOTHING = Pass(0, 0, 0)
+TRANSPOSE = Pass(0, 1, 1, 1)
+
+
+class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
+    """One recipe as one library runs it.
+
+    `scaled`: what has a scale of its own, for people. `one_scale`: a whole tensor has, so that its other order is its
+    transpose, which a GPU that reads both orders does without. `from_history`: the scale is of the largest values of
+    steps before, so that it is known before the tensor is. `scale_bytes`: of an element's share in a scale, of
+    activations and of weights, beside those of the format itself. `activations`: a matmul's input in the forward and,
+    with `activations_again`, the output's gradient in the backward; `activations_again`: what of the input is left to
+    the backward; `after_norm`: of an input that a norm makes, whose kernel does part of it (TE
+    csrc/extensions/normalization.cpp: FULLY_FUSED, FUSED_NORM_AMAX_FP8). `weights`, `weights_again` likewise.
+    `keeps_quantized`: the input is kept for its weight gradient in the format, else in 16 bits. `caches_weights`: they
+    are quantized once a step and kept. `gathers_quantized`: sequence parallelism gathers what is quantized.
+    `shards_quantized`: FSDP gathers layers' matrices in the format. `kernel`: the matmul where it is not the usual one,
+    whose gradients' sums leave Hopper's tensor cores to be added in fp32. `again`: the kernel of the other order, where
+    it has a speed of its own. `quantizes_groups`: one kernel quantizes the operands of all groups of a grouped matmul
+    (TE `nvte_multi_cast_transpose`, `nvte_group_hadamard_transform_amax` and its like), else each has its own.
+    `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
+    `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
+    """
+
+    name: RecipeName
+    quantizer: str
+    format: str
+    scaled: str
+    activations: Pass
+    weights: Pass
+    since: str
+    source: str
+    after_norm: Pass | None = None
+    activations_again: Pass = NOTHING
+    weights_again: Pass = NOTHING
+    one_scale: bool = False
+    from_history: bool = False
+    scale_bytes: float = 0.0
+    weight_scale_bytes: float = 0.0
+    keeps_quantized: bool = True
+    caches_weights: bool = True
+    gathers_quantized: bool = True
+    shards_quantized: bool = False
+    kernel: str = ""
+    again: str = ""
+    quantizes_groups: bool = False
+    launches_for_scale: int = 0
+    has_attention: bool = False
+
+
+_FILE = Path(__file__).parents[2] / "presets" / "recipes.yaml"
+_RECORDS = msgspec.yaml.decode(_FILE.read_bytes(), type=list[Recipe])
+RECIPES: dict[tuple[str, str], Recipe] = {(r.quantizer, r.name): r for r in _RECORDS}
+SHARED = ("nvfp4",)  # formats that torchao has no recipe of its own for: Transformer Engine's stands
+
+
+class Quantized(Named, Protocol):
+    """The part of a scenario that names a recipe: `training`."""
+
+    @property
+    def precision(self) -> str: ...
+    @property
+    def fp8_recipe(self) -> str | None: ...
+
+
+def known_recipes(framework: Framework, precision: str) -> list[Recipe]:
+    """Return what a framework has for matmuls in `precision`, its default first; none for 16 bits and more."""
+    own = [r for r in _RECORDS if r.format == precision and r.quantizer == framework.quantizer]
+    found = own or [r for r in _RECORDS if r.format == precision and precision in SHARED]
+    return sorted(found, key=lambda r: r.name != framework.fp8_recipe)
+
+
+def recipe_of(training: Quantized) -> Recipe | None:
+    """The record that `training` means: the one it names, else its framework's default; None without 8-bit matmuls.
+
+    Raises:
+        InputError: if the framework has no such recipe for the precision.
+    """
+    found = known_recipes(framework_of(training), training.precision)
+    if training.fp8_recipe is None:
+        return found[0] if found else None
+    for recipe in found:
+        if recipe.name == training.fp8_recipe:
+            return recipe
+    where = f"framework {training.framework} and precision {training.precision}"
+    low = list(dict.fromkeys(r.format for r in _RECORDS if known_recipes(framework_of(training), r.format)))
+    if found:
+        meant = f"; it goes with training.precision {training.fp8_recipe}" if training.fp8_recipe in low else ""
+        allowed = ", ".join(r.name for r in found)
+        raise InputError(f"found '{training.fp8_recipe}'; allowed with {where}: {allowed}{meant}")
+    raise InputError(
+        f"found '{training.fp8_recipe}'; with {where} nothing is scaled: leave the key out (null), "
+        f"or set training.precision to {' or '.join(low)}"
+    )

@@ -1,0 +1,1 @@
+"""Torch's kernels that more than bytes bound: how many clocks or passes each needs."""
