@@ -147,7 +147,7 @@ def _number_formats(s: Scenario, t: Training) -> Iterator[Problem]:
 
 
 def _optimizer(t: Training) -> Iterator[Problem]:
-    if t.optimizer == "muon":
+    if t.optimizer not in ("adamw", "sgd"):
         yield "training.optimizer", t.optimizer, "adamw, sgd"
     if t.adamw_kernels == "foreach":
         yield "training.adamw_kernels", t.adamw_kernels, "fused"
@@ -255,6 +255,16 @@ def _within_layers(s: Scenario) -> Iterator[Problem]:
     assert t is not None
     if p.cp > 1 and t.attention != "fused":
         yield "training.attention", f"{t.attention} with cp {p.cp}", "fused"
+    if p.cp > 1 and (p.cp_method_by_layer is not None or p.hierarchical_context_parallel_sizes is not None):
+        yield "parallelism.cp_method", "several", "ring, all_gather or all_to_all, the same in all layers"
+    for key in ("fused_single_qkv_rope", "calculate_per_token_loss"):
+        if getattr(t, key):
+            yield f"training.{key}", "true", "false"
+    for key in ("zero_hpz_partition_size", "zero_quantized_gradients"):
+        if getattr(p, key):
+            yield f"parallelism.{key}", str(getattr(p, key)).lower(), "left out"
+    if p.outer_dp_sharding_strategy != "no_shard":
+        yield "parallelism.outer_dp_sharding_strategy", p.outer_dp_sharding_strategy, "no_shard"
     if p.tp > 1 and p.p2p_scatter and p.pp > 1:
         yield "parallelism.p2p_scatter", "true", "false"
     if p.tp > 1 and p.tp_overlap != "none" and p.form.backward != "whole":

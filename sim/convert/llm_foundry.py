@@ -78,9 +78,9 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
     precision = s.choice("precision", PRECISIONS, "amp_bf16") or "bf16"
     pure = s.choice("fsdp_config.mixed_precision", {"PURE": True, "DEFAULT": False, "FULL": False}, "DEFAULT")
     optimizer = str(s.take("optimizer.name", "decoupled_adamw"))
-    if "adam" not in optimizer:
-        moments = "; Lion keeps one moment, AdamW two" if "lion" in optimizer else ""  # composer/optim: DecoupledLionW
-        s.notes.append(f"optimizer {optimizer}: is simulated as AdamW{moments}")
+    lion = "lion" in optimizer  # llmfoundry/optim: DecoupledLionW
+    if "adam" not in optimizer and not lion:
+        s.notes.append(f"optimizer {optimizer}: is simulated as AdamW")
     training = {
         "seq_len": s.size("max_seq_len"),
         "micro_batch_size": min(micro, max(1, whole // dp)),
@@ -89,6 +89,7 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
         "param_dtype": "fp32",
         "grad_reduce_dtype": "bf16" if pure and layout["zero"] == 3 and precision != "fp32" else None,
         "gradient_clipping": s.take("algorithms.gradient_clipping.clipping_threshold") is not None,
+        "optimizer": "lion" if lion else None,
         "framework": "composer",
         "recompute": "full" if s.flag("fsdp_config.activation_checkpointing") else "none",
         "activation_offload": s.flag("fsdp_config.activation_cpu_offload") or None,

@@ -10,18 +10,25 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
-from sim.emit.megatron_layers import ends_of_pipeline, in_sixteen_bits, offloaded, precision_aware
+from sim.emit.megatron_layers import (
+    context,
+    ends_of_pipeline,
+    fuses_router,
+    in_sixteen_bits,
+    offloaded,
+    precision_aware,
+    unfused,
+)
 from sim.inputs.trainer_names import (
     MEGATRON_BACKENDS,
-    MEGATRON_CP,
     MEGATRON_FSDP,
-    MEGATRON_FUSIONS,
+    MEGATRON_OPTIMIZERS,
     MEGATRON_SCHEDULES,
 )
 from sim.inputs.zero_keys import sums_apart
 from sim.models.activation_memory.recompute import stops_early
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import FUSED_ROUTER, MEGATRON, MEGATRON_ZERO, facts_off
+from sim.models.frameworks.megatron import MEGATRON, MEGATRON_ZERO
 from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
 from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.precision.recipes import RECIPES, recipe_of
@@ -139,7 +146,8 @@ class Megatron(Emission):
             self.notes.append(f"zero_grad is not set, {freed}; Megatron-LM keeps their buffers (zero_grad: keep)")
         if t.batch_schedule:
             self.notes.append(f"batch_schedule is left out: every step has {t.global_batch_size:,} sequences")
-        self.has_only("training.optimizer", ("adamw", "sgd"), "flags are written for Adam and SGD only")
+        self.has_only("training.optimizer", tuple(MEGATRON_OPTIMIZERS), "flags are written for Adam, SGD and Lion only")
+        self.has_only("training.fused_single_qkv_rope", (False,), "has no argument for it, Megatron-Bridge has a key")
         self.has_only("training.adamw_kernels", (None, "fused"), "has a fused Adam of Apex or Transformer Engine")
         if r.mode == "selective_op":
             self.refuse("training.recompute", "has no such policy of recomputation", r.mode)
@@ -286,7 +294,7 @@ class Megatron(Emission):
             "sequence-parallel": p.sp and p.tp > 1,
             **ends_of_pipeline(self),
             "tp-comm-overlap": p.tp > 1 and p.tp_overlap == "full",
-            "cp-comm-type": MEGATRON_CP[p.cp_method] if p.cp > 1 else None,
+            **context(self),
         }
 
     def _stages(self) -> str:
@@ -356,12 +364,14 @@ class Megatron(Emission):
             "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
             "attention-backend": self._backend(),
             **precision_aware(self),
-            "optimizer": "adam" if t.optimizer == "adamw" else "sgd",
+            "optimizer": MEGATRON_OPTIMIZERS[t.optimizer],
+            "calculate-per-token-loss": t.calculate_per_token_loss,
+            "sgd-momentum": 0.0 if t.optimizer == "sgd" else None,
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,
             "cross-entropy-loss-fusion": t.cross_entropy in ("native", "fused"),
             **({"no-gradient-accumulation-fusion": True} if t.gradient_accumulation_fusion is False else {}),
             "cross-entropy-fusion-impl": "te" if t.cross_entropy == "fused" else None,
-            **self._fusions(framework),
+            **unfused(self, framework),
             **self._recompute(),
             **self._recipes(framework),
         }
@@ -374,19 +384,9 @@ class Megatron(Emission):
         return {
             "no-check-for-nan-in-loss-and-grad": not framework.checks_gradients,
             "ddp-average-in-collective": not framework.averages_gradients,
-            "moe-router-fusion": m.moe is not None and self._fuses_router(framework),
+            "moe-router-fusion": m.moe is not None and fuses_router(self, framework),
             "enable-experimental": m.mla is not None and framework.fuses_latent_rope > usual.fuses_latent_rope,
         }
-
-    def _fusions(self, framework: Framework) -> Flags:
-        off = facts_off(self.training)
-        return {
-            f"no-{name}-fusion": fact in off or not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()
-        }
-
-    def _fuses_router(self, framework: Framework) -> bool:
-        chosen = self.training.moe_router_fusion
-        return framework.router == FUSED_ROUTER if chosen is None else chosen
 
     def _backend(self) -> str:
         t = self.training

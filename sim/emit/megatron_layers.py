@@ -6,7 +6,10 @@ from typing import Any
 
 from sim.emit.common import Emission
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
+from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FUSIONS
 from sim.inputs.training_config import ActivationOffload
+from sim.models.frameworks.facts import Framework
+from sim.models.frameworks.megatron import FUSED_ROUTER, facts_off
 from sim.models.optimizers.records import REMAINDERS
 
 
@@ -60,3 +63,28 @@ def ends_of_pipeline(e: Emission) -> dict[str, Any]:
     if p.wgrad_deferral_limit is not None:
         out |= {"defer-embedding-wgrad-compute": True, "wgrad-deferral-limit": p.wgrad_deferral_limit}
     return out
+
+
+def context(e: Emission) -> dict[str, Any]:
+    """Context parallelism: one way for all layers, or one for each (`--cp-comm-type`), and the degrees of a2a+p2p."""
+    p = e.scenario.parallelism
+    if p.cp == 1:
+        return {}
+    methods = p.cp_method_by_layer or (p.cp_method,)
+    sizes = p.hierarchical_context_parallel_sizes
+    return {
+        "cp-comm-type": " ".join(MEGATRON_CP[method] for method in methods),
+        "hierarchical-context-parallel-sizes": " ".join(map(str, sizes)) if sizes else None,
+    }
+
+
+def unfused(e: Emission, framework: Framework) -> dict[str, Any]:
+    """Fusions that are off."""
+    off = facts_off(e.training)
+    return {f"no-{name}-fusion": fact in off or not getattr(framework, fact) for name, fact in MEGATRON_FUSIONS.items()}
+
+
+def fuses_router(e: Emission, framework: Framework) -> bool:
+    """Tell whether Transformer Engine's kernels are the router."""
+    chosen = e.training.moe_router_fusion
+    return framework.router == FUSED_ROUTER if chosen is None else chosen

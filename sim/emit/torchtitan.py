@@ -107,6 +107,7 @@ class Titan(Emission):
         if p.cp > 1:
             does = "exchanges keys and values (ring or all_gather), not heads"
             self.has_only("parallelism.cp_method", ("ring", "all_gather"), does)
+            self.has_only("parallelism.cp_method_by_layer", (None,), "exchanges keys and values alike in all layers")
         self.has_only("parallelism.rank_order", ("tp-cp-dp-pp",), "orders ranks tp-cp-dp-pp")
         self.has_only("parallelism.micro_batch_group", (None,), "has groups of pp micro-batches")
         if p.dp * p.cp > 1 and p.dp_sync == "after_backward":

@@ -177,7 +177,12 @@ def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
     # Without ZeRO, gradients are all-reduced over dp and cp at once. With ZeRO they are scattered over the shards, then
     # all-reduced over the replicas of the shards (Megatron's num_distributed_optimizer_instances, FSDP's HSDP).
     data = {"dp_cp": DP} if plan.scenario.parallelism.zero == 0 else {"shard": DP, "replica": REPLICA}
-    streams = {"tp": "tp", "cp": "cp", **data}
+    p = plan.scenario.parallelism
+    data |= {"secondary": DP} if p.zero_hpz_partition_size else {}
+    data |= {"local": DP, "between": DP} if p.zero_quantized_gradients else {}
+    rings = p.cp_exchanged > 1
+    context = {"cp_exchanged": "cp_exchanged", "cp_ring": "cp_ring"} if rings else {}
+    streams = {"tp": "tp", "cp": "cp", **context, **data}
     if plan.scenario.model.moe is not None:
         experts = {"dp": DP} if plan.scenario.parallelism.zero == 0 else data
         streams |= {"ep": "ep", "expert_tp": "expert_tp", **{f"expert_{name}": s for name, s in experts.items()}}

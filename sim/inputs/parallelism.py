@@ -12,6 +12,7 @@ from sim.inputs.units import BYTES
 from sim.models.moe.dispatchers import DISPATCHERS
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
 
+CpMethod = Literal["ring", "all_gather", "all_to_all", "all_to_all_ring"]
 _RANK_ORDERS = "the mesh's dimensions, the fastest-varying first: tp-cp-dp-pp or a permutation of it"
 
 
@@ -97,6 +98,21 @@ class Parallelism(UserInput):
         description="zero 2 and 3 with Megatron's FSDP: buffers of two layers, so that one is gathered ahead, and one "
         "bucket of gradients waits",
     )
+    outer_dp_sharding_strategy: Literal["no_shard", "optim"] = Field(
+        default="no_shard",
+        description="zero 3 with Megatron's FSDP and replicas of shards (shard_size): optim: these share the optimizer",
+    )
+    zero_hpz_partition_size: int | None = Field(
+        default=None,
+        ge=2,
+        le=MAX_RANKS,
+        description="zero 3 of DeepSpeed: consecutive ranks that share a second copy of parameters, over which all but "
+        "the step's first forward gather; null: none",
+    )
+    zero_quantized_gradients: bool = Field(
+        default=False,
+        description="zero 3 of DeepSpeed on several nodes: gradients are exchanged in 4 bits, within nodes first",
+    )
     accumulate_unsharded: bool = False
     all_reduce_once: bool = Field(
         default=False,
@@ -156,7 +172,13 @@ class Parallelism(UserInput):
         description="zero: the dtype of gathered parameters; null: precision's 16-bit dtype, but fp8 with "
         "zero 3 and torchao's tensorwise recipe, for layers' matrices; int8: ZeRO++'s quantized weights",
     )
-    cp_method: Literal["ring", "all_gather", "all_to_all"] = "ring"
+    cp_method: CpMethod = "ring"
+    cp_method_by_layer: Annotated[tuple[CpMethod, ...], BeforeValidator(as_tuple)] | None = Field(
+        default=None, max_length=10_000, description="one for each layer; null: cp_method in all"
+    )
+    hierarchical_context_parallel_sizes: (
+        Annotated[tuple[Degree, ...], BeforeValidator(as_tuple), Field(min_length=2, max_length=2)] | None
+    ) = Field(default=None, description="all_to_all_ring: consecutive ranks that exchange heads, and rings of these")
     cp_split: Literal["zigzag", "contiguous", "striped"] = "zigzag"
     tp_overlap: Literal["none", "wgrad", "full"] = "none"
     tp_overlap_except: Annotated[tuple[Literal["qkv", "fc1"], ...], BeforeValidator(as_tuple)] = Field(
@@ -197,6 +219,21 @@ class Parallelism(UserInput):
     def sharing_replicas(self) -> int:
         """Replicas of a served model that share experts."""
         return max(1, self.ep * self.expert_tp // self.tp)
+
+    @property
+    def cp_methods(self) -> frozenset[str]:
+        """The ways of context parallelism that layers have."""
+        return frozenset(self.cp_method_by_layer or (self.cp_method,))
+
+    def cp_method_of(self, layer: int) -> str:
+        """The way of context parallelism of a layer, from 0 over the whole model."""
+        return self.cp_method_by_layer[layer] if self.cp_method_by_layer and self.cp > 1 else self.cp_method
+
+    @property
+    def cp_exchanged(self) -> int:
+        """Consecutive ranks that exchange heads where groups of them form rings (`all_to_all_ring`); else 1."""
+        sizes = self.hierarchical_context_parallel_sizes
+        return sizes[0] if sizes and "all_to_all_ring" in self.cp_methods else 1
 
     @property
     def reduces_rows(self) -> bool:
@@ -241,6 +278,11 @@ class Parallelism(UserInput):
         shard = min(self.shard_size or ranks, ranks)
         expert_shard, rest = divmod(expert_replicas, ranks // shard)
         return shard, math.gcd(shard, expert_replicas) if rest else expert_shard
+
+    @property
+    def shares_optimizer(self) -> bool:
+        """Replicas of shards share the optimizer's states (`outer_dp_sharding_strategy`)."""
+        return self.outer_dp_sharding_strategy == "optim" and self.zero == 3
 
     @property
     def stage_layers(self) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ TITAN_SCHEDULES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved_1f1b": "Interleaved1F1B",
+    "looped_bfs": "LoopedBFS",
+    "interleaved_zb": "InterleavedZeroBubble",
     "zb_v": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",
 }
@@ -41,7 +43,10 @@ TITAN_MODELS: dict[str, str | dict[str, Any]] = {
 TITAN_POLICIES = {"SelectiveAC": "selective", "FullAC": "full"}
 TITAN_DDP_BUCKET = "100MiB"  # models/llama3/infra/parallelize.py: apply_ddp, `bucket_cap_mb`
 TITAN_GATHERS_8_BITS = "enable_fsdp_float8_all_gather"  # false by default; refused beside `recipe_name`
-MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a"}  # by parallelism.cp_method
+# --cp-comm-type by parallelism.cp_method.
+MEGATRON_CP = {"ring": "p2p", "all_gather": "allgather", "all_to_all": "a2a", "all_to_all_ring": "a2a+p2p"}
+# --optimizer by training.optimizer; sgd without --sgd-momentum.
+MEGATRON_OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "sgd_momentum": "sgd", "lion": "lion"}
 # --attention-backend by training.attention_kernel. It makes Transformer Engine try nothing else (NVTE_FLASH_ATTN,
 # NVTE_FUSED_ATTN, NVTE_UNFUSED_ATTN in core/transformer): flash is FlashAttention alone, fused is cuDNN alone.
 MEGATRON_BACKENDS = {"cudnn": "fused", "flash2": "flash", "flash3": "flash"}

@@ -270,6 +270,12 @@ class Training(UserInput):
     apply_rope_fusion: Literal[False] | None = Field(
         default=None, description="false: torch's operators rotate queries and keys; null: as the framework does"
     )
+    fused_single_qkv_rope: bool = Field(
+        default=False, description="one kernel rotates queries and keys and takes the projection's result apart"
+    )
+    calculate_per_token_loss: bool = Field(
+        default=False, description="gradients are divided by the number of all tokens behind their reduction"
+    )
     bias_activation_fusion: Literal[False] | None = Field(
         default=None, description="false: torch's operators are an MLP's activation; null: as the framework does"
     )

@@ -56,6 +56,7 @@ class Dims(Struct, frozen=True):
     tp: int
     sp: bool
     cp: int
+    cp_method: str
     act: str
     linear: str
     act_bytes: float
@@ -229,7 +230,7 @@ def _switched(framework: Framework, m: ModelConfig, t: Training, sharded: bool) 
     off: dict[str, Any] = {}
     if t.moe_router_fusion is not None and has_fusions(framework):
         off["router"] = ROUTERS[t.moe_router_fusion]
-    off |= dict.fromkeys(facts_off(t), False)
+    off |= dict.fromkeys(facts_off(t), False) | ({"ropes_in_projection": True} if t.fused_single_qkv_rope else {})
     if (t.gradient_accumulation_fusion is False or sharded) and framework.accumulates_in_matmul:
         off["accumulates_in_matmul"] = False
     if framework.biases_experts_one_by_one and m.moe is not None and m.bias and t.moe_grouped_gemm is not False:
@@ -249,7 +250,7 @@ def in_sixteen_bits(scenario: Scenario, layer: int) -> bool:
 def layer_dims(scenario: Scenario, layer: int) -> Dims:
     """The sizes of one layer. One in 16 bits is built and run without Transformer Engine's context of 8 bits
     (core/fp8_utils.py: `get_fp8_context`), so that nothing of it is quantized, attention included."""
-    d = dims(scenario)
+    d = replace(dims(scenario), cp_method=scenario.parallelism.cp_method_of(layer))
     if not in_sixteen_bits(scenario, layer):
         return d
     usual = {"recipe": None, "linear": d.act, "linear_bytes": d.act_bytes, "weight_shards": 1}
@@ -277,6 +278,7 @@ def _own_tokens(t: Training, p: Parallelism) -> dict[str, Any]:
         "tp": p.tp,
         "sp": sp,
         "cp": p.cp,
+        "cp_method": p.cp_method,
         "tp_overlap": p.tp_overlap,
         "waiting_layers": tuple(COLUMN_LAYERS[name] for name in p.tp_overlap_except),
     }

@@ -207,6 +207,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     text += "" if scenario.for_training.moe_router_fusion is None else f" router={d.framework.router.forward_kernels}"
     apart = ",".join(sorted(facts_off(scenario.for_training)))
     text += f" apart={apart}" if apart else ""
+    text += " rope in projection" if d.framework.ropes_in_projection else ""
     text += f" waits={','.join(d.waiting_layers)}" if d.waiting_layers else ""
     if d.lora is not None:
         text += (
@@ -229,7 +230,8 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         packing = scenario.for_training.packing.model_dump_json(exclude_defaults=True)
         text += f" packing={packing} of {scenario.for_training.global_batch_size} over {p.dp}"
     if d.cp > 1:
-        text += f" cp={d.cp} cp_rank={shard.cp_rank} {p.cp_method} {p.cp_split}"
+        text += f" cp={d.cp} cp_rank={shard.cp_rank} {d.cp_method} {p.cp_split}"
+        text += f" over {p.cp_exchanged}" if d.cp_method == "all_to_all_ring" else ""
     if m.is_moe_layer(layer) and m.moe is not None:
         text += f" moe={m.moe.experts},{m.moe.top_k},{m.moe.ffn},{m.moe.shared_experts} ep={p.ep}/{p.expert_tp}"
         text += " router=fp32" if m.moe.router_fp32 else ""

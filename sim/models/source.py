@@ -84,7 +84,8 @@ class Described:
         uneven = moe is not None and moe.imbalance != "balanced" and s.model.is_moe_layer(number)
         first = number == 0 and s.training is not None and s.training.lora is not None
         wide = s.training is not None and in_sixteen_bits(s, number)
-        return layer_kinds(s.model)[number], mode_of_layer(s, number), number if uneven else 0, first, wide
+        method = s.parallelism.cp_method_of(number)
+        return layer_kinds(s.model)[number], mode_of_layer(s, number), number if uneven else 0, first, wide, method
 
     def input_bytes(self, layer: int | None) -> float:
         """Bytes of a micro-batch on one rank that enter a layer (`layers`: the output); None: the least of any.

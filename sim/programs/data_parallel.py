@@ -41,6 +41,7 @@ from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
+from sim.programs.two_levels import FOUR_BITS, behind_replicas, quantized_gradients
 from sim.ranks.plan import Plan
 
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
@@ -78,6 +79,11 @@ class DataParallel(Struct, frozen=True):
     prefetches: bool = True  # ZeRO-3 gathers a block's parameters while the block before it runs its backward
     dequantized_copies: int = 0  # how often ZeRO-3 copies the fp16 numbers that it makes of gathered 8-bit integers
     stays: bool = False  # ZeRO-3 without `reshard` keeps gathered parameters from the first forward to the step's end
+    # ZeRO-3's replicas of shards share the optimizer: their number, of dense parameters and of experts; else 1.
+    outer: int = 1
+    expert_outer: int = 1
+    secondary: int = 1  # ranks over which ZeRO-3 gathers from a second copy, except in the step's first forward
+    local: int = 1  # ranks of a node that exchange gradients in 4 bits before nodes do
     gathered_early: bool = False  # ZeRO-1 gathers a rank's first stage while it updates the others
 
     @property
@@ -135,10 +141,15 @@ class DataParallel(Struct, frozen=True):
             if size > 0 and n > 1
         ]
 
-    def gather_block(self, b: Block, phase: Phase, handle: str) -> list[Comm]:
-        """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says."""
-        whole = self.gather(b.name, self.gathered_params(b), b.expert_params, phase, handle)
-        if self.gather_bucket_bytes is None or not whole or whole[0].group != "shard":
+    def gather_block(self, b: Block, phase: Phase, handle: str, first: bool = False) -> list[Comm]:
+        """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says.
+        `first`: for the step's first forward."""
+        whole = self.gather(b.name, self.gathered_params(b), self.gathered_experts(b), phase, handle)
+        if self.outer > 1 and first:
+            return behind_replicas(whole, (self.shard, self.expert_shard))
+        if self.secondary > 1 and not first:
+            whole = [replace(c, group="secondary") for c in whole]
+        if self.gather_bucket_bytes is None or not whole or whole[0].group not in ("shard", "secondary"):
             return whole
         dense, *rest = whole
         shares = _message_shares(b, dense.bytes / self.gather_bucket_bytes)
@@ -151,6 +162,12 @@ class DataParallel(Struct, frozen=True):
         """Each forward and each backward gathers all parameters."""
         return self.zero == 3 and self.reshard and not self.engine.live_elements
 
+    def gathered_experts(self, b: Block) -> float:
+        """A block's parameters of experts, as `gathered_params`: those that are kept in 8 bits, where ZeRO-3 gathers
+        them so."""
+        saved = self.eight_bit.elements(b)[1] if self.zero == 3 else 0.0
+        return b.expert_params - saved * (1.0 - self.eight_bit.gathered / self.gathered_bytes)
+
     def gathered_params(self, b: Block) -> float:
         """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes. Numbers of 4 bits
         are gathered as they are kept, packed in the dtype of the others (bitsandbytes' `quant_storage`)."""
@@ -158,6 +175,11 @@ class DataParallel(Struct, frozen=True):
         if self.matrix_bytes is None or b.in_sixteen_bits:
             return whole
         return whole - sum(m.elements for m in b.matrices) * (1.0 - self.matrix_bytes / self.gathered_bytes)
+
+    @property
+    def _of_replicas(self) -> str:
+        """The collective that adds up shards of gradients over replicas."""
+        return "reduce_scatter" if self.outer > 1 else "all_reduce"
 
     def reduce(self, name: str, params: float, experts: float, handle: str, last: bool = True) -> list[Comm]:
         """The reduction of a unit's gradients; asynchronous if `handle` is given. `last`: the step's last."""
@@ -171,8 +193,14 @@ class DataParallel(Struct, frozen=True):
             size = elements * b
             steps = [
                 ("reduce_scatter", f"{prefix}shard", size, shard, DP),
-                ("all_reduce", f"{prefix}replica", size / shard, replica, REPLICA),
+                (self._of_replicas, f"{prefix}replica", size / shard, replica, REPLICA),
             ][: 1 if self.replicas_once and not last else 2]
+            if self.local > 1:
+                size = elements * FOUR_BITS
+                steps = [
+                    ("all_to_all", "local", size, self.local, DP),
+                    ("all_to_all", "between", size / self.local, shard // self.local, DP),
+                ]
             if not sharded:
                 group = f"{prefix}dp" if prefix else "dp_cp"
                 steps = [(kind, group, size, shard * replica, DP) for kind in self._whole_reduction]
@@ -217,6 +245,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
     reduces_each = p.zero >= 2 and not whole
     gathered_bytes, messages, copies = _gathered(plan.scenario, own_bytes)
+    quantized = gathers_quantized_shards(plan.scenario)
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     has_experts = plan.scenario.model.may_have_experts
     return DataParallel(
@@ -236,7 +265,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         each_row=p.reduces_rows,
         fleeting_gradient_bytes=0.0 if on_host else _fleeting_bytes(plan.scenario, reduces_each, held_back),
         late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
-        matrix_bytes=dtype_bytes(t.precision) if gathers_quantized_shards(plan.scenario) else None,
+        matrix_bytes=dtype_bytes(t.precision) if quantized or (t.fp8_param_gather and p.zero == 3) else None,
         engine=engine,
         eight_bit=eight_bit_parameters(plan.scenario),
         aligned=engine.aligns_stages and p.virtual_stages > 1 and p.pp > 1 and p.zero < 2,
@@ -248,6 +277,10 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         prefetches=p.backward_prefetch or engine.fsdp_version != 1,
         dequantized_copies=copies,
         stays=p.keeps_gathered and (p.pp > 1 or p.reduces_rows or engine.keeps_unreduced),
+        outer=size("replica") if p.shares_optimizer else 1,
+        expert_outer=size("expert_replica") if p.shares_optimizer and has_experts else 1,
+        secondary=size("secondary"),
+        local=size("local") if size("between") > 1 else 1,
         gathered_early=p.overlap_param_gather_with_optimizer_step,
     )
 
@@ -288,7 +321,7 @@ def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Com
     """
     if not dp.engine.copies_gathered and dp.gathered_bytes == dp.parameter_bytes:
         return []
-    messages = list(gathered)
+    messages = [c for c in gathered if c.stream != REPLICA]  # shards arrive in place
     size = sum(c.bytes for c in messages)
     elements = size / dp.gathered_bytes
     kernels = 1 if dp.gather_bucket_bytes is None else len(messages)
@@ -329,6 +362,8 @@ def limit_bytes(dp: DataParallel) -> float:
 
 def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> list[Compute]:
     """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`)."""
+    if dp.local > 1:
+        return quantized_gradients(reduced, dp.local, dp.parameter_bytes)
     size, engine = sum(c.bytes for c in reduced if c.stream == DP), dp.engine
     elements, (each, once) = size / dp.gradient_bytes, engine.joining_kernels
     moved = size * engine.joining_accesses + elements * dp.parameter_bytes * engine.views_accesses
@@ -338,30 +373,6 @@ def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> l
         return []
     made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", elements, moved, "bf16", each * tensors + once)
     return [replace(made, part=ModelPart.OPTIMIZER, looped=dp.copies_replicas)]  # torch's reducer is in C++
-
-
-def sum_shared(block: Block, dp: DataParallel) -> list[Comm]:
-    """All-reduces over tp of the gradients of what its ranks hold whole, a tensor each (`ZeroEngine.sums_shared`)."""
-    if not dp.engine.sums_shared or dp.zero != 3 or dp.shard * dp.replica == 1:
-        return []
-    name, phase, b = f"{block.name} shared gradients", Phase.WEIGHT_GRAD, dp.parameter_bytes
-    return [Comm(name, "all_reduce", "tp", n * b, phase) for n in block.shared]
-
-
-def sum_shared_once(blocks: Sequence[Block], dp: DataParallel, element_bytes: float) -> Program:
-    """One all-reduce over tp of the gradients of all that its ranks hold whole (`ZeroEngine.sums_shared_once`), which
-    are joined before it (2 accesses) and copied back behind it, tensor by tensor (2). FSDP has shards of them.
-    `element_bytes`: of a gradient as it is kept."""
-    tensors = [n for b in blocks for n in b.shared]
-    elements = sum(tensors) / (dp.shard if dp.zero >= 2 else 1)
-    if not dp.engine.sums_shared_once or not tensors:
-        return ()
-    size, phase = elements * element_bytes, Phase.OPTIMIZER
-    joined = memory_op("join shared gradients", phase, "copy", elements, 2 * size, "fp32")
-    back = memory_op("copy shared gradients", phase, "copy", elements, 2 * size, "fp32", len(tensors))
-    # A bare loop of copies costs the host about what a loop in C++ does, not what a module does.
-    parts = [replace(made, part=ModelPart.OPTIMIZER, plain_host=True, looped=True) for made in (joined, back)]
-    return (parts[0], Comm("shared gradients", "all_reduce", "tp", size, phase), parts[1])
 
 
 def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:

@@ -8,6 +8,9 @@ gathered has 8 bits. With MXFP8 the copy to 16 bits is gathered, in the gradient
 (`_copy_main_params_to_param_buffer`; distributed/param_and_grad_buffer.py: `finish_param_sync`). Left out: that such
 matrices have buckets of their own.
 
+Its FSDP shards and gathers them in 8 bits, forward and backward, and makes the other order of what a backward gathers
+(megatron_fsdp.py: `fp8_create_transpose_cache`; here it is made in the forward, which takes as long).
+
 Beside adapters these matrices are frozen. They stay in 8 bits, and are neither updated nor gathered.
 """
 

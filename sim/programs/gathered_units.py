@@ -37,7 +37,7 @@ def forward_gathers(blocks: Sequence[Block], dp: DataParallel, first: bool = Tru
     """The messages that gather each block for its forward; those of a root with the stage's first block. `first`: the
     step's first forward here, which alone gathers what stays."""
     gathers = [
-        dp.gather_block(b, Phase.FORWARD, f"w{i}") if first or not stays_all_step(dp.engine, b) else []
+        dp.gather_block(b, Phase.FORWARD, f"w{i}", first) if first or not stays_all_step(dp.engine, b) else []
         for i, b in enumerate(blocks)
     ]
     return _with_root(blocks, dp, gathers, "w0")
@@ -78,7 +78,7 @@ def units_ahead(blocks: Sequence[Block], dp: DataParallel) -> int:
 
 
 def _elements(block: Block, dp: DataParallel) -> float:
-    return dp.gathered_params(block) + block.expert_params
+    return dp.gathered_params(block) + dp.gathered_experts(block)
 
 
 def _with_root(blocks: Sequence[Block], dp: DataParallel, gathers: list[list[Comm]], handle: str) -> list[list[Comm]]:

@@ -18,7 +18,8 @@ from sim.models.optimizers.step import (
     unscales,
 )
 from sim.models.source import source_of
-from sim.programs.data_parallel import DataParallel, after_backward, sum_shared_once
+from sim.programs.data_parallel import DataParallel, after_backward
+from sim.programs.shared_gradients import sum_shared_once
 from sim.programs.stages import Stage
 from sim.programs.updated_parameters import early_gather, gather_after_optimizer
 from sim.ranks.plan import Plan
@@ -40,13 +41,14 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     dp, t = stages[0].dp, scenario.for_training
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
     sharded = (-(-dense // dp.shard), -(-experts // dp.expert_shard)) if dp.zero >= 1 else (dense, experts)
+    updated = (-(-sharded[0] // dp.outer), -(-sharded[1] // dp.expert_outer))
     buffered = sum(sharded) if dp.keeps_shards else dense + experts
     replicas = scenario.parallelism.dp * scenario.parallelism.cp
     out: list[Item] = [*gradient_buffer_items(buffered, t, replicas), *after_backward(blocks, dp)]
     out += sum_shared_once(blocks, dp, dtype_bytes(t.grad_dtype))
     if tied:
         out = _with_tied_gradients(out, source.copied_elements(), dp, t)
-    dense, experts = sharded
+    dense, experts = updated
     if plan.group_size("copies") > 1:
         size = (dense + experts) * dp.gradient_bytes
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
@@ -148,4 +150,5 @@ def _groups_of_norm(plan: Plan, dp: DataParallel) -> list[str]:
     """The groups over which a number that each rank has of its own gradients (norm, overflow) is reduced."""
     model = "tp" if plan.scenario.for_training.optimizer_post_validation else "model"
     shards = ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
+    shards += ["replica"] if dp.outer > 1 else []
     return [*([model] if plan.group_size(model) > 1 else []), *shards]

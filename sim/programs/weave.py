@@ -10,11 +10,12 @@ from sim.programs.data_parallel import (
     gradients_of,
     join_gradients,
     limit_bytes,
-    sum_shared,
     unpack,
     waits,
 )
 from sim.programs.gathered_units import backward_gathers, backward_order, forward_gathers, forward_order, in_root
+from sim.programs.shared_gradients import sum_shared
+from sim.programs.two_levels import second_copy
 
 
 def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
@@ -30,6 +31,8 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
         _gather(out, forward_gathers(blocks, dp, first), forward_order(blocks, dp), dp, phase)
     for block, items in zip(blocks, out, strict=True):
         items += block.forward
+        if first and dp.secondary > 1:
+            items += second_copy(dp.gathered_params(block), dp.secondary, dp.parameter_bytes)
     return out
 
 

@@ -35,7 +35,10 @@ def group_numbers(scenario: Scenario, mesh: Mesh, plane: Ints, sizes: Mapping[st
     """Return the number of each rank's group, by the group's name: of groups in which ranks of one stage (`plane`,
     ascending) meet. `sizes`: members of each group."""
     whole = scenario.parallelism.zero == 0  # nothing is sharded, so gradients are summed over all holders at once
-    names = ["tp", "cp", *(["dp_cp"] if whole else ["shard", "replica"])]
+    rings = ["cp_exchanged", "cp_ring"] if scenario.parallelism.cp_exchanged > 1 else []
+    plus_plus = ["secondary"] if scenario.parallelism.zero_hpz_partition_size else []
+    plus_plus += ["local", "between"] if scenario.parallelism.zero_quantized_gradients else []
+    names = ["tp", "cp", *rings, *(["dp_cp"] if whole else ["shard", "replica", *plus_plus])]
     if scenario.model.moe is not None:
         names += ["expert_tp", "ep", *(["expert_dp"] if whole else ["expert_shard", "expert_replica"])]
     # Numbers without gaps, as `members` needs them.
@@ -110,10 +113,11 @@ def uneven_context(scenario: Scenario) -> bool:
     all ranks are taken to run those of the first.
     """
     p, window = scenario.parallelism, scenario.model.window
-    if p.cp == 1 or p.cp_method == "all_to_all":
+    methods = p.cp_methods - {"all_to_all"}
+    if p.cp == 1 or not methods:
         return False
-    uneven = {"ring": ("contiguous", "striped"), "all_gather": ("contiguous",)}
-    return p.cp_split in uneven[p.cp_method] or (window is not None and window < scenario.for_training.seq_len)
+    uneven = ("contiguous",) if methods == {"all_gather"} else ("contiguous", "striped")
+    return p.cp_split in uneven or (window is not None and window < scenario.for_training.seq_len)
 
 
 def uneven_experts(scenario: Scenario) -> bool:

@@ -26,10 +26,10 @@ def aligned(scenario: Scenario) -> bool:
         return False
     bounds = [b for b in (cluster.gpus_per_node, cluster.domain_gpus, _leaf_span(cluster)) if 1 < b < p.ranks]
     sizes = [getattr(p, d) for d in p.rank_order.split("-")]
-    cuts = [p.shard_size, p.ep, p.expert_tp]
+    cuts = [p.shard_size, p.ep, p.expert_tp, p.cp_exchanged, p.zero_hpz_partition_size or 1]
     if all(n & (n - 1) == 0 for n in (*sizes, *bounds, *cuts)):
         return True
-    if p.shard_size != p.dp * p.cp or scenario.model.moe is not None:
+    if p.shard_size != p.dp * p.cp or scenario.model.moe is not None or p.cp_exchanged > 1:
         return False
     strides = [math.prod(sizes[:i]) for i in range(len(sizes) + 1)]
     return all(any(b % s == 0 == t % b for s, t in pairwise(strides)) for b in bounds)

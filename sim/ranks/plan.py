@@ -109,15 +109,21 @@ class Plan(Struct, frozen=True):
         p = self.scenario.parallelism
         plane = p.tp * p.cp * p.dp
         shard, expert_shard = p.sharded_over
+        local = min(shard, self.scenario.cluster.gpus_per_node) if p.zero_quantized_gradients else 1
         return {
             "tp": p.tp,
             "cp": p.cp,
+            "cp_exchanged": p.cp_exchanged,
+            "cp_ring": p.cp // p.cp_exchanged,
             "dp": p.dp,
             "pp": p.pp,
             "plane": plane,
             "dp_cp": p.dp * p.cp,
             "shard": shard,
             "replica": p.dp * p.cp // shard,
+            "secondary": p.zero_hpz_partition_size or 1,
+            "local": local,
+            "between": shard // local,
             "experts": p.ep * p.expert_tp,
             "ep": p.ep,
             "expert_tp": p.expert_tp,
@@ -133,8 +139,11 @@ class Plan(Struct, frozen=True):
         """The members of the group of this name that `rank` belongs to, ascending.
 
         - tp, cp, dp, pp: ranks that differ in this coordinate alone. plane: all ranks of one pipeline rank.
+        - cp_exchanged: consecutive ranks of cp that exchange heads; cp_ring: one of each of these groups.
         - dp_cp: ranks that hold the same dense parameters. shard, replica: parts of dp_cp; ranks of a shard
           (consecutive ones) shard the states, ranks of a replica hold the same shard.
+        - secondary: consecutive ranks of a shard that have a second copy of parameters together. local, between: ranks
+          of a shard on one node, and one of each node, which exchange gradients in two steps (ZeRO++).
         - experts: ranks that together hold each expert of a stage once. expert_tp: ranks that split each of their
           experts; ep: ranks with different experts; expert_dp: ranks with the same part of the same experts.
           expert_shard, expert_replica: parts of expert_dp, as shard and replica are of dp_cp.

@@ -25,9 +25,15 @@ class Cut(Struct, frozen=True):
 # The groups of all ranks along some dimensions of the mesh.
 ALONG = {**{d: (d,) for d in ("tp", "cp", "dp", "pp")}, "dp_cp": ("cp", "dp"), "model": ("tp", "pp"), "plane": PLANE}
 # Parts of other groups. `experts`: ranks of a stage that hold each of its experts once.
+# `cp_exchanged`: consecutive ranks of cp that exchange heads; `cp_ring`: one of each, which form a ring.
 CUTS = {
+    "cp_exchanged": Cut("cp", "cp_exchanged"),
+    "cp_ring": Cut("cp", "cp_exchanged", across=True),
     "shard": Cut("dp_cp", "shard"),
     "replica": Cut("dp_cp", "shard", across=True),
+    "secondary": Cut("shard", "secondary"),
+    "local": Cut("shard", "local"),
+    "between": Cut("shard", "local", across=True),
     "experts": Cut("plane", "experts"),
     "expert_tp": Cut("experts", "expert_tp"),
     "ep": Cut("experts", "expert_tp", across=True),

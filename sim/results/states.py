@@ -53,6 +53,7 @@ class _Elements(Struct, frozen=True):
     experts: int
     frozen: float
     sharded: float
+    updated: float = 0.0  # of these, those whose optimizer states the rank has
 
     @property
     def whole(self) -> float:
@@ -68,7 +69,9 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     dense, frozen = sum(b.params for b in blocks), float(sum(b.frozen_params for b in blocks))
     experts = sum(b.expert_params for b in blocks)
     # Experts have fewer replicas than dense layers have, so their states are cut into fewer shards.
-    n = _Elements(dense, experts, frozen, dense / dp.shard + experts / dp.expert_shard)
+    own, own_experts = dense / dp.shard, experts / dp.expert_shard
+    updated = own / dp.outer + own_experts / dp.expert_outer
+    n = _Elements(dense, experts, frozen, own + own_experts, updated)
     optimizer = _optimizer_bytes(t, dp, blocks, n)
     away, visits = t.optimizer_offload, t.optimizer_offload is True  # the states come for the update, or never
     # A copy of the gradients for the optimizer, which is freed before the next step's first backward.
@@ -89,7 +92,7 @@ def _copied_gradients(t: Training, dp: DataParallel, blocks: Sequence[Block], n:
     time (`ZeroEngine.updated_elements`) they are joined in one tensor first, when what was gathered is freed
     (deepspeed/runtime/zero/stage3.py: `_partition_all_parameters`, `_prepare_fp32_grad_for_sub_group`)."""
     if not (cast and dp.zero == 3 and dp.engine.updated_elements):
-        return cast * (n.sharded if dp.zero >= 1 else n.whole)
+        return cast * (n.updated if dp.zero >= 1 else n.whole)
     gathered = _gathered_bytes(blocks, dp) if max(dp.shard, dp.expert_shard) > 1 else 0.0
     return max(0.0, (cast + dtype_bytes(t.grad_dtype)) * min(n.sharded, dp.engine.updated_elements) - gathered)
 
@@ -102,7 +105,12 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
         eight_bit = sum(sum(dp.eight_bit.elements(b)) for b in blocks)  # counted among `Block.quantized_bytes`
         return n.whole * trained_bytes(t) + (n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
     scales, trained = four_bit * (NF4_BYTES - NF4_DATA_BYTES), n.sharded * trained_bytes(t)
-    return trained + n.frozen / dp.shard * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
+    # ZeRO-3's shards of 8-bit parameters by rows; what they are gathered to, and its other order, pass.
+    found = [dp.eight_bit.elements(b) for b in blocks]
+    saved = sum(n / dp.shard + n_experts / dp.expert_shard for n, n_experts in found) * (kept - dp.eight_bit.gathered)
+    trained -= saved
+    second = sum(b.held_params for b in blocks) / dp.secondary * dp.parameter_bytes if dp.secondary > 1 else 0.0
+    return second + trained + n.frozen / dp.shard * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
 
 
 def _reference_bytes(t: Training, stages: Sequence[Stage]) -> float:
@@ -146,7 +154,7 @@ def _optimizer_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
     zero_1 = dp.zero >= 1
     in_matrices = dense_matrices / (dp.shard if zero_1 else 1) + expert_matrices / (dp.expert_shard if zero_1 else 1)
     # Muon keeps one moment of matrices, and AdamW's two of all else.
-    return (n.sharded if zero_1 else n.whole) * optimizer + in_matrices * (of_matrix - optimizer)
+    return (n.updated if zero_1 else n.whole) * optimizer + in_matrices * (of_matrix - optimizer)
 
 
 def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block], n: _Elements) -> float:
@@ -157,7 +165,9 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
     elif dtype_bytes(t.param_dtype) > compute_bytes(t.precision):
         gathered = _cast_elements(plan, dp, blocks) * dp.parameter_bytes
     # Quantized copies are there as long as what they were made of: two blocks' where FSDP frees what it gathered.
-    quantized = sorted((b.quantized_bytes for b in blocks), reverse=True)
+    orders = dp.eight_bit.kept / dp.eight_bit.gathered if dp.zero == 3 and dp.eight_bit.gathered else 0.0
+    beside = (orders - 1) / orders if orders else 1.0  # one order of 8-bit parameters is what is gathered
+    quantized = sorted((b.quantized_bytes * beside for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard and dp.shard > 1 else quantized)
     experts = any(b.expert_params for b in blocks)
     workspaces = max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts)

@@ -11,6 +11,8 @@ from sim.schedules import (
     dualpipe_v,
     gpipe,
     interleaved_1f1b,
+    interleaved_zb,
+    looped_bfs,
     naive,
     one_f_one_b,
     zb_h1,
@@ -35,6 +37,8 @@ FORMS: dict[str, ScheduleForm] = {
         dualpipe,
         dualpipe_v,
         interleaved_1f1b,
+        looped_bfs,
+        interleaved_zb,
         zb_search,
     )
 }

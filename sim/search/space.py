@@ -265,6 +265,8 @@ def sizes_of(space: Space, x: Layout) -> Sizes:
         x.virtual_stages,
         fixed.get("layers_per_stage") or None,
         fixed["mtp_stage"],
+        cp_method_by_layer=p.cp_method_by_layer,
+        hierarchical_context_parallel_sizes=p.hierarchical_context_parallel_sizes,
     )
 
 

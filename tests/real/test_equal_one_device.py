@@ -27,6 +27,8 @@ TWO_RANKS: dict[str, Any] = {
     "zb_h2": small({"pp": 2, "schedule": "zb_h2"}),
     "zb_v": small({"pp": 2, "schedule": "zb_v"}),
     "dualpipe_v": small({"pp": 2, "schedule": "dualpipe_v"}),
+    "looped_bfs": small({"pp": 2, "schedule": "looped_bfs"}),
+    "interleaved_zb": small({"pp": 2, "schedule": "interleaved_zb"}),
     "dropout": small({"pp": 2, "schedule": "1f1b"}, dropout=0.1),
     "dropout, split backward": small({"pp": 2, "schedule": "zb_h1"}, dropout=0.1),
     "llama": small({"pp": 2, "schedule": "1f1b"}, attention="fused", **LLAMA),

@@ -16,6 +16,7 @@ from sim.core.errors import InputError
 from sim.prices.profile import CollectiveTable
 from sim.programs.stages import stage_input_bytes
 from sim.ranks.plan import make_plan
+from sim.schedules import FORMS
 from sim.simulation import Simulation, simulate
 from tests.sim.cases import FREE_LINKS, case, even_profile
 
@@ -38,6 +39,53 @@ def test_bubble_of_gpipe_and_1f1b(schedule: str, p: int, m: int) -> None:
     """(p−1)/m (Huang 2019, section 2.3; Narayanan 2021, section 2.2.1). For 1F1B this needs m >= p micro-batches
     only for its memory, not for its bubble."""
     assert run(schedule, p, m).result["bubble_ratio"] == pytest.approx((p - 1) / m, abs=1e-8)
+
+
+def unlike_stages(schedule: str, layers: list[int], m: int) -> float:
+    """The bubble ratio of stages of so many layers."""
+    scenario = case(
+        {"pp": len(layers), "schedule": schedule, "layers_per_stage": layers},
+        {"global_batch_size": m, "seq_len": 128, "gradient_clipping": False},
+        {"layers": sum(layers), "hidden": 64, "heads": 1, "ffn": 64, "vocab": 128},
+        FREE_LINKS,
+    )
+    return float(simulate(scenario, even_profile(scenario)).result["bubble_ratio"])
+
+
+LAYERS = st.lists(st.integers(1, 4), min_size=2, max_size=8)
+
+
+@settings(deadline=None, max_examples=25)
+@given(layers=LAYERS, slow=st.integers(0, 7), m=st.integers(1, 20))
+def test_bubble_of_gpipe_with_a_slowest_stage(layers: list[int], slow: int, m: int) -> None:
+    """One micro-batch passes all stages, and m − 1 more pass the slowest: p·(Σn + (m − 1)·max n) of time for m·Σn of
+    work, with n layers on a stage."""
+    layers[slow % len(layers)] = 5
+    p, n = len(layers), sum(layers)
+    assert unlike_stages("gpipe", layers, m) == pytest.approx(p * (n + (m - 1) * 5) / (m * n) - 1, abs=1e-8)
+
+
+@settings(deadline=None, max_examples=25)
+@given(p=st.integers(2, 8), slow=st.integers(0, 7), layers=st.integers(1, 5), more=st.integers(1, 12))
+def test_bubble_of_1f1b_with_one_longer_stage(p: int, slow: int, layers: int, more: int) -> None:
+    """The longest stage s, of n layers where the others have one, works without a gap but for two: its first w = p − s
+    forwards are done before the first backward comes back through the T = 3·(w − 1) of the stages behind it, and w − 1
+    backwards before the last one. The stages before it come before and behind that. Any m above w, a multiple or not.
+    """
+    s = slow % p
+    w, m = p - s, p - s + more
+    gaps = max(0, 3 * (w - 1) - (w - 1) * layers) + max(0, 3 * (w - 1) - (w - 1) * 2 * layers)
+    step = 3 * s + 3 * m * layers + gaps
+    found = unlike_stages("1f1b", [1] * s + [layers] + [1] * (w - 1), m)
+    assert found == pytest.approx(p * step / (3 * m * (p - 1 + layers)) - 1, abs=1e-8)
+
+
+@settings(deadline=None, max_examples=10)
+@given(p=st.integers(2, 6), m=st.integers(1, 12), v=st.integers(2, 4))
+def test_bubble_of_looped_bfs(p: int, m: int, v: int) -> None:
+    """(p−1)/(v·m), and for m below p the waits of v − 1 stages for p − m micro-batches more."""
+    waits = (v - 1) * max(0, p - m)
+    assert run("looped_bfs", p, m, v).result["bubble_ratio"] == pytest.approx((p - 1 + waits) / (v * m), abs=1e-8)
 
 
 @settings(deadline=None, max_examples=10)
@@ -107,7 +155,7 @@ def test_split_backward_schedules_leave_less_idle(schedule: str, p: int, m: int)
 
 @pytest.mark.parametrize(
     "schedule",
-    ["naive", "gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_h2", "zb_v", "zb_search", "dualpipe", "dualpipe_v"],
+    FORMS,
 )
 def test_every_action_runs_once_and_engines_agree(schedule: str) -> None:
     p, m = 4, 8

@@ -62,6 +62,7 @@ tensor-model-parallel-size tokenizer-type tp-comm-overlap train-iters untie-embe
 use-distributed-optimizer use-megatron-fsdp use-tp-pp-dp-mapping v-head-dim vocab-size nnodes nproc-per-node
 activation-func-clamp-value glu-linear-offset no-rope-freq quick-geglu rotary-percent softmax-type
 window-attn-skip-freq window-size
+hierarchical-context-parallel-sizes sgd-momentum calculate-per-token-loss
 """
 MEGATRON = set(re.findall(r"\S+", MEGATRON_TEXT))
 # Of the dataclasses in torchtitan/config/job_config.py of torchtitan 0.2.2.

@@ -28,6 +28,9 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "all_reduce_once": (True,),
         "accumulate_in_a_row": (True, False),
         "fsdp_double_buffer": (True,),
+        "outer_dp_sharding_strategy": ("optim",),
+        "zero_hpz_partition_size": (2,),
+        "zero_quantized_gradients": (True,),
         "schedule": ("gpipe",),
         "schedule_memory": (2.0,),
         "virtual_stages": (2,),
@@ -41,6 +44,8 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "overlap_param_gather_with_optimizer_step": (True,),
         "param_gather_dtype": ("fp32", "int8"),
         "cp_method": ("all_gather",),
+        "cp_method_by_layer": (["ring", "all_gather", "ring", "ring"],),
+        "hierarchical_context_parallel_sizes": ([2, 2],),
         "cp_split": ("contiguous",),
         "tp_overlap": ("wgrad",),
         "tp_overlap_except": (["qkv"],),
@@ -60,7 +65,7 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "autocast": (True, False),
         "grad_dtype": ("bf16",),
         "grad_reduce_dtype": ("bf16", "fp32"),
-        "optimizer": ("sgd",),
+        "optimizer": ("sgd", "sgd_momentum", "lion", "ademamix", "adafactor"),
         "adamw_kernels": ("foreach",),
         "optimizer_dtype": ("int8",),
         "master_weights": (False, "remainders"),
@@ -78,6 +83,8 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "moe_router_fusion": (True, False),
         "moe_shared_expert_overlap": (True,),
         "apply_rope_fusion": (False,),
+        "fused_single_qkv_rope": (True,),
+        "calculate_per_token_loss": (True,),
         "bias_activation_fusion": (False,),
         "bias_dropout_fusion": (False,),
         "moe_router_padding_for_quantization": (True,),
@@ -112,10 +119,12 @@ LAYOUTS: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
     ({"dp": 4, "zero": 2, "shard_size": 2}, {}, {}),
     ({"dp": 2, "zero": 1}, {"framework": "nanotron"}, {}),
     ({"dp": 2, "zero": 2}, {"framework": "deepspeed"}, {}),
+    ({"dp": 4, "zero": 3, "shard_size": 2}, {"framework": "megatron"}, {}),
     ({"dp": 2, "bucket_bytes": "1MiB"}, {"framework": "meta_llama3"}, {}),
     ({"dp": 2, "tp": 2, "sp": True, "zero": 1}, {"framework": "megatron"}, {}),
     ({"tp": 2, "zero": 3}, {"framework": "megatron", "precision": "fp8"}, {}),
     ({"cp": 2, "bucket_bytes": "1MiB"}, {}, {}),
+    ({"cp": 4, "cp_method": "all_to_all_ring", "hierarchical_context_parallel_sizes": [1, 4]}, {}, {}),
     ({}, {"framework": "megatron", "cuda_graphs": "layers"}, {}),
     ({"pp": 2}, {}, {"tied_embeddings": True}),
     ({"pp": 2, "schedule": "interleaved_1f1b"}, {"framework": "megatron"}, {}),
@@ -137,7 +146,7 @@ def test_a_changed_key_changes_the_step_or_is_named(
     layout: dict[str, Any], training: dict[str, Any], model: dict[str, Any]
 ) -> None:
     """What changes nothing is refused or named; what is named as without effect changes nothing."""
-    sizes, batch = {**model, "layers": 4, "norm": "rmsnorm"}, {**training, "global_batch_size": 8}
+    sizes, batch = {**model, "layers": 4, "norm": "rmsnorm"}, {"global_batch_size": 8, **training}
     base = small(model=sizes, training=batch, parallelism=layout)
     plain = parse_scenario(base)
     step, unnoticed, untrue = shown(plain), list[str](), list[str]()

@@ -20,11 +20,15 @@ AS_FUSIONS = "apply_rope_fusion bias_activation_fusion bias_dropout_fusion "  # 
 # Not read by these files, and why that changes nothing.
 LEFT_OUT = {
     "megatron": "inference rl indexer layers_per_stage "  # refused before; read as `stage_layers`
+    "outer_dp_sharding_strategy zero_hpz_partition_size zero_quantized_gradients "  # `shard_size` is; of DeepSpeed
     "all_reduce_once autocast "  # `shard_size` and fp32 parameters are refused before
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read as `IN_SIXTEEN_BITS`
     "cuda_graph_scope "  # graphs are refused
     "loss_chunks " + AS_FUSIONS,  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
+    "hierarchical_context_parallel_sizes "  # of heads exchanged, which is refused
+    "outer_dp_sharding_strategy zero_hpz_partition_size zero_quantized_gradients "  # of other frameworks
+    "fused_single_qkv_rope calculate_per_token_loss "
     "loss_chunks "  # a loss in chunks is refused
     "cuda_graph_scope moe_router_padding_for_quantization "  # of other frameworks
     "fsdp_double_buffer "  # Megatron's FSDP alone has it

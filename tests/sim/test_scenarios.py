@@ -51,7 +51,12 @@ def test_there_is_one_for_every_scheme_and_schedule() -> None:
     schedules = {s.parallelism.schedule for s in used if s.parallelism.pp > 1}
     assert schedules == set(FORMS)
     assert {s.parallelism.zero for s in used} == {0, 1, 2, 3}
-    assert {s.parallelism.cp_method for s in used if s.parallelism.cp > 1} == {"ring", "all_gather", "all_to_all"}
+    assert {s.parallelism.cp_method for s in used if s.parallelism.cp > 1} == {
+        "ring",
+        "all_gather",
+        "all_to_all",
+        "all_to_all_ring",
+    }
     assert any(s.parallelism.ep > 1 for s in used)
     assert {s.training.recompute.mode for s in used if s.training} >= {"none", "selective", "full"}
 

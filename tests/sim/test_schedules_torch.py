@@ -65,6 +65,16 @@ def test_zb_h1_is_the_interleaved_zero_bubble_of_one_stage_per_rank(p: int, m: i
     assert own_lists("zb_h1", p, m) == found
 
 
+@pytest.mark.parametrize(("p", "m", "v"), [(2, 2, 2), (2, 5, 3), (4, 4, 2), (4, 3, 2), (8, 12, 4)])
+def test_looped_bfs(p: int, m: int, v: int) -> None:
+    assert own_lists("looped_bfs", p, m, v) == torch_lists("LoopedBFS", p, m, v)
+
+
+@pytest.mark.parametrize(("p", "m", "v"), [(2, 2, 2), (2, 6, 3), (4, 4, 2), (4, 12, 3), (8, 16, 4)])
+def test_interleaved_zb(p: int, m: int, v: int) -> None:
+    assert own_lists("interleaved_zb", p, m, v) == torch_lists("InterleavedZeroBubble", p, m, v)
+
+
 @pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 2), (2, 7), (4, 3), (4, 8), (8, 32)])
 def test_zb_v(p: int, m: int) -> None:
     assert own_lists("zb_v", p, m) == torch_lists("ZBVZeroBubble", p, m)

@@ -139,7 +139,6 @@ OF_RECIPE = (
 NOTED = (
     "activations_checkpoint_layers_per_pipeline",
     "apply_residual_connection_post_layernorm",
-    "calculate_per_token_loss",  # one more pass over all gradients
     "cpu_offloading_weights",
     "defer_embedding_wgrad_compute",
     "delay_wgrad_compute",
@@ -151,8 +150,6 @@ NOTED = (
     "fsdp_cpu_offload",
     "fsdp_double_buffer",
     "fused_residual_rmsnorm",
-    "fused_single_qkv_rope",
-    "hierarchical_context_parallel_sizes",
     "hybrid_context_parallel",
     "keep_fp8_transpose_cache",
     "log_max_attention_logit",

@@ -17,6 +17,7 @@ def fusions(s: Settings, framework: str) -> dict[str, Any]:
         "moe_router_fusion": _fused_router(s, framework),
         "moe_shared_expert_overlap": _shared_beside(s, framework),
         **_switched_off(s, framework),
+        **_switched_on(s, framework),
         "gradient_accumulation_fusion": _accumulation_fusion(s, framework),
     }
 
@@ -44,6 +45,13 @@ def _switched_off(s: Settings, framework: str) -> dict[str, Any]:
         "bias_dropout_fusion": s.flag("no-bias-dropout-fusion"),
     }
     return {key: False for key, flag in off.items() if flag and has_fusions(framework_at(framework, None))}
+
+
+def _switched_on(s: Settings, framework: str) -> dict[str, Any]:
+    """What the script turns on that frameworks of Megatron-Core alone have."""
+    keys = ("fused_single_qkv_rope", "calculate_per_token_loss")
+    own = has_fusions(framework_at(framework, None))
+    return {key: True for key in keys if own and s.flag(key.replace("_", "-"))}
 
 
 def _shared_beside(s: Settings, framework: str) -> bool | None:

@@ -36,7 +36,8 @@ from sim.models.moe.dispatchers import DISPATCHERS
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}
-OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon"}
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
+SGD_MOMENTUM = 0.9  # --sgd-momentum's default
 DTYPES: dict[str, str | None] = {"bf16": "bf16", "fp32": "fp32"}
 MPI = ("mpirun", "mpiexec")
 SRUN = {"N": "nodes", "n": "np"}
@@ -44,6 +45,7 @@ MOST_OF_SRUN = 40  # words of its own
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = (  # flags with several values
     *("recompute-modules", "offload-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts", "cp-comm-type"),
+    "hierarchical-context-parallel-sizes",
 )
 # By framework; all are off by default.
 FUSED_EXPERTS = ("moe-permute-fusion",)
@@ -182,6 +184,8 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
     micro_batch, sequence = s.integer("micro-batch-size"), s.integer("seq-length")
     note_mask(s, sequence, micro_batch)
     optimizer = s.choice("optimizer", OPTIMIZERS, "adam")
+    if optimizer == "sgd":
+        optimizer = "sgd_momentum" if s.number("sgd-momentum", SGD_MOMENTUM) else "sgd"
     if optimizer is None:
         s.notes.append(f"{s.written_as('optimizer')} {s.take('optimizer')}: AdamW is simulated in its place")
     return without_none(
@@ -284,7 +288,7 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
         "ep_overlap": (paired := s.flag("overlap-moe-expert-parallel-comm")) or None,
         "delay_wgrad_compute": s.flag("delay-wgrad-compute") if paired else None,
         "ep_dispatcher": _dispatcher(s) if experts else None,
-        "cp_method": _cp_method(s),
+        **_context(s, cp),
         "tp_overlap": _tp_overlap(s, tp),
         "tp_overlap_except": _waiting_layers(s, tp),
         "dp_sync": None if fsdp2 else "bucketed" if overlap else "after_backward",
@@ -299,11 +303,23 @@ def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:
     return without_none(p)
 
 
-def _cp_method(s: Settings) -> str | None:
-    """The way of context parallelism that all layers have; None, and reported, where layers have several."""
-    words = {*str(s.values.get("cp-comm-type", "p2p")).split()}
-    s.values = {**s.values, "cp-comm-type": words.pop()} if len(words) == 1 else s.values
-    return s.choice("cp-comm-type", CP_METHODS, "p2p")
+def _context(s: Settings, cp: int) -> dict[str, Any]:
+    """The way of context parallelism that all layers have, or that of each (`TransformerConfig.cp_comm_type`), and the
+    degrees of a2a+p2p; a way that is not known is reported."""
+    words = str(s.values.get("cp-comm-type", "p2p")).replace(",", " ").split()
+    if cp == 1 or any(word not in CP_METHODS for word in words):
+        s.values = {**s.values, "cp-comm-type": " ".join(dict.fromkeys(words))}
+        return {"cp_method": s.choice("cp-comm-type", CP_METHODS, "p2p")}
+    s.take("cp-comm-type")
+    methods = [CP_METHODS[word] for word in words]
+    alike = len({*methods}) == 1
+    sizes = str(s.take("hierarchical-context-parallel-sizes") or "").strip("[]").replace(",", " ").split()
+    rings = "all_to_all_ring" in methods and all(size.isdigit() for size in sizes)
+    return {
+        "cp_method": methods[0] if alike else None,
+        "cp_method_by_layer": None if alike else methods,
+        "hierarchical_context_parallel_sizes": [int(size) for size in sizes] if rings else None,
+    }
 
 
 def _tp_overlap(s: Settings, tp: int) -> str | None:
@@ -352,7 +368,8 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
     if s.flag("use-megatron-fsdp") or s.flag("use-custom-fsdp"):
         s.take("use-distributed-optimizer")
         stage = s.choice("data-parallel-sharding-strategy", ZERO_STAGES, "no_shard")
-        s.choice("outer-dp-sharding-strategy", {"no_shard": True}, "no_shard")
+        strategies = {"no_shard": None, **({"optim": "optim"} if stage == 3 and instances > 1 else {})}
+        outer = s.choice("outer-dp-sharding-strategy", strategies, "no_shard")
         shard = members // instances if instances > 1 and stage else None
         overlaps: dict[str, Any] = {"param_gather_overlap": gather} if stage in (1, 2) else {}
         # What is sharded is sent beside computations, with or without the flags (core/distributed/fsdp/src/
@@ -361,7 +378,7 @@ def _zero(s: Settings, members: int) -> dict[str, Any]:
         # With NCCL's user buffers, too (param_and_grad_buffer.py; megatron_fsdp.py: `fsdp_double_buffer or nccl_ub`).
         doubles = [s.flag("fsdp-double-buffer"), str(s.values.get("nccl-ub", False)).lower() != "false"]
         overlaps |= {"fsdp_double_buffer": True} if stage in (2, 3) and True in doubles else {}
-        return {"zero": stage, "shard_size": shard, **overlaps}
+        return {"zero": stage, "shard_size": shard, "outer_dp_sharding_strategy": outer, **overlaps}
     if s.flag("deepspeed"):
         stage = s.integer("zero-stage")
         return {"zero": stage, "param_gather_overlap": False if stage in (1, 2) else None}  # `DEEPSPEED_ZERO`

@@ -26,14 +26,6 @@ DEFAULTS = {  # elements; the last of a rank's shard
     **dict.fromkeys(("stage3_max_live_parameters", "stage3_max_reuse_distance"), DEEPSPEED_ZERO.live_elements),
     "sub_group_size": DEEPSPEED_ZERO.updated_elements,
 }
-SECOND_COPY = (  # zero/partition_parameters.py: `ds_secondary_tensor`
-    "zero_optimization.zero_hpz_partition_size: {0} is not simulated; backwards gather over all ranks, where ZeRO++ "
-    "gathers over {0} of them from a second copy, which takes 2/{0} bytes a parameter more"
-)
-QUANTIZED_GRADIENTS = (  # runtime/comm/coalesced_collectives.py: all_to_all_quant_reduce
-    "zero_optimization.zero_quantized_gradients: not simulated; gradients are reduce-scattered in 16 bits, where "
-    "ZeRO++ on several nodes exchanges 4 bits a number within nodes, then between them"
-)
 MICS = (
     "zero_optimization.mics_shard_size: simulated as shard_size with one all-reduce over replicas a step; DeepSpeed "
     "0.19.8 has it no more"
@@ -94,7 +86,7 @@ def _section(s: Settings) -> Settings:
 
 
 def _zero_plus_plus(s: Settings, own: Settings, training: dict[str, Any]) -> dict[str, Any]:
-    """ZeRO++ (Wang et al. 2023, arXiv 2306.10209): 8-bit gathers become a key, its other parts notes; MiCS, which
+    """ZeRO++ (Wang et al. 2023, arXiv 2306.10209); MiCS, which
     DeepSpeed 0.18 has (zero/mics.py: `allreduce_mics_shard_grads` in the step's last micro-batch), is hybrid
     sharding."""
     found: dict[str, Any] = {}
@@ -102,9 +94,9 @@ def _zero_plus_plus(s: Settings, own: Settings, training: dict[str, Any]) -> dic
     if own.flag("zero_quantized_weights") and training["precision"] in ("bf16", "fp16") and not four_bit:
         found["param_gather_dtype"] = "int8"
     if (second := own.size("zero_hpz_partition_size", 1)) > 1:
-        s.notes.append(SECOND_COPY.format(second))
+        found["zero_hpz_partition_size"] = second
     if own.flag("zero_quantized_gradients"):
-        s.notes.append(QUANTIZED_GRADIENTS)
+        found["zero_quantized_gradients"] = True
     if own.values.get(hierarchical := "mics_hierarchical_params_gather") is False:
         own.take(hierarchical)
     if (shard := own.whole("mics_shard_size")) and shard > 0:

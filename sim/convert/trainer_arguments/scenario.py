@@ -50,7 +50,15 @@ OF_CCE = (
 )
 FUSED = ("auto", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 ATTENTION = {"eager": "unfused", **dict.fromkeys(FUSED, "fused")}  # by AutoModel's `attn_implementation`
-OPTIMIZERS = {"sgd": "sgd", "muon": "muon", "adam": "adamw"}  # by a word in the optimizer's name
+# By a word in the optimizer's name.
+OPTIMIZERS = {
+    "sgd": "sgd",
+    "muon": "muon",
+    "adafactor": "adafactor",
+    "ademamix": "ademamix",
+    "lion": "lion",
+    "adam": "adamw",
+}
 EIGHT_BITS = "8bit"
 ADAMW_KERNELS = {"adamw_torch": "foreach", "adamw_torch_fused": "fused"}
 OTHER_STATES = {  # of optimizers with Adam in their names

@@ -21,6 +21,60 @@ def torch_fsdp(sections: Sections, t: Training) -> Problems:
     if p.fsdp_double_buffer and (p.zero < 2 or p.fsdp_version is not None or not engine.ahead_elements):
         needed = "found true; needs zero 2 or 3 with a framework of Megatron-Core, and its own FSDP"
         yield ("parallelism", "fsdp_double_buffer"), needed
+    yield from _two_levels(sections, t)
     if p.zero == 3 and not p.backward_prefetch and (p.fsdp_version or own) != 1:
         needed = "found false; needs torch's first FSDP: parallelism.fsdp_version 1, or framework composer"
         yield ("parallelism", "backward_prefetch"), needed
+
+
+def _two_levels(sections: Sections, t: Training) -> Problems:
+    """Replicas of Megatron's shards that share the optimizer (megatron_fsdp/fully_shard.py: their parameters are
+    sharded, too), and the parts of ZeRO++ that DeepSpeed has beside quantized weights."""
+    p = sections.parallelism
+    for key, needs in (
+        ("outer_dp_sharding_strategy", _of_shared_optimizer(sections, t)),
+        ("zero_hpz_partition_size", _of_second_copy(sections, t)),
+        ("zero_quantized_gradients", _of_four_bits(sections, t)),
+    ):
+        for good, what in needs:
+            if getattr(p, key) not in ("no_shard", None, False) and not good:
+                yield ("parallelism", key), f"found {str(getattr(p, key)).lower()}; needs {what}"
+
+
+Needs = tuple[tuple[bool, str], ...]
+OF_DEEPSPEED = "zero 3 with framework deepspeed or gpt_neox"
+
+
+def _of_shared_optimizer(sections: Sections, t: Training) -> Needs:
+    p = sections.parallelism
+    own = bool(framework_of(t).zero.ahead_elements) and p.fsdp_version is None and p.zero == 3
+    return (
+        (own, "zero 3 with a framework of Megatron-Core, and its own FSDP"),
+        (p.shard_size < p.dp * p.cp, "shard_size below dp·cp"),
+        (not t.optimizer_offload, "training.optimizer_offload false"),
+    )
+
+
+def _of_second_copy(sections: Sections, t: Training) -> Needs:
+    p = sections.parallelism
+    ranks, second = p.dp * p.cp, p.zero_hpz_partition_size or 1
+    return (
+        (p.zero == 3 and framework_of(t).zero.scaled_elements > 0, OF_DEEPSPEED),
+        (p.shard_size == ranks and ranks % second == 0, "a divisor of dp·cp, and no shard_size"),
+        # deepspeed/runtime/engine.py: "AutoEP with ZeRO Stage 3 does not support hpZeRO secondary tensor groups yet"
+        (sections.model.moe is None, "a model without experts"),
+        (p.reshard_after_forward, "reshard_after_forward true"),
+        (sections.model.program is None, "a described model"),
+    )
+
+
+def _of_four_bits(sections: Sections, t: Training) -> Needs:
+    p, each = sections.parallelism, sections.cluster.gpus_per_node
+    ranks = p.dp * p.cp
+    return (
+        (p.zero == 3 and framework_of(t).zero.scaled_elements > 0, OF_DEEPSPEED),
+        (p.shard_size == ranks == p.ranks, "all ranks in dp and cp, and no shard_size"),
+        (ranks <= each or ranks % each == 0, f"whole nodes (of {each} GPUs)"),
+        (sections.model.moe is None, "a model without experts"),
+        (not p.accumulate_unsharded, "accumulate_unsharded false"),
+    )

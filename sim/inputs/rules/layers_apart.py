@@ -85,9 +85,14 @@ def remainders(sections: Sections, t: Training) -> Problems:
 
 
 def eight_bit_parameters(sections: Sections, t: Training) -> Problems:
-    """Megatron-Core's distributed optimizer casts to Transformer Engine's 8 bits (optimizer/distrib_optimizer.py)."""
-    recipe, zero = recipe_of(t) if t.fp8_param_gather else None, (1,) if t.lora is None else (0, 1)
+    """Megatron-Core's distributed optimizer casts to Transformer Engine's 8 bits (optimizer/distrib_optimizer.py), and
+    so does its FSDP (distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: `fp8_quantize`)."""
+    recipe, zero = recipe_of(t) if t.fp8_param_gather else None, (1, 3) if t.lora is None else (0, 1)
+    own = sections.parallelism.fsdp_version is None and bool(framework_of(t).zero.ahead_elements)
+    sharded = sections.parallelism.zero == 3 and recipe is not None
     for bad, what in (
+        (sharded and not own, "with zero 3 a framework of Megatron-Core, and its own FSDP"),
+        (sharded and recipe is not None and recipe.format != "fp8", "with zero 3 precision fp8"),
         (recipe is None or recipe.format == "nvfp4" or recipe.quantizer != "te", "Transformer Engine's fp8 or mxfp8"),
         (sections.parallelism.zero not in zero, f"parallelism.zero {' or '.join(map(str, zero))}"),
         (bool(t.optimizer_offload), "training without optimizer_offload"),
@@ -134,6 +139,35 @@ def fusions(sections: Sections, t: Training) -> Problems:
                 yield ("training", key), f"found false; needs {what}"
 
 
+def of_megatron(sections: Sections, t: Training) -> Problems:
+    """Keys that Megatron-Core alone has (transformer/attention.py: `split_qkv`, when one kernel is possible;
+    distributed/finalize_model_grads.py: `num_tokens`)."""
+    own, m = has_fusions(framework_of(t)), sections.model
+    plain = not m.qk_norm and m.mla is None and not m.attention_gate and t.packing is None
+    for key, needs in (
+        (
+            "fused_single_qkv_rope",
+            (
+                (own, "framework megatron, megatron_bridge or nemo"),
+                (m.positions == "rope" and t.apply_rope_fusion is not False, "model.positions rope, fused"),
+                (plain, "queries without norms, gates and latents, and no training.packing"),
+                (t.attention == "fused", "training.attention fused"),
+                (m.program is None, "a described model"),
+            ),
+        ),
+        (
+            "calculate_per_token_loss",
+            (
+                (own, "framework megatron, megatron_bridge or nemo"),
+                (m.program is None, "a described model"),
+            ),
+        ),
+    ):
+        for good, what in needs:
+            if getattr(t, key) and not good:
+                yield ("training", key), f"found true; needs {what}"
+
+
 def shared_experts_beside(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's shared experts beside NCCL's exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
     moe, p, r = sections.model.moe, sections.parallelism, t.recompute
@@ -152,4 +186,4 @@ def shared_experts_beside(sections: Sections, t: Training) -> Problems:
 
 
 # Rules on keys of Megatron-Core.
-OF_EXPERTS = (router_fusion, fusions, shared_experts_beside, captured_parts, filled_map)
+OF_EXPERTS = (router_fusion, fusions, of_megatron, shared_experts_beside, captured_parts, filled_map)

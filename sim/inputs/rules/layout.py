@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 from sim.core.units import counted
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.program_file import read_program
+from sim.inputs.rules.context import context_parallel
+from sim.inputs.rules.context import found_at as _found
 from sim.inputs.rules.pairs import pairs, whole_pairs
 from sim.inputs.training_config import Training
 from sim.inputs.yaml_input import KeyPath
@@ -48,6 +50,8 @@ class Sizes(NamedTuple):
     layers_per_stage: tuple[int, ...] | Literal["balanced"] | None
     mtp_stage: int | None = None
     redundant_experts: int = 0
+    cp_method_by_layer: tuple[str, ...] | None = None
+    hierarchical_context_parallel_sizes: tuple[int, ...] | None = None
 
 
 Rule = Callable[[Sizes], Problem | None]
@@ -59,11 +63,6 @@ def first_problem(rules: Sequence[Rule], s: Sizes) -> Problem | None:
         if (problem := rule(s)) is not None:
             return problem
     return None
-
-
-def _found(key: str, value: object, why: str) -> Problem:
-    shown = str(value).lower() if isinstance(value, bool) else value
-    return ("parallelism", key), f"found {shown}; {why}"
 
 
 def tensor_parallel(s: Sizes) -> Problem | None:
@@ -118,66 +117,6 @@ def experts(s: Sizes) -> Problem | None:
         return _found("expert_tp", s.expert_tp, f"ep·expert_tp must divide tp·cp·dp ({pool})")
     if moe.ffn % s.expert_tp:
         return _found("expert_tp", s.expert_tp, f"must divide model.moe.ffn ({moe.ffn})")
-    return None
-
-
-def _served_context(s: Sizes) -> Problem | None:
-    """Return what a served prompt split over cp ranks needs: attention to every key, by ring or all_gather, in
-    zigzag."""
-    m = s.model
-    kinds = (
-        ("mla", m.mla),
-        ("state_space", m.state_space),
-        ("compressed_attention", m.compressed_attention),
-        ("indexer", m.indexer),
-        ("block_indexer", m.block_indexer),
-        ("shared_kv_layers", m.shared_kv_layers or None),
-        ("window", m.window),
-    )
-    if other := next((key for key, value in kinds if value is not None), None):
-        return _found("cp", s.cp, f"with model.{other} served prompts are not split over ranks; allowed: 1")
-    if s.cp_method == "all_to_all":
-        return ("parallelism", "cp_method"), "found 'all_to_all'; served prompts are split by ring or all_gather"
-    if s.cp_split != "zigzag":
-        return ("parallelism", "cp_split"), f"found '{s.cp_split}'; served prompts are split in zigzag"
-    if s.ep * s.expert_tp > s.tp:
-        return _found(
-            "ep", s.ep, "ranks that share a served prompt do not share experts; ep·expert_tp must be at most tp"
-        )
-    return None
-
-
-def context_parallel(s: Sizes) -> Problem | None:
-    """Sequences are cut into equal pieces, and heads exchanged whole."""
-    if s.training is None:
-        return _served_context(s) if s.cp > 1 else None
-    seq_len, window = s.training.seq_len, s.model.window
-    if s.cp > 1 and s.model.state_space is not None:
-        return _found("cp", s.cp, "layers with a state (model.state_space) are simulated on whole sequences: 1")
-    if s.cp > 1 and s.model.compressed_attention is not None:
-        return _found("cp", s.cp, "compressed attention is simulated on whole sequences: 1")
-    if s.cp > 1 and s.model.shared_kv_layers:
-        return _found("cp", s.cp, "layers that share keys (model.shared_kv_layers) are simulated on whole sequences: 1")
-    if s.cp > 1 and s.model.block_indexer is not None:
-        return _found("cp", s.cp, "blocks of keys (model.block_indexer) are selected on whole sequences: 1")
-    if s.cp > 1 and s.model.indexer is not None and s.cp_method != "all_gather":
-        why = "with model.indexer only all_gather is simulated: any key may be selected"
-        return ("parallelism", "cp_method"), f"found '{s.cp_method}'; {why}"
-    whole = s.cp_method == "all_to_all" or (s.cp_method == "all_gather" and s.cp_split != "striped")
-    if s.cp > 1 and window is not None and window < seq_len and not whole:
-        why = "only all_to_all, and all_gather with split contiguous or zigzag, are simulated"
-        found = f"found '{s.cp_method}' with split {s.cp_split}; with model.window {window} {why}"
-        return ("parallelism", "cp_method"), found
-    zigzag = s.cp_split == "zigzag" and s.cp_method != "all_to_all" and s.cp > 1
-    pieces = 2 * s.cp if zigzag else s.cp
-    if seq_len % pieces:
-        reason = f"2·cp = {pieces} (zigzag split)" if zigzag else f"cp = {pieces}"
-        return _found("cp", s.cp, f"{reason} must divide training.seq_len ({seq_len})")
-    own = None if s.model.full_attention is None else s.model.full_attention.heads
-    for heads in (s.model.heads, own or s.model.heads):
-        if s.cp_method == "all_to_all" and (heads // s.tp) % s.cp:
-            why = f"cp_method all_to_all exchanges heads, so cp must divide heads/tp ({heads // s.tp})"
-            return _found("cp", s.cp, why)
     return None
 
 

@@ -34,7 +34,7 @@ def packing(sections: Sections, t: Training) -> Problems:
             "unfused attention (training.attention), which also computes scores between documents",
         ),
         (
-            p.cp > 1 and m.window is not None and p.cp_method != "all_to_all",
+            p.cp > 1 and m.window is not None and p.cp_methods != {"all_to_all"},
             "model.window and cp, unless cp_method is all_to_all",
         ),
     ):

@@ -22,9 +22,22 @@ from sim.models.frameworks.records import framework_of
 from sim.models.moe.dispatchers import DISPATCHERS
 from sim.models.optimizers.records import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
+from topology.spec import ClusterSpec
 
 # Keys that decide how serving runs.
-_LAID_OUT = {"dp", "tp", "sp", "cp", "cp_method", "cp_split", "ep", "expert_tp", "rank_order"}
+_LAID_OUT = {
+    "dp",
+    "tp",
+    "sp",
+    "cp",
+    "cp_method",
+    "cp_method_by_layer",
+    "hierarchical_context_parallel_sizes",
+    "cp_split",
+    "ep",
+    "expert_tp",
+    "rank_order",
+}
 SERVED = _LAID_OUT | {"pp", "layers_per_stage", "ep_dispatch_dtype"}
 SET_BY_ENGINES = {"ep_dispatch_dtype"}  # where a serving workload leaves it out; see sim.inputs.notes
 
@@ -40,6 +53,9 @@ class Layout(Protocol):
 
     @property
     def parallelism(self) -> Parallelism: ...
+
+    @property
+    def cluster(self) -> ClusterSpec: ...
 
 
 class Idle(Struct, frozen=True):
@@ -130,8 +146,17 @@ def _pairs_nothing(s: Layout) -> str:
 
 
 def _cp_split(s: Layout) -> str:
-    whole = s.parallelism.cp > 1 and s.parallelism.cp_method == "all_to_all"
+    whole = s.parallelism.cp > 1 and s.parallelism.cp_methods == {"all_to_all"}
     return "with cp_method all_to_all, which attends to whole sequences" if whole else _with_one("cp")(s)
+
+
+def _on_one_node(s: Layout) -> str:
+    return _alone(s) or ("on one node" if s.parallelism.ranks <= s.cluster.gpus_per_node else "")
+
+
+def _rings_nothing(s: Layout) -> str:
+    rings = "all_to_all_ring" in s.parallelism.cp_methods
+    return _with_one("cp")(s) or ("" if rings else "without cp_method all_to_all_ring")
 
 
 def _by_layer(s: Layout) -> bool:
@@ -264,6 +289,17 @@ def _no_rope(s: Layout) -> str:
     return "" if s.model.positions == "rope" else f"with model.positions {s.model.positions}"
 
 
+def _per_token(s: Layout) -> str:
+    """A pass over all gradients takes the place of one of the same length (`gradient_buffer_items`)."""
+    if (
+        s.training is None
+        or not framework_of(s.training).averages_gradients
+        or s.parallelism.dp * s.parallelism.cp == 1
+    ):
+        return ""
+    return f"on times with framework {s.training.framework}, which else scales gradients to the mean over ranks"
+
+
 def _fills_tiles(s: Layout) -> str:
     by_library = s.parallelism.ep > 1 and DISPATCHERS[s.parallelism.ep_dispatcher or "all_to_all"].fills_tiles
     return f"with ep_dispatcher {s.parallelism.ep_dispatcher}, which fills rows up itself" if by_library else ""
@@ -303,6 +339,9 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("fsdp_version", _fsdp_version),
     Idle("backward_prefetch", _backward_prefetch),
     Idle("fsdp_double_buffer", _alone),
+    Idle("outer_dp_sharding_strategy", _alone),
+    Idle("zero_hpz_partition_size", _alone),
+    Idle("zero_quantized_gradients", _on_one_node),
     Idle("accumulate_unsharded", _accumulate_unsharded),
     Idle("all_reduce_once", _all_reduce_once),
     Idle("accumulate_in_a_row", _accumulate_in_a_row),
@@ -318,6 +357,8 @@ OF_PARALLELISM: tuple[Idle, ...] = (
     Idle("overlap_param_gather_with_optimizer_step", _alone),
     Idle("param_gather_dtype", _gathers_nothing),
     Idle("cp_method", _with_one("cp")),
+    Idle("cp_method_by_layer", _with_one("cp")),
+    Idle("hierarchical_context_parallel_sizes", _rings_nothing),
     Idle("cp_split", _cp_split),
     Idle("tp_overlap", _with_one("tp")),
     Idle(
@@ -338,6 +379,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("moe_router_fusion", _own_router),
     Idle("moe_shared_expert_overlap", _with_one("ep")),
     Idle("apply_rope_fusion", _no_rope),
+    Idle("calculate_per_token_loss", _per_token),
     Idle("cuda_graph_scope", _no_layers_graphed),
     Idle("moe_router_padding_for_quantization", _fills_tiles),
     Idle("adamw_kernels", _no_adamw),

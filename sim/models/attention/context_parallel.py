@@ -7,13 +7,13 @@ Ring: Liu et al. 2023 (Ring Attention); zigzag as in Llama 3 and ring-flash-atte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Comm, Compute, Item, Phase, Wait
+from sim.core.program import Item, Phase, Wait
+from sim.models.attention.context_ring import copied, ring
 from sim.models.attention.core import Core, core_backward, core_forward, core_part, kv_bytes
 from sim.models.attention.fp8 import in_its_format
 from sim.models.attention.head_copies import repeated, with_repeats
@@ -23,6 +23,7 @@ from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.operators import F, I, Operator, collective, memory_op
 
 if TYPE_CHECKING:
+    from sim.inputs.parallelism import Parallelism
     from sim.inputs.scenario import Scenario
 
 
@@ -44,18 +45,20 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
 def _exchanged(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch | None) -> Operator:
     p = scenario.parallelism
     if batch is not None:
-        if d.cp > 1 and p.cp_split == "contiguous" and p.cp_method != "all_to_all":
+        if d.cp > 1 and p.cp_split == "contiguous" and d.cp_method != "all_to_all":
             return _contiguous(scenario, d, shard, own, batch)
         own = _packed(d, own, batch)
     if d.cp == 1:
         return core_part(d, own, (own,), core_forward(d, own), core_backward(d, own))
-    if p.cp_method == "all_to_all":
-        return _all_to_all(d, own)
-    gathers = p.cp_method == "all_gather"
+    if d.cp_method == "all_to_all":
+        return _all_to_all(d, own, d.cp, "cp", lambda whole: _whole_heads(d, whole))
+    if d.cp_method == "all_to_all_ring":
+        return _rings(d, own, shard.cp_rank, p)
+    gathers = d.cp_method == "all_gather"
     if gathers and (not d.framework.context.blocks or scenario.model.window is not None):
         blocks = gathered_blocks(own, d.cp, shard.cp_rank, p.cp_split)
         return _all_gather(d, own, blocks, p.cp_split != "contiguous")
-    return _ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split), gathers)
+    return ring(d, own, ring_blocks(own, d.cp, shard.cp_rank, p.cp_split), gathers)
 
 
 def _packed(d: Dims, own: Core, batch: PackedBatch) -> Core:
@@ -91,14 +94,14 @@ def _contiguous(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: Pac
         return _of_documents(block, found / block.visible, n, [(length, each) for x in seeing for length in x])
 
     each = 1.0 / len(batch.sequences)
-    gathers = scenario.parallelism.cp_method == "all_gather"
+    gathers = d.cp_method == "all_gather"
     if gathers and not d.framework.context.blocks:
         (whole,) = gathered_blocks(own, d.cp, shard.cp_rank, "contiguous")
         one = part(whole, range(shard.cp_rank + 1))
         return _all_gather(d, own, () if one is None else (one,), False)
     steps = ring_blocks(own, d.cp, shard.cp_rank, "contiguous")
     sources = ((shard.cp_rank - step) % d.cp for step in range(d.cp))
-    return _ring(d, own, tuple(b and part(b, range(at, at + 1)) for b, at in zip(steps, sources, strict=True)), gathers)
+    return ring(d, own, tuple(b and part(b, range(at, at + 1)) for b, at in zip(steps, sources, strict=True)), gathers)
 
 
 def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:
@@ -147,200 +150,50 @@ def gathered_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core, ..
     )
 
 
-def _sent(d: Dims, name: str, kind: str, bytes_: float, phase: Phase) -> Comm:
-    """A message; the attention after it waits for it if the framework's does."""
-    return collective(name, kind, bytes_, phase, "" if d.framework.context.waits else name, "cp")
-
-
-def _received(d: Dims, name: str, phase: Phase) -> list[Item]:
-    return [] if d.framework.context.waits else [Wait(name, phase)]
-
-
-def _merges(d: Dims, own: Core, block: Core, step: int, last: bool) -> list[Item]:
-    """Online softmax: the block's output joins the fp32 sum by their log-sum-exps (read 4 + e, write 4 an element).
-
-    Transformer Engine's sum has 16 bits. Its first block is scaled into it, and a kernel on one number a query corrects
-    the log-sum-exp in every step (`flash_attn_fwd_out_correction_init`, `flash_attn_fwd_out_correction`). torch copies
-    the sum of a rank's queries even if half of them see the block, and casts the first output and the last sum.
-    """
-    n, context = d.batch * block.heads * block.q_len * block.v_head_dim, d.framework.context
-    if context.copies:
-        moved, kernels = (3 if step else 2) * n * d.act_bytes, 2
-    elif context.fp32_sums:
-        whole = n * own.q_len / block.q_len
-        moved, kernels = n * d.act_bytes + whole * FP32_BYTES * (2 if step else 1), 1
-        moved += whole * d.act_bytes if last else 0.0
-    elif not step:
-        return []
-    else:
-        moved, kernels = n * (2 * FP32_BYTES + d.act_bytes), 1
-    return [memory_op(f"attention_merge{step}", F, "elementwise", n, moved, d.act, kernels)]
-
-
-def _copied(d: Dims, name: str, bytes_: float, phase: Phase, accesses: int = 2, kernels: int = 1) -> list[Item]:
-    """Transformer Engine's copies around messages: reads and writes of a tensor; () in other frameworks."""
-    if not d.framework.context.copies:
-        return []
-    return [memory_op(name, phase, "copy", bytes_ / d.act_bytes, accesses * bytes_, d.act, kernels)]
-
-
-def _joined(d: Dims, own: Core, phase: Phase, name: str) -> list[Item]:
-    """Keys and values copied into the buffer of messages."""
-    size, context = kv_bytes(d, own), d.framework.context
-    if not (context.copies or context.blocks):
-        return []
-    return [memory_op(name, phase, "copy", size / d.act_bytes, 2 * size, d.act)]
-
-
-def _joined_again(d: Dims, own: Core, step: int, gathers: bool, phase: Phase, name: str) -> list[Item]:
-    """Keys and values that torch took out of the buffer that arrived, joined in the next one (`torch.cat` in each step
-    of _templated_ring_attention and of its backward); of an all-gather nothing is sent on."""
-    if gathers or not step or not d.framework.context.blocks:
-        return []
-    return _joined(d, own, phase, f"{name}{step}")
-
-
-def _query_bytes(d: Dims, c: Core) -> float:
-    """A rank's queries."""
-    return d.batch * c.q_len * c.heads * c.head_dim * d.act_bytes
-
-
-def _ring(d: Dims, own: Core, blocks: tuple[Core | None, ...], gathers: bool = False) -> Operator:
-    """The blocks one after the other. `gathers`: all keys and values come by one all-gather, forward and backward."""
-    forward = _ring_forward(d, own, blocks, gathers)
-    backward = _ring_backward(d, own, blocks, gathers)
-    part = core_part(d, own, tuple(b for b in blocks if b), forward, backward)
-    in_flight = (d.cp if gathers else 2) * kv_bytes(d, own)  # all blocks, or the one in use and the one arriving
-    sum_fp32 = d.batch * own.heads * own.q_len * own.v_head_dim * FP32_BYTES
-    gradients = 2 * _gradient_bytes(d, own)
-    return replace(
-        part,
-        forward_bytes=part.forward_bytes + in_flight + sum_fp32,
-        backward_bytes=part.backward_bytes + in_flight + gradients,
-    )
-
-
-def _gradient_bytes(d: Dims, c: Core) -> float:
-    """dK and dV of a block as they are added up and sent."""
-    return kv_bytes(d, c) * (FP32_BYTES / d.act_bytes if d.framework.context.fp32_sums else 1.0)
-
-
-def _keys_sent(d: Dims, own: Core, step: int, gathers: bool, phase: Phase, name: str) -> list[Item]:
-    """Return the message sent before step `step`: in a ring the present block of keys and values to the next rank; with
-    `gathers` one all-gather of all blocks before the first step."""
-    if gathers:
-        return [] if step else [_sent(d, f"{name}0", "all_gather", d.cp * kv_bytes(d, own), phase)]
-    return [_sent(d, f"{name}{step}", "send_recv", kv_bytes(d, own), phase)]
-
-
-def _keys_received(d: Dims, step: int, gathers: bool, phase: Phase, name: str) -> list[Item]:
-    return [] if gathers and step else _received(d, f"{name}{step}", phase)
-
-
-def _ring_forward(d: Dims, own: Core, blocks: tuple[Core | None, ...], gathers: bool) -> tuple[Item, ...]:
-    """Each step sends the keys and values on while it computes with them: cp − 1 messages."""
-    items = _joined(d, own, F, "kv_join")
-    last = len(blocks) - 1
-    for step, block in enumerate(blocks):
-        if step < last:
-            items += _joined_again(d, own, step, gathers, F, "kv_join")
-            items += _keys_sent(d, own, step, gathers, F, "ring_kv")
-        if block:
-            items += core_forward(d, block, f"attention{step}")
-            items += _merges(d, own, block, step, step == last)
-        if step < last:
-            items += _keys_received(d, step, gathers, F, "ring_kv")
-    return tuple(items)
-
-
-def _ring_backward(d: Dims, own: Core, blocks: tuple[Core | None, ...], gathers: bool) -> tuple[Item, ...]:
-    """Keys and values go round once more (cp − 1 messages), their gradients behind them and home (cp
-    messages). The sum of two such gradients waits for a message, but not for the host, which issues it with the
-    attention before it.
-
-    Transformer Engine first copies keys and values into the buffer of messages. It then joins each block's dK and dV in
-    one tensor before their sum, and copies or adds its dQ. torch does so in fp32 (`_partial_update`), and casts the
-    sums at the end.
-    """
-    last, size, gradients, sum_kernels = len(blocks) - 1, kv_bytes(d, own), _gradient_bytes(d, own), 2
-    context = d.framework.context
-    items = _joined(d, own, I, "kv_copy")
-    for step, block in enumerate(blocks):
-        if step < last:
-            items += _joined_again(d, own, step, gathers, I, "kv_copy")
-            items += _keys_sent(d, own, step, gathers, I, "ring_backward_kv")
-        if block:
-            *before, kernel = core_backward(d, block, f"attention_backward{step}")
-            assert isinstance(kernel, Compute)
-            items += [*before, replace(kernel, kernels=kernel.kernels + sum_kernels) if step else kernel]
-            items += _query_gradients(d, own, block, step, step == last)
-        if step:
-            items += _received(d, f"ring_dkv{step - 1}", I)
-        if block and step:
-            moved = 5 * kv_bytes(d, block) if context.copies else 3 * size
-            if context.fp32_sums:
-                moved = 2 * gradients + kv_bytes(d, block)
-            items.append(memory_op(f"attention_dkv_sum{step}", I, "elementwise", size / d.act_bytes, moved, d.act, 0))
-        elif block and context.fp32_sums:
-            items.append(memory_op("attention_dkv_sum0", I, "copy", size / d.act_bytes, gradients + size, d.act))
-        elif block:
-            items += _copied(d, "attention_dkv_sum0", size, I, 4, 2)
-        if step < last:
-            items += _keys_received(d, step, gathers, I, "ring_backward_kv")
-        items.append(_sent(d, f"ring_dkv{step}", "send_recv", gradients, I))
-    items += _received(d, f"ring_dkv{last}", I)
-    if context.fp32_sums:
-        items.append(memory_op("attention_dkv_cast", I, "copy", size / d.act_bytes, gradients + size, d.act))
-    return tuple(items)
-
-
-def _query_gradients(d: Dims, own: Core, block: Core, step: int, last: bool) -> list[Item]:
-    """A block's dQ copied or added to the others."""
-    if not d.framework.context.fp32_sums:
-        return _copied(d, f"attention_dq_sum{step}", _query_bytes(d, block), I, 3 if step else 2)
-    whole = _query_bytes(d, own)
-    fp32 = whole * FP32_BYTES / d.act_bytes
-    moved = _query_bytes(d, block) + (2 if step else 1) * fp32 + (whole if last else 0.0)
-    return [memory_op(f"attention_dq_sum{step}", I, "elementwise", whole / d.act_bytes, moved, d.act)]
-
-
 def _all_gather(d: Dims, own: Core, blocks: tuple[Core, ...], reorder: bool) -> Operator:
     """Keys and values of all ranks gathered before the kernels, again for backward, whose dK, dV are
     reduce-scattered.
 
     `reorder`: what is gathered lies by ranks and is copied into the sequence's order, gradients back (Transformer
-    Engine, `AttnFuncWithCPAndKVAllGather`). Of several kernels each one's dK, dV join the sum.
+    Engine, `AttnFuncWithCPAndKVAllGather`). Of several kernels each one's dK, dV join the sum. There this sum begins
+    with zeros, and each kernel's output and dQ are copied to their place (`out_f16[i - 1].copy_`).
     """
     size = kv_bytes(d, own) * d.cp
 
-    def copied(name: str, phase: Phase) -> list[Item]:
+    def ordered(name: str, phase: Phase) -> list[Item]:
         return [memory_op(name, phase, "copy", size / d.act_bytes, 2 * size, d.act, 2)] if reorder else []
 
-    f_items: list[Item] = [collective("kv_gather", "all_gather", size, F, group="cp"), *copied("kv_reorder", F)]
-    b_items: list[Item] = [collective("kv_regather", "all_gather", size, I, group="cp"), *copied("kv_reorder", I)]
+    f_items: list[Item] = [collective("kv_gather", "all_gather", size, F, group="cp"), *ordered("kv_reorder", F)]
+    b_items: list[Item] = [collective("kv_regather", "all_gather", size, I, group="cp"), *ordered("kv_reorder", I)]
+    b_items += copied(d, "attention_dkv_zeros", size, I, 1, 2)
     for i, block in enumerate(blocks):
-        f_items += core_forward(d, block, f"attention{i}")
+        queries, out = (
+            d.batch * block.q_len * block.heads * w * d.act_bytes for w in (block.head_dim, block.v_head_dim)
+        )
+        f_items += [*core_forward(d, block, f"attention{i}"), *copied(d, f"attention_out_copy{i}", out, F)]
         b_items += core_backward(d, block, f"attention_backward{i}")
         if len(blocks) > 1:
             n, moved = kv_bytes(d, block) / d.act_bytes, 3 * kv_bytes(d, block)
             b_items.append(memory_op(f"attention_dkv_sum{i}", I, "elementwise", n, moved, d.act, 2))
-    b_items += [*copied("dkv_reorder", I), collective("dkv_scatter", "reduce_scatter", size, I, group="cp")]
+        b_items += copied(d, f"attention_dq_copy{i}", queries, I)
+    b_items += [*ordered("dkv_reorder", I), collective("dkv_scatter", "reduce_scatter", size, I, group="cp")]
     part = core_part(d, own, blocks, tuple(f_items), tuple(b_items))
     return replace(part, forward_bytes=part.forward_bytes + size, backward_bytes=part.backward_bytes + 2 * size)
 
 
-def _all_to_all(d: Dims, own: Core) -> Operator:
-    """Heads for tokens: four exchanges each way; in between every rank has the whole sequence of heads / cp.
+def _all_to_all(d: Dims, own: Core, ranks: int, group: str, core: Callable[[Core], Operator]) -> Operator:
+    """Heads for tokens among the `ranks` of `group`: four exchanges each way; in between `core` has their tokens of
+    heads / ranks.
 
-    Where a rank has fewer key and value heads than cp, they are repeated so that each rank gets one.
+    Where a rank has fewer key and value heads than `ranks`, they are repeated so that each rank gets one.
     """
-    kv_heads = max(own.kv_heads, d.cp)
+    kv_heads = max(own.kv_heads, ranks)
     whole = replace(
         own,
-        q_len=own.q_len * d.cp,
-        kv_len=own.kv_len * d.cp,
-        heads=ceil_div(own.heads, d.cp),
-        kv_heads=ceil_div(kv_heads, d.cp),
+        q_len=own.q_len * ranks,
+        kv_len=own.kv_len * ranks,
+        heads=ceil_div(own.heads, ranks),
+        kv_heads=ceil_div(kv_heads, ranks),
     )
     unit = d.batch * own.q_len * d.act_bytes
     sizes = {
@@ -349,22 +202,57 @@ def _all_to_all(d: Dims, own: Core) -> Operator:
         "value": unit * kv_heads * own.v_head_dim,
     }
     out = unit * own.heads * own.v_head_dim
-
-    def exchange(name: str, size: float, phase: Phase) -> list[Item]:
-        before, after = (_copied(d, f"{name}_{side}", size, phase) for side in ("split", "join"))
-        return [*before, collective(f"ulysses_{name}", "all_to_all", size, phase, group="cp"), *after]
-
-    again = exchange("output_again", out, I) if d.framework.context.copies else []
-    forward = (
-        *(item for n, s in sizes.items() for item in exchange(n, s, F)),
-        *core_forward(d, whole),
-        *exchange("output", out, F),
+    outputs = {"output_again": out, "doutput": out} if d.framework.context.exchanges_output else {"doutput": out}
+    part = core(whole)
+    return replace(
+        part,
+        forward=(*_exchanges(d, sizes, group, F), *part.forward, *_exchanges(d, {"output": out}, group, F)),
+        backward=(
+            *_exchanges(d, outputs, group, I),
+            *part.backward,
+            *_exchanges(d, {f"d{n}": s for n, s in sizes.items()}, group, I),
+        ),
+        output_bytes=out,
     )
-    backward = (
-        *again,
-        *exchange("doutput", out, I),
-        *core_backward(d, whole),
-        *(item for n, s in sizes.items() for item in exchange(f"d{n}", s, I)),
-    )
-    part = core_part(d, whole, (whole,), forward, backward, exchanged=True)
-    return replace(part, output_bytes=out)
+
+
+def _rings(d: Dims, own: Core, rank: int, p: Parallelism) -> Operator:
+    """Heads exchanged for tokens among consecutive ranks, and rings of one rank of each such group, as Transformer
+    Engine's `cp_comm_type` a2a+p2p (`AttnFuncWithCPAndKVP2P`, whose `cp_group` is then a list of two).
+
+    Consecutive ranks hold consecutive pieces of a zigzag, and those folded back, so what a group holds is a rank's part
+    of a zigzag over groups. A ring message has as many bytes as that of a ring over all ranks, and there are
+    cp / exchanged − 1 of them.
+    """
+    ranks = p.cp_exchanged
+    beside = not d.framework.context.exchanges_output
+
+    def over_groups(part: Core) -> Operator:
+        blocks = ring_blocks(part, d.cp // ranks, rank // ranks, p.cp_split)
+        return ring(d, part, blocks, group="cp_ring", exchanged=beside)
+
+    return _all_to_all(d, own, ranks, "cp_exchanged", over_groups)
+
+
+def _exchanges(d: Dims, sizes: dict[str, float], group: str, phase: Phase) -> list[Item]:
+    """Exchanges of tensors of these bytes, one after the other.
+
+    Transformer Engine copies each tensor before and behind its exchange. While one is on its way, the next one is
+    copied, and the one before it, on another stream (`flash_attn_a2a_communicate`).
+    """
+    kind = "all_to_all"
+    if not d.framework.context.copies:
+        return [collective(f"ulysses_{name}", kind, size, phase, group=group) for name, size in sizes.items()]
+    items: list[Item] = []
+    for name, size in sizes.items():
+        items += copied(d, f"{name}_split", size, phase)
+        items.append(collective(f"ulysses_{name}", kind, size, phase, f"ulysses_{name}", group))
+    for name, size in sizes.items():
+        items += [Wait(f"ulysses_{name}", phase), *copied(d, f"{name}_join", size, phase)]
+    return items
+
+
+def _whole_heads(d: Dims, whole: Core) -> Operator:
+    """The core of whole sequences of some heads."""
+    beside = not d.framework.context.exchanges_output
+    return core_part(d, whole, (whole,), core_forward(d, whole), core_backward(d, whole), exchanged=beside)

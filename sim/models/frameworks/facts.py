@@ -302,6 +302,10 @@ class Framework(Struct, frozen=True):
     core/optimizer/optimizer.py: _unscale_main_grads_and_check_for_nan]"""
     adamw_by_operators: bool = False
     """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
+    ropes_in_projection: bool = False
+    """one kernel takes a projection's result apart and rotates it [core: apply_fused_qkv_rotary_pos_emb]"""
+    lion_operators: tuple[int, ...] = ()
+    """Lion's accesses of parameter, gradient, moment, update, and its kernels; empty: one [optim/lion.py: lionw]"""
     adds_gradients_late: bool = False
     """16-bit gradients of a micro-batch are added to fp32 sums after its backward; with ZeRO-0 DDP sizes its buckets
     by the 16-bit gradients [nanotron: optim/gradient_accumulator.py, `backward`; trainer.py, `make_ddp`]"""

@@ -110,6 +110,12 @@ _EXPERIMENTAL_LATENT_ROPE = Former(
     {"fuses_latent_rope": False, "assembles_in_latent_rope": False},
     "before Megatron-Core 0.16 core/fusions/fused_mla_yarn_rope_apply.py needs --enable-experimental",
 )
+# pytorch/attention/dot_product_attention/context_parallel.py: `AttnFuncWithCPAndKVP2P`, `AttnFuncWithCPAndQKVOA2A`.
+_CONTEXT = ContextKernels(copies=True, own_last=True)
+# In 2.8.0 of October 2025; 2.7.0 of September has `combine_tensors([dk_, dv_])` and exchanges [out, dout].
+_JOINED_CONTEXT = Former(
+    "2025-10", {"context": _CONTEXT._replace(joins_gradients=True, exchanges_output=True)}, "Transformer Engine 2.8"
+)
 MEGATRON = Framework(
     "megatron",  # Megatron-Core with Transformer Engine's layers
     nccl_from="nvidia",  # docker/.ngc_version.dev: nvcr.io/nvidia/pytorch
@@ -138,7 +144,7 @@ MEGATRON = Framework(
     joins_split_gradients=True,  # torch.split in get_query_key_value_tensors
     overlaps_weight_gradients=True,
     overlaps_in_library=True,
-    context=ContextKernels(copies=True),
+    context=_CONTEXT,
     loss=MEGATRON_LOSS,
     native_loss=NATIVE_LOSS,
     vocabulary_multiple=128,  # megatron/training/arguments.py: make_vocab_size_divisible_by
@@ -178,6 +184,7 @@ MEGATRON = Framework(
     keeps_gradients_at=EVERY_STAGE,
     widens_gradients=True,
     copies_updated=True,
+    lion_operators=(4, 1, 2, 2, 3),  # core/optimizer: Lion of emerging_optimizers 0.3
     adamw_kernels=(),  # core/optimizer: Apex's or Transformer Engine's FusedAdam
     plain_host=False,
     captures_layers=True,
@@ -186,6 +193,7 @@ MEGATRON = Framework(
         _NO_FUSED_SHARDS,
         _EXPERIMENTAL_LATENT_ROPE,
         _NO_ORIGINALS,
+        _JOINED_CONTEXT,
         _TE2,
         Former("2025-01", {"kernels_after_loss_check": 8}, "core/rerun_state_machine.py looks for infinity, too"),
         Former(
@@ -262,6 +270,7 @@ NEMO = replace(
             {"attention_kernel": "megatron", "attention_copies": 0},
             "launcher_scripts/conf/config.yaml of 23.11, without NVTE_FUSED_ATTN",
         ),
+        _JOINED_CONTEXT,
         _TE2,
     ),
 )

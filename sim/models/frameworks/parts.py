@@ -165,13 +165,19 @@ AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "triton"]  # th
 class ContextKernels(NamedTuple):
     """Hold what a framework's context parallelism does around its attention kernels and messages.
 
-    `copies`: tensors are copied before and after messages, sums have 16 bits, and with cp_method all_to_all the
-    backward exchanges the output, too. `blocks`: gathered keys and values are used one rank's block after the other,
-    as in a ring, and their gradients go round. `fp32_sums`: outputs and gradients of blocks are added up in fp32, each
-    time over all of a rank's tokens, and gradients are sent so. `waits`: attention waits for each message.
+    `copies`: tensors are copied before and after messages, and sums have 16 bits. `own_last`: the backward of a ring
+    begins with the keys that arrived last, so that gradients come home before the rank's own block has ended.
+    `joins_gradients`: a block's dK and dV are joined in one tensor before their sum. `exchanges_output`: with cp_method
+    all_to_all the backward exchanges the output, too; else the core keeps it as it was before its exchange. `blocks`:
+    gathered keys and values are used one rank's block after the other, as in a ring, and their gradients go round.
+    `fp32_sums`: outputs and gradients of blocks are added up in fp32, each time over all of a rank's tokens, and
+    gradients are sent so. `waits`: attention waits for each message.
     """
 
     copies: bool = False
+    own_last: bool = False
+    joins_gradients: bool = False
+    exchanges_output: bool = False
     blocks: bool = False
     fp32_sums: bool = False
     waits: bool = False

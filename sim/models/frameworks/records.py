@@ -291,6 +291,8 @@ _RECORDS = (
         attention_copy_kernels=(30, 7),
         adamw_kernels=(),
         adamw_by_operators=True,
+        # Parameter: decay, add_ (2 each); moment: lerp, lerp_ (2); update: written, its sign (2), read.
+        lion_operators=(4, 2, 3, 4, 5),
         family="torch",
         former=(
             # scripts/train/yamls/pretrain/*.yaml and scripts/train/benchmarking/submit_benchmarks.py: `attn_impl`. The

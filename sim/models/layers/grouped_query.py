@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Compute, ModelPart, Phase, Program
+from sim.core.program import Compute, Item, ModelPart, Phase, Program
 from sim.models.attention.context_parallel import attention_core
 from sim.models.attention.core import Core, attention_flops
 from sim.models.attention.head_copies import ordered_heads, output_copied, repeated
@@ -173,6 +173,9 @@ class GroupedQueryAttention(Struct, frozen=True):
         f = d.framework
         if qkv.bias and f.adds_projection_bias_apart:
             yield bias_apart(d, "qkv_bias", d.tokens * sum(qkv.outputs))
+        if f.ropes_in_projection and self.rope:
+            yield self._rope_in_projection(d)
+            return
         if f.copies_split_projection and d.fused_attention:
             yield from self._split(d)
         elif f.joins_split_gradients and self._in_one(d):
@@ -231,6 +234,19 @@ class GroupedQueryAttention(Struct, frozen=True):
             return rope_of_pairs(d, elements * share)
         of_norms = d.code.split == "select" and self.qk_norm == "layernorm"  # which copy what they are given
         return rope(d, elements * share, d.code.split != "heads" and not of_norms)
+
+    def _rope_in_projection(self, d: Dims) -> Operator:
+        """One kernel that reads the projection's result and writes rotated queries and keys, and values; its backward
+        reads three gradients and writes one (Transformer Engine, pytorch/attention/rope.py: `FusedQKVRoPEFunc`)."""
+        made, values = self._rope(d, self._rope_elements(d)), d.tokens * self.heads_of(d.tp)[1] * self.widths[1]
+
+        def with_values(item: Item) -> Item:
+            if not isinstance(item, Compute):
+                return item
+            return replace(item, bytes=item.bytes + 2 * values * d.act_bytes, kernels=1)
+
+        forward, backward = (tuple(map(with_values, items)) for items in (made.forward, made.backward))
+        return replace(made, forward=forward, backward=backward)
 
     def _split(self, d: Dims) -> tuple[Operator, ...]:
         """Copies of what was cut out of one projection, whose rows hold each KV head's queries, key and value.

@@ -23,7 +23,15 @@ class Optimizer(Struct, frozen=True):
 
 ADAMW = Optimizer("adamw", moments=2, matrix_moments=2, on_host=True)
 SGD = Optimizer("sgd", moments=0, matrix_moments=0)  # without momentum
+SGD_MOMENTUM = Optimizer("sgd_momentum", moments=1, matrix_moments=1)
+LION = Optimizer("lion", moments=1, matrix_moments=1)  # Chen et al. 2023, arXiv 2302.06675
+# A fast and a slow first moment, and the second (Pagliardini et al. 2024, arXiv 2409.03137; bitsandbytes).
+ADEMAMIX = Optimizer("ademamix", moments=3, matrix_moments=3)
+# Shazeer and Stern 2018, arXiv 1804.04235: of a matrix the sums of its rows and columns, which are not counted.
+ADAFACTOR = Optimizer("adafactor", moments=0, matrix_moments=0)
 MUON = Optimizer("muon", moments=ADAMW.moments, matrix_moments=1, whole_matrices=True, others_by=ADAMW.name)
-OPTIMIZERS: dict[str, Optimizer] = {record.name: record for record in (ADAMW, SGD, MUON)}
+OPTIMIZERS: dict[str, Optimizer] = {
+    record.name: record for record in (ADAMW, SGD, MUON, SGD_MOMENTUM, LION, ADEMAMIX, ADAFACTOR)
+}
 # `training.master_weights`: of fp32 copies the 16 bits that bf16 parameters lack (TE optimizers/fused_adam.py)
 REMAINDERS = "remainders"

@@ -11,7 +11,7 @@ from sim.core.program import Compute, ModelPart, Phase, Program
 from sim.models.frameworks.records import framework_of
 from sim.models.operators import items_of_part, memory_op
 from sim.models.optimizers.muon import Dealt, muon_items
-from sim.models.optimizers.records import ADAMW, OPTIMIZERS, REMAINDERS, Optimizer
+from sim.models.optimizers.records import ADAFACTOR, ADAMW, LION, OPTIMIZERS, REMAINDERS, Optimizer
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 
 if TYPE_CHECKING:
@@ -25,6 +25,11 @@ FOREACH_KERNELS = 8
 # Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
 # (2) divided (2) and shifted (2), the parameter moved (4).
 ADAMW_OPERATOR_ACCESSES = 22
+# transformers/optimization.py (`Adafactor.step`), of a matrix without a first moment and decay, in fp32. Parameter: its
+# norm, `add_` (2); gradient: squared, multiplied; update: squared (1), eps added (2), means of rows and columns (2),
+# made (1), multiplied by the gradient (2), its norm (1), divided (2), multiplied by the rate (2), negated (2),
+# subtracted (1).
+ADAFACTOR_OPERATORS = (3, 2, 0, 16, 12)
 NOTHING_DEALT = Dealt()  # to an optimizer that updates whole matrices
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
@@ -33,10 +38,11 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
     """The update of a rank's `n_params` parameters (of its shard, if they are sharded), in one pass.
 
     Muon updates the matrices that are `dealt` to it (`sim.models.optimizers.muon`), and AdamW the rest. AdamW reads the
-    gradient; it reads and writes the parameter and two moments (24 bytes in fp32). If it updates an fp32 master copy,
-    it also writes the low-precision parameter. Some frameworks read the copy once more for that
-    (`Framework.copies_updated`). For AdamW of several kernels see `ADAMW_OPERATOR_ACCESSES`. SGD without momentum reads
-    the gradient, and reads and writes the parameter.
+    gradient; it reads and writes the parameter and two moments (24 bytes in fp32). With an fp32 master copy, it also
+    writes the low-precision parameter. Some frameworks read the copy once more for that (`Framework.copies_updated`).
+    For AdamW of several kernels see `ADAMW_OPERATOR_ACCESSES`. SGD without momentum reads the gradient, and reads and
+    writes the parameter. Lion reads and writes one moment beside it (csrc/lion of DeepSpeed), AdEMAMix three; Adafactor
+    is made of torch's operators, and so is Lion in some frameworks (`Framework.lion_operators`).
 
     >>> from types import SimpleNamespace as N
     >>> t = N(param_dtype="bf16", grad_dtype="fp32", optimizer="adamw", optimizer_dtype="fp32", master_weights=None,
@@ -69,6 +75,9 @@ def _one_pass(
         return ()
     if optimizer is ADAMW and adamw_kernels(t) == "foreach":
         return _foreach(n_params, t, updated, written)
+    by_operators = {ADAFACTOR.name: ADAFACTOR_OPERATORS, LION.name: framework_of(t).lion_operators}
+    if operators := by_operators.get(optimizer.name):
+        return _by_operators(optimizer, n_params, t, updated, written, operators)
     state = 2.0 * (updated + held.moments)
     moved = n_params * (main_gradient_bytes(t) + state + written)
     framework = framework_of(t)
@@ -78,6 +87,22 @@ def _one_pass(
     # Instructions bound torch's fused AdamW where all is in 16 bits.
     of_torch = optimizer is ADAMW and framework.plain_host and not framework.adamw_by_operators
     return (replace(step, single_elements=float(n_params)) if of_torch else step,)
+
+
+def _by_operators(
+    optimizer: Optimizer, n_params: int, t: Training, updated: float, written: float, operators: tuple[int, ...]
+) -> Program:
+    """An update of torch's operators. `operators`: accesses of the parameter, the gradient, a moment and a temporary
+    update, and kernels. Adafactor casts what has 16 bits to fp32 first, and the parameter back."""
+    of_parameter, of_gradient, of_moment, of_update, kernels = operators
+    gradient, moment = main_gradient_bytes(t), moment_bytes(t)
+    casts, update = 0.0, updated
+    if optimizer is ADAFACTOR:
+        casts = sum(count * (n + FP32_BYTES) for count, n in ((2, updated), (1, gradient)) if n < FP32_BYTES)
+        updated = gradient = update = FP32_BYTES
+    each = of_parameter * updated + of_gradient * gradient + of_moment * moment + of_update * update
+    moved = n_params * (each + casts + written)
+    return (memory_op(optimizer.name, Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32", kernels),)
 
 
 def adamw_kernels(t: Training) -> str:
@@ -251,13 +276,15 @@ def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
 
     The framework's record says what: it may read the buffer for a norm that shows NaNs (`checks_gradients`), scale it
     to the mean over `replicas` data-parallel ranks before it is reduced (`averages_gradients`), and zero it for the
-    next step (`zeroes_gradients`); plain torch does none of these, because NCCL averages and gradients are freed. Where
-    each micro-batch's gradients are reduced (ZeRO-2 and -3) no more is kept than a shard: `n_params` are those of it.
+    next step (`zeroes_gradients`); plain torch does none of these, because NCCL averages and gradients are freed. With
+    `calculate_per_token_loss` it is scaled by the number of all tokens behind its reduction in place of that mean
+    (`finalize_model_grads`; two messages of four bytes are left out). Where each micro-batch's gradients are reduced
+    (ZeRO-2 and -3) no more is kept than a shard: `n_params` are those of it.
 
     Source: megatron/core/distributed: `check_grads`, `start_grad_sync`, `zero_grad_buffer`.
 
     >>> from types import SimpleNamespace as N
-    >>> t = N(framework="megatron", grad_dtype="fp32", software_date=None)
+    >>> t = N(framework="megatron", grad_dtype="fp32", software_date=None, calculate_per_token_loss=False)
     >>> [i.bytes for i in gradient_buffer_items(1000, t, replicas=2)]
     [4000.0, 8000.0, 4000.0]
     """
@@ -266,7 +293,8 @@ def gradient_buffer_items(n_params: int, t: Training, replicas: int) -> Program:
     framework, size = framework_of(t), n_params * dtype_bytes(t.grad_dtype)
     passes = {
         "grad_check": 1 * framework.checks_gradients,
-        "grad_average": 2 * (framework.averages_gradients and replicas > 1),
+        "grad_average": 2 * (framework.averages_gradients and replicas > 1 and not t.calculate_per_token_loss),
+        "grad_per_token": 2 * t.calculate_per_token_loss,
         "grad_zero": 1 * framework.zeroes_gradients,
     }
     made = [

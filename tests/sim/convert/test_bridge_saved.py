@@ -132,7 +132,7 @@ def test_an_activation_is_named_by_its_function(tmp_path: Path, function: str, g
         ("ddp", "fsdp_double_buffer: true", True),
         ("ddp", "fsdp_double_buffer: false", False),
         ("ddp", "overlap_param_gather_with_optimizer_step: true", True),
-        ("model", "calculate_per_token_loss: true", True),
+        ("model", "hybrid_context_parallel: true", True),
         ("model", "bias_activation_fusion: false", False),
         ("model", "bias_activation_fusion: true", False),
         ("model", "tp_comm_bulk_dgrad: false", False),  # of an overlap that is off
@@ -192,7 +192,7 @@ def test_attention_that_an_override_changes(tmp_path: Path, keys: str, expected:
 
 
 def test_keys_of_later_releases_that_change_a_step_are_named(tmp_path: Path) -> None:
-    keys = ("moe_paged_stash", "optimizer_cuda_graph", "hybrid_context_parallel", "fused_single_qkv_rope")
+    keys = ("moe_paged_stash", "optimizer_cuda_graph", "hybrid_context_parallel")
     on = "".join(f"\n  {key}: true" for key in keys)
     text = f"model:\n  tensor_model_parallel_size: 2\n  seq_length: 4096{on}\ntrain: {{micro_batch_size: 1}}\n"
     said = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-b200", "--gpus", "64", "--model", "llama3-8b")[1]

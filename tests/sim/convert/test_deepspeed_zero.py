@@ -65,17 +65,16 @@ def test_numbers_of_zero_3_that_are_not_simulated_are_named(tmp_path: Path, zero
     assert "not expressed here: wall_clock_breakdown" in found  # whose timers wait for the GPU
 
 
-def test_zero_plus_plus_is_read_or_named(tmp_path: Path) -> None:
+def test_zero_plus_plus_is_read(tmp_path: Path) -> None:
     zero = (
         '{"stage": 3, "zero_quantized_weights": true, "zero_hpz_partition_size": 8, "zero_quantized_gradients": true}'
     )
     text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {zero}}}'
     options = ("--cluster", "dgx-h100", "--gpus", "16", "--model", "llama3-8b", "--seq-len", "4096")
     data, said = converted(tmp_path, "ds.json", text, *options)
-    said = " ".join(said.split())
-    assert data["parallelism"]["param_gather_dtype"] == "int8"
-    assert "zero_hpz_partition_size: 8 is not simulated; backwards gather over all ranks" in said
-    assert "zero_quantized_gradients: not simulated; gradients are reduce-scattered in 16 bits" in said
+    own = {"param_gather_dtype": "int8", "zero_hpz_partition_size": 8, "zero_quantized_gradients": True}
+    assert {key: data["parallelism"].get(key) for key in own} == own
+    assert "zero_" not in said.partition("version:")[0]
     assert "not expressed here" not in said
     data, said = converted(tmp_path, "ds.json", text.replace('"stage": 3', '"stage": 2'), *options)
     assert "param_gather_dtype" not in data["parallelism"]

@@ -175,7 +175,7 @@ def test_torch_s_fsdp2_overlaps_its_reductions_by_itself(tmp_path: Path, overlap
     ("flags", "note"),
     [
         ("--transformer-impl local", "not expressed here: --cuda-graph-scope, --transformer-impl\n"),
-        ("--cp-comm-type a2a+p2p", "--cp-comm-type, --cuda-graph-scope\n"),
+        ("--cp-comm-type a2a+x", "--cp-comm-type, --cuda-graph-scope\n"),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
             "--recompute-num-layers\n",

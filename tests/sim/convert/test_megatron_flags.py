@@ -13,18 +13,26 @@ CLUSTER = ("--cluster", "dgx-h100")
 
 
 @pytest.mark.parametrize(
-    ("words", "method", "left"),
-    [("a2a", "all_to_all", False), ("a2a a2a", "all_to_all", False), ("p2p a2a p2p a2a", None, True)],
+    ("words", "found", "left"),
+    [
+        ("a2a", {"cp_method": "all_to_all"}, False),
+        ("a2a a2a", {"cp_method": "all_to_all"}, False),
+        ("a2a+x", {}, True),
+        (" ".join(["p2p", "a2a"] * 16), {"cp_method_by_layer": ["ring", "all_to_all"] * 16}, False),
+        (
+            "a2a+p2p --hierarchical-context-parallel-sizes 2 1",
+            {"cp_method": "all_to_all_ring", "hierarchical_context_parallel_sizes": [2, 1]},
+            False,
+        ),
+    ],
 )
-def test_a_way_of_context_parallelism_for_each_layer(
-    tmp_path: Path, words: str, method: str | None, left: bool
-) -> None:
-    """Several words are one for each layer (`TransformerConfig.cp_comm_type`), which no key says."""
-    data, said = converted(
-        tmp_path, "train.sh", MEGATRON.rstrip() + f" --context-parallel-size 2 --cp-comm-type {words}\n", *CLUSTER
-    )
-    assert data["parallelism"].get("cp_method") == method
+def test_ways_of_context_parallelism(tmp_path: Path, words: str, found: dict[str, object], left: bool) -> None:
+    """Several words are one for each layer (`TransformerConfig.cp_comm_type`)."""
+    text = MEGATRON.rstrip() + f" --context-parallel-size 2 --cp-comm-type {words}\n"
+    data, said = converted(tmp_path, "train.sh", text, *CLUSTER)
+    assert {key: value for key, value in data["parallelism"].items() if key.startswith(("cp_", "hier"))} == found
     assert ("--cp-comm-type" in said) is left
+    assert "--hierarchical" not in said
 
 
 def test_other_names_of_sizes(tmp_path: Path) -> None:

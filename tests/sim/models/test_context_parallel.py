@@ -176,13 +176,15 @@ def torch_messages(cp: int, rank: int, method: str, shape: tuple[int, ...]) -> l
     return [(part.gathered, part.sent, part.joined) for part in (there, back)]
 
 
+@pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize("cp", [2, 4])
 @pytest.mark.parametrize("last", [False, True])
-def test_transformer_engine_copies_around_its_ring(cp: int, last: bool) -> None:
+def test_transformer_engine_copies_around_its_ring(cp: int, last: bool, joins: bool) -> None:
     """Bytes by AttnFuncWithCPAndKVP2P, of q (queries) and kv (keys and values). The first rank has half of the queries
-    in all blocks but its own, the last half of the keys.
+    in all blocks but its own, the last half of the keys. Half of the first rank's keys are seen by its own queries
+    alone, so their gradients are copied at the end. Before Transformer Engine 2.8 dK and dV were joined first.
     """
-    changes = {"seq_len": 1024, "framework": "megatron"}
+    changes = {"seq_len": 1024, "framework": "megatron"} | ({"software_date": "2025-06"} if joins else {})
     block = layer_block(make(LLAMA, changes, cp=cp), 0, Shard(cp - 1 if last else 0))
     moved = {i.name: i.bytes for i in (*block.forward, *block.backward) if isinstance(i, Compute)}
     kernels = {i.name: i.kernels for i in (*block.forward, *block.backward) if isinstance(i, Compute)}
@@ -193,19 +195,77 @@ def test_transformer_engine_copies_around_its_ring(cp: int, last: bool) -> None:
     assert own["kv_join"] == own["kv_copy"] == 2 * kv
     assert sum(n for name, n in own.items() if "merge" in name) == 2 * q + rest * 3 * queries * q
     assert sum(n for name, n in own.items() if "dq_sum" in name) == 2 * q + rest * 3 * queries * q
-    assert sum(n for name, n in own.items() if "dkv_sum" in name) == 4 * kv + rest * 5 * keys * kv
+    added = keys * kv * (2 + 3 * (rest - 1)) + (3 if last else 2.5) * kv
+    joined = 2 * kv + rest * 2 * keys * kv if joins else 0
+    assert sum(n for name, n in own.items() if "dkv_sum" in name) == added + joined
     assert {n for name, n in kernels.items() if "merge" in name} == {2}
 
 
-def test_transformer_engine_copies_around_its_exchanges() -> None:
-    """Twice each exchanged tensor, read and written; the backward exchanges the output, too."""
-    block = layer_block(make(LLAMA, {"seq_len": 1024, "framework": "megatron"}, cp=4, cp_method="all_to_all"), 0)
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_transformer_engine_s_gradients_are_home_before_the_last_block_ends(cp: int) -> None:
+    """The backward has cp messages: keys and values, then cp - 2 times both they and the sum of dK and dV, then that
+    sum alone. torch's and the first ring's gradients go cp times. No message is behind the last attention kernel."""
+    whole = KV * 2 // cp
+
+    def sent(framework: str) -> tuple[list[float], bool]:
+        changes = {"framework": framework}
+        items = layer_block(make(LLAMA, changes, cp=cp), 0).backward
+        messages = [(i.bytes, n) for n, i in enumerate(items) if isinstance(i, Comm) and i.kind == "send_recv"]
+        kernel = max(n for n, i in enumerate(items) if isinstance(i, Compute) and i.kind == "attention_backward")
+        return [n for n, _ in messages], max(n for _, n in messages) < kernel
+
+    assert sent("megatron") == ([whole, *[2 * whole] * (cp - 2), whole], True)
+    sizes, hidden = sent("eager")
+    assert sum(sizes) == (2 * cp - 1) * whole
+    assert not hidden
+
+
+def test_transformer_engine_s_block_order_ends_with_its_own_keys() -> None:
+    """The forward begins with the causal block, the backward ends with it."""
+    block = layer_block(make(LLAMA, {"framework": "megatron"}, cp=4), 0)
+    causal = [
+        [i.shape[-1] for i in side if isinstance(i, Compute) and i.kind.startswith("attention_")]
+        for side in (block.forward, block.backward)
+    ]
+    assert causal == [[1, 0, 0, 0], [0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("date", [None, "2025-06"])
+def test_transformer_engine_copies_around_its_exchanges(date: str | None) -> None:
+    """Twice each exchanged tensor, read and written; before Transformer Engine 2.8 the backward exchanged the output,
+    too. Since then it is kept as it was before the exchange, beside what the projection keeps."""
+    changes = {"seq_len": 1024, "framework": "megatron", "software_date": date}
+    block = layer_block(make(LLAMA, changes, cp=4, cp_method="all_to_all"), 0)
+    again = 0 if date is None else 1
     assert comms(block.forward, "cp") == Counter(all_to_all=4)
-    assert comms(block.backward, "cp") == Counter(all_to_all=5)
+    assert comms(block.backward, "cp") == Counter(all_to_all=4 + again)
     query = 2 * 2 * 256 * 16 * 64
     copies = [sum(i.bytes for i in side if isinstance(i, Compute) and i.name.endswith(("_split", "_join")))
               for side in (block.forward, block.backward)]  # fmt: skip
-    assert copies == [4 * (2 * query + KV), 4 * (3 * query + KV)]
+    assert copies == [4 * (2 * query + KV), 4 * ((2 + again) * query + KV)]
+    assert sum(s.bytes for s in block.saved if s.name == "output") == (0 if again else query)
+
+
+def test_transformer_engine_copies_one_tensor_while_another_is_exchanged() -> None:
+    """Each exchange starts behind its own copy alone, so that the next copies run beside it."""
+    block = layer_block(make(LLAMA, {"seq_len": 1024, "framework": "megatron"}, cp=4, cp_method="all_to_all"), 0)
+    named = [i.handle if isinstance(i, Wait) else i.name for i in block.forward]
+    begin = named.index("query_split")
+    exchanged = ["query_split", "ulysses_query", "key_split", "ulysses_key", "value_split", "ulysses_value"]
+    joined = ["ulysses_query", "query_join", "ulysses_key", "key_join", "ulysses_value", "value_join"]
+    assert named[begin : begin + 12] == exchanged + joined
+    assert not any(i.blocking for i in block.forward if isinstance(i, Comm) and i.group == "cp")
+
+
+def test_transformer_engine_copies_around_gathered_keys() -> None:
+    """AttnFuncWithCPAndKVAllGather: each kernel's output and dQ are copied to their place, and the sums of dK and dV
+    begin with zeros."""
+    block = layer_block(make(LLAMA, {"seq_len": 1024, "framework": "megatron"}, cp=4, cp_method="all_gather"), 0)
+    moved = {i.name: i.bytes for i in (*block.forward, *block.backward) if isinstance(i, Compute)}
+    query = 2 * 2 * 256 * 16 * 64
+    assert sum(n for name, n in moved.items() if "out_copy" in name) == 2 * query
+    assert sum(n for name, n in moved.items() if "dq_copy" in name) == 2 * query
+    assert moved["attention_dkv_zeros"] == 4 * KV
 
 
 def test_contiguous_ranks_wait_for_keys_they_do_not_use():
@@ -255,6 +315,61 @@ def test_heads_for_tokens():
     assert core.shape == (2, 4, 1, 1024, 1024, 64, 64, 1)
     wide = layer_block(make(LLAMA, {"seq_len": 1024}, cp=8, cp_method="all_to_all"), 0)
     assert comm_bytes(wide.forward, "cp") == 2 * query / 2 + 2 * (KV / 2)
+
+
+RINGS = {"cp_method": "all_to_all_ring", "hierarchical_context_parallel_sizes": [2, 4]}
+
+
+@pytest.mark.parametrize("framework", ["eager", "megatron"])
+def test_rings_of_ranks_that_exchange_heads(framework: str) -> None:
+    """a2a+p2p on 2 x 4 ranks: four exchanges among two, of the bytes of all_to_all on eight ranks; three messages
+    of the bytes of a ring's on eight, and four blocks of twice the queries and half the heads."""
+    changes = {"seq_len": 1024, "framework": framework}
+    block = layer_block(make(LLAMA, changes, cp=8, **RINGS), 0)
+    assert comms(block.forward, "cp_exchanged") == Counter(all_to_all=4)
+    assert comms(block.backward, "cp_exchanged") == Counter(all_to_all=4)
+    query = 2 * 2 * 128 * 16 * 64  # bytes: 16 bits, micro-batch 2, 1024/8 tokens, 16 heads of 64
+    assert comm_bytes(block.forward, "cp_exchanged") == 2 * query + KV / 2
+    assert comms(block.forward, "cp_ring") == Counter(send_recv=3)
+    assert comm_bytes(block.forward, "cp_ring") == 3 * KV / 2
+    assert comm_bytes(block.backward, "cp_ring") == (7 if framework == "eager" else 6) * KV / 2
+    assert not comms((*block.forward, *block.backward), "cp")
+    shapes = [i.shape for i in block.forward if isinstance(i, Compute) and i.kind == "attention_forward"]
+    assert shapes[0] == (2, 8, 2, 256, 256, 64, 64, 1)
+    assert len(shapes) == 4
+    ring = layer_block(make(LLAMA, changes, cp=8), 0)
+    assert flops(block.forward, CORES) == flops(ring.forward, CORES)
+
+
+@pytest.mark.parametrize("split", ["zigzag", "contiguous"])
+def test_rings_over_groups_share_the_causal_triangle(split: str) -> None:
+    layouts = [make(LLAMA, {"seq_len": 1024}, cp=8, cp_split=split, **RINGS)]
+    layouts.append(make(LLAMA, {"seq_len": 1024}, cp=1))
+    ranks = [flops(layer_block(layouts[0], 0, Shard(r)).forward, CORES) for r in range(8)]
+    assert sum(ranks) == pytest.approx(flops(layer_block(layouts[1], 0).forward, CORES))
+    assert ranks[0::2] == ranks[1::2]  # both of each exchange do the same
+
+
+def test_groups_of_rings_are_consecutive_ranks_and_every_so_many() -> None:
+    """`create_hierarchical_groups` of megatron/core/parallel_state.py: the first size varies fastest."""
+    plan = make_plan(make(LLAMA, {"seq_len": 1024, "global_batch_size": 4}, cp=8, tp=2, dp=2, **RINGS))
+    assert plan.group("cp_exchanged", 4) == [4, 6]
+    assert plan.group("cp_ring", 4) == [0, 4, 8, 12]
+    assert plan.group("cp_ring", 19) == [19, 23, 27, 31]
+
+
+def test_layers_with_ways_of_their_own() -> None:
+    """Each layer's program is that of a model with this way everywhere."""
+    ways = ["ring", "all_to_all", "all_gather", "all_to_all_ring"]
+    sizes = {"cp": 8, "hierarchical_context_parallel_sizes": [4, 2]}
+    changes = {"seq_len": 1024, "framework": "megatron"}
+    mixed = make(LLAMA, changes, cp_method_by_layer=ways, **sizes)
+    for layer, way in enumerate(ways):
+        alone = layer_block(make(LLAMA, changes, cp_method=way, **sizes), layer)
+        assert layer_block(mixed, layer).forward == alone.forward
+        assert layer_block(mixed, layer).key == alone.key
+    parts = [simulate(make(LLAMA, changes, cp_method=way, **sizes)).step_time_s for way in ways]
+    assert min(parts) < simulate(mixed).step_time_s < max(parts)
 
 
 def test_everything_else_splits_by_tokens():

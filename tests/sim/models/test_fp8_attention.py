@@ -75,7 +75,18 @@ def test_what_is_kept_is_in_8_bits() -> None:
     assert kept["log-sum-exp"] == usual["log-sum-exp"]
 
 
-@pytest.mark.parametrize("method", ["ring", "all_to_all"])
+def test_a_ring_sends_8_bits() -> None:
+    """Forward half of the bytes. Backward keys and values, then dK and dV of all ranks by one all-to-all, beside the
+    last block (`dkv_send_buffer` of AttnFuncWithCPAndKVP2P), where 16 bits travel with the keys."""
+    narrow, usual = (core({"cp": 2}, fp8_dot_product_attention=on) for on in (True, False))
+    sent = [[i for i in items if isinstance(i, Comm)] for items in (narrow.forward, narrow.backward, usual.backward)]
+    (forward,), (keys, gradients), (other_keys, other_gradients) = sent
+    assert (keys.kind, gradients.kind) == ("send_recv", "all_to_all")
+    assert forward.bytes == keys.bytes == other_keys.bytes / 2 == other_gradients.bytes / 2
+    assert gradients.bytes == 2 * keys.bytes  # a part for each of two ranks
+
+
+@pytest.mark.parametrize("method", ["all_to_all"])
 def test_context_parallelism_sends_8_bits(method: str) -> None:
     layout = {"cp": 2, "cp_method": method}
     narrow, usual = (core(layout, fp8_dot_product_attention=on) for on in (True, False))

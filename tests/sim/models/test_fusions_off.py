@@ -11,6 +11,7 @@ from sim.core.program import Compute
 from sim.emit import emit
 from sim.models.frameworks.megatron import FUSIONS
 from sim.models.layer import layer_block
+from sim.models.optimizers.step import gradient_buffer_items
 from tests.sim.cases import case
 
 LLAMA = {"mlp": "swiglu", "positions": "rope", "bias": False}
@@ -86,3 +87,32 @@ def test_megatron_is_told(key: str, flag: str) -> None:
 def test_rope_that_a_model_has_not_is_noted() -> None:
     s = case({}, {"framework": "megatron", "apply_rope_fusion": False}, {"positions": "learned"})
     assert any("apply_rope_fusion: of no effect with model.positions learned" in text for text in s.warnings)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+def test_one_kernel_rotates_and_splits_the_projection(kv_heads: int) -> None:
+    """apply_fused_qkv_rotary_pos_emb reads queries, keys and values and writes them, forward and backward. Nothing is
+    copied out of the projection's result, and no gradients are joined."""
+    model = LLAMA | {"heads": 8, "kv_heads": kv_heads, "hidden": 512}
+    whole = case({}, {}, model).training.seq_len * 64 * (8 + 2 * kv_heads) * 2
+    fused = {"fused_single_qkv_rope": True}
+    assert kernels({}, fused, model, "rope") == [(1, 2 * whole), (1, 2 * whole)]
+    assert kernels({}, fused, model, "split_copies") == [(0, 0), (0, 0)]
+    assert kernels({}, {}, model, "split_copies") != [(0, 0), (0, 0)]
+
+
+def test_gradients_by_tokens_take_the_place_of_the_mean_over_ranks() -> None:
+    """distributed_data_parallel.py: `gradient_scaling_factor` is 1; finalize_model_grads.py: `scale_gradients`, a pass
+    that the recipes' average in the collective had not."""
+
+    def passes(framework: str, replicas: int, per_token: bool) -> list[tuple[str, float]]:
+        t = case({}, {"framework": framework, "calculate_per_token_loss": per_token}).for_training
+        return [(i.name, i.bytes / 1000) for i in gradient_buffer_items(1000, t, replicas) if "scale" not in i.name]
+
+    for replicas in (1, 4):
+        names = dict(passes("megatron", replicas, True))
+        assert names["grad_per_token"] == 2 * 4
+        assert "grad_average" not in names
+    assert sum(n for _, n in passes("megatron", 4, True)) == sum(n for _, n in passes("megatron", 4, False))
+    more = [sum(n for _, n in passes("megatron_bridge", 4, per_token)) for per_token in (True, False)]
+    assert more[0] - more[1] == 2 * 2  # gradients of 16 bits

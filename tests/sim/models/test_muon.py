@@ -49,7 +49,7 @@ def test_an_optimizer_is_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
     assert momentum - sgd == (adamw - sgd) / 2 > 0
     times = [simulate(make(LLAMA, {"optimizer": name})).result["step_time_s"] for name in ("sgd", "momentum", "adamw")]
     assert times == sorted(times)
-    with pytest.raises(InputError, match="must be 'adamw', 'sgd', 'muon' or 'momentum'"):
+    with pytest.raises(InputError, match=r"must be 'adamw', 'sgd', 'muon', .* or 'momentum'"):
         make(LLAMA, {"optimizer": "adagrad"})
 
 

@@ -19,7 +19,9 @@ from sim.simulation import Prepared, prepare, simulate
 
 def test_megatron_checks_averages_and_zeroes_its_gradient_buffer() -> None:
     def passes(style: str, replicas: int) -> dict[str, float]:
-        training = SimpleNamespace(framework=style, grad_dtype="fp32", software_date=None)
+        training = SimpleNamespace(
+            framework=style, grad_dtype="fp32", software_date=None, calculate_per_token_loss=False
+        )
         return {i.name: i.bytes for i in gradient_buffer_items(10, training, replicas)}
 
     assert passes("megatron", 8) == {"grad_check": 40.0, "grad_average": 80.0, "grad_zero": 40.0}

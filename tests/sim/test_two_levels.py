@@ -1,0 +1,155 @@
+"""Shards on two levels: Megatron's hybrid sharding with a shared optimizer, and ZeRO++."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from sim.core.errors import InputError
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.models.layer import layer_block
+from sim.models.parameters import count_parameters
+from sim.simulation import simulate
+
+MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 2816, "vocab": 32000, "bias": False}
+MODEL |= {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope"}
+
+
+def case(framework: str, training: dict[str, Any] | None = None, nodes: int = 4, **parallelism: Any) -> Scenario:
+    batch = {
+        "seq_len": 512,
+        "global_batch_size": 2 * parallelism.get("dp", 32),
+        "framework": framework,
+        **(training or {}),
+    }
+    return parse_scenario(
+        {
+            "model": MODEL,
+            "training": batch,
+            "parallelism": {"dp": 32, "zero": 3, **parallelism},
+            "cluster": {"preset": "dgx-h100", "nodes": nodes},
+        }
+    )
+
+
+def sent(scenario: Scenario) -> dict[tuple[str, str], float]:
+    """Bytes of a rank's messages in a step, as nccl-tests counts them, by kind and group."""
+    found: dict[tuple[str, str], float] = defaultdict(float)
+    for row in simulate(scenario).result["communication"]:
+        found[row["kind"], row["group"]] += row["bytes"]
+    return found
+
+
+def parameters(scenario: Scenario) -> int:
+    return count_parameters(scenario.model).total
+
+
+HYBRID = {"shard_size": 8}
+SHARED = {**HYBRID, "outer_dp_sharding_strategy": "optim"}
+
+
+def test_replicas_that_share_the_optimizer_scatter_gradients_and_gather_parameters_once_a_step() -> None:
+    """An all-reduce of a shard's gradients over replicas becomes a reduce-scatter; each shard's parameters are gathered
+    over replicas for the first forward. Messages within shards stay."""
+    hybrid, shared = case("megatron", **HYBRID), case("megatron", **SHARED)
+    before, after = sent(hybrid), sent(shared)
+    n = before["all_reduce", "replica"]
+    assert n > 0
+    assert after["reduce_scatter", "replica"] == n
+    assert ("all_reduce", "replica") not in {key for key, size in after.items() if size > 1000}
+    # Parameters of 2 bytes, gradients of 4.
+    assert after["all_gather", "replica"] == pytest.approx(n / 2)
+    for kind in ("all_gather", "reduce_scatter"):
+        assert after[kind, "shard"] == before[kind, "shard"]
+
+
+def test_replicas_that_share_the_optimizer_keep_a_part_of_its_states() -> None:
+    hybrid, shared = (simulate(case("megatron", **keys)).result["memory"][0] for keys in (HYBRID, SHARED))
+    assert shared["optimizer"] == pytest.approx(hybrid["optimizer"] / 4)
+    assert shared["parameters"] == hybrid["parameters"]
+    assert shared["gradients"] == hybrid["gradients"]
+    whole = simulate(case("megatron")).result["memory"][0]
+    assert shared["optimizer"] == pytest.approx(whole["optimizer"])
+
+
+def test_the_update_of_a_shared_optimizer_is_as_short_as_that_of_all_shards() -> None:
+    def update_s(**keys: Any) -> float:
+        (of_rank, *_) = simulate(case("megatron", **keys)).result["time_by_operator"]
+        return sum(row["seconds"] for row in of_rank["operators"] if row["operator"] == "adamw")
+
+    assert update_s(**SHARED) == pytest.approx(update_s())
+    assert update_s(**HYBRID) > update_s()
+
+
+def test_a_second_copy_is_gathered_from_in_all_but_the_first_forward() -> None:
+    """ZeRO++'s hpZ: of 2k gathers of all parameters one is over all ranks. The copy takes 2 bytes over its ranks."""
+    plain, second = case("deepspeed"), case("deepspeed", zero_hpz_partition_size=8)
+    before, after = sent(plain), sent(second)
+    gathered = before["all_gather", "shard"]
+    rest = after["all_gather", "secondary"]
+    assert after["all_gather", "shard"] + rest == pytest.approx(gathered)
+    passes = gathered / (2 * parameters(plain))
+    assert after["all_gather", "shard"] == pytest.approx(gathered / passes)
+    memory = [simulate(s).result["memory"][0]["parameters"] for s in (plain, second)]
+    assert memory[1] - memory[0] == pytest.approx(2 * parameters(plain) / 8, rel=1e-3)
+
+
+def test_four_bit_gradients_are_exchanged_within_nodes_and_then_between_them() -> None:
+    """qgZ: half a byte a number within the node, an eighth of that between nodes, in each of two micro-batches; of 16
+    bits a reduce-scatter sends two bytes."""
+    plain, four = case("deepspeed"), case("deepspeed", zero_quantized_gradients=True)
+    before, after = sent(plain), sent(four)
+    n = before["reduce_scatter", "shard"] / 2
+    assert n == pytest.approx(2 * parameters(plain), rel=1e-2)
+    assert after["all_to_all", "local"] == n / 2
+    assert after["all_to_all", "between"] == n / 2 / 8
+    assert ("reduce_scatter", "shard") not in after
+
+
+@pytest.mark.parametrize(
+    ("framework", "keys", "message"),
+    [
+        ("eager", SHARED, "needs zero 3 with a framework of Megatron-Core, and its own FSDP"),
+        ("megatron", {"outer_dp_sharding_strategy": "optim"}, "needs shard_size below"),
+        ("eager", {"zero_hpz_partition_size": 8}, "needs zero 3 with framework deepspeed"),
+        ("deepspeed", {"zero_hpz_partition_size": 5}, "needs a divisor of dp"),
+        ("eager", {"zero_quantized_gradients": True}, "needs zero 3 with framework deepspeed"),
+        ("deepspeed", {"zero_quantized_gradients": True, "dp": 12}, "needs whole nodes"),
+    ],
+)
+def test_what_no_trainer_has_is_refused(framework: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        case(framework, **keys)
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_megatrons_fsdp_shards_and_gathers_parameters_in_8_bits(experts: bool) -> None:
+    """Matrices of layers are gathered in one byte in place of two, forward and backward, and their shards kept so."""
+    training = {"precision": "fp8", "fp8_recipe": "tensorwise"}
+    moe = {"moe": {"experts": 8, "top_k": 2, "ffn": 512}} if experts else {}
+    layout = {"ep": 4} if experts else {}
+    scenarios = [
+        parse_scenario(
+            {
+                "model": MODEL | moe,
+                "training": {"seq_len": 512, "global_batch_size": 32, "framework": "megatron", **training, **more},
+                "parallelism": {"dp": 32, "zero": 3, **layout},
+                "cluster": {"preset": "dgx-h100", "nodes": 4},
+            }
+        )
+        for more in ({}, {"fp8_param_gather": True})
+    ]
+    wide, narrow = ([layer_block(s, 0), sent(s), simulate(s).result["memory"][0]] for s in scenarios)
+    block = wide[0]
+    matrices = sum(m.elements for m in block.matrices)
+    own = sum(m.elements for m in block.expert_matrices)
+    # Each of four layers is gathered twice.
+    assert wide[1]["all_gather", "shard"] - narrow[1]["all_gather", "shard"] == pytest.approx(4 * 2 * matrices)
+    if experts:
+        saved = wide[1]["all_gather", "expert_shard"] - narrow[1]["all_gather", "expert_shard"]
+        assert saved == pytest.approx(4 * 2 * own)
+    kept = 4 * (matrices / 32 + own / 8)
+    assert wide[2]["parameters"] - narrow[2]["parameters"] == pytest.approx(kept)
+    assert narrow[2]["buffers"] < wide[2]["buffers"]
