@@ -19,7 +19,6 @@ from msgspec.structs import replace
 from sim.core.actions import Schedule
 from sim.core.columns import Floats, Ints, ragged
 from sim.core.engines import Engine
-from sim.core.timeline import DP, REPLICA
 from sim.engine.link_loads import IN, OF_CLASS, OUT, LinkLoads
 from sim.engine.link_rates import FULL, Flow, Flows
 from sim.engine.run import Times, run_contended, run_static
@@ -27,6 +26,7 @@ from sim.graph.build import Built
 from sim.graph.compiled import ClassAction, Fineness
 from sim.graph.taskgraph import TaskGraph, WholeAction
 from sim.prices.rank_prices import Pricing
+from sim.programs.streams import streams_of_groups
 from topology.shares import LINKS, links_between, links_of
 
 Use = tuple[str, int, str]  # use of a link: its name, the direction, and the stream that uses it
@@ -174,21 +174,9 @@ def _add_hops(uses: list[set[Use]], pricing: Pricing, schedule: Schedule) -> Non
 def _group_uses(pricing: Pricing, rank: int) -> set[Use]:
     """Return the uses of links by a rank's collectives during forwards and backwards."""
     plan = pricing.plan
-    # Without ZeRO, gradients are all-reduced over dp and cp at once. With ZeRO they are scattered over the shards, then
-    # all-reduced over the replicas of the shards (Megatron's num_distributed_optimizer_instances, FSDP's HSDP).
-    data = {"dp_cp": DP} if plan.scenario.parallelism.zero == 0 else {"shard": DP, "replica": REPLICA}
-    p = plan.scenario.parallelism
-    data |= {"secondary": DP} if p.zero_hpz_partition_size else {}
-    data |= {"local": DP, "between": DP} if p.zero_quantized_gradients else {}
-    rings = p.cp_exchanged > 1
-    context = {"cp_exchanged": "cp_exchanged", "cp_ring": "cp_ring"} if rings else {}
-    streams = {"tp": "tp", "cp": "cp", **context, **data}
-    if plan.scenario.model.moe is not None:
-        experts = {"dp": DP} if plan.scenario.parallelism.zero == 0 else data
-        streams |= {"ep": "ep", "expert_tp": "expert_tp", **{f"expert_{name}": s for name, s in experts.items()}}
     return {
         (link, way, stream)
-        for name, stream in streams.items()
+        for name, stream in streams_of_groups(plan).items()
         if plan.group_size(name) > 1
         for link in links_of(pricing.network, pricing.group(name, rank))
         for way in (OUT, IN)

@@ -12,9 +12,12 @@ from sim.core.program import BLOCK_END, Comm, Compute, Item, Phase, Program, Wai
 from sim.inputs.scenario import load_scenario
 from sim.models.balance import with_balanced_stages
 from sim.prices.operator_prices import Costs
+from sim.prices.profile import HOST_COPIES
 from sim.prices.profiles import load_profile
 from sim.programs.stages import Stage
 from sim.programs.step_end import epilogue
+from sim.programs.streams import streams_of_groups
+from sim.ranks.plan import Plan
 from sim.simulation import Prepared, prepare
 from tests.sim.program_check import check
 
@@ -37,6 +40,14 @@ def of_stage(stage: Stage, split: bool) -> list[Program]:
     return [stage.prologue(), *forwards, *(stage.backward(k, last, True) for last in (False, True) for k in kinds)]
 
 
+def check_streams(program: Program, plan: Plan) -> None:
+    """Each message between ranks queues where `shared_links` expects the messages of its group."""
+    streams = streams_of_groups(plan)
+    for item in program:
+        if isinstance(item, Comm) and item.kind not in HOST_COPIES and plan.group_size(item.group) > 1:
+            assert streams[item.group] == (item.stream or item.group), item
+
+
 def check_step(ready: Prepared) -> None:
     for held in ready.stages:
         for split in (False, True):
@@ -44,6 +55,7 @@ def check_step(ready: Prepared) -> None:
                 left: frozenset[str] = frozenset()
                 for program in of_stage(stage, split):
                     left = check(program, left)
+                    check_streams(program, ready.plan)
         check(epilogue(tuple(held.values()), ready.plan, True))
 
 
