@@ -14,7 +14,8 @@ from msgspec import Struct, field
 
 from sim.core.errors import InputError
 from sim.core.files import write_bytes, write_text
-from sim.core.timeline import DP, MESSAGES, OFFLOAD, RELOAD, REPLICA, SENDS, Detail
+from sim.core.timeline import MESSAGES, OFFLOAD, RELOAD, SENDS, Detail
+from sim.graph.taskgraph import Collective
 from sim.simulation import Simulation
 from sim.traces.chakra import (
     COLLECTIVES,
@@ -38,9 +39,8 @@ def write_chakra(simulation: Simulation, prefix: str | Path) -> list[Path]:
     """Write the files of a step that was simulated with `expand=True`, and return their paths.
 
     Raises:
-        InputError: if a collective's members are ambiguous (gradients of experts and others on one stream), with
-            `optimizer_post_validation` or collectives as messages, or if the files would hold more than five million
-            nodes.
+        InputError: with `optimizer_post_validation` or collectives as messages, or if the files would hold more than
+            five million nodes.
     """
     export, written = Export(simulation), list[Path]()
     try:
@@ -119,12 +119,12 @@ class Export(Struct):
             sends = kind in SENDS
             yield node(NodeType.COMM_SEND if sends else NodeType.COMM_RECV, [size, *self._ends(rank, index, task)])
         elif kind == "SEND_RECV":
-            ring = self._members(stream, kind, rank)
+            ring = self._members(rank, index, task)
             after, before = (ring[(ring.index(rank) + step) % len(ring)] for step in (1, -1))
             yield node(NodeType.COMM_SEND, [size, *_ends(rank, after, task)])
             yield node(NodeType.COMM_RECV, [size, *_ends(before, rank, task)], 1)
         elif kind.lower() in COLLECTIVES:
-            members = self._members(stream, kind, rank)
+            members = self._members(rank, index, task)
             group = self.groups.setdefault(members, len(self.groups) + 1)
             number = int64("comm_type", COLLECTIVES.index(kind.lower()))
             if kind.lower() in PUT_IN:
@@ -144,20 +144,12 @@ class Export(Struct):
         sender, receiver = (classes[c].ranks[place] for c in self.ends[task])
         return _ends(sender, receiver, task)
 
-    def _members(self, stream: str, kind: str, rank: int) -> tuple[int, ...]:
-        """Return the ranks of a collective. Gradient reductions share a stream; their kind tells their group."""
-        plan = self.simulation.plan
-        p = plan.scenario.parallelism
-        name = stream
-        if stream in (DP, REPLICA):
-            if plan.scenario.model.moe is not None and p.ep * p.expert_tp > 1:
-                raise InputError(
-                    "Chakra: gradients of experts and of the rest share a stream with ep or expert_tp above 1; "
-                    "such a step cannot be written"
-                )
-            if stream == DP:
-                name = "dp_cp" if kind == "ALL_REDUCE" else "shard"
-        return tuple(plan.group(name, rank))
+    def _members(self, rank: int, index: int, task: int) -> tuple[int, ...]:
+        """Return the ranks of a collective."""
+        graph = self.simulation.built.graph
+        work = graph.task_kinds[graph.task_kind[task]].work
+        assert isinstance(work, Collective)  # an expanded step joins no collectives
+        return tuple(self.simulation.plan.group(dict(work.parts)[index].group, rank))
 
 
 def _ends(sender: int, receiver: int, task: int) -> list[Attribute]:

@@ -1,6 +1,6 @@
 """A captured program's operators as the simulator prices them.
 
-Matmuls, attention and solvers are priced by their shapes. All else is bound by memory (`sim.models.captured.kernels`). An
+Matmuls, attention and solvers are priced by their shapes. All else is bound by memory (`captured/kernels.py`). An
 operator that is not known is priced by its bytes and counted (`unknown`).
 """
 

@@ -322,6 +322,21 @@ def test_a_ring_sends_to_the_next_rank_and_receives_from_the_one_before(tmp_path
     assert found == {(NodeType.COMM_SEND, 1, 2), (NodeType.COMM_RECV, 0, 1)}
 
 
+def test_gradients_of_experts_are_reduced_over_other_ranks_than_the_others(tmp_path: Path) -> None:
+    scenario = scenario_with(
+        {"seq_len": 512, "global_batch_size": 4},
+        {"dp": 4, "ep": 2, "zero": 1},
+        model={"layers": 2, "hidden": 512, "heads": 8, "vocab": 1024, "moe": {"experts": 4, "top_k": 2, "ffn": 1024}},
+    )
+    simulation = simulate(scenario, expand=True)
+    *files, groups = write_chakra(simulation, tmp_path / "step")
+    members = read_groups(groups)
+    found = {members[n.get("pg_name")] for n in read_chakra(files[0]).nodes if n.type == NodeType.COMM_COLL}
+    assert found == {(0, 1), (0, 2), (0, 1, 2, 3)}  # exchange of tokens, shards of experts, shards of the rest
+    read = load(files, [f.read_bytes() for f in files], members)
+    assert replay(read, Change()).step_time_s == pytest.approx(simulation.times.end_s.max(), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("scenario", "override", "message"),
     [
