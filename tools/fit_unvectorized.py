@@ -34,7 +34,7 @@ from sim.inputs.program_file import CapturedOperator
 from sim.inputs.program_file import Tensor as Described
 from sim.models.captured.kernels import moved_bytes
 from sim.models.captured.layout import casts_of, single_elements
-from sim.models.elementwise import rms_norm_eager
+from sim.models.norm import rms_norm_eager
 from sim.prices.unvectorized import sm_clocks_per_s
 from topology.presets import GPUS
 from topology.spec import GpuSpec

@@ -17,7 +17,7 @@ from calibrate.bundled_model.norm import eager_rms_norm
 from calibrate.records import Constant, Record, point
 from calibrate.timings.matmuls import DTYPES, Case, dtypes, shapes_as_in
 from calibrate.timings.timing import STEP_BYTES, Bench
-from sim.models.elementwise import rms_norm_eager
+from sim.models.norm import rms_norm_eager
 
 WIDTH = {"cpu": 512, "cuda": 4096}  # of a row that a norm or a softmax reduces: a hidden size of models run there
 CHANNELS = 64  # of images that a batch norm or a pooling works on

@@ -14,10 +14,10 @@ from sim.core.dtypes import INT64_BYTES
 from sim.core.program import Block, BlockKind, ModelPart, NeededBy, Program, Saved
 from sim.models.activation_memory.recompute import as_block, keep_all
 from sim.models.dims import Dims, ceil_div, dims
-from sim.models.elementwise import stream_norm
 from sim.models.layer import shape_key
 from sim.models.layer_inputs import layer_inputs_of
 from sim.models.lora import frozen
+from sim.models.norm import stream_norm
 from sim.models.operators import F, Operator, W, collective, memory_op, of_part
 from sim.models.precision.casts import mixed
 from sim.models.streams.hyper_connections import copied_to_streams

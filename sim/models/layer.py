@@ -11,7 +11,7 @@ from sim.models.activation_memory.offload_modules import by_module
 from sim.models.activation_memory.recompute import as_block, keep, mode_of_layer, modules_of, rerun_end
 from sim.models.activation_memory.recompute_modules import inside
 from sim.models.dims import Dims, Shard, layer_dims
-from sim.models.elementwise import branch_sum, residual, stream_norm
+from sim.models.elementwise import branch_sum, residual
 from sim.models.frameworks.megatron import facts_off
 from sim.models.graphed_parts import captured_layer
 from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
@@ -20,6 +20,7 @@ from sim.models.layers.experts import Experts
 from sim.models.layers.latent import LatentAttention
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.lora import frozen, only_behind_adapters
+from sim.models.norm import stream_norm
 from sim.models.operators import F, I, Operator, collective, of_part, workspace
 from sim.models.precision.casts import norms_give_wide
 from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes

@@ -18,8 +18,9 @@ from msgspec.structs import replace
 from sim.core.program import Program
 from sim.models.activations.kernels import activation
 from sim.models.dims import Dims, ceil_div
-from sim.models.elementwise import branch_sum, norm, residual, stream_norm
+from sim.models.elementwise import branch_sum, residual
 from sim.models.linear import linear
+from sim.models.norm import norm, stream_norm
 from sim.models.operators import F, I, Linear, Operator, W, gemm, memory_op
 
 if TYPE_CHECKING:

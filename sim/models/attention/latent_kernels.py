@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute
 from sim.models.dims import Dims
-from sim.models.elementwise import rope
 from sim.models.operators import F, I, Operator, memory_op
+from sim.models.rope import rope
 
 
 class RopeKernels(NamedTuple):
@@ -35,7 +35,7 @@ _SLICES = (RopeKernels(9, 0, 3, 7), RopeKernels(16, 0, 3.5, 12))
 # numbers of 8 bytes, a cast back;
 # backward also the conjugate of the angles, which all heads share.
 _COMPLEX = (RopeKernels(2, 16, 1.5, 3), RopeKernels(2, 16, 1.5, 4))
-# minicpm3/modeling_minicpm3.py: apply_rotary_pos_emb, as `sim.models.elementwise.rope`; the copy to tokens' order is
+# minicpm3/modeling_minicpm3.py: apply_rotary_pos_emb, as `sim.models.rope.rope`; the copy to tokens' order is
 # counted where queries' gradients are joined.
 _HALVES = (RopeKernels(10, 0, 4.5, 5), RopeKernels(15, 0, 4.5, 9))
 # megatron/core/models/common/embeddings/rope_utils.py: _apply_rotary_pos_emb_bshd. Forward: pairs put apart (2), x·cos

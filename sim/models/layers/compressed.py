@@ -29,7 +29,6 @@ from sim.models.attention.core import Core, attention_flops
 from sim.models.attention.latent_kernels import latent_rope
 from sim.models.attention.window import Window
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import norm
 from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.indexer import IndexedKeys, index_operator, scores
 from sim.models.layers.latent import LATENT_HEADS, latent_norm
@@ -37,6 +36,7 @@ from sim.models.layers.matrix import Matrix
 from sim.models.layers.shared_vectors import latents_shared, per_head, sparse_core
 from sim.models.layers.sparse_latent import LEAST_HEADS
 from sim.models.linear import linear
+from sim.models.norm import norm
 from sim.models.operators import F, I, Operator, gemm, keeping, memory_op
 from sim.models.serving.operators import ServingDims, rope_cache, served_linear, unfused_attention
 from sim.prices.attention_speed import SPARSE

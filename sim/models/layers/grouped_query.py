@@ -19,13 +19,15 @@ from sim.models.attention.query_factor import query_factor
 from sim.models.attention.split_gradients import clamped, clamped_apart, joined_gradients, split_by_index
 from sim.models.attention.window import Window
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
-from sim.models.elementwise import bias_apart, copied, norm, rope, rope_join, scaled_rope
+from sim.models.elementwise import bias_apart, copied
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.head_norms import head_layer_norm, norms_by_head
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
+from sim.models.norm import norm
 from sim.models.operators import F, I, Operator, collective, keeping, memory_op
 from sim.models.precision.casts import rope_gives_fp32
+from sim.models.rope import rope, rope_join, scaled_rope
 from sim.models.serving.operators import (
     ServingDims,
     norm_quantizes,

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
 from sim.models.dims import Dims
-from sim.models.elementwise import norm
+from sim.models.norm import norm
 from sim.models.operators import F, I, Operator, memory_op
 from sim.models.torch_kernels.layer_norm_clocks import layer_norm_clocks
 

@@ -20,10 +20,11 @@ from sim.models.attention.head_copies import output_copied
 from sim.models.attention.latent_kernels import put_into_keys, rope_of_latents
 from sim.models.attention.query_factor import query_factor
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import copied, norm
+from sim.models.elementwise import copied
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
+from sim.models.norm import norm
 from sim.models.operators import F, I, Linear, Operator, collective, gemm, keeping, memory_op
 from sim.models.precision.casts import casts_apart
 from sim.models.serving.latents import (

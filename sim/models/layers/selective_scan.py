@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, Phase, Program, Saved
 from sim.models.dims import Dims, Shard, ceil_div
-from sim.models.elementwise import norm
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
+from sim.models.norm import norm
 from sim.models.operators import F, I, Operator, W, elementwise_op, memory_op
 from sim.models.serving.operators import ServingDims, served_linear
 

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from sim.models.attention.head_copies import repeated
 from sim.models.dims import Dims, Shard
-from sim.models.elementwise import norm
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.matrix import Matrix
+from sim.models.norm import norm
 from sim.models.operators import I, Operator, accumulate
 from sim.models.serving.operators import ServingDims
 

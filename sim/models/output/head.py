@@ -13,13 +13,13 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import ALIGNED, Block, BlockKind, Compute, Item, ModelPart, Phase, Program, Saved
 from sim.models.activation_memory.recompute import as_block, keep_all
 from sim.models.dims import Dims, dims
-from sim.models.elementwise import stream_norm
 from sim.models.embedding import table_elements
 from sim.models.frameworks.parts import UnfusedLoss
 from sim.models.host_waits import after_loss_check
 from sim.models.layer import shape_key
 from sim.models.linear import linear
 from sim.models.lora import frozen
+from sim.models.norm import stream_norm
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part
 from sim.models.output.chunked_loss import chunked_output, looped_output
 from sim.models.output.preference import pair_loss, score_part, scores_rewards

@@ -12,10 +12,10 @@ from sim.core.program import Block, BlockKind, ModelPart
 from sim.models.activation_memory.offload_modules import by_module
 from sim.models.activation_memory.recompute import as_block, keep, keep_all, mode_of_layer, modules_of
 from sim.models.dims import Dims, Shard, ceil_div, dims
-from sim.models.elementwise import stream_norm
 from sim.models.embedding import lookup
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
+from sim.models.norm import stream_norm
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part, workspace
 from sim.models.output.head import final_norm_parts, output_parts
 from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes

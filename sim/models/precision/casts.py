@@ -147,7 +147,7 @@ def wider_rope(d: Dims) -> tuple[More, More]:
     Where fp32 cosines and sines multiply it, forward: two products are written in fp32 (2 more each), read and added in
     it (6 more), and their sum is cast (4 and 2). Backward: the gradient is cast to fp32 (6), both products read and
     write it (4 more each) and are cast (6 each). Scores that are multiplied in fp32 need neither the sum's cast nor the
-    gradient's. Where it is cast before, all accesses of `sim.models.elementwise.rope`
+    gradient's. Where it is cast before, all accesses of `sim.models.rope.rope`
     are of fp32, forward 10 and backward 15 of 17 (the copy between orders is not), with a cast before and one after.
     Where both parts are cast after one of them was rotated, forward both products and their sum (7) and backward both
     products (4) are of fp32, with three casts; forward also copies the angles (`repeat_interleave`).

@@ -21,8 +21,8 @@ from msgspec.structs import replace
 
 from sim.core.program import NeededBy, Saved
 from sim.models.dims import Dims
-from sim.models.elementwise import norm
 from sim.models.linear import linear
+from sim.models.norm import norm
 from sim.models.operators import F, I, Linear, Operator, memory_op
 
 

@@ -14,10 +14,11 @@ from sim.inputs.huggingface import model_of_config
 from sim.inputs.scenario import parse_scenario
 from sim.models.activations.facts import ACTIVATIONS
 from sim.models.dims import dims
-from sim.models.elementwise import layer_norm_in_fp32, rms_norm_eager, rope, rope_join
 from sim.models.layer import layer_block
 from sim.models.model_code import MODEL_CODE
 from sim.models.moe.exchange import INDEXED_IN_ONE_DTYPE
+from sim.models.norm import layer_norm_in_fp32, rms_norm_eager
+from sim.models.rope import rope, rope_join
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
