@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
-from sim.inputs.rules.without_effect import SERVED, keys_without_effect
+from sim.inputs.rules.without_effect import keys_without_effect
 from sim.inputs.sections import Sections
+from sim.inputs.serving_notes import serving_notes
 from sim.inputs.training_config import ActivationOffload
 from sim.models.frameworks.records import framework_of
 from sim.models.model_code import MODEL_CODE, ModelCode, code_of
@@ -17,7 +18,6 @@ from sim.models.precision.autocast import adapter_casts, autocasts, casts_on_use
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
-    from sim.inputs.workloads import Inference
 
 LEAST_BUCKET_BYTES = 1024  # a number below it lacks its unit
 
@@ -42,22 +42,14 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
     yield from _packing_note(sections)
     if i is None or i.disaggregated is None:  # its pools have degrees of their own
         yield from keys_without_effect(sections, written)
-    if t is None:
-        yield from _unserved_notes(written)
-        yield from _dispatch_note(sections, written)
-    else:
+    if t is not None:
         yield from _copies_note(t, model)
         yield from _autocast_note(t, p, model)
         yield from _attention_note(t, p, model)
         yield from _joined_norms_note(t, model)
         yield from _overlap_note(t, p, written)
         yield from _bucket_note(written)
-    if i is not None:
-        yield from _serving_notes(i, p, given, model)
-        yield from _format_notes(i, model)
-        if i.batching == "static":
-            yield from _static_notes(sections, i)
-        yield from _engine_note(sections, i)
+    yield from serving_notes(sections, written, given)
 
 
 def _copies_note(t: Training, model: ModelConfig) -> Iterator[str]:
@@ -178,29 +170,6 @@ def _popularity_note(sections: Sections) -> Iterator[str]:
         yield "model.moe.imbalance: of no effect with ep 1, where every rank computes the copies of all experts"
 
 
-def _unserved_notes(p: Parallelism) -> Iterator[str]:
-    """Keys that serving does not read, where they are written and are not their defaults."""
-    usual = Parallelism(dp=p.dp, cp=p.cp, accumulate_in_a_row=False)
-    unread = (key for key in Parallelism.model_fields if key in p.model_fields_set - SERVED)
-    yield from (
-        f"parallelism.{key}: of no effect on serving" for key in unread if getattr(p, key) != getattr(usual, key)
-    )
-
-
-def _dispatch_note(sections: Sections, written: Parallelism) -> Iterator[str]:
-    """Return that nothing is sent to experts in the dtype that is written, unless the engine sets it by itself."""
-    from sim.serve.engines.all2all import all2all_of  # most scenarios are training steps
-    from sim.serve.prices.formats import dispatch_dtype
-
-    i, p, given = sections.inference, sections.parallelism, written.ep_dispatch_dtype
-    if i is None or i.disaggregated is not None or p.ep > 1 or given is None:
-        return
-    if all2all_of(i).gathers and p.sharing_replicas > 1:
-        return
-    if given != dispatch_dtype(i, sections.cluster.gpu.peak_flops_per_s):
-        yield "parallelism.ep_dispatch_dtype: of no effect with ep 1"
-
-
 def _autocast_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:
     """Return that whole fp32 parameters are cast without `torch.autocast`, unless the scenario says so."""
     if t.autocast is False and not casts_on_use(t, p, model) and not adapter_casts(t, p):
@@ -256,91 +225,6 @@ def _without_sdpa(model: ModelConfig, code: ModelCode) -> Iterator[str]:
         yield f"training.attention: Transformers gives torch's own attention no model.{found[0]}; {asked}"
 
 
-def _serving_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig) -> Iterator[str]:
-    """Keys of `inference` that one replica or this engine does not read, and what an unknown length leaves open."""
-    from sim.serve.engines.file import engine_of  # most scenarios are training steps
-
-    if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
-        yield "inference.router: of no effect with dp 1, which is one replica"
-    if all(one.sharing_replicas == 1 for one in i.layouts(p)):
-        if i.all2all_backend is not None and i.afd is None:
-            yield "inference.all2all_backend: of no effect, as no tokens are sent to experts on other replicas"
-        for key in ("dense_over_replicas", "head_over_replicas"):
-            if getattr(i, key) is not None:
-                yield f"inference.{key}: of no effect, as no replicas share experts"
-    yield from unknown_length_note(i, given, model)
-    engine = engine_of(i.engine)
-    if i.chunked_prefill and not engine.mixes(True, i.speculative is not None, p.pp):
-        beside = "drafted tokens" if i.speculative is not None else "pipeline stages"
-        yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
-    if not i.cuda_graphs and not engine.defaults.graphs_to:
-        yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
-    for key in ("memory_fraction", "free_fraction"):
-        if i.kv_cache.memory_bytes is not None and key in i.kv_cache.model_fields_set:
-            yield f"inference.kv_cache.{key}: of no effect beside kv_cache.memory_bytes"
-    for key in ("cuda_graph_max_size", "cuda_graph_sizes"):
-        if getattr(i, key) is not None and not i.cuda_graphs:
-            yield f"inference.{key}: of no effect with cuda_graphs false"
-    if i.async_scheduling is False and not engine.overlaps:
-        yield f"inference.async_scheduling: of no effect with engine {i.engine}, which does not do so by itself"
-    if i.stream_interval > 1 and not engine.host_on("hopper").piece_s:
-        yield f"inference.stream_interval: of no effect with engine {i.engine}, whose server's times are not known"
-    if i.preemption == "swap" and i.batching != "static" and engine.never_preempts:
-        yield f"inference.preemption: of no effect with engine {i.engine}, which never preempts a request"
-
-
-def _format_notes(i: Inference, model: ModelConfig) -> Iterator[str]:
-    """Keys of `inference` about layers that the model lacks."""
-    chosen = i.quantization != model.checkpoint_quantization  # else the engine takes it from the checkpoint
-    if i.quantization == "mxfp4_experts" and chosen and not model.may_have_experts:
-        yield "inference.quantization: mxfp4_experts is of no effect, as the model has no experts"
-    if i.eplb is not None and model.moe is not None and model.moe.imbalance == "balanced":
-        copies = "; its copies take memory" if i.eplb.redundant_experts else ""
-        yield f"inference.eplb: of no effect where all experts are equally popular (model.moe.imbalance){copies}"
-    if i.decode_attention is not None and model.mla is not None:
-        yield "inference.decode_attention: of no effect with latent attention, whose heads read one latent"
-
-
-def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
-    """Keys of the scheduler that a static batch does not use, if their values differ from the engine's defaults.
-
-    In a static batch all requests start and end together.
-    """
-    from sim.serve.engines.file import engine_of  # most scenarios are training steps
-    from sim.serve.engines.server import server_of
-
-    p, gpu = sections.parallelism, sections.cluster.gpu
-    server = server_of(gpu, sections.model, i, p, p.pp)
-    whole = not i.chunked_prefill
-    own = engine_of(i.engine).defaults_on(gpu.architecture, server, i.longest(sections.model), whole)
-    usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
-    usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
-    for key, values in usual.items():
-        if getattr(i, key) not in values:
-            yield f"inference.{key}: of no effect with batching static"
-    shares = {"memory_fraction": {own.memory_fraction}, "free_fraction": {own.free_fraction, 1.0}}
-    for key, alike in shares.items():
-        if getattr(i.kv_cache, key) not in alike:
-            yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"
-    for key in ("max_tokens", "memory_bytes"):
-        if getattr(i.kv_cache, key) is not None:
-            yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"
-
-
-def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
-    """Say that an engine goes by the model's length, where nobody said it and not all keys that follow from it are
-    `given`; `used`: the section with what the engine sets by itself."""
-    from sim.serve.engines.file import engine_of  # most scenarios are training steps
-
-    without_budget = {"max_batch_tokens"} if used.batching == "static" else set()
-    left = engine_of(used.engine).by_positions(used.chunked_prefill) - given - without_budget
-    if used.longest(model) or not left:
-        return []
-    values = ", ".join([f"{key} {str(getattr(used, key)).lower()}" for key in sorted(left)])
-    what = f"engine {used.engine} goes by the length that a model was made for (or inference.max_request_tokens)"
-    return [f"model.trained_positions: unknown; {what}; simulated with {values}"]
-
-
 def _expert_split_note(sections: Sections) -> Iterator[str]:
     """Frameworks split experts as they do all else unless told otherwise (Megatron's
     `--expert-tensor-parallel-size`, by default the tensor-parallel size)."""
@@ -376,15 +260,6 @@ def _joined_norms_note(t: Training, model: ModelConfig) -> Iterator[str]:
     for name, apart, before in (("attn_norm", latent, "latent attention"), ("mlp_norm", experts, "experts")):
         if isinstance(offload, ActivationOffload) and name in offload.modules and not apart:
             yield f"training.activation_offload: of no effect on {name} {why} {before}"
-
-
-def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:
-    """Return what a measured engine served that this scenario does not."""
-    from sim.serve.engines.file import measured_otherwise, served_now  # most scenarios are training steps
-
-    now = served_now(sections.model, sections.cluster.gpu.name, sections.parallelism.tp, i.quantization)
-    if said := measured_otherwise(i.engine, now):
-        yield f"inference.engine: {i.engine} was {said}"
 
 
 def _packing_note(sections: Sections) -> Iterator[str]:

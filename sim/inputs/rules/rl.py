@@ -11,12 +11,12 @@ from sim.core.units import counted
 from sim.inputs.input_source import Problems, Source, raise_first, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model, with_positions
-from sim.inputs.notes import unknown_length_note
 from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rl_config import MAX_ANSWERS, Generation, Lengths, RewardModel, Rl
 from sim.inputs.rules.ranks import check_rules
 from sim.inputs.sections import Sections
 from sim.inputs.serving_keys import Sampling
+from sim.inputs.serving_notes import unknown_length_note
 from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
