@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from sim.core.dtypes import dtype_bytes
 from sim.emit.common import Emission
+from sim.emit.megatron_experts import experts
 from sim.emit.megatron_layers import (
     context,
     ends_of_pipeline,
@@ -30,7 +31,6 @@ from sim.models.activation_memory.recompute import stops_early
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.megatron import MEGATRON, MEGATRON_ZERO
 from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
-from sim.models.moe.routing import dispatcher_of, expert_nodes
 from sim.models.precision.recipes import RECIPES, recipe_of
 
 INTERLEAVED = "interleaved_1f1b"
@@ -52,7 +52,7 @@ class Megatron(Emission):
         self._check_model()
         self._check_layout()
         self._check_training()
-        flags = self._model() | self._experts() | self._batch() | self._layout() | self._replicas() | self._numbers()
+        flags = self._model() | experts(self) | self._batch() | self._layout() | self._replicas() | self._numbers()
         nodes, each = self.nodes
         p = self.scenario.parallelism
         # Required before Blackwell, but not beside pairs, whose exchanges would wait; its FSDP refuses it.
@@ -231,42 +231,6 @@ class Megatron(Emission):
             "untie-embeddings-and-output-weights": not m.tied_embeddings,
             "mtp-num-layers": m.mtp_layers or None,
             **{name: value for flags in self._variations().values() for name, value in flags.items()},
-        }
-
-    def _experts(self) -> Flags:
-        moe, p = self.scenario.model.moe, self.scenario.parallelism
-        if moe is None:
-            return {}
-        flex = dispatcher_of(p).once_to_a_place
-        if flex and p.ep_dispatcher == "deepep":
-            self.notes.append("moe-token-dispatcher-type flex: DeepEP; releases before 0.15 need moe-enable-deepep too")
-        dense, layers = moe.dense_layers, self.scenario.model.layers
-        groups, top_groups = moe.groups, moe.top_groups
-        if groups is None and moe.max_nodes_per_token is not None:
-            groups = expert_nodes(p, self.scenario.cluster.domain_gpus)
-            top_groups = min(groups, moe.max_nodes_per_token)
-        return {
-            "num-experts": moe.experts,
-            "moe-router-topk": moe.top_k,
-            "moe-ffn-hidden-size": moe.ffn,
-            "moe-grouped-gemm": self.training.moe_grouped_gemm is None,
-            "moe-permute-fusion": framework_of(self.training).maps_copies,
-            "moe-token-dispatcher-type": "flex" if flex else "alltoall",
-            "moe-flex-dispatcher-backend": p.ep_dispatcher if flex and p.ep_dispatcher != "deepep" else None,
-            "moe-router-force-load-balancing": True,
-            "expert-model-parallel-size": p.ep,
-            "expert-tensor-parallel-size": p.expert_tp,
-            "moe-shared-expert-intermediate-size": moe.shared_width or None,
-            "moe-layer-freq": f'"([0]*{dense}+[1]*{layers - dense})"' if dense else None,
-            "moe-expert-capacity-factor": moe.capacity_factor or None,
-            "moe-pad-expert-input-to-capacity": moe.pad_to_capacity,
-            "moe-router-dtype": "fp32" if moe.router_fp32 else None,
-            "moe-router-num-groups": groups,
-            "moe-router-group-topk": None if groups is None else top_groups,
-            "overlap-moe-expert-parallel-comm": p.ep_overlap,
-            "delay-wgrad-compute": p.ep_overlap and p.delay_wgrad_compute,
-            "moe-shared-expert-overlap": self.training.moe_shared_expert_overlap,
-            "moe-router-padding-for-quantization": self.training.moe_router_padding_for_quantization,
         }
 
     def _batch(self) -> Flags:
