@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LATENCIES = {
     "time_to_first_token_s": "Time to first token",
     "time_per_output_token_s": "Time per output token",
-    "request_latency_s": "End to end",
+    "request_latency_s": "Request latency",
     "inter_token_latency_s": "Between two tokens",
 }
 DRAWN = (("p50", 50.0), ("p90", 90.0), ("p99", 99.0))

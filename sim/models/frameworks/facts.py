@@ -190,7 +190,6 @@ class Framework(Struct, frozen=True):
     rope_in_fp32: bool = False
     """under autocast rope multiplies by fp32 cosines, which have the embedding's dtype, and its result is cast to 16
     bits for attention [transformers/models/llama/modeling_llama.py: LlamaRotaryEmbedding]"""
-
     experts_in_param_dtype: bool = False
     """under autocast routed experts run in their parameters' fp32, because their grouped matmul is on none of torch's
     lists [transformers/integrations/moe.py: _grouped_mm]"""
