@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator
 
+from sim.core.json_values import is_integer
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.parallelism import MAX_RANKS
 
@@ -56,7 +57,7 @@ class NicFault(UserInput):
     @field_validator("node", mode="before")
     @classmethod
     def _named(cls, value: Any) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool):
+        if is_integer(value):
             raise ValueError(f"must be a node's name: node{value}")
         return value
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from sim.core.errors import InputError
 from sim.core.files import read_text
 from sim.core.json_text import parse_json
+from sim.core.json_values import is_number
 from sim.core.units import counted
 from sim.inputs.input_source import show
 from sim.inputs.workloads import HASHED_SUFFIX, MAX_REQUESTS, MAX_TOKENS, Inference, RequestPattern, RequestTrace
@@ -187,7 +188,7 @@ def _hashed(row: object, where: str) -> Request:
         if key not in row:
             raise InputError(f"{where}: {key} is missing (keys: {', '.join(HASHED_KEYS)})")
     at_ms = row["timestamp"]
-    if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or not 0 <= at_ms <= 1e15:
+    if not is_number(at_ms) or not 0 <= at_ms <= 1e15:
         raise InputError(f"{where}: timestamp: found {show(at_ms)}; must be milliseconds from 0 to 1e15")
     prompt, output = (_tokens(row[key], f"{where}: {key}") for key in HASHED_KEYS[1:3])
     hashes = row.get("hash_ids", [])

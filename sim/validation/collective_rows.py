@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.core.json_values import is_number
 from sim.inputs.parallelism import MAX_RANKS
 from sim.prices.rank_prices import LINK_UNCERTAINTY
 from sim.validation.prediction import NotSimulated, Predictions, cluster_of, costs_of, spread
@@ -53,7 +54,7 @@ def collective_predictions(row: Measurement, calibration: str | None) -> Predict
 
 def _number(row: Measurement, key: str, least: int, most: int) -> float:
     found = row.data.get(key, 1)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not least <= found <= most:
+    if not is_number(found) or not least <= found <= most:
         raise InputError(f"{row.id}: {key}: found {str(found)[:40]}; allowed: {least} to {most:,}")
     return float(found)
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
+from sim.core.json_values import is_count, is_number
 from sim.core.program import Compute, Phase
 from sim.models.attention.core import LAUNCHES
 from sim.prices.cost import Cost
@@ -92,7 +93,7 @@ def _sizes(data: Data, *names: str) -> Sequence[int]:
     """Whole numbers above 0 under these names; InputError where one is missing or is no such number."""
     for name in names:
         found = data.get(name)
-        if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        if not is_count(found):
             raise InputError(f"{data['op']}: {name}: found {str(found)[:40]}; allowed: a whole number above 0")
     return [int(data[name]) for name in names]
 
@@ -165,7 +166,7 @@ def _optimizer(data: Data) -> list[Compute]:
     gradient; SGD reads parameter and gradient and writes the parameter."""
     counts = [data[name] for name in ("elements", "params", "parameters", "numel") if name in data]
     count = counts[0] if counts else None
-    if isinstance(count, bool) or not isinstance(count, int | float) or not 1 <= count < 1e18:
+    if not is_number(count) or not 1 <= count < 1e18:
         raise InputError(f"{data['op']}: elements: found {str(count)[:40]}; allowed: a number above 0")
     dtype = dtype_of(data, "fp32")
     moved = (7 if data["op"] == "adamw" else 3) * dtype_bytes(dtype) * count

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.core.errors import InputError
+from sim.core.json_values import is_integer
 from sim.inputs.units import BYTES, TIME, unit_of
 from sim.validation.collective_rows import collective_predictions
 from sim.validation.kernel_rows import kernel_predictions
@@ -106,7 +107,7 @@ def _asked(row: Measurement, result: Mapping[str, Any], workload: str) -> Predic
 def _class_of(plan: Plan, rank: object, row: str) -> int:
     """The class of ranks that `measured_rank`, whose memory alone was measured, is in."""
     ranks = plan.scenario.parallelism.ranks
-    if isinstance(rank, bool) or not isinstance(rank, int) or not -ranks <= rank < ranks:
+    if not is_integer(rank) or not -ranks <= rank < ranks:
         raise InputError(f"{row}: measured_rank: found {str(rank)[:40]}; allowed: a rank, 0 to {ranks - 1}")
     return plan.class_of(rank % ranks)
 

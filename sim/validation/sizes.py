@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.core.dtypes import dtype_bytes, normalise_dtype
 from sim.core.errors import InputError
+from sim.core.json_values import is_number
 
 # The names under which tables give a size; the first that a row has counts.
 NAMES: Mapping[str, tuple[str, ...]] = {
@@ -68,7 +69,7 @@ class Sizes:
         shape = data.get("shape")
         given = {**data, **(shape if isinstance(shape, dict) else {})}
         self._op = op
-        self._given = {k: v for k, v in given.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        self._given = {k: v for k, v in given.items() if is_number(v)}
 
     def __call__(self, what: str, default: float | None = None) -> float:
         """The size, `default` where the row has none; InputError where there is no default either."""
