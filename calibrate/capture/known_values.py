@@ -117,8 +117,11 @@ class KnownValues(TorchDispatchMode):
         self.ends.forget(x)
 
     def forget_filled(self, x: torch.Tensor) -> None:
-        """Note that a kernel may have written into a tensor; it does so into one that was filled with one number."""
-        if isinstance(x, FakeTensor) and not isinstance(self._known.get(x.untyped_storage()._cdata), torch.Tensor):
+        """Note that a kernel may have written into a tensor; it does so into one that was filled with one number, and
+        into a real one."""
+        if not isinstance(x, FakeTensor):
+            self.replace(x)
+        elif not isinstance(self._known.get(x.untyped_storage()._cdata), torch.Tensor):
             self.forget(x)
 
     def replace(self, x: torch.Tensor) -> None:
