@@ -139,6 +139,16 @@ def test_triton_kernels_of_scripts_read_whole_numbers_and_call_functions_that_st
     assert [(x.dtype, x.shape) for x in found.outputs] == [("fp32", (64,)), ("int64", (1,))]
 
 
+def test_whole_numbers_that_a_triton_kernel_writes_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    script = tmp_path / "train.py"
+    script.write_text(TRITON_SCRIPT.replace("    (x.sum()", "    print(counts.tolist())\n    (x.sum()"))
+    with captures_of_scripts(monkeypatch) as capture, pytest.raises(ValueError, match="int64, which depends on data"):
+        capture(script, 1)
+
+
 def test_a_gaussian_loss_asks_whether_variances_are_negative(tmp_path: Path) -> None:
     """torch/nn/functional.py: gaussian_nll_loss; the answer is no."""
 

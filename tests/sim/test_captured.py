@@ -65,7 +65,10 @@ def test_every_launch_of_a_plain_step_is_known() -> None:
         (lambda d: d["tables"]["phases"].append("later"), "tables.phases: found 'later'; allowed: forward"),
         (lambda d: d.update(device="tpu"), "device: found 'tpu'; allowed: cpu, cuda"),
         (lambda d: d["operators"]["causal"].__setitem__(0, 2), r"operators\[0\].causal: found 2; .* from 0 to 1"),
-        (lambda d: d["operators"].update(fused=[]), r"operators.fused: unknown column \(of a newer version\?\); allowed"),
+        (
+            lambda d: d["operators"].update(fused=[]),
+            r"operators.fused: unknown column \(of a newer version\?\); allowed",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
