@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     unset_fake_temporarily,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from calibrate.capture.answers import READ_AS
@@ -117,8 +117,11 @@ class KnownValues(TorchDispatchMode):
         self.ends.forget(x)
 
     def forget_filled(self, x: torch.Tensor) -> None:
-        """Note that a kernel may have written into a tensor; it does so into one that was filled with one number."""
-        if isinstance(x, FakeTensor) and not isinstance(self._known.get(x.untyped_storage()._cdata), torch.Tensor):
+        """Note that a kernel may have written into a tensor; it does so into one that was filled with one number, and
+        into a real one."""
+        if not isinstance(x, FakeTensor):
+            self.replace(x)
+        elif not isinstance(self._known.get(x.untyped_storage()._cdata), torch.Tensor):
             self.forget(x)
 
     def replace(self, x: torch.Tensor) -> None:
@@ -126,7 +129,10 @@ class KnownValues(TorchDispatchMode):
         storage = x.untyped_storage()
         if storage._cdata not in self._replaced:
             weakref.finalize(storage, self._replaced.pop, storage._cdata, None)
-            self._replaced[storage._cdata] = torch.empty(_elements(x), dtype=x.dtype)
+            mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+            with _disable_current_modes():  # a script's whole numbers would be real again
+                meta = torch.empty(_elements(x), dtype=x.dtype, device="meta")
+                self._replaced[storage._cdata] = FakeTensor(mode, meta, torch.device("cpu"))
 
     def is_replaced(self, x: torch.Tensor) -> bool:
         """Return whether unknown values were written into a real tensor, or a view of one."""

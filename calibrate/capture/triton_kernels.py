@@ -16,13 +16,17 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.recorder import Recorder
 
 NAMESPACE = "triton"
-LOAD, STORE, ATOMIC = "load", "store", "atomic_"
+# triton.language and its descriptors' methods (3.8: language/core.py)
+LOADS = ("load", "load_tensor_descriptor", "gather")
+STORES = ("store", "store_tensor_descriptor", "scatter")
+ATOMIC = "atomic_"
+ADDRESS = ("pointer", "desc")  # what their first argument is called
 LANGUAGE = ("tl", "language")  # how code calls triton.language
 
 
@@ -67,8 +71,8 @@ def _start(
     kwargs: dict[str, Any],
 ) -> None:
     given = dict(zip(kernel.arg_names, args, strict=False)) | kwargs
-    tensors = [(name, x) for name, value in given.items() for x in tree_leaves(value) if isinstance(x, torch.Tensor)]
-    if not all(isinstance(x, FakeTensor) for _, x in tensors):
+    tensors = [(name, x) for name, value in given.items() for x in _tensors(value)]
+    if any(isinstance(x, FunctionalTensor) for _, x in tensors):  # a script's whole numbers are real ones
         raise NotImplementedError(f"a graph cannot hold the Triton kernel {kernel.__name__}, which its code starts")
     touched = _touched(kernel)
     stores = [x for name, x in tensors if name in touched.stored]
@@ -78,36 +82,73 @@ def _start(
         written(x)
 
 
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors of an argument; a descriptor that the host makes has one as its `base`."""
+    return [x for x in tree_leaves(getattr(value, "base", value)) if isinstance(x, torch.Tensor)]
+
+
 @lru_cache(maxsize=256)
 def _touched(kernel: Any) -> Touched:
-    """Read off a kernel's code behind which parameters it loads and stores; a function that it calls only loads."""
+    """Read off a kernel's code behind which parameters it loads and stores, also in functions that it calls."""
     tree = kernel.parse()
     names = set(kernel.arg_names)
-    behind = {name: {name} for name in names}  # the parameters that a name's address comes from
+    sources = _sources(tree, names)
+    loaded: set[str] = set()
+    stored: set[str] = set()
+    for call in (x for x in ast.walk(tree) if isinstance(x, ast.Call)):
+        called = _called(call)
+        if (function := _function(kernel, call)) is not None:
+            inner = _touched(function)
+            for name, value in _given(function, call):
+                loaded |= sources(value) if name in inner.loaded else set()
+                stored |= sources(value) if name in inner.stored else set()
+        if called in LOADS or called.startswith(ATOMIC):
+            loaded |= sources(_address(call))
+        if called in STORES or called.startswith(ATOMIC):
+            stored |= sources(_address(call))
+    return Touched(frozenset(loaded & names), frozenset(stored & names))
+
+
+def _sources(tree: ast.AST, names: set[str]) -> Callable[[ast.AST], set[str]]:
+    """Return what says from which of the parameters `names` an address comes."""
+    behind = {name: {name} for name in names}
 
     def sources(node: ast.AST) -> set[str]:
         if isinstance(node, ast.Name):
             return behind.get(node.id, set())
-        if isinstance(node, ast.Call) and _called(node) == LOAD:
+        if isinstance(node, ast.Call) and _called(node) in LOADS:
             return set()  # a value, no address
         return set().union(*map(sources, ast.iter_child_nodes(node)))
 
     assigned = [x for x in ast.walk(tree) if isinstance(x, ast.Assign | ast.AugAssign | ast.AnnAssign) and x.value]
+    pairs = [pair for x in assigned if x.value for pair in _pairs(x, x.value)]
     for _ in range(3):  # what a loop changes is used above, too
-        for x in assigned:
-            for target in x.targets if isinstance(x, ast.Assign) else [x.target]:
-                for name in ast.walk(target):
-                    if isinstance(name, ast.Name):
-                        behind[name.id] = behind.get(name.id, set()) | (sources(x.value) if x.value else set())
-    loaded: set[str] = set()
-    stored: set[str] = set()
-    for call in (x for x in ast.walk(tree) if isinstance(x, ast.Call)):
-        found = sources(_address(call))
-        if _called(call) == LOAD or _called(call).startswith(ATOMIC):
-            loaded |= found
-        if _called(call) == STORE or _called(call).startswith(ATOMIC):
-            stored |= found
-    return Touched(frozenset(loaded & names), frozenset(stored & names))
+        for target, value in pairs:
+            for name in ast.walk(target):
+                if isinstance(name, ast.Name):
+                    behind[name.id] = behind.get(name.id, set()) | sources(value)
+    return sources
+
+
+def _pairs(x: ast.Assign | ast.AugAssign | ast.AnnAssign, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Return targets with their values, one by one where both are as many."""
+    for target in x.targets if isinstance(x, ast.Assign) else [x.target]:
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            yield from zip(target.elts, value.elts, strict=True)
+        else:
+            yield target, value
+
+
+def _function(kernel: Any, call: ast.Call) -> Any:
+    """Return the function of Triton that a kernel calls by its name; None for others, and for itself."""
+    found = kernel.fn.__globals__.get(call.func.id) if isinstance(call.func, ast.Name) else None
+    return found if found is not kernel and hasattr(found, "arg_names") and hasattr(found, "parse") else None
+
+
+def _given(function: Any, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    """Return the arguments of a call with the names of the function's parameters."""
+    yield from zip(function.arg_names, call.args, strict=False)
+    yield from ((x.arg, x.value) for x in call.keywords if x.arg)
 
 
 def _called(call: ast.Call) -> str:
@@ -120,4 +161,5 @@ def _address(call: ast.Call) -> ast.AST:
     function = call.func
     if isinstance(function, ast.Attribute) and getattr(function.value, "id", "") not in LANGUAGE:
         return function.value
-    return call.args[0] if call.args else ast.Constant(None)
+    named = (x.value for x in call.keywords if x.arg in ADDRESS)
+    return call.args[0] if call.args else next(named, ast.Constant(None))

@@ -47,7 +47,12 @@ def whole(data: object, where: str, least: int, most: int | None = None) -> int:
 
 
 def rows_of(table: Mapping[str, Any], keys: tuple[str, ...], where: str) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table whose columns are lists of one length; InputError for anything else."""
+    """The rows of a table whose columns are lists of one length; InputError for anything else.
+
+    A column that is not among `keys` may decide what a step takes, so that it is not passed over.
+    """
+    if unknown := [key for key in table if key not in keys]:
+        raise InputError(f"{where}.{unknown[0]}: unknown column (of a newer version?); allowed: {', '.join(keys)}")
     for key in keys:
         if not isinstance(table.get(key), list) or len(table[key]) != len(table[keys[0]]):
             raise InputError(f"{where}.{key}: allowed: a list as long as {keys[0]}")

@@ -46,6 +46,7 @@ ROW_KEYS = (
     "drops",
     "dims_behind",
 )
+DEVICES = ("cpu", "cuda")
 TO_DEVICE, TO_HOST = "host_to_device", "device_to_host"
 SHORT_DTYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 T = TypeVar("T")
@@ -183,7 +184,8 @@ def read_program(path: Path) -> CapturedProgram:
     seq_len, micro_batch_size = (whole(data.get(k), f"{path}: {k}", least) for k in ("seq_len", "micro_batch_size"))
     tables, rows = mapping(data.get("tables"), f"{path}: tables"), mapping(data.get("operators"), f"{path}: operators")
     autocast, optimizer = (text(data.get(k), f"{path}: {k}") for k in ("autocast", "optimizer"))
-    device, facts = text(data.get("device", "cuda"), f"{path}: device"), mapping(data.get("facts"), f"{path}: facts")
+    device = one_of(data.get("device", "cuda"), DEVICES, f"{path}: device")
+    facts = mapping(data.get("facts"), f"{path}: facts")
     operators = _operators(tables, rows, path)
     storages = _storages(tables, mapping(data.get("storages"), f"{path}: storages"), path)
     for i, op in enumerate(operators):
@@ -264,12 +266,12 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
                 _picked(tensors, row["inputs"], f"{where}.inputs"),
                 _picked(tensors, row["outputs"], f"{where}.outputs"),
                 whole(row["launches"], f"{where}.launches", 0),
-                bool(whole(row["causal"], f"{where}.causal", 0)),
+                bool(whole(row["causal"], f"{where}.causal", 0, 1)),
                 _counts(row["input_storages"], f"{where}.input_storages"),
                 _counts(row["output_storages"], f"{where}.output_storages"),
-                bool(whole(row["tf32"], f"{where}.tf32", 0)),
+                bool(whole(row["tf32"], f"{where}.tf32", 0, 1)),
                 None if row["host_copy"] == -1 else _pick(copies, row["host_copy"], f"{where}.host_copy"),
-                bool(whole(row["drops"], f"{where}.drops", 0)),
+                bool(whole(row["drops"], f"{where}.drops", 0, 1)),
                 whole(row["dims_behind"], f"{where}.dims_behind", 0),
             )
         )

@@ -20,10 +20,9 @@ from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK
 from sim.inputs.parallelism import MAX_RANKS
 from sim.inputs.plain_data import listed, mapping, one_of, rows_of, whole
-from sim.inputs.program_file import FORMAT, CapturedProgram, read_program
+from sim.inputs.program_file import DEVICES, FORMAT, CapturedProgram, read_program
 
 HEAD = f'{{"format":"{FORMAT}"'.encode()
-DEVICES = ("cpu", "cuda")
 
 
 class What(StrEnum):

@@ -9,6 +9,7 @@ import pytest
 
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.operators import computes_of, known
+from tests.calibrate.captured_scripts import captures_of_scripts
 from tests.calibrate.test_capture_operators import captured, launched
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
@@ -106,6 +107,46 @@ def test_triton_kernels_of_the_code_are_operators_of_their_own(tmp_path: Path) -
     assert (scale.name, scale.phase) == ("triton.scale_", "backward")
     assert [[x.bytes for x in tensors] for tensors in (scale.inputs, scale.outputs)] == [[size, 4]] * 2
     assert computes_of(scale)[0].bytes == 2 * (size + 4)
+
+
+TRITON_SCRIPT = """
+import torch
+from tests.calibrate.triton_code import choose
+model = torch.nn.Linear(8, 32, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    x = model(torch.randn(4, 8, device="cuda"))
+    out, places = torch.zeros(64, device="cuda"), torch.arange(64, device="cuda")
+    counts = torch.zeros(1, dtype=torch.int64, device="cuda")
+    choose[(1,)](x.detach(), places, out, counts, BLOCK=64)
+    (x.sum() + out.sum()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_triton_kernels_of_scripts_read_whole_numbers_and_call_functions_that_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's whole numbers are real tensors."""
+    pytest.importorskip("triton")
+    script = tmp_path / "train.py"
+    script.write_text(TRITON_SCRIPT)
+    with captures_of_scripts(monkeypatch) as capture:
+        program = capture(script, 1).program
+    (found,) = launched(program, "triton.")
+    assert [(x.dtype, x.shape) for x in found.inputs] == [("fp32", (4, 32)), ("int64", (64,))]
+    assert [(x.dtype, x.shape) for x in found.outputs] == [("fp32", (64,)), ("int64", (1,))]
+
+
+def test_whole_numbers_that_a_triton_kernel_writes_are_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    script = tmp_path / "train.py"
+    script.write_text(TRITON_SCRIPT.replace("    (x.sum()", "    print(counts.tolist())\n    (x.sum()"))
+    with captures_of_scripts(monkeypatch) as capture, pytest.raises(ValueError, match="int64, which depends on data"):
+        capture(script, 1)
 
 
 def test_a_gaussian_loss_asks_whether_variances_are_negative(tmp_path: Path) -> None:

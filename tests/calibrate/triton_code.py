@@ -47,3 +47,18 @@ class Gated(torch.autograd.Function):
         counts = torch.zeros(1, dtype=torch.int32)
         scale_[(grad.size(0),)](grad, counts, grad.size(1), BLOCK=128)
         return grad, None
+
+
+@triton.jit
+def put(out_ptr: Any, x: Any) -> None:
+    """Store, as a function that kernels call."""
+    tl.store(out_ptr, x)
+
+
+@triton.jit
+def choose(x_ptr: Any, places_ptr: Any, out_ptr: Any, counts_ptr: Any, BLOCK: tl.constexpr) -> None:
+    """Gather rows by whole numbers; addresses have several names, and a function stores."""
+    source, target = x_ptr, out_ptr
+    places = tl.load(pointer=places_ptr + tl.arange(0, BLOCK))
+    put(target + tl.arange(0, BLOCK), tl.load(source + places))
+    tl.store(pointer=counts_ptr, value=BLOCK)

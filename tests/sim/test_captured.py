@@ -63,6 +63,12 @@ def test_every_launch_of_a_plain_step_is_known() -> None:
         (lambda d: d["operators"]["name"].__setitem__(3, 9999), r"operators\[3\].name: found 9999; allowed: 0 to"),
         (lambda d: d["storages"]["bytes"].__setitem__(0, -1), r"storages\[0\].bytes: found -1"),
         (lambda d: d["tables"]["phases"].append("later"), "tables.phases: found 'later'; allowed: forward"),
+        (lambda d: d.update(device="tpu"), "device: found 'tpu'; allowed: cpu, cuda"),
+        (lambda d: d["operators"]["causal"].__setitem__(0, 2), r"operators\[0\].causal: found 2; .* from 0 to 1"),
+        (
+            lambda d: d["operators"].update(fused=[]),
+            r"operators.fused: unknown column \(of a newer version\?\); allowed",
+        ),
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:

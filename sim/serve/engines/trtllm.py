@@ -97,6 +97,8 @@ _TRTLLM_1 = Engine(
     asked_graphs=AskedGraphs(trtllm_10_sizes, sequences=True, keeps_largest=True),
     overlaps_drafting=(True, False),
     padded_experts=("alike", "alike"),
+    # _torch/pyexecutor/cuda_graph_runner.py, _get_padded_batch: the largest of all ranks' batches, if all only decode
+    pads_replicas="graphed",
     reserved_output=1.0,
     runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
     whole_prompts=True,

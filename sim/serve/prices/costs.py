@@ -222,7 +222,7 @@ class IterationCosts(Struct):
             seconds += [base + a for a in attention]
         if self.offloaded:
             seconds = [s + self.offloaded[0].read_s for s in seconds]
-        return self.host.seconds_each(0, seconds, Load(own, decodes), copied_s=self.copied_s[0])
+        return self.host.seconds_each(0, seconds, Load(own, decodes, samples=own), copied_s=self.copied_s[0])
 
     def send_s(self, stage: int, tokens: int) -> float:
         """Seconds to hand the residual stream of `tokens` from a stage to the next."""

@@ -103,6 +103,17 @@ def test_masks_are_made_before_the_gpu_computes_or_beside_it() -> None:
     assert decode_s(overlapping, 0.001, n) == pytest.approx(own_s + accept_s + mask_s)
 
 
+@pytest.mark.parametrize("engine", ["vllm-0.11", "vllm-0.14", "sglang-0.5"])
+def test_masks_cost_as_much_in_a_run_of_alike_iterations(engine: str) -> None:
+    """Iterations that are looked at one by one take the same times as a run of them."""
+    changes = (f"inference.engine={engine}", GRAMMAR, "inference.requests.output_len=40")
+    scenario = served(*changes).scenario
+    runs = [simulate_serving(scenario, engine="static", group=group) for group in (True, False)]
+    assert max(iteration.steps for iteration in runs[0].replicas[0].iterations) > 1
+    latencies = [[s.finish_s for s in run.sequences] for run in runs]
+    assert latencies[0] == pytest.approx(latencies[1], rel=1e-9)
+
+
 def test_threads_share_the_masks_of_many_sequences() -> None:
     """vLLM's eight, of more than 128 sequences; SGLang's host makes them one after another."""
     for engine, threads in (("vllm-0.14", 8), ("sglang-0.5", 1)):

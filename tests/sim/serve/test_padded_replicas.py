@@ -34,6 +34,7 @@ def costs_of(engine: str, *sets: str) -> IterationCosts:
         ("vllm-0.33", (), 40, 380),  # DeepSeek V3 chooses groups first, so that padding tokens choose experts
         ("sglang-0.5", (), 5, 380),  # where experts are spread padding tokens choose none
         ("sglang-0.5", ("parallelism={dp: 8, expert_tp: 8}",), 40, 380),
+        ("trtllm-1.3", (), 5, 380),  # padding tokens all choose the same experts
     ],
 )
 def test_the_mean_replica_has_the_tokens_of_the_fullest_where_all_are_padded(
