@@ -119,3 +119,11 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
 def test_what_has_no_key_is_noted(tmp_path: Path) -> None:
     _, said = said_of(tmp_path, COMMAND.replace("trainer.nnodes=1", "trainer.nnodes=1 reward_model.enable=True"))
     assert "not expressed here: reward_model.enable" in said
+
+
+def test_a_command_without_its_batch_is_read_if_the_user_says_so(tmp_path: Path) -> None:
+    text = COMMAND.replace("    data.train_batch_size=1024 \\\n", "")
+    said = refused(tmp_path, "run.sh", text, *OPTIONS)
+    assert "not read without data.train_batch_size in it; --from verl reads it" in said
+    data, _ = converted(tmp_path, "run.sh", text, *OPTIONS, "--from", "verl")
+    assert of(data, "rl", "prompts_per_step") == [1024]
