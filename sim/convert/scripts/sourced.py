@@ -61,9 +61,7 @@ def advice(absent: tuple[str, ...]) -> str:
     return f"the script reads {', '.join(absent)}, not found beside it: put it there, or give what it sets by --var"
 
 
-def _with(
-    file: Path, text: str, absent: list[str], readers: tuple[Path, ...], read: list[tuple[Path, str]]
-) -> str:
+def _with(file: Path, text: str, absent: list[str], readers: tuple[Path, ...], read: list[tuple[Path, str]]) -> str:
     def inner(found: re.Match[str]) -> str:
         words = found[1]
         path = _path(file.parent, words)

@@ -124,6 +124,6 @@ def test_what_has_no_key_is_noted(tmp_path: Path) -> None:
 def test_a_command_without_its_batch_is_read_if_the_user_says_so(tmp_path: Path) -> None:
     text = COMMAND.replace("    data.train_batch_size=1024 \\\n", "")
     said = refused(tmp_path, "run.sh", text, *OPTIONS)
-    assert "not read without data.train_batch_size in it; --from verl reads it" in said
+    assert "not read (a command with data.train_batch_size=N is, and any by --from verl)" in said
     data, _ = converted(tmp_path, "run.sh", text, *OPTIONS, "--from", "verl")
     assert of(data, "rl", "prompts_per_step") == [1024]
