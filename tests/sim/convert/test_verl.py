@@ -127,3 +127,13 @@ def test_a_command_without_its_batch_is_read_if_the_user_says_so(tmp_path: Path)
     assert "not read (a command with data.train_batch_size=N is, and any by --from verl)" in said
     data, _ = converted(tmp_path, "run.sh", text, *OPTIONS, "--from", "verl")
     assert of(data, "rl", "prompts_per_step") == [1024]
+
+
+def test_a_model_that_the_user_names_stands_in_the_place_of_the_path(tmp_path: Path) -> None:
+    text = COMMAND.replace("Qwen/Qwen3-8B", "/models/ours")
+    assert "model.path: found '/models/ours'; is no model that is known here" in refused(
+        tmp_path, "run.sh", text, *OPTIONS
+    )
+    data, said = converted(tmp_path, "run.sh", text, *OPTIONS, "--model", "qwen3-8b")
+    assert data["model"] == "qwen3-8b"
+    assert "model.path" not in said
