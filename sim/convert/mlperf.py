@@ -204,7 +204,7 @@ def convert_mlperf(file: Path, text: str, machine: Machine) -> Converted:
     sections["train"]["global_batch_size"] = s.size(MARKS[1]) * (gpus // divisor)
     if (kernel := backend_of(text)) is not None:
         sections["model"]["attention_backend"] = kernel
-    found = convert_bridge(file, sections, machine, names)
+    found = convert_bridge(file, sections, machine, names, text)
     notes = [*found.notes, *_notes(s, text, benchmark)]
     return Converted({**found.scenario, "name": file.stem}, tuple(notes), found.missing)
 

@@ -40,7 +40,8 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
 OLMO_CORE = "olmo_core"
 # By program: words of which its commands have one, and where a page says more.
 COMMANDS = (
-    ("verl", ("verl.trainer.main_ppo", "actor_rollout_ref."), " (a scenario with `rl` describes its step: docs/rl.md)"),
+    ("verl", ("verl.trainer.main_ppo",), " (a command with data.train_batch_size=N is, and any by --from verl)"),
+    ("verl", ("actor_rollout_ref.",), " (a scenario with `rl` describes its step: docs/rl.md)"),
     ("verl", ("verl.trainer.",), ""),  # its fine-tuning
     ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), ""),
     ("GPT-NeoX", ("deepy.py",), ""),

@@ -53,7 +53,8 @@ def converted(file: Path, asked: Asked, trainer: str | None) -> Converted:
     try:
         found = READERS[trainer or _trainer_of(file, script.text, is_data)](file, script.text, asked)
     except InputError as error:
-        raise InputError(f"{error}; {advice(script.absent)}") if script.absent else error from None
+        said = "; ".join([script.placed(str(error)), *([advice(script.absent)] if script.absent else [])])
+        raise InputError(said) from None
     absent = [advice(script.absent)] if script.absent else []
     return replace(found, notes=(*found.notes, *notes, *absent, *environment_note(script.text)))
 

@@ -124,14 +124,14 @@ class Settings(Struct, dict=True):
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             problem = f"found {show(value)}{lacking(value) or '; must be a whole number'}"
-            raise InputError(f"{self.file}: {self.written_as(name)}: {problem}") from None
+            raise InputError(f"{self.place(name)}: {problem}") from None
         return int(number)
 
     def size(self, name: str, default: int | None = None) -> int:
         """A whole number from 1, read as `integer` reads it."""
         number = self.integer(name, default)
         if number < 1:
-            raise InputError(f"{self.file}: {self.written_as(name)}: found {number}; must be at least 1")
+            raise InputError(f"{self.place(name)}: found {number}; must be at least 1")
         return number
 
     def whole(self, name: str) -> int | None:
@@ -156,14 +156,16 @@ class Settings(Struct, dict=True):
         try:
             return float(value)
         except (TypeError, ValueError):
-            raise InputError(f"{self.file}: {self.written_as(name)}: found {show(value)}; must be a number") from None
+            raise InputError(f"{self.place(name)}: found {show(value)}; must be a number") from None
 
     def place(self, name: str) -> str:
-        """Where the file writes a name: file, line if it is in the text, name."""
+        """Where the file writes a name: file, line if it is in the text, name. Of several lines the first that has
+        the value, too."""
         parts = map(re.escape, re.split("[-_]", self.written_as(name)))
         written = re.compile(rf"(?<![\w-]){'[-_]'.join(parts)}(?![\w-])")
-        lines = (n for n, line in enumerate(self.text.splitlines(), 1) if written.search(line))
-        line = next(lines, None)
+        lines = [(n, line) for n, line in enumerate(self.text.splitlines(), 1) if written.search(line)]
+        value = str(self.values.get(name, ""))
+        line = next((n for n, line in lines if value in line), lines[0][0] if lines else None)
         return f"{self.file}{'' if line is None else f':{line}'}: {self.written_as(name)}"
 
     def written_as(self, name: str) -> str:

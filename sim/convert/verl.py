@@ -63,6 +63,7 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
     gpus = machine.gpus or s.size("trainer.nnodes", 1) * s.size("trainer.n_gpus_per_node", 8)
     parallelism = _of_megatron(s, gpus) if megatron else _of_fsdp(s, gpus)
     training = _training(s, megatron, parallelism)
+    s.taken.add(f"{MODEL}.path")  # in whose place --model may stand
     sections = {
         "model": machine.model or _model(s),
         "training": training,

@@ -39,7 +39,7 @@ def read_text(path: Path, limit_bytes: int) -> str:
     if len(raw) > limit_bytes:
         raise InputError(f"{path}: is larger than {limit_bytes} bytes, the limit for an input file")
     try:
-        return raw.decode("utf-8-sig")
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")  # lines of Windows end in both
     except UnicodeDecodeError as error:
         if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise InputError(f"{path}:1: is not UTF-8 text but UTF-16 or UTF-32; save it as UTF-8") from None

@@ -20,7 +20,7 @@ RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 
 
 RecomputeModule = Literal["core_attn", "mlp", "moe", "shared_experts", "moe_act", "layernorm", "mla_up_proj"]
-LOSES_OUTPUT: tuple[RecomputeModule, ...] = ("moe_act", "layernorm", "mla_up_proj")  # see `models.recompute_modules`
+LOSES_OUTPUT: tuple[RecomputeModule, ...] = ("moe_act", "layernorm", "mla_up_proj")  # see `recompute_modules.py`
 
 
 class Recompute(UserInput):

@@ -2,7 +2,7 @@
 
 States per parameter (Rajbhandari et al. 2020, section 3.1): stored parameter, gradient in `grad_dtype`, and for AdamW
 two fp32 moments, with an fp32 master copy where parameters are kept in 16 bits: 2+2+12 with 16-bit gradients, 2+4+12
-with fp32 ones, 4+4+8 in fp32, and 2+2+4 with 16-bit moments and no master copy (`models.optimizer.kept_bytes`). ZeRO-1
+with fp32 ones, 4+4+8 in fp32, and 2+2+4 with 16-bit moments and no master copy (`step.kept_bytes`). ZeRO-1
 shards the optimizer, ZeRO-2 also the gradients, ZeRO-3 also the parameters. Of fp32 parameters that are cast on use,
 FSDP frees a layer's 16-bit copies after it; elsewhere (torch.autocast) each layer's backward needs its own, and all
 but the embedding's are there. Captured blocks know their states' own bytes, and their casts are saved activations.

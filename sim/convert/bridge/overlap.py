@@ -24,7 +24,7 @@ def of_comm_overlap(data: Mapping[str, Any], merged: Mapping[str, Any], whole: b
     if whole and own.get(WITHOUT_RUN) is not None:
         return found
     if whole and own.get(P2P) is None:
-        found[P2P] = (merged.get("virtual_pipeline_model_parallel_size") or 1) > 1
+        found[P2P] = _is_split(merged, "virtual_pipeline_model_parallel_size")
     if merged.get("use_distributed_optimizer") and not merged.get("use_megatron_fsdp"):
         found |= {key: value for key, value in OF_DDP.items() if own.get(key) is None}
     return found
@@ -32,4 +32,10 @@ def of_comm_overlap(data: Mapping[str, Any], merged: Mapping[str, Any], whole: b
 
 def _tensors_overlap(merged: Mapping[str, Any]) -> bool:
     """Whether tensor parallelism's messages can overlap: with sequence parallelism (`_get_model_comm_overlap_cfgs`)."""
-    return (merged.get("tensor_model_parallel_size") or 1) > 1 and bool(merged.get("sequence_parallel"))
+    return _is_split(merged, "tensor_model_parallel_size") and bool(merged.get("sequence_parallel"))
+
+
+def _is_split(merged: Mapping[str, Any], degree: str) -> bool:
+    """Whether a degree is above 1; what is no number is told where the degree is read."""
+    value = merged.get(degree)
+    return isinstance(value, int | float) and value > 1

@@ -214,9 +214,10 @@ def convert_recipe(file: Path, data: dict[str, Any], machine: Machine) -> Conver
 
 
 def convert_bridge(
-    file: Path, data: dict[str, Any], machine: Machine, paths: Mapping[str, str] | None = None
+    file: Path, data: dict[str, Any], machine: Machine, paths: Mapping[str, str] | None = None, text: str = ""
 ) -> Converted:
-    """The scenario that the sections describe. `paths`: where the file has a section or a key, if elsewhere.
+    """The scenario that the sections describe. `paths`: where the file has a section or a key, if elsewhere; `text`:
+    the file's, if it is a script, for messages with lines.
 
     Raises:
         InputError: for an encoder, where the model or the number of GPUs is missing, and as `convert_megatron`.
@@ -236,7 +237,7 @@ def convert_bridge(
     merged |= of_comm_overlap(data, merged, whole)
     flags, names = _flags(merged, written)
     _set_sizes(file, flags, machine)
-    s = Settings(file, flags, written=names)
+    s = Settings(file, flags, written=names, text=text)
     found = described(s, machine, _gpus(data))
     _add_lora(found, lora_of(file, data))
     if machine.model is not None and (asked.model is None or overrides):

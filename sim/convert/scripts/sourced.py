@@ -18,15 +18,30 @@ SOURCE = re.compile(
 SUBMIT = re.compile(r"(?m)^[ \t]*sbatch(?=[ \t\\])(?:\\\n|[^\n;&|#])*?[ \t]([^\s;&|]+\.(?:sh|slurm|sbatch))[ \t]*$")
 FOLDER = re.compile(rf"(?:{OUTPUT}|\$\{{[^{{}}]*\}}|\$\w+)/?")
 OF_ENVIRONMENT = re.compile(r"activate|conda|bashrc|profile|/etc/|/opt/|\.env$|setvars|cargo/env|modules?/init")
+AT_LINE = re.compile(r"(.*?):(\d+): ")
 MAX_BYTES = 2**20
 MOST = 20  # files
 
 
 class Sourced(Struct, frozen=True):
-    """A script with the files in it, and those that are not there, by the words of the script."""
+    """A script with the files in it, and those that are not there, by the words of the script. `read`: the files and
+    their own texts, the script first; none where it reads no other."""
 
     text: str
     absent: tuple[str, ...] = ()
+    read: tuple[tuple[Path, str], ...] = ()
+
+    def placed(self, message: str) -> str:
+        """A message that begins with the script's name and a line of `text`, with the file and line of that line."""
+        found = AT_LINE.match(message)
+        lines = self.text.splitlines()
+        if found is None or not self.read or found[1] != str(self.read[0][0]) or int(found[2]) > len(lines):
+            return message
+        line, said = lines[int(found[2]) - 1], message[found.end() :]
+        for path, text in self.read:
+            if line in (own := text.splitlines()):
+                return f"{path}:{own.index(line) + 1}: {said}"
+        return f"{found[1]}: {said}"
 
 
 def with_sourced(file: Path, text: str) -> Sourced:
@@ -36,7 +51,9 @@ def with_sourced(file: Path, text: str) -> Sourced:
         InputError: for a file that reads itself, or more than 20 of them.
     """
     absent: list[str] = []
-    return Sourced(_with(file, text, absent, ()), tuple(dict.fromkeys(absent)))
+    read: list[tuple[Path, str]] = []
+    whole = _with(file, text, absent, (), read)
+    return Sourced(whole, tuple(dict.fromkeys(absent)), ((file, text), *read) if read else ())
 
 
 def advice(absent: tuple[str, ...]) -> str:
@@ -44,7 +61,7 @@ def advice(absent: tuple[str, ...]) -> str:
     return f"the script reads {', '.join(absent)}, not found beside it: put it there, or give what it sets by --var"
 
 
-def _with(file: Path, text: str, absent: list[str], readers: tuple[Path, ...]) -> str:
+def _with(file: Path, text: str, absent: list[str], readers: tuple[Path, ...], read: list[tuple[Path, str]]) -> str:
     def inner(found: re.Match[str]) -> str:
         words = found[1]
         path = _path(file.parent, words)
@@ -55,7 +72,9 @@ def _with(file: Path, text: str, absent: list[str], readers: tuple[Path, ...]) -
         if path in readers or len(readers) == MOST:
             raise InputError(f"{file}: reads {words}, which reads itself or more than {MOST} files")
         more = _directive(found) if found.re is SUBMIT else ""
-        return "\n" + _with(path, read_text(path, MAX_BYTES), absent, (*readers, path)) + more + "\n"
+        own = read_text(path, MAX_BYTES)
+        read.append((file.parent / path.name, own))
+        return "\n" + _with(path, own, absent, (*readers, path), read) + more + "\n"
 
     return SUBMIT.sub(inner, SOURCE.sub(inner, text))
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sim.inputs.rules.sizes import found_at
+
 if TYPE_CHECKING:
-    from sim.inputs.rules.layout import Problem, Sizes
+    from sim.inputs.rules.sizes import Problem, Sizes
     from sim.inputs.training_config import Training
     from sim.inputs.yaml_input import KeyPath
-
-
-def found_at(key: str, value: object, why: str) -> Problem:
-    """A problem of a key of `parallelism`: what was found, and why it is wrong."""
-    shown = str(value).lower() if isinstance(value, bool) else value
-    return ("parallelism", key), f"found {shown}; {why}"
 
 
 def _served_context(s: Sizes) -> Problem | None:

@@ -9,7 +9,7 @@ from sim.inputs.yaml_input import KeyPath
 
 
 class Pairs(Protocol):
-    """What these rules ask of `sim.inputs.rules.layout.Sizes`."""
+    """What these rules ask of `sim.inputs.rules.sizes.Sizes`."""
 
     @property
     def training(self) -> Training | None: ...

@@ -165,7 +165,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     said = refused(tmp_path, "config_b.sh", LORA.replace("TP=4", "TP=3"), *H100)
     assert "64 GPUs; must be a multiple of TP · PP · CP, 6" in said
     said = refused(tmp_path, "config_b.sh", LORA.replace("TP=4", "TP=many"), *H100)
-    assert "config_b.sh: TP: found 'many'; must be a whole number" in said
+    assert "config_b.sh:6: TP: found 'many'; must be a whole number" in said
     said = refused(tmp_path, "config_b.sh", LORA.replace("TP=4", "TP=$DEGREE"), *H100)
     assert "TP: found '${DEGREE}', in which a variable has no value: --var DEGREE=VALUE gives one" in said
 
@@ -175,3 +175,23 @@ def test_the_scenario_has_the_files_name(tmp_path: Path) -> None:
     file.write_text(LORA)
     data = yaml.safe_load(invoked(main, str(file), *H100).output)
     assert data["name"] == file.stem
+
+
+def test_a_wrong_value_is_told_with_the_file_and_line_that_has_it(tmp_path: Path) -> None:
+    common = tmp_path / "config_common.sh"
+    common.write_text(COMMON)
+    said = refused(tmp_path, "config.sh", LARGE.replace("PARALLEL=8\n", "PARALLEL=eight\n"), "--cluster", "dgx-h100")
+    assert f"{tmp_path / 'config.sh'}:5: PIPELINE_MODEL_PARALLEL: found 'eight'" in said
+    said = refused(tmp_path, "config.sh", LARGE.replace("SIZE=1\n", "SIZE=one\n"), "--cluster", "dgx-h100")
+    assert f"{tmp_path / 'config.sh'}:8: MICRO_BATCH_SIZE: found 'one'" in said  # not the common file's first line
+    common.write_text(COMMON.replace("WGRAD_DEFERRAL_LIMIT=50", "OVERWRITTEN_NUM_LAYERS=many"))
+    said = refused(tmp_path, "config.sh", LARGE, "--cluster", "dgx-h100")
+    line = COMMON.splitlines().index("export WGRAD_DEFERRAL_LIMIT=50") + 1
+    assert f"{common}:{line}: OVERWRITTEN_NUM_LAYERS: found 'many'" in said
+
+
+def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
+    plain = converted(tmp_path, "config.sh", GPT3, "--cluster", "dgx-h100")[1]
+    file = tmp_path / "config.sh"
+    file.write_bytes(GPT3.replace("\n", "\r\n").encode())
+    assert invoked(main, str(file), "--cluster", "dgx-h100").output == plain

@@ -125,6 +125,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "--model" in said
     said = refused(tmp_path, "r.yaml", changed(trainer__strategy="ddp"), *CLUSTER)
     assert "r.yaml: trainer.strategy: found 'ddp'; can be converted: nemo's MegatronStrategy" in said
+    for degree in ("tensor_model_parallel_size", "virtual_pipeline_model_parallel_size"):
+        said = refused(tmp_path, "r.yaml", changed(**{f"trainer__strategy__{degree}": "two"}), *CLUSTER)
+        assert f"trainer.strategy.{degree}: found 'two'; must be a whole number" in said
     said = refused(tmp_path, "r.yaml", changed(trainer__num_nodes=1), *CLUSTER)
     assert "8 GPUs; must be a multiple of 32" in said
     data, _ = converted(tmp_path, "r.yaml", changed(trainer__num_nodes=1), *CLUSTER, "--gpus", "64")

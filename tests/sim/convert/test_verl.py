@@ -119,3 +119,21 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
 def test_what_has_no_key_is_noted(tmp_path: Path) -> None:
     _, said = said_of(tmp_path, COMMAND.replace("trainer.nnodes=1", "trainer.nnodes=1 reward_model.enable=True"))
     assert "not expressed here: reward_model.enable" in said
+
+
+def test_a_command_without_its_batch_is_read_if_the_user_says_so(tmp_path: Path) -> None:
+    text = COMMAND.replace("    data.train_batch_size=1024 \\\n", "")
+    said = refused(tmp_path, "run.sh", text, *OPTIONS)
+    assert "not read (a command with data.train_batch_size=N is, and any by --from verl)" in said
+    data, _ = converted(tmp_path, "run.sh", text, *OPTIONS, "--from", "verl")
+    assert of(data, "rl", "prompts_per_step") == [1024]
+
+
+def test_a_model_that_the_user_names_stands_in_the_place_of_the_path(tmp_path: Path) -> None:
+    text = COMMAND.replace("Qwen/Qwen3-8B", "/models/ours")
+    assert "model.path: found '/models/ours'; is no model that is known here" in refused(
+        tmp_path, "run.sh", text, *OPTIONS
+    )
+    data, said = converted(tmp_path, "run.sh", text, *OPTIONS, "--model", "qwen3-8b")
+    assert data["model"] == "qwen3-8b"
+    assert "model.path" not in said
