@@ -141,11 +141,13 @@ class DataParallel(Struct, frozen=True):
             if size > 0 and n > 1
         ]
 
-    def gather_block(self, b: Block, phase: Phase, handle: str, first: bool = False) -> list[Comm]:
+    def gather_block(
+        self, b: Block, phase: Phase, handle: str, first: bool = False, early: bool = False
+    ) -> list[Comm]:
         """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says.
-        `first`: for the step's first forward."""
+        `first`: for the step's first forward; `early`: before the first backward has ended."""
         whole = self.gather(b.name, self.gathered_params(b), self.gathered_experts(b), phase, handle)
-        if self.outer > 1 and first:
+        if self.outer > 1 and early:
             return behind_replicas(whole, (self.shard, self.expert_shard))
         if self.secondary > 1 and not first:
             whole = [replace(c, group="secondary") for c in whole]

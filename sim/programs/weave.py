@@ -18,8 +18,11 @@ from sim.programs.shared_gradients import sum_shared
 from sim.programs.two_levels import second_copy
 
 
-def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
-    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here.
+def weave_forward(
+    blocks: tuple[Block, ...], dp: DataParallel, first: bool, early: bool = False
+) -> list[list[Item]]:
+    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here; `early`: no
+    backward has ended here.
 
     ZeRO-3 gathers a block's parameters while the block before it computes, one block ahead as FSDP2 does, or several
     (`units_ahead`).
@@ -28,7 +31,7 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     phase = Phase.FORWARD
     out: list[list[Item]] = [[] for _ in blocks]
     if blocks and dp.zero == 3 and (first or not dp.stays):
-        _gather(out, forward_gathers(blocks, dp, first), forward_order(blocks, dp), dp, phase)
+        _gather(out, forward_gathers(blocks, dp, first, early), forward_order(blocks, dp), dp, phase)
     for block, items in zip(blocks, out, strict=True):
         items += block.forward
         if first and dp.secondary > 1:
@@ -37,17 +40,18 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
 
 
 def weave_backward(
-    blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool
+    blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool, early: bool = False
 ) -> list[list[Item]]:
     """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
 
     `last`: the step's last micro-batch here, after which gradients are complete, or (`each_row`) a row's last.
+    `early`: the step's first backward here.
     """
     order = blocks[::-1]
     out: list[list[Item]] = [[] for _ in order]
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
-        _gather(out, backward_gathers(order, dp), backward_order(order, dp), dp, phase)
+        _gather(out, backward_gathers(order, dp, early), backward_order(order, dp), dp, phase)
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
     buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None
     for block, items in zip(order, out, strict=True):

@@ -52,7 +52,8 @@ SHARED = {**HYBRID, "outer_dp_sharding_strategy": "optim"}
 
 def test_replicas_that_share_the_optimizer_scatter_gradients_and_gather_parameters_once_a_step() -> None:
     """An all-reduce of a shard's gradients over replicas becomes a reduce-scatter; each shard's parameters are gathered
-    over replicas for the first forward. Messages within shards stay."""
+    over replicas for the first forward and the first backward, but embedding and output, which stay, once. Messages
+    within shards stay."""
     hybrid, shared = case("megatron", **HYBRID), case("megatron", **SHARED)
     before, after = sent(hybrid), sent(shared)
     n = before["all_reduce", "replica"]
@@ -60,9 +61,36 @@ def test_replicas_that_share_the_optimizer_scatter_gradients_and_gather_paramete
     assert after["reduce_scatter", "replica"] == n
     assert ("all_reduce", "replica") not in {key for key, size in after.items() if size > 1000}
     # Parameters of 2 bytes, gradients of 4.
-    assert after["all_gather", "replica"] == pytest.approx(n / 2)
+    passes = 2 * after["all_gather", "replica"] / n
+    stay = 2 * MODEL["vocab"] * MODEL["hidden"] + MODEL["hidden"]
+    assert passes == pytest.approx(2 - stay / parameters(shared))
     for kind in ("all_gather", "reduce_scatter"):
         assert after[kind, "shard"] == before[kind, "shard"]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 8])
+def test_shared_parameters_are_gathered_over_replicas_until_the_first_backward_has_ended(micro_batches: int) -> None:
+    """Megatron's `microbatch_count` is raised by a backward's end, so later micro-batches gather within shards alone."""
+    found = sent(case("megatron", {"global_batch_size": 32 * micro_batches, "micro_batch_size": 1}, **SHARED))
+    once = sent(case("megatron", {"global_batch_size": 32, "micro_batch_size": 1}, **SHARED))
+    assert found["all_gather", "replica"] == once["all_gather", "replica"]
+
+
+@pytest.mark.parametrize(("micro_batches", "engine"), [(2, "simpy"), (4, "static"), (8, "simpy")])
+def test_a_pipelines_warmup_gathers_over_replicas_too(micro_batches: int, engine: str) -> None:
+    """Stage s of 2 runs 2 - s forwards before its first backward ends; both keep embedding or output."""
+    layout: dict[str, Any] = {**SHARED, "dp": 16, "shard_size": 8, "pp": 2}
+    scenario = case("megatron", {"global_batch_size": 16 * micro_batches, "micro_batch_size": 1}, **layout)
+    programs = simulate(scenario, engine=engine).result["communication"]
+    found = {row["rank"]: row["bytes"] for row in programs if (row["kind"], row["group"]) == ("all_gather", "replica")}
+    layers = 2 * 2 * layer_block_parameters(scenario) / 8
+    ends = 2 * MODEL["vocab"] * MODEL["hidden"] / 8
+    assert found[0] == pytest.approx(3 * layers + ends, rel=1e-3)
+    assert found[max(found)] == pytest.approx(2 * layers + ends, rel=1e-3)
+
+
+def layer_block_parameters(scenario: Scenario) -> int:
+    return (parameters(scenario) - 2 * MODEL["vocab"] * MODEL["hidden"] - MODEL["hidden"]) // MODEL["layers"]
 
 
 def test_replicas_that_share_the_optimizer_keep_a_part_of_its_states() -> None:
