@@ -35,7 +35,7 @@ def weave_forward(
     for block, items in zip(blocks, out, strict=True):
         items += block.forward
         if first and dp.secondary > 1:
-            items += second_copy(dp.gathered_params(block), dp.secondary, dp.parameter_bytes)
+            items += second_copy(dp.gathered_params(block), max(1, len(block.tensors)), dp.secondary, dp.parameter_bytes)
     return out
 
 
@@ -129,8 +129,8 @@ class _Buckets:
         (dense, experts, tensors), root = self._taken(), self.of_root if at_end else (0.0, 0.0, 0)
         dense, experts, tensors = dense + root[0], experts + root[1], tensors + root[2]
         self.count += 1
-        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last)
-        made: list[Comm | Compute] = [*join_gradients(reduced, self.dp, tensors), *reduced]
+        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last, tensors)
+        made: list[Comm | Compute] = [*join_gradients(reduced, self.dp, tensors, dense + experts), *reduced]
         if at_end or not self.dp.aligned:
             return [*self.later, *made]
         self.later += made
