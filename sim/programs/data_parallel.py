@@ -141,9 +141,7 @@ class DataParallel(Struct, frozen=True):
             if size > 0 and n > 1
         ]
 
-    def gather_block(
-        self, b: Block, phase: Phase, handle: str, first: bool = False, early: bool = False
-    ) -> list[Comm]:
+    def gather_block(self, b: Block, phase: Phase, handle: str, first: bool = False, early: bool = False) -> list[Comm]:
         """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says.
         `first`: for the step's first forward; `early`: before the first backward has ended."""
         whole = self.gather(b.name, self.gathered_params(b), self.gathered_experts(b), phase, handle)

@@ -38,9 +38,7 @@ def _groups(gathers: Sequence[Comm], shards: tuple[int, int]) -> list[tuple[str,
     return [by_group[message.group] for message in gathers]
 
 
-def quantized_messages(
-    name: str, elements: float, tensors: int, ranks: tuple[int, int], handle: str
-) -> list[Comm]:
+def quantized_messages(name: str, elements: float, tensors: int, ranks: tuple[int, int], handle: str) -> list[Comm]:
     """The exchanges of gradients in 4 bits (ZeRO++, Wang et al. 2023, arXiv 2306.10209, section 3.3), each over `ranks`
     of a node, then over one rank of each node.
 
@@ -61,9 +59,7 @@ def quantized_messages(
     return out
 
 
-def quantized_gradients(
-    elements: float, tensors: int, ranks: tuple[int, int], parameter_bytes: float
-) -> list[Compute]:
+def quantized_gradients(elements: float, tensors: int, ranks: tuple[int, int], parameter_bytes: float) -> list[Compute]:
     """The kernels around `quantized_messages` (`all_to_all_quant_reduce`).
 
     Each tensor is copied into its bucket, and quantized. Behind the exchange within nodes the ranks' parts are added up

@@ -18,9 +18,7 @@ from sim.programs.shared_gradients import sum_shared
 from sim.programs.two_levels import second_copy
 
 
-def weave_forward(
-    blocks: tuple[Block, ...], dp: DataParallel, first: bool, early: bool = False
-) -> list[list[Item]]:
+def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool, early: bool = False) -> list[list[Item]]:
     """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here; `early`: no
     backward has ended here.
 
@@ -35,7 +33,9 @@ def weave_forward(
     for block, items in zip(blocks, out, strict=True):
         items += block.forward
         if first and dp.secondary > 1:
-            items += second_copy(dp.gathered_params(block), max(1, len(block.tensors)), dp.secondary, dp.parameter_bytes)
+            items += second_copy(
+                dp.gathered_params(block), max(1, len(block.tensors)), dp.secondary, dp.parameter_bytes
+            )
     return out
 
 
