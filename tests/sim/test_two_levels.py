@@ -138,8 +138,8 @@ def test_four_bit_gradients_are_exchanged_within_nodes_and_then_between_them() -
 
 
 def test_each_tensor_has_four_exchanges_in_4_bits() -> None:
-    """`all_to_all_quant_reduce`: numbers and scales, within nodes and between them, and kernels: copied, quantized, reduced, dequantized,
-    a sum for each node (from 0), divided."""
+    """`all_to_all_quant_reduce`: numbers and scales, within nodes and between them, and seven kernels on two nodes:
+    copied, quantized, reduced, dequantized, two sums (from 0), divided."""
     messages = quantized_messages("layer", 4 * 1024**2, 4, (8, 2), "g")
     assert [(c.group, c.bytes) for c in messages] == 4 * [
         ("local", 1024**2 / 2),
@@ -150,7 +150,8 @@ def test_each_tensor_has_four_exchanges_in_4_bits() -> None:
     assert len({c.handle for c in messages}) == len(messages)
     (made,) = quantized_gradients(4 * 1024**2, 4, (8, 2), 2.0)
     assert made.kernels == 4 * 7
-    # A number: copied (4), quantized (2.5), read (0.5); an eighth of them: written (0.5), dequantized (2.5), summed (7).
+    # Bytes of a number: copied (4), quantized (2.5), read (0.5); of an eighth of them: written (0.5), dequantized (2.5),
+    # summed (7).
     assert made.bytes == pytest.approx(4 * 1024**2 * (7 + (0.5 + 2.5 + 7) / 8))
     assert quantized_messages("nothing", 0, 1, (8, 2), "g") == []
 
