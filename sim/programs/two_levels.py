@@ -19,9 +19,9 @@ SECOND_ACCESSES = 3  # a second copy is zeroed, and copied out of the whole para
 def behind_replicas(gathers: Sequence[Comm], shards: tuple[int, int]) -> list[Comm]:
     """Return a unit's gathers, each behind the gather over replicas of the part that its rank has of a shard.
 
-    So a step begins where replicas of shards share the optimizer (`outer_dp_sharding_strategy`). Megatron's FSDP does it
-    for every gather while `microbatch_count` is 0, which the end of a backward raises: for the first backward, too, and
-    for all forwards that a pipeline's stage runs before it (megatron_fsdp 0.6.1, megatron_fsdp.py:
+    So a step begins where replicas of shards share the optimizer (`outer_dp_sharding_strategy`). Megatron's FSDP does
+    it for every gather while `microbatch_count` is 0, which the end of a backward raises: for the first backward, too,
+    and for all forwards that a pipeline's stage runs before it (megatron_fsdp 0.6.1, megatron_fsdp.py:
     `all_gather_and_wait_parameters_ready`, `_root_post_backward`; param_and_grad_buffer.py: `all_gather_params`).
     `shards`: ranks that share dense parameters, and experts.
     """

@@ -19,8 +19,8 @@ from sim.programs.two_levels import second_copy
 
 
 def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool, early: bool = False) -> list[list[Item]]:
-    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here; `early`: no
-    backward has ended here.
+    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here; `early`:
+    no backward has ended here.
 
     ZeRO-3 gathers a block's parameters while the block before it computes, one block ahead as FSDP2 does, or several
     (`units_ahead`).

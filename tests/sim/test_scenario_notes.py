@@ -421,22 +421,3 @@ def test_a_bucket_without_a_unit_is_asked_about() -> None:
     assert "parallelism.bucket_bytes: 25 bytes, less than any tensor has; 25MiB is 25 mebibytes" in told
     clear = parse_scenario(small(parallelism={"dp": 2, "bucket_bytes": "25MiB"})).warnings
     assert not [text for text in clear if "mebibytes" in text]
-
-
-@pytest.mark.parametrize(
-    ("framework", "layout", "noted"),
-    [
-        ("megatron", {"zero": 1}, True),
-        ("megatron", {"zero": 3}, False),
-        ("deepspeed", {"zero": 2}, True),
-        ("deepspeed", {"zero": 0}, False),
-        ("eager", {"zero": 3}, False),
-        ("eager", {"zero": 3, "fsdp_version": 1}, True),
-    ],
-)
-def test_adafactors_moment_of_flat_shards_is_noted(framework: str, layout: dict[str, Any], noted: bool) -> None:
-    """Of a vector it keeps a number for each, not sums of rows and columns."""
-    data = small(parallelism={"dp": 2, **layout})
-    data["training"] = {**data["training"], "framework": framework, "optimizer": "adafactor"}
-    told = [text for text in parse_scenario(data).warnings if text.startswith("training.optimizer: of the flat shards")]
-    assert bool(told) is noted

@@ -71,7 +71,7 @@ def test_replicas_that_share_the_optimizer_scatter_gradients_and_gather_paramete
 
 @pytest.mark.parametrize("micro_batches", [1, 2, 8])
 def test_shared_parameters_are_gathered_over_replicas_until_the_first_backward_has_ended(micro_batches: int) -> None:
-    """Megatron's `microbatch_count` is raised by a backward's end, so later micro-batches gather within shards alone."""
+    """Megatron's `microbatch_count` is raised by a backward's end, so later ones gather within shards alone."""
     found = sent(case("megatron", {"global_batch_size": 32 * micro_batches, "micro_batch_size": 1}, **SHARED))
     once = sent(case("megatron", {"global_batch_size": 32, "micro_batch_size": 1}, **SHARED))
     assert found["all_gather", "replica"] == once["all_gather", "replica"]
@@ -150,8 +150,8 @@ def test_each_tensor_has_four_exchanges_in_4_bits() -> None:
     assert len({c.handle for c in messages}) == len(messages)
     (made,) = quantized_gradients(4 * 1024**2, 4, (8, 2), 2.0)
     assert made.kernels == 4 * 7
-    # Bytes of a number: copied (4), quantized (2.5), read (0.5); of an eighth of them: written (0.5), dequantized (2.5),
-    # summed (7).
+    # Bytes of a number: copied (4), quantized (2.5), read (0.5); of an eighth of them: written (0.5),
+    # dequantized (2.5), summed (7).
     assert made.bytes == pytest.approx(4 * 1024**2 * (7 + (0.5 + 2.5 + 7) / 8))
     assert quantized_messages("nothing", 0, 1, (8, 2), "g") == []
 
