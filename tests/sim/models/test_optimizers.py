@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from model_programs import LLAMA, make
 
+from sim.core.errors import InputError
+from sim.emit import emit
+from sim.models.optimizers.records import OPTIMIZERS
 from sim.models.optimizers.step import kept_bytes, optimizer_items
 from sim.models.parameters import count_parameters
 from sim.simulation import simulate
@@ -77,3 +80,11 @@ def test_adafactors_moment_of_flat_shards_is_noted(framework: str, layout: dict[
     scenario = make(LLAMA, {"framework": framework, "optimizer": "adafactor"}, dp=2, **layout)
     told = [text for text in scenario.warnings if text.startswith("training.optimizer: of the flat shards")]
     assert bool(told) is noted
+
+
+@pytest.mark.parametrize("trainer", ["megatron", "torchtitan", "torchtitan-python"])
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_an_optimizer_that_a_trainer_lacks_is_refused_in_words(trainer: str, optimizer: str) -> None:
+    scenario = make(LLAMA, {"framework": "eager", "optimizer": optimizer})
+    with pytest.raises(InputError):
+        emit(scenario, trainer)
