@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from sim.core.dtypes import peak_flops_per_s
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
-from sim.inputs.rules.layout import Sizes
+from sim.inputs.rules.sizes import Sizes
 from sim.inputs.training_config import Training
 from topology.spec import ClusterSpec
 

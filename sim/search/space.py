@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, get_args
 from msgspec import Struct
 
 from sim.inputs.parallelism import Parallelism, all_replicas, form_of, overlaps_messages, split_layers
-from sim.inputs.rules.layout import LAYOUT_RULES, MESH_RULES, Problem, Sizes, first_problem
+from sim.inputs.rules.layout import LAYOUT_RULES, MESH_RULES, first_problem
+from sim.inputs.rules.sizes import Problem, Sizes
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Recompute, RecomputeMode, Training
 from sim.inputs.zero_keys import as_reduced, zero_keys

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from sim.inputs.rules.layout import LAYOUT_RULES, Problem, first_problem
+from sim.inputs.rules.layout import LAYOUT_RULES, first_problem
+from sim.inputs.rules.sizes import Problem
 from sim.inputs.yaml_input import dotted
 from sim.search.space import SIZES, MeshSizes, Space, layouts_of, mesh_problem, meshes_of, partial_layouts_of, sizes_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sim.inputs.rules.layout import Problem, Sizes
+    from sim.inputs.rules.sizes import Problem, Sizes
     from sim.inputs.training_config import Training
     from sim.inputs.yaml_input import KeyPath
 

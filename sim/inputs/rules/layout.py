@@ -8,51 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from sim.core.units import counted
-from sim.inputs.model_config import ModelConfig
 from sim.inputs.program_file import read_program
 from sim.inputs.rules.context import context_parallel
 from sim.inputs.rules.context import found_at as _found
 from sim.inputs.rules.pairs import pairs, whole_pairs
-from sim.inputs.training_config import Training
-from sim.inputs.yaml_input import KeyPath
-from sim.schedules import FORMS, ScheduleForm
-
-Problem = tuple[KeyPath, str]
-
-
-class Sizes(NamedTuple):
-    """All that the rules read. `micro_batch_size` and `recompute` (a mode) are a layout's own, not `training`'s.
-
-    `training` is None for serving, `form` that of one stage where pp is 1, `layers_per_stage` None where layers are
-    dealt out evenly.
-    """
-
-    model: ModelConfig
-    training: Training | None
-    micro_batch_size: int
-    recompute: str
-    tp: int
-    sp: bool
-    cp: int
-    pp: int
-    dp: int
-    ep: int
-    expert_tp: int
-    ep_overlap: bool
-    shard_size: int
-    cp_method: str
-    cp_split: str
-    form: ScheduleForm
-    virtual_stages: int
-    layers_per_stage: tuple[int, ...] | Literal["balanced"] | None
-    mtp_stage: int | None = None
-    redundant_experts: int = 0
-    cp_method_by_layer: tuple[str, ...] | None = None
-    hierarchical_context_parallel_sizes: tuple[int, ...] | None = None
-
+from sim.inputs.rules.sizes import Problem, Sizes
+from sim.schedules import FORMS
 
 Rule = Callable[[Sizes], Problem | None]
 
