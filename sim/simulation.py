@@ -197,7 +197,7 @@ class Prepared(Struct, frozen=True, eq=False, dict=True):
     def lists(self) -> ScheduleColumns:
         """The schedule by column."""
         p = self.plan.scenario.parallelism
-        return ScheduleColumns(self.schedule, p.ep_overlap, p.reduces_rows)
+        return ScheduleColumns(self.schedule, p.ep_overlap, p.reduces_rows, p.shares_optimizer)
 
     @property
     def peak_bytes(self) -> float:

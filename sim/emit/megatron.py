@@ -328,7 +328,7 @@ class Megatron(Emission):
             "accumulate-allreduce-grads-in-fp32": pair[0] == "fp32",
             "attention-backend": self._backend(),
             **precision_aware(self),
-            "optimizer": MEGATRON_OPTIMIZERS[t.optimizer],
+            "optimizer": MEGATRON_OPTIMIZERS.get(t.optimizer),  # others are refused
             "calculate-per-token-loss": t.calculate_per_token_loss,
             "sgd-momentum": 0.0 if t.optimizer == "sgd" else None,
             "clip-grad": 1.0 if t.gradient_clipping else 0.0,

@@ -81,8 +81,8 @@ class StepBuilder:
         self.expanded = fineness.expanded
         # The first forward of a stage waits for its parameters, and the last backward launches the remaining gradient
         # reductions. These two actions therefore have their own programs.
-        ends = lists.first_and_last
-        self.programs = ActionPrograms(ends, pricing, stages, self.table, self.messages, cache, fineness)
+        ends, early = lists.first_and_last, lists.until_first_backward
+        self.programs = ActionPrograms(ends, pricing, stages, self.table, self.messages, cache, fineness, early)
         self.placements = Placements(lists, self.programs)
         # One lookup for all steps, in the shape of `direction`. W has direction NEITHER and so no hop.
         self._takes_input = self.messages.needs[self.lists.stage, self.lists.direction] != NO_HOP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import NamedTuple
 
@@ -121,10 +121,11 @@ class ActionPrograms:
         messages: Messages,
         cache: ProgramCache,
         fineness: Fineness = WHOLE_ACTIONS,
+        early: Set[Action] = frozenset(),
     ) -> None:
         self.plan, self.pricing, self.stages, self.table = pricing.plan, pricing, stages, table
         self.messages, self.pipelines, self.fineness = messages, pricing.plan.pipelines, fineness
-        self.ends = ends
+        self.ends, self.early = ends, early
         self._contexts: dict[int, tuple[object, ...]] = {}
         self._placed: dict[tuple[int, CompiledProgram], PlacedProgram] = {}
         self._cache = cache
@@ -219,7 +220,7 @@ class ActionPrograms:
         stages = self.stages[class_index]
         remote = [bool(self.messages.needs[a.stage, DIRECTION[a.kind]] != NO_HOP) for a in step]
         actions = [
-            (stages[a.stage], a.kind, a in self.ends, far, stages[a.stage].defers(a))
+            (stages[a.stage], a.kind, a in self.ends, far, stages[a.stage].defers(a), a in self.early)
             for a, far in zip(step, remote, strict=True)
         ]
         key = (self._context(class_index), *actions)
@@ -246,10 +247,10 @@ class ActionPrograms:
         return self._contexts[class_index]
 
     def _program(self, stage: Stage, action: Action, remote: bool) -> Program:
-        end = action in self.ends
+        end, early = action in self.ends, action in self.early
         if action.kind is Kind.F:
-            return stage.forward(end, remote)
-        return stage.backward(action.kind, end, remote, stage.defers(action))
+            return stage.forward(end, remote, early)
+        return stage.backward(action.kind, end, remote, stage.defers(action), early)
 
     def _meets_others(self, class_index: int, program: CompiledProgram) -> bool:
         """Tell whether another class of ranks takes part in the program's collectives."""

@@ -43,9 +43,10 @@ class ScheduleColumns:
     `kind` (by `NUMBER`), `micro_batch`, `direction` (of its messages, NEITHER for a repetition), and `ends`, 1 for the
     first forward of a stage and for the last action that makes gradients of its weights; with `rows` for the
     last of every row of such actions, before the rank goes on with another stage's.
+    `early`: 1 up to the end of the stage's first backward; 0 everywhere without `early`.
     """
 
-    def __init__(self, schedule: Schedule, pair: bool, rows: bool = False) -> None:
+    def __init__(self, schedule: Schedule, pair: bool, rows: bool = False, early: bool = False) -> None:
         lists = [steps_of(entries, pair) for entries in schedule.ranks]
         self.steps: list[Step] = list(chain.from_iterable(lists))
         self.begin: list[int] = [0, *np.cumsum([len(x) for x in lists]).tolist()]
@@ -60,6 +61,7 @@ class ScheduleColumns:
         # An array indexed by kind replaces one dict look-up for each step.
         self.direction = DIRECTION_OF_KIND[self.kind]
         self.ends = _ends(self.stage, self.kind, len(schedule.rank_of_stage), rows)
+        self.early = _early(self.stage, self.kind, len(schedule.rank_of_stage)) if early else np.zeros_like(self.ends)
         if len(columns) == 2:
             # A repetition must not send its message again. `_ends` may have marked the repetition, so both columns get
             # the mark.
@@ -69,7 +71,15 @@ class ScheduleColumns:
     @cached_property
     def first_and_last(self) -> set[Action]:
         """Return, for every stage, its first forward and the action that completes its gradients, or each row's."""
-        return {self.steps[i][min(side, len(self.steps[i]) - 1)] for i, side in np.argwhere(self.ends).tolist()}
+        return self._marked(self.ends)
+
+    @cached_property
+    def until_first_backward(self) -> set[Action]:
+        """Return the actions that `early` marks."""
+        return self._marked(self.early)
+
+    def _marked(self, column: Ints) -> set[Action]:
+        return {self.steps[i][min(side, len(self.steps[i]) - 1)] for i, side in np.argwhere(column).tolist()}
 
     def of_rank(self, rank: int) -> RankList:
         """Return the list of one rank."""
@@ -88,10 +98,10 @@ class ScheduleColumns:
         rank the index in `steps` of the first step of each number. `remote`: whether an action's input comes from
         another rank; `deferred`: how many first micro-batches of a stage may run otherwise than the others."""
         # The facts that decide a step's program are digits of one number, because NumPy compares integers in bulk: its
-        # stage's programs, its kind, whether it is an end of its stage, whether its input comes from another rank, and
-        # whether its micro-batch is one of the first.
+        # stage's programs, its kind, whether it is an end of its stage, whether its input comes from another rank,
+        # whether its micro-batch is one of the first, and whether it is early.
         digits = ((program_of_stage[self.stage] * len(NUMBER) + self.kind) * 2 + self.ends) * 2 + remote
-        number, _ = _numbered(digits * 2 + (self.micro_batch < deferred))
+        number, _ = _numbered((digits * 2 + (self.micro_batch < deferred)) * 2 + self.early)
         if number.shape[1] == 2:
             # 0 means no second action, so that a single action differs from a pair of equal ones.
             second = np.where(self._pairs, number[:, 1] + 1, 0)
@@ -143,6 +153,15 @@ def _ends(stage: Ints, kind: Ints, stages: int, of_rows: bool) -> Ints:
     if of_rows:  # no stage is on two ranks, so where a rank's list ends, the stage changes too
         ends.flat[backward[:-1][np.diff(stage[backward]) != 0]] = 1
     return ends
+
+
+def _early(stage: Ints, kind: Ints, stages: int) -> Ints:
+    """Return 1 for each stage's actions up to its first backward; of a split backward, up to the first I."""
+    step = np.arange(len(stage))[:, None]
+    last = np.full(stages, len(stage))  # of a stage without a backward all are early
+    backward, column = np.nonzero((kind == NUMBER[Kind.B]) | (kind == NUMBER[Kind.I]))
+    last[stage[backward, column][::-1]] = backward[::-1]  # of several the first one stays
+    return (step <= last[stage]).astype(np.int64)
 
 
 def _numbered(keys: Ints) -> tuple[Ints, Ints]:

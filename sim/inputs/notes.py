@@ -12,8 +12,9 @@ from sim.inputs.rules.without_effect import keys_without_effect
 from sim.inputs.sections import Sections
 from sim.inputs.serving_notes import serving_notes
 from sim.inputs.training_config import ActivationOffload
-from sim.models.frameworks.records import framework_of
+from sim.models.frameworks.records import framework_of, zero_engine
 from sim.models.model_code import MODEL_CODE, ModelCode, code_of
+from sim.models.optimizers.records import OPTIMIZERS
 from sim.models.precision.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
         yield from keys_without_effect(sections, written)
     if t is not None:
         yield from _copies_note(t, model)
+        yield from _vectors_note(t, p)
         yield from _autocast_note(t, p, model)
         yield from _attention_note(t, p, model)
         yield from _joined_norms_note(t, model)
@@ -59,6 +61,14 @@ def _copies_note(t: Training, model: ModelConfig) -> Iterator[str]:
         also = f"or {t.param_dtype} alone (grad_dtype and optimizer_dtype, too, with master_weights: false)"
         itself = f"framework {t.framework} itself has fp32 ones without copies (param_dtype: fp32)"
         yield f"training.param_dtype: simulated with {t.param_dtype} parameters and copies in fp32; {itself}, {also}"
+
+
+def _vectors_note(t: Training, p: Parallelism) -> Iterator[str]:
+    """Return that an optimizer of matrices has vectors here (transformers/optimization.py, `Adafactor._get_options`:
+    `factored` needs two dimensions)."""
+    if OPTIMIZERS[t.optimizer].factored and p.zero in zero_engine(t, p).flat_at:
+        does = "a second moment of each number, 4 bytes, which is left out"
+        yield f"training.optimizer: of the flat shards that parallelism.zero {p.zero} makes {t.optimizer} keeps {does}"
 
 
 def _overlap_note(t: Training, p: Parallelism, written: Parallelism) -> Iterator[str]:

@@ -41,7 +41,7 @@ from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
-from sim.programs.two_levels import FOUR_BITS, behind_replicas, quantized_gradients
+from sim.programs.two_levels import behind_replicas, quantized_gradients, quantized_messages
 from sim.ranks.plan import Plan
 
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
@@ -141,11 +141,11 @@ class DataParallel(Struct, frozen=True):
             if size > 0 and n > 1
         ]
 
-    def gather_block(self, b: Block, phase: Phase, handle: str, first: bool = False) -> list[Comm]:
+    def gather_block(self, b: Block, phase: Phase, handle: str, first: bool = False, early: bool = False) -> list[Comm]:
         """`gather` of all that a block holds, its dense tensors in as many messages as `gather_bucket_bytes` says.
-        `first`: for the step's first forward."""
+        `first`: for the step's first forward; `early`: before the first backward has ended."""
         whole = self.gather(b.name, self.gathered_params(b), self.gathered_experts(b), phase, handle)
-        if self.outer > 1 and first:
+        if self.outer > 1 and early:
             return behind_replicas(whole, (self.shard, self.expert_shard))
         if self.secondary > 1 and not first:
             whole = [replace(c, group="secondary") for c in whole]
@@ -181,9 +181,14 @@ class DataParallel(Struct, frozen=True):
         """The collective that adds up shards of gradients over replicas."""
         return "reduce_scatter" if self.outer > 1 else "all_reduce"
 
-    def reduce(self, name: str, params: float, experts: float, handle: str, last: bool = True) -> list[Comm]:
-        """The reduction of a unit's gradients; asynchronous if `handle` is given. `last`: the step's last."""
+    def reduce(
+        self, name: str, params: float, experts: float, handle: str, last: bool = True, tensors: int = 1
+    ) -> list[Comm]:
+        """The reduction of the gradients of a unit of `tensors`; asynchronous if `handle` is given. `last`: the step's
+        last."""
         b, phase, handle = self.gradient_bytes, Phase.WEIGHT_GRAD, "" if self.exposed else handle
+        if self.local > 1:
+            return quantized_messages(name, params, tensors, (self.local, self.shard // self.local), handle)
         sharded = self.zero >= 1 and self.zero not in self.engine.all_reduced_at
         out: list[Comm] = []
         for prefix, elements, shard, replica in (
@@ -195,12 +200,6 @@ class DataParallel(Struct, frozen=True):
                 ("reduce_scatter", f"{prefix}shard", size, shard, DP),
                 (self._of_replicas, f"{prefix}replica", size / shard, replica, REPLICA),
             ][: 1 if self.replicas_once and not last else 2]
-            if self.local > 1:
-                size = elements * FOUR_BITS
-                steps = [
-                    ("all_to_all", "local", size, self.local, DP),
-                    ("all_to_all", "between", size / self.local, shard // self.local, DP),
-                ]
             if not sharded:
                 group = f"{prefix}dp" if prefix else "dp_cp"
                 steps = [(kind, group, size, shard * replica, DP) for kind in self._whole_reduction]
@@ -360,10 +359,11 @@ def limit_bytes(dp: DataParallel) -> float:
     return {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
 
 
-def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int) -> list[Compute]:
-    """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`)."""
+def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int, elements: float) -> list[Compute]:
+    """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`): of `elements` of
+    `tensors`, as far as they are `reduced`."""
     if dp.local > 1:
-        return quantized_gradients(reduced, dp.local, dp.parameter_bytes)
+        return quantized_gradients(elements, tensors, (dp.local, dp.shard // dp.local), dp.parameter_bytes)
     size, engine = sum(c.bytes for c in reduced if c.stream == DP), dp.engine
     elements, (each, once) = size / dp.gradient_bytes, engine.joining_kernels
     moved = size * engine.joining_accesses + elements * dp.parameter_bytes * engine.views_accesses
@@ -380,5 +380,6 @@ def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     if not dp.at_the_end or dp.each_micro_batch or dp.zero == 3:
         return ()
     dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
-    reduced, tensors = dp.reduce("all", dense, experts, ""), sum(len(b.tensors) for b in blocks)
-    return (*join_gradients(reduced, dp, tensors), *reduced)
+    tensors = sum(len(b.tensors) for b in blocks)
+    reduced = dp.reduce("all", dense, experts, "", tensors=tensors)
+    return (*join_gradients(reduced, dp, tensors, dense + experts), *reduced)

@@ -33,11 +33,13 @@ def stays_all_step(engine: ZeroEngine, block: Block) -> bool:
     return engine.ends_stay and block.kind in ENDS
 
 
-def forward_gathers(blocks: Sequence[Block], dp: DataParallel, first: bool = True) -> list[list[Comm]]:
+def forward_gathers(
+    blocks: Sequence[Block], dp: DataParallel, first: bool = True, early: bool = False
+) -> list[list[Comm]]:
     """The messages that gather each block for its forward; those of a root with the stage's first block. `first`: the
-    step's first forward here, which alone gathers what stays."""
+    step's first forward here, which alone gathers what stays; `early`: no backward has ended here."""
     gathers = [
-        dp.gather_block(b, Phase.FORWARD, f"w{i}", first) if first or not stays_all_step(dp.engine, b) else []
+        dp.gather_block(b, Phase.FORWARD, f"w{i}", first, early) if first or not stays_all_step(dp.engine, b) else []
         for i, b in enumerate(blocks)
     ]
     return _with_root(blocks, dp, gathers, "w0")
@@ -92,12 +94,13 @@ def _with_root(blocks: Sequence[Block], dp: DataParallel, gathers: list[list[Com
     return [joined if i == 0 else [] if i in root else each for i, each in enumerate(gathers)]
 
 
-def backward_gathers(order: Sequence[Block], dp: DataParallel) -> list[list[Comm]]:
+def backward_gathers(order: Sequence[Block], dp: DataParallel, early: bool = False) -> list[list[Comm]]:
     """The messages that gather each block, last block first, again for its backward; none for what stays. A root may be
-    gathered as the backward begins (`ZeroEngine.root_again`)."""
+    gathered as the backward begins (`ZeroEngine.root_again`). `early`: the step's first backward here."""
     live, again = _live_blocks(order, dp), gathered_again(order[::-1], dp.engine)[::-1]
     gathers = [
-        dp.gather_block(b, Phase.INPUT_GRAD, f"v{i}") if again[i] and i >= live else [] for i, b in enumerate(order)
+        dp.gather_block(b, Phase.INPUT_GRAD, f"v{i}", early=early) if again[i] and i >= live else []
+        for i, b in enumerate(order)
     ]
     return _with_root(order, dp, gathers, "v0") if dp.engine.root_again else gathers
 

@@ -117,18 +117,19 @@ class Stage(Struct, frozen=True, eq=False):
     deferral: Deferral | None = None
     part_of: Stage | None = None  # the stage whose time its blocks take, of which these hold a part of the memory
 
-    def forward(self, first: bool, gathers_input: bool) -> Program:
-        """Forward of one micro-batch; `first`: the step's first here; `gathers_input`: it comes from another rank."""
+    def forward(self, first: bool, gathers_input: bool, early: bool = False) -> Program:
+        """Forward of one micro-batch; `first`: the step's first here; `gathers_input`: it comes from another rank;
+        `early`: no backward has ended here."""
         blocks = self.measured(Kind.F)
         out: list[Item] = [*self._gather(gathers_input, Phase.FORWARD), *self.before_forward]
         parameter_waits = prologue_waits(self.blocks, self.dp) if first else [[] for _ in blocks]
-        for i, items in enumerate(weave_forward(blocks, self.dp, first)):
+        for i, items in enumerate(weave_forward(blocks, self.dp, first, early)):
             out += parameter_waits[i]
             out += self._copied_by(i - 1)
             out += (*items, BLOCK_END)
             out += [self._copy("offload", c, f"o{i}", Phase.FORWARD) for c in self.offload if c.block == i]
         out += self._copied_by(len(blocks) - 1)
-        for items in weave_forward(self.measured_reference(), self.dp, first):
+        for items in weave_forward(self.measured_reference(), self.dp, first, early):
             out += (*items, BLOCK_END)
         return tuple(out)
 
@@ -136,15 +137,17 @@ class Stage(Struct, frozen=True, eq=False):
         """Tell whether an action puts off what `deferral` says."""
         return self.deferral is not None and action.kind is Kind.B and action.micro_batch < self.deferral.micro_batches
 
-    def backward(self, kind: Kind, last: bool, gathers_input: bool, defers: bool = False) -> Program:
+    def backward(
+        self, kind: Kind, last: bool, gathers_input: bool, defers: bool = False, early: bool = False
+    ) -> Program:
         """Backward of one micro-batch, whole or split; `last`: after it gradients are reduced; `defers`: it puts off
-        what `deferral` says."""
+        what `deferral` says; `early`: it is the first here."""
         phases = PHASES[kind]
         out: list[Item] = self._gather(gathers_input and kind is not Kind.W, Phase.INPUT_GRAD)
         copies = self.offload[::-1] if kind is not Kind.W else ()
         last_block = len(self.blocks) - 1
         blocks = without_product(self.measured(kind)) if defers else self.measured(kind)
-        for i, items in enumerate(weave_backward(blocks, self.dp, phases, last)):
+        for i, items in enumerate(weave_backward(blocks, self.dp, phases, last, early)):
             block = last_block - i
             out += [self._copy("reload", c, f"r{c.block}", Phase.INPUT_GRAD) for c in copies if c.until == block]
             out += [Wait(f"r{block}", Phase.INPUT_GRAD) for c in copies if c.block == block]

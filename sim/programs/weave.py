@@ -18,8 +18,9 @@ from sim.programs.shared_gradients import sum_shared
 from sim.programs.two_levels import second_copy
 
 
-def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> list[list[Item]]:
-    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here.
+def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool, early: bool = False) -> list[list[Item]]:
+    """The forward of each block with what data parallelism adds; `first`: the step's first micro-batch here; `early`:
+    no backward has ended here.
 
     ZeRO-3 gathers a block's parameters while the block before it computes, one block ahead as FSDP2 does, or several
     (`units_ahead`).
@@ -28,26 +29,29 @@ def weave_forward(blocks: tuple[Block, ...], dp: DataParallel, first: bool) -> l
     phase = Phase.FORWARD
     out: list[list[Item]] = [[] for _ in blocks]
     if blocks and dp.zero == 3 and (first or not dp.stays):
-        _gather(out, forward_gathers(blocks, dp, first), forward_order(blocks, dp), dp, phase)
+        _gather(out, forward_gathers(blocks, dp, first, early), forward_order(blocks, dp), dp, phase)
     for block, items in zip(blocks, out, strict=True):
         items += block.forward
         if first and dp.secondary > 1:
-            items += second_copy(dp.gathered_params(block), dp.secondary, dp.parameter_bytes)
+            items += second_copy(
+                dp.gathered_params(block), max(1, len(block.tensors)), dp.secondary, dp.parameter_bytes
+            )
     return out
 
 
 def weave_backward(
-    blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool
+    blocks: tuple[Block, ...], dp: DataParallel, phases: frozenset[Phase], last: bool, early: bool = False
 ) -> list[list[Item]]:
     """The backward of each block, last block first, cut to `phases`, with gathers and gradient reductions.
 
     `last`: the step's last micro-batch here, after which gradients are complete, or (`each_row`) a row's last.
+    `early`: the step's first backward here.
     """
     order = blocks[::-1]
     out: list[list[Item]] = [[] for _ in order]
     phase = Phase.INPUT_GRAD
     if blocks and dp.zero == 3 and dp.reshard and phase in phases:
-        _gather(out, backward_gathers(order, dp), backward_order(order, dp), dp, phase)
+        _gather(out, backward_gathers(order, dp, early), backward_order(order, dp), dp, phase)
     reduce_now = Phase.WEIGHT_GRAD in phases and (dp.each_micro_batch or (last and not dp.at_the_end))
     buckets = _Buckets(dp, last) if reduce_now or (last and dp.zero == 3) else None
     for block, items in zip(order, out, strict=True):
@@ -125,8 +129,8 @@ class _Buckets:
         (dense, experts, tensors), root = self._taken(), self.of_root if at_end else (0.0, 0.0, 0)
         dense, experts, tensors = dense + root[0], experts + root[1], tensors + root[2]
         self.count += 1
-        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last)
-        made: list[Comm | Compute] = [*join_gradients(reduced, self.dp, tensors), *reduced]
+        reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last, tensors)
+        made: list[Comm | Compute] = [*join_gradients(reduced, self.dp, tensors, dense + experts), *reduced]
         if at_end or not self.dp.aligned:
             return [*self.later, *made]
         self.later += made

@@ -44,7 +44,8 @@ def least_time_s(step: Prepared) -> float:
     if has_jitter(step.plan.scenario):
         return 0.0
     messages = Messages(step.schedule, step.pricing, KindTable())
-    programs = ActionPrograms(step.lists.first_and_last, step.pricing, step.stages, KindTable(), messages, step.cache)
+    ends, early = step.lists.first_and_last, step.lists.until_first_backward
+    programs = ActionPrograms(ends, step.pricing, step.stages, KindTable(), messages, step.cache, early=early)
     # Any set of pipelines gives a bound. With uneven context splits the first and the last pipeline differ most.
     pipelines = {0, step.plan.pipelines - 1}
     return max(_pipeline_s(step, programs, messages, pipeline) for pipeline in pipelines)

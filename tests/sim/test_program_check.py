@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.program import BLOCK_END, Comm, Compute, Item, Phase, Program, Wait
-from sim.inputs.scenario import load_scenario
+from sim.inputs.scenario import load_scenario, parse_scenario
 from sim.models.balance import with_balanced_stages
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import HOST_COPIES
@@ -62,6 +63,25 @@ def check_step(ready: Prepared) -> None:
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_shipped_scenario_has_programs_of_this_form(path: Path) -> None:
     scenario = with_balanced_stages(load_scenario(path))
+    check_step(prepare(scenario, Costs(load_profile(scenario.calibration), scenario.cluster.gpu)))
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("framework", ["deepspeed", "gpt_neox", "megatron", "eager"])
+@pytest.mark.parametrize("experts", [False, True])
+def test_messages_of_every_stage_of_zero_queue_where_links_expect_them(
+    framework: str, zero: int, experts: bool
+) -> None:
+    """DeepSpeed's first two stages all-reduce whole gradients, which no shipped scenario has."""
+    model: dict[str, Any] = {"layers": 2, "hidden": 256, "heads": 8, "vocab": 1024}
+    model |= {"moe": {"experts": 8, "top_k": 2, "ffn": 512}} if experts else {}
+    data = {
+        "model": model,
+        "training": {"seq_len": 512, "global_batch_size": 64, "framework": framework},
+        "parallelism": {"dp": 16, "zero": zero, "ep": 4 if experts else 1},
+        "cluster": {"preset": "dgx-h100", "nodes": 2},
+    }
+    scenario = parse_scenario(data)
     check_step(prepare(scenario, Costs(load_profile(scenario.calibration), scenario.cluster.gpu)))
 
 

@@ -11,6 +11,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.layer import layer_block
 from sim.models.parameters import count_parameters
+from sim.programs.two_levels import quantized_gradients, quantized_messages, second_copy
 from sim.simulation import simulate
 
 MODEL = {"layers": 4, "hidden": 1024, "heads": 16, "kv_heads": 4, "ffn": 2816, "vocab": 32000, "bias": False}
@@ -52,7 +53,8 @@ SHARED = {**HYBRID, "outer_dp_sharding_strategy": "optim"}
 
 def test_replicas_that_share_the_optimizer_scatter_gradients_and_gather_parameters_once_a_step() -> None:
     """An all-reduce of a shard's gradients over replicas becomes a reduce-scatter; each shard's parameters are gathered
-    over replicas for the first forward. Messages within shards stay."""
+    over replicas for the first forward and the first backward, but embedding and output, which stay, once. Messages
+    within shards stay."""
     hybrid, shared = case("megatron", **HYBRID), case("megatron", **SHARED)
     before, after = sent(hybrid), sent(shared)
     n = before["all_reduce", "replica"]
@@ -60,9 +62,36 @@ def test_replicas_that_share_the_optimizer_scatter_gradients_and_gather_paramete
     assert after["reduce_scatter", "replica"] == n
     assert ("all_reduce", "replica") not in {key for key, size in after.items() if size > 1000}
     # Parameters of 2 bytes, gradients of 4.
-    assert after["all_gather", "replica"] == pytest.approx(n / 2)
+    passes = 2 * after["all_gather", "replica"] / n
+    stay = 2 * MODEL["vocab"] * MODEL["hidden"] + MODEL["hidden"]
+    assert passes == pytest.approx(2 - stay / parameters(shared))
     for kind in ("all_gather", "reduce_scatter"):
         assert after[kind, "shard"] == before[kind, "shard"]
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 8])
+def test_shared_parameters_are_gathered_over_replicas_until_the_first_backward_has_ended(micro_batches: int) -> None:
+    """Megatron's `microbatch_count` is raised by a backward's end, so later ones gather within shards alone."""
+    found = sent(case("megatron", {"global_batch_size": 32 * micro_batches, "micro_batch_size": 1}, **SHARED))
+    once = sent(case("megatron", {"global_batch_size": 32, "micro_batch_size": 1}, **SHARED))
+    assert found["all_gather", "replica"] == once["all_gather", "replica"]
+
+
+@pytest.mark.parametrize(("micro_batches", "engine"), [(2, "simpy"), (4, "static"), (8, "simpy")])
+def test_a_pipelines_warmup_gathers_over_replicas_too(micro_batches: int, engine: str) -> None:
+    """Stage s of 2 runs 2 - s forwards before its first backward ends; both keep embedding or output."""
+    layout: dict[str, Any] = {**SHARED, "dp": 16, "shard_size": 8, "pp": 2}
+    scenario = case("megatron", {"global_batch_size": 16 * micro_batches, "micro_batch_size": 1}, **layout)
+    programs = simulate(scenario, engine=engine).result["communication"]
+    found = {row["rank"]: row["bytes"] for row in programs if (row["kind"], row["group"]) == ("all_gather", "replica")}
+    layers = 2 * 2 * layer_block_parameters(scenario) / 8
+    ends = 2 * MODEL["vocab"] * MODEL["hidden"] / 8
+    assert found[0] == pytest.approx(3 * layers + ends, rel=1e-3)
+    assert found[max(found)] == pytest.approx(2 * layers + ends, rel=1e-3)
+
+
+def layer_block_parameters(scenario: Scenario) -> int:
+    return (parameters(scenario) - 2 * MODEL["vocab"] * MODEL["hidden"] - MODEL["hidden"]) // MODEL["layers"]
 
 
 def test_replicas_that_share_the_optimizer_keep_a_part_of_its_states() -> None:
@@ -103,9 +132,33 @@ def test_four_bit_gradients_are_exchanged_within_nodes_and_then_between_them() -
     before, after = sent(plain), sent(four)
     n = before["reduce_scatter", "shard"] / 2
     assert n == pytest.approx(2 * parameters(plain), rel=1e-2)
-    assert after["all_to_all", "local"] == n / 2
-    assert after["all_to_all", "between"] == n / 2 / 8
+    assert after["all_to_all", "local"] == pytest.approx(n / 2, rel=0.02)  # the rest are scales
+    assert after["all_to_all", "between"] == pytest.approx(after["all_to_all", "local"] / 8)
     assert ("reduce_scatter", "shard") not in after
+
+
+def test_each_tensor_has_four_exchanges_in_4_bits() -> None:
+    """`all_to_all_quant_reduce`: numbers and scales, within nodes and between them, and seven kernels on two nodes:
+    copied, quantized, reduced, dequantized, two sums (from 0), divided."""
+    messages = quantized_messages("layer", 4 * 1024**2, 4, (8, 2), "g")
+    assert [(c.group, c.bytes) for c in messages] == 4 * [
+        ("local", 1024**2 / 2),
+        ("local", 4 * 1024),
+        ("between", 1024**2 / 2 / 8),
+        ("between", 4 * 1024 / 8),
+    ]
+    assert len({c.handle for c in messages}) == len(messages)
+    (made,) = quantized_gradients(4 * 1024**2, 4, (8, 2), 2.0)
+    assert made.kernels == 4 * 7
+    # Bytes of a number: copied (4), quantized (2.5), read (0.5); of an eighth of them: written (0.5),
+    # dequantized (2.5), summed (7).
+    assert made.bytes == pytest.approx(4 * 1024**2 * (7 + (0.5 + 2.5 + 7) / 8))
+    assert quantized_messages("nothing", 0, 1, (8, 2), "g") == []
+
+
+def test_a_second_copy_has_two_kernels_for_each_tensor() -> None:
+    (made,) = second_copy(1024.0, 7, 8, 2.0)
+    assert (made.kernels, made.bytes) == (14, 3 * 128 * 2.0)
 
 
 @pytest.mark.parametrize(

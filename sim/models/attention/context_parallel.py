@@ -8,7 +8,7 @@ Ring: Liu et al. 2023 (Ring Attention); zigzag as in Llama 3 and ring-flash-atte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -44,15 +44,17 @@ def attention_core(scenario: Scenario, d: Dims, shard: Shard, own: Core) -> Oper
 
 def _exchanged(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch | None) -> Operator:
     p = scenario.parallelism
+    rings = d.cp > 1 and d.cp_method == "all_to_all_ring" and p.cp_exchanged > 1  # else one ring of all ranks
     if batch is not None:
         if d.cp > 1 and p.cp_split == "contiguous" and d.cp_method != "all_to_all":
-            return _contiguous(scenario, d, shard, own, batch)
+            pieces = _Pieces(batch, d.cp_method == "all_gather")
+            return _rings(d, own, shard.cp_rank, p, pieces) if rings else pieces.core(d, own, shard.cp_rank, d.cp)
         own = _packed(d, own, batch)
     if d.cp == 1:
         return core_part(d, own, (own,), core_forward(d, own), core_backward(d, own))
     if d.cp_method == "all_to_all":
         return _all_to_all(d, own, d.cp, "cp", lambda whole: _whole_heads(d, whole))
-    if d.cp_method == "all_to_all_ring":
+    if rings:
         return _rings(d, own, shard.cp_rank, p)
     gathers = d.cp_method == "all_gather"
     if gathers and (not d.framework.context.blocks or scenario.model.window is not None):
@@ -79,29 +81,33 @@ def _of_documents(block: Core, share: float, queries: int, documents: Iterable[t
     return replace(block, packed=share, filled=tokens / queries, documents=tokens**2 / squares)
 
 
-def _contiguous(scenario: Scenario, d: Dims, shard: Shard, own: Core, batch: PackedBatch) -> Operator:
-    """Packed sequences cut into contiguous pieces: of each pair of pieces the scores that documents have in both, in
-    the mean over sequences."""
-    n = own.q_len
+class _Pieces(NamedTuple):
+    """Packed sequences cut into contiguous pieces, whose keys are gathered at once (`gathers`) or come by a ring."""
 
-    def part(block: Core, sources: range) -> Core | None:
-        queries = (shard.cp_rank * n, (shard.cp_rank + 1) * n)
+    batch: PackedBatch
+    gathers: bool
+
+    def core(self, d: Dims, own: Core, rank: int, count: int, group: str = "cp", exchanged: bool = False) -> Operator:
+        """The core of piece `rank` of `count`, one for each rank of `group`. `exchanged`: as `core_part` has it."""
+        if self.gathers and not d.framework.context.blocks:
+            (whole,) = gathered_blocks(own, count, rank, "contiguous")
+            one = self._part(whole, own.q_len, rank, range(rank + 1))
+            return _all_gather(d, own, () if one is None else (one,), False)
+        steps = ring_blocks(own, count, rank, "contiguous")
+        sources = ((rank - step) % count for step in range(count))
+        blocks = [b and self._part(b, own.q_len, rank, range(at, at + 1)) for b, at in zip(steps, sources, strict=True)]
+        return ring(d, own, tuple(blocks), self.gathers, group, exchanged)
+
+    def _part(self, block: Core, n: int, rank: int, sources: range) -> Core | None:
+        """Of a pair of pieces of `n` tokens the scores that documents have in both, in the mean over sequences."""
+        sequences = self.batch.sequences
+        queries, each = (rank * n, (rank + 1) * n), 1.0 / len(sequences)
         keys = [(source * n, (source + 1) * n) for source in sources]
-        found = sum(pairs_between(x, queries, piece) for x in batch.sequences for piece in keys) * each
+        found = sum(pairs_between(x, queries, piece) for x in sequences for piece in keys) * each
         if not found:
             return None
-        seeing = (queries_between(x, queries, (keys[0][0], keys[-1][1])) for x in batch.sequences)
+        seeing = (queries_between(x, queries, (keys[0][0], keys[-1][1])) for x in sequences)
         return _of_documents(block, found / block.visible, n, [(length, each) for x in seeing for length in x])
-
-    each = 1.0 / len(batch.sequences)
-    gathers = d.cp_method == "all_gather"
-    if gathers and not d.framework.context.blocks:
-        (whole,) = gathered_blocks(own, d.cp, shard.cp_rank, "contiguous")
-        one = part(whole, range(shard.cp_rank + 1))
-        return _all_gather(d, own, () if one is None else (one,), False)
-    steps = ring_blocks(own, d.cp, shard.cp_rank, "contiguous")
-    sources = ((shard.cp_rank - step) % d.cp for step in range(d.cp))
-    return ring(d, own, tuple(b and part(b, range(at, at + 1)) for b, at in zip(steps, sources, strict=True)), gathers)
 
 
 def ring_blocks(own: Core, cp: int, rank: int, split: str) -> tuple[Core | None, ...]:
@@ -216,18 +222,20 @@ def _all_to_all(d: Dims, own: Core, ranks: int, group: str, core: Callable[[Core
     )
 
 
-def _rings(d: Dims, own: Core, rank: int, p: Parallelism) -> Operator:
+def _rings(d: Dims, own: Core, rank: int, p: Parallelism, pieces: _Pieces | None = None) -> Operator:
     """Heads exchanged for tokens among consecutive ranks, and rings of one rank of each such group, as Transformer
     Engine's `cp_comm_type` a2a+p2p (`AttnFuncWithCPAndKVP2P`, whose `cp_group` is then a list of two).
 
     Consecutive ranks hold consecutive pieces of a zigzag, and those folded back, so what a group holds is a rank's part
     of a zigzag over groups. A ring message has as many bytes as that of a ring over all ranks, and there are
-    cp / exchanged − 1 of them.
+    cp / exchanged − 1 of them. `pieces`: of packed sequences cut contiguously, of which a group holds one.
     """
     ranks = p.cp_exchanged
     beside = not d.framework.context.exchanges_output
 
     def over_groups(part: Core) -> Operator:
+        if pieces is not None:
+            return pieces.core(d, part, rank // ranks, d.cp // ranks, "cp_ring", beside)
         blocks = ring_blocks(part, d.cp // ranks, rank // ranks, p.cp_split)
         return ring(d, part, blocks, group="cp_ring", exchanged=beside)
 

@@ -86,6 +86,8 @@ def ring(
     forward = _ring_forward(d, own, blocks, gathers, group)
     of_framework = _backward_to_own if d.framework.context.own_last else _ring_backward
     backward = of_framework(d, own, blocks, gathers, group)
+    if len(blocks) == 1:  # a rank sends itself nothing
+        backward = tuple(item for item in backward if isinstance(item, Compute))
     part = core_part(d, own, tuple(b for b in blocks if b), forward, backward, exchanged)
     in_flight = (len(blocks) if gathers else 2) * kv_bytes(d, own)  # all blocks, or the one in use and the one arriving
     sum_fp32 = d.batch * own.heads * own.q_len * own.v_head_dim * FP32_BYTES

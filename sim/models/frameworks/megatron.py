@@ -84,6 +84,7 @@ def has_fusions(framework: Framework) -> bool:
 # either way.
 MEGATRON_ZERO = ZeroEngine(
     fsdp_version=0,
+    flat_at=(1,),  # optimizer/distrib_optimizer.py: `_build_model_and_main_param_groups`
     or_torch=True,
     bucket_elements=(40_000_000, 1_000_000),
     first_stage_alone=True,

@@ -242,11 +242,13 @@ class ZeroEngine(NamedTuple):
 
     `fsdp_version`: of torch's FSDP, which ZeRO-2 and -3 are; 0 where it is another's. `or_torch`: torch's FSDP2 can
     take that one's place (megatron/core/distributed/torch_fully_sharded_data_parallel.py, which makes units of layers,
-    embedding and output, too).
+    embedding and output, too). `flat_at`: the values of `parallelism.zero` with which the optimizer has a rank's shards
+    as vectors, not as rows of matrices.
     """
 
     fsdp_version: int = 2
     or_torch: bool = False
+    flat_at: tuple[int, ...] = ()
 
     all_reduced_at: tuple[int, ...] = ()
     at_once_at: tuple[int, ...] = ()
@@ -296,6 +298,7 @@ class ZeroEngine(NamedTuple):
         """
         return self._replace(
             fsdp_version=1,
+            flat_at=(2, 3),  # `FlatParameter`
             copies_gathered=False,
             gathers_apart=False,
             joining_accesses=2,

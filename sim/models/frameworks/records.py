@@ -166,6 +166,7 @@ _TRANSFORMERS = Framework(
 # stage3.py: `_prepare_sub_group` makes that copy for the parameters of one sub-group (`sub_group_size`).
 DEEPSPEED_ZERO = ZeroEngine(
     fsdp_version=0,
+    flat_at=(1, 2, 3),  # single_partition_of_fp32_groups; fp32_partitioned_groups_flat
     all_reduced_at=(1, 2),
     alone_at=(0, 1, 2),
     gathers_ahead=False,

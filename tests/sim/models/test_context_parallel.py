@@ -350,6 +350,20 @@ def test_rings_over_groups_share_the_causal_triangle(split: str) -> None:
     assert ranks[0::2] == ranks[1::2]  # both of each exchange do the same
 
 
+@pytest.mark.parametrize("framework", ["eager", "megatron"])
+def test_a_group_of_one_exchanges_nothing_and_a_ring_of_one_sends_nothing(framework: str) -> None:
+    """Transformer Engine exchanges `if cp_size_a2a > 1`; without it the ring is that of all ranks."""
+    changes = {"seq_len": 1024, "framework": framework}
+    ring = layer_block(make(LLAMA, changes, cp=8), 0)
+    alone = layer_block(make(LLAMA, changes, cp=8, **{**RINGS, "hierarchical_context_parallel_sizes": [1, 8]}), 0)
+    assert (alone.forward, alone.backward) == (ring.forward, ring.backward)
+    whole = layer_block(make(LLAMA, changes, cp=8, **{**RINGS, "hierarchical_context_parallel_sizes": [8, 1]}), 0)
+    heads = layer_block(make(LLAMA, changes, cp=8, cp_method="all_to_all"), 0)
+    assert not comms((*whole.forward, *whole.backward), "cp_ring")
+    assert comm_bytes(whole.forward, "cp_exchanged") == comm_bytes(heads.forward, "cp")
+    assert flops(whole.backward, CORES) == flops(heads.backward, CORES)
+
+
 def test_groups_of_rings_are_consecutive_ranks_and_every_so_many() -> None:
     """`create_hierarchical_groups` of megatron/core/parallel_state.py: the first size varies fastest."""
     plan = make_plan(make(LLAMA, {"seq_len": 1024, "global_batch_size": 4}, cp=8, tp=2, dp=2, **RINGS))

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from model_programs import LLAMA, make
 
+from sim.core.errors import InputError
+from sim.emit import emit
 from sim.models.optimizers.step import kept_bytes, optimizer_items
 from sim.models.parameters import count_parameters
 from sim.simulation import simulate
@@ -59,3 +61,27 @@ def test_adafactor_of_operators() -> None:
     assert update("adafactor", **WIDE) == (4 * sum(lines.values()), 12)
     narrow = {"framework": "transformers", "param_dtype": "bf16", "grad_dtype": "bf16", "master_weights": False}
     assert update("adafactor", **narrow)[0] == 4 * sum(lines.values()) + 2 * (2 + 4) + (2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "noted"),
+    [
+        ("megatron", {"zero": 1}, True),
+        ("megatron", {"zero": 3}, False),
+        ("deepspeed", {"zero": 2}, True),
+        ("deepspeed", {"zero": 0}, False),
+        ("eager", {"zero": 3}, False),
+        ("eager", {"zero": 3, "fsdp_version": 1}, True),
+    ],
+)
+def test_adafactors_moment_of_flat_shards_is_noted(framework: str, layout: dict[str, Any], noted: bool) -> None:
+    """Of a vector it keeps a number for each, not sums of rows and columns."""
+    scenario = make(LLAMA, {"framework": framework, "optimizer": "adafactor"}, dp=2, **layout)
+    told = [text for text in scenario.warnings if text.startswith("training.optimizer: of the flat shards")]
+    assert bool(told) is noted
+
+
+@pytest.mark.parametrize("optimizer", ["ademamix", "adafactor"])
+def test_an_optimizer_that_megatron_lacks_is_refused_in_words(optimizer: str) -> None:
+    with pytest.raises(InputError, match=r"training\.optimizer"):
+        emit(make(LLAMA, {"framework": "megatron", "optimizer": optimizer}), "megatron")

@@ -119,6 +119,22 @@ def test_ranks_of_cp_have_all_pairs_together(method: str, split: str) -> None:
     assert (max(ranks) / min(ranks) > 1.2) == (split == "contiguous")
 
 
+@pytest.mark.parametrize("split", ["zigzag", "contiguous"])
+@pytest.mark.parametrize("sizes", [[1, 4], [2, 2], [4, 1]])
+def test_groups_of_cp_have_all_pairs_together(sizes: list[int], split: str) -> None:
+    """Ranks of a group share its heads alike; a contiguous piece is a group's."""
+    lengths = [1500, 1000, 900, 600]
+    layout = {"cp": 4, "cp_method": "all_to_all_ring", "cp_split": split, "hierarchical_context_parallel_sizes": sizes}
+    s = training({"lengths": lengths}, layout)
+    ranks = [sum(c.flops for c in cores(s, rank) if c.kind == "attention_forward") for rank in range(4)]
+    assert sum(ranks) == pytest.approx(4 * 8 * 64 * sum(n**2 for n in lengths) / 2, rel=1e-3)
+    groups = [ranks[i : i + sizes[0]] for i in range(0, 4, sizes[0])]
+    assert all(len(set(group)) == 1 for group in groups)
+    groups_of = {row["group"] for row in simulate(s).result["communication"]}
+    assert ("cp_exchanged" in groups_of) == (sizes[0] > 1)
+    assert ("cp_ring" in groups_of) == (1 < sizes[0] < 4)
+
+
 def test_pairs_of_pieces_are_those_counted_one_by_one() -> None:
     """Whole numbers here; half of a square stands for a triangle, which has half a row more."""
     lengths = [5, 1, 7, 3]
