@@ -45,7 +45,7 @@ LEFT_OUT = {
     "mtp_stage " + AS_FUSIONS,  # prediction modules are refused
 }
 FILES = {
-    "megatron": ("sim/emit/common.py", "sim/emit/megatron.py", "sim/emit/megatron_layers.py"),
+    "megatron": tuple(f"sim/emit/{n}.py" for n in ("common", "megatron", "megatron_experts", "megatron_layers")),
     "torchtitan": ("sim/emit/common.py", "sim/emit/torchtitan.py"),
     "runnable": ("calibrate/real_steps/runnable.py",),
 }
