@@ -124,7 +124,16 @@ LAYOUTS: tuple[tuple[dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
     ({"dp": 2, "tp": 2, "sp": True, "zero": 1}, {"framework": "megatron"}, {}),
     ({"tp": 2, "zero": 3}, {"framework": "megatron", "precision": "fp8"}, {}),
     ({"cp": 2, "bucket_bytes": "1MiB"}, {}, {}),
-    ({"cp": 4, "cp_method": "all_to_all_ring", "hierarchical_context_parallel_sizes": [1, 4]}, {}, {}),
+    (
+        {
+            "cp": 4,
+            "cp_method": "all_to_all_ring",
+            "hierarchical_context_parallel_sizes": [2, 2],
+            "bucket_bytes": "1MiB",
+        },
+        {},
+        {},
+    ),
     ({}, {"framework": "megatron", "cuda_graphs": "layers"}, {}),
     ({"pp": 2}, {}, {"tied_embeddings": True}),
     ({"pp": 2, "schedule": "interleaved_1f1b"}, {"framework": "megatron"}, {}),
