@@ -58,7 +58,8 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
     s = Settings(file, values, text=text)
     estimator = str(s.take("algorithm.adv_estimator", "gae"))
     if estimator not in WITHOUT_CRITIC:
-        problem = f"found {show(estimator)}; its critic, or its further answers, are not simulated; can be converted"
+        why = "needs a critic or further answers, which are not simulated"
+        problem = f"found {show(estimator)}; {why}; can be converted"
         raise InputError(f"{s.place('algorithm.adv_estimator')}: {problem}: {', '.join(WITHOUT_CRITIC)}")
     gpus = machine.gpus or s.size("trainer.nnodes", 1) * s.size("trainer.n_gpus_per_node", 8)
     parallelism = _of_megatron(s, gpus) if megatron else _of_fsdp(s, gpus)
@@ -218,7 +219,7 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
     states = OF_MEGATRON if megatron else OF_FSDP
     offloads = [s.flag(f"{states}.{what}_offload") for what in ("param", "optimizer")]
     if len({*offloads}) > 1:
-        s.notes.append(f"{states}: one of param_offload and optimizer_offload alone; both are simulated offloaded")
+        s.notes.append(f"{states}: only one of param_offload and optimizer_offload is true; both are simulated as true")
     uses_reference = s.flag(f"{ACTOR}.use_kl_loss") or s.flag("algorithm.use_kl_in_reward")
     on_host = s.flag(f"{REF}.megatron.param_offload", offloads[0])
     s.taken |= {f"{REF}.fsdp_config.param_offload"}

@@ -67,8 +67,8 @@ def _vectors_note(t: Training, p: Parallelism) -> Iterator[str]:
     """Return that an optimizer of matrices has vectors here (transformers/optimization.py, `Adafactor._get_options`:
     `factored` needs two dimensions)."""
     if OPTIMIZERS[t.optimizer].factored and p.zero in zero_engine(t, p).flat_at:
-        does = "a second moment of each number, 4 bytes, which is left out"
-        yield f"training.optimizer: of the flat shards that parallelism.zero {p.zero} makes {t.optimizer} keeps {does}"
+        kept = "a second moment of 4 bytes a parameter, and this memory is left out"
+        yield f"training.optimizer: with parallelism.zero {p.zero} shards are vectors; {t.optimizer} keeps {kept}"
 
 
 def _overlap_note(t: Training, p: Parallelism, written: Parallelism) -> Iterator[str]:

@@ -153,7 +153,7 @@ def _optimizer(sections: Sections, t: Training) -> Problems:
         why = "Muon needs a matrix's whole gradient: zero 0 or 1"
         yield ("parallelism", "zero"), f"found {zero}; {why}"
     if t.lora is not None:
-        yield ("training", "optimizer"), f"found '{t.optimizer}'; adapters are simulated without it"
+        yield ("training", "optimizer"), f"found '{t.optimizer}'; adapters (training.lora) are simulated without Muon"
     if sections.model.program is not None:
         yield ("training", "optimizer"), f"found '{t.optimizer}'; a captured program has its own optimizer"
 

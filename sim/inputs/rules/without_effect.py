@@ -297,7 +297,7 @@ def _per_token(s: Layout) -> str:
         or s.parallelism.dp * s.parallelism.cp == 1
     ):
         return ""
-    return f"on times with framework {s.training.framework}, which else scales gradients to the mean over ranks"
+    return f"on times with framework {s.training.framework}: without it a kernel of the same length scales gradients"
 
 
 def _fills_tiles(s: Layout) -> str:

@@ -1,1 +1,1 @@
-"""Torch's kernels that more than bytes bound: how many clocks or passes each needs."""
+"""Kernels of torch that take longer than their bytes: the clocks or the passes that each needs."""

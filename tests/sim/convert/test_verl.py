@@ -107,7 +107,7 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
     said = refused(tmp_path, "run.sh", COMMAND, *OPTIONS[:4])
     assert "add --set rl.output_len.mean=N" in said
     said = refused(tmp_path, "run.sh", COMMAND.replace("estimator=grpo", "estimator=gae"), *OPTIONS)
-    assert "run.sh:5: algorithm.adv_estimator: found 'gae'; its critic" in said
+    assert "run.sh:5: algorithm.adv_estimator: found 'gae'; needs a critic" in said
     said = refused(tmp_path, "run.sh", COMMAND.replace("Qwen/Qwen3-8B", "$HOME/mine"), *OPTIONS)
     assert "actor_rollout_ref.model.path: found" in said
     data, _ = said_of(tmp_path, COMMAND.replace("Qwen/Qwen3-8B", "/models/mine"), "--model", "llama3-8b")

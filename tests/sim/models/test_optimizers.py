@@ -77,7 +77,7 @@ def test_adafactor_of_operators() -> None:
 def test_adafactors_moment_of_flat_shards_is_noted(framework: str, layout: dict[str, Any], noted: bool) -> None:
     """Of a vector it keeps a number for each, not sums of rows and columns."""
     scenario = make(LLAMA, {"framework": framework, "optimizer": "adafactor"}, dp=2, **layout)
-    told = [text for text in scenario.warnings if text.startswith("training.optimizer: of the flat shards")]
+    told = [text for text in scenario.warnings if text.startswith("training.optimizer: with parallelism.zero")]
     assert bool(told) is noted
 
 
