@@ -28,12 +28,11 @@ sys.path.insert(0, str(ROOT))
 from sim.core.files import write_text  # noqa: E402
 from sim.core.normal import NINETY_PERCENT  # noqa: E402
 from sim.inputs.scenario import parse_scenario  # noqa: E402
+from sim.prices.likeness import Features, features_of  # noqa: E402
 from sim.results.evidence import (  # noqa: E402
     FILE,
     SERVING,
-    Features,
     PublishedStep,
-    features_of,
     interval_factor,
     published,
     published_for,
