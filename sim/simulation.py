@@ -174,7 +174,7 @@ def prepare(
         check_each_rank(scenario, "engine.collectives: messages needs that; take closed_form")
         fold = False
     plan = make_plan(scenario, fold, apart)
-    pricing = Pricing(plan, costs, network_of(scenario))
+    pricing = Pricing(plan, costs.near(scenario), network_of(scenario))
     dp = make_data_parallel(plan)
     schedule = schedule or make_schedule(scenario, plan, pricing, dp, cache)
     stages = class_stages(plan, schedule, pricing.costs_of, dp, expand, cache.stages)

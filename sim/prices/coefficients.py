@@ -15,6 +15,7 @@ entry of a field that is a mapping so:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -179,6 +180,11 @@ class Coefficients:
         """Return these coefficients with `stated` (by names on disk) in place of the own values."""
         # Values go through their names on disk, so that one reader checks values from files and from code.
         return coefficients_from({**self.flat(), **stated})
+
+    def shifted(self, shifts: Mapping[str, float]) -> Coefficients:
+        """Return these coefficients with `shifts` (by names on disk) added to the logarithms of stated values."""
+        stated = self.flat()
+        return self.changed({k: stated[k]._replace(value=stated[k].value * math.exp(v)) for k, v in shifts.items()})
 
 
 class PriceOptions(Struct, frozen=True):

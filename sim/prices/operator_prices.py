@@ -12,7 +12,7 @@ bytes / (bandwidth x efficiency) + kernels x memory_latency_s instead.
 from __future__ import annotations
 
 import math
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from msgspec.structs import replace
 
@@ -35,6 +35,7 @@ from sim.prices.cost import Cost, measured
 from sim.prices.fp32_matmuls import fp32_seconds
 from sim.prices.instructions import with_instructions
 from sim.prices.kernel_tables import least_waves, measured_bytes
+from sim.prices.nearby import shifts_near
 from sim.prices.point_corrections import MEMORY_UNCERTAINTY, PointCorrections
 from sim.prices.power_limit import PowerLimit
 from sim.prices.profile import BlockPoint, CollectiveTable, Profile
@@ -58,6 +59,10 @@ from sim.prices.unvectorized import (
 from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
 from topology.spec import GpuSpec
 
+if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
+
+Shifts = tuple[tuple[str, float], ...]  # of coefficients' logarithms, by name on disk
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
 # Before each of these kernels runs another one, which moves as many bytes; the operator's `bytes` leave them out.
@@ -68,12 +73,13 @@ class Costs:
     """Price operators on one GPU with one profile. Results are cached.
 
     A profile with a `reference` other than `gpu` is scaled by the ratio of the two rooflines. `coefficients`: the
-    profile's, with `options` applied.
+    profile's, shifted by `shifts` (`Coefficients.shifted`), with `options` applied.
     """
 
-    def __init__(self, profile: Profile, gpu: GpuSpec, options: PriceOptions = AS_STATED) -> None:
-        self.profile, self.gpu = profile, gpu
-        self.coefficients = options.applied(profile.coefficients)
+    def __init__(self, profile: Profile, gpu: GpuSpec, options: PriceOptions = AS_STATED, shifts: Shifts = ()) -> None:
+        self.profile, self.gpu, self._options = profile, gpu, options
+        self._by_shifts: dict[Shifts, Costs] = {shifts: self}
+        self.coefficients = options.applied(profile.coefficients.shifted(dict(shifts)))
         # With a reference, the coefficients' bandwidth and peaks are the reference's, not those of `gpu`.
         self._device = measured_device(profile, gpu) if not profile.reference else Device.of(gpu)
         reference = reference_gpu(profile, gpu)
@@ -94,6 +100,17 @@ class Costs:
         # `pace` is in the key, because with a power limit a kernel takes longer in a large job.
         self._cache: dict[tuple[Compute, float], Cost] = {}
         self._accepted: set[str] = set()  # attention kernels that were checked: a search asks for each operator
+
+    def near(self, scenario: Scenario) -> Costs:
+        """Return the prices with the coefficients that the profile has near this scenario (`sim.prices.nearby`)."""
+        if not self.profile.nearby:
+            return self
+        shifts: Shifts = tuple(sorted(shifts_near(self.profile.nearby, scenario).items()))
+        if shifts not in self._by_shifts:
+            other = Costs(self.profile, self.gpu, self._options, shifts)
+            other._by_shifts = self._by_shifts
+            self._by_shifts[shifts] = other
+        return self._by_shifts[shifts]
 
     @property
     def launch_overhead_s(self) -> float:

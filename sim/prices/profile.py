@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from sim.core.files import write_json
 from sim.prices.coefficients import Coefficients
+from sim.prices.nearby import NearbyStep
 
 FORMAT = "profile/1"
 
@@ -79,7 +80,8 @@ class Profile(Struct, frozen=True, eq=False):
     `reference`: the GPU preset of the points; for another GPU, or one with changed figures, points are scaled by the
     ratio of the two rooflines. "": the points were measured on the simulated machine, so they are used unchanged, and
     the coefficients `memory_bandwidth_bytes_per_s` and `peak_DTYPE_flops_per_s` replace the data sheet's. `kernels`: a
-    shipped file of measured kernels of the `reference` (`sim.prices.kernel_file`), read on demand.
+    shipped file of measured kernels of the `reference` (`sim.prices.kernel_file`), read on demand. `nearby`: the steps
+    that the coefficients were fitted to, near which they are others.
     """
 
     name: str
@@ -94,6 +96,7 @@ class Profile(Struct, frozen=True, eq=False):
     blocks: tuple[BlockPoint, ...] = ()
     collectives: tuple[CollectiveTable, ...] = ()
     kernels: str = ""
+    nearby: tuple[NearbyStep, ...] = ()
 
     @property
     def bare(self) -> bool:
@@ -106,6 +109,7 @@ class Profile(Struct, frozen=True, eq=False):
         plain["coefficients"] = {name: c._asdict() for name, c in self.coefficients.flat().items()}
         plain["blocks"] = [b._asdict() for b in self.blocks]
         plain["points"] = list(plain["points"])
+        plain["nearby"] = [{"features": n.features._asdict(), "factors": dict(n.factors)} for n in self.nearby]
         usual = ("ranks_per_core", 1.0)  # left out
         plain["collectives"] = [{k: v for k, v in t.items() if (k, v) != usual} for t in plain["collectives"]]
         return {"format": FORMAT, **plain}

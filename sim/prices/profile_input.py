@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from typing import TypeGuard, TypeVar
+from functools import lru_cache, partial
+from typing import Any, TypeGuard, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from sim.inputs.input_source import nearest, show
 from sim.inputs.plain_data import listed, mapping, one_of, text, whole
 from sim.inputs.yaml_input import one_line
 from sim.prices.coefficients import FORMER, Coefficient, Coefficients, coefficients_from, place_of
+from sim.prices.likeness import Features
+from sim.prices.nearby import NearbyStep
 from sim.prices.profile import FORMAT, HOST_COPIES, BlockPoint, CollectiveTable, Facts, PointTable, Profile
 from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOUND
 
@@ -64,6 +66,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
         blocks=_each(top.get("blocks", []), f"{where}: blocks", _block),
         collectives=_each(top.get("collectives", []), f"{where}: collectives", _collective),
         kernels=text(top.get("kernels", ""), f"{where}: kernels"),
+        nearby=_each(top.get("nearby", []), f"{where}: nearby", partial(_nearby, stated=top.get("coefficients", {}))),
     )
 
 
@@ -163,6 +166,23 @@ def _collective(data: object, where: str) -> CollectiveTable:
     )
 
 
+def _nearby(data: object, where: str, stated: Mapping[str, object]) -> NearbyStep:
+    item, names = mapping(data, where), tuple(FEATURE_KINDS)
+    _keys(item, where, ("features", "factors"), ("features", "factors"))
+    features = mapping(item["features"], f"{where}.features")
+    _keys(features, f"{where}.features", names, names)
+    factors = mapping(item["factors"], f"{where}.factors")
+    _keys(factors, f"{where}.factors", tuple(stated), ())
+    read = {name: FEATURE_KINDS[name](features[name], f"{where}.features.{name}") for name in names}
+    return NearbyStep(Features(**read), {k: _number(v, f"{where}.factors.{k}", True) for k, v in factors.items()})
+
+
+def _truth(data: object, where: str) -> bool:
+    if not isinstance(data, bool):
+        raise InputError(f"{where}: found {show(data)}; allowed: true or false")
+    return data
+
+
 def _each(data: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
     return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(listed(data, where)))
 
@@ -216,3 +236,13 @@ def _column(data: object, where: str, count: int | None = None, positive: bool =
     if count is not None and len(rows) != count:
         raise InputError(f"{where}: found {len(rows)} numbers; {count} are needed, one a point")
     return np.array(rows, dtype=np.float64)
+
+
+# How each feature of a fitted step is read, by its type.
+_READERS: Mapping[type, Callable[[object, str], Any]] = {
+    str: text,
+    int: partial(whole, least=0, most=MOST_COUNT),
+    float: _number,
+    bool: _truth,
+}
+FEATURE_KINDS = {name: _READERS[kind] for name, kind in get_type_hints(Features).items()}

@@ -138,13 +138,14 @@ class MeshPrices:
         network: Network,
         programs: dict[Program, Program] | None = None,
     ) -> None:
-        self.costs, self._space, self._mesh = costs, space, mesh
+        self._space, self._mesh = space, mesh
         self._programs = {} if programs is None else programs
         # Groups depend on the mesh alone, so the simplest layout serves.
         x = simplest(space, mesh)
         # Faults would make equal ranks differ. `_fault_scale` of `time_bound.py` replaces them by one factor.
         self.plan = make_plan(scenario_of(space, x).model_copy(update={"faults": None}))
-        self.pricing = Pricing(self.plan, costs, network)
+        self.costs = costs.near(self.plan.scenario)
+        self.pricing = Pricing(self.plan, self.costs, network)
         self._comms: dict[tuple[str, str, float], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool], float] = {}
         # Classes are listed stage by stage, with the same number of pipelines in each.

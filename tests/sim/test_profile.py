@@ -12,6 +12,8 @@ from sim.core.errors import InputError
 from sim.core.files import write_json
 from sim.core.shipped import shipped_profiles
 from sim.prices.coefficients import FORMER, AttentionSpeed, Coefficients, PriceOptions, coefficients_from
+from sim.prices.likeness import Features
+from sim.prices.nearby import NearbyStep
 from sim.prices.power_limit import PowerLimit
 from sim.prices.profile import BlockPoint, CollectiveTable, PointTable, Profile
 from sim.prices.profile_input import profile_from
@@ -19,6 +21,9 @@ from sim.prices.profiles import load_profile
 from topology.presets import GPUS
 
 POSITIVE = st.floats(1e-9, 1e3)
+LAYOUT = {"ranks": 8, "tp": 2, "pp": 1, "cp": 1, "ep": 1, "sharded": False}
+FEATURES = {"gpu": "h100-sxm", "architecture": "hopper", "kind": "dense", "active": 8.03, **LAYOUT}
+FEATURES |= {"bits": 16.0, "seq_len": 4096, "framework": "megatron", "date": ""}
 
 
 def small() -> dict:
@@ -42,6 +47,7 @@ def small() -> dict:
         ],
         "blocks": [{"key": "layer b=1", "phase": "forward", "run": 0, "seconds": 1e-3, "spread": 0.1}],
         "collectives": [{"op": "all_reduce", "ranks": 2, "bytes": [8, 16], "seconds": [1e-5, 2e-5]}],
+        "nearby": [{"features": dict(FEATURES), "factors": {"launch_overhead_s": 1.1}}],
     }
 
 
@@ -66,6 +72,7 @@ def profiles(draw: st.DrawFn) -> Profile:
         points=(table,),
         blocks=(BlockPoint(draw(st.text(max_size=9)), "weight_grad", draw(st.integers(0, 9)), draw(POSITIVE), 0.0),),
         collectives=(CollectiveTable("broadcast", 4, np.array(sizes, float), draw(numbers), draw(numbers)),),
+        nearby=(NearbyStep(Features(**FEATURES), {"kernel_gap_s": draw(POSITIVE)}),),
     )
 
 
@@ -138,6 +145,15 @@ def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
         (("collectives", 0, "ranks"), 1, r"collectives\[0\].ranks: found 1"),
         (("coefficients", "launch_overhead_s"), 5e-6, "coefficients.launch_overhead_s: found 5e-06; allowed"),
         (("hardware", "cores"), [2], r"hardware.cores: found a list of 1"),
+        (("nearby", 0, "factors", "launch_overhead_s"), 0, r"nearby\[0\].factors.launch_overhead_s: found 0; allowed"),
+        (
+            ("nearby", 0, "factors"),
+            {"matmul_speed": 1.1},
+            r"factors: unknown key 'matmul_speed' \(allowed: launch_over",
+        ),
+        (("nearby", 0, "features", "ranks"), 8.5, r"nearby\[0\].features.ranks: found 8.5; allowed"),
+        (("nearby", 0, "features", "sharded"), 1, r"nearby\[0\].features.sharded: found 1; allowed: true or false"),
+        (("nearby", 0, "features"), {}, r"nearby\[0\].features: gpu is missing"),
     ],
 )
 def test_each_mistake_is_named(path: tuple, value: object, message: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 import sim
 from sim.commands.options import Study
@@ -22,14 +23,25 @@ from sim.core.errors import InputError
 from sim.core.executors import Workers, local_workers
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
+from sim.prices.coefficients import Coefficient
+from sim.prices.nearby import NearbyStep, mesh_features
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.search.best_first import COUNTED, BestFirst, pareto
 from sim.search.evaluation import FATES, Outcome, evaluate, pack
-from sim.search.space import Layout, Space, scenario_of
+from sim.search.space import Layout, MeshSizes, Space, scenario_of, simplest
 from sim.simulation import prepare, simulate
 from tests.processes import exit_code
-from tests.sim.search.search_spaces import BASE, all_outcomes, legal_layouts, run_search, small_space, space_of, varied
+from tests.sim.search.search_spaces import (
+    BASE,
+    all_outcomes,
+    legal,
+    legal_layouts,
+    run_search,
+    small_space,
+    space_of,
+    varied,
+)
 
 
 def search(space: Space, limit_bytes: float, top: int = 5, front: bool = False, workers: int = 1) -> BestFirst:
@@ -366,3 +378,23 @@ def test_inference_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps({**data, "inference": {"requests": {"prompt_len": 8, "output_len": 8}}}))
     with pytest.raises(InputError, match="training"):
         run_search(file)
+
+
+def test_best_is_that_of_exhaustive_search_with_coefficients_that_vary(tmp_path: Path) -> None:
+    """Near a fitted step without tensor parallelism kernels take twice as long, so other layouts win."""
+    base, near = load_profile("h100-sxm"), varied({}, 4)
+    fitted = mesh_features(scenario_of(near, simplest(near, MeshSizes(tp=1, cp=1, pp=1, dp=4, ep=1))))
+    assert fitted is not None
+    stated = base.coefficients.changed(
+        {"memory_efficiency": Coefficient(0.9, "x"), "matmul_speed": Coefficient(1, "x")}
+    )
+    slower = (NearbyStep(fitted, {"memory_efficiency": 0.5, "matmul_speed": 0.5}),)
+    structs.replace(base, coefficients=stated, nearby=slower).save(tmp_path / "fitted.json")
+    space = varied(
+        {"calibration": str(tmp_path / "fitted.json")}, 4, {"recompute": ("none",), "micro_batch_size": (4,)}
+    )
+    outcomes = [evaluate(pack(space), layout) for layout in legal(space)]
+    best = min((o for o in outcomes if math.isfinite(o.step_time_s)), key=key)
+    found = search(space, math.inf).best[0]
+    assert key(found) == key(best)
+    assert found.step_time_s == simulate(scenario_of(space, found.layout)).step_time_s
