@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from sim.convert.settings import lacking
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, shipped_models, what_to_write
 from sim.inputs.input_source import Source, file_named, show
-from sim.inputs.model_input import MODEL_FILE, model_presets
+from sim.inputs.model_input import MODEL_FILE, load_model, model_presets
 
 IN_CACHE = re.compile(r"models--([^/]+?)--([^/]+)(?:/snapshots/.*)?$")  # of the Hub's cache
 VARIANT = re.compile(r"(?i)-(instruct|base|chat|it|hf|pt)$")  # checkpoints of one architecture
@@ -34,6 +35,12 @@ def named_model(file: Path, place: str, named: str, notes: list[str]) -> str:
         return found
     problem = what_to_write(named, model_presets()) if is_id(named) else lacking(named).removeprefix(", ") or UNKNOWN
     raise InputError(f"{place}: found {show(named)}; {problem}; or give --model NAME or --model FOLDER/config.json")
+
+
+def with_prediction(model: str, layers: int) -> str | dict[str, Any]:
+    """The model with so many modules of multi-token prediction, for trainers that train as many as they are told and
+    not those of the checkpoint."""
+    return model if load_model(model).mtp_layers == layers else {"preset": model, "mtp_layers": layers}
 
 
 def known_by_name(named: str) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sim.convert.named_models import named_model
+from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import ENDS, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.convert.verl_megatron import by_megatron
@@ -66,7 +66,7 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
     model = machine.model or _model(s)
     machine = replace(machine, model=model)
     sections = {
-        "model": _without_prediction(s, model),
+        "model": model if s.flag(f"{MODEL}.mtp.enable") else with_prediction(model, 0),  # workers/config/model.py
         **_trained(s, machine, gpus, megatron),
         "rl": _rl(s, megatron),
     }
@@ -102,13 +102,6 @@ def _model(s: Settings) -> str:
         InputError: where it is not known here.
     """
     return named_model(s.file, s.place(f"{MODEL}.path"), str(s.take(f"{MODEL}.path", "")), s.notes)
-
-
-def _without_prediction(s: Settings, model: str) -> str | dict[str, Any]:
-    """The model without its modules of multi-token prediction, unless they are trained (workers/config/model.py:
-    `mtp.enable`)."""
-    trained = s.flag(f"{MODEL}.mtp.enable")
-    return model if trained or not load_model(model).mtp_layers else {"preset": model, "mtp_layers": 0}
 
 
 def _of_fsdp(s: Settings, gpus: int) -> dict[str, Any]:

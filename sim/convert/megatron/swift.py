@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.megatron.scenario import LISTED, convert_megatron
-from sim.convert.named_models import named_model
+from sim.convert.named_models import BY_NAME, known_by_name, named_model, with_prediction
 from sim.convert.scripts.command_line import SWITCHES, flags_of, words_of
 from sim.convert.settings import Converted, Machine
 from sim.convert.trainer_arguments.adapters import TARGETS
@@ -31,6 +31,7 @@ DEFAULTS: dict[str, str] = {
     "recompute-granularity": "selective",
     "attention-backend": "flash",
     "cross-entropy-loss-fusion": "true",
+    "apply-rope-fusion": "false",
 }
 OF_EXPERTS = {
     "moe-grouped-gemm": "true",
@@ -73,6 +74,8 @@ OWN = (
     *("freeze-aligner", "cached-dataset", "packing-num-proc", "streaming", "lazy-tokenize", "add-version", "template"),
 )
 
+IN_MEGATRON = "-mcore"  # how its examples end a folder of weights that were turned into Megatron's, until release 4
+
 
 def is_swift_megatron(text: str) -> bool:
     """Tell whether a script runs ms-swift's trainer with Megatron-Core."""
@@ -104,6 +107,9 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     lora, packs = _lora(file, flags), flags.pop("packing", False)
     read = {name: value for name, value in flags.items() if name not in OWN}
     result = convert_megatron(file, _command(read | added), machine)
+    predicted = str(flags.get("mtp-num-layers", "0"))  # none by default, whatever the checkpoint has
+    if predicted.isdecimal():
+        result.scenario["model"] = with_prediction(str(machine.model), int(predicted))
     if lora:
         result.scenario["training"]["lora"] = lora
     packed = ["packing: a sequence is simulated as one text; training.packing describes several shorter ones"]
@@ -117,6 +123,10 @@ def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any], not
     named = flags.get("model")
     if machine.model is not None:
         return machine
+    weights = str(flags.get("load", "")).rstrip("/").removesuffix(IN_MEGATRON)
+    if named is None and (found := known_by_name(weights)) is not None:
+        notes.append(BY_NAME.format(f"--load {flags['load']}", found.removeprefix("hf://")).removeprefix("model: "))
+        return replace(machine, model=found)
     if not isinstance(named, str):
         raise InputError(f"{file}: does not name the model: give --model NAME")
     return replace(machine, model=named_model(file, f"{file}: model", named, notes))
