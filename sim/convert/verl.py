@@ -1,4 +1,4 @@
-"""verl's command of GRPO and its kin, `python3 -m verl.trainer.main_ppo key=value …`, as a scenario with `rl`.
+"""verl's command of PPO, GRPO and their kin, `python3 -m verl.trainer.main_ppo key=value …`, as a scenario with `rl`.
 
 Names and defaults: verl 0.9.1, trainer/config/_generated_ppo_trainer.yaml and _generated_ppo_megatron_trainer.yaml. A
 mini-batch has `ppo_mini_batch_size` prompts with all of their answers (trainer/ppo/ray_trainer.py). FSDP keeps its
@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import ENDS, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.verl_critic import critic_of
 from sim.convert.verl_megatron import by_megatron
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
@@ -26,6 +27,7 @@ MODULE = "verl.trainer.main_ppo"
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 OF_FSDP, OF_MEGATRON = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
 NAMED_MEGATRON = "megatron"  # in --config-name and actor.strategy
+WITH_CRITIC = "gae"
 WITHOUT_CRITIC = ("grpo", "grpo_passk", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg")
 ENGINES = {"vllm": "vllm-v1", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
 USUAL_ROLLOUT = "vllm"
@@ -52,15 +54,15 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
     """The scenario of the command's arguments.
 
     Raises:
-        InputError: for an estimator that needs a critic, a model that is not known, and sizes that do not divide.
+        InputError: for an estimator that needs further answers, an unknown model, and sizes that do not divide.
     """
     values, megatron = _arguments(file, text)
     s = Settings(file, values, text=text)
     estimator = str(s.take("algorithm.adv_estimator", "gae"))
-    if estimator not in WITHOUT_CRITIC:
-        why = "needs a critic or further answers, which are not simulated"
-        problem = f"found {show(estimator)}; {why}; can be converted"
-        raise InputError(f"{s.place('algorithm.adv_estimator')}: {problem}: {', '.join(WITHOUT_CRITIC)}")
+    if estimator not in (WITH_CRITIC, *WITHOUT_CRITIC):
+        problem = f"found {show(estimator)}; needs further answers, which are not simulated; can be converted"
+        known = ", ".join((WITH_CRITIC, *WITHOUT_CRITIC))
+        raise InputError(f"{s.place('algorithm.adv_estimator')}: {problem}: {known}")
     gpus = machine.gpus or s.size("trainer.nnodes", 1) * s.size("trainer.n_gpus_per_node", 8)
     s.taken.add(f"{MODEL}.path")  # in whose place --model may stand
     model = machine.model or _model(s)
@@ -68,7 +70,7 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
     sections = {
         "model": model if s.flag(f"{MODEL}.mtp.enable") else with_prediction(model, 0),  # workers/config/model.py
         **_trained(s, machine, gpus, megatron),
-        "rl": _rl(s, megatron),
+        "rl": _rl(s, megatron) | (critic_of(s, model) if estimator == WITH_CRITIC else {}),
     }
     _split_experts(s, sections)
     s.missing.update(LENGTHS)
@@ -143,6 +145,7 @@ def _trained(s: Settings, machine: Machine, gpus: int, megatron: bool) -> dict[s
 def _by_fsdp(s: Settings) -> dict[str, Any]:
     dtype = str(s.take(f"{OF_FSDP}.model_dtype", "fp32"))
     rank = s.integer(f"{MODEL}.lora_rank", 0)
+    s.take(f"{ACTOR}.optim.clip_grad")  # a norm is computed for any
     return {
         "precision": "bf16",
         "gradient_clipping": (s.number(f"{ACTOR}.grad_clip", 1.0) or 0.0) > 0,

@@ -106,8 +106,8 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
     )
     said = refused(tmp_path, "run.sh", COMMAND, *OPTIONS[:4])
     assert "add --set rl.output_len.mean=N" in said
-    said = refused(tmp_path, "run.sh", COMMAND.replace("estimator=grpo", "estimator=gae"), *OPTIONS)
-    assert "run.sh:5: algorithm.adv_estimator: found 'gae'; needs a critic" in said
+    said = refused(tmp_path, "run.sh", COMMAND.replace("estimator=grpo", "estimator=remax"), *OPTIONS)
+    assert "run.sh:5: algorithm.adv_estimator: found 'remax'; needs further answers" in said
     said = refused(tmp_path, "run.sh", COMMAND.replace("Qwen/Qwen3-8B", "$HOME/mine"), *OPTIONS)
     assert "actor_rollout_ref.model.path: found" in said
     data, _ = said_of(tmp_path, COMMAND.replace("Qwen/Qwen3-8B", "/models/mine"), "--model", "llama3-8b")
@@ -217,3 +217,32 @@ def test_what_repeats_the_actors_layout_for_the_reference_is_not_noted(tmp_path:
     assert "not expressed" not in said
     _, said = said_of(tmp_path, with_keys(MEGATRON, f"{key}=4"))
     assert f"not expressed here: {key}" in said
+
+
+def test_a_critic_of_the_policys_sizes(tmp_path: Path) -> None:
+    text = with_keys(
+        COMMAND.replace("adv_estimator=grpo", "adv_estimator=gae"),
+        "critic.optim.lr=1e-5 critic.model.path=Qwen/Qwen3-8B critic.model.use_remove_padding=True",
+        "critic.model.fsdp_config.param_offload=False critic.ppo_mini_batch_size=256",
+    )
+    data, said = said_of(tmp_path, text)
+    assert data["rl"]["critic"] == "gpu"
+    assert "the critic: simulated with the policy's layout" in said
+    assert "not expressed" not in said
+    more = "critic.fsdp.optimizer_offload=True critic.ppo_micro_batch_size_per_gpu=4"
+    data, said = said_of(tmp_path, with_keys(text, more))
+    assert data["rl"]["critic"] == "host"
+    assert "not expressed here: critic.ppo_micro_batch_size_per_gpu" in said
+    other = text.replace("critic.model.path=Qwen/Qwen3-8B", "critic.model.path=llama3-8b")
+    said = refused(tmp_path, "run.sh", other, *OPTIONS)
+    assert (
+        "critic.model.path: found 'llama3-8b'; a critic is simulated with the policy's sizes, 'Qwen/Qwen3-8B'" in said
+    )
+    said = refused(
+        tmp_path, "run.sh", text.replace("mini_batch_size=256 trainer", "mini_batch_size=64 trainer"), *OPTIONS
+    )
+    assert "critic.ppo_mini_batch_size: found 64; a critic is simulated with the policy's" in said
+
+
+def test_estimators_without_a_critic_have_none(tmp_path: Path) -> None:
+    assert "critic" not in said_of(tmp_path, COMMAND)[0]["rl"]
