@@ -20,6 +20,10 @@ SECTIONS = {
     f"{CRITIC}.": f"{ACTOR}.",
 }
 STATES = ("fsdp", "model.fsdp_config", "megatron")
+DEGREES = (
+    "ulysses_sequence_parallel_size",
+    *(f"megatron.{kind}_parallel_size" for kind in ("tensor_model", "pipeline_model", "context", "expert_model")),
+)
 OTHERS = "the critic: simulated with the policy's layout, micro-batches and optimizer"
 
 
@@ -37,8 +41,16 @@ def critic_of(s: Settings, model: str) -> dict[str, str]:
     away = [s.flag(f"{CRITIC}.{part}.{what}_offload") for part in STATES for what in ("param", "optimizer", "grad")]
     own = {key for key in s.values if key.startswith(f"{CRITIC}.")}
     s.taken |= {key for key in own if s.values[key] == s.values.get(_of_policy(key))}
-    s.notes.append(OTHERS)
+    s.notes.append("; ".join([OTHERS, *_degrees(s)]))
     return {"critic": "host" if any(away) else "gpu"}
+
+
+def _degrees(s: Settings) -> list[str]:
+    """The critic's degrees that differ from the policy's; each is 1 where the command does not say it."""
+    pairs = ((f"{CRITIC}.{degree}", f"{ACTOR}.{degree}") for degree in DEGREES)
+    degrees = ((own, s.whole(own) or 1, s.whole(policy) or 1) for own, policy in pairs)
+    s.taken |= {f"{CRITIC}.{degree}" for degree in DEGREES}
+    return [f"{own}: {size} in verl, {policys} here" for own, size, policys in degrees if size != policys]
 
 
 def _require_sizes(s: Settings, model: str) -> None:

@@ -244,5 +244,16 @@ def test_a_critic_of_the_policys_sizes(tmp_path: Path) -> None:
     assert "critic.ppo_mini_batch_size: found 64; a critic is simulated with the policy's" in said
 
 
+def test_a_critics_own_degrees_are_named(tmp_path: Path) -> None:
+    text = MEGATRON.replace("adv_estimator=grpo", "adv_estimator=gae")
+    keys = (
+        f"critic.model.path=$MODEL_PATH critic.megatron.expert_model_parallel_size=8 {CHANGED}.context_parallel_size=2"
+    )
+    _, said = said_of(tmp_path, with_keys(text, keys, "critic.megatron.context_parallel_size=1"))
+    first, second = (f"critic.megatron.{kind}_parallel_size: 1 in verl, 2 here" for kind in ("tensor_model", "context"))
+    assert f"and optimizer; {first}; {second}\n" in said
+    assert "not expressed" not in said
+
+
 def test_estimators_without_a_critic_have_none(tmp_path: Path) -> None:
     assert "critic" not in said_of(tmp_path, COMMAND)[0]["rl"]
