@@ -75,7 +75,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
         (
             "a.sh",
-            "deepspeed --module openrlhf.cli.train_sft --zero_stage 2",
+            "deepspeed --module openrlhf.cli.train_dpo --zero_stage 2",
             "a command of OpenRLHF, which is not",
         ),
         ("a.sh", "colossalai run --nproc_per_node 8 benchmark.py -c 65b", "has a command of Colossal-AI, which is not"),
