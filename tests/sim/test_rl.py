@@ -123,6 +123,20 @@ def test_a_critic_on_the_host_comes_twice_and_leaves_the_gpu_to_the_engine() -> 
     assert peaks[0]["critic training"] == peaks[1]["critic training"] > 0
 
 
+@pytest.mark.parametrize(("engine", "of_free"), [("vllm-v1", False), ("sglang-0.5", True)])
+def test_a_resident_trainer_is_no_part_of_the_engines_share(engine: str, of_free: bool) -> None:
+    """vLLM's share is of the whole memory, SGLang's of what is free when it starts."""
+    blocks, states = [], 0.0
+    for more in ({"offload_training": False}, {"offload_training": True}):
+        kept = {"reference": "none", "generation": {"engine": engine, "kv_cache": {"memory_fraction": 0.4}}}
+        sim = simulate_rl(parse_scenario(merge(SMALL, {"rl": {**kept, **more}}), "small"))
+        blocks.append(sim.served.capacity.blocks)
+        states = sim.states.lasting
+    block_bytes = max(sim.served.capacity.token_bytes) * sim.served.scenario.for_serving.kv_cache.block_tokens
+    fewer = 0.4 * states / block_bytes if of_free else 0.0
+    assert blocks[1] - blocks[0] == pytest.approx(fewer, abs=1.01)
+
+
 def test_copies_take_their_bytes_over_pcie() -> None:
     """Weights of 16 bits; of ZeRO-1 over four ranks 2 + 12/4 bytes a parameter, three of two for the reference."""
     sim = ran()
