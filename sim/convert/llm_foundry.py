@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sim.convert.named_models import named_model
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.convert.trainer_arguments.adapters import PEFT_MODULES, layers_of
 from sim.convert.trainer_arguments.fsdp import gathers_late
 from sim.core.errors import InputError
-from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.input_source import show
-from sim.inputs.model_input import model_presets
 
 MARKS = ("global_train_batch_size", "device_train_microbatch_size")
 ENCODER = "bert"
@@ -128,9 +127,7 @@ def _of_the_hub(s: Settings, machine: Machine) -> str:
         return machine.model
     if not isinstance(named, str):
         raise InputError(f"{s.file}: model.name: is neither mpt_causal_lm nor a model of the Hub: give --model")
-    if is_id(named) and config_of(named) is None:
-        raise InputError(f"{s.file}: model: found '{named}'; {what_to_write(named, model_presets())}; or give --model")
-    return as_model(named)
+    return named_model(s.file, f"{s.file}: model", named, s.notes)
 
 
 def _mpt(s: Settings) -> dict[str, Any]:

@@ -143,6 +143,22 @@ def _swift(file: Path, text: str, asked: Asked) -> Converted:
     return convert_deepspeed(file, arguments, replace(asked.machine, gpus=processes), asked.seq_len)
 
 
+def _openrlhf(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.scripts.script import read_script
+
+    return read_script(file, text, asked.given, lambda read: _fine_tuned(file, read, asked))
+
+
+def _fine_tuned(file: Path, text: str, asked: Asked) -> Converted:
+    """The arguments of OpenRLHF's supervised fine-tuning."""
+    from sim.convert.trainer_arguments.openrlhf import openrlhf_arguments
+    from sim.convert.trainer_arguments.scenario import convert_deepspeed
+
+    arguments, notes = openrlhf_arguments(file, text)
+    found = convert_deepspeed(file, arguments, asked.machine, asked.seq_len)
+    return replace(found, notes=(*found.notes, *notes))
+
+
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
     from sim.convert.bridge.nemo_recipe import is_nemo_recipe
@@ -189,6 +205,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
     "serving": _serving,
     "mlperf": _mlperf,
     "verl": _verl,
+    "openrlhf": _openrlhf,
 }
 
 
@@ -198,6 +215,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving.scenario import is_serving
     from sim.convert.trainer_arguments.launched import has_runner, is_launched, runs_recipe
+    from sim.convert.trainer_arguments.openrlhf import is_openrlhf
     from sim.convert.trainer_arguments.swift import is_swift
     from sim.convert.verl import is_verl
 
@@ -213,6 +231,8 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "mlperf"
     if is_verl(text):
         return "verl"
+    if is_openrlhf(text):
+        return "openrlhf"
     if runs_recipe(file, text):
         return "deepspeed"
     if is_swift_megatron(text) or (any(flag in text for flag in MEGATRON) and not has_runner(text.split())):

@@ -1,4 +1,4 @@
-"""verl's command of GRPO and its kin, `python3 -m verl.trainer.main_ppo key=value …`, as a scenario with `rl`.
+"""verl's command of PPO, GRPO and their kin, `python3 -m verl.trainer.main_ppo key=value …`, as a scenario with `rl`.
 
 Names and defaults: verl 0.9.1, trainer/config/_generated_ppo_trainer.yaml and _generated_ppo_megatron_trainer.yaml. A
 mini-batch has `ppo_mini_batch_size` prompts with all of their answers (trainer/ppo/ray_trainer.py). FSDP keeps its
@@ -12,10 +12,14 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
+from sim.convert.named_models import named_model, with_prediction
 from sim.convert.scripts.command_line import ENDS, words_of
-from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
+from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.verl_critic import critic_of
+from sim.convert.verl_megatron import by_megatron
 from sim.core.errors import InputError
-from sim.inputs.hub import as_model, config_of
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 
@@ -23,6 +27,7 @@ MODULE = "verl.trainer.main_ppo"
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 OF_FSDP, OF_MEGATRON = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
 NAMED_MEGATRON = "megatron"  # in --config-name and actor.strategy
+WITH_CRITIC = "gae"
 WITHOUT_CRITIC = ("grpo", "grpo_passk", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg")
 ENGINES = {"vllm": "vllm-v1", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
 USUAL_ROLLOUT = "vllm"
@@ -33,9 +38,6 @@ LENGTHS = {
 EAGER = f"{ROLLOUT}.enforce_eager: CUDA graphs of the engine are simulated all the same"
 PROMPT, ANSWER = "data.max_prompt_length", "data.max_response_length"
 DYNAMIC, ULYSSES = f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ulysses_sequence_parallel_size"
-OVERRIDES = f"{OF_MEGATRON}.override_transformer_config"
-OF_OPTIMIZER = f"{ACTOR}.optim.override_optimizer_config"
-DEGREES = ("tensor_model", "pipeline_model", "context", "expert_model")
 CONFIG = "--config-name"
 PACKS = (
     "micro-batches: verl packs {tokens:,} tokens (ppo_max_token_len_per_gpu · ulysses_sequence_parallel_size); here "
@@ -52,24 +54,23 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
     """The scenario of the command's arguments.
 
     Raises:
-        InputError: for an estimator that needs a critic, a model that is not known, and sizes that do not divide.
+        InputError: for an estimator that needs further answers, an unknown model, and sizes that do not divide.
     """
     values, megatron = _arguments(file, text)
     s = Settings(file, values, text=text)
     estimator = str(s.take("algorithm.adv_estimator", "gae"))
-    if estimator not in WITHOUT_CRITIC:
-        why = "needs a critic or further answers, which are not simulated"
-        problem = f"found {show(estimator)}; {why}; can be converted"
-        raise InputError(f"{s.place('algorithm.adv_estimator')}: {problem}: {', '.join(WITHOUT_CRITIC)}")
+    if estimator not in (WITH_CRITIC, *WITHOUT_CRITIC):
+        problem = f"found {show(estimator)}; needs further answers, which are not simulated; can be converted"
+        known = ", ".join((WITH_CRITIC, *WITHOUT_CRITIC))
+        raise InputError(f"{s.place('algorithm.adv_estimator')}: {problem}: {known}")
     gpus = machine.gpus or s.size("trainer.nnodes", 1) * s.size("trainer.n_gpus_per_node", 8)
-    parallelism = _of_megatron(s, gpus) if megatron else _of_fsdp(s, gpus)
-    training = _training(s, megatron, parallelism)
     s.taken.add(f"{MODEL}.path")  # in whose place --model may stand
+    model = machine.model or _model(s)
+    machine = replace(machine, model=model)
     sections = {
-        "model": machine.model or _model(s),
-        "training": training,
-        "parallelism": parallelism,
-        "rl": _rl(s, megatron),
+        "model": model if s.flag(f"{MODEL}.mtp.enable") else with_prediction(model, 0),  # workers/config/model.py
+        **_trained(s, machine, gpus, megatron),
+        "rl": _rl(s, megatron) | (critic_of(s, model) if estimator == WITH_CRITIC else {}),
     }
     _split_experts(s, sections)
     s.missing.update(LENGTHS)
@@ -97,18 +98,12 @@ def _typed(value: str) -> Any:
 
 
 def _model(s: Settings) -> str:
-    """The model by its path, whose last two parts may be its id on the Hub.
+    """The model by its path.
 
     Raises:
         InputError: where it is not known here.
     """
-    path = str(s.take(f"{MODEL}.path", ""))
-    parts = path.rstrip("/").split("/")
-    for name in ("/".join(parts[-2:]), parts[-1]):
-        if config_of(name) is not None:
-            return as_model(name)
-    problem = f"found {show(path)}{lacking(path)}; is no model that is known here: give --model"
-    raise InputError(f"{s.place(f'{MODEL}.path')}: {problem}")
+    return named_model(s.file, s.place(f"{MODEL}.path"), str(s.take(f"{MODEL}.path", "")), s.notes)
 
 
 def _of_fsdp(s: Settings, gpus: int) -> dict[str, Any]:
@@ -130,69 +125,49 @@ def _of_fsdp(s: Settings, gpus: int) -> dict[str, Any]:
     return without_none(found)
 
 
-def _of_megatron(s: Settings, gpus: int) -> dict[str, Any]:
-    """Megatron's degrees, with the distributed optimizer."""
-    names = {kind: f"{OF_MEGATRON}.{kind}_parallel_size" for kind in DEGREES}
-    tp, pp, cp, ep = (s.size(names[kind], 1) for kind in DEGREES)
-    if gpus % (tp * pp * cp):
-        raise InputError(f"{s.file}: {gpus} GPUs; must be a multiple of {tp * pp * cp} ({OF_MEGATRON}: tp · pp · cp)")
-    virtual = s.whole(f"{OF_MEGATRON}.virtual_pipeline_model_parallel_size") or 1
-    expert_tp = s.whole(f"{OF_MEGATRON}.expert_tensor_parallel_size") or tp
-    flex = s.take(f"{OVERRIDES}.moe_token_dispatcher_type") == "flex"
-    s.taken |= {f"{OVERRIDES}.moe_enable_deepep"} if flex else set()
-    found = {
-        "dp": gpus // (tp * pp * cp),
-        "tp": tp,
-        "pp": pp,
-        "cp": cp,
-        "sp": s.flag(f"{OF_MEGATRON}.sequence_parallel", True) and tp > 1,
-        "ep": ep if ep > 1 else None,
-        "expert_tp": expert_tp if ep > 1 else None,
-        "ep_dispatcher": "deepep" if flex and ep > 1 else None,
-        "zero": 1 if s.flag(f"{OF_MEGATRON}.use_distributed_optimizer", True) else 0,
-        "schedule": "interleaved_1f1b" if virtual > 1 else None,
-        "virtual_stages": virtual if virtual > 1 else None,
-    }
-    return without_none(found)
-
-
-def _training(s: Settings, megatron: bool, parallelism: dict[str, Any]) -> dict[str, Any]:
+def _trained(s: Settings, machine: Machine, gpus: int, megatron: bool) -> dict[str, Any]:
+    """The sections `training` and `parallelism`."""
     batch = s.size(f"{ACTOR}.ppo_mini_batch_size", 256) * s.size(f"{ROLLOUT}.n", 1)
     length = s.size(PROMPT, 512) + s.size(ANSWER, 512)
-    found: dict[str, Any] = {
-        "seq_len": length,
-        "micro_batch_size": _micro_batch(s, length, batch, parallelism),
-        "global_batch_size": batch,
-        "precision": "bf16",
-        "gradient_clipping": (s.number(f"{ACTOR}.grad_clip", 1.0) or 0.0) > 0,
-        "attention": "fused",
-        "optimizer": "adamw",
-    }
-    return found | (_by_megatron(s) if megatron else _by_fsdp(s))
-
-
-def _by_megatron(s: Settings) -> dict[str, Any]:
-    granularity = s.take(f"{OVERRIDES}.recompute_granularity")
-    s.choice(f"{OVERRIDES}.recompute_method", {"uniform": True, "None": True}, "None")
-    s.choice(f"{OVERRIDES}.recompute_num_layers", {"1": True, "None": True}, "None")
-    s.take(f"{MODEL}.enable_gradient_checkpointing")  # of FSDP alone
-    s.take(f"{OF_MEGATRON}.grad_offload")  # gradients are freed while the engine runs, either way
-    on_host = s.flag(f"{OF_OPTIMIZER}.optimizer_cpu_offload")
-    whole = s.number(f"{OF_OPTIMIZER}.optimizer_offload_fraction", 1.0) == 1.0
-    found: dict[str, Any] = {"framework": "megatron", "recompute": granularity or "none", "grad_dtype": "fp32"}
-    return found | ({"optimizer_offload": "cpu"} if on_host and whole else {})
+    sizes = {"seq_length": length, "micro_batch_size": 1, "global_batch_size": batch}
+    if megatron:
+        s.take(f"{MODEL}.enable_gradient_checkpointing")  # of FSDP alone
+        s.take(f"{OF_MEGATRON}.grad_offload")  # gradients are freed while the engine runs, either way
+        training, parallelism = by_megatron(s, replace(machine, gpus=gpus), sizes)
+    else:
+        training, parallelism = _by_fsdp(s), _of_fsdp(s, gpus)
+        training = {"seq_len": length, "micro_batch_size": 1, "global_batch_size": batch} | training
+    training |= _fused_loss(s, parallelism)
+    training["micro_batch_size"] = _micro_batch(s, length, batch, parallelism)
+    return {"training": training, "parallelism": parallelism}
 
 
 def _by_fsdp(s: Settings) -> dict[str, Any]:
     dtype = str(s.take(f"{OF_FSDP}.model_dtype", "fp32"))
     rank = s.integer(f"{MODEL}.lora_rank", 0)
+    s.take(f"{ACTOR}.optim.clip_grad")  # a norm is computed for any
     return {
+        "precision": "bf16",
+        "gradient_clipping": (s.number(f"{ACTOR}.grad_clip", 1.0) or 0.0) > 0,
+        "attention": "fused",
+        "optimizer": "adamw",
         "framework": "transformers",
         "recompute": "full" if s.flag(f"{MODEL}.enable_gradient_checkpointing", True) else "none",
         "cross_entropy": "fused",  # log-probabilities by FlashAttention's loss (utils/torch_functional.py)
         **({} if dtype in ("bf16", "bfloat16") else {"param_dtype": "fp32", "grad_reduce_dtype": "fp32"}),
         **({"lora": {"rank": rank}} if rank else {}),
     }
+
+
+def _fused_loss(s: Settings, parallelism: dict[str, Any]) -> dict[str, Any]:
+    """Log-probabilities from tiles of the logits, which the backward computes again (utils/experimental/
+    torch_functional.py: `FusedLinearForPPO`; utils/kernel/linear_cross_entropy.py)."""
+    fused = f"{MODEL}.use_fused_kernels"
+    if not s.values.get(fused) or parallelism.get("tp", 1) > 1:  # in which case a note names it
+        s.taken |= set() if s.values.get(fused) else {fused}
+        return {}
+    s.take(f"{MODEL}.fused_kernel_options.impl_backend")
+    return {"cross_entropy": "tiled"} if s.flag(fused) else {}
 
 
 def _micro_batch(s: Settings, length: int, batch: int, parallelism: dict[str, Any]) -> int:
@@ -220,9 +195,9 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
     offloads = [s.flag(f"{states}.{what}_offload") for what in ("param", "optimizer")]
     if len({*offloads}) > 1:
         s.notes.append(f"{states}: only one of param_offload and optimizer_offload is true; both are simulated as true")
-    uses_reference = s.flag(f"{ACTOR}.use_kl_loss") or s.flag("algorithm.use_kl_in_reward")
+    uses_reference = any([s.flag(f"{ACTOR}.use_kl_loss"), s.flag("algorithm.use_kl_in_reward")])
     on_host = s.flag(f"{REF}.megatron.param_offload", offloads[0])
-    s.taken |= {f"{REF}.fsdp_config.param_offload"}
+    s.taken |= {f"{REF}.fsdp_config.param_offload", *_as_the_actor(s)}
     joined = s.flag(f"{MODEL}.use_remove_padding", True)
     return {
         "prompts_per_step": s.size("data.train_batch_size", 1024),
@@ -235,6 +210,12 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
         "offload_training": any(offloads),
         "generation": _generation(s),
     }
+
+
+def _as_the_actor(s: Settings) -> set[str]:
+    """The reference's keys of Megatron that repeat the actor's: it has the policy's layout here."""
+    of_reference = [key for key in s.values if key.startswith(f"{REF}.megatron.")]
+    return {key for key in of_reference if s.values[key] == s.values.get(key.replace(REF, ACTOR, 1))}
 
 
 def _split_experts(s: Settings, sections: dict[str, Any]) -> None:

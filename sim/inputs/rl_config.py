@@ -114,8 +114,8 @@ class Generation(UserInput):
 
 
 class Rl(UserInput):
-    """One step of GRPO (Shao et al. 2024, arXiv 2402.03300): each prompt's `generations_per_prompt` answers are written
-    by the policy, scored, and trained on.
+    """One step of GRPO (Shao et al. 2024, arXiv 2402.03300), or with a `critic` of PPO: each prompt's
+    `generations_per_prompt` answers are written by the policy, scored, and trained on.
 
     `colocated`: the engine and the trainer take turns on the same GPUs, or each has a pool of its own. `steps_off`: 1
     generates the next step's answers while this step's are trained on, by weights one update old.
@@ -130,6 +130,9 @@ class Rl(UserInput):
     steps_off: Literal[0, 1] = 0
     reference: Literal["none", "host", "gpu"] = Field(
         default="host", description="the frozen policy of the KL term; host: kept in host memory, swapped in and out"
+    )
+    critic: Literal["none", "host", "gpu"] = Field(
+        default="none", description="PPO's value model, as large as the policy; host: its states come for its turns"
     )
     reward: Reward = Field(default="rule", description="rule: computed by the host; or a model that reads every answer")
     reward_s: float = Field(default=0.0, ge=0, le=1e9, description="seconds that a rule takes after the last answer")

@@ -30,11 +30,17 @@ def training_states(trained: StepResult) -> TrainingStates:
     return TrainingStates(row.parameters, row.lasting, row.parameters + row.optimizer)
 
 
-def held_beside_engine(rl: Rl, states: TrainingStates) -> float:
-    """Bytes of the trainer on the engine's GPUs while it writes."""
+def held_beside_engine(rl: Rl, states: TrainingStates, critic: TrainingStates | None = None) -> float:
+    """Bytes of the trainer on the engine's GPUs while it writes. `critic`: the critic's states."""
     if not rl.colocated:
         return 0.0
-    return _reference_bytes(rl, states) + (0.0 if rl.offload_training else states.lasting)
+    own = 0.0 if rl.offload_training else states.lasting
+    return _reference_bytes(rl, states) + own + _critic_bytes(rl, critic)
+
+
+def _critic_bytes(rl: Rl, critic: TrainingStates | None) -> float:
+    """Return the bytes of the critic between its turns if it stays on the GPU."""
+    return 0.0 if critic is None or rl.critic != "gpu" else critic.lasting
 
 
 def _reference_bytes(rl: Rl, states: TrainingStates) -> float:
@@ -50,17 +56,28 @@ def engine_bytes(served: ServingSimulation) -> float:
 
 
 def peaks(
-    rl: Rl, plan: Plan, trained: StepResult, states: TrainingStates, served: ServingSimulation, reward: Forward | None
+    rl: Rl,
+    plan: Plan,
+    trained: StepResult,
+    states: TrainingStates,
+    served: ServingSimulation,
+    reward: Forward | None,
+    critic: TrainingStates | None = None,
+    critic_peak: float = 0.0,
 ) -> dict[str, Mapping[str, float]]:
-    """Return by pool the bytes on the fullest GPU in every turn."""
+    """Return by pool the bytes on the fullest GPU in every turn. `critic`, `critic_peak`: the critic's states, and what
+    it needs while it trains, when states that go to the host for the engine are there, too."""
     engine: MemoryRow = max(served.outcome.memory, key=lambda row: row.peak)
-    reference = _reference_bytes(rl, states)
+    reference = _reference_bytes(rl, states) + _critic_bytes(rl, critic)
     asleep = engine_bytes(served) if rl.colocated and rl.sleep_level == 0 else 0.0
     training = {"training": trained.peak_memory_bytes + reference + asleep}
     if reward is not None:
         training["reward"] = states.lasting + reference + asleep + reward.weight_bytes + reward.buffer_bytes
+    if critic is not None:
+        policy = 0.0 if rl.colocated and rl.offload_training else states.lasting
+        training["critic training"] = critic_peak + policy + _reference_bytes(rl, states) + asleep
     bucket = buffer_bytes(plan)
-    writing = engine.peak + held_beside_engine(rl, states)
+    writing = engine.peak + held_beside_engine(rl, states, critic)
     if not rl.colocated:
         weights = states.lasting + reference + bucket
         return {

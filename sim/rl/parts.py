@@ -8,7 +8,7 @@ from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rl_config import RewardModel, Rl
 from sim.inputs.rules.rl import inference_of, layout_of
 from sim.inputs.scenario import Scenario
-from sim.inputs.training_config import Recompute
+from sim.inputs.training_config import Preference, Recompute
 from sim.inputs.workloads import RequestPattern
 from sim.rl.answers import Answers
 from sim.rl.batches import Batch
@@ -25,6 +25,15 @@ def update_scenario(scenario: Scenario, batch: Batch) -> Scenario:
         "batch_schedule": (),
     }
     return scenario.model_copy(update={"rl": None, "training": t.model_copy(update=own)})
+
+
+def critic_scenario(scenario: Scenario, batch: Batch) -> Scenario:
+    """One update of a critic with the policy's sizes, layout and micro-batches: `update_scenario` with a matrix of one
+    output in the place of the vocabulary's. Its loss on a few numbers a token is that of a reward model."""
+    own = update_scenario(scenario, batch)
+    plain = {"preference": Preference(loss="reward"), "cross_entropy": "unfused", "loss_chunks": None}
+    model = scenario.model.model_copy(update={"tied_embeddings": False, "mtp_layers": 0})
+    return own.model_copy(update={"model": model, "training": own.for_training.model_copy(update=plain)})
 
 
 def engine_scenario(scenario: Scenario, rl: Rl, answers: Answers) -> Scenario:

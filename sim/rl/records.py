@@ -20,6 +20,8 @@ class PhaseKind(StrEnum):
     REWARD = "REWARD"
     LOGPROBS = "LOGPROBS"
     REFERENCE = "REFERENCE"
+    VALUES = "VALUES"
+    CRITIC = "CRITIC_UPDATE"
     TRAINING = "UPDATE"
     WEIGHTS = "WEIGHTS"
     HOST_COPY = "HOST_COPY"
@@ -129,6 +131,8 @@ class RlResult(Record, frozen=True, kw_only=True):
             "generation_s": (PhaseKind.GENERATION,),
             "reward_s": (PhaseKind.REWARD,),
             "log_probabilities_s": (PhaseKind.LOGPROBS, PhaseKind.REFERENCE),
+            "values_s": (PhaseKind.VALUES,),
+            "critic_training_s": (PhaseKind.CRITIC,),
             "training_s": (PhaseKind.TRAINING,),
             "weight_transfer_s": (PhaseKind.WEIGHTS,),
         }

@@ -138,7 +138,8 @@ def _busy(sim: RlStep) -> list[_Pool]:
 
 
 def _pools(sim: RlStep) -> tuple[PoolUse, ...]:
-    found = peaks(sim.rl, sim.update.plan, sim.update.outcome, sim.states, sim.served, sim.reward)
+    critic = (sim.critic.states, sim.critic.peak_bytes) if sim.critic is not None else (None, 0.0)
+    found = peaks(sim.rl, sim.update.plan, sim.update.outcome, sim.states, sim.served, sim.reward, *critic)
     gpu, out = sim.scenario.cluster.gpu, []
     for pool in _busy(sim):
         turns = found[pool.name]
@@ -168,6 +169,10 @@ def _provenance(sim: RlStep) -> Provenance:
         (sim.forward.seconds * (1 if sim.rl.reference == "none" else 2), source_shares(sim.forward.shares)),
         (sim.transfer.seconds, {"topology": 1.0}),
     ]
+    if sim.critic is not None:
+        trained = sim.critic.update.outcome
+        parts.append((trained.step_time_s * sim.batch.updates, trained.provenance.shares))
+        parts.append((sim.critic.forward.seconds, source_shares(sim.critic.forward.shares)))
     if sim.reward is not None:
         parts.append((sim.reward.seconds, source_shares(sim.reward.shares)))
     whole = sum(seconds for seconds, _ in parts)

@@ -22,6 +22,7 @@ from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.rl.answers import draw_answers, requests_of
 from sim.rl.batches import make_batch
+from sim.rl.critic import train_critic
 from sim.rl.forward import policy_forward, reward_forward
 from sim.rl.memory import held_beside_engine, training_states
 from sim.rl.parts import engine_scenario, update_scenario
@@ -56,18 +57,21 @@ def simulate_rl(scenario: Scenario, profile: Profile | None = None, *, engine: E
     batch = make_batch(scenario, rl, answers)
     update = simulate(update_scenario(scenario, batch), prices, engine=engine)
     states = training_states(update.outcome)
+    critic = train_critic(scenario, rl, batch, prices, engine)
     served = simulate_serving(
         engine_scenario(scenario, rl, answers),
         prices,
         requests_of(answers, rl),
         engine=engine,
-        held_bytes=held_beside_engine(rl, states),
+        held_bytes=held_beside_engine(rl, states, None if critic is None else critic.states),
     )
     reward = reward_forward(scenario, rl.reward, batch, prices) if isinstance(rl.reward, RewardModel) else None
     forward = policy_forward(update, batch.updates * batch.micro_batches)
     transfer = weight_transfer(rl, update.pricing, max(served.capacity.weight_bytes))
     wall_s = time.perf_counter() - begin
-    return RlSimulation(scenario, rl, prices, answers, batch, update, served, states, forward, reward, transfer, wall_s)
+    return RlSimulation(
+        scenario, rl, prices, answers, batch, update, served, states, forward, reward, critic, transfer, wall_s
+    )
 
 
 class RlSimulation(RlStep, frozen=True, eq=False, dict=True):

@@ -13,6 +13,7 @@ from sim.prices.rank_prices import LINK_UNCERTAINTY
 from sim.results.metrics import interval
 from sim.rl.answers import Answers
 from sim.rl.batches import Batch
+from sim.rl.critic import Critic
 from sim.rl.forward import Forward
 from sim.rl.memory import TrainingStates
 from sim.rl.phases import place
@@ -35,6 +36,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
     states: TrainingStates
     forward: Forward  # of the policy, once over all answers
     reward: Forward | None
+    critic: Critic | None
     transfer: WeightTransfer
     wall_s: float
 
@@ -61,6 +63,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
             _forwards("policy log-probabilities", K.LOGPROBS, self.forward),
             _over_links("reference swapped in and out", "training", swaps),
             _forwards("reference log-probabilities", K.REFERENCE, self.forward, again),
+            *self._critics_turns(),
             Phase("training", K.TRAINING, "training", n * update_s, (n * low, n * high)),
             _over_links("training states to host", "training", moved),
             _over_links("engine wakes", "training", sleeps),
@@ -74,12 +77,28 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         copied = _over_links("reward model to GPU", "training", self._host_copy_s(self.reward.weight_bytes))
         return [copied, _forwards("reward", K.REWARD, self.reward)]
 
+    def _critics_turns(self) -> list[Phase]:
+        """The critic's values of all answers and its updates, and what its states take to come and go for both
+        (verl, trainer/ppo/ray_trainer.py: `_compute_values` and `_update_critic`, before the policy's update)."""
+        if self.critic is None:
+            return []
+        states, (low, high) = self.critic.states, self.critic.update.outcome.step_time_interval_s
+        n, both_ways = self.batch.updates, 2 * (states.parameters + self._moved(states))
+        copied = both_ways if self.rl.critic == "host" else 0.0
+        update_s = self.critic.update.outcome.step_time_s
+        return [
+            _over_links("critic swapped in and out", "training", self._host_copy_s(copied)),
+            _forwards("values", K.VALUES, self.critic.forward),
+            Phase("critic training", K.CRITIC, "training", n * update_s, (n * low, n * high)),
+        ]
+
     @property
     def _moved_bytes(self) -> float:
         """Between GPU and host, of the training states: those that are not in host memory between steps anyway."""
-        if self.update.scenario.for_training.optimizer_offload:
-            return self.states.parameters
-        return self.states.moved
+        return self._moved(self.states)
+
+    def _moved(self, states: TrainingStates) -> float:
+        return states.parameters if self.update.scenario.for_training.optimizer_offload else states.moved
 
     def _host_copy_s(self, size_bytes: float) -> float:
         """All GPUs of a node copy at the same time, each over its own link."""

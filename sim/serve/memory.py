@@ -242,15 +242,21 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
     draft_runner_cache_size), since 0.5.14 in m as well (`Engine.drafts_inside`). Static batching allocates what it
     needs. `memory_bytes` take the place of both, as far as the GPU has them (vLLM, v1/worker/gpu_worker.py,
     determine_available_memory: kv_cache_memory_bytes).
+
+    What others hold when the engine starts (a trainer that takes turns with it) is no part of vLLM's m, which must be
+    free beside it (v1/worker/utils.py, request_memory; utils/mem_utils.py, memory_profiling: what its own process
+    adds). SGLang's m is of what is free then (srt/model_executor/model_runner.py, profile_max_num_token).
     """
     cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.shown_bytes
-    kept, f = memory * cache.memory_fraction - others_bytes, cache.free_fraction
+    engine, f = engine_of(scenario.for_serving.engine), cache.free_fraction
+    free = memory - others_bytes
+    kept = free * cache.memory_fraction if engine.activations_outside else min(memory * cache.memory_fraction, free)
     taken, token = held.weights + held.drafts[0] + held.buffers, held.token + held.drafts[1]
     if static or cache.memory_bytes is not None:
-        rooms = [(memory - others_bytes - taken, token), *([] if static else [(cache.memory_bytes or 0.0, token)])]
-    elif (engine := engine_of(scenario.for_serving.engine)).activations_outside:
+        rooms = [(free - taken, token), *([] if static else [(cache.memory_bytes or 0.0, token)])]
+    elif engine.activations_outside:
         own = (held.weights + held.drafts[0], token) if engine.drafts_inside else (held.weights, held.token)
-        rooms = [((kept - own[0]) * f, own[1]), ((memory - others_bytes - taken) * f, token)]
+        rooms = [((kept - own[0]) * f, own[1]), ((free - taken) * f, token)]
     else:
         rooms = [((kept - taken) * f, token)]
     return min(int(max(0.0, room) // (each * cache.block_tokens)) for room, each in rooms)

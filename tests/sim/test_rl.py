@@ -65,6 +65,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "slow trainer": {"parallelism": {"dp": 1}, "rl": {"generation": {"replicas": 4}}},
     "no copies": {"rl": {"sleep_level": 0, "offload_training": False, "reference": "gpu"}},
     "plain": {"rl": {"reference": "none"}},
+    "critic": {"rl": {"critic": "gpu"}},
+    "critic on host": {"rl": {"critic": "host"}},
     "tp": {"parallelism": {"dp": 2, "tp": 2, "sp": True}},
 }
 
@@ -90,6 +92,49 @@ def test_a_synchronous_step_is_the_sum_of_its_parts_simulated_alone() -> None:
     whole = served + 2 * update.step_time_s + 2 * forward + sum(copies) + sim.transfer.seconds
     assert sim.step_time_s == pytest.approx(whole, rel=1e-12)
     assert sim.outcome.critical_path == pytest.approx(parts)
+
+
+def test_a_critic_takes_a_forward_and_updates_of_the_policys_size_without_logits() -> None:
+    sim, alone = ran("critic"), ran()
+    parts = seconds(sim)
+    assert sim.critic is not None
+    assert parts["values"] == sim.critic.forward.seconds < sim.forward.seconds
+    assert parts["critic training"] == 2 * sim.critic.update.step_time_s < parts["training"]
+    added = parts["values"] + parts["critic training"] + parts["generation"] - seconds(alone)["generation"]
+    assert sim.step_time_s - alone.step_time_s == pytest.approx(added, rel=1e-9)
+    model = sim.scenario.model
+    params = count_parameters(model).total + model.hidden  # its output, of one number, is no embedding
+    assert sim.critic.states.parameters == pytest.approx(2 * params, rel=0.01)
+
+
+def test_a_critic_on_the_host_comes_twice_and_leaves_the_gpu_to_the_engine() -> None:
+    """Of ZeRO-1 over four ranks 2 + 12/4 bytes a parameter: its parameters both ways, then all states both ways."""
+    sim, kept = ran("critic on host"), ran("critic")
+    assert sim.critic is not None
+    states = 2 * (sim.critic.states.parameters * (1 + 2.5))
+    bandwidth = sim.scenario.cluster.gpu.host_bandwidth_bytes_per_s
+    assert seconds(sim)["critic swapped in and out"] == pytest.approx(states / bandwidth, rel=0.02)
+    assert "critic swapped in and out" not in seconds(kept)
+    peaks = [one.outcome.pools[0].peak_by_turn for one in (sim, kept, ran())]
+    lasting = kept.critic.states.lasting if kept.critic is not None else 0.0
+    assert peaks[1]["training"] - peaks[0]["training"] == pytest.approx(lasting)
+    assert peaks[0]["training"] == peaks[2]["training"]
+    assert peaks[1]["weights"] - peaks[0]["weights"] == pytest.approx(lasting)
+    assert peaks[0]["critic training"] == peaks[1]["critic training"] > 0
+
+
+@pytest.mark.parametrize(("engine", "of_free"), [("vllm-v1", False), ("sglang-0.5", True)])
+def test_a_resident_trainer_is_no_part_of_the_engines_share(engine: str, of_free: bool) -> None:
+    """vLLM's share is of the whole memory, SGLang's of what is free when it starts."""
+    blocks, states = [], 0.0
+    for more in ({"offload_training": False}, {"offload_training": True}):
+        kept = {"reference": "none", "generation": {"engine": engine, "kv_cache": {"memory_fraction": 0.4}}}
+        sim = simulate_rl(parse_scenario(merge(SMALL, {"rl": {**kept, **more}}), "small"))
+        blocks.append(sim.served.capacity.blocks)
+        states = sim.states.lasting
+    block_bytes = max(sim.served.capacity.token_bytes) * sim.served.scenario.for_serving.kv_cache.block_tokens
+    fewer = 0.4 * states / block_bytes if of_free else 0.0
+    assert blocks[1] - blocks[0] == pytest.approx(fewer, abs=1.01)
 
 
 def test_copies_take_their_bytes_over_pcie() -> None:

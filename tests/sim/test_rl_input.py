@@ -55,6 +55,10 @@ def test_explore_refuses_a_step() -> None:
         ({"rl": {"steps_off": 1}}, "rl.steps_off: found 1; colocated generation and training take turns"),
         ({"rl": {"colocated": False, "transfer": "ipc"}}, "rl.transfer: found 'ipc'"),
         ({"rl": {"prompt_len": 2000}}, "rl.prompt_len: found"),
+        (
+            {"rl": {"critic": "gpu"}, "training": {"lora": {"rank": 8}}},
+            "rl.critic: found 'gpu'; a critic beside adapters",
+        ),
         ({"rl": {"prompts_per_step": 9}}, "training.global_batch_size: found 32; must divide 36 answers of a step"),
         ({"rl": {"generation": {"tp": 3}}}, "rl.generation.tp: found 3; must divide model.heads"),
         ({"rl": {"generation": {"tp": 8}}}, "rl.generation.replicas: found null; one replica needs 8 GPUs"),

@@ -52,6 +52,15 @@ def lora_of(file: Path, data: Mapping[str, Any]) -> dict[str, Any] | None:
     return found | _dropout(peft.get("dropout"))
 
 
+def modules_of(file: Path, rank: int, modules: list[str]) -> dict[str, Any]:
+    """The rank, and the layers that Megatron-Bridge's names of modules mean, where these are not all.
+
+    Raises:
+        InputError: for modules that LoRA is not simulated on.
+    """
+    return _lora(file, rank, modules, OF_BRIDGE)
+
+
 def _dropout(value: Any) -> dict[str, Any]:
     return {"dropout": value} if value else {}
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from sim.convert.named_models import known_by_name
 from sim.core.dtypes import dtype_bytes
-from sim.inputs.hub import config_of
 from sim.models.frameworks.megatron import MEGATRON, NEMO
 
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}  # `trainer.precision`
@@ -66,7 +66,7 @@ def of_nemo(data: Mapping[str, Any], merged: Mapping[str, Any]) -> dict[str, Any
     if merged.get("fp8") is True:
         found |= {"fp8": "e4m3" if merged.get("fp8_e4m3") else "hybrid"}
     tokenizer = model.get("tokenizer")
-    if isinstance(tokenizer, dict) and config_of(named := str(tokenizer.get("type"))) is not None:
+    if isinstance(tokenizer, dict) and known_by_name(named := str(tokenizer.get("type"))) is not None:
         found["tokenizer_model"] = named
     if merged.get("transformer_engine") is False and not merged.get("use_flash_attention"):
         found["attention_backend"] = merged.get("attention_backend", "unfused")

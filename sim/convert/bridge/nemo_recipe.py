@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from sim.convert.named_models import known_by_name
 from sim.convert.settings import Machine
 from sim.core.errors import InputError
 from sim.inputs.cluster_input import resolve_cluster
-from sim.inputs.hub import as_model, config_of
 from sim.inputs.input_source import Source, show
 from sim.inputs.model_input import load_model
 
@@ -186,7 +186,7 @@ def _vocab(data: Mapping[str, Any]) -> int | None:
     if tokenizer.get("library") == "null" and type(size) is int:
         return size + 1  # common/tokenizers/null_tokenizer.py: the end of a document
     named = str(tokenizer.get("pretrained_model_name") or tokenizer.get("model_name"))
-    return None if config_of(named) is None else load_model(as_model(named)).vocab
+    return None if (found := known_by_name(named)) is None else load_model(found).vocab
 
 
 def _plugin(trainer: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,9 +29,9 @@ from sim.convert.bridge.saved import (
 )
 from sim.convert.megatron.model import windows_of
 from sim.convert.megatron.scenario import described
+from sim.convert.named_models import known_by_name
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
-from sim.inputs.hub import as_model, config_of
 from sim.inputs.model_input import load_model
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.models.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE
@@ -235,8 +235,8 @@ def convert_bridge(
     if overrides:
         merged = RECIPES | ({"bf16": False} if merged.get("fp16") else {}) | merged
     merged |= of_comm_overlap(data, merged, whole)
-    flags, names = _flags(merged, written)
-    _set_sizes(file, flags, machine)
+    flags, names = megatron_flags(merged, written)
+    set_sizes(file, flags, machine)
     s = Settings(file, flags, written=names, text=text)
     found = described(s, machine, _gpus(data))
     _add_lora(found, lora_of(file, data))
@@ -290,7 +290,7 @@ def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], paral
     return [*on, *(key for key in asked_for if merged.get(key) is False)]
 
 
-def _set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
+def set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
     """Take the numbers of layers and experts, on which other flags depend, from `--model` where the file lacks them.
 
     Raises:
@@ -336,7 +336,7 @@ def _merged(data: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[dict[str
     return merged | more, written
 
 
-def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+def megatron_flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Megatron-LM's flags, and how the file names each."""
     flags: dict[str, Any] = {}
     names: dict[str, str] = {}
@@ -361,11 +361,10 @@ def _flags(merged: Mapping[str, Any], written: Mapping[str, str]) -> tuple[dict[
 
 
 def _machine(data: Mapping[str, Any], machine: Machine) -> Machine:
-    """The machine, with the model that the file names by its Hub id if that is known here."""
+    """The machine, with the model that the file names by its Hub id or path if that is known here."""
     named = data["model"].get("hf_model_id")
-    if machine.model is None and isinstance(named, str) and config_of(named) is not None:
-        return replace(machine, model=as_model(named))
-    return machine
+    found = known_by_name(named) if machine.model is None and isinstance(named, str) else None
+    return machine if found is None else replace(machine, model=found)
 
 
 def _gpus(data: Mapping[str, Any]) -> int | None:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sim.convert.megatron.hybrid import is_hybrid, kinds_of
+from sim.convert.named_models import known_by_name
 from sim.convert.settings import Settings, lacking, without_none
 from sim.core.errors import InputError
-from sim.inputs.hub import config_of
 from sim.inputs.input_source import show
 from sim.inputs.model_config import MAX_LAYERS
 from sim.inputs.model_input import load_model
@@ -88,8 +88,8 @@ def _vocab(s: Settings) -> int | None:
     if (padded := s.whole("padded-vocab-size")) is not None:
         s.taken.add("make-vocab-size-divisible-by")
         return padded
-    if vocab is None and (preset := config_of(str(s.take("tokenizer-model")))):
-        vocab = load_model(str(preset)).vocab
+    if vocab is None and (named := known_by_name(str(s.take("tokenizer-model")))):
+        vocab = load_model(named).vocab
         s.notes.append(f"model.vocab: that of the model whose tokenizer --tokenizer-model names, {vocab:,}")
     if vocab is None:
         s.missing["model.vocab"] = f"{s.prefix}vocab-size, which the tokenizer would say"

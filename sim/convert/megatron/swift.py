@@ -13,13 +13,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from sim.convert.megatron.scenario import LISTED, convert_megatron
+from sim.convert.named_models import BY_NAME, known_by_name, named_model, with_prediction
 from sim.convert.scripts.command_line import SWITCHES, flags_of, words_of
 from sim.convert.settings import Converted, Machine
 from sim.convert.trainer_arguments.adapters import TARGETS
 from sim.core.errors import InputError
-from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.input_source import Source, show
-from sim.inputs.model_input import model_presets, resolve_model
+from sim.inputs.model_input import resolve_model
 
 COMMAND = re.compile(r"(?m)(?:^|[\s/])(?:megatron|_megatron/)[ \t]*(sft|pt|rlhf|grpo)(?:\.py)?(?=[\s\\])")
 PROCESSES = re.compile(r"(?m)(?:^|(?<=\s))(NPROC_PER_NODE|nproc_per_node|NNODES)=[\"']?(\d+)")
@@ -31,6 +31,7 @@ DEFAULTS: dict[str, str] = {
     "recompute-granularity": "selective",
     "attention-backend": "flash",
     "cross-entropy-loss-fusion": "true",
+    "apply-rope-fusion": "false",
 }
 OF_EXPERTS = {
     "moe-grouped-gemm": "true",
@@ -73,6 +74,8 @@ OWN = (
     *("freeze-aligner", "cached-dataset", "packing-num-proc", "streaming", "lazy-tokenize", "add-version", "template"),
 )
 
+IN_MEGATRON = "-mcore"  # how its examples end a folder of weights that were turned into Megatron's, until release 4
+
 
 def is_swift_megatron(text: str) -> bool:
     """Tell whether a script runs ms-swift's trainer with Megatron-Core."""
@@ -89,7 +92,8 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     if found is not None and found[1] not in ("sft", "pt"):
         raise InputError(f"{file}: megatron {found[1]}: can be converted: training on given texts (sft, pt)")
     flags = DEFAULTS | flags_of(words_of(file, text, ends=True), listed=(*LISTED, MODULES))
-    machine = _machine(file, text, machine, flags)
+    notes: list[str] = []
+    machine = _machine(file, text, machine, flags, notes)
     length = seq_len or flags.pop(LENGTH, None)
     if length is None:
         raise InputError(f"{file}: --max_length: is required and missing: give --seq-len N")
@@ -103,24 +107,29 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     lora, packs = _lora(file, flags), flags.pop("packing", False)
     read = {name: value for name, value in flags.items() if name not in OWN}
     result = convert_megatron(file, _command(read | added), machine)
+    predicted = str(flags.get("mtp-num-layers", "0"))  # none by default, whatever the checkpoint has
+    if predicted.isdecimal():
+        result.scenario["model"] = with_prediction(str(machine.model), int(predicted))
     if lora:
         result.scenario["training"]["lora"] = lora
-    notes = ["packing: a sequence is simulated as one text; training.packing describes several shorter ones"]
-    return replace(result, notes=(*result.notes, *(notes if packs else ())))
+    packed = ["packing: a sequence is simulated as one text; training.packing describes several shorter ones"]
+    return replace(result, notes=(*notes, *result.notes, *(packed if packs else ())))
 
 
-def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any]) -> Machine:
+def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any], notes: list[str]) -> Machine:
     """The machine with the number of processes of the command's variables and the model that it names."""
     if machine.gpus is None:
         machine = replace(machine, gpus=processes_of(text))
     named = flags.get("model")
     if machine.model is not None:
         return machine
+    weights = str(flags.get("load", "")).rstrip("/").removesuffix(IN_MEGATRON)
+    if named is None and (found := known_by_name(weights)) is not None:
+        notes.append(BY_NAME.format(f"--load {flags['load']}", found.removeprefix("hf://")).removeprefix("model: "))
+        return replace(machine, model=found)
     if not isinstance(named, str):
         raise InputError(f"{file}: does not name the model: give --model NAME")
-    if is_id(named) and config_of(named) is None:
-        raise InputError(f"{file}: model: found '{named}'; {what_to_write(named, model_presets())}; or give --model")
-    return replace(machine, model=as_model(named))
+    return replace(machine, model=named_model(file, f"{file}: model", named, notes))
 
 
 def processes_of(text: str) -> int | None:

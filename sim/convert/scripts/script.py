@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from sim.convert.scripts.branches import OpenTest, taken_branches
 from sim.convert.scripts.command_line import ASSIGNMENT, VARIABLE, with_values
+from sim.convert.scripts.loops import unrolled
 from sim.convert.settings import Converted
 from sim.core.errors import InputError
 
@@ -68,7 +69,7 @@ def read_script(file: Path, text: str, given: Given, convert: Callable[[str], Co
         InputError: for a test that decides about the scenario and that the file leaves open, and as `convert` does.
     """
     text = SEVERAL.sub(_apart, DEFAULTS.sub(_assigned, text))
-    text = _with_given(file, text, given)
+    text = unrolled(_with_given(file, text, given))
     choices: dict[int, int] = {}
     for _ in range(MOST_TESTS):
         _, tests = taken_branches(text, given.variables, choices)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sim.convert.named_models import BY_NAME, known_by_name
 from sim.convert.serving.names import names_of_flags
 from sim.convert.settings import Settings
 from sim.core.errors import InputError
-from sim.inputs.hub import PREFIX, as_model, config_of, is_id, shipped_models
+from sim.inputs.hub import PREFIX, as_model, config_of, is_id
+from sim.inputs.input_source import Source, file_named
 from sim.inputs.model_config import ModelConfig
-from sim.inputs.model_input import load_model, preset_name
+from sim.inputs.model_input import MODEL_FILE, load_model, model_presets, preset_name
 
 # How publishers end the ids of checkpoints in few bits (NVIDIA, Qwen, Red Hat AI, Z.ai, Meta on the Hub).
 FORMATS = {
@@ -28,11 +30,16 @@ def described(s: Settings, served: str) -> str:
     """The model of a Hub id that nothing describes: the shipped model of the id without its ending, with the weights
     that the ending names; the id itself where that is none either."""
     hub_id = served.removeprefix(PREFIX)
-    if not is_id(hub_id) or config_of(hub_id) is not None:
+    if hub_id in model_presets() or (is_id(hub_id) and config_of(hub_id) is not None):
         return served
+    if file_named(hub_id, Source(str(s.file), {}), MODEL_FILE) is not None:
+        return served
+    if (found := known_by_name(hub_id)) is not None:
+        s.notes.append(BY_NAME.format(hub_id, found.removeprefix(PREFIX)))
+        return found
     for ending, stored in FORMATS.items():
         whole = ending.sub("", hub_id)
-        if whole == hub_id or (found := _shipped(whole)) is None:
+        if whole == hub_id or (found := known_by_name(whole)) is None:
             continue
         if s.values.get("quantization") in UNSAID:
             s.values = {**s.values, "quantization": stored}
@@ -42,15 +49,6 @@ def described(s: Settings, served: str) -> str:
         )
         return found
     return served
-
-
-def _shipped(hub_id: str) -> str | None:
-    """The shipped model of a Hub id, or of the only one of that name in other hands."""
-    if hub_id.lower() in shipped_models():
-        return PREFIX + hub_id
-    name = hub_id.partition("/")[2].lower()
-    found = {model for one, model in shipped_models().items() if one.partition("/")[2] == name}
-    return found.pop() if len(found) == 1 else None
 
 
 def weights_of(s: Settings, model: str) -> str | None:

@@ -106,10 +106,11 @@ def _model(s: Settings, machine: Machine) -> str:
     model = machine.model or served
     if not isinstance(model, str):
         raise InputError(f"{s.file}: names no model: give --model NAME")
-    if advice := lacking(model):
-        raise InputError(f"{s.file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
     if not machine.model:
-        return described(s, model)
+        found = described(s, model)
+        if found == model and (advice := lacking(model)):
+            raise InputError(f"{s.file}: {s.written_as('model')}: found {show(model)}{advice}; so does --model NAME")
+        return found
     quantized = str(s.values.get("quantization")) in names_of_flags().weights
     if isinstance(served, str) and not quantized:
         s.notes.append(

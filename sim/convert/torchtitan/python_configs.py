@@ -45,6 +45,7 @@ ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 LARGEST = 2**62
 UNREAD = "?"  # stands for a table: keys whose values are no plain ones
+OF_RL = re.compile(r"(?m)^\s*(from|import) torchtitan\.experiments\.rl\b")
 OTHER_TRAINERS = ("trl", "transformers", "deepspeed", "megatron", "axolotl", "torchtune")  # whose scripts are no config
 
 
@@ -59,6 +60,9 @@ def of_python(file: Path, text: str, function: str | None) -> dict[str, dict[str
     Raises:
         InputError: for text that is no Python or has no config, and several functions where none is named.
     """
+    if OF_RL.search(text):
+        problem = "a step of reinforcement learning, of which a training step is a part"
+        raise InputError(f"{file}: {problem}: a scenario with `rl` describes it (docs/rl.md)")
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

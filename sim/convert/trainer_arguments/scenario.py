@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sim.convert.named_models import named_model
 from sim.convert.settings import Converted, Machine, Settings
 from sim.convert.trainer_arguments.adapters import adapters
 from sim.convert.trainer_arguments.axolotl import degrees, plain_names, require_ranks, shards, version_notes
@@ -24,8 +25,6 @@ from sim.convert.trainer_arguments.objectives import objective_of
 from sim.convert.trainer_arguments.preferences import with_length, with_pairs
 from sim.convert.trainer_arguments.trl import forces_reentrant, is_trl, loss_in_tiles
 from sim.core.errors import InputError
-from sim.inputs.hub import as_model, config_of, is_id, what_to_write
-from sim.inputs.model_input import model_presets
 from sim.models.frameworks.records import framework_at
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
@@ -121,14 +120,12 @@ def _named_model(s: Settings, machine: Machine) -> Machine:
     """The machine with the model that TRL's, LLaMA-Factory's or Axolotl's file names, where the user names none.
 
     Raises:
-        InputError: for a model of the Hub whose config is not here.
+        InputError: for a model that nothing describes.
     """
     named = s.take("model_name_or_path")
     if machine.model is not None or not isinstance(named, str):
         return machine
-    if is_id(named) and config_of(named) is None:
-        raise InputError(f"{s.file}: model: found '{named}'; {what_to_write(named, model_presets())}; or give --model")
-    return replace(machine, model=as_model(named))
+    return replace(machine, model=named_model(s.file, f"{s.file}: model", named, s.notes))
 
 
 def _length(s: Settings, machine: Machine, seq_len: int | None) -> int:

@@ -68,7 +68,7 @@ def resolve_rl(
     lengths = {"prompt_len": _cut(rl.prompt_len, max(1, longest))}
     lengths["output_len"] = _cut(rl.output_len, training.seq_len)
     rl = rl.model_copy(update={"generation": generation, **lengths})
-    raise_first(chain(_of_lengths(rl, training), _of_turns(rl, parallelism)), source)
+    raise_first(chain(_of_lengths(rl, training), _of_turns(rl, parallelism, training.lora is not None)), source)
     return rl
 
 
@@ -154,7 +154,7 @@ def _of_lengths(rl: Rl, training: Training) -> Problems:
         yield ("training", "global_batch_size"), f"{found} {why}"
 
 
-def _of_turns(rl: Rl, parallelism: Parallelism) -> Problems:
+def _of_turns(rl: Rl, parallelism: Parallelism, lora: bool) -> Problems:
     """No keys that contradict where the engine runs: on the trainer's GPUs or on its own."""
     if rl.colocated and rl.steps_off:
         why = "colocated generation and training take turns on the same GPUs; needs colocated false"
@@ -167,6 +167,8 @@ def _of_turns(rl: Rl, parallelism: Parallelism) -> Problems:
         found = f"found {rl.generation.replicas} replicas of {each}"
         why = f"with colocated true they must fit on {counted(parallelism.ranks, 'training rank')}"
         yield ("rl", "generation", "replicas"), f"{found}; {why}"
+    if rl.critic != "none" and lora:
+        yield ("rl", "critic"), f"found '{rl.critic}'; a critic beside adapters (training.lora) is not simulated"
     if isinstance(rl.reward, RewardModel):
         tp = rl.reward.tp
         for what, size in (("heads", rl.reward.model.heads), ("ffn", rl.reward.model.ffn)):

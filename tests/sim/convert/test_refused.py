@@ -66,12 +66,16 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "model: {d_model: 64, n_layers: 2}\ndevice_train_microbatch_size: 2\nglobal_train_batch_size: 8",
             "is a file of OLMo, which is not read",
         ),
-        ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8", "found 'gae'; needs a critic or further"),
+        (
+            "a.sh",
+            "python3 -m verl.trainer.main_ppo data.train_batch_size=8 algorithm.adv_estimator=remax",
+            "found 'remax'; needs further answers",
+        ),
         ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "a command of verl, which is not read (a"),
         ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
         (
             "a.sh",
-            "deepspeed --module openrlhf.cli.train_sft --zero_stage 2",
+            "deepspeed --module openrlhf.cli.train_dpo --zero_stage 2",
             "a command of OpenRLHF, which is not",
         ),
         ("a.sh", "colossalai run --nproc_per_node 8 benchmark.py -c 65b", "has a command of Colossal-AI, which is not"),

@@ -292,3 +292,21 @@ def test_a_flag_in_no_command_is_not_taken_for_its_default(tmp_path: Path) -> No
 def test_a_sum_of_unknown_numbers_is_shown_as_written(tmp_path: Path) -> None:
     text = MEGATRON.replace("--global-batch-size 128", "--global-batch-size $((BATCH * (NODES + 1)))")
     assert "found '$((BATCH*(NODES+1)))', in which" in refused(tmp_path, "a.sh", text, "--cluster", "dgx-h100")
+
+
+def test_a_loop_that_counts_and_appends_is_written_out(tmp_path: Path) -> None:
+    command = (
+        "torchrun --nproc_per_node 8 pretrain_mamba.py --hybrid-layer-pattern $P --hidden-size 512 --bf16 "
+        "--num-attention-heads 8 --seq-length 1024 --micro-batch-size 1 --vocab-size 32000 $MORE\n"
+    )
+    for loop in (
+        "for ((i=1; i<N; i++)); do\n    P+='*-'  # a block\ndone",
+        "for ((i = 1; i <= 7; ++i)); do P+='*-'; done",
+        "for i in $(seq 7); do\n  P+='*-'\ndone",
+        "for i in $(seq 2 ${N}); do P+='*-'; done",
+        "for i in {1..7}\ndo\n  P+='*-'\ndone",
+    ):
+        data, _ = converted(tmp_path, "a.sh", f"N=${{N:-8}}\nP='*-'\n{loop}\n{command}", "--cluster", "dgx-h100")
+        assert data["model"]["layers"] == 16
+    said = refused(tmp_path, "a.sh", f"P='*-'\nfor i in 1 2; do P+='X'; done\n{command}", "--cluster", "dgx-h100")
+    assert "a.sh:3: --hybrid-layer-pattern: found '*-X'" in said

@@ -112,3 +112,27 @@ def test_its_defaults_of_fsdp_and_of_the_loss(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "a.sh", text, "--cluster", "dgx-h100", "--model", "qwen3-8b")
     assert data["parallelism"]["zero"] == 3
     assert data["training"]["cross_entropy"] == "native"
+
+
+def test_modules_of_prediction_are_those_that_the_command_asks_for(tmp_path: Path) -> None:
+    text = EXPERTS.replace("Qwen/Qwen3-30B-A3B", "zai-org/GLM-4.5-Air")
+    data, _ = converted(tmp_path, "sft.sh", text, *ON)
+    assert data["model"] == {"preset": "hf://zai-org/GLM-4.5-Air", "mtp_layers": 0}
+    text = text.replace("train_type lora", "train_type full").rstrip()
+    data, _ = converted(tmp_path, "sft.sh", text + " --mtp_num_layers 1\n", *ON)
+    assert data["model"] == "hf://zai-org/GLM-4.5-Air"
+
+
+def test_rope_is_fused_only_if_asked(tmp_path: Path) -> None:
+    data, _ = converted(tmp_path, "sft.sh", DENSE, *ON)
+    assert data["training"]["apply_rope_fusion"] is False
+    data, _ = converted(tmp_path, "sft.sh", DENSE.rstrip() + " --apply_rope_fusion true\n", *ON)
+    assert "apply_rope_fusion" not in data["training"]
+
+
+def test_a_folder_of_converted_weights_names_the_model(tmp_path: Path) -> None:
+    data, said = converted(tmp_path, "sft.sh", DENSE.replace("--model Qwen/Qwen3-32B", "--load Qwen3-32B-mcore"), *ON)
+    assert data["model"] == "qwen3-32b"
+    assert "--load Qwen3-32B-mcore is read as qwen3-32b, by its name" in said
+    said = refused(tmp_path, "sft.sh", DENSE.replace("--model Qwen/Qwen3-32B", "--load ours-mcore"), *ON)
+    assert "does not name the model: give --model NAME" in said

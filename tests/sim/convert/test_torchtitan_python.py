@@ -157,3 +157,10 @@ def train():
     p = data["parallelism"]
     assert (p["zero"], p.get("shard_size"), data["training"]["precision"]) == (3, shard_size, "bf16")
     assert "precision fp32" not in said
+
+
+def test_a_step_of_reinforcement_learning_is_no_training_step(tmp_path: Path) -> None:
+    """torchtitan 0.3.0, experiments/rl/examples: a `Controller.Config` whose `trainer` has a training's parts."""
+    text = "from torchtitan.experiments.rl.actors.trainer import PolicyTrainer\n" + TITAN_PYTHON
+    said = refused(tmp_path, "c.py", text, "--cluster", "dgx-h100", "--config", "llama3_8b")
+    assert "c.py: a step of reinforcement learning, of which a training step is a part: a scenario with `rl`" in said

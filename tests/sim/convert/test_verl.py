@@ -106,8 +106,8 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
     )
     said = refused(tmp_path, "run.sh", COMMAND, *OPTIONS[:4])
     assert "add --set rl.output_len.mean=N" in said
-    said = refused(tmp_path, "run.sh", COMMAND.replace("estimator=grpo", "estimator=gae"), *OPTIONS)
-    assert "run.sh:5: algorithm.adv_estimator: found 'gae'; needs a critic" in said
+    said = refused(tmp_path, "run.sh", COMMAND.replace("estimator=grpo", "estimator=remax"), *OPTIONS)
+    assert "run.sh:5: algorithm.adv_estimator: found 'remax'; needs further answers" in said
     said = refused(tmp_path, "run.sh", COMMAND.replace("Qwen/Qwen3-8B", "$HOME/mine"), *OPTIONS)
     assert "actor_rollout_ref.model.path: found" in said
     data, _ = said_of(tmp_path, COMMAND.replace("Qwen/Qwen3-8B", "/models/mine"), "--model", "llama3-8b")
@@ -137,3 +137,123 @@ def test_a_model_that_the_user_names_stands_in_the_place_of_the_path(tmp_path: P
     data, said = converted(tmp_path, "run.sh", text, *OPTIONS, "--model", "qwen3-8b")
     assert data["model"] == "qwen3-8b"
     assert "model.path" not in said
+
+
+CHANGED = "actor_rollout_ref.actor.megatron"
+OVERRIDES = f"{CHANGED}.override_transformer_config"
+
+
+def with_keys(text: str, *keys: str) -> str:
+    return text.replace("trainer.nnodes=", f"{' '.join(keys)} trainer.nnodes=")
+
+
+def test_megatron_sends_gradients_behind_the_backward_unless_told(tmp_path: Path) -> None:
+    data, _ = said_of(tmp_path, MEGATRON)
+    assert of(data, "parallelism", "dp_sync", "param_gather_overlap", "tp_overlap") == [
+        "after_backward",
+        False,
+        "wgrad",
+    ]
+    assert of(data, "training", "attention_kernel", "grad_dtype") == ["flash2", "fp32"]
+    overlapped = (
+        f"+{CHANGED}.override_ddp_config.{key}=True" for key in ("overlap_grad_reduce", "overlap_param_gather")
+    )
+    data, said = said_of(tmp_path, with_keys(MEGATRON, *overlapped))
+    assert of(data, "parallelism", "dp_sync", "param_gather_overlap") == ["bucketed", True]
+    assert "not expressed" not in said
+
+
+def test_megatron_keys_of_stages_kernels_and_the_optimizer(tmp_path: Path) -> None:
+    keys = (
+        f"{CHANGED}.pipeline_model_parallel_size=4 {CHANGED}.virtual_pipeline_model_parallel_size=1",
+        f"+{OVERRIDES}.num_layers_in_last_pipeline_stage=9 +{OVERRIDES}.apply_rope_fusion=False",
+        f"+{OVERRIDES}.bias_activation_fusion=True +{OVERRIDES}.moe_permute_fusion=True",
+        f'{OVERRIDES}.recompute_granularity=selective {OVERRIDES}.recompute_modules=\'["core_attn","moe_act"]\'',
+        "+actor_rollout_ref.actor.optim.override_optimizer_config.use_precision_aware_optimizer=True",
+        "actor_rollout_ref.actor.optim.clip_grad=0",
+    )
+    data, said = said_of(tmp_path, with_keys(MEGATRON, *keys), "--var", "NNODES=4")
+    assert of(data, "parallelism", "pp", "layers_per_stage", "schedule") == [4, [13, 13, 13, 9], None]
+    assert of(data, "training", "apply_rope_fusion", "gradient_clipping") == [False, False]
+    assert data["training"]["recompute"] == {"mode": "selective", "modules": ["core_attn", "moe_act"]}
+    assert "not expressed" not in said
+
+
+def test_a_typed_wrong_degree_of_megatron_is_asked_for(tmp_path: Path) -> None:
+    _, said = said_of(tmp_path, MEGATRON.replace("tensor_model_parallel_size=2", "tensor_model_paralel_size=2"))
+    assert f"did you mean {CHANGED}.tensor_model_parallel_size?" in said
+
+
+def test_adapters_of_megatron(tmp_path: Path) -> None:
+    dense = MEGATRON.replace("Qwen3-30B-A3B-Base", "Qwen3-8B").replace("expert_model_parallel_size=8", "x=1")
+    keys = "actor_rollout_ref.model.lora.rank=32 actor_rollout_ref.model.lora.alpha=64"
+    data, _ = said_of(tmp_path, with_keys(dense, keys))
+    assert data["training"]["lora"] == {"rank": 32}
+    data, _ = said_of(tmp_path, with_keys(dense, keys, "actor_rollout_ref.model.lora.target_modules='[linear_qkv]'"))
+    assert data["training"]["lora"] == {"rank": 32, "targets": ["qkv"]}
+
+
+def test_modules_of_prediction_are_trained_only_if_they_are_turned_on(tmp_path: Path) -> None:
+    text = COMMAND.replace("Qwen/Qwen3-8B", "zai-org/GLM-4.5-Air")
+    data, _ = said_of(tmp_path, text)
+    assert data["model"] == {"preset": "hf://zai-org/GLM-4.5-Air", "mtp_layers": 0}
+    data, _ = said_of(tmp_path, with_keys(text, "actor_rollout_ref.model.mtp.enable=True"))
+    assert data["model"] == "hf://zai-org/GLM-4.5-Air"
+
+
+def test_fused_kernels_are_a_loss_in_tiles(tmp_path: Path) -> None:
+    fused = "actor_rollout_ref.model.use_fused_kernels=True"
+    data, said = said_of(tmp_path, with_keys(COMMAND, fused))
+    assert data["training"]["cross_entropy"] == "tiled"
+    assert "not expressed" not in said
+    data, said = said_of(tmp_path, with_keys(MEGATRON, fused))  # with tensor parallelism
+    assert data["training"]["cross_entropy"] == "unfused"
+    assert "not expressed here: actor_rollout_ref.model.use_fused_kernels" in said
+
+
+def test_what_repeats_the_actors_layout_for_the_reference_is_not_noted(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.ref.megatron.tensor_model_parallel_size"
+    _, said = said_of(tmp_path, with_keys(MEGATRON, f"{key}=2", "algorithm.use_kl_in_reward=False"))
+    assert "not expressed" not in said
+    _, said = said_of(tmp_path, with_keys(MEGATRON, f"{key}=4"))
+    assert f"not expressed here: {key}" in said
+
+
+def test_a_critic_of_the_policys_sizes(tmp_path: Path) -> None:
+    text = with_keys(
+        COMMAND.replace("adv_estimator=grpo", "adv_estimator=gae"),
+        "critic.optim.lr=1e-5 critic.model.path=Qwen/Qwen3-8B critic.model.use_remove_padding=True",
+        "critic.model.fsdp_config.param_offload=False critic.ppo_mini_batch_size=256",
+    )
+    data, said = said_of(tmp_path, text)
+    assert data["rl"]["critic"] == "gpu"
+    assert "the critic: simulated with the policy's layout" in said
+    assert "not expressed" not in said
+    more = "critic.fsdp.optimizer_offload=True critic.ppo_micro_batch_size_per_gpu=4"
+    data, said = said_of(tmp_path, with_keys(text, more))
+    assert data["rl"]["critic"] == "host"
+    assert "not expressed here: critic.ppo_micro_batch_size_per_gpu" in said
+    other = text.replace("critic.model.path=Qwen/Qwen3-8B", "critic.model.path=llama3-8b")
+    said = refused(tmp_path, "run.sh", other, *OPTIONS)
+    assert (
+        "critic.model.path: found 'llama3-8b'; a critic is simulated with the policy's sizes, 'Qwen/Qwen3-8B'" in said
+    )
+    said = refused(
+        tmp_path, "run.sh", text.replace("mini_batch_size=256 trainer", "mini_batch_size=64 trainer"), *OPTIONS
+    )
+    assert "critic.ppo_mini_batch_size: found 64; a critic is simulated with the policy's" in said
+
+
+def test_a_critics_own_degrees_are_named(tmp_path: Path) -> None:
+    text = MEGATRON.replace("adv_estimator=grpo", "adv_estimator=gae")
+    keys = (
+        f"critic.model.path=$MODEL_PATH critic.megatron.expert_model_parallel_size=8 {CHANGED}.context_parallel_size=2"
+    )
+    _, said = said_of(tmp_path, with_keys(text, keys, "critic.megatron.context_parallel_size=1"))
+    first, second = (f"critic.megatron.{kind}_parallel_size: 1 in verl, 2 here" for kind in ("tensor_model", "context"))
+    assert f"and optimizer; {first}; {second}\n" in said
+    assert "not expressed" not in said
+
+
+def test_estimators_without_a_critic_have_none(tmp_path: Path) -> None:
+    assert "critic" not in said_of(tmp_path, COMMAND)[0]["rl"]
