@@ -125,6 +125,11 @@ class Engine:
     any_group: bool = fact(
         True, "grouped decode reads a KV head once for any number of query heads; else for up to 32, as was measured"
     )
+    tiled_heads: tuple[str, ...] = fact(
+        (),
+        "GPU architectures, of Blackwell compute capability 12.x, on which single tokens beside prompts, and drafted "
+        "ones, attend in a tile for each query head (`sim.serve.prices.tiled_attention`)",
+    )
     room_for: RoomFor = fact(  # noqa: RUF009  a Literal
         "requests",
         "the iteration whose tensors have room beside the cache: the largest that the requests need, one of as many "

@@ -170,6 +170,7 @@ _VLLM_09 = Engine(
     fewer_in_budget=True,  # 0.10, engine/arg_utils.py: min(default_max_num_seqs, max_num_batched_tokens)
     room_for_longest=True,  # v1/core/kv_cache_utils.py: check_enough_kv_cache_memory
     prompts_beside=True,
+    tiled_heads=("ampere", "ada", "blackwell"),  # FlashAttention 2, read of 0.8.5 to 0.33; on 10.x FlashInfer, 0.8 not
     prompt_limit="all",  # v1/core/sched/scheduler.py of 0.10.2 to 0.24.0: long_prefill_token_threshold
     swaps=False,  # engine/arg_utils.py of 0.8 to 0.10, _is_v1_supported_oracle: --preemption-mode is V0's, later gone
     copies_blocks=True,  # v1/kv_offload/worker/cpu_gpu.py: swap_blocks of each layer's keys and values (0.11)
