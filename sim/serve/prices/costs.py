@@ -284,10 +284,11 @@ class IterationCosts(Struct):
 
     def decode_work(self, prompts: bool, queries: int, spec: int) -> Work:
         """How single tokens attend, beside prompts or not, each sequence with so many."""
-        if prompts or queries > 1:
-            self.tiled_attentions = self.tiled_attentions or tiled_attentions(self)
-            return Work.TILED if self.tiled_attentions[spec] else Work.DECODE
-        return Work.DECODE
+        if self.measured is not None or not (prompts or queries > 1):
+            return Work.DECODE
+        if not self.tiled_attentions:
+            self.tiled_attentions = tiled_attentions(self.plan.scenario, self.dims, self.attentions)
+        return Work.TILED if self.tiled_attentions[spec] else Work.DECODE
 
     def _decode_line(self, work: Work, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
         """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""
@@ -305,7 +306,8 @@ class IterationCosts(Struct):
             if self.measured is not None and key.work is not Work.ADAPTERS:
                 found = priced_as_measured(self.measured, key, self.dims.model.layers, self.prices.slowdown)
             elif key.work is Work.TILED:
-                found = tiled(self, key)
+                alone = self.priced(key._replace(work=Work.DECODE))
+                found = tiled(key, self.attentions[key.spec], self.dims, self.prices, alone)
             else:
                 found = self.prices.priced(self._program(key))
             self.priced_programs[key] = found

@@ -25,13 +25,13 @@ from sim.models.dims import ceil_div
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.serve.engines.file import engine_of
 from sim.serve.engines.kernel_facts import is_datacenter_blackwell
-from sim.serve.prices.iteration_parts import Key, Work
-from sim.serve.prices.operator_prices import PricedProgram
+from sim.serve.prices.iteration_parts import Key
+from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
 
 if TYPE_CHECKING:
+    from sim.inputs.scenario import Scenario
     from sim.models.layers import Attention
     from sim.models.serving.operators import ServingDims
-    from sim.serve.prices.costs import IterationCosts
 
 TILE_ROWS = 64
 LONG = 16384  # tokens of a prompt whose attention is bound by its products
@@ -39,13 +39,12 @@ WIDEST_HEAD = 256  # flash_api.cpp: head dimension at most 256
 SIXTEEN_BITS = 2.0  # bytes; of a cache in fewer FlashAttention 2 reads none (fa_utils.py, flash_attn_supports_fp8)
 
 
-def tiled_attentions(costs: IterationCosts) -> tuple[bool, ...]:
-    """Which of a model's attentions have such kernels."""
-    scenario, d = costs.plan.scenario, costs.dims
+def tiled_attentions(scenario: Scenario, d: ServingDims, attentions: tuple[Attention, ...]) -> tuple[bool, ...]:
+    """Which of a model's attentions have such kernels on a scenario's GPUs."""
     gpu, engine = scenario.cluster.gpu, engine_of(scenario.for_serving.engine)
     here = gpu.architecture in engine.tiled_heads and not is_datacenter_blackwell(gpu.architecture, gpu.memory_bytes)
-    known = costs.measured is None and d.fused_attention and d.cp == 1 and d.kv_bytes == SIXTEEN_BITS
-    return tuple([here and known and _has_kernel(attention) for attention in costs.attentions])
+    one_kernel = d.fused_attention and d.cp == 1 and d.kv_bytes == SIXTEEN_BITS
+    return tuple([here and one_kernel and _has_kernel(attention) for attention in attentions])
 
 
 def _has_kernel(attention: Attention) -> bool:
@@ -61,15 +60,15 @@ def tile_flops(attention: GroupedQueryAttention, d: ServingDims, sequences: int,
     return 2.0 * sequences * heads * rows * attention.kept_tokens(keys) * sum(attention.widths)
 
 
-def tiled(costs: IterationCosts, key: Key) -> PricedProgram:
-    """Price attention of single tokens in tiles; the key's sizes are those of `Work.DECODE`."""
-    attention = costs.attentions[key.spec]
+def tiled(
+    key: Key, attention: Attention, d: ServingDims, prices: OperatorPrices, alone: PricedProgram
+) -> PricedProgram:
+    """Price attention of single tokens in tiles; the key's sizes, and the price `alone`, are those of `Work.DECODE`."""
     assert isinstance(attention, GroupedQueryAttention)
-    alone = costs.priced(key._replace(work=Work.DECODE))
-    prompt = attention.prefill(costs.dims, 1, LONG, LONG)
+    prompt = attention.prefill(d, 1, LONG, LONG)
     flops = sum([item.flops for item in prompt if isinstance(item, Compute)])
-    long = costs.prices.priced(prompt)
-    share = tile_flops(attention, costs.dims, key.a, key.b, key.c) / flops
+    long = prices.priced(prompt)
+    share = tile_flops(attention, d, key.a, key.b, key.c) / flops
     if share * long.seconds <= alone.seconds:
         return alone
     return PricedProgram(share * long.seconds, 0.0, {kind: share * s for kind, s in long.shares.items()})
