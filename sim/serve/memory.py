@@ -241,19 +241,32 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
     in its own cache, have room in the rest (srt/managers/scheduler.py; srt/model_executor/model_runner.py,
     draft_runner_cache_size), since 0.5.14 in m as well (`Engine.drafts_inside`). Static batching allocates what it
     needs. `memory_bytes` take the place of both, as far as the GPU has them (vLLM, v1/worker/gpu_worker.py,
-    determine_available_memory: kv_cache_memory_bytes).
+    determine_available_memory: kv_cache_memory_bytes). What the process takes beside tensors (`Engine.outside`) is
+    others', too: SGLang has m of what it leaves.
     """
     cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.shown_bytes
-    kept, f = memory * cache.memory_fraction - others_bytes, cache.free_fraction
+    engine, own_bytes = engine_of(scenario.for_serving.engine), outside_bytes(scenario)
+    whole = own_bytes * (cache.memory_fraction if engine.outside.before_share else 1.0)
+    kept, f = memory * cache.memory_fraction - others_bytes - whole, cache.free_fraction
+    others_bytes += own_bytes
     taken, token = held.weights + held.drafts[0] + held.buffers, held.token + held.drafts[1]
     if static or cache.memory_bytes is not None:
         rooms = [(memory - others_bytes - taken, token), *([] if static else [(cache.memory_bytes or 0.0, token)])]
-    elif (engine := engine_of(scenario.for_serving.engine)).activations_outside:
+    elif engine.activations_outside:
         own = (held.weights + held.drafts[0], token) if engine.drafts_inside else (held.weights, held.token)
         rooms = [((kept - own[0]) * f, own[1]), ((memory - others_bytes - taken) * f, token)]
     else:
         rooms = [((kept - taken) * f, token)]
     return min(int(max(0.0, room) // (each * cache.block_tokens)) for room, each in rooms)
+
+
+def outside_bytes(scenario: Scenario) -> float:
+    """Bytes of a GPU that an engine's process takes beside its tensors; none are known of hosts without a GPU."""
+    p, cluster = scenario.parallelism, scenario.cluster
+    if cluster.gpu.architecture == "cpu":
+        return 0.0
+    ranks = p.tp * p.cp * p.pp * p.sharing_replicas
+    return engine_of(scenario.for_serving.engine).outside.bytes(ranks, cluster.intra_node.kind == "pcie")
 
 
 def _most_blocks(i: Inference) -> int:
