@@ -37,9 +37,9 @@ def room(found: Capacity) -> float:
     ("engine", "alone", "of_two"),
     [
         ("bundled", 0.0, 0.0),
-        ("vllm-0.6", 0.0, 1.3 * GIB),
-        ("vllm-0.8", CONTEXT_BYTES, CONTEXT_BYTES + 1.3 * GIB),
-        ("vllm-0.11", 0.0, 1.3 * GIB),
+        ("vllm-0.6", 0.0, 1.37 * GIB),
+        ("vllm-0.8", CONTEXT_BYTES, CONTEXT_BYTES + 1.37 * GIB),
+        ("vllm-0.11", 0.0, 1.37 * GIB),
     ],
 )
 def test_cache_is_what_communicators_leave(engine: str, alone: float, of_two: float) -> None:
@@ -53,27 +53,27 @@ def test_cache_is_what_communicators_leave(engine: str, alone: float, of_two: fl
 def test_sglang_has_its_share_of_what_they_leave() -> None:
     """75 % of the memory behind a context and communicators, less weights."""
     found = capacity("sglang-0.5", 8, memory_fraction=0.75)
-    left = 0.75 * (SHOWN_BYTES - CONTEXT_BYTES - 2.2 * GIB) - found.weight_bytes[0]
+    left = 0.75 * (SHOWN_BYTES - CONTEXT_BYTES - 2.25 * GIB) - found.weight_bytes[0]
     assert room(found) == pytest.approx(left, rel=1e-3)
 
 
 def test_tensorrt_llm_has_its_share_of_what_is_free() -> None:
     found = capacity("trtllm-1.0", 2)
-    free = SHOWN_BYTES - CONTEXT_BYTES - 1.3 * GIB - found.weight_bytes[0] - found.buffer_bytes[0]
+    free = SHOWN_BYTES - CONTEXT_BYTES - 1.37 * GIB - found.weight_bytes[0] - found.buffer_bytes[0]
     assert room(found) == pytest.approx(0.9 * free, rel=1e-3)
 
 
 def test_communicators_over_pcie_have_smaller_buffers() -> None:
     cards = {"preset": "dgx-h100", "intra_node": {"kind": "pcie", "bandwidth_bytes_per_s": 2.5e10, "latency_s": 1e-5}}
     assert room(capacity("vllm-0.11", 2, cards)) - room(capacity("vllm-0.11", 2)) == pytest.approx(
-        1.3 * GIB - PCIE_BYTES, rel=1e-3
+        1.37 * GIB - PCIE_BYTES, rel=1e-3
     )
 
 
 def test_a_stated_cache_fits_only_beside_them() -> None:
     """80 GiB do not fit: the rest of the GPU is the cache's."""
     found = capacity("vllm-0.11", 2, memory_bytes=80e9)
-    left = SHOWN_BYTES - 1.3 * GIB - found.weight_bytes[0] - found.buffer_bytes[0]
+    left = SHOWN_BYTES - 1.37 * GIB - found.weight_bytes[0] - found.buffer_bytes[0]
     assert room(found) == pytest.approx(left, rel=1e-3)
 
 
