@@ -28,8 +28,8 @@ Concurrency = Annotated[
 
 
 class RequestPattern(UserInput):
-    """`count` requests, all at once or as a Poisson process of `rate_per_s`, equal or within `range_ratio` of the
-    stated lengths."""
+    """`count` requests, all at once or `rate_per_s` with random gaps, equal or within `range_ratio` of the stated
+    lengths. Gaps have a gamma distribution of shape `burstiness`: 1 is a Poisson process."""
 
     prompt_len: int = Field(ge=1, le=MAX_TOKENS)
     output_len: int = Field(ge=1, le=MAX_TOKENS)
@@ -41,6 +41,12 @@ class RequestPattern(UserInput):
     )
     count: int = Field(default=1, ge=1, le=MAX_REQUESTS)
     rate_per_s: float | None = Field(default=None, ge=1e-6, le=1e9)
+    burstiness: float = Field(
+        default=1.0,
+        ge=1e-3,
+        le=1e9,
+        description="below 1 requests come in bursts, above 1 more evenly; 1e9: equal gaps",
+    )
     max_concurrency: Concurrency = None
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 

@@ -245,12 +245,13 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
 
     What others hold when the engine starts (a trainer that takes turns with it) is no part of vLLM's m, which must be
     free beside it (v1/worker/utils.py, request_memory; utils/mem_utils.py, memory_profiling: what its own process
-    adds). SGLang's m is of what is free then (srt/model_executor/model_runner.py, profile_max_num_token).
+    adds). SGLang's m is of what is free then (srt/model_executor/model_runner.py, profile_max_num_token). What the
+    process takes beside tensors (`Engine.outside`) comes off vLLM's share; SGLang has its share of what it leaves.
     """
     cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.shown_bytes
-    engine, f = engine_of(scenario.for_serving.engine), cache.free_fraction
-    free = memory - others_bytes
-    kept = free * cache.memory_fraction if engine.activations_outside else min(memory * cache.memory_fraction, free)
+    engine, own_bytes, f = engine_of(scenario.for_serving.engine), outside_bytes(scenario), cache.free_fraction
+    free, share = memory - others_bytes - own_bytes, cache.memory_fraction
+    kept = free * share if engine.activations_outside else min(memory * share - own_bytes, free)
     taken, token = held.weights + held.drafts[0] + held.buffers, held.token + held.drafts[1]
     if static or cache.memory_bytes is not None:
         rooms = [(free - taken, token), *([] if static else [(cache.memory_bytes or 0.0, token)])]
@@ -260,6 +261,15 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
     else:
         rooms = [((kept - taken) * f, token)]
     return min(int(max(0.0, room) // (each * cache.block_tokens)) for room, each in rooms)
+
+
+def outside_bytes(scenario: Scenario) -> float:
+    """Bytes of a GPU that an engine's process takes beside its tensors; none are known of hosts without a GPU."""
+    p, cluster = scenario.parallelism, scenario.cluster
+    if cluster.gpu.architecture == "cpu":
+        return 0.0
+    ranks = p.tp * p.cp * p.pp * p.sharing_replicas
+    return engine_of(scenario.for_serving.engine).outside.bytes(ranks, cluster.intra_node.kind == "pcie")
 
 
 def _most_blocks(i: Inference) -> int:

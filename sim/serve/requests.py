@@ -55,7 +55,10 @@ class Request(NamedTuple):
 def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...]:
     """All requests in order of arrival.
 
-    A pattern with a rate is a Poisson process: independent exponential gaps, the first request after the first gap.
+    A pattern with a rate has independent gaps, the first request after the first gap: exponential ones, a Poisson
+    process, or with a `burstiness` b other than 1 those of a gamma distribution of shape b and scale 1 / (b · rate)
+    (`vllm bench serve --burstiness`, vllm/benchmarks/serve.py, get_request), whose standard deviation is their mean
+    divided by the root of b.
 
     Raises:
         InputError: for a trace that is no such file.
@@ -68,7 +71,10 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
     import numpy as np
 
     draw = np.random.default_rng(requests.seed)
-    gaps = draw.exponential(1.0 / requests.rate_per_s, n) if requests.rate_per_s else np.zeros(n)
+    gaps = np.zeros(n)
+    if requests.rate_per_s:
+        mean_s, shape = 1.0 / requests.rate_per_s, requests.burstiness
+        gaps = draw.exponential(mean_s, n) if shape == 1.0 else draw.gamma(shape, mean_s / shape, n)
     prompts, outputs = (
         draw.integers(*requests.lengths(length), n, endpoint=True).tolist()
         for length in (requests.prompt_len, requests.output_len)

@@ -256,6 +256,7 @@ def test_inference_defaults() -> None:
             "range_ratio": 0.0,
             "count": 1,
             "rate_per_s": None,
+            "burstiness": 1.0,
             "max_concurrency": None,
             "seed": 0,
         },

@@ -25,6 +25,8 @@ def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
     if benchmark.range_ends_at_length:  # from ratio·length to length
         prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
         ratio = round((1 - ratio) / (1 + ratio), 4)
+    finite = rate if rate is not None and math.isfinite(rate) else None
+    burstiness = b.number("burstiness", benchmark.burstiness)
     count = _answers(b, count)
     b.take("dataset")
     return without_none(
@@ -33,7 +35,8 @@ def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
             "output_len": output,
             "range_ratio": ratio or None,
             "count": count,
-            "rate_per_s": rate if rate is not None and math.isfinite(rate) else None,
+            "rate_per_s": finite,
+            "burstiness": burstiness if finite and burstiness != 1 else None,
             "max_concurrency": most if (most := b.whole("concurrency")) is None or most > 0 else None,
             "seed": b.whole("seed"),
         }

@@ -50,6 +50,9 @@ def _inference(sections: Sections, inference: Inference) -> Problems:
                 if value := getattr(requests, key):
                     why = "a static batch takes equal requests, all at once; leave it out"
                     yield (*path, "requests", key), f"found {value:g}; {why}"
+    if isinstance(requests, RequestPattern) and requests.burstiness != 1.0 and requests.rate_per_s is None:
+        why = "needs rate_per_s; requests that come all at once have no gaps"
+        yield (*path, "requests", "burstiness"), f"found {requests.burstiness:g}; {why}"
     computed, kept = sixteen_bit(inference.precision), inference.kv_cache.dtype
     if inference.attention == "unfused" and kept != computed:
         why = f"unfused attention reads the cache without converting it; allowed: {computed} (null)"

@@ -21,6 +21,7 @@ from sim.serve.engines.kernel_facts import (
     SummedNorms,
     TwoBatches,
 )
+from sim.serve.engines.outside_memory import OutsideMemory
 from sim.serve.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
@@ -124,6 +125,11 @@ class Engine:
     )
     any_group: bool = fact(
         True, "grouped decode reads a KV head once for any number of query heads; else for up to 32, as was measured"
+    )
+    tiled_heads: tuple[str, ...] = fact(
+        (),
+        "GPU architectures, of Blackwell compute capability 12.x, on which single tokens beside prompts, and drafted "
+        "ones, attend in a tile for each query head (`sim.serve.prices.tiled_attention`)",
     )
     room_for: RoomFor = fact(  # noqa: RUF009  a Literal
         "requests",
@@ -286,6 +292,9 @@ class Engine:
     )
     fraction: Callable[[Server, Defaults], float] | None = fact(  # noqa: RUF009
         None, "memory_fraction of a server, by its other defaults"
+    )
+    outside: OutsideMemory = fact(  # noqa: RUF009  a tuple
+        OutsideMemory(), "memory beside PyTorch's tensors, which the cache cannot have"
     )
     activations_outside: bool = fact(
         False, "memory_fraction is of weights and cache alone; an iteration's tensors are in the rest of the memory"

@@ -31,6 +31,7 @@ from sim.serve.engines.kernel_facts import (
     SummedNorms,
     TwoBatches,
 )
+from sim.serve.engines.outside_memory import SGLANG as OUTSIDE
 from sim.serve.engines.own_all_reduce import CUSTOM
 from sim.serve.engines.record import Engine
 from sim.serve.engines.sglang_memory import (
@@ -118,6 +119,7 @@ _SGLANG_04 = Engine(
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_tokens=of_sequences(sglang_04_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_04_drafting_sizes, sequences=True, extends=False),
+    outside=OUTSIDE,
     own_all_reduces=CUSTOM,
     latents=_LATENTS,
     rope_kernels=_ROPE_04,

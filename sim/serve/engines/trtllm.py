@@ -10,6 +10,7 @@ from sim.serve.engines.defaults import Defaults
 from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
 from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SharedExperts, SummedNorms
+from sim.serve.engines.outside_memory import TRTLLM as OUTSIDE
 from sim.serve.engines.own_all_reduce import MIN_LATENCY
 from sim.serve.engines.record import Engine
 
@@ -112,6 +113,7 @@ _TRTLLM_1 = Engine(
     # (modules/multi_stream_utils.py)
     shared_experts=SharedExperts(2048, graphed=True, sent=True),
     own_all_reduces=MIN_LATENCY,
+    outside=OUTSIDE,
     summed_norms=_SUMMED_NORMS,
     quantizing=_QUANTIZING,
     quantizing_compiled=False,

@@ -15,11 +15,8 @@ from sim.serve.engines.graph_sizes import (
     vllm_08_sizes,
 )
 from sim.serve.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
-from sim.serve.engines.kernel_facts import (
-    LARGEST_BYTES,
-    SharedExperts,
-    TwoBatches,
-)
+from sim.serve.engines.kernel_facts import LARGEST_BYTES, SharedExperts, TwoBatches
+from sim.serve.engines.outside_memory import VLLM, VLLM_08
 from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33
 from sim.serve.engines.record import Engine
 from sim.serve.engines.sglang_memory import GIB
@@ -117,6 +114,7 @@ _VLLM_05 = Engine(
     unseen_share=1.0,
     copies_blocks=True,
     own_all_reduces=CUSTOM,
+    outside=VLLM,
     watermark=_WATERMARK,
     latents=LATENTS_09,
     rope_kernels=ROPE_EAGER,
@@ -170,6 +168,7 @@ _VLLM_09 = Engine(
     fewer_in_budget=True,  # 0.10, engine/arg_utils.py: min(default_max_num_seqs, max_num_batched_tokens)
     room_for_longest=True,  # v1/core/kv_cache_utils.py: check_enough_kv_cache_memory
     prompts_beside=True,
+    tiled_heads=("ampere", "ada", "blackwell"),  # FlashAttention 2, read of 0.8.5 to 0.33; on 10.x FlashInfer, 0.8 not
     prompt_limit="all",  # v1/core/sched/scheduler.py of 0.10.2 to 0.24.0: long_prefill_token_threshold
     swaps=False,  # engine/arg_utils.py of 0.8 to 0.10, _is_v1_supported_oracle: --preemption-mode is V0's, later gone
     copies_blocks=True,  # v1/kv_offload/worker/cpu_gpu.py: swap_blocks of each layer's keys and values (0.11)
@@ -181,6 +180,7 @@ _VLLM_09 = Engine(
     latents=LATENTS_09,
     rope_kernels=ROPE_09,
     own_all_reduces=CUSTOM,
+    outside=VLLM,
     pads_replicas="always",  # 0.9.1, pull request 18724; 0.10.2, v1/worker/gpu_model_runner.py, get_dp_padding
     eplb=True,  # since 0.9.2: config.py, enable_eplb
     all2all=("naive", "deepep"),  # envs.py, VLLM_ALL2ALL_BACKEND; DeepEP: pull request 18434
@@ -360,6 +360,7 @@ RECORDS = (
         source="as vllm-v1; limits of large GPUs for A100, too (0.8.5, engine/arg_utils.py, 1569 to 1609)",
         called="",
         latent_blocks=BLOCKS_08,
+        outside=VLLM_08,
         pads_replicas="never",
         may_overlap=False,
         fewer_in_budget=False,

@@ -24,7 +24,6 @@ from sim.models.serving.adapters import adapter_products
 from sim.models.serving.context_parallel import split_decode, split_prefill
 from sim.models.serving.operators import ServingDims, embedding_tokens, head_samples
 from sim.prices.coefficients import PriceOptions
-from sim.prices.cost import REPEAT_UNCERTAINTY
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.prices.serving_parts import MeasuredParts, measured_parts
@@ -39,8 +38,10 @@ from sim.serve.prices.host import Host, host_of
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
 from sim.serve.prices.load import Load
+from sim.serve.prices.measured_iterations import priced_as_measured
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram, operator_prices_of
 from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, launched_pieces, stages_of
+from sim.serve.prices.tiled_attention import tiled, tiled_attentions
 from sim.serve.prices.two_batches import in_two_batches, is_split
 from sim.serve.prices.weight_offload import Streamed, streamed_weights
 from sim.serve.scheduling.speculation import draft_of, drafting, joins_states
@@ -67,9 +68,10 @@ class IterationCosts(Struct):
     later: IterationCosts | None = None  # of a draft's passes in which it reads no hidden states of the model
     afd: DisaggregatedExperts | None = None  # experts on GPUs of their own
     of_stages: tuple[IterationCosts, ...] = ()
+    tiled_attentions: tuple[bool, ...] = ()  # of `attentions`; empty until asked for
     priced_programs: dict[Key, PricedProgram] = field(default_factory=dict)
     without_attention: dict[tuple[int, int, bool], tuple[float, ...]] = field(default_factory=dict)
-    decode_lines: dict[tuple[int, int, int, int], tuple[float, float]] = field(default_factory=dict)  # `_decode_line`'s
+    decode_lines: dict[tuple[Work, int, int, int, int], tuple[float, float]] = field(default_factory=dict)
     chunk_s: dict[tuple[int, int, int, int], float] = field(default_factory=dict)  # by `_chunk_s`' arguments
     interpolated_s: dict[tuple[Work, int, int, int], float] = field(default_factory=dict)  # by `tokens_s`' arguments
     kept_s: dict[tuple[Work, int, int, int, int], float] = field(default_factory=dict)  # of `priced_programs`
@@ -199,7 +201,7 @@ class IterationCosts(Struct):
             seen = range(first_kv, first_kv + decodes * steps, decodes)
             return [self.stage_seconds(Load(decodes, decodes, kv, (), decodes))[0] for kv in seen]
         own = ceil_div(decodes, self.dims.cp)
-        base = self._without_attention_s(own, own, False)[0]
+        base, alone = self._without_attention_s(own, own, False)[0], Work.DECODE
         seconds: list[float] = []
         while len(seconds) < steps:
             kv = first_kv + decodes * len(seconds)
@@ -211,12 +213,12 @@ class IterationCosts(Struct):
             length, sums = LENGTHS[low], range(kv, kv + decodes * until, decodes)
             # The very sums of `stage_seconds`, in its order: an iteration ends at the same bit, alone or in a run.
             if len(self.stages[0].attentions) == 1:
-                (layers,), (first, slope) = self.stages[0].attentions, self._decode_line(0, decodes, low, 1)
+                (layers,), (first, slope) = self.stages[0].attentions, self._decode_line(alone, 0, decodes, low, 1)
                 seconds += [base + layers * (first + slope * (k / decodes - length)) for k in sums]
                 continue
             attention = [0.0] * until
             for i, layers in enumerate(self.stages[0].attentions):
-                first, slope = self._decode_line(i, decodes, low, 1)
+                first, slope = self._decode_line(alone, i, decodes, low, 1)
                 beyond = zip(attention, sums, strict=True)
                 attention = [a + layers * (first + slope * (k / decodes - length)) for a, k in beyond]
             seconds += [base + a for a in attention]
@@ -254,8 +256,8 @@ class IterationCosts(Struct):
             seconds += part * self._chunk_s(spec, tokens, cached, equal)
         if load.decodes:
             mean = load.decode_kv / load.decodes
-            low = below(LENGTHS, mean)
-            first, slope = self._decode_line(spec, load.decodes, low, load.queries)
+            low, work = below(LENGTHS, mean), self.decode_work(load.prompts, load.queries, spec)
+            first, slope = self._decode_line(work, spec, load.decodes, low, load.queries)
             seconds += first + slope * (mean - LENGTHS[low])
         return seconds
 
@@ -280,40 +282,36 @@ class IterationCosts(Struct):
             return first
         return (1.0 - share) * first + share * self._kept_s(Work.PREFILL, spec, tokens, high, equal)
 
-    def _decode_line(self, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
+    def decode_work(self, prompts: bool, queries: int, spec: int) -> Work:
+        """How single tokens attend, beside prompts or not, each sequence with so many."""
+        if self.measured is not None or not (prompts or queries > 1):
+            return Work.DECODE
+        if not self.tiled_attentions:
+            self.tiled_attentions = tiled_attentions(self.plan.scenario, self.dims, self.attentions)
+        return Work.TILED if self.tiled_attentions[spec] else Work.DECODE
+
+    def _decode_line(self, work: Work, spec: int, decodes: int, low: int, queries: int) -> tuple[float, float]:
         """Single tokens' attention from the kept length number `low` to the next: seconds there, and for each token."""
-        found = self.decode_lines.get((spec, decodes, low, queries))
+        found = self.decode_lines.get((work, spec, decodes, low, queries))
         if found is None:
-            at = [self.priced(Key(Work.DECODE, spec, decodes, k, queries)).seconds for k in LENGTHS[low : low + 2]]
+            at = [self.priced(Key(work, spec, decodes, k, queries)).seconds for k in LENGTHS[low : low + 2]]
             slope = (at[1] - at[0]) / (LENGTHS[low + 1] - LENGTHS[low]) if len(at) > 1 else 0.0
-            found = self.decode_lines[spec, decodes, low, queries] = at[0], slope
+            found = self.decode_lines[work, spec, decodes, low, queries] = at[0], slope
         return found
 
     def priced(self, key: Key) -> PricedProgram:
         """A part's price, kept."""
         found = self.priced_programs.get(key)
         if found is None:
-            known = self.measured is not None and key.work is not Work.ADAPTERS
-            found = self._from_measured_parts(key) if known else self.prices.priced(self._program(key))
+            if self.measured is not None and key.work is not Work.ADAPTERS:
+                found = priced_as_measured(self.measured, key, self.dims.model.layers, self.prices.slowdown)
+            elif key.work is Work.TILED:
+                alone = self.priced(key._replace(work=Work.DECODE))
+                found = tiled(key, self.attentions[key.spec], self.dims, self.prices, alone)
+            else:
+                found = self.prices.priced(self._program(key))
             self.priced_programs[key] = found
         return found
-
-    def _from_measured_parts(self, key: Key) -> PricedProgram:
-        """Price a part by a real engine's measured parts, which hold the embedding in those of the layers."""
-        assert self.measured is not None
-        seconds = 0.0
-        if key.work is Work.PREFILL:
-            seconds = self.measured.core("prefill", key.a, key.a + key.b) * key.c
-        elif key.work is Work.DECODE and key.c > 1:
-            seconds = self.measured.check(key.a, key.b, key.c)
-        elif key.work is Work.DECODE:
-            seconds = self.measured.core("decode", key.a, key.b)
-        elif key.work is Work.LAYER:
-            seconds = self.measured.rest(key.a) / self.dims.model.layers
-        elif key.work is Work.HEAD:
-            seconds = self.measured.head(key.a)
-        seconds *= self.prices.slowdown
-        return PricedProgram(seconds, 0.0, {(key.work.value, "measured", REPEAT_UNCERTAINTY): seconds})
 
     def _program(self, key: Key) -> Program:
         if self.dims.cp > 1 and key.work in (Work.PREFILL, Work.DECODE):

@@ -15,6 +15,7 @@ class Work(StrEnum):
     LAYER = "layer"  # all of a layer that depends on the number of tokens alone
     PREFILL = "prefill"  # a prompt chunk, what is cached before it, how many are equal
     DECODE = "decode"  # sequences that add a token, how long they are, and the tokens of each
+    TILED = "tiled"  # likewise, in an iteration where each of their query heads has a tile of its own
     ROUTED = "routed"  # of a layer, the experts that replicas share
     DISPATCH = "dispatch"  # of a layer, the messages to these experts
     COMBINE = "combine"  # of a layer, the messages back

@@ -144,7 +144,7 @@ class _Sizes(NamedTuple):
     padded: Counter[tuple[int, int]]  # tokens with those that pad them; whether all-reduces send them
     routed: Counter[tuple[int, int]]  # that experts compute, less the padded ones, which are in a layer's price
     chunks: Counter[tuple[tuple[int, int, int], ...]]  # as `Load.prefills`
-    decodes: Counter[tuple[int, int, int]]  # sequences, the kept length below, queries
+    decodes: Counter[tuple[bool, int, int, int]]  # beside prompts; sequences, the kept length below, queries
     samples: Counter[int]
     adapted: Counter[tuple[int, int]]  # tokens and adapters
 
@@ -164,7 +164,7 @@ def _sizes(costs: IterationCosts, loads: Computed) -> _Sizes:
             found.chunks[load.prefills] += times
         if load.decodes:
             mean = LENGTHS[below(LENGTHS, load.decode_kv / load.decodes)]
-            found.decodes[load.decodes, mean, load.queries] += times
+            found.decodes[load.prompts, load.decodes, mean, load.queries] += times
         if load.adapters:
             found.adapted[load.adapted, load.adapters] += times
     return found
@@ -188,9 +188,9 @@ def _used(costs: IterationCosts, loads: Computed) -> dict[Key, float]:
             sizes = *(CHUNKS[below(CHUNKS, n)] for n in (chunk, cached)), equal
             for i, n in enumerate(attentions):
                 used[Key(Work.PREFILL, i, *sizes)] += times * n * part
-    for sizes, times in found.decodes.items():
+    for (prompts, sequences, length, queries), times in found.decodes.items():
         for i, n in enumerate(attentions):
-            used[Key(Work.DECODE, i, *sizes)] += times * n
+            used[Key(costs.decode_work(prompts, queries, i), i, sequences, length, queries)] += times * n
     for size, times in _at_kept(found.samples).items():
         if size:
             used[Key(Work.HEAD, 0, size)] += times

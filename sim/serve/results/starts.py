@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.core.units import n_bytes, percent
 from sim.serve.engines.file import engine_of
+from sim.serve.memory import outside_bytes
 from sim.serve.replicas.pools import Pool
 
 
@@ -20,7 +21,9 @@ def why_no_room(pools: tuple[Pool, ...]) -> str | None:
     held = f"{where}weights {n_bytes(weights)}"
     if weights > memory:
         return f"{held}, the GPU has {n_bytes(memory)}"
-    held += f" and an iteration's tensors {n_bytes(buffers)}"
+    own_bytes = outside_bytes(pool.scenario)
+    held += f"{',' if own_bytes else ' and'} an iteration's tensors {n_bytes(buffers)}"
+    held += f" and CUDA's context and communicators {n_bytes(own_bytes)}" if own_bytes else ""
     return f"{held}, the GPU has {n_bytes(memory)}{_part_for_engine(pool, memory)}"
 
 

@@ -35,6 +35,22 @@ def test_a_range_of_lengths(tmp_path: Path, command: str, prompt: int, ratio: fl
     assert (found["prompt_len"], found["output_len"], found.get("range_ratio")) == (prompt, prompt // 2, ratio)
 
 
+@pytest.mark.parametrize(
+    ("command", "burstiness"),
+    [
+        (f"vllm bench serve {LENGTHS} --request-rate 5 --burstiness 0.5", 0.5),
+        (f"vllm bench serve {LENGTHS} --request-rate 5 --burstiness 1.0", None),
+        (f"vllm bench serve {LENGTHS} --burstiness 0.5", None),
+        ("genai-perf profile --synthetic-input-tokens-mean 100 --request-rate 5", 1e9),
+        ("genai-perf profile --synthetic-input-tokens-mean 100 --concurrency 5", None),
+        ("aiperf profile --synthetic-input-tokens-mean 100 --request-rate 5", None),
+        ("aiperf profile --synthetic-input-tokens-mean 100 --request-rate 5 --arrival-smoothness 3", 3),
+    ],
+)
+def test_how_requests_are_spread(tmp_path: Path, command: str, burstiness: float | None) -> None:
+    assert requests(tmp_path, command).get("burstiness") == burstiness
+
+
 def test_an_option_that_the_script_computes(tmp_path: Path) -> None:
     text = """ISL=1024
 LIMIT=$((ISL + 1024 + 20))

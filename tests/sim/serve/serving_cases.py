@@ -42,8 +42,11 @@ def serving(
     parallelism: dict[str, Any] | None = None,
     calibration: str = "roofline",
 ) -> Scenario:
-    """A small Llama on an H100 whose memory a test may shrink; CUDA then shows all of it."""
+    """A small Llama on an H100 whose memory a test may shrink; CUDA then shows all of it, and what the engine's process
+    takes beside its tensors comes on top."""
     own = {"memory_shown": 1.0, **gpu} if gpu else {}
+    if "memory_bytes" in own:
+        own["memory_bytes"] += _outside_bytes(inference or {}, parallelism or {})
     return scenario_with(
         parallelism=parallelism,
         model=model or SMALL,
@@ -51,6 +54,17 @@ def serving(
         calibration=calibration,
         inference={"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
     )
+
+
+def _outside_bytes(inference: dict[str, Any], parallelism: dict[str, Any]) -> float:
+    """Bytes of a GPU that an engine's process takes beside tensors, so much larger that its share of the GPU is smaller
+    by just these."""
+    engine = ENGINES.get(inference.get("engine", "bundled"), ENGINES["bundled"])
+    pools = [p for p in (inference.get("disaggregated") or {}).values() if isinstance(p, dict)] or [parallelism]
+    ranks = max([p.get("tp", 1) * p.get("pp", 1) * p.get("cp", 1) * p.get("ep", 1) for p in pools])
+    outside, cache = engine.outside, inference.get("kv_cache", {})
+    share = 1.0 if outside.before_share else cache.get("memory_fraction", engine.defaults.memory_fraction)
+    return outside.bytes(ranks, False) / share
 
 
 def searched(file: Path, slo: str, *more: str) -> dict[str, Any]:

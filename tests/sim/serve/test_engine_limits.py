@@ -13,6 +13,7 @@ from sim.prices.profiles import load_profile
 from sim.serve.engines import ENGINES
 from sim.serve.engines.defaults import Server
 from sim.serve.engines.names import engine_named
+from sim.serve.engines.outside_memory import CONTEXT_BYTES
 from sim.serve.engines.sglang_memory import GIB
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.simulation import simulate_serving
@@ -191,7 +192,7 @@ def test_sglang_loads_a_draft_into_what_its_fraction_leaves(speculative: dict[st
     gpu_bytes = sim.scenario.cluster.gpu.shown_bytes
     before, after = (s.scenario.for_serving.kv_cache.memory_fraction for s in (plain, sim))
     assert before - after == pytest.approx(left_bytes / gpu_bytes, abs=1e-3)
-    room = gpu_bytes * after - plain.capacity.weight_bytes[0]
+    room = (gpu_bytes - CONTEXT_BYTES) * after - plain.capacity.weight_bytes[0]
     assert sim.capacity.blocks == room // plain.capacity.stage_token_bytes  # blocks of one token
     assert sim.capacity.weight_bytes[0] > plain.capacity.weight_bytes[0]
 
@@ -219,7 +220,8 @@ def test_sglang_since_0_5_14_has_a_draft_in_its_fraction() -> None:
     """The draft's weights, and its part of a token's cache, are taken off what weights and cache have."""
     section = {"engine": "sglang-0.5.14", "requests": ONE, "speculative": {"draft": "llama3.2-1b"}}
     sim = simulate_serving(parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": section}))
-    room = sim.scenario.cluster.gpu.shown_bytes * sim.scenario.for_serving.kv_cache.memory_fraction
+    memory = sim.scenario.cluster.gpu.shown_bytes - CONTEXT_BYTES
+    room = memory * sim.scenario.for_serving.kv_cache.memory_fraction
     room -= sim.capacity.weight_bytes[0]
     cache_bytes = 2 * 2 * (32 * 8 * 128 + 16 * 8 * 64)  # K and V in 16 bits of 32 layers, and of the draft's 16
     assert sim.capacity.blocks == room // cache_bytes
@@ -266,12 +268,16 @@ def test_an_unknown_length_is_noted_where_a_key_follows_from_it(given: dict[str,
     ("engine", "cache", "room"),
     [
         ("vllm-v1", {}, lambda memory, weights, buffers: 0.9 * memory - weights - buffers),
-        ("sglang", {}, lambda memory, weights, _: 0.88 * memory - weights),
-        ("sglang", {"memory_fraction": 1.0}, lambda memory, weights, buffers: memory - weights - buffers),
+        ("sglang", {}, lambda memory, weights, _: 0.88 * (memory - CONTEXT_BYTES) - weights),
+        (
+            "sglang",
+            {"memory_fraction": 1.0},
+            lambda memory, weights, buffers: memory - CONTEXT_BYTES - weights - buffers,
+        ),
         ("trtllm-0.6", {}, lambda memory, weights, buffers: 0.85 * (memory - weights - buffers)),
-        ("trtllm-1.0", {}, lambda memory, weights, buffers: 0.9 * (memory - weights - buffers)),
-        ("trtllm-1.0", {"free_fraction": 0.5}, lambda memory, weights, buffers: 0.5 * (memory - weights - buffers)),
-        ("trtllm-1.0", {"memory_fraction": 0.8}, lambda memory, weights, buffers: 0.8 * memory - weights - buffers),
+        ("trtllm-1.0", {}, lambda memory, *held: 0.9 * (memory - CONTEXT_BYTES - sum(held))),
+        ("trtllm-1.0", {"free_fraction": 0.5}, lambda memory, *held: 0.5 * (memory - CONTEXT_BYTES - sum(held))),
+        ("trtllm-1.0", {"memory_fraction": 0.8}, lambda memory, *held: 0.8 * memory - CONTEXT_BYTES - sum(held)),
     ],
 )
 def test_each_engine_gives_the_cache_room_by_its_own_rule(

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from sim.core.errors import InputError
+from sim.inputs.scenario import parse_scenario
 from sim.inputs.workloads import RequestPattern
 from sim.serve.requests import Request, make_requests, read_trace
+from sim.serve.simulation import simulate_serving
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -74,3 +76,32 @@ def test_a_rate_is_a_poisson_process() -> None:
     assert arrivals == [r.arrival_s for r in make_requests(pattern)]
     gaps = [b - a for a, b in itertools.pairwise(arrivals)]
     assert sum(g > 0.1 for g in gaps) / len(gaps) == pytest.approx(2.718**-1, abs=0.03)
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, 1e9])
+def test_gaps_spread_by_burstiness_around_the_same_mean(burstiness: float) -> None:
+    """Of a gamma distribution with this shape: standard deviation ÷ mean is one over its root."""
+    pattern = RequestPattern(prompt_len=8, output_len=2, count=40_000, rate_per_s=5.0, burstiness=burstiness)
+    arrivals = [r.arrival_s for r in make_requests(pattern)]
+    gaps = [b - a for a, b in itertools.pairwise([0.0, *arrivals])]
+    mean_s = sum(gaps) / len(gaps)
+    spread_s = (sum((gap - mean_s) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert mean_s == pytest.approx(0.2, rel=0.03)
+    assert spread_s == pytest.approx(0.2 / burstiness**0.5, rel=0.05)
+
+
+def test_requests_in_bursts_wait_longer_for_their_first_token() -> None:
+    waits = []
+    for burstiness in (1e9, 1.0, 0.1):
+        requests = {"prompt_len": 500, "output_len": 20, "count": 200, "rate_per_s": 25, "burstiness": burstiness}
+        section = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": requests}}
+        waits.append(simulate_serving(parse_scenario(section)).result["time_to_first_token_s"]["p99"])
+    assert waits == sorted(waits)
+    assert waits[2] > 1.5 * waits[0]
+
+
+def test_gaps_need_a_rate() -> None:
+    requests = {"prompt_len": 500, "output_len": 20, "burstiness": 2}
+    section = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": requests}}
+    with pytest.raises(InputError, match=r"inference.requests.burstiness: found 2; needs rate_per_s"):
+        parse_scenario(section)
