@@ -125,6 +125,7 @@ H100_FLASH = (
     | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))
     | _flash("triton", (0.417, 0.415, 0), 156, 0.85, _FLASH)
     | _flash2_heads("attention", "flash2", "torch_2024", "flash3")
+    | _heads("the memory-efficient kernel (mem_eff_attention/gemm_kernel_utils.h: ThreadK)", 32.0, "efficient")
     | _flash1_heads("flash1")
     | _triton_heads("triton", "triton_2022")
     | _cudnn_heads("cudnn", "torch", "megatron")
