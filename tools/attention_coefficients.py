@@ -35,6 +35,11 @@ _BUNDLED = (
     "the FlashAttention-2 that torch bundles: 0.84 of the published one's speed, the median of 67 forwards and of 93 "
     "backwards that calibrate.run measured on an H200 (scenarios/cuda/h200.json)"
 )
+_EFFICIENT = (
+    "torch's memory-efficient kernel in 16 bits: the published FlashAttention-2's speed by 2.58 and 2.17, heads of 64 "
+    "and 128, and by 2.73 and 2.42 backward: medians of 20 shapes each that calibrate.run measured on an H200 "
+    "(scenarios/cuda/h200.json)"
+)
 _DROPOUT = "{} with and without dropout on an H100, seven shapes (tools/gpu_dropout.py)"
 
 
@@ -111,7 +116,8 @@ H100_FLASH = (
     | _flash("flash2", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
     | _flash("torch_2024", (0.278, 0.324, 0.315), 170, 0.85, _BUNDLED)
     | _flash("torch", (0.47, 0.621, 0.621), 140, 0.85, _TORCH_ON_HOPPER)
-    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("attention", "flash2", "torch_2024")}
+    | _flash("efficient", (0.128, 0.178, 0), 170, 0.78, _EFFICIENT)
+    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("attention", "flash2", "torch_2024", "efficient")}
     | _flash("flash1", (0.185, 0.161, 0), 53, 0.85, _FLASH)
     | _flash("triton_2022", (0.246, 0.255, 0), 210, 0.575, _TRITON_H100)
     | _flash("flash3", (0.51, 0.698, 0.791), 283, 0.85, _FLASH)
@@ -119,11 +125,12 @@ H100_FLASH = (
     | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))
     | _flash("triton", (0.417, 0.415, 0), 156, 0.85, _FLASH)
     | _flash2_heads("attention", "flash2", "torch_2024", "flash3")
+    | _heads("the memory-efficient kernel (mem_eff_attention/gemm_kernel_utils.h: ThreadK)", 32.0, "efficient")
     | _flash1_heads("flash1")
     | _triton_heads("triton", "triton_2022")
     | _cudnn_heads("cudnn", "torch", "megatron")
     | _cudnn_masks("cudnn", "torch", "megatron")
-    | _flash_dropout("attention", "flash1", "flash2", "torch_2024")
+    | _flash_dropout("attention", "flash1", "flash2", "torch_2024", "efficient")
     | _cudnn_dropout("cudnn", "torch", "megatron")
 )
 _LIKE_A100 = "assumption: as FlashAttention-2's published on A100; the points are forwards"

@@ -10,8 +10,13 @@ import torch
 
 # On a CPU and a GPU (native_functions.yaml: their dispatch is CompositeExplicitAutograd).
 CALLS_OTHERS = frozenset(
-    f"aten::{name}" for name in ("_euclidean_dist", "rot90", "celu", "celu_", "_safe_softmax", "masked_fill")
+    f"aten::{name}"
+    for name in (
+        *("_euclidean_dist", "rot90", "celu", "celu_", "_safe_softmax", "masked_fill", "dist", "block_diag"),
+        *("affine_grid_generator", "allclose", "conv_tbc", "_trilinear"),
+    )
 )
+NON_FUNCTIONAL = "CompositeExplicitAutogradNonFunctional"  # the other key of such operators
 # Operators with a kernel on a GPU alone; a torch that was built without CUDA knows them as calls of others.
 KERNELS_OF_CUDA = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
@@ -29,7 +34,10 @@ def explicit_calls_of(func: Any) -> Callable[..., Any] | None:
     """Return what runs the operators that `func` calls below autograd; None for all but `CALLS_OTHERS`."""
     if func._schema.name not in CALLS_OTHERS:
         return None
-    return partial(func._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
+    keys = torch._C.DispatchKey
+    other = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), NON_FUNCTIONAL)
+    key = keys.CompositeExplicitAutogradNonFunctional if other else keys.CompositeExplicitAutograd
+    return partial(func._op_dk, key)
 
 
 @cache

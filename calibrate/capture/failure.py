@@ -21,6 +21,8 @@ NO_GPU = (
 SAID = {  # what torch says, and what it means for a capture
     "Cannot access storage of SparseTensorImpl": "sparse tensors cannot be captured; leave out sparse=True, or make "
     "them dense (to_dense)",
+    "SparseAdam does not support dense gradients": "sparse gradients cannot be captured; leave out sparse=True, and "
+    "take Adam in place of SparseAdam",
     "self.shape_env must not be None": "nested tensors have sizes that depend on data, which a capture does not have; "
     "give padded tensors, or joined ones (varlen_attn)",
     "Creating a new Tensor subclass Params4bit": "layers of bitsandbytes in 4 bits cannot be captured; "

@@ -33,9 +33,9 @@ class TextEnds:
         """Return the answer of all elements; None if there is none."""
         return self._found.get(x.untyped_storage()._cdata) if isinstance(x, torch.Tensor) else None
 
-    def note(self, out: torch.Tensor, answer: bool) -> None:
-        """Remember the answer that all elements of a result have."""
-        storage = out.untyped_storage()
+    def note(self, out: torch.Tensor | tuple[torch.Tensor, ...], answer: bool) -> None:
+        """Remember the answer that all elements of a result have, of several results the first (`max` along a row)."""
+        storage = (out[0] if isinstance(out, tuple) else out).untyped_storage()
         if storage._cdata not in self._found:
             weakref.finalize(storage, self._found.pop, storage._cdata, None)
         self._found[storage._cdata] = answer

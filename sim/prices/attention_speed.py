@@ -36,7 +36,9 @@ since 2.2; neither multiplies fp32.
 
 fp32 has the efficiencies of 16 bits and, on NVIDIA's chips with tf32, a third of its peak: torch's kernel multiplies by
 three products (mem_eff_attention/gemm_kernel_utils.h: OpMultiplyAddFastF32). So 32 heads of 128 and 2,048 tokens reach
-42 TFLOP/s forward and 36 backward on an H200, which measured 35 and 28 (scenarios/cuda/h200.json). On AMD's chips torch
+42 TFLOP/s forward and 36 backward on an H200, which measured 35 and 28 (scenarios/cuda/h200.json). In 16 bits the same
+kernel (`efficient`) is slower than FlashAttention-2 by more than a factor of two, so that fp32 does not have its
+efficiencies. On AMD's chips torch
 runs AOTriton's kernels, which multiply fp32 as fp32 (Triton's AMD compiler.py: `default_dot_input_precision`, "ieee").
 
 With 8 bits (Transformer Engine's fp8_dpa) the matmuls at full speed take half as long as in 16 bits. Everything else
@@ -104,7 +106,8 @@ def attention_peak(device: Device, dtype: str, has_tf32: bool, kernel: str = "")
 def flash_seconds(op: Compute, gpu: GpuSpec, peak: AttentionPeak, c: Coefficients) -> float | None:
     """Return the seconds of an attention_forward or attention_backward; None if the profile has no efficiency."""
     # A kernel without its own speed is closer to the default kernel than to the roofline.
-    speed = c.attention.get(op.kernel) or c.attention.get(USUAL_KERNEL)
+    own = None if op.kernel == EFFICIENT and op.dtype == "fp32" else c.attention.get(op.kernel)
+    speed = own or c.attention.get(USUAL_KERNEL)
     if speed is None:
         return None
     _, _, _, q_len, kv_len, d, dv, causal = op.shape

@@ -130,14 +130,16 @@ class Costs:
         # A fused optimizer has few kernels, but its Python loops over all parameters, so the step is timed as a whole.
         if op.kind == "optimizer":
             return c.host_step_s * op.host_share
-        if op.within_call:
-            return op.kernels * c.group_launch_s
         each_s = c.host_operator_s
         if (plain or op.plain_host) and c.host_operator_eager_s is not None:
             each_s = c.host_operator_eager_s
+        if op.within_call:
+            return op.kernels * c.group_launch_s if each_s else 0.0
         # A library's loop in C++ issues launches faster than Python.
         if op.looped and each_s:
             return each_s + op.kernels * c.group_launch_s
+        if op.one_call and op.kernels > 1:
+            return each_s + (op.kernels - 1) * min(each_s, c.group_launch_s)
         return op.kernels * each_s
 
     def pace(self, ranks: int) -> float:

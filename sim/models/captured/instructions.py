@@ -22,6 +22,7 @@ from sim.models.captured.ordering import LOAD_CLOCKS, chosen_clocks, scan_clocks
 from sim.models.torch_kernels.layer_norm_clocks import Clocks, layer_norm_clocks
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.torch_kernels.softmax_rows import VECTOR_BYTES
+from sim.prices.unvectorized import PLACE_CLOCKS
 
 
 class BatchNorm(NamedTuple):
@@ -47,6 +48,9 @@ CHANNELS_LAST = {
 }
 POOL_CLOCKS, POOL_BACKWARD_CLOCKS = 4.2, 11.6  # for each result of windows of 3 x 3
 GATHER_CLOCKS, SCATTER_ADD_CLOCKS = 1.0, 3.2  # an element along a row
+# An element of a row that is added at its index: neighbours lie together, so only its place is computed
+# (Indexing.cu: indexFuncLargeIndex).
+INDEX_ADD_CLOCKS = PLACE_CLOCKS
 ROLL_CLOCKS = 1.24
 # A sum over the last dimension, for each row: 64 numbers of a row take as long as 256.
 SUM_CLOCKS, SUM_NARROW_CLOCKS, SHORTEST_SUM = 60.0, 100.0, 32
@@ -153,6 +157,12 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.gather": _gather,
     "aten.scatter_add": _each_input(-1, SCATTER_ADD_CLOCKS),
     "aten.scatter_add_": _each_input(-1, SCATTER_ADD_CLOCKS),
+    # ScatterGatherKernel.cu: the same kernel with other functions
+    "aten.scatter_reduce": _each_input(-1, SCATTER_ADD_CLOCKS),
+    "aten.scatter_reduce_": _each_input(-1, SCATTER_ADD_CLOCKS),
+    "aten.scatter": _each_input(1, GATHER_CLOCKS),
+    "aten.scatter_": _each_input(1, GATHER_CLOCKS),
+    **dict.fromkeys(("aten.index_add", "aten.index_add_"), _each_input(-1, INDEX_ADD_CLOCKS)),
     **dict.fromkeys(
         [f"aten.{name}" for name in ("cumsum", "cumsum_", "cumprod", "logcumsumexp", "cummax", "cummin")], scan_clocks
     ),

@@ -180,6 +180,13 @@ KERNELS: dict[str, Kernels] = {
         "adaptive_max_pool3d_backward",
     ),
     "aten.argmax": Kernels(),
+    # FakeQuantizeCore.cu: numbers and what is within the range, in one kernel, or each in its own; Distributions.cu
+    **_of(
+        Kernels(),
+        "fake_quantize_per_tensor_affine_cachemask _fake_quantize_per_tensor_affine_cachemask_tensor_qparams "
+        "_standard_gamma_grad _dirichlet_grad _sample_dirichlet",
+    ),
+    "aten.fake_quantize_per_channel_affine_cachemask": Kernels(kernels=2, moved=_times(2, 1)),
     # TensorFactories.cpp: places, and three to four functions of them in place
     **_of(Kernels(kernels=5, moved=_times(0, 9)), "hann_window hamming_window blackman_window bartlett_window"),
     # ReduceOps.cpp: what is not zero, as bytes, and their sum; Loss.cpp: five functions, and the mean

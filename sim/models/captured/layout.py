@@ -30,6 +30,20 @@ _POINTWISE = (
 )
 POINTWISE = frozenset(f"aten.{name}" for name in _POINTWISE.split())
 INTO_PART = ("aten.slice_backward", "aten.select_backward")  # zeros, and a copy into a part of them
+# Kernels that compute the place of each element, and load it by itself (aten/src/ATen/native/cuda: UpSample*.cu,
+# *Pool*.cu, *Padding.cu, GridSampler.cu, Im2Col.cu, Col2Im.cu; IndexKernel.cu, flip_kernel; copies of permuted parts in
+# native/PixelShuffle.cpp and TensorShape.cpp, repeat). Falcon-H1's flips take 1.42 times as long as their bytes on an
+# H200 (scenarios/measured/gpu_programs_h200).
+_ONE_BY_ONE = (
+    "flip repeat pixel_shuffle pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d "
+    "upsample_nearest3d upsample_linear1d upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d "
+    "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d _upsample_bilinear2d_aa "
+    "_upsample_bicubic2d_aa avg_pool1d avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d "
+    "adaptive_max_pool2d adaptive_max_pool3d max_pool3d_with_indices reflection_pad1d reflection_pad2d "
+    "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d grid_sampler_2d grid_sampler_3d "
+    "fractional_max_pool2d im2col col2im"
+)
+ONE_BY_ONE = frozenset(f"aten.{name}{end}" for name in _ONE_BY_ONE.split() for end in ("", "_backward"))
 FUSED_ADAM = ("aten._fused_adamw_", "aten._fused_adam_")
 NARROW = ("bf16", "fp16")
 FUNCTIONS = {  # of one tensor; measured by themselves, as they compute more than they move where cores are slow
@@ -108,14 +122,14 @@ def is_vectorized(op: CapturedOperator) -> bool:
 
     torch has such kernels for pointwise operators whose operands lie in memory in one order without gaps and have one
     dtype (ATen/native/cuda/CUDALoops.cuh: gpu_kernel_impl); a cast from 32 to 16 bits has its own (Copy.cu). A
-    concatenation of parts of tensors, and a copy into a part, have none. Operators that are not pointwise: true.
+    concatenation of parts of tensors, a copy into a part, and `ONE_BY_ONE` have none. Other operators: true.
 
     >>> row, x = Tensor("fp32", (64,), ()), Tensor("fp32", (32, 64), ())
     >>> def add(*inputs): return CapturedOperator("aten.add", "forward", "", inputs, (x,), 1, False)
     >>> is_vectorized(add(x, x)), is_vectorized(add(x, row)), is_vectorized(add(x, x._replace(dtype="bf16")))
     (True, False, False)
     """
-    if op.name in INTO_PART:
+    if op.name in INTO_PART or op.name in ONE_BY_ONE:
         return False
     if op.name == "aten.cat":
         return not any(x.strides for x in op.inputs)

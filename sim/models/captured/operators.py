@@ -52,7 +52,7 @@ ATTENTION = "aten._scaled_dot_product_"
 VARLEN = "torch_attn._varlen_attn"
 FLEX = ("calibrate.flex_attention", "calibrate.flex_attention_backward")
 # Speeds of a profile: what torch picks (cuDNN's kernel on Hopper, FlashAttention-2 on Ampere); the FlashAttention-2
-# that torch bundles; Triton's; the memory-efficient kernel, of which only a machine's own profile has points.
+# that torch bundles; Triton's; the memory-efficient kernel, whose speed in 16 bits profiles of Hopper state.
 KERNEL_OF = {
     "cudnn": "torch",
     "flash": "torch_2024",
@@ -75,18 +75,21 @@ COPIES = ("aten.clone", "aten.copy_")
 def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...]:
     """A launched operator as the simulator's own: one, or the many that a recurrent layer is.
 
-    On a GPU some operators also start small kernels, as those of a sort.
+    On a GPU some operators also start small kernels, as those of a sort. The host issues further kernels of one call in
+    C++, faster than Python issues operators.
     """
     if op.name in RECURRENT:
         return recurrent_computes(op)
-    if on_gpu and is_convolution(op):
-        return convolution_computes(op, _phase(op))
     if not on_gpu:
         return (compute_of(op),)
-    found = kernels_of(op)
-    small = found.small_kernels(op)
-    ones = (small_kernels(op.name, _phase(op), small, found.sort_passes(op)),) if small else ()
-    return (*_copies_before(op), compute_of(op), *ones)
+    if is_convolution(op):
+        made = convolution_computes(op, _phase(op))
+    else:
+        found = kernels_of(op)
+        small = found.small_kernels(op)
+        ones = replace(small_kernels(op.name, _phase(op), small, found.sort_passes(op)), looped=False, within_call=True)
+        made = (*_copies_before(op), compute_of(op), *((ones,) if small else ()))
+    return tuple(replace(c, one_call=True) if c.kernels > 1 and not c.within_call else c for c in made)
 
 
 def _copies_before(op: CapturedOperator) -> list[Compute]:

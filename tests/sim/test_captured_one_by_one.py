@@ -1,0 +1,44 @@
+"""Captured operators whose kernels compute the place of each element: instructions bound them, not memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured.operators import compute_of
+from sim.prices.operator_prices import Costs
+from sim.prices.profiles import load_profile
+from sim.prices.unvectorized import PLACE_CLOCKS, sm_clocks_per_s
+from topology.presets import GPUS
+
+IMAGES, LARGER = Tensor("bf16", (64, 256, 32, 32), ()), Tensor("bf16", (64, 256, 64, 64), ())
+NODES, EDGES, OF_EDGE = Tensor("bf16", (4096, 256), ()), Tensor("bf16", (2**18, 256), ()), Tensor("int64", (2**18,), ())
+MESSAGES = OF_EDGE._replace(shape=EDGES.shape, strides=(1, 0))
+
+
+def seconds(name: str, inputs: tuple[Tensor, ...], output: Tensor) -> float:
+    costs = Costs(load_profile("h200-sxm"), GPUS["h200-sxm"])
+    return costs.compute(compute_of(CapturedOperator(name, "forward", "", inputs, (output,), 1, False))).seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "output", "elements"),
+    [
+        ("aten.flip", (IMAGES,), IMAGES, IMAGES.elements),
+        ("aten.upsample_nearest2d", (IMAGES,), LARGER, LARGER.elements),
+        ("aten.avg_pool2d_backward", (IMAGES, LARGER), LARGER, LARGER.elements),
+        ("aten.index_add_", (NODES, OF_EDGE, EDGES), NODES, EDGES.elements),
+    ],
+)
+def test_places_of_elements_take_clocks(name: str, inputs: tuple[Tensor, ...], output: Tensor, elements: int) -> None:
+    least_s = elements * PLACE_CLOCKS / sm_clocks_per_s(GPUS["h200-sxm"])
+    assert least_s <= seconds(name, inputs, output) < 1.1 * least_s
+
+
+def test_a_reduction_by_index_takes_as_long_as_a_sum_by_index() -> None:
+    """Messages of a graph: the largest of each node's takes the same kernel as their sum."""
+    given = NODES, MESSAGES, EDGES
+    assert seconds("aten.scatter_reduce_", given, NODES) == seconds("aten.scatter_add_", given, NODES)
+    assert seconds("aten.scatter_reduce_", given, NODES) > 2 * seconds(
+        "aten.index_add_", (NODES, OF_EDGE, EDGES), NODES
+    )
