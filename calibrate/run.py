@@ -101,7 +101,9 @@ def _calibrate(out: Path, device: str, quick: bool, groups: list[str], cpu_secon
     }
     busy = machine.busy_cores()
     if busy > START_BELOW_CORES:
-        print(f"warning: other processes use {busy:.1f} cores; measured times will be too long", file=sys.stderr)
+        instead = "" if cpu_seconds or device != "cpu" else "; --cpu-seconds counts CPU time instead"
+        said = f"other processes use {busy:.1f} cores; measured times will be too long{instead}"
+        print(f"warning: {said}", file=sys.stderr)
     kept = Partial(out.with_name(out.name + ".partial"), facts)
     if len(kept):
         print(f"resuming from {counted(len(kept), 'measurement')} in {kept.path}", file=sys.stderr)

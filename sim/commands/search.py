@@ -225,6 +225,7 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> in
     from sim.commands.sweep import parse_vary
     from sim.inputs.scenario import name_of, read_source
     from sim.search.engine_options import choices_of
+    from sim.search.runnable import run_words
     from sim.search.serving import ServingSearch, search_serving
     from sim.studies.promised_latencies import parse_slo
     from sim.views.serving_search_page import serving_search_page
@@ -235,7 +236,8 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> in
         source, name_of(path), parse_slo(slo), options.gpus, prices.of(_cluster_name(source)), choices
     )
     result = search_serving(asked, options.pool)
-    options.show(result, serving_search_page, lambda found: print_serving_search(found, options.top))
+    command = run_words(path, options.overrides)
+    options.show(result, serving_search_page, lambda found: print_serving_search(found, options.top, command))
     return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
 
 

@@ -3,25 +3,28 @@ interactivity."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from sim.commands.rich_tables import as_printed, console_of, plain_table
-from sim.core.units import counted
+from sim.core.units import as_written, counted
 
 CURVE_SHOWN = 12
 DEGREES = {"tp", "pp", "dp", "ep"}  # of replicas; pools for prompts and tokens have others
 JsonRow = Mapping[str, Any]
+NO_YES = ("no", "yes")
 CURVE = {  # columns of the curve, and their keys
     "tok/s/user": "tokens_per_s_per_user",
     "tok/s/GPU": "output_tokens_per_s_per_gpu",
-    "requests/s/GPU": "rate_per_s_per_gpu",
+    "offered requests/s/GPU": "rate_per_s_per_gpu",
 }
 
 
-def print_serving_search(result: JsonRow, top: int) -> None:
-    """A table of the best layouts, the fewest GPUs for the scenario's own rate, and the curve."""
+def print_serving_search(result: JsonRow, top: int, command: Sequence[str]) -> None:
+    """A table of the best layouts, the fewest GPUs for the scenario's own rate, and the curve. `command`: what
+    simulates the searched scenario."""
     from sim.views.serving_search_page import layouts_table, row_words, same_host_words
 
     console = console_of()
@@ -29,8 +32,8 @@ def print_serving_search(result: JsonRow, top: int) -> None:
     say(f"{result['name']}: {counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}")
     if result["best"]:
         console.print(as_printed(layouts_table(result["best"][:top])))
-    if words := _fewest_words(result):
-        say(words)
+    if words := _fewest_words(result, command):
+        console.print(words, highlight=False, markup=False, soft_wrap=True)
     for engines in result["same_host_times"]:
         say(same_host_words(engines))
     for refusal in result["refusals"]:
@@ -41,13 +44,15 @@ def print_serving_search(result: JsonRow, top: int) -> None:
         table = plain_table()
         for head in CURVE:
             table.add_column(head, justify="right")
+        table.add_column("within limits")
         table.add_column("layout")
         for point in shown:
-            table.add_row(*(f"{point[key]:,.4g}" for key in CURVE.values()), row_words(point))
+            figures = [f"{point[key]:,.4g}" for key in CURVE.values()]
+            table.add_row(*figures, NO_YES[point["within_slo"]], row_words(point))
         console.print(table)
 
 
-def _fewest_words(result: JsonRow) -> str:
+def _fewest_words(result: JsonRow, command: Sequence[str]) -> str:
     """The fewest GPUs that carry the scenario's own rate, or why there are none; nothing where it has no rate."""
     from sim.views.serving_search_page import NO_LIMIT, row_words
 
@@ -57,9 +62,11 @@ def _fewest_words(result: JsonRow) -> str:
         said = f"the fewest GPUs for {wanted:g} requests/s: {counted(fewest['gpus'], 'GPU')}{layout}"
         if not fewest["parallelism"].keys() <= DEGREES:
             return said
-        sets = " ".join(f"--set parallelism.{key}={n}" for key, n in fewest["parallelism"].items())
+        sets = [f"parallelism.{key}={n}" for key, n in fewest["parallelism"].items()]
+        sets += [f"inference.{key}={as_written(value)}" for key, value in fewest["options"].items()]
+        words = [*command, *(word for option in sets for word in ("--set", option))]
         tried = f"replicas of at most {counted(result['gpus'], 'GPU')} were tried, --gpus N tries larger ones"
-        return f"{said}; {tried}\nto simulate them: stepsim run SCENARIO {sets}"
+        return f"{said}; {tried}\nto simulate them: {shlex.join(words)}"
     if wanted is not None and any(not row["limit_found"] for row in result["best"]):
         return f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}"
     if not result["best"]:

@@ -92,7 +92,8 @@ def _asked(simulation: Simulation, path: Path, options: RunOptions) -> _Asked:
     if options.price is not None:
         from sim.studies.spending import spending
 
-        spent = spending(simulation.outcome, options.price)
+        useful = 1.0 if weeks is None else weeks.effective_training_time.mean
+        spent = spending(simulation.outcome, options.price, useful)
     return _Asked(weeks, anchored, spent)
 
 

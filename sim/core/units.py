@@ -168,9 +168,11 @@ def ranks_text(ranks: Any) -> str:
 def as_written(value: Any) -> str:
     """A value as a scenario's file may have it.
 
-    >>> [as_written(value) for value in (True, 0.5, None, "zb_v", [1, 2])]
-    ['true', '0.5', 'null', 'zb_v', '[1, 2]']
+    >>> [as_written(value) for value in (True, 0.5, 50e9, None, "zb_v", [1, 2])]
+    ['true', '0.5', '50000000000', 'null', 'zb_v', '[1, 2]']
     """
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -29,3 +29,8 @@ class Distillation(UserInput):
     teacher_parallelism: TeacherParallelism = TeacherParallelism.model_construct()
     placement: Literal["same", "other"] = "same"
     prompt_len: int | None = Field(default=None, ge=1, le=100_000_000)
+
+    @property
+    def own_gpus(self) -> int:
+        """The teacher's GPUs beside the student's; 0 where they share them."""
+        return self.teacher_parallelism.tp if self.placement == "other" else 0

@@ -182,8 +182,8 @@ def _value(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, (int, float)) and abs(value) >= 10_000 and float(value).is_integer():
-        return f"{value:,.0f}"
+    if isinstance(value, (int, float)) and float(value).is_integer():
+        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.0f}"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {_value(item)}' for key, item in value.items())}}}"
     return str(value) if value != "" else "empty"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
@@ -142,11 +143,30 @@ def _idle_nodes_note(sections: Sections, generates: bool) -> Iterator[str]:
 
 
 def _domain_note(sections: Sections) -> Iterator[str]:
-    """Return that NVLink within a part of a node is not simulated."""
+    """Return that NVLink within a part of a node is not simulated, or that groups which a domain could hold lie across
+    two."""
     cluster = sections.cluster
     if cluster.nvlink_domain < cluster.gpus_per_node:
         without = f"of no effect with {cluster.nvlink_domain}, as all {cluster.gpus_per_node} GPUs of a node are joined"
         yield f"cluster.nvlink_domain: {without}; cluster.topology describes links between some GPUs of a node"
+    if cluster.nvlink_domain > cluster.gpus_per_node and (across := _across_domains(sections)):
+        name, size = across
+        whole = math.lcm(size, cluster.gpus_per_node)
+        fewer = cluster.nvlink_domain - cluster.nvlink_domain % whole
+        apart = f"with {cluster.nvlink_domain}, no multiple of {name} {size}, some groups lie in two domains"
+        yield f"cluster.nvlink_domain: {apart}" + f"; {fewer} keeps each in one" * (fewer > 0)
+
+
+def _across_domains(sections: Sections) -> tuple[str, int] | None:
+    """Return the largest group of consecutive ranks that is no larger than an NVLink domain and does not divide it."""
+    p, domain_gpus = sections.parallelism, sections.cluster.nvlink_domain
+    pools = sections.inference is not None and sections.inference.disaggregated is not None
+    if p.ranks <= domain_gpus or pools or not p.rank_order.startswith("tp-cp-dp"):
+        return None
+    groups = {"tp": p.tp, "tp·cp": p.tp * p.cp, "ep": p.ep, "ep·expert_tp": p.ep * p.expert_tp}
+    apart = [(size, name) for name, size in groups.items() if size <= domain_gpus and domain_gpus % size]
+    size, name = max(apart, key=lambda found: found[0], default=(0, ""))
+    return (name, size) if size else None
 
 
 def _spine_note(sections: Sections) -> Iterator[str]:

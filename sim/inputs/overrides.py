@@ -140,7 +140,7 @@ def _put(base: Any, path: KeyPath, value: Any, done: KeyPath, label: str) -> Any
     key = path[0]
     base = _opened(base, done)
     if base is None:
-        base = [] if key == "0" else {}
+        base = [] if _is_index(str(key)) else {}
     if isinstance(base, list) and isinstance(key, str):
         if not (_is_index(key) and int(key) <= len(base)):
             raise InputError(

@@ -139,6 +139,11 @@ class Scenario(Struct, frozen=True, kw_only=True, eq=False):
         return _ranks(self.parallelism, self.inference, self.rl)
 
     @property
+    def gpus(self) -> int:
+        """`ranks`, and the GPUs of a teacher that has its own."""
+        return self.ranks + (0 if self.distillation is None else self.distillation.own_gpus)
+
+    @property
     def micro_batches(self) -> int:
         """Micro-batches per rank and step: global batch / (micro-batch · dp); 1 without training."""
         if self.training is None:

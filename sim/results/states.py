@@ -102,8 +102,9 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
     and stay whole (bitsandbytes, nn/modules.py: `fix_4bit_weight_quant_state_from_module`)."""
     kept, four_bit = dtype_bytes(t.param_dtype), sum(b.four_bit_params for b in blocks)
     if dp.zero < 3:
-        eight_bit = sum(sum(dp.eight_bit.elements(b)) for b in blocks)  # counted among `Block.quantized_bytes`
-        return n.whole * trained_bytes(t) + (n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
+        eight_bit = sum(sum(dp.eight_bit.elements(b)) for b in blocks)  # their tensors hold all orders of them
+        wide = n.whole * trained_bytes(t) + (n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
+        return wide + _eight_bit_bytes(dp, blocks)
     scales, trained = four_bit * (NF4_BYTES - NF4_DATA_BYTES), n.sharded * trained_bytes(t)
     # ZeRO-3's shards of 8-bit parameters by rows; what they are gathered to, and its other order, pass.
     found = [dp.eight_bit.elements(b) for b in blocks]
@@ -111,6 +112,12 @@ def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: 
     trained -= saved
     second = sum(b.held_params for b in blocks) / dp.secondary * dp.parameter_bytes if dp.secondary > 1 else 0.0
     return second + trained + n.frozen / dp.shard * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
+
+
+def _eight_bit_bytes(dp: DataParallel, blocks: Sequence[Block]) -> float:
+    """Parameters in 8 bits that no gather brings, in the orders that are kept (Transformer Engine's tensors own their
+    numbers and the transposed ones)."""
+    return sum(b.quantized_bytes for b in blocks) if dp.eight_bit.kept and dp.zero < 3 else 0.0
 
 
 def _reference_bytes(t: Training, stages: Sequence[Stage]) -> float:
@@ -169,6 +176,7 @@ def _transient_bytes(plan: Plan, stages: Sequence[Stage], blocks: Sequence[Block
     beside = (orders - 1) / orders if orders else 1.0  # one order of 8-bit parameters is what is gathered
     quantized = sorted((b.quantized_bytes * beside for b in blocks), reverse=True)
     gathered += sum(quantized[:2] if dp.zero == 3 and dp.reshard and dp.shard > 1 else quantized)
+    gathered -= _eight_bit_bytes(dp, blocks)
     experts = any(b.expert_params for b in blocks)
     workspaces = max((b.workspace_bytes for b in blocks), default=0.0) + _workspaces(plan, stages, experts)
     return gathered + workspaces + _bucket_buffers(dp, n)

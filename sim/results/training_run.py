@@ -52,7 +52,7 @@ def training_run(scenario: Scenario, step_s: Callable[[Scenario], float]) -> Tra
         seconds = step_s(_with_batch(scenario, size))
         steps = math.ceil((end - phase.from_tokens) / (size * t.seq_len))
         taken_s = steps * seconds
-        gpu_hours = taken_s / HOUR_S * scenario.parallelism.ranks
+        gpu_hours = taken_s / HOUR_S * scenario.gpus
         phases.append(Phase(phase.from_tokens, end, size, seconds, steps, taken_s / DAY_S, gpu_hours))
     return TrainingRun(
         t.tokens,

@@ -37,12 +37,17 @@ def runnable(
     kept = [option for option in unsaid if paths[option] not in idle]
     source = replace(source, data=_without(source.data, [paths[option] for option in unsaid if option not in kept]))
     sets = sets_of(space, layout, source.data)
-    changes = [word for option in (*overrides, *kept, *sets) for word in ("--set", option)]
-    words = ["stepsim", "run", shipped_name(path) or str(path), *changes]
+    words = run_words(path, (*overrides, *kept, *sets))
     # The file may be saved in another folder than the scenario's, so its paths become absolute.
     data = with_overrides(replace(source, data=anchored(source)), sets).data
     out = {"command": shlex.join(words), "yaml": yaml.safe_dump(data, sort_keys=False, width=120)}
     return out | ({"flags": emit(scenario_of(space, layout), space.trainer)} if space.trainer else {})
+
+
+def run_words(path: Path, overrides: Sequence[str]) -> list[str]:
+    """Return the words of the command that simulates a scenario with KEY=VALUE changes."""
+    changes = [word for option in overrides for word in ("--set", option)]
+    return ["stepsim", "run", shipped_name(path) or str(path), *changes]
 
 
 def _without(data: Mapping[str, Any], paths: Sequence[tuple[str, ...]]) -> dict[str, Any]:

@@ -28,5 +28,5 @@ def anchor(measured_s: float, as_measured: StepResult, changed: StepResult) -> A
     low, high = as_measured.step_time_interval_s
     simulated_s, inside = as_measured.step_time_s, low <= measured_s <= high
     ratio = measured_s / simulated_s
-    scaled = changed.step_time_s * ratio, changed.tokens_per_s / ratio
+    scaled = measured_s * (changed.step_time_s / simulated_s), changed.tokens_per_s / ratio  # 1 where nothing changed
     return Anchor(measured_s, simulated_s, 1 / ratio - 1, inside, *scaled)

@@ -55,7 +55,6 @@ def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) ->
     if d is None or t is None:
         raise scenario.error(("distillation",), "is missing")
     replicas, share = _replicas(scenario, d)
-    gpus = d.teacher_parallelism.tp if d.placement == "other" else 0
     weights, forward_s, buffers = _forward(scenario, d, profile, replicas)
     if d.mode == "sequence":
         held_bytes = held_bytes if d.placement == "same" else 0.0
@@ -63,7 +62,7 @@ def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) ->
         return Teacher(
             mode=d.mode,
             placement=d.placement,
-            gpus=gpus,
+            gpus=d.own_gpus,
             forward_s=0.0,
             loss_s=0.0,
             send_s=0.0,
@@ -77,7 +76,7 @@ def teacher_of(scenario: Scenario, profile: Profile, held_bytes: float = 0.0) ->
     return Teacher(
         mode=d.mode,
         placement=d.placement,
-        gpus=gpus,
+        gpus=d.own_gpus,
         forward_s=micro * forward_s,
         loss_s=_loss_s(scenario, profile),
         send_s=_send_s(scenario, t, d, micro),

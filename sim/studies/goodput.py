@@ -102,7 +102,7 @@ def job_of(scenario: Scenario, days: float) -> Job:
     f = _failures_of(scenario)
     if not 0 < days <= 36500:
         raise InputError(f"--days: found {days:g}; must be above 0 and at most 36,500")
-    gpus = _gpus(scenario)
+    gpus = scenario.gpus
     kinds = tuple(
         (gpus / k.mtbf_s_per_gpu, f.restart_s if k.restart_s is None else k.restart_s, k.takes_node) for k in f.kinds
     ) or ((gpus / f.mtbf_s_per_gpu, f.restart_s, True),)
@@ -119,13 +119,6 @@ def _failures_of(scenario: Scenario) -> Failures:
         why = "is required by --days and missing (`failures: {}` for defaults)"
         raise scenario.error(("faults", "failures"), why)
     return f
-
-
-def _gpus(scenario: Scenario) -> int:
-    """GPUs whose failures stop the job: its ranks, and a teacher's of its own."""
-    d = scenario.distillation
-    apart = d.teacher_parallelism.tp if d is not None and d.placement == "other" else 0
-    return scenario.parallelism.ranks + apart
 
 
 def young_s(job: Job) -> float:
@@ -174,7 +167,7 @@ def goodput(scenario: Scenario, step_time_s: float, days: float, runs: int = 200
     return Goodput(
         days=days,
         runs=runs,
-        gpus=_gpus(scenario),
+        gpus=scenario.gpus,
         mtbf_s=job.mtbf_s,
         checkpoint_interval_s=job.interval_s,
         checkpoint_s=job.checkpoint_s,

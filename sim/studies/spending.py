@@ -47,9 +47,12 @@ def token_cost(tokens: float, gpu_hours: float, watts: float, price_per_gpu_hour
     return TokenCost(tokens, gpu_hours, gpu_hours * price_per_gpu_hour, gpu_hours * watts / 1e3)
 
 
-def spending(result: StepResult | ServingResult | RlResult, price_per_gpu_hour: float) -> Spending:
-    """The costs of a result; `price_per_gpu_hour` in any currency."""
-    watts = result.scenario.cluster.mean_over(result.scenario.ranks, lambda gpu: gpu.power_limit_w)
+def spending(
+    result: StepResult | ServingResult | RlResult, price_per_gpu_hour: float, useful_share: float = 1.0
+) -> Spending:
+    """The costs of a result; `price_per_gpu_hour` in any currency. `useful_share`: part of the whole training's time
+    that failures and checkpoints leave (`Goodput.effective_training_time`)."""
+    watts = result.scenario.cluster.mean_over(result.scenario.gpus, lambda gpu: gpu.power_limit_w)
 
     def cost(tokens: float, gpu_hours: float) -> TokenCost:
         return token_cost(tokens, gpu_hours, watts, price_per_gpu_hour)
@@ -63,5 +66,5 @@ def spending(result: StepResult | ServingResult | RlResult, price_per_gpu_hour: 
         answers = cost(steps * result.tokens, steps * step)
         return Spending(price_per_gpu_hour, rl_step=cost(result.tokens, step), million_answers=answers)
     run, hours = result.training_run, gpu_hours_of(TRILLION, result.tokens_per_s_per_gpu)
-    whole = None if run is None else cost(run.tokens, run.gpu_hours)
+    whole = None if run is None or useful_share <= 0 else cost(run.tokens, run.gpu_hours / useful_share)
     return Spending(price_per_gpu_hour, trillion_tokens=cost(TRILLION, hours), whole_training=whole)

@@ -132,8 +132,7 @@ def size_words(model: ModelConfig) -> str:
 
 def gpus_words(scenario: Scenario) -> str:
     """Return how many GPUs of which cluster."""
-    cluster, ranks = scenario.cluster, scenario.ranks
-    gpus = counted(ranks, "GPU")
+    cluster, gpus = scenario.cluster, counted(scenario.gpus, "GPU")
     name = "" if cluster.name == "custom" else f"{cluster.name}: "
     kinds = " and ".join(gpu.name for gpu in cluster.gpus)
     return f"{gpus} ({name}{kinds}, {cluster.gpus_per_node} to a node)"

@@ -16,7 +16,8 @@ Result = Mapping[str, Any]
 JsonRow = Mapping[str, Any]
 
 _TIP = (
-    "<div><b>@words</b></div><div>@user tokens/s a user, @gpu tokens/s/GPU, @rate requests/s/GPU</div><div>@kept</div>"
+    "<div><b>@words</b></div><div>@user tokens/s a user, @gpu tokens/s/GPU</div>"
+    "<div>@rate requests/s/GPU offered, @kept</div>"
 )
 NO_LIMIT = "no limit found: too few requests"
 HEAD = {  # heads, and what they mean

@@ -204,7 +204,7 @@ def goodput_rows(found: Goodput) -> tuple[tuple[str, str, str], list[tuple[str, 
         ("  waiting for nodes", parts.waiting),
     ):
         rows.append((words, percent(part), ""))
-    rows.append(("failures", f"{found.failures.mean:.0f}", f"every {seconds(found.mtbf_s)}"))
+    rows.append(("failures", _mean_count(found.failures.mean), f"every {seconds(found.mtbf_s)}"))
     if "failures" in said:
         rows.append(("  published", count(said["failures"]), "from the scenario"))
     rows.append(("checkpoint interval", seconds(found.checkpoint_interval_s), ""))
@@ -216,6 +216,15 @@ def goodput_rows(found: Goodput) -> tuple[tuple[str, str, str], list[tuple[str, 
         rows.append((f"  every {seconds(point.interval_s)}", percent(point.useful.mean), forms))
     rows.append(("simulated by", f"{found.engine['path']} engine", ""))
     return head, rows
+
+
+def _mean_count(mean: float) -> str:
+    """Whole ones where there are many.
+
+    >>> _mean_count(0.215), _mean_count(468.2)
+    ('0.215', '468')
+    """
+    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
 
 
 def _evidence(result: StepResult | ServingResult) -> list[str]:

@@ -27,6 +27,7 @@ def test_every_key_of_the_schema_is_explained() -> None:
         ("parallelism.zero", ["0 | 1 | 2 | 3", "default: 0", "FSDP"]),
         ("training.seq_len", ["whole number (at least 1, at most 100,000,000)", "default: required"]),
         ("training.recompute", ["none | selective | selective_op | full | mapping", "training.recompute.every:"]),
+        ("faults.failures", ["checkpoint_interval_s: number", "(default: 1800)", "(default: 180,000,000)"]),
         ("parallelism.bucket_bytes", ["default: 25MiB"]),
         ("faults", ["faults.stragglers: list of mapping"]),
         ("faults.stragglers", ["faults.stragglers.rank: whole number (at least 0, at most 10,000,000)"]),

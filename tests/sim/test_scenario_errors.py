@@ -305,6 +305,7 @@ LAYOUTS: list[tuple[list[str], str]] = [
         ["faults={stragglers: [{rank: 1}]}", "faults.stragglers.2.rank=0"],
         "is a list of 1; '2' must be a number from 0 to 1",
     ),
+    (["faults.stragglers.5.rank=0"], "faults.stragglers is a list of 0; '5' must be a number from 0 to 0"),
     (["faults.stragglers.0.compute_scale=2"], "faults.stragglers[0].rank: is required and missing"),
     (["faults={stragglers: [{rank: 1}]}", "faults.stragglers.0.rank=-1"], "--set faults.stragglers[0].rank: found -1"),
 ]

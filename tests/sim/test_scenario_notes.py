@@ -240,6 +240,31 @@ def test_gpus_that_idle_are_named() -> None:
     assert "compute" not in warnings(tp=2, dp=2)
 
 
+@pytest.mark.parametrize(
+    ("domain", "layout", "said"),
+    [
+        (
+            72,
+            {"dp": 128, "ep": 64},
+            "with 72, no multiple of ep 64, some groups lie in two domains; 64 keeps each in one",
+        ),
+        (None, {"dp": 128, "ep": 64}, ""),  # 64 of 72, as schedulers do
+        (72, {"dp": 144, "ep": 8}, ""),
+        (72, {"dp": 64, "ep": 64}, ""),  # one domain holds the job
+        (72, {"dp": 16, "tp": 16, "ep": 8}, "with 72, no multiple of tp 16, some"),
+        (8, {"dp": 128, "ep": 64}, ""),  # no domain holds such a group
+    ],
+)
+def test_groups_that_lie_in_two_nvlink_domains_are_named(domain: int | None, layout: dict[str, Any], said: str) -> None:
+    cluster = {"preset": "gb200-nvl72"} | ({} if domain is None else {"nvlink_domain": domain})
+    model = {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 1024, "moe": {"experts": 64, "top_k": 2, "ffn": 512}}
+    training = {"seq_len": 64, "global_batch_size": 2 * layout["dp"]}
+    keys = {"model": model, "training": training, "parallelism": layout, "cluster": cluster}
+    found = [w for w in parse_scenario(keys).warnings if w.startswith("cluster.nvlink_domain")]
+    assert said in "".join(found)
+    assert len(found) == bool(said)
+
+
 @pytest.mark.parametrize(("gpus", "said"), [(2, True), (8, False), (16, False)])
 def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) -> None:
     data = {**small(parallelism={"dp": 8}), "cluster": {"preset": "dgx-h100", "nvlink_domain": gpus}}

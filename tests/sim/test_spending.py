@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from sim.commands.run import main
+from sim.inputs.scenario import load_scenario
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.studies.anchor import anchor
 from sim.studies.spending import spending
 from sim.views.headline import TO_CHECK
+from sim.views.scenario_words import layout_line
 from tests.processes import invoked
 from tests.sim.cases import case
 
@@ -30,9 +33,27 @@ def test_a_trillion_tokens_cost_their_gpu_hours() -> None:
     assert found.whole_training.price == pytest.approx(found.trillion_tokens.price / 1000, rel=1e-3)  # whole steps
 
 
-def test_a_million_output_tokens_cost_what_serving_them_takes() -> None:
-    from sim.inputs.scenario import load_scenario
+def test_a_whole_training_uses_the_gpus_of_its_teacher() -> None:
+    """8 GPUs of the student and 8 of the teacher, as tokens/s/GPU count them."""
+    result = simulate(load_scenario("scenarios/distill_logits_apart.yaml", ["training.tokens=1e12"])).outcome
+    found = spending(result, 1.0)
+    assert found.whole_training is not None
+    assert found.trillion_tokens is not None
+    assert found.whole_training.gpu_hours == pytest.approx(found.trillion_tokens.gpu_hours, rel=1e-3)  # whole steps
+    assert "16 GPUs (dgx-h200" in layout_line(result.scenario)
 
+
+def test_a_training_with_failures_costs_their_hours() -> None:
+    result = simulate(case({"dp": 2}, {"tokens": 1e9})).outcome
+    without, half = spending(result, 1.0), spending(result, 1.0, useful_share=0.5)
+    assert without.whole_training is not None
+    assert half.whole_training is not None
+    assert half.whole_training.price == pytest.approx(2 * without.whole_training.price)
+    assert half.trillion_tokens == without.trillion_tokens
+    assert spending(result, 1.0, useful_share=0.0).whole_training is None  # it never ends
+
+
+def test_a_million_output_tokens_cost_what_serving_them_takes() -> None:
     result = simulate_serving(load_scenario("scenarios/serve_static_a100.yaml")).outcome
     cost = spending(result, 2.0).million_output_tokens
     assert cost is not None
@@ -64,6 +85,8 @@ def test_what_is_off_by_a_factor_is_scaled_by_it() -> None:
     assert found.anchored_step_time_s == pytest.approx(1.25 * changed.step_time_s)
     assert found.anchored_tokens_per_s == pytest.approx(changed.tokens_per_s / 1.25)
     assert found.error == pytest.approx(1 / 1.25 - 1)
+    for measured_s in (n / 7 for n in range(1, 100)):  # to the last bit: the summary says what --set changed alone
+        assert anchor(measured_s, as_measured, as_measured).anchored_step_time_s == measured_s
     same = anchor(as_measured.step_time_s, as_measured, as_measured)
     assert same.inside_interval
     assert same.error == 0
@@ -84,8 +107,6 @@ def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -
     ]
     ran = invoked(main, *command)
     found = json.loads(out.read_text())
-    from sim.inputs.scenario import load_scenario
-
     assert found["measured"]["simulated_s"] == simulate(load_scenario("scenarios/dp8.yaml")).step_time_s
     scaled_s = found["step_time_s"] * 2 / found["measured"]["simulated_s"]
     assert found["measured"]["anchored_step_time_s"] == pytest.approx(scaled_s)
@@ -115,7 +136,9 @@ def test_a_page_says_what_the_terminal_says(
 def test_a_page_has_the_training_with_failures(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     asked = ("--days", "30", "--runs", "2", "--html", str(page), "--set", "faults.failures={}", "--tokens", "1T")
-    ran = invoked(main, "scenarios/dp8.yaml", *asked)
+    ran = invoked(main, "scenarios/dp8.yaml", *asked, "--price", "1")
+    hours = re.findall(r"([0-9,]+)\s+GPU\s+hours", ran.output)  # without failures, with them; a trillion, the whole
+    assert hours[1] == hours[3] != hours[0]
     for words in ("Training with failures", "optimal interval (Young)"):
         assert words in ran.output
         assert words in page.read_text()

@@ -201,9 +201,22 @@ def test_options_that_serving_does_not_have_are_refused(file: Path, options: tup
 
 
 def test_the_fewest_gpus_come_with_what_simulates_them(file: Path) -> None:
-    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1", "--gpus", "1"], catch_exceptions=False)
+    command = [str(file), "--slo", "ttft_p99=0.1", "--gpus", "1", "--set", "inference.precision=fp16"]
+    command += ["--vary", "inference.max_batch_tokens=4096"]
+    done = CliRunner().invoke(main, command, catch_exceptions=False)
     assert "replicas of at most 1 GPU were tried, --gpus N tries larger ones" in done.stdout
-    assert "stepsim run SCENARIO --set parallelism.tp=1 --set parallelism.pp=1 --set parallelism.dp=" in done.stdout
+    degrees = "--set parallelism.tp=1 --set parallelism.pp=1 --set parallelism.dp="
+    assert f"stepsim run {file} --set inference.precision=fp16 {degrees}" in done.stdout
+    assert " --set inference.max_batch_tokens=4096\n" in done.stdout
+
+
+def test_the_curve_says_which_points_keep_the_limits(file: Path) -> None:
+    """Above the highest rate more is offered than is served, so tokens are fewer than the rate times the answer."""
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p99=0.1", "--gpus", "1"], catch_exceptions=False)
+    _, _, curve = done.stdout.partition("throughput against speed")
+    assert "offered requests/s/GPU" in curve
+    rows = [line.split() for line in curve.splitlines() if line.split()[3:4] in (["yes"], ["no"])]
+    assert {row[3] for row in rows} == {"yes", "no"}
 
 
 def test_a_clusters_own_price_is_taken(file: Path) -> None:
