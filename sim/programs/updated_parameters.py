@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
 from sim.models.operators import memory_op
-from sim.programs.data_parallel import DataParallel, cast, limit_bytes, waits
+from sim.programs.data_parallel import DataParallel, behind_input, cast, limit_bytes, waits
 
 
 def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[float, float, int]]:
@@ -39,7 +39,7 @@ def _gathered_shares(block: Block, dp: DataParallel) -> tuple[float, float]:
 
 def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
-    if dp.zero not in (1, 2) or not dp.gather_overlap or dp.gathered_early:
+    if not _gathers_with_the_step(dp) or dp.gathered_late:
         return ()
     return tuple(
         c
@@ -48,15 +48,21 @@ def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     )
 
 
-def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait | Compute]]:
-    """Return what each block's first forward waits for: the gathers of `prologue` that bring it something, and their
-    cast."""
-    out: list[list[Wait | Compute]] = [[] for _ in blocks]
-    if dp.zero in (1, 2) and dp.gather_overlap and not dp.gathered_early:
+def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait | Compute | Comm]]:
+    """Return what each block's first forward waits for: the gathers of `prologue` that bring it something, or, where
+    stages are `gathered_late`, gathers that start here; and their cast."""
+    out: list[list[Wait | Compute | Comm]] = [[] for _ in blocks]
+    if _gathers_with_the_step(dp):
         for k, (dense, experts, i) in enumerate(gather_units(blocks, dp)):
-            gathered = dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
-            out[i] += [*waits(gathered, Phase.FORWARD), *cast(gathered, dp, Phase.FORWARD)]
+            gathered = dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, "" if dp.gathered_late else f"p{k}")
+            out[i] += behind_input(gathered) if dp.gathered_late else waits(gathered, Phase.FORWARD)
+            out[i] += cast(gathered, dp, Phase.FORWARD)
     return out
+
+
+def _gathers_with_the_step(dp: DataParallel) -> bool:
+    """Tell whether the first forwards of a step gather what the step before has updated."""
+    return dp.zero in (1, 2) and dp.gather_overlap and not dp.gathered_early
 
 
 def early_gather(blocks: tuple[Block, ...], dp: DataParallel) -> tuple[list[Comm], Program]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from sim.core.program import Block, Comm, Compute, Item, Phase
 from sim.programs.data_parallel import (
     DataParallel,
+    behind_input,
     gradients_of,
     join_gradients,
     limit_bytes,
@@ -81,7 +82,8 @@ def _gather(
 ) -> None:
     """Add to each block the gathers that start before it, in this `order`, and the wait for its own."""
     for i, (items, sent) in enumerate(zip(out, order, strict=True)):
-        items += [c for j in sent for c in gathers[j]]
+        comms = [c for j in sent for c in gathers[j]]
+        items += behind_input(comms) if phase in dp.input_first else comms
         items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
 
 
