@@ -12,6 +12,7 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Role, Wait
 from sim.emit import emit
 from sim.inputs.scenario import Scenario
+from sim.programs.compile import compile_program
 from sim.programs.deferral import drained
 from sim.programs.stages import Stage
 from sim.programs.step_end import epilogue
@@ -250,13 +251,11 @@ def test_gathers_wait_for_an_action_s_input(framework: str, layout: dict[str, An
 
 
 def test_the_first_gather_of_a_stage_of_fsdp_delays_its_first_forward() -> None:
-    """Between the end of the forward before it and its own lie the message and the gather of its first layer."""
+    """Between the ends of two ranks' first forwards lie the message and the whole program, which begins with a gather."""
     sim = simulate(scenario({**FSDP, "reshard_after_forward": False}, framework="eager", cross_entropy="unfused"))
-    starts = sim.times.start_s
-    for rank, actions in enumerate(sim.built.actions[1:], 1):
-        stage = next(iter(sim.stages[rank].values()))
-        first = next(i for i in stage.forward(True, True) if isinstance(i, Comm))
-        left_s = sim.times.end_s[sim.built.actions[rank - 1].last[0]]
+    ends = [sim.times.end_s[actions.last[0]] for actions in sim.built.actions]
+    for rank in (1, 2, 3):
+        program = next(iter(sim.stages[rank].values())).forward(True, True)
         message = sim.pricing.send(8 * (rank - 1), 8 * rank, 2 * SEQ * HIDDEN)
-        waited = message.seconds + sim.pricing.comm(first, 8 * rank).seconds
-        assert starts[actions.first[0]] - left_s == pytest.approx(waited, rel=1e-6)
+        own_s = compile_program(program, sim.pricing.on(8 * rank)).makespan_s
+        assert ends[rank] - ends[rank - 1] == pytest.approx(message.seconds + own_s, rel=1e-6)
