@@ -119,6 +119,11 @@ class DataParallel(Struct, frozen=True):
         return self.sync in AT_THE_END and not self.each_row
 
     @property
+    def mixes_experts(self) -> bool:
+        """Dense gradients and those of experts fill the same buckets, or are one block's (ZeRO-3)."""
+        return self.zero == 3 or self.engine.mixes_experts
+
+    @property
     def copies_replicas(self) -> bool:
         """Gradients are copied into buckets, which stay, and back (`ZeroEngine.copies_replicas`)."""
         return self.zero == 0 and self.engine.copies_replicas and self.shard * self.replica > 1

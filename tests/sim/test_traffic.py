@@ -184,6 +184,35 @@ def test_megatron_has_buckets_on_the_first_ranks_first_stage_alone(
             assert sent == pytest.approx(sum(b.params for b in held.blocks))
 
 
+@pytest.mark.parametrize(("framework", "apart"), [("eager", True), ("megatron", True), ("deepspeed", False)])
+def test_experts_have_buckets_of_their_own(framework: str, apart: bool) -> None:
+    """Megatron-Core's `expert_parallel_buffers`; the bundled implementation's `ExpertDataParallel`; not DeepSpeed's
+    `ipg_buckets`. Each bucket but the last of its kind has at least the limit, of its own kind alone."""
+    limit = 40_000
+    sizes = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 256, "bias": False}
+    sizes |= {"moe": {"experts": 4, "top_k": 1, "ffn": 32}}
+    parallelism = {
+        "dp": 4,
+        "ep": 2,
+        "zero": 1,
+        "dp_sync": "bucketed",
+        "bucket_bytes": limit,
+        "gather_bucket_bytes": None,
+    }
+    sim = simulate(case(parallelism, {"framework": framework}, sizes))
+    (stage,) = sim.stages[0].values()
+    sent = [i for i in stage.backward(Kind.B, True, False) if isinstance(i, Comm) and i.phase is Phase.WEIGHT_GRAD]
+    for group, params in (("shard", "params"), ("expert_shard", "expert_params")):
+        groups = {"shard": ("shard", "dp_cp"), "expert_shard": ("expert_shard", "expert_dp")}[group]
+        found = [c.bytes for c in sent if c.group in groups]
+        assert sum(found) == pytest.approx(stage.dp.gradient_bytes * sum(getattr(b, params) for b in stage.blocks))
+        assert (min(found[:-1]) >= limit) == apart
+    if apart and stage.dp.gather_overlap:
+        units = gather_units(stage.blocks, stage.dp)
+        assert not any(dense and experts for dense, experts, _ in units)
+        assert [i for _, _, i in units] == sorted(i for _, _, i in units)
+
+
 def test_hybrid_sharding_adds_an_all_reduce_of_the_shard() -> None:
     assert passes({"zero": 3, "shard_size": 4}) == pytest.approx(3 + 2 / 4)
 

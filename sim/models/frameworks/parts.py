@@ -197,7 +197,8 @@ class ZeroEngine(NamedTuple):
     stage behind the arrival of its first input, so that nothing hides it. `aligns_stages`: with virtual stages a
     stage's buckets are all sent when its last backward has ended. `buckets_shards`: with ZeRO-3 a layer's gradients are
     reduced in such buckets, too. `closes_before`: a bucket is sent before a tensor would make it larger than
-    `bucket_bytes`, not after.
+    `bucket_bytes`, not after. `mixes_experts`: gradients of experts fill the same buckets as the others', in place of
+    buckets of their own.
 
     `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
     dtype of the reduction; `views_accesses`: in the layers' dtype, where gradients of views are joined to one of the
@@ -270,6 +271,7 @@ class ZeroEngine(NamedTuple):
     aligns_stages: bool = False
     buckets_shards: bool = False
     closes_before: bool = False
+    mixes_experts: bool = False
     joining_accesses: int = 0
     views_accesses: int = 0
     joining_kernels: tuple[int, int] = (0, 0)

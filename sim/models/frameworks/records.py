@@ -174,6 +174,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     gather_bucket_elements=50_000_000,
     buckets_shards=True,
     closes_before=True,
+    mixes_experts=True,  # stage_1_and_2.py: `ipg_buckets`, one for a dtype
     joining_accesses=6,
     joining_kernels=(1, 2),  # copied into the bucket; divided, and the ranks' parts joined
     buffers=1,
