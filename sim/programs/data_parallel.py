@@ -70,7 +70,8 @@ class DataParallel(Struct, frozen=True):
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     engine: ZeroEngine = ZeroEngine()
     eight_bit: EightBitParameters = EightBitParameters()
-    aligned: bool = False  # a stage's buckets are sent when its last backward has ended (`ZeroEngine.aligns_stages`)
+    # A stage's buckets are sent when its last backward has ended (`ZeroEngine.aligns_stages`, `reduces_stages`).
+    aligned: bool = False
     gather_bucket_bytes: int | None = None  # the least bytes of ZeRO-3's messages that gather a block's tensors
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
@@ -255,6 +256,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     quantized = gathers_quantized_shards(plan.scenario)
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     has_experts, virtual = plan.scenario.model.may_have_experts, p.virtual_stages > 1 and p.pp > 1
+    behind_stage = engine.reduces_stages and p.zero >= 2 and p.pp > 1 and whole and not p.reduces_rows
     return DataParallel(
         zero=p.zero,
         sync="after_backward" if p.zero in engine.at_once_at else p.dp_sync,
@@ -275,7 +277,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         matrix_bytes=dtype_bytes(t.precision) if quantized or (t.fp8_param_gather and p.zero == 3) else None,
         engine=engine,
         eight_bit=eight_bit_parameters(plan.scenario),
-        aligned=engine.aligns_stages and virtual and p.zero < 2,
+        aligned=behind_stage or (engine.aligns_stages and virtual and p.zero < 2),
         gather_bucket_bytes=messages,
         replicas_once=p.holds_back_replicas,
         held_back_bytes=held_back,

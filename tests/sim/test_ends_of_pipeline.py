@@ -251,7 +251,7 @@ def test_gathers_wait_for_an_action_s_input(framework: str, layout: dict[str, An
 
 
 def test_the_first_gather_of_a_stage_of_fsdp_delays_its_first_forward() -> None:
-    """Between the ends of two ranks' first forwards lie the message and the whole program, which begins with a gather."""
+    """Between the ends of two first forwards lie the message and the whole program, which begins with a gather."""
     sim = simulate(scenario({**FSDP, "reshard_after_forward": False}, framework="eager", cross_entropy="unfused"))
     ends = [sim.times.end_s[actions.last[0]] for actions in sim.built.actions]
     for rank in (1, 2, 3):
@@ -259,3 +259,24 @@ def test_the_first_gather_of_a_stage_of_fsdp_delays_its_first_forward() -> None:
         message = sim.pricing.send(8 * (rank - 1), 8 * rank, 2 * SEQ * HIDDEN)
         own_s = compile_program(program, sim.pricing.on(8 * rank)).makespan_s
         assert ends[rank] - ends[rank - 1] == pytest.approx(message.seconds + own_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("framework", "pp", "behind"), [("compiled", 4, True), ("compiled", 1, False), ("eager", 4, False)]
+)
+def test_torchs_pipelines_reduce_a_stages_gradients_behind_its_last_backward(
+    framework: str, pp: int, behind: bool
+) -> None:
+    """torch/distributed/pipelining/stage.py: `perform_reduce_grad`. The bundled implementation reduces layer by layer,
+    and so does FSDP2 without a pipeline."""
+    layout = {"pp": pp, "dp": 8, "zero": 3, "accumulate_unsharded": True}
+    sim = simulate(scenario(layout, framework=framework, cross_entropy="unfused"))
+    stage = next(iter(sim.stages[-1].values()))
+    program = [i for i in stage.backward(Kind.B, True, False) if not isinstance(i, Wait)]
+    reduced = [n for n, i in enumerate(program) if isinstance(i, Comm) and i.kind == "reduce_scatter"]
+    matmuls = [n for n, i in enumerate(program) if isinstance(i, Compute) and i.kind == "gemm"]
+    assert sum(program[n].bytes for n in reduced) == stage.dp.gradient_bytes * sum(b.params for b in stage.blocks)
+    assert (reduced[0] > matmuls[-1]) == behind
+    assert not any(
+        isinstance(i, Comm) for i in stage.backward(Kind.B, False, False) if getattr(i, "kind", "") == "reduce_scatter"
+    )

@@ -236,6 +236,11 @@ class ZeroEngine(NamedTuple):
     _fsdp_state.py: `_root_pre_forward`; _runtime_utils.py: `_root_pre_forward`). With several stages a rank, torch's
     schedules gather them with the step (pipelining/schedules.py: `_add_unshard_reshard`).
 
+    `reduces_stages`: in a pipeline, FSDP2's reductions of a stage's sums of gradients begin when its last backward has
+    ended (torch/distributed/pipelining/stage.py: `perform_reduce_grad`, formerly in `backward_maybe_with_nosync`). Left
+    out: that with several stages a rank its next computation waits for them (`finalize_backward` in
+    _fsdp_param_group.py).
+
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
     allocated on a stream of their own, `shards_apart` that a gradient's shards are (torch/distributed/fsdp/
@@ -293,6 +298,7 @@ class ZeroEngine(NamedTuple):
     sums_shared: bool = False
     sums_shared_once: bool = False
     input_first: tuple[Phase, ...] = (Phase.FORWARD,)
+    reduces_stages: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True
@@ -320,6 +326,7 @@ class ZeroEngine(NamedTuple):
             kept_last=0,
             root_again=False,
             sums_shared=False,
+            reduces_stages=False,
             keeps_unreduced=True,
         )
 

@@ -58,7 +58,7 @@ TITAN_FOREACH = Former(  # the pull request is of 24 February
 LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
 # torchtitan: models/common/decoder_sharding.py, `norm_config`, whose weights' gradients FSDP sums over tp.
-TITAN_ZERO = REPLICAS_COPIED._replace(kept_last=1, sums_shared=True)
+TITAN_ZERO = REPLICAS_COPIED._replace(kept_last=1, sums_shared=True, reduces_stages=True)
 # accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, which keeps [norm, output] for the backward.
 ACCELERATE_ZERO = REPLICAS_COPIED._replace(sends_in_precision=True, kept_last=1)
 ACCELERATE_ROOT = Former(
