@@ -382,3 +382,25 @@ def test_gathers_in_fp32_send_twice_the_bytes_and_are_cast(zero: int, overlap: b
     casts = [i.bytes for items in programs for i in items if isinstance(i, Compute) and i.name == "unpack"]
     params = sum(b.params for b in blocks)
     assert sum(casts) == pytest.approx((4 + 2) * params)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "megatron_bridge"])
+@pytest.mark.parametrize(
+    ("optimizer", "date", "kinds"),
+    [
+        ("muon", "2026-05", {"all_reduce", "all_gather"}),
+        ("muon", "2024-08", {"all_reduce", "all_gather"}),
+        ("muon", "2026-06", {"reduce_scatter", "all_gather"}),
+        ("adamw", "2026-05", {"reduce_scatter", "all_gather"}),
+    ],
+)
+def test_megatron_core_reduced_whole_gradients_for_muon(
+    framework: str, optimizer: str, date: str, kinds: set[str]
+) -> None:
+    """optimizer/layer_wise_optimizer.py of 0.17 ("Megatron DDP handle allreduce grad"); 0.18.0 is of June 2026."""
+    training = {"framework": framework, "software_date": date, "optimizer": optimizer}
+    sent = traffic(("shard", "dp_cp"), {"dp": 8, "zero": 1}, **training, global_batch_size=8)
+    assert {kind for kind, size in sent.items() if size > 0} == kinds
+    params = sent["all_gather"] / 2
+    (gradients,) = (size for kind, size in sent.items() if kind != "all_gather")
+    assert gradients == pytest.approx(params * {"megatron": 4, "megatron_bridge": 2}[framework])

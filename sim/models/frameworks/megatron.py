@@ -111,10 +111,11 @@ _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
 _NO_FUSED_SHARDS = Former("2026-04", {"accumulates_sharded": False}, "Megatron-Core 0.17, Megatron-Bridge 0.4")
 # In Megatron-Core 0.14.0 of October 2025, not yet in 0.13.1 of August.
 _NO_ORIGINALS = Former("2025-10", {"saves_originals": False}, "before Megatron-Core 0.14")
+# optimizer/layer_wise_optimizer.py of 0.17: "Megatron DDP handle allreduce grad"; 0.18.0 has buckets of whole matrices.
+_ALL_REDUCED = MEGATRON_ZERO._replace(all_reduces_for_matrices=True)
+_MATRICES = Former("2026-06", {"zero": _ALL_REDUCED}, "before Megatron-Core 0.18")
 # Before 0.9.0 `zero_grad` in optimizer/distrib_optimizer.py starts the first gather, on every rank.
-_GATHERS_FIRST = Former(
-    "2024-10", {"zero": MEGATRON_ZERO._replace(gathers_when_used=False)}, "before Megatron-Core 0.9"
-)
+_GATHERS_FIRST = Former("2024-10", {"zero": _ALL_REDUCED._replace(gathers_when_used=False)}, "before Megatron-Core 0.9")
 _EXPERIMENTAL_LATENT_ROPE = Former(
     "2026-02",
     {"fuses_latent_rope": False, "assembles_in_latent_rope": False},
@@ -200,6 +201,7 @@ MEGATRON = Framework(
     captures_layers=True,
     emitted_for=("megatron",),
     former=(
+        _MATRICES,
         _NO_FUSED_SHARDS,
         _EXPERIMENTAL_LATENT_ROPE,
         _NO_ORIGINALS,
@@ -234,6 +236,7 @@ MEGATRON = Framework(
         Former("2023-06", {"sends_pieces": True}, "removed when pipelines moved to megatron/core: pull request 334"),
     ),
 )
+_BRIDGE_ZERO = MEGATRON_ZERO._replace(bucket_elements=(128 * 2**20, 0))  # training/comm_overlap.py: bucket_size
 # NVIDIA's recipes for it: scripts/performance of NeMo-Megatron-Bridge set `apply_rope_fusion`.
 MEGATRON_BRIDGE = replace(
     MEGATRON,
@@ -247,9 +250,12 @@ MEGATRON_BRIDGE = replace(
     fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling
     sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
     cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
-    zero=MEGATRON.zero._replace(bucket_elements=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
+    zero=_BRIDGE_ZERO,
     # Its recipes for DeepSeek V3 set `enable_experimental` beside `apply_rope_fusion`. It began in 2025.
-    former=tuple(f for f in MEGATRON.former if f not in (_EXPERIMENTAL_LATENT_ROPE, _GATHERS_FIRST)),
+    former=(
+        Former(_MATRICES.until, {"zero": _BRIDGE_ZERO._replace(all_reduces_for_matrices=True)}, _MATRICES.source),
+        *(f for f in MEGATRON.former if f not in (_MATRICES, _EXPERIMENTAL_LATENT_ROPE, _GATHERS_FIRST)),
+    ),
 )
 # NeMo, as its launcher (NeMo-Framework-Launcher) runs it.
 NEMO = replace(

@@ -188,9 +188,10 @@ class ContextKernels(NamedTuple):
 class ZeroEngine(NamedTuple):
     """Hold how a framework reduces gradients and gathers parameters. Tuples list ZeRO stages.
 
-    `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `at_once_at`: in one
-    message after the last backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`: `alone_at`:
-    `dp_sync` is after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`; `gather_bucket_elements`, of
+    `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `all_reduces_for_matrices`:
+    so they are at stage 1 with an optimizer that updates whole matrices. `at_once_at`: in one message after the last
+    backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`: `alone_at`: `dp_sync` is
+    after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`; `gather_bucket_elements`, of
     `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a bucket: at least so many, and
     so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first rank's first stage alone fills
     buckets, every other stage has one. `gathers_when_used`: without virtual stages ZeRO-1 starts the gather of such a
@@ -265,6 +266,7 @@ class ZeroEngine(NamedTuple):
     flat_at: tuple[int, ...] = ()
 
     all_reduced_at: tuple[int, ...] = ()
+    all_reduces_for_matrices: bool = False
     at_once_at: tuple[int, ...] = ()
     alone_at: tuple[int, ...] = ()
     gathers_ahead: bool = True

@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.keys import Named, Sharded, Trained
+from sim.models.frameworks.keys import Named, Sharded, Trained, Updated
 from sim.models.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
 from sim.models.frameworks.parts import (
     COMPILED_ROUTER,
@@ -23,6 +23,7 @@ from sim.models.frameworks.parts import (
     UnfusedLoss,
     ZeroEngine,
 )
+from sim.models.optimizers.records import OPTIMIZERS
 
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
 NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
@@ -368,12 +369,14 @@ def framework_at(name: str, date: str | None) -> Framework:
     return record
 
 
-def zero_engine(training: Named, p: Sharded) -> ZeroEngine:
+def zero_engine(training: Updated, p: Sharded) -> ZeroEngine:
     """Return how the framework reduces and gathers, with the FSDP that `parallelism.fsdp_version` names. Two
     buffers of Megatron's (param_and_grad_buffer.py) hold the layer that computes and the one behind or before it."""
     own = framework_of(training).zero
     if p.fsdp_double_buffer:  # `_enforce_double_buffer_limit`; `need_skip_prefetch`
         own = own._replace(ahead_elements=1, queued_elements=1)
+    if own.all_reduces_for_matrices and OPTIMIZERS[training.optimizer].whole_matrices:
+        own = own._replace(all_reduced_at=(1,))
     if p.zero < 2 or p.fsdp_version is None:
         return own
     if p.fsdp_version == 1:
