@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Comm, Compute, Phase
+from sim.core.program import Comm, Compute, Phase, Wait
 from sim.inputs.parallelism import Parallelism
 from sim.programs.data_parallel import make_data_parallel
 from sim.programs.stages import stage_blocks
@@ -87,7 +87,7 @@ def test_gathers_go_in_buckets_of_gradients(bucket_bytes: int) -> None:
         assert there >= sum(b.params for b in blocks[: i + 1])
     full = [4 * dense >= bucket_bytes for dense, _, _ in units]
     assert all(full[1:])
-    handles = [w.handle for waiting in prologue_waits(blocks, dp) for w in waiting]
+    handles = [w.handle for waiting in prologue_waits(blocks, dp) for w in waiting if isinstance(w, Wait)]
     assert sorted(handles) == sorted(i.handle for i in prologue(blocks, dp) if isinstance(i, Comm))
 
 
@@ -189,8 +189,8 @@ def test_experts_have_buckets_of_their_own(framework: str, apart: bool) -> None:
     """Megatron-Core's `expert_parallel_buffers`; the bundled implementation's `ExpertDataParallel`; not DeepSpeed's
     `ipg_buckets`. Each bucket but the last of its kind has at least the limit, of its own kind alone."""
     limit = 40_000
-    sizes = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 256, "bias": False}
-    sizes |= {"moe": {"experts": 4, "top_k": 1, "ffn": 32}}
+    sizes: dict[str, Any] = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 256, "bias": False}
+    sizes["moe"] = {"experts": 4, "top_k": 1, "ffn": 32}
     parallelism = {
         "dp": 4,
         "ep": 2,
