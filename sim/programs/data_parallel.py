@@ -70,8 +70,9 @@ class DataParallel(Struct, frozen=True):
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     engine: ZeroEngine = ZeroEngine()
     eight_bit: EightBitParameters = EightBitParameters()
-    # A stage's buckets are sent when its last backward has ended (`ZeroEngine.aligns_stages`, `reduces_stages`).
-    aligned: bool = False
+    aligned: bool = (
+        False  # buckets are sent behind a stage's last backward (`ZeroEngine.aligns_stages`, `reduces_stages`)
+    )
     gather_bucket_bytes: int | None = None  # the least bytes of ZeRO-3's messages that gather a block's tensors
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
@@ -100,7 +101,6 @@ class DataParallel(Struct, frozen=True):
     def by_place(self) -> tuple[DataParallel, DataParallel, DataParallel]:
         """The data parallelism of the first rank's first stage, of the other ranks' first, and of all other stages.
 
-        The first stage's first input is there when the step begins, so its gathers start then.
         If first stages are gathered early, no stage has buckets (Megatron-LM 0.19, training/training.py:
         `per_chunk_disable_bucketing`; core 0.19, optimizer/optimizer.py: `ChainedOptimizer._step`).
         """
