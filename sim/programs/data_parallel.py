@@ -70,9 +70,7 @@ class DataParallel(Struct, frozen=True):
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     engine: ZeroEngine = ZeroEngine()
     eight_bit: EightBitParameters = EightBitParameters()
-    aligned: bool = (
-        False  # buckets are sent behind a stage's last backward (`ZeroEngine.aligns_stages`, `reduces_stages`)
-    )
+    aligned: bool = False  # buckets are sent behind a stage's last backward (`aligns_stages`, `reduces_stages`)
     gather_bucket_bytes: int | None = None  # the least bytes of ZeRO-3's messages that gather a block's tensors
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
