@@ -179,7 +179,8 @@ class Comm(Struct, frozen=True):
     (all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; send_recv: the
     message).
     `stream`: where it queues; by default a stream named after the group. `after`: the handle of an asynchronous
-    collective on another stream that this one waits for, too. `of_loss`: only the loss needs it, which a teacher does
+    collective on another stream that this one waits for, too. `behind_input`: it waits for the action's input, without
+    which parameters are gathered otherwise. `of_loss`: only the loss needs it, which a teacher does
     not compute. `within_call`: the library's call of the matmul beside it issues it, too.
     `graphed`: as a computation's.
     """
@@ -193,6 +194,7 @@ class Comm(Struct, frozen=True):
     handle: str = ""
     stream: str = ""
     after: str = ""
+    behind_input: bool = False
     of_loss: bool = False
     within_call: bool = False
     graphed: bool = False

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from sim.core.actions import Action, Kind, Step
 from sim.core.program import Program
-from sim.core.timeline import COMPUTE, DP, Detail
+from sim.core.timeline import COMPUTE, Detail
 from sim.graph.messages import DIRECTION, NO_HOP, Messages
 from sim.graph.taskgraph import SHOWN, Collective, KindTable, WholeAction, named_actions
 from sim.prices.rank_prices import Pricing
@@ -177,8 +177,7 @@ class ActionPrograms:
         placed = self._placed[class_index, program] = PlacedProgram(
             program,
             name,
-            # FSDP's gathers of parameters need no activations and may start before these arrive.
-            DP in program.first_streams,
+            program.begins_early,
             program.external,
             self._single_task(class_index, program, name) if alone else None,
         )

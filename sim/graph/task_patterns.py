@@ -58,13 +58,13 @@ def whole(single: SingleTaskForm, needed: tuple[str, ...]) -> TaskPattern:
 
 
 def one_by_one(program: CompiledProgram) -> TaskPattern:
-    """Return every task of a program; all need the micro-batch's input, except parameter gathers (stream "dp")."""
+    """Return every task of a program; all need the micro-batch's input, unless they are `early`."""
     tasks, first, last = program.tasks, dict[str, int](), dict[str, int]()
     waits, rooted, takes = list[tuple[int, int]](), dict[int, None](), list[int]()
     for i, task in enumerate(tasks):
         stream, deps = task.stream, task.deps
         waits += [(d, i) for d in deps]
-        if stream != DP:
+        if not task.early:
             # A task that waits for a task with input need not wait for the input again.
             if rooted.keys().isdisjoint(deps):
                 takes.append(i)

@@ -25,7 +25,7 @@ HOST_UNCERTAINTY = 0.15  # of the seconds that the device waits for the host: ho
 
 class LocalTask(NamedTuple):
     """A task of a compiled program. `deps`: earlier tasks of the program that it waits for; tasks of one stream run in
-    the program's order."""
+    the program's order. `early`: it needs no input, as gathers of parameters unless their framework has them wait."""
 
     stream: str
     kind: str  # of a communication, as the program names it ("all_reduce"); "" for computation
@@ -35,6 +35,7 @@ class LocalTask(NamedTuple):
     detail: Detail
     group: str  # of a communication; "" for computation
     choice: Choice | None = None  # what the seconds of a collective assume; see `Priced`
+    early: bool = False
 
 
 class Launch(NamedTuple):
@@ -148,7 +149,7 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
     @cached_property
     def after_input_s(self) -> float:
         """Seconds from the input's arrival to the result, if all earlier data-parallel communication has ended."""
-        if DP not in self.first_streams:
+        if not self.begins_early:
             return self.done_s
         free: dict[str, float] = {}
         ends: list[float] = []
@@ -187,9 +188,9 @@ class CompiledProgram(Struct, frozen=True, eq=False, dict=True):
         return list(numbers), number_of_task
 
     @cached_property
-    def first_streams(self) -> frozenset[str]:
-        """Streams with a task that waits for no earlier task of the program."""
-        return frozenset(t.stream for t in self.tasks if not t.deps)
+    def begins_early(self) -> bool:
+        """Whether a task that needs no input waits for no earlier task of the program."""
+        return any(t.early for t in self.tasks if not t.deps)
 
 
 class _Compiler:
@@ -244,9 +245,10 @@ class _Compiler:
             deps += (self.handles[item.after],)
         self.spent.append(Spent(sent, sent.late_s, 0.0))
         stream, seconds, choice = sent.stream, sent.seconds, sent.priced.choice
+        early = stream == DP and not item.behind_input
         end_s = self._queue(stream, self._start(stream, deps), seconds)
         self.tasks.append(
-            LocalTask(stream, item.kind, seconds, deps, tuple(self.external), sent.detail, item.group, choice)
+            LocalTask(stream, item.kind, seconds, deps, tuple(self.external), sent.detail, item.group, choice, early)
         )
         if item.blocking:
             self.host.start()

@@ -70,7 +70,7 @@ class DataParallel(Struct, frozen=True):
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     engine: ZeroEngine = ZeroEngine()
     eight_bit: EightBitParameters = EightBitParameters()
-    aligned: bool = False  # a stage's buckets are sent when its last backward has ended (`ZeroEngine.aligns_stages`)
+    aligned: bool = False  # buckets are sent behind a stage's last backward (`aligns_stages`, `reduces_stages`)
     gather_bucket_bytes: int | None = None  # the least bytes of ZeRO-3's messages that gather a block's tensors
     replicas_once: bool = False  # of a step's reductions to a shard only the last goes on to the replicas
     held_back_bytes: float = 0.0  # an element, of a shard's sum that waits for this
@@ -85,6 +85,8 @@ class DataParallel(Struct, frozen=True):
     secondary: int = 1  # ranks over which ZeRO-3 gathers from a second copy, except in the step's first forward
     local: int = 1  # ranks of a node that exchange gradients in 4 bits before nodes do
     gathered_early: bool = False  # ZeRO-1 gathers a rank's first stage while it updates the others
+    input_first: tuple[Phase, ...] = ()  # phases in which ZeRO-3 gathers behind an action's input
+    gathered_late: bool = False  # and a stage when its first input has arrived (`ZeroEngine.gathers_when_used`)
 
     @property
     def behind_first(self) -> DataParallel:
@@ -102,7 +104,7 @@ class DataParallel(Struct, frozen=True):
         """
         later = self.behind_first
         if not self.gathered_early:
-            return self, later, later
+            return (replace(self, gathered_late=False) if self.gathered_late else self), later, later
         return later, later, replace(later, gathered_early=False)
 
     @property
@@ -114,6 +116,11 @@ class DataParallel(Struct, frozen=True):
     def at_the_end(self) -> bool:
         """Gradients are reduced when the last backward has ended, if they are reduced once a step."""
         return self.sync in AT_THE_END and not self.each_row
+
+    @property
+    def mixes_experts(self) -> bool:
+        """Dense gradients and those of experts fill the same buckets, or are one block's (ZeRO-3)."""
+        return self.zero == 3 or self.engine.mixes_experts
 
     @property
     def copies_replicas(self) -> bool:
@@ -246,7 +253,8 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     gathered_bytes, messages, copies = _gathered(plan.scenario, own_bytes)
     quantized = gathers_quantized_shards(plan.scenario)
     on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
-    has_experts = plan.scenario.model.may_have_experts
+    has_experts, virtual = plan.scenario.model.may_have_experts, p.virtual_stages > 1 and p.pp > 1
+    behind_stage = engine.reduces_stages and p.zero >= 2 and p.pp > 1 and whole and not p.reduces_rows
     return DataParallel(
         zero=p.zero,
         sync="after_backward" if p.zero in engine.at_once_at else p.dp_sync,
@@ -267,7 +275,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         matrix_bytes=dtype_bytes(t.precision) if quantized or (t.fp8_param_gather and p.zero == 3) else None,
         engine=engine,
         eight_bit=eight_bit_parameters(plan.scenario),
-        aligned=engine.aligns_stages and p.virtual_stages > 1 and p.pp > 1 and p.zero < 2,
+        aligned=behind_stage or (engine.aligns_stages and virtual and p.zero < 2),
         gather_bucket_bytes=messages,
         replicas_once=p.holds_back_replicas,
         held_back_bytes=held_back,
@@ -281,6 +289,8 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         secondary=size("secondary"),
         local=size("local") if size("between") > 1 else 1,
         gathered_early=p.overlap_param_gather_with_optimizer_step,
+        input_first=() if engine.fsdp_version and virtual else engine.input_first,
+        gathered_late=engine.gathers_when_used and p.zero == 1 and bool(p.param_gather_overlap) and not virtual,
     )
 
 
@@ -308,6 +318,11 @@ def _gathered(scenario: Scenario, own_bytes: float) -> tuple[float, int | None, 
 def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
     """A wait for each communication that runs in the background; one that blocks has no handle to wait for."""
     return [Wait(c.handle, phase) for c in comms if c.handle]
+
+
+def behind_input(comms: Iterable[Comm]) -> list[Comm]:
+    """Return communications that wait for their action's input."""
+    return [replace(c, behind_input=True) for c in comms]
 
 
 def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:

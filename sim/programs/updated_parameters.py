@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
 from sim.models.operators import memory_op
-from sim.programs.data_parallel import DataParallel, cast, limit_bytes, waits
+from sim.programs.data_parallel import DataParallel, behind_input, cast, limit_bytes, waits
 
 
 def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[float, float, int]]:
@@ -17,20 +17,23 @@ def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[float,
     Each: dense and expert elements of `DataParallel.gathered_bytes`, those that are gathered in 8 bits counted by their
     bytes, and the first block that has some of them.
     """
-    limit = limit_bytes(dp)
-    units: list[tuple[float, float, int]] = []
-    dense = experts = 0.0
-    filled = 0
-    for i in reversed(range(len(blocks))):
-        own, (share, expert_share) = blocks[i].tensors or (blocks[i].params,), _gathered_shares(blocks[i], dp)
-        for a, b in (*((n, 0) for n in reversed(own)), (0, blocks[i].expert_params)):
-            dense, experts, filled = dense + share * a, experts + expert_share * b, filled + a + b
-            if filled * dp.gradient_bytes >= max(limit, 1.0):
-                units.append((dense, experts, i))
-                dense, experts, filled = 0.0, 0.0, 0
-    if filled > 0:
-        units.append((dense, experts, 0))
-    return units[::-1]
+    limit, units = max(limit_bytes(dp), 1.0), list[tuple[float, float, int]]()
+    for with_dense, with_experts in ((1, 1),) if dp.mixes_experts else ((0, 1), (1, 0)):
+        dense = experts = 0.0
+        filled = first = 0
+        for i in reversed(range(len(blocks))):
+            own, (share, expert_share) = blocks[i].tensors or (blocks[i].params,), _gathered_shares(blocks[i], dp)
+            for a, b in (*((n * with_dense, 0) for n in reversed(own)), (0, blocks[i].expert_params * with_experts)):
+                dense, experts, filled = dense + share * a, experts + expert_share * b, filled + a + b
+                first = i if a + b else first
+                if filled * dp.gradient_bytes >= limit:
+                    units.append((dense, experts, i))
+                    dense, experts, filled = 0.0, 0.0, 0
+        if filled > 0:
+            units.append((dense, experts, first))
+    units.reverse()
+    units.sort(key=lambda unit: unit[2])
+    return units
 
 
 def _gathered_shares(block: Block, dp: DataParallel) -> tuple[float, float]:
@@ -39,7 +42,7 @@ def _gathered_shares(block: Block, dp: DataParallel) -> tuple[float, float]:
 
 def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     """ZeRO-1 and -2: the updated parameters of the step before, gathered under this step's forward."""
-    if dp.zero not in (1, 2) or not dp.gather_overlap or dp.gathered_early:
+    if not _gathers_with_the_step(dp) or dp.gathered_late:
         return ()
     return tuple(
         c
@@ -48,22 +51,29 @@ def prologue(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
     )
 
 
-def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait | Compute]]:
-    """Return what each block's first forward waits for: the gathers of `prologue` that bring it something, and their
-    cast."""
-    out: list[list[Wait | Compute]] = [[] for _ in blocks]
-    if dp.zero in (1, 2) and dp.gather_overlap and not dp.gathered_early:
+def prologue_waits(blocks: tuple[Block, ...], dp: DataParallel) -> list[list[Wait | Compute | Comm]]:
+    """Return what each block's first forward waits for: the gathers of `prologue` that bring it something, or, where
+    stages are `gathered_late`, gathers that start here; and their cast."""
+    out: list[list[Wait | Compute | Comm]] = [[] for _ in blocks]
+    if _gathers_with_the_step(dp):
         for k, (dense, experts, i) in enumerate(gather_units(blocks, dp)):
-            gathered = dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, f"p{k}")
-            out[i] += [*waits(gathered, Phase.FORWARD), *cast(gathered, dp, Phase.FORWARD)]
+            gathered = dp.gather(blocks[i].name, dense, experts, Phase.FORWARD, "" if dp.gathered_late else f"p{k}")
+            out[i] += behind_input(gathered) if dp.gathered_late else waits(gathered, Phase.FORWARD)
+            out[i] += cast(gathered, dp, Phase.FORWARD)
     return out
+
+
+def _gathers_with_the_step(dp: DataParallel) -> bool:
+    """Tell whether the first forwards of a step gather what the step before has updated."""
+    return dp.zero in (1, 2) and dp.gather_overlap and not dp.gathered_early
 
 
 def early_gather(blocks: tuple[Block, ...], dp: DataParallel) -> tuple[list[Comm], Program]:
     """The gather of a rank's first stage, which starts when its own parameters are updated, and what ends the step: a
     wait, and the cast of gathered fp32 parameters. The step's end waits for it, where the next step's first forward of
     the stage does: the first pipeline rank's comes at once, that of the others later."""
-    ((dense, experts, _),) = gather_units(blocks, dp) or [(0.0, 0.0, 0)]
+    units = gather_units(blocks, dp)
+    dense, experts = sum(unit[0] for unit in units), sum(unit[1] for unit in units)
     gathered = dp.gather("first stage", dense, experts, Phase.OPTIMIZER, "early")
     return gathered, (*waits(gathered, Phase.OPTIMIZER), *cast(gathered, dp, Phase.OPTIMIZER))
 

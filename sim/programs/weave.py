@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from sim.core.program import Block, Comm, Compute, Item, Phase
 from sim.programs.data_parallel import (
     DataParallel,
+    behind_input,
     gradients_of,
     join_gradients,
     limit_bytes,
@@ -81,33 +82,42 @@ def _gather(
 ) -> None:
     """Add to each block the gathers that start before it, in this `order`, and the wait for its own."""
     for i, (items, sent) in enumerate(zip(out, order, strict=True)):
-        items += [c for j in sent for c in gathers[j]]
+        comms = [c for j in sent for c in gathers[j]]
+        items += behind_input(comms) if phase in dp.input_first else comms
         items += [*waits(gathers[i], phase), *unpack(gathers[i], dp, phase)]
 
 
 class _Buckets:
-    """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once."""
+    """Gradients that wait for their bucket to fill. ZeRO-3 reduces block by block, per_parameter at once.
+
+    Experts have buckets of their own unless `DataParallel.mixes_experts` (Megatron-Core's distributed_data_parallel.py:
+    `expert_parallel_buffers`).
+    """
 
     def __init__(self, dp: DataParallel, last: bool) -> None:
         self.dp, self.last, self.count = dp, last, 0
         self.limit_bytes = limit_bytes(dp)
-        self.dense, self.experts, self.tensors = 0.0, 0.0, 0
+        # By the kinds (0: dense, 1: experts) that fill it, each open bucket's dense and expert elements, and tensors.
+        kinds: tuple[tuple[int, ...], ...] = ((0, 1),) if dp.mixes_experts else ((0,), (1,))
+        self.open = dict.fromkeys(kinds, _NOTHING)
         self.later: list[Comm | Compute] = []  # buckets that are sent when the backward has ended (`aligned`)
-        self.of_root = (0.0, 0.0, 0)  # `dense`, `experts` and `tensors` that wait for the backward's end
+        self.of_root = _NOTHING  # what waits for the backward's end
 
     def add(self, name: str, ready: tuple[int, int], left: list[int]) -> list[Comm | Compute]:
         """Count gradients as ready; `left` is what is left of the block's parameters."""
-        dense, experts = min(ready[0], left[0]), min(ready[1], left[1])
-        left[0] -= dense
-        left[1] -= experts
-        held, size = self.dense + self.experts, dense + experts
-        too_large = self.dp.engine.closes_before and (held + size) * self.dp.gradient_bytes > self.limit_bytes
-        out = self._flush(name) if held and too_large else []
-        self.dense += dense
-        self.experts += experts
-        self.tensors += 1
-        full = (self.dense + self.experts) * self.dp.gradient_bytes >= max(self.limit_bytes, 1.0)
-        return [*out, *(self._flush(name) if full else ())]
+        given, out = (min(ready[0], left[0]), min(ready[1], left[1])), list[Comm | Compute]()
+        left[:] = left[0] - given[0], left[1] - given[1]
+        for own in self.open:
+            dense, experts = (given[kind] if kind in own else 0 for kind in (0, 1))
+            if not dense + experts and not self.dp.mixes_experts:
+                continue
+            held, size = sum(self.open[own][:2]), dense + experts
+            too_large = self.dp.engine.closes_before and (held + size) * self.dp.gradient_bytes > self.limit_bytes
+            out += self._flush(name, own) if held and too_large else []
+            self.open[own] = _joined(self.open[own], (dense, experts, 1))
+            full = sum(self.open[own][:2]) * self.dp.gradient_bytes >= max(self.limit_bytes, 1.0)
+            out += self._flush(name, own) if full else []
+        return out
 
     def finish(self, block: Block, left: list[int], tensors: list[int], last_block: bool) -> list[Comm | Compute]:
         """The end of a block: what is left of it (biases, norms) is ready; `per_parameter` sends tensor by tensor."""
@@ -117,21 +127,28 @@ class _Buckets:
         out += self.add(name, (left[0], left[1]), left)
         out += sum_shared(block, self.dp)
         if self.dp.zero == 3 and not last_block and in_root(self.dp.engine, block):
-            self.of_root = self._taken()
+            ((own, self.of_root),) = self.open.items()
+            self.open[own] = _NOTHING
             return out
-        return out + self._flush(name, last_block) if last_block or self.dp.zero == 3 else out
+        for own in self.open if last_block or self.dp.zero == 3 else ():
+            out += self._flush(name, own, last_block)
+        return out
 
-    def _taken(self) -> tuple[float, float, int]:
-        taken, (self.dense, self.experts, self.tensors) = (self.dense, self.experts, self.tensors), (0.0, 0.0, 0)
-        return taken
-
-    def _flush(self, name: str, at_end: bool = False) -> list[Comm | Compute]:
-        (dense, experts, tensors), root = self._taken(), self.of_root if at_end else (0.0, 0.0, 0)
-        dense, experts, tensors = dense + root[0], experts + root[1], tensors + root[2]
+    def _flush(self, name: str, own: tuple[int, ...], at_end: bool = False) -> list[Comm | Compute]:
+        dense, experts, tensors = _joined(self.open[own], self.of_root if at_end else _NOTHING)
+        self.open[own] = _NOTHING
         self.count += 1
         reduced = self.dp.reduce(name, dense, experts, f"g{self.count}", self.last, tensors)
         made: list[Comm | Compute] = [*join_gradients(reduced, self.dp, tensors, dense + experts), *reduced]
-        if at_end or not self.dp.aligned:
-            return [*self.later, *made]
-        self.later += made
-        return []
+        if not at_end and self.dp.aligned:
+            self.later += made
+            return []
+        before, self.later = self.later, []
+        return [*before, *made]
+
+
+_NOTHING = (0.0, 0.0, 0)
+
+
+def _joined(a: tuple[float, float, int], b: tuple[float, float, int]) -> tuple[float, float, int]:
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2]

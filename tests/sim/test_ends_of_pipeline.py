@@ -12,6 +12,7 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Role, Wait
 from sim.emit import emit
 from sim.inputs.scenario import Scenario
+from sim.programs.compile import compile_program
 from sim.programs.deferral import drained
 from sim.programs.stages import Stage
 from sim.programs.step_end import epilogue
@@ -193,3 +194,88 @@ def test_flags_are_written_for_megatron_lm(layout: dict[str, Any], flags: set[st
 def test_torchtitan_has_neither() -> None:
     with pytest.raises(InputError, match="wgrad_deferral_limit: found 2; torchtitan computes weight gradients in each"):
         emit(scenario({"pp": 2, "wgrad_deferral_limit": 2}), "torchtitan")
+
+
+def gathers_of(sim: Simulation) -> list[Comm]:
+    """Return what each rank behind the first gathers in the step's first forward."""
+    first_forwards = [next(iter(held.values())).forward(True, False) for held in sim.stages[1:]]
+    return [i for program in first_forwards for i in program if isinstance(i, Comm) and i.kind == "all_gather"]
+
+
+def test_a_stage_behind_the_first_gathers_its_parameters_when_its_first_input_has_arrived() -> None:
+    """core/distributed/distributed_data_parallel.py, `_make_forward_pre_hook`. Each rank of the warm-up waits for the
+    gather of its stage, so the step is longer by all these gathers. Before Megatron-Core 0.9 they started with the
+    step, beside the forwards of the ranks before."""
+    layout = {"pp": 4, "dp": 8, "zero": 1}
+    now, before = (simulate(scenario(layout, software_date=date)) for date in ("2024-10", "2024-09"))
+    assert [[bool(s.prologue()) for s in held.values()] for held in now.stages] == [[True], [False], [False], [False]]
+    assert now.built.traffic == before.built.traffic
+    gathers = gathers_of(now)
+    later = [s for held in now.stages[1:] for s in held.values()]
+    assert [c.bytes for c in gathers] == [2 * sum(b.params for b in s.blocks) for s in later]
+    waited = sum(now.pricing.comm(c, 8 * r).seconds for r, c in enumerate(gathers, 1))
+    assert now.step_time_s - before.step_time_s == pytest.approx(waited, rel=1e-6)
+
+
+def test_interleaved_stages_are_gathered_as_the_step_begins() -> None:
+    """training/arguments.py: `align_param_gather` is true, but false without virtual stages."""
+    sim = simulate(scenario({**INTERLEAVED, "dp": 8, "zero": 1}))
+    assert not gathers_of(sim)
+    assert all(s.prologue() for held in sim.stages for s in held.values())
+
+
+FSDP = {"pp": 4, "dp": 8, "zero": 3}
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "waits"),
+    [
+        ("eager", FSDP, ("F",)),
+        ("eager", {**FSDP, "fsdp_version": 1}, ("F",)),
+        ("eager", {**FSDP, "schedule": "interleaved_1f1b", "virtual_stages": 2}, ()),
+        ("megatron", FSDP, ("F", "B")),
+        ("megatron", {**FSDP, "schedule": "interleaved_1f1b", "virtual_stages": 2}, ("F", "B")),
+    ],
+)
+def test_gathers_wait_for_an_action_s_input(framework: str, layout: dict[str, Any], waits: tuple[str, ...]) -> None:
+    """torch's `_root_pre_forward` has the streams of gathers wait for the stream that computes, which has waited for
+    the message; its schedules with several stages a rank gather by actions of their own; Megatron's FSDP always waits.
+    """
+    sim = simulate(scenario(layout, framework=framework, cross_entropy="unfused"))
+    stage = next(iter(sim.stages[1].values()))
+    programs = {"F": stage.forward(True, True), "B": stage.backward(Kind.B, False, True)}
+    for name, program in programs.items():
+        gathers = [i for i in program if isinstance(i, Comm) and i.kind == "all_gather" and i.group == "shard"]
+        assert gathers
+        assert {c.behind_input for c in gathers} == {name in waits}
+
+
+def test_the_first_gather_of_a_stage_of_fsdp_delays_its_first_forward() -> None:
+    """Between the ends of two first forwards lie the message and the whole program, which begins with a gather."""
+    sim = simulate(scenario({**FSDP, "reshard_after_forward": False}, framework="eager", cross_entropy="unfused"))
+    ends = [sim.times.end_s[actions.last[0]] for actions in sim.built.actions]
+    for rank in (1, 2, 3):
+        program = next(iter(sim.stages[rank].values())).forward(True, True)
+        message = sim.pricing.send(8 * (rank - 1), 8 * rank, 2 * SEQ * HIDDEN)
+        own_s = compile_program(program, sim.pricing.on(8 * rank)).makespan_s
+        assert ends[rank] - ends[rank - 1] == pytest.approx(message.seconds + own_s, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("framework", "pp", "behind"), [("compiled", 4, True), ("compiled", 1, False), ("eager", 4, False)]
+)
+def test_torchs_pipelines_reduce_a_stages_gradients_behind_its_last_backward(
+    framework: str, pp: int, behind: bool
+) -> None:
+    """torch/distributed/pipelining/stage.py: `perform_reduce_grad`. The bundled implementation reduces layer by layer,
+    and so does FSDP2 without a pipeline."""
+    layout = {"pp": pp, "dp": 8, "zero": 3, "accumulate_unsharded": True}
+    sim = simulate(scenario(layout, framework=framework, cross_entropy="unfused"))
+    stage = next(iter(sim.stages[-1].values()))
+    program = [i for i in stage.backward(Kind.B, True, False) if not isinstance(i, Wait)]
+    reduced = [n for n, i in enumerate(program) if isinstance(i, Comm) and i.kind == "reduce_scatter"]
+    matmuls = [n for n, i in enumerate(program) if isinstance(i, Compute) and i.kind == "gemm"]
+    assert sum(program[n].bytes for n in reduced) == stage.dp.gradient_bytes * sum(b.params for b in stage.blocks)
+    assert (reduced[0] > matmuls[-1]) == behind
+    before = stage.backward(Kind.B, False, False)
+    assert not any(isinstance(i, Comm) and i.kind == "reduce_scatter" for i in before)

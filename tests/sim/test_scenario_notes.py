@@ -446,3 +446,24 @@ def test_a_bucket_without_a_unit_is_asked_about() -> None:
     assert "parallelism.bucket_bytes: 25 bytes, less than any tensor has; 25MiB is 25 mebibytes" in told
     clear = parse_scenario(small(parallelism={"dp": 2, "bucket_bytes": "25MiB"})).warnings
     assert not [text for text in clear if "mebibytes" in text]
+
+
+def test_layers_of_balanced_stages_are_offloaded_without_a_note() -> None:
+    layout = {"layers_per_stage": "balanced", "pp": 2}
+    scenario = parse_scenario(small(parallelism=layout, training={"activation_offload": {"layers": 1}}))
+    assert not any("activation_offload" in w for w in scenario.warnings)
+    assert any(row["kind"] == "offload" for row in simulate(scenario).result["communication"])
+
+
+@pytest.mark.parametrize(
+    ("model", "noted"),
+    [({}, True), ({"bias": True}, False), ({"attention_out_bias": True}, False), ({"dropout": 0.1}, False)],
+)
+def test_a_residual_sum_without_bias_and_dropout_is_one_kernel(model: dict[str, Any], noted: bool) -> None:
+    """megatron/core/fusions/fused_bias_dropout.py; torch launches nothing for a dropout of 0."""
+    plain, apart = (
+        parse_scenario(small(model={"bias": False, **model}, training={"framework": "megatron", **own}))
+        for own in ({}, {"bias_dropout_fusion": False})
+    )
+    said = any("training.bias_dropout_fusion: of no effect" in w for w in apart.warnings)
+    assert said == noted == (simulate(plain).step_time_s == simulate(apart).step_time_s)

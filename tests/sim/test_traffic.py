@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sim.core.actions import Kind
 from sim.core.dtypes import dtype_bytes
-from sim.core.program import Comm, Compute, Phase
+from sim.core.program import Comm, Compute, Phase, Wait
 from sim.inputs.parallelism import Parallelism
 from sim.programs.data_parallel import make_data_parallel
 from sim.programs.stages import stage_blocks
@@ -87,7 +87,7 @@ def test_gathers_go_in_buckets_of_gradients(bucket_bytes: int) -> None:
         assert there >= sum(b.params for b in blocks[: i + 1])
     full = [4 * dense >= bucket_bytes for dense, _, _ in units]
     assert all(full[1:])
-    handles = [w.handle for waiting in prologue_waits(blocks, dp) for w in waiting]
+    handles = [w.handle for waiting in prologue_waits(blocks, dp) for w in waiting if isinstance(w, Wait)]
     assert sorted(handles) == sorted(i.handle for i in prologue(blocks, dp) if isinstance(i, Comm))
 
 
@@ -182,6 +182,35 @@ def test_megatron_has_buckets_on_the_first_ranks_first_stage_alone(
             assert late == (not (first or not alone) or (alone and "interleaved" in layout["schedule"])), (rank, stage)
             sent = sum(c.bytes for c in reduced) / held.dp.gradient_bytes
             assert sent == pytest.approx(sum(b.params for b in held.blocks))
+
+
+@pytest.mark.parametrize(("framework", "apart"), [("eager", True), ("megatron", True), ("deepspeed", False)])
+def test_experts_have_buckets_of_their_own(framework: str, apart: bool) -> None:
+    """Megatron-Core's `expert_parallel_buffers`; the bundled implementation's `ExpertDataParallel`; not DeepSpeed's
+    `ipg_buckets`. Each bucket but the last of its kind has at least the limit, of its own kind alone."""
+    limit = 40_000
+    sizes: dict[str, Any] = {"layers": 3, "hidden": 64, "heads": 4, "vocab": 256, "bias": False}
+    sizes["moe"] = {"experts": 4, "top_k": 1, "ffn": 32}
+    parallelism = {
+        "dp": 4,
+        "ep": 2,
+        "zero": 1,
+        "dp_sync": "bucketed",
+        "bucket_bytes": limit,
+        "gather_bucket_bytes": None,
+    }
+    sim = simulate(case(parallelism, {"framework": framework}, sizes))
+    (stage,) = sim.stages[0].values()
+    sent = [i for i in stage.backward(Kind.B, True, False) if isinstance(i, Comm) and i.phase is Phase.WEIGHT_GRAD]
+    for group, params in (("shard", "params"), ("expert_shard", "expert_params")):
+        groups = {"shard": ("shard", "dp_cp"), "expert_shard": ("expert_shard", "expert_dp")}[group]
+        found = [c.bytes for c in sent if c.group in groups]
+        assert sum(found) == pytest.approx(stage.dp.gradient_bytes * sum(getattr(b, params) for b in stage.blocks))
+        assert (min(found[:-1]) >= limit) == apart
+    if apart and stage.dp.gather_overlap:
+        units = gather_units(stage.blocks, stage.dp)
+        assert not any(dense and experts for dense, experts, _ in units)
+        assert [i for _, _, i in units] == sorted(i for _, _, i in units)
 
 
 def test_hybrid_sharding_adds_an_all_reduce_of_the_shard() -> None:
@@ -353,3 +382,25 @@ def test_gathers_in_fp32_send_twice_the_bytes_and_are_cast(zero: int, overlap: b
     casts = [i.bytes for items in programs for i in items if isinstance(i, Compute) and i.name == "unpack"]
     params = sum(b.params for b in blocks)
     assert sum(casts) == pytest.approx((4 + 2) * params)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "megatron_bridge"])
+@pytest.mark.parametrize(
+    ("optimizer", "date", "kinds"),
+    [
+        ("muon", "2026-05", {"all_reduce", "all_gather"}),
+        ("muon", "2024-08", {"all_reduce", "all_gather"}),
+        ("muon", "2026-06", {"reduce_scatter", "all_gather"}),
+        ("adamw", "2026-05", {"reduce_scatter", "all_gather"}),
+    ],
+)
+def test_megatron_core_reduced_whole_gradients_for_muon(
+    framework: str, optimizer: str, date: str, kinds: set[str]
+) -> None:
+    """optimizer/layer_wise_optimizer.py of 0.17 ("Megatron DDP handle allreduce grad"); 0.18.0 is of June 2026."""
+    training = {"framework": framework, "software_date": date, "optimizer": optimizer}
+    sent = traffic(("shard", "dp_cp"), {"dp": 8, "zero": 1}, **training, global_batch_size=8)
+    assert {kind for kind, size in sent.items() if size > 0} == kinds
+    params = sent["all_gather"] / 2
+    (gradients,) = (size for kind, size in sent.items() if kind != "all_gather")
+    assert gradients == pytest.approx(params * {"megatron": 4, "megatron_bridge": 2}[framework])

@@ -289,6 +289,13 @@ def _no_rope(s: Layout) -> str:
     return "" if s.model.positions == "rope" else f"with model.positions {s.model.positions}"
 
 
+def _adds_residual_alone(s: Layout) -> str:
+    """One kernel either way (`elementwise.residual`)."""
+    m = s.model
+    more = m.bias or m.biased_attention_out or m.dropout
+    return "" if more else "without biases and dropout, where the residual sum is one kernel"
+
+
 def _per_token(s: Layout) -> str:
     """A pass over all gradients takes the place of one of the same length (`gradient_buffer_items`)."""
     if (
@@ -323,7 +330,8 @@ def _no_copy(s: Layout) -> str:
 def _one_layer(s: Layout) -> str:
     offload = s.training.activation_offload if s.training is not None else False
     by_layer = not isinstance(offload, bool) and offload.layers is not None
-    alone = by_layer and max(s.parallelism.stage_layers, default=0) < 2
+    known = s.parallelism.layers_per_stage != "balanced"  # which have no numbers here
+    alone = by_layer and known and max(s.parallelism.stage_layers, default=0) < 2
     return "where no stage has two layers, as the last one of each stays" if alone else ""
 
 
@@ -379,6 +387,7 @@ OF_TRAINING: tuple[Idle, ...] = (
     Idle("moe_router_fusion", _own_router),
     Idle("moe_shared_expert_overlap", _with_one("ep")),
     Idle("apply_rope_fusion", _no_rope),
+    Idle("bias_dropout_fusion", _adds_residual_alone),
     Idle("calculate_per_token_loss", _per_token),
     Idle("cuda_graph_scope", _no_layers_graphed),
     Idle("moe_router_padding_for_quantization", _fills_tiles),

@@ -33,6 +33,14 @@ class Sharded(Protocol):
         """The ZeRO stage."""
 
 
+class Updated(Named, Protocol):
+    """The part of a scenario that names an optimizer: `training`."""
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer's name."""
+
+
 class Trained(Named, Protocol):
     """The part of a scenario that says what becomes of gradients between steps: `training`."""
 

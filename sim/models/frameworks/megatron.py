@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from sim.core.program import Phase
 from sim.models.frameworks.facts import Framework
 from sim.models.frameworks.parts import (
     GROUP_BYTES,
@@ -73,21 +74,24 @@ def has_fusions(framework: Framework) -> bool:
 # `disable_bucketing` (megatron/training/training.py: `model_chunk_idx > 0`); param_and_grad_buffer.py of Megatron-FSDP,
 # `fetch_bucket`: parameters are views of a bucket. `align_grad_reduce`, true by default: `grad_sync_func`, which
 # core/pipeline_parallel/schedules.py calls behind a stage's last backward (`backward_step_helper_postprocess`). That it
-# is called on rank r of a pipeline r passes later is left out. Megatron-FSDP (core/distributed/fsdp/src/megatron_fsdp/
-# megatron_fsdp.py): layers alone are units (`fsdp_unit_modules`), what lies beside them has no hook that frees it,
-# and units alone have a hook before their backward; `_grad_acc` copies each gradient into its bucket, of which the
-# shard is added to zeros (param_and_grad_buffer.py: `local_grad += reduced_grad`);
-# `suggested_communication_unit_size` is at least a billion, half of it for gathers ahead
+# is called on rank r of a pipeline r passes later is left out. Gathers: `align_param_gather`, which starts them with
+# the step, is of interleaved stages alone (megatron/training/arguments.py); else the hook before a module's forward
+# starts the gather of its bucket unless the bucket before has done so (`finish_param_sync`). Megatron-FSDP
+# (core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py): layers alone are units (`fsdp_unit_modules`), what lies
+# beside them has no hook that frees it, and units alone have a hook before their backward; `_grad_acc` copies each
+# gradient into its bucket, of which the shard is added to zeros (param_and_grad_buffer.py: `local_grad +=
+# reduced_grad`); `suggested_communication_unit_size` is at least a billion, half of it for gathers ahead
 # (`suggested_AG_prefetch_size`; all_gather_params issues them in the model's order), all of it for reductions
-# (`wait_for_previous_grad_reduce` frees their buckets); `outer_fsdp_group_grad_reduce`: the last micro-batch's. With
-# layers of more than half a billion parameters both are twice a layer's, which is left out, as one layer is ahead
-# either way.
+# (`wait_for_previous_grad_reduce` frees their buckets); `outer_fsdp_group_grad_reduce`: the last micro-batch's. Each
+# gather waits for what was computed when it was sent (`all_gather_stream.wait_stream`). With layers of more than half a
+# billion parameters both are twice a layer's, which is left out, as one layer is ahead either way.
 MEGATRON_ZERO = ZeroEngine(
     fsdp_version=0,
     flat_at=(1,),  # optimizer/distrib_optimizer.py: `_build_model_and_main_param_groups`
     or_torch=True,
     bucket_elements=(40_000_000, 1_000_000),
     first_stage_alone=True,
+    gathers_when_used=True,
     aligns_stages=True,
     sums_shared_once=True,
     ends_stay=True,
@@ -95,6 +99,7 @@ MEGATRON_ZERO = ZeroEngine(
     ahead_elements=500_000_000,
     queued_elements=1_000_000_000,
     replicas_once=True,
+    input_first=(Phase.FORWARD, Phase.INPUT_GRAD),
     copies_gathered=False,
     gathers_apart=False,
     shards_apart=False,
@@ -106,6 +111,11 @@ _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
 _NO_FUSED_SHARDS = Former("2026-04", {"accumulates_sharded": False}, "Megatron-Core 0.17, Megatron-Bridge 0.4")
 # In Megatron-Core 0.14.0 of October 2025, not yet in 0.13.1 of August.
 _NO_ORIGINALS = Former("2025-10", {"saves_originals": False}, "before Megatron-Core 0.14")
+# optimizer/layer_wise_optimizer.py of 0.17: "Megatron DDP handle allreduce grad"; 0.18.0 has buckets of whole matrices.
+_ALL_REDUCED = MEGATRON_ZERO._replace(all_reduces_for_matrices=True)
+_MATRICES = Former("2026-06", {"zero": _ALL_REDUCED}, "before Megatron-Core 0.18")
+# Before 0.9.0 `zero_grad` in optimizer/distrib_optimizer.py starts the first gather, on every rank.
+_GATHERS_FIRST = Former("2024-10", {"zero": _ALL_REDUCED._replace(gathers_when_used=False)}, "before Megatron-Core 0.9")
 _EXPERIMENTAL_LATENT_ROPE = Former(
     "2026-02",
     {"fuses_latent_rope": False, "assembles_in_latent_rope": False},
@@ -191,12 +201,14 @@ MEGATRON = Framework(
     captures_layers=True,
     emitted_for=("megatron",),
     former=(
+        _MATRICES,
         _NO_FUSED_SHARDS,
         _EXPERIMENTAL_LATENT_ROPE,
         _NO_ORIGINALS,
         _JOINED_CONTEXT,
         _TE2,
         Former("2025-01", {"kernels_after_loss_check": 8}, "core/rerun_state_machine.py looks for infinity, too"),
+        _GATHERS_FIRST,
         Former(
             "2024-01",
             {
@@ -224,6 +236,7 @@ MEGATRON = Framework(
         Former("2023-06", {"sends_pieces": True}, "removed when pipelines moved to megatron/core: pull request 334"),
     ),
 )
+_BRIDGE_ZERO = MEGATRON_ZERO._replace(bucket_elements=(128 * 2**20, 0))  # training/comm_overlap.py: bucket_size
 # NVIDIA's recipes for it: scripts/performance of NeMo-Megatron-Bridge set `apply_rope_fusion`.
 MEGATRON_BRIDGE = replace(
     MEGATRON,
@@ -237,9 +250,12 @@ MEGATRON_BRIDGE = replace(
     fp8_recipe="tensorwise",  # configs: `fp8_recipe`, "cs" where nothing is said: current scaling
     sums_in_fp32=False,  # set_*_common_configs: grad_reduce_in_fp32 False
     cross_entropy="fused",  # utils/helpers.py: cross_entropy_fusion_impl te
-    zero=MEGATRON.zero._replace(bucket_elements=(128 * 2**20, 0)),  # training/comm_overlap.py: bucket_size
-    # Its recipes for DeepSeek V3 set `enable_experimental` beside `apply_rope_fusion`.
-    former=tuple(f for f in MEGATRON.former if f is not _EXPERIMENTAL_LATENT_ROPE),
+    zero=_BRIDGE_ZERO,
+    # Its recipes for DeepSeek V3 set `enable_experimental` beside `apply_rope_fusion`. It began in 2025.
+    former=(
+        Former(_MATRICES.until, {"zero": _BRIDGE_ZERO._replace(all_reduces_for_matrices=True)}, _MATRICES.source),
+        *(f for f in MEGATRON.former if f not in (_MATRICES, _EXPERIMENTAL_LATENT_ROPE, _GATHERS_FIRST)),
+    ),
 )
 # NeMo, as its launcher (NeMo-Framework-Launcher) runs it.
 NEMO = replace(
@@ -251,7 +267,7 @@ NEMO = replace(
     # get_forward_output_and_loss_func.
     kernels_after_loss_check=0,
     # conf/training: bucket_cap_mb 125, of fp32, in Apex's optimizer on every stage.
-    zero=MEGATRON.zero._replace(bucket_elements=(125 * 2**18, 0), first_stage_alone=False),
+    zero=MEGATRON.zero._replace(bucket_elements=(125 * 2**18, 0), first_stage_alone=False, gathers_when_used=False),
     emitted_for=(),
     former=(
         # FlashAttention-2 in place of cuDNN's kernel. Transformer Engine gives it [sequences, tokens, ...] of

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+from sim.core.program import Phase
+
 
 class UnfusedLoss(NamedTuple):
     """Hold the kernels of a loss written in separate operators (`cross_entropy: unfused`), and the bytes they move.
@@ -186,15 +188,18 @@ class ContextKernels(NamedTuple):
 class ZeroEngine(NamedTuple):
     """Hold how a framework reduces gradients and gathers parameters. Tuples list ZeRO stages.
 
-    `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `at_once_at`: in one
-    message after the last backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`:
-    `alone_at`: `dp_sync` is after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`;
-    `gather_bucket_elements`, of `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a
-    bucket: at least so many, and so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first
-    rank's first stage alone fills buckets, every other stage has one. `aligns_stages`: with virtual stages a stage's
-    buckets are all sent when its last backward has ended. `buckets_shards`: with ZeRO-3 a layer's gradients are reduced
-    in such buckets, too. `closes_before`: a bucket is sent before a tensor would make it larger than
-    `bucket_bytes`, not after.
+    `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `all_reduces_for_matrices`:
+    so they are at stage 1 with an optimizer that updates whole matrices. `at_once_at`: in one message after the last
+    backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`: `alone_at`: `dp_sync` is
+    after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`; `gather_bucket_elements`, of
+    `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a bucket: at least so many, and
+    so many for each of the dp ranks. `first_stage_alone`: with ZeRO-0 and -1 the first rank's first stage alone fills
+    buckets, every other stage has one. `gathers_when_used`: without virtual stages ZeRO-1 starts the gather of such a
+    stage behind the arrival of its first input, so that nothing hides it. `aligns_stages`: with virtual stages a
+    stage's buckets are all sent when its last backward has ended. `buckets_shards`: with ZeRO-3 a layer's gradients are
+    reduced in such buckets, too. `closes_before`: a bucket is sent before a tensor would make it larger than
+    `bucket_bytes`, not after. `mixes_experts`: gradients of experts fill the same buckets as the others', in place of
+    buckets of their own.
 
     `joining_accesses`: memory accesses of each reduced element in copies and the division before it is sent, in the
     dtype of the reduction; `views_accesses`: in the layers' dtype, where gradients of views are joined to one of the
@@ -227,6 +232,16 @@ class ZeroEngine(NamedTuple):
     all-reduced over tp, and copied back one by one (megatron/core/distributed/ finalize_model_grads.py:
     `_allreduce_non_tensor_model_parallel_grads`); of routers, biases and matrices that are not split, too.
 
+    `input_first`: the phases in which ZeRO-3's gathers wait for the input of a pipeline's action; torch's FSDP: for the
+    stream that computes, which has waited for the message, at the root's forward (torch/distributed/fsdp/_fully_shard/
+    _fsdp_state.py: `_root_pre_forward`; _runtime_utils.py: `_root_pre_forward`). With several stages a rank, torch's
+    schedules gather them with the step (pipelining/schedules.py: `_add_unshard_reshard`).
+
+    `reduces_stages`: in a pipeline, FSDP2's reductions of a stage's sums of gradients begin when its last backward has
+    ended (torch/distributed/pipelining/stage.py: `perform_reduce_grad`, formerly in `backward_maybe_with_nosync`). Left
+    out: that with several stages a rank its next computation waits for them (`finalize_backward` in
+    _fsdp_param_group.py).
+
     `copies_gathered`: with ZeRO-3 a block's parameters are copied out of the buffer that they arrive in. torch's
     allocator gives memory back to the stream that it was allocated on: `gathers_apart` says that these buffers are
     allocated on a stream of their own, `shards_apart` that a gradient's shards are (torch/distributed/fsdp/
@@ -251,6 +266,7 @@ class ZeroEngine(NamedTuple):
     flat_at: tuple[int, ...] = ()
 
     all_reduced_at: tuple[int, ...] = ()
+    all_reduces_for_matrices: bool = False
     at_once_at: tuple[int, ...] = ()
     alone_at: tuple[int, ...] = ()
     gathers_ahead: bool = True
@@ -258,9 +274,11 @@ class ZeroEngine(NamedTuple):
     gather_bucket_elements: int | None = None
     bucket_elements: tuple[int, int] | None = None
     first_stage_alone: bool = False
+    gathers_when_used: bool = False
     aligns_stages: bool = False
     buckets_shards: bool = False
     closes_before: bool = False
+    mixes_experts: bool = False
     joining_accesses: int = 0
     views_accesses: int = 0
     joining_kernels: tuple[int, int] = (0, 0)
@@ -281,6 +299,8 @@ class ZeroEngine(NamedTuple):
     replicas_once: bool = False
     sums_shared: bool = False
     sums_shared_once: bool = False
+    input_first: tuple[Phase, ...] = (Phase.FORWARD,)
+    reduces_stages: bool = False
     copies_gathered: bool = True
     gathers_apart: bool = True
     shards_apart: bool = True
@@ -308,6 +328,7 @@ class ZeroEngine(NamedTuple):
             kept_last=0,
             root_again=False,
             sums_shared=False,
+            reduces_stages=False,
             keeps_unreduced=True,
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.keys import Named, Sharded, Trained
+from sim.models.frameworks.keys import Named, Sharded, Trained, Updated
 from sim.models.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
 from sim.models.frameworks.parts import (
     COMPILED_ROUTER,
@@ -23,6 +23,7 @@ from sim.models.frameworks.parts import (
     UnfusedLoss,
     ZeroEngine,
 )
+from sim.models.optimizers.records import OPTIMIZERS
 
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
 NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")
@@ -58,7 +59,7 @@ TITAN_FOREACH = Former(  # the pull request is of 24 February
 LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
 # torchtitan: models/common/decoder_sharding.py, `norm_config`, whose weights' gradients FSDP sums over tp.
-TITAN_ZERO = REPLICAS_COPIED._replace(kept_last=1, sums_shared=True)
+TITAN_ZERO = REPLICAS_COPIED._replace(kept_last=1, sums_shared=True, reduces_stages=True)
 # accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, which keeps [norm, output] for the backward.
 ACCELERATE_ZERO = REPLICAS_COPIED._replace(sends_in_precision=True, kept_last=1)
 ACCELERATE_ROOT = Former(
@@ -174,6 +175,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     gather_bucket_elements=50_000_000,
     buckets_shards=True,
     closes_before=True,
+    mixes_experts=True,  # stage_1_and_2.py: `ipg_buckets`, one for a dtype
     joining_accesses=6,
     joining_kernels=(1, 2),  # copied into the bucket; divided, and the ranks' parts joined
     buffers=1,
@@ -367,12 +369,14 @@ def framework_at(name: str, date: str | None) -> Framework:
     return record
 
 
-def zero_engine(training: Named, p: Sharded) -> ZeroEngine:
+def zero_engine(training: Updated, p: Sharded) -> ZeroEngine:
     """Return how the framework reduces and gathers, with the FSDP that `parallelism.fsdp_version` names. Two
     buffers of Megatron's (param_and_grad_buffer.py) hold the layer that computes and the one behind or before it."""
     own = framework_of(training).zero
     if p.fsdp_double_buffer:  # `_enforce_double_buffer_limit`; `need_skip_prefetch`
         own = own._replace(ahead_elements=1, queued_elements=1)
+    if own.all_reduces_for_matrices and OPTIMIZERS[training.optimizer].whole_matrices:
+        own = own._replace(all_reduced_at=(1,))
     if p.zero < 2 or p.fsdp_version is None:
         return own
     if p.fsdp_version == 1:
