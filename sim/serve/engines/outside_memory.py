@@ -25,8 +25,8 @@ PCIE_BYTES = 0.3 * GIB
 
 
 class OutsideMemory(NamedTuple):
-    """What an engine's process takes of a GPU beside tensors. `linked_bytes`: communicators over NVLink; `context`: also
-    CUDA's context."""
+    """What an engine's process takes of a GPU beside tensors. `linked_bytes`: communicators over NVLink; `context`:
+    CUDA's context, too."""
 
     linked_bytes: float = 0.0
     context: bool = False

@@ -63,7 +63,7 @@ def _outside_bytes(inference: dict[str, Any], parallelism: dict[str, Any]) -> fl
     pools = [p for p in (inference.get("disaggregated") or {}).values() if isinstance(p, dict)] or [parallelism]
     ranks = max([p.get("tp", 1) * p.get("pp", 1) * p.get("cp", 1) * p.get("ep", 1) for p in pools])
     outside, cache = engine.outside, inference.get("kv_cache", {})
-    share = 1.0 if outside.before_share else cache.get("memory_fraction", engine.defaults.memory_fraction)
+    share = 1.0 if engine.activations_outside else cache.get("memory_fraction", engine.defaults.memory_fraction)
     return outside.bytes(ranks, False) / share
 
 
