@@ -9,8 +9,8 @@ from sim.core.dtypes import GatherDtype, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.synonyms import value_synonym
 from sim.inputs.units import BYTES
-from sim.models.moe.dispatchers import DISPATCHERS
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
+from sim.variants.dispatchers import DISPATCHERS
 
 CpMethod = Literal["ring", "all_gather", "all_to_all", "all_to_all_ring"]
 _RANK_ORDERS = "the mesh's dimensions, the fastest-varying first: tp-cp-dp-pp or a permutation of it"

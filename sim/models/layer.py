@@ -12,7 +12,6 @@ from sim.models.activation_memory.recompute import as_block, keep, mode_of_layer
 from sim.models.activation_memory.recompute_modules import inside
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual
-from sim.models.frameworks.megatron import facts_off
 from sim.models.graphed_parts import captured_layer
 from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
 from sim.models.layers.dense_mlp import DenseMlp
@@ -26,6 +25,7 @@ from sim.models.precision.casts import norms_give_wide
 from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.streams.hyper_connections import collapsed, spread
 from sim.models.warm_up import only_indexers, warms_up
+from sim.variants.frameworks.megatron import facts_off
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

@@ -25,8 +25,6 @@ from sim.core.program import (
     Compute,
     Phase,
 )
-from sim.models.frameworks.parts import AttentionKernel
-from sim.models.frameworks.records import attention_picks
 from sim.prices.attention_speed import OF_SHAPES, attention_peak, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
@@ -56,6 +54,8 @@ from sim.prices.unvectorized import (
     sm_clocks_per_s,
 )
 from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
+from sim.variants.frameworks.parts import AttentionKernel
+from sim.variants.frameworks.records import attention_picks
 from topology.spec import GpuSpec
 
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline

@@ -31,6 +31,7 @@ COUNTED = (*MATMULS, *ATTENTION, ATTENTION_DECODE, MOE_LAYER)  # kinds whose FLO
 ACTIVATION_BYTES = 2.0  # bytes of an activation of served layers, for any dtype of weights
 # Several kernels of these kinds read `bytes / kernels` each; an optimizer's or a copy's bytes are one sweep.
 MEMORY_BOUND = ("norm", "elementwise", "softmax", "embedding", "cross_entropy", "optimizer", "permute", "cast", "copy")
+HOST_UPDATE = "host_update"  # an operator of the host's CPUs, bound by their memory
 N = TypeVar("N", float, NDArray[np.float64])  # one shape, or a column of many shapes
 
 

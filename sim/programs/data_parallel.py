@@ -35,14 +35,14 @@ from sim.core.timeline import DP, REPLICA
 from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
-from sim.models.frameworks.parts import ZeroEngine
-from sim.models.frameworks.records import framework_of, frees_gradients, zero_engine
 from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
 from sim.programs.two_levels import behind_replicas, quantized_gradients, quantized_messages
 from sim.ranks.plan import Plan
+from sim.variants.frameworks.parts import ZeroEngine
+from sim.variants.frameworks.records import framework_of, frees_gradients, zero_engine
 
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
 

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.normal import NINETY_BY_MEAN, student_by_normal
-from sim.models.frameworks.records import FRAMEWORKS
 from sim.models.parameters import count_parameters
 from sim.results.records import Record
+from sim.variants.frameworks.records import FRAMEWORKS
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

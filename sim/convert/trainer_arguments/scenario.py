@@ -26,7 +26,7 @@ from sim.convert.trainer_arguments.trl import forces_reentrant, is_trl, loss_in_
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id, what_to_write
 from sim.inputs.model_input import model_presets
-from sim.models.frameworks.records import framework_at
+from sim.variants.frameworks.records import framework_at
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import ALIGNED, Compute, Item, Program, Saved, TensorRole
+from sim.inputs.windows import Window
 from sim.models.attention.score_kernels import (
     RAISED,
     Passes,
@@ -26,7 +27,6 @@ from sim.models.attention.score_kernels import (
     softmax_bytes,
 )
 from sim.models.attention.sink_factor import factor_backward, factor_forward, factor_saved
-from sim.models.attention.window import Window
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op

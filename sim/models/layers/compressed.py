@@ -24,10 +24,10 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, ModelPart, NeededBy, Program, Saved, TensorRole
+from sim.inputs.windows import Window
 from sim.models.attention.context_parallel import attention_core
 from sim.models.attention.core import Core, attention_flops
 from sim.models.attention.latent_kernels import latent_rope
-from sim.models.attention.window import Window
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.indexer import IndexedKeys, index_operator, scores

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import QUANTIZATIONS
+from sim.inputs.engine_file import all2all_of, engine_of
+from sim.inputs.serving_formats import cache_dtype, linear_format
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
 from sim.models.serving.operators import ServedLatents, ServingDims
-from sim.serve.engines.all2all import all2all_of
-from sim.serve.engines.file import engine_of
-from sim.serve.prices.formats import cache_dtype, linear_format
 from sim.serve.prices.fused import experts_sum_norms, norm_in_sum_bytes, quantizing, rope_of, shared_experts
 from sim.serve.prices.host import prompt_sizes
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.inputs.serving_keys import Eplb
     from sim.inputs.workloads import Inference
-    from sim.serve.engines.record import Engine
+    from sim.variants.engines.record import Engine
 
 
 def serving_dims(scenario: Scenario) -> ServingDims:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import Quantizing
+from sim.inputs.engine_file import engine_of
 from sim.models.serving.operators import ServedRope
-from sim.serve.engines.file import engine_of
-from sim.serve.engines.kernel_facts import is_datacenter_blackwell
+from sim.variants.engines.kernel_facts import is_datacenter_blackwell
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
-    from sim.serve.engines.kernel_facts import SummedNorms
+    from sim.variants.engines.kernel_facts import SummedNorms
 
 # Of a fused shared expert's tokens, up to which its own launches and waves count (an assumption): more keep the time of
 # kernels of their own.

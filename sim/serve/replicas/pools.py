@@ -7,16 +7,16 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from sim.inputs.engine_file import engine_of
 from sim.inputs.scenario import Scenario
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.inputs.workloads import Inference, PoolSize
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.prices.profile import Profile
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
+from sim.serve.cache.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.cache.host_copies import Link
 from sim.serve.cache.kv_cache import HostCache, KvCache
 from sim.serve.cache.tiers import cache_tiers
-from sim.serve.engines.file import engine_of
-from sim.serve.engines.record import Engine
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity, iteration_tokens
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.faults import replica_costs
@@ -30,6 +30,7 @@ from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Limits, Sequence
 from sim.serve.scheduling.sglang_scheduler import SglangScheduler
 from sim.serve.scheduling.speculation import Acceptance
+from sim.variants.engines.record import Engine
 
 UNLIMITED = 1 << 60
 

@@ -10,7 +10,7 @@ from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
 from sim.emit import emit
 from sim.inputs.scenario import Scenario
-from sim.models.attention.window import Window
+from sim.inputs.windows import Window
 from sim.models.dims import Shard, dims
 from sim.models.flops import model_flops_per_token
 from sim.models.layer import layer_parts
