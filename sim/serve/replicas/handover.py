@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import simpy
 
-from sim.serve.on_simpy import Clock, Process, ReplicaProcess
+from sim.engine.simpy_events import Clock
+from sim.serve.on_simpy import Process, ReplicaProcess
 from sim.serve.replicas.pools import Pool
 from sim.serve.replicas.router import Router
 from sim.serve.scheduling.sequences import Sequence

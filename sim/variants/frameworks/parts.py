@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+DDP_BUCKET_BYTES = 25 * 2**20  # torch.nn.parallel.DistributedDataParallel: bucket_cap_mb
+
 
 class UnfusedLoss(NamedTuple):
     """Hold the kernels of a loss written in separate operators (`cross_entropy: unfused`), and the bytes they move.
@@ -254,7 +256,7 @@ class ZeroEngine(NamedTuple):
     at_once_at: tuple[int, ...] = ()
     alone_at: tuple[int, ...] = ()
     gathers_ahead: bool = True
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int = DDP_BUCKET_BYTES
     gather_bucket_elements: int | None = None
     bucket_elements: tuple[int, int] | None = None
     first_stage_alone: bool = False
