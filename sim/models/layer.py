@@ -210,12 +210,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     text += f" apart={apart}" if apart else ""
     text += " rope in projection" if d.framework.ropes_in_projection else ""
     text += f" waits={','.join(d.waiting_layers)}" if d.waiting_layers else ""
-    if d.lora is not None:
-        text += (
-            f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if _ends_backward(scenario, d, layer) else ''}"
-        )
-        text += f",dropout={d.lora.dropout:g}" if d.lora.dropout else ""
-        text += ",nf4" if d.four_bit else ""
+    text += _adapters_key(d, _ends_backward(scenario, d, layer))
     if m.mla is not None:
         text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())
     spec = layer_specs(m)[layer]
@@ -239,6 +234,15 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         if m.moe.imbalance != "balanced":  # every layer and rank has a load of its own
             text += f" layer={layer} ep_rank={shard.ep_rank}"
     return text
+
+
+def _adapters_key(d: Dims, first: bool) -> str:
+    """LoRA's part of a layer's key; `first`: the backward ends in the layer."""
+    if d.lora is None:
+        return ""
+    text = f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if first else ''}"
+    text += f",dropout={d.lora.dropout:g}" if d.lora.dropout else ""
+    return text + (",nf4" if d.four_bit else "")
 
 
 def shape_key(m: ModelConfig, d: Dims) -> str:
