@@ -31,14 +31,13 @@ from sim.inputs.scenario import parse_scenario  # noqa: E402
 from sim.results.evidence import (  # noqa: E402
     FILE,
     SERVING,
-    Features,
     PublishedStep,
-    features_of,
     interval_factor,
     published,
     published_for,
     sort_of,
 )
+from sim.results.likeness import Features, features_of  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 from sim.validation.prediction import profile_named  # noqa: E402
 from sim.validation.records import Measurement  # noqa: E402

@@ -18,20 +18,15 @@ from sim.prices.profiles import load_profile
 from sim.results.certainty import HELD_OUT
 from sim.results.evidence import (
     FEWEST_TABLES,
-    OTHER_KIND,
     REACH,
     SERVING,
-    Features,
     PublishedStep,
-    _columns,
-    _distances,
-    _family,
-    features_of,
     interval_factor,
     nearest,
     published,
     published_for,
 )
+from sim.results.likeness import OTHER_KIND, Features, columns, distances, family, features_of
 from sim.serve.results.certainty import serving_features
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
@@ -130,7 +125,7 @@ def test_a_published_step_is_its_own_nearest() -> None:
 
 
 def distance(a: Features, b: Features) -> float:
-    return float(_distances(a, _columns([b]))[0])
+    return float(distances(a, columns([b]))[0])
 
 
 def test_distance_is_symmetric_and_grows_with_each_difference() -> None:
@@ -160,10 +155,10 @@ def test_the_family_of_a_framework_is_its_record_s(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(FRAMEWORKS, "mine", Framework("mine", family="torch"))
     monkeypatch.setitem(FRAMEWORKS, "alone", Framework("alone"))
     a = published_for(serving=False)[0].features._replace(framework="eager")
-    mine, alone = (_family(a._replace(framework=name)) for name in ("mine", "alone"))
-    assert mine == _family(a) == "torch"
+    mine, alone = (family(a._replace(framework=name)) for name in ("mine", "alone"))
+    assert mine == family(a) == "torch"
     assert alone == "alone"
-    assert _family(a._replace(framework="TensorRT-LLM Triton")) == "TensorRT-LLM"
+    assert family(a._replace(framework="TensorRT-LLM Triton")) == "TensorRT-LLM"
 
 
 def test_tables_count_alike_whatever_their_rows() -> None:

@@ -66,7 +66,7 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "model: {d_model: 64, n_layers: 2}\ndevice_train_microbatch_size: 2\nglobal_train_batch_size: 8",
             "is a file of OLMo, which is not read",
         ),
-        ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8", "found 'gae'; needs a critic or further answers"),
+        ("a.sh", "python3 -m verl.trainer.main_ppo data.train_batch_size=8", "found 'gae'; needs a critic or further"),
         ("a.sh", "python3 -m verl.trainer.main_ppo --config-name x", "a command of verl, which is not read (a"),
         ("a.sh", "torchrun -m verl.trainer.sft_trainer engine=fsdp", "has a command of verl, which is not read"),
         (
