@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 from sim.core.files import write_text  # noqa: E402
 from sim.core.normal import NINETY_PERCENT  # noqa: E402
 from sim.inputs.scenario import parse_scenario  # noqa: E402
+from sim.prices.likeness import Features, features_of  # noqa: E402
 from sim.results.evidence import (  # noqa: E402
     FILE,
     SERVING,
@@ -37,7 +38,6 @@ from sim.results.evidence import (  # noqa: E402
     published_for,
     sort_of,
 )
-from sim.results.likeness import Features, features_of  # noqa: E402
 from sim.simulation import simulate  # noqa: E402
 from sim.validation.prediction import profile_named  # noqa: E402
 from sim.validation.records import Measurement  # noqa: E402

@@ -25,9 +25,9 @@ from msgspec import Struct
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK, coefficient_of
+from sim.core.operator_kinds import MEMORY_BOUND
 from sim.core.program import TORCH_SOFTMAXES
 from sim.inputs.input_source import nearest, show
-from sim.prices.roofline import MEMORY_BOUND
 from sim.variants.frameworks.parts import MATMUL_LIBRARIES, TRANSFORMER_ENGINE
 from sim.variants.recipes import RECIPES
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
+from sim.core.operator_kinds import ATTENTION, MATMULS, MEMORY_BOUND
 from sim.core.program import (
     TORCH_SOFTMAX_BACKWARD,
     TORCH_SOFTMAX_SHORT_BACKWARD,
@@ -43,7 +44,7 @@ from sim.prices.reference_gpu import (
     measured_device,
     reference_gpu,
 )
-from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
+from sim.prices.roofline import Device
 from sim.prices.table_prices import TablePrices
 from sim.prices.unvectorized import (
     MEASURED_APART,

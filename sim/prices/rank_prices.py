@@ -8,6 +8,7 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
+from sim.core.operator_kinds import ATTENTION, HOST_UPDATE
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.prices.cost import Cost
@@ -15,7 +16,6 @@ from sim.prices.operator_prices import Costs
 from sim.prices.price import Price, Priced
 from sim.prices.profile import HOST_COPIES, Profile
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import ATTENTION, HOST_UPDATE
 from sim.ranks.faults import compute_scales, disturbs_links
 from sim.ranks.places import aligned
 from sim.ranks.plan import Plan

@@ -11,9 +11,9 @@ from msgspec import Struct
 from sim.core.normal import NINETY_BY_MEAN, NINETY_PERCENT
 from sim.core.shipped import shipped_profiles
 from sim.inputs.scenario import Scenario
+from sim.prices.likeness import Features, features_of
 from sim.prices.profile import Profile
 from sim.results.evidence import SERVING, Width, interval_factor, published, sort_of
-from sim.results.likeness import Features, features_of
 from sim.results.metrics import interval
 from topology.presets import GPUS
 from topology.spec import GpuSpec

@@ -2,7 +2,7 @@
 
 `sim/presets/evidence.json` holds, for a sample of the published training steps and served workloads
 (`scenarios/published`), what was measured and what this simulator says, written by `tools/predict_published.py`. Rows
-have the features and distances of `sim.results.likeness`. The errors also make the 90 % interval of what is priced by a
+have the features and distances of `sim.prices.likeness`. The errors also make the 90 % interval of what is priced by a
 shipped profile (`interval_factor`).
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.normal import NINETY_BY_MEAN, student_by_normal
-from sim.results.likeness import Columns, Features, columns, distances, family, features_of
+from sim.prices.likeness import Columns, Features, columns, distances, family, features_of
 from sim.results.records import Record
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import pytest
 
 from sim.core.normal import NINETY_BY_MEAN, NINETY_PERCENT, student_by_normal
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
+from sim.prices.likeness import OTHER_KIND, Features, columns, distances, family, features_of
 from sim.prices.profiles import load_profile
 from sim.results.certainty import HELD_OUT
 from sim.results.evidence import (
@@ -26,7 +27,6 @@ from sim.results.evidence import (
     published,
     published_for,
 )
-from sim.results.likeness import OTHER_KIND, Features, columns, distances, family, features_of
 from sim.serve.results.certainty import serving_features
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate

@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
+from sim.core.operator_kinds import ATTENTION_DECODE, shape_flops
 from sim.core.program import Compute, Item, ModelPart, Phase, Program
 from sim.inputs.windows import Window
 from sim.models.attention.context_parallel import attention_core
@@ -36,7 +37,6 @@ from sim.models.serving.operators import (
     served_linear,
     unfused_attention,
 )
-from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.core.operator_kinds import HOST_UPDATE
 from sim.core.program import Compute, ModelPart, Phase, Program
 from sim.models.operators import items_of_part, memory_op
 from sim.models.optimizers.muon import Dealt, muon_items
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
-from sim.prices.roofline import HOST_UPDATE
 from sim.variants.frameworks.records import framework_of
 from sim.variants.optimizers import ADAFACTOR, ADAMW, LION, OPTIMIZERS, REMAINDERS, Optimizer
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from sim.core.units import percent
 from sim.inputs.engine_file import engine_of
 from sim.inputs.serving_formats import linear_format
+from sim.prices.likeness import Features, active_billions
 from sim.results.certainty import StepInterval, interval_by_evidence
 from sim.results.evidence import SERVING
-from sim.results.likeness import Features, active_billions
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
