@@ -9,9 +9,9 @@ from typing import Any
 from benchmarks.measure import shortest_s
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import Scenario, parse_scenario
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.requests import Request
 from sim.serve.results.records import ServingResult
 from sim.serve.simulation import simulate_serving

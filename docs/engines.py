@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.command_line import parser
-from sim.serve.engines import ENGINES
+from sim.variants.engines import ENGINES
 
 
 def engine_table() -> str:

@@ -298,7 +298,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         """The result of one step, with the costs of a teacher."""
         if self.teacher is None:
             return self.student
-        from sim.studies.distillation import with_teacher
+        from sim.distillation import with_teacher
 
         return with_teacher(self.student, self.teacher, self.scenario)
 
@@ -322,7 +322,7 @@ class Simulation(FinishedStep, frozen=True, eq=False, dict=True):
         """Costs of the teacher; None without distillation."""
         if self.scenario.distillation is None:
             return None
-        from sim.studies.distillation import teacher_of
+        from sim.distillation import teacher_of
 
         return teacher_of(self.scenario, self.profile, max(row.lasting for row in self.student.memory))
 

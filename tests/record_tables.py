@@ -8,15 +8,15 @@ import re
 from collections.abc import Iterator
 from itertools import pairwise
 
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.parts import (
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.parts import (
     ContextKernels,
     RouterKernels,
     UnfusedLoss,
     ZeroEngine,
 )
-from sim.models.frameworks.records import FRAMEWORKS
-from sim.models.precision.recipes import RECIPES, Pass
+from sim.variants.frameworks.records import FRAMEWORKS
+from sim.variants.recipes import RECIPES, Pass
 
 
 def framework_table() -> str:

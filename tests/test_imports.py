@@ -77,6 +77,14 @@ def test_only_commands_show_results() -> None:
         assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
 
 
+def test_one_module_touches_what_simpy_keeps_to_itself() -> None:
+    private = {"_ok", "_eid", "_defused"}  # other classes have a `_queue` and a `_value` of their own
+    for path in (ROOT / "sim").rglob("*.py"):
+        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        used = {node.attr for node in nodes if isinstance(node, ast.Attribute)} & private
+        assert not used or path.name == "simpy_events.py", f"{path.relative_to(ROOT)} uses {sorted(used)}"
+
+
 @pytest.mark.parametrize(("scenario", "engine"), [("1f1b_pp8", "simpy"), ("llama3_405b_16k", "static")])
 def test_a_simulation_loads_no_torch_and_nothing_heavy(scenario: str, engine: str) -> None:
     """SimPy for small steps alone, and no class of a section that the scenario lacks."""

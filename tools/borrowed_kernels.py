@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute, Phase
 from sim.inputs.nearest_gpu import measured_gpus, nearest_measured
 from sim.inputs.scenario import parse_scenario
@@ -32,7 +33,7 @@ from sim.prices.coefficients import PriceOptions
 from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import shape_bytes, shape_flops
+from sim.prices.roofline import shape_bytes
 from sim.simulation import simulate
 from topology.presets import GPUS
 

@@ -4,7 +4,7 @@
 
 Inductor writes Triton kernels for each function, Triton compiles them for a GPU that need not be there, and NVIDIA's
 disassembler, which Triton brings along, lists their machine code. Printed for each kernel: all threads' instructions
-for each element of the MLP's inner width, which has one number of gate and one of up. `sim.models.activations.facts`
+for each element of the MLP's inner width, which has one number of gate and one of up. `sim.variants.activations`
 has these counts.
 
 Functions of `joined` gradients are those of Megatron-Core (core/fusions/fused_bias_swiglu.py, fused_bias_geglu.py,

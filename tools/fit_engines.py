@@ -4,7 +4,7 @@
     python tools/fit_engines.py vllm-0.2
     python tools/fit_engines.py --judge    # no fit: the errors of the records as they stand
 
-The constants go into sim/serve/engines/hosts.py. The deviation on the rows that were not fitted goes there as their
+The constants go into sim/variants/engines/hosts.py. The deviation on the rows that were not fitted goes there as their
 uncertainty. The rule is that of `calibrate.serving.host_fit` for all engines, over rows sorted by id. Constants named
 in `Fit.start` are free, and all others keep the record's values.
 """
@@ -25,9 +25,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from calibrate.serving.host_fit import Values, every_second, solve, spread_words, tried
-from sim.serve.engines import ENGINES
-from sim.serve.engines.host_times import HostTimes
-from sim.serve.engines.record import Engine
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.host import Host
 from sim.serve.prices.load import Load
@@ -37,6 +34,9 @@ from sim.validation.prediction import cluster_of, profile_named
 from sim.validation.records import Measurement
 from sim.validation.serving_rows import serving_scenario, value_of
 from sim.validation.tables import read_table
+from sim.variants.engines import ENGINES
+from sim.variants.engines.host_times import HostTimes
+from sim.variants.engines.record import Engine
 
 PUBLISHED = Path(__file__).parent.parent / "scenarios" / "published"
 

@@ -14,10 +14,10 @@ import statistics
 from collections.abc import Iterator
 from itertools import product
 
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute, Phase
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import shape_flops
 from topology.presets import GPUS
 
 PROFILES = ("b200-sxm", "gb200", "b300-sxm", "gb300")

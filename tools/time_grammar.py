@@ -6,7 +6,7 @@ VLLM_PYTHON is the interpreter of an environment with vLLM V1 (the CPU build of 
 xgrammar. Masks are filled by vLLM's own `StructuredOutputManager.grammar_bitmask`, and tokens accepted by its
 `accept_tokens`, as its scheduler does in each iteration. Sequences follow documents that a schema allows, each from
 another place on. The tokenizer is byte-level BPE, trained on this interpreter's own sources. The clock is the CPU time
-of the process, so that other programs do not count. `sim/serve/engines/hosts.py` quotes it.
+of the process, so that other programs do not count. `sim/variants/engines/hosts.py` quotes it.
 """
 
 from __future__ import annotations

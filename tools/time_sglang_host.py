@@ -10,7 +10,7 @@ GPU.
 
 The clock is the CPU time of the thread, so that other processes do not count. Printed are medians of iterations in
 milliseconds and, by least squares, the milliseconds of an iteration and the microseconds of a sequence, which
-`sim/serve/engines/hosts.py` quotes.
+`sim/variants/engines/hosts.py` quotes.
 """
 
 from __future__ import annotations

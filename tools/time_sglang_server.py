@@ -9,7 +9,7 @@ DetokenizerManager are SGLang's own, in its own two processes. In place of the s
 each sequence in every step, and hands it to SGLang's own `SchedulerOutputStreamer`, which is timed, too. The clock is
 the CPU time of each process (`/proc`), so that other programs do not count. Loads differ in sequences at once, lengths,
 and tokens in a piece (`--stream-interval`). Least squares over the loads give the seconds of each process.
-`sim/serve/engines/hosts.py` quotes them. With `--logprobs` each token comes with its log probability and that many
+`sim/variants/engines/hosts.py` quotes them. With `--logprobs` each token comes with its log probability and that many
 others.
 """
 

@@ -9,7 +9,7 @@ messages between processes, so it is a lower bound beside a GPU on the same CPU.
 
 The clock is the CPU time of the engine's thread, so that other processes do not count. Printed are medians of `STEPS`
 iterations in milliseconds and, by least squares, the milliseconds of an iteration and the microseconds of a sequence,
-which `sim/serve/engines/hosts.py` quotes.
+which `sim/variants/engines/hosts.py` quotes.
 """
 
 from __future__ import annotations

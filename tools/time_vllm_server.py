@@ -7,8 +7,8 @@ and its engine core are vLLM's own processes, and serve a tiny model of random w
 server's threads (`/proc`), so that other processes do not count. Loads differ in sequences at once, lengths, and
 `--stream-interval`; least squares over them give the seconds of the server's one thread that runs Python's event loop.
 A prompt is made tokens in another thread, whose seconds by prompt token are those of the other threads in the load of
-long prompts. `sim/serve/engines/hosts.py` quotes both. With `--logprobs` each token comes with its log probability and
-that many others.
+long prompts. `sim/variants/engines/hosts.py` quotes both. With `--logprobs` each token comes with its log probability
+and that many others.
 """
 
 from __future__ import annotations

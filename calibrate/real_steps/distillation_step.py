@@ -23,9 +23,9 @@ from calibrate.real_steps.blocks import Rehearsal, Samples
 from calibrate.serving.forward import Model
 from calibrate.serving.side_by_side import Samples as ServingSamples
 from calibrate.serving.side_by_side import sample_parts
+from sim.distillation import INFERENCE, teacher_blocks
 from sim.inputs.scenario import Scenario
 from sim.prices.serving_parts import part_key
-from sim.studies.distillation import INFERENCE, teacher_blocks
 
 LESSONS = 60  # steps of AdamW on the teacher, so that its distributions are not random
 RATE = 1e-3

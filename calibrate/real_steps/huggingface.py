@@ -33,7 +33,7 @@ from calibrate.real_steps.gradient_times import Timed
 from calibrate.real_steps.timed_rounds import Calibration
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.models.frameworks.records import framework_of
+from sim.variants.frameworks.records import framework_of
 
 TARGETS = {  # names in Transformers' models of the simulator's linear layers
     "qkv": ("q_proj", "k_proj", "v_proj", "c_attn", "query_key_value"),

@@ -12,10 +12,10 @@ from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
 from sim.models.activations.kernels import is_gated
-from sim.models.frameworks.megatron import FUSIONS
-from sim.models.frameworks.records import FRAMEWORKS, framework_of
 from sim.models.linear import CHUNKS
 from sim.schedules import FORMS, ScheduleForm
+from sim.variants.frameworks.megatron import FUSIONS
+from sim.variants.frameworks.records import FRAMEWORKS, framework_of
 
 RANKS_PER_CORE = 4
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from sim.serve.engines import ENGINES
-from sim.serve.engines.record import Engine
+from sim.variants.engines import ENGINES
+from sim.variants.engines.record import Engine
 
 Values = NDArray[np.float64]
 Row = TypeVar("Row")

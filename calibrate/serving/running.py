@@ -5,7 +5,7 @@
 SCENARIO says what the server runs: model, GPUs, layout, and in `inference.engine` the record whose rules and limits
 apply. Its profile prices the GPU's part of every iteration; `FREE` are the constants of the rest. They are fitted to
 loads of several concurrencies and prompt lengths by the rule of `calibrate.serving.host_fit`, and written to a file
-that `inference.engine` takes (`sim.serve.engines.file`).
+that `inference.engine` takes (`sim.inputs.engine_file`).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from sim.commands.files_named import OUTPUT, check_output
 from sim.commands.options import scenario_argument
 from sim.core.errors import InputError
 from sim.core.files import write_json
+from sim.inputs.engine_file import FORMAT, engine_of, served_now
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
-from sim.serve.engines import ENGINES
-from sim.serve.engines.file import FORMAT, engine_of, served_now
-from sim.serve.engines.record import Engine
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
+from sim.variants.engines.record import Engine
 
 FREE = {"iteration_s": 1e-3, "sequence_s": 5e-5, "prompt_s": 1e-3, "request_s": 1e-3}  # and where the fit starts
 MOST_AT_ONCE, MOST_PROMPT = 1024, 1_000_000

@@ -46,6 +46,11 @@ class QuantizationFormat(NamedTuple):
     table: str = ""
     table_peak: str = "fp16"
 
+    @property
+    def in_fp8(self) -> bool:
+        """Tell whether linear layers have weights in fp8; a checkpoint's have scales of blocks."""
+        return self.matmul == "fp8"
+
 
 QUANTIZATIONS: Mapping[Quantization, QuantizationFormat] = {
     "none": QuantizationFormat(),

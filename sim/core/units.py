@@ -125,15 +125,6 @@ def change_percent(value: float, digits: int = 1) -> str:
     return f"{sign}{abs(rounded):.{digits}f} %"
 
 
-def is_rate(name: str) -> bool:
-    """Tell by a result's key whether its value is a rate (per second, per GPU), not a time in seconds.
-
-    >>> is_rate("tokens_per_s_per_gpu"), is_rate("time_per_output_token_s")
-    (True, False)
-    """
-    return "_per_" in name and "time_" not in name
-
-
 def rank_numbers(ranks: Sequence[int]) -> str:
     """Ranks as the short text that results have.
 

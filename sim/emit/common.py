@@ -9,8 +9,8 @@ from msgspec import Struct, field
 
 from sim.inputs.scenario import Scenario
 from sim.inputs.training_config import Training
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.records import FRAMEWORKS, framework_of
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.records import FRAMEWORKS, framework_of
 
 OF_EVERY_LAYOUT = ("model", "training", "distillation")  # sections that no layout changes
 LAID_OUT = (("training", "micro_batch_size"), ("training", "recompute"))  # except these keys of them

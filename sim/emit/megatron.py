@@ -28,10 +28,10 @@ from sim.inputs.trainer_names import (
 )
 from sim.inputs.zero_keys import sums_apart
 from sim.models.activation_memory.recompute import stops_early
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import MEGATRON, MEGATRON_ZERO
-from sim.models.frameworks.records import framework_at, framework_of, frees_gradients
-from sim.models.precision.recipes import RECIPES, recipe_of
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.megatron import MEGATRON, MEGATRON_ZERO
+from sim.variants.frameworks.records import framework_at, framework_of, frees_gradients
+from sim.variants.recipes import RECIPES, recipe_of
 
 INTERLEAVED = "interleaved_1f1b"
 VERSION = "# Megatron-LM as of November 2025 (000c4ac) to megatron-core 0.19.2 (September 2026)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sim.emit.common import Emission
-from sim.models.frameworks.records import framework_of
 from sim.models.moe.routing import dispatcher_of, expert_nodes
+from sim.variants.frameworks.records import framework_of
 
 
 def experts(e: Emission) -> dict[str, Any]:

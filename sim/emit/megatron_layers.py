@@ -8,9 +8,9 @@ from sim.emit.common import Emission
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FUSIONS
 from sim.inputs.training_config import ActivationOffload
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import FUSED_ROUTER, facts_off
-from sim.models.optimizers.records import REMAINDERS
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.megatron import FUSED_ROUTER, facts_off
+from sim.variants.optimizers import REMAINDERS
 
 
 def in_sixteen_bits(e: Emission) -> dict[str, Any]:

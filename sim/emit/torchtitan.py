@@ -16,8 +16,8 @@ from sim.inputs.trainer_names import LLAMA3_FLAVORS, TITAN_DDP_BUCKET, TITAN_GAT
 from sim.inputs.units import BYTES
 from sim.models.activation_memory.recompute import stops_early
 from sim.models.dims import gathers_quantized_shards, holds_back_sums, in_sixteen_bits
-from sim.models.frameworks.megatron import FUSIONS
-from sim.models.precision.recipes import RECIPES, recipe_of
+from sim.variants.frameworks.megatron import FUSIONS
+from sim.variants.recipes import RECIPES, recipe_of
 
 CONVERTERS = {"fp8": ["quantize.linear.float8"], "mxfp8": ["quantize.linear.mx"]}  # by precision
 OUTSIDE_FLAVORS = {"max_positions", "trained_positions", "attention_pattern", "dropout"}  # keys that no flavor decides

@@ -19,6 +19,7 @@ from sim.core.columns import Floats
 from sim.core.timeline import COMPUTE
 from sim.engine.link_rates import FULL, Flow, Flows, Sharing
 from sim.engine.on_simpy import OnSimpy
+from sim.engine.simpy_events import Prompt
 from sim.graph.taskgraph import TaskGraph
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class LiveStep(OnSimpy):
         self._turns: list[deque[Turn]] = [deque() for _ in range(count)]
         self._queued: list[dict[int, None]] = [{} for _ in range(count)]  # ready tasks that may not start yet
         self.stretch = [1.0] * len(graph)
-        self.begin_watched: dict[int, list[Event]] = {}
-        self.end_watched: dict[int, list[Event]] = {}
+        self.begin_watched: dict[int, list[Prompt]] = {}
+        self.end_watched: dict[int, list[Prompt]] = {}
         self._transfers: dict[int, Event] = {}
         # Transfers are numbered after the tasks.
         self.tasks = self.left = len(graph)
@@ -218,13 +219,12 @@ class LiveStep(OnSimpy):
         for task, in_s in self.sharing.settle(self.env.now):
             self.ends[task] = None if in_s == inf else self.at(in_s, task, self.finish)
 
-    def _tell(self, watchers: Iterable[Event]) -> None:
+    def _tell(self, watchers: Iterable[Prompt]) -> None:
         for event in watchers:
             if not event.triggered:
                 # `succeed` would queue the event after other events of this instant. A watcher must act before the task
                 # goes on.
-                event._ok, event._value = True, None
-                self.env.schedule(event, priority=URGENT)
+                event.happen(URGENT)
 
     def _note_progress(self, c: int) -> None:
         """Subtract what the class's computation has done since its speed last changed."""

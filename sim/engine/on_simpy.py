@@ -9,17 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import simpy
-from simpy.events import EventPriority
-
 from sim.engine.link_rates import Flows, Sharing
 from sim.engine.run import Times, after_of, launched_by, missing_of, ran
+from sim.engine.simpy_events import LAST, Clock
 from sim.graph.taskgraph import TaskGraph
 
 if TYPE_CHECKING:
     from simpy.events import Event
-
-LAST = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1
 
 
 def run_simpy(graph: TaskGraph, flows: Flows | None = None) -> Times:
@@ -41,7 +37,7 @@ class OnSimpy:
 
     def __init__(self, graph: TaskGraph, flows: Flows, sharing: Sharing) -> None:
         # Lists are faster than arrays here: every event reads and writes single numbers.
-        self.env = simpy.Environment()
+        self.env = Clock()
         self.seconds, self.task_kind, self.flows = graph.seconds.tolist(), graph.task_kind.tolist(), flows.by_task_kind
         self.sharing, self.missing = sharing, missing_of(graph)
         self.after, self.launched = after_of(graph), launched_by(graph)
@@ -114,10 +110,9 @@ class OnSimpy:
         """Compute the flows' rates after all other events of this instant."""
         if not self._settling:
             self._settling = True
-            event = self.env.event()
+            event = self.env.prompt()
             event.callbacks.append(self._settle)
-            event._ok, event._value = True, None  # `succeed` would schedule the event at another priority
-            self.env.schedule(event, priority=LAST)
+            event.happen(LAST)
 
     def _settle(self, _: Event) -> None:
         self._settling = False

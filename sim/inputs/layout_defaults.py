@@ -9,7 +9,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism, overlaps_messages, split_layers
 from sim.inputs.training_config import Training
 from sim.inputs.zero_keys import zero_keys
-from sim.models.frameworks.records import framework_of
+from sim.variants.frameworks.records import framework_of
 
 if TYPE_CHECKING:
     from sim.inputs.workloads import Inference

@@ -15,8 +15,8 @@ from sim.inputs.attention_config import (
 )
 from sim.inputs.embedding_config import LayerEmbeddingConfig, NgramEmbeddingConfig
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
-from sim.models.activations.facts import ACTIVATIONS
-from sim.models.model_code import MODEL_CODE
+from sim.variants.activations import ACTIVATIONS
+from sim.variants.model_code import MODEL_CODE
 
 Activation = Annotated[str, OneOf(ACTIVATIONS)]
 Code = Annotated[str, OneOf(MODEL_CODE)]
@@ -202,8 +202,8 @@ class ModelConfig(UserInput):
     before the cast back (Gemma). `attention_softcap`, `logit_softcap`: scores and logits pass c·tanh(x / c) (Gemma 2).
     `merged_projections`: query, key and value are one matrix, gate and up another, in the model's own code (Phi 3);
     `separate_qkv`: they are three although the MLP has no gate (OPT), where GPT-2 has one. `code`: the family whose own
-    code in Transformers computes the layers (`sim.models.model_code`). `rope_share`: of a head's width, if it gets rope
-    apart and is joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: queries and keys with rope are multiplied by a
+    code in Transformers computes the layers (`sim.variants.model_code`). `rope_share`: of a head's width, if it gets
+    rope apart and is joined to the rest (GLM-4.5, Phi 3). `scaled_rope`: queries and keys with rope are multiplied by a
     factor other than 1 (YaRN, in gpt-oss). `hyper_connections`: the residual stream is so many streams (DeepSeek V4):
     attention and MLP read a sum of them, their result is added to each, and the streams are mixed, by weights that each
     token computes from its streams. `hyper_connection_kind`: they are not mixed (independent: Hunyuan 4), or a gate of

@@ -12,7 +12,7 @@ from sim.inputs.model_config import ModelConfig
 from sim.inputs.overrides import merge
 from sim.inputs.rules.model import check_model
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
-from sim.models.frameworks.records import framework_of
+from sim.variants.frameworks.records import framework_of
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training

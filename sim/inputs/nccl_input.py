@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.models.frameworks.records import framework_of
+from sim.variants.frameworks.records import framework_of
 from topology.nccl import Release, nccl_at
 from topology.spec import ClusterSpec
 

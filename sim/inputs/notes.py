@@ -7,16 +7,16 @@ from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.inputs.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.rules.without_effect import keys_without_effect
 from sim.inputs.sections import Sections
 from sim.inputs.serving_notes import serving_notes
 from sim.inputs.training_config import ActivationOffload
-from sim.models.frameworks.records import framework_of, zero_engine
-from sim.models.model_code import MODEL_CODE, ModelCode, code_of
-from sim.models.optimizers.records import OPTIMIZERS
-from sim.models.precision.autocast import adapter_casts, autocasts, casts_on_use, fsdp_casts, not_under_autocast
+from sim.variants.frameworks.records import framework_of, zero_engine
+from sim.variants.model_code import MODEL_CODE, ModelCode, code_of
+from sim.variants.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -115,7 +115,7 @@ def _vocabulary_note(sections: Sections) -> Iterator[str]:
     degrees = {sections.parallelism.tp} if pools is None else {pools.prefill.tp, pools.decode.tp}
     for tp in sorted(degrees):
         if i is not None:
-            from sim.serve.engines.file import engine_of  # most scenarios are training steps
+            from sim.inputs.engine_file import engine_of  # most scenarios are training steps
 
             multiple = engine_of(i.engine).padding_of_vocab(tp)
             why = f"{multiple}, by engine {i.engine}" + (f" with tp {tp}" if len(degrees) > 1 else "")
@@ -297,8 +297,8 @@ def _packing_note(sections: Sections) -> Iterator[str]:
     t, dp = sections.training, sections.parallelism.dp
     if t is None or t.packing is None:
         return
-    from sim.models.attention.packing import pack  # numpy draws them, which no other reader of scenarios needs
-    from sim.models.attention.window import windows_of
+    from sim.inputs.packed_documents import pack  # numpy draws them, which no other reader of scenarios needs
+    from sim.inputs.windows import windows_of
 
     batch = pack(t.packing, t.seq_len, t.global_batch_size, dp, windows_of(sections.model))
     number = sum(n for _, n in batch.all_documents)

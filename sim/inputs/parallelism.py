@@ -9,8 +9,9 @@ from sim.core.dtypes import GatherDtype, TransportDtype
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.synonyms import value_synonym
 from sim.inputs.units import BYTES
-from sim.models.moe.dispatchers import DISPATCHERS
 from sim.schedules import FORMS, ONE_RANK, ScheduleForm
+from sim.variants.dispatchers import DISPATCHERS
+from sim.variants.frameworks.parts import DDP_BUCKET_BYTES
 
 CpMethod = Literal["ring", "all_gather", "all_to_all", "all_to_all_ring"]
 _RANK_ORDERS = "the mesh's dimensions, the fastest-varying first: tp-cp-dp-pp or a permutation of it"
@@ -150,7 +151,9 @@ class Parallelism(UserInput):
         "last, beside the output layer",
     )
     dp_sync: Literal["bucketed", "after_backward", "per_parameter", "reduce_broadcast"] = "bucketed"
-    bucket_bytes: ByteSize = Field(default=25 * 2**20, ge=1, le=10**15, json_schema_extra={"default": "25MiB"})
+    bucket_bytes: ByteSize = Field(
+        default=DDP_BUCKET_BYTES, ge=1, le=10**15, json_schema_extra={"default": f"{DDP_BUCKET_BYTES >> 20}MiB"}
+    )
     gather_bucket_bytes: ByteSize | None = Field(
         default=None,
         ge=1,

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from sim.inputs.processes_input import Processes
     from sim.inputs.rl_config import Rl
     from sim.inputs.workloads import Inference, PoolSize
-    from sim.serve.engines.defaults import Defaults, ServerPool
+    from sim.variants.engines.defaults import Defaults, ServerPool
 
 
 def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
     """The section, with files found and the draft model's positions."""
     if "inference" not in data:
         return None
+    from sim.inputs.engine_file import found_engine
     from sim.inputs.workloads import Inference, RequestTrace
-    from sim.serve.engines.file import found_engine
 
     inference = validate(Inference, _with_draft(data["inference"], source), source, ("inference",))
     changes: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def read_inference(data: dict[str, Any], source: Source) -> Inference | None:
 
 def with_engine_split(parallelism: Parallelism, inference: Inference, model: ModelConfig) -> Parallelism:
     """The layout with every expert split over the tp ranks, where `ep` distributes none and the engine does so."""
-    from sim.serve.engines.file import engine_of
+    from sim.inputs.engine_file import engine_of
 
     said = parallelism.ep > 1 or "expert_tp" in parallelism.model_fields_set
     if said or model.moe is None or model.moe.ffn % parallelism.tp or not engine_of(inference.engine).splits_experts:
@@ -59,9 +59,9 @@ def with_engine_split(parallelism: Parallelism, inference: Inference, model: Mod
 
 def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: Parallelism, gpu: GpuSpec) -> Inference:
     """The section with what its engine sets by itself on these GPUs where a key was left out."""
-    from sim.serve.engines.file import engine_of
-    from sim.serve.engines.server import server_of
-    from sim.serve.prices.formats import cache_dtype, with_block_tokens
+    from sim.inputs.engine_file import engine_of
+    from sim.inputs.engine_server import server_of
+    from sim.inputs.serving_formats import cache_dtype, with_block_tokens
 
     pools = inference.disaggregated
     size: Parallelism | PoolSize = parallelism if pools is None else pools.decode
@@ -92,7 +92,7 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
 
 def with_engine_dispatch(parallelism: Parallelism, inference: Inference, gpu: GpuSpec) -> Parallelism:
     """The layout with the dtype in which tokens go to experts, where it is left out."""
-    from sim.serve.prices.formats import dispatch_dtype
+    from sim.inputs.serving_formats import dispatch_dtype
 
     if parallelism.ep_dispatch_dtype is not None:
         return parallelism

@@ -84,7 +84,7 @@ Reward = Annotated[
 class Generation(UserInput):
     """The engine that writes the answers: `replicas` of the policy, each on tp·pp GPUs.
 
-    Keys that are null are the engine's own defaults (`sim.serve.engines`); `replicas` null: as many as the training
+    Keys that are null are the engine's own defaults (`sim.variants.engines`); `replicas` null: as many as the training
     ranks make.
     """
 

@@ -48,7 +48,7 @@ from sim.inputs.training_config import Training
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import MAX_BYTES, KeyPath, parse_yaml
 from sim.inputs.zero_keys import as_reduced
-from sim.models.frameworks.records import framework_of
+from sim.variants.frameworks.records import framework_of
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:

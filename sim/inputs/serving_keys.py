@@ -9,6 +9,7 @@ from pydantic import Field
 from sim.inputs.input_source import UserInput
 from sim.inputs.training_config import ALL_TARGETS, LoraTargets
 
+HASHED_TOKENS = 512  # tokens that a hash of a trace's request stands for, as in Mooncake's traces
 NVME_BYTES_PER_S = 7e9  # a direction: what PCIe 4.0 x4 carries, and data-centre SSDs read (7 GB/s; writing is slower)
 NVME_LATENCY_S = 100e-6  # of a read; their data sheets say 80 to 100 microseconds
 

@@ -42,8 +42,8 @@ def _unserved_notes(p: Parallelism) -> Iterator[str]:
 
 def _dispatch_note(sections: Sections, written: Parallelism) -> Iterator[str]:
     """Return that nothing is sent to experts in the dtype that is written, unless the engine sets it by itself."""
-    from sim.serve.engines.all2all import all2all_of  # most scenarios are training steps
-    from sim.serve.prices.formats import dispatch_dtype
+    from sim.inputs.engine_file import all2all_of  # most scenarios are training steps
+    from sim.inputs.serving_formats import dispatch_dtype
 
     i, p, given = sections.inference, sections.parallelism, written.ep_dispatch_dtype
     if i is None or i.disaggregated is not None or p.ep > 1 or given is None:
@@ -56,7 +56,7 @@ def _dispatch_note(sections: Sections, written: Parallelism) -> Iterator[str]:
 
 def _key_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig) -> Iterator[str]:
     """Keys of `inference` that one replica or this engine does not read, and what an unknown length leaves open."""
-    from sim.serve.engines.file import engine_of  # most scenarios are training steps
+    from sim.inputs.engine_file import engine_of  # most scenarios are training steps
 
     if i.disaggregated is None and p.dp == 1 and i.router != "round_robin":
         yield "inference.router: of no effect with dp 1, which is one replica"
@@ -104,8 +104,8 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
 
     In a static batch all requests start and end together.
     """
-    from sim.serve.engines.file import engine_of  # most scenarios are training steps
-    from sim.serve.engines.server import server_of
+    from sim.inputs.engine_file import engine_of  # most scenarios are training steps
+    from sim.inputs.engine_server import server_of
 
     p, gpu = sections.parallelism, sections.cluster.gpu
     server = server_of(gpu, sections.model, i, p, p.pp)
@@ -128,7 +128,7 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:
     """Say that an engine goes by the model's length, where nobody said it and not all keys that follow from it are
     `given`; `used`: the section with what the engine sets by itself."""
-    from sim.serve.engines.file import engine_of  # most scenarios are training steps
+    from sim.inputs.engine_file import engine_of  # most scenarios are training steps
 
     without_budget = {"max_batch_tokens"} if used.batching == "static" else set()
     left = engine_of(used.engine).by_positions(used.chunked_prefill) - given - without_budget
@@ -141,7 +141,7 @@ def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) ->
 
 def _engine_note(sections: Sections, i: Inference) -> Iterator[str]:
     """Return what a measured engine served that this scenario does not."""
-    from sim.serve.engines.file import measured_otherwise, served_now  # most scenarios are training steps
+    from sim.inputs.engine_file import measured_otherwise, served_now  # most scenarios are training steps
 
     now = served_now(sections.model, sections.cluster.gpu.name, sections.parallelism.tp, i.quantization)
     if said := measured_otherwise(i.engine, now):

@@ -11,10 +11,10 @@ from sim.core.dtypes import MomentDtype, Precision, StorageDtype, sixteen_bit
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import MAX_LAYERS
 from sim.inputs.units import TOKENS
-from sim.models.frameworks.parts import AttentionKernel
-from sim.models.frameworks.records import FRAMEWORKS, framework_at
-from sim.models.optimizers.records import OPTIMIZERS
-from sim.models.precision.recipes import RecipeName
+from sim.variants.frameworks.parts import AttentionKernel
+from sim.variants.frameworks.records import FRAMEWORKS, framework_at
+from sim.variants.optimizers import OPTIMIZERS
+from sim.variants.recipes import RecipeName
 
 RecomputeMode = Literal["none", "selective", "selective_op", "full"]
 
@@ -314,6 +314,13 @@ class Training(UserInput):
     )
     lora: Lora | None = Field(default=None, description="null: all parameters are trained")
     preference: Preference | None = Field(default=None, description="null: next tokens of texts are learned")
+
+    @property
+    def graphs_layers(self) -> bool:
+        """Tell whether CUDA graphs hold layers or parts of them, and nothing beside: the host issues embedding, head,
+        loss and messages between replicas (Megatron-Core, transformer/cuda_graphs.py: TECudaGraphHelper captures
+        layers)."""
+        return self.cuda_graphs == "layers"
 
     @property
     def pair_loss(self) -> PreferenceLoss | None:

@@ -12,11 +12,19 @@ from sim.core.quantization import Quantization
 from sim.inputs.input_source import OneOf, UserInput, as_tuple
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
-from sim.inputs.serving_keys import Autoscaling, Eplb, ExpertGpus, Sampling, ServedLora, Tiers, WeightOffload
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
-from sim.serve.engines import ENGINE_FILES, ENGINES
-from sim.serve.engines.defaults import Defaults, Drafts
-from sim.serve.engines.record import DecodeAttention
+from sim.inputs.serving_keys import (
+    HASHED_TOKENS,
+    Autoscaling,
+    Eplb,
+    ExpertGpus,
+    Sampling,
+    ServedLora,
+    Tiers,
+    WeightOffload,
+)
+from sim.variants.engines import ENGINE_FILES, ENGINES
+from sim.variants.engines.defaults import Defaults, Drafts
+from sim.variants.engines.record import DecodeAttention
 
 MAX_TOKENS = 100_000_000
 MAX_REQUESTS = 10_000_000
@@ -156,7 +164,7 @@ class Disaggregated(UserInput):
 
 def _record_of(name: str) -> str:
     """The record of the version that a text names, such as vllm-0.10: the newest that is no newer."""
-    from sim.serve.engines.names import engine_named
+    from sim.variants.engines.names import engine_named
 
     found = engine_named((name,))
     return "" if found is None else found.name
@@ -168,7 +176,7 @@ EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES, _record_of)]
 
 
 class Inference(UserInput):
-    """A serving workload. Limits and the cache that are left out are those of `engine` (`sim.serve.engines`)."""
+    """A serving workload. Limits and the cache that are left out are those of `engine` (`sim.variants.engines`)."""
 
     engine: EngineName = "bundled"
     batching: Literal["continuous", "static"] = "continuous"

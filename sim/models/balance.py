@@ -23,11 +23,11 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from sim.core.operator_kinds import MODEL_FLOPS_KINDS
 from sim.core.program import Block, Compute
 from sim.inputs.parallelism import split_layers
 from sim.models.dims import Shard
 from sim.models.source import source_of
-from sim.prices.roofline import MODEL_FLOPS_KINDS
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

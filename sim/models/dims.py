@@ -8,16 +8,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes, sixteen_bit
+from sim.inputs.autocast import adapter_casts, autocasts
+from sim.inputs.packed_documents import PackedBatch, pack
+from sim.inputs.windows import windows_of
 from sim.inputs.zero_keys import sums_apart
-from sim.models.attention.packing import PackedBatch, pack
-from sim.models.attention.window import windows_of
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.megatron import ROUTERS, facts_off, has_fusions
-from sim.models.frameworks.records import framework_of, zero_engine
-from sim.models.model_code import LLAMA, ModelCode, code_of
-from sim.models.precision.autocast import adapter_casts, autocasts
-from sim.models.precision.recipes import Recipe, recipe_of
 from sim.models.streams.sizes import Streams, streams_of
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.megatron import ROUTERS, facts_off, has_fusions
+from sim.variants.frameworks.records import framework_of, zero_engine
+from sim.variants.model_code import LLAMA, ModelCode, code_of
+from sim.variants.recipes import Recipe, recipe_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -90,8 +90,8 @@ class Dims(Struct, frozen=True):
     four_bit: bool = False  # frozen matrices are kept in NF4
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
     torch_norms: bool = False  # the stream's norms are torch's layer norm
-    adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.models.precision.autocast.adapter_casts`
-    autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.models.precision.autocast`
+    adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.inputs.autocast.adapter_casts`
+    autocast: bool = False  # matmuls cast fp32 parameters and inputs, see `sim.inputs.autocast`
     returns_wide: bool = False  # a model's results leave autocast, which may copy them to fp32
     wide_stream: bool = False  # beside 16-bit weights the residual stream has fp32, see `_widens_stream`
     normed_bytes: float = 2.0  # of an element that a norm writes

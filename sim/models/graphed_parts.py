@@ -35,13 +35,7 @@ MAMBAS = ("mamba1", "mamba2")  # states of other kinds stand in attention's plac
 def graph_scope(scenario: Scenario) -> tuple[GraphPart, ...]:
     """The parts of a layer that graphs hold; empty: none, or whole layers, or the whole step."""
     t = scenario.training
-    return t.cuda_graph_scope if t is not None and t.cuda_graphs == "layers" else ()
-
-
-def graphs_layers(scenario: Scenario) -> bool:
-    """Tell whether graphs hold layers or parts of them, and nothing beside: embedding, head, loss and messages between
-    replicas are issued by the host (core/transformer/cuda_graphs.py: TECudaGraphHelper captures layers)."""
-    return scenario.training is not None and scenario.training.cuda_graphs == "layers"
+    return t.cuda_graph_scope if t is not None and t.graphs_layers else ()
 
 
 def replayed(program: Program) -> Program:
@@ -76,7 +70,8 @@ def captured_layer(
     scope = graph_scope(scenario)
     if not scope:
         layer = (*attention, *mlp)
-        return captured(layer) if graphs_layers(scenario) else layer
+        training = scenario.training
+        return captured(layer) if training is not None and training.graphs_layers else layer
     states = scenario.model.state_space
     of_mamba = scans and states is not None and states.kind in MAMBAS
     first = bool(attention) and ("mamba" if of_mamba else "attn") in scope

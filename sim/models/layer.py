@@ -12,7 +12,6 @@ from sim.models.activation_memory.recompute import as_block, keep, mode_of_layer
 from sim.models.activation_memory.recompute_modules import inside
 from sim.models.dims import Dims, Shard, layer_dims
 from sim.models.elementwise import branch_sum, residual
-from sim.models.frameworks.megatron import facts_off
 from sim.models.graphed_parts import captured_layer
 from sim.models.layers import Attention, LayerSpec, Mlp, layer_specs
 from sim.models.layers.dense_mlp import DenseMlp
@@ -26,6 +25,7 @@ from sim.models.precision.casts import norms_give_wide
 from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.streams.hyper_connections import collapsed, spread
 from sim.models.warm_up import only_indexers, warms_up
+from sim.variants.frameworks.megatron import facts_off
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
@@ -210,12 +210,7 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
     text += f" apart={apart}" if apart else ""
     text += " rope in projection" if d.framework.ropes_in_projection else ""
     text += f" waits={','.join(d.waiting_layers)}" if d.waiting_layers else ""
-    if d.lora is not None:
-        text += (
-            f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if _ends_backward(scenario, d, layer) else ''}"
-        )
-        text += f",dropout={d.lora.dropout:g}" if d.lora.dropout else ""
-        text += ",nf4" if d.four_bit else ""
+    text += _adapters_key(d, _ends_backward(scenario, d, layer))
     if m.mla is not None:
         text += " mla=" + ",".join(str(v) for v in m.mla.model_dump().values())
     spec = layer_specs(m)[layer]
@@ -239,6 +234,15 @@ def layer_key(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> str:
         if m.moe.imbalance != "balanced":  # every layer and rank has a load of its own
             text += f" layer={layer} ep_rank={shard.ep_rank}"
     return text
+
+
+def _adapters_key(d: Dims, first: bool) -> str:
+    """LoRA's part of a layer's key; `first`: the backward ends in the layer."""
+    if d.lora is None:
+        return ""
+    text = f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if first else ''}"
+    text += f",dropout={d.lora.dropout:g}" if d.lora.dropout else ""
+    return text + (",nf4" if d.four_bit else "")
 
 
 def shape_key(m: ModelConfig, d: Dims) -> str:

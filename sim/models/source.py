@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, Program
+from sim.inputs.autocast import autocasts
 from sim.models.activation_memory.recompute import mode_of_layer
 from sim.models.dims import Shard, dims, in_sixteen_bits, packed_batch
 from sim.models.embedding import embedding_block
@@ -17,7 +18,6 @@ from sim.models.optimizers.step import EndOfStep, clip_items, optimizer_items, p
 from sim.models.output.head import copied_table_params, final_norm_block, head_block, stranded_logits_bytes, tied_params
 from sim.models.output.mtp import mtp_block, mtp_output_block
 from sim.models.output.preference import scores_rewards
-from sim.models.precision.autocast import autocasts
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
 if TYPE_CHECKING:

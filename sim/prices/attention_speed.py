@@ -52,15 +52,13 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from sim.core.dtypes import dtype_bytes
+from sim.core.operator_kinds import EFFICIENT, SCORES, SPARSE
 from sim.core.program import Compute
 from sim.prices.coefficients import USUAL_KERNEL, AttentionSpeed, Coefficients
 from sim.prices.roofline import Device
 from sim.prices.unvectorized import sm_clocks_per_s
 from topology.spec import GpuSpec
 
-# Kernels that only some layers have: DeepSeek's sparse attention, and the scores of its indexer.
-SPARSE, SCORES = "sparse_mla", "mqa_logits"
-EFFICIENT = "efficient"  # torch's, for wide heads
 OF_SHAPES = frozenset({SPARSE, SCORES, EFFICIENT})  # which nobody names: a layer's kind and sizes choose them
 MEASURED_IN_8_BITS = (SCORES,)  # DeepGEMM, fp8_mqa_logits
 # A tile of these has the heads of a few tokens as its rows (DeepGEMM, fp8_mqa_logits: 128 / heads queries). A layer's

@@ -26,11 +26,11 @@ from msgspec import Struct
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
 from sim.core.host_work import HOST_WORK, coefficient_of
+from sim.core.operator_kinds import MEMORY_BOUND
 from sim.core.program import TORCH_SOFTMAXES
 from sim.inputs.input_source import nearest, show
-from sim.models.frameworks.parts import MATMUL_LIBRARIES, TRANSFORMER_ENGINE
-from sim.models.precision.recipes import RECIPES
-from sim.prices.roofline import MEMORY_BOUND
+from sim.variants.frameworks.parts import MATMUL_LIBRARIES, TRANSFORMER_ENGINE
+from sim.variants.recipes import RECIPES
 
 BURST_S = 1e-3  # on a CPU: computation before each message that is measured, about that of a small model's layer
 USUAL_KERNEL = "attention"  # training's kernel if none is named

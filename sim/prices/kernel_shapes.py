@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.prices.roofline import ATTENTION, MATMULS, N
+from sim.core.operator_kinds import ATTENTION, MATMULS, N
 
 Columns = list[NDArray[np.float64]]  # sizes [points], dimension by dimension
 # NumPy returns a view for a slice; an array of all indices would copy.

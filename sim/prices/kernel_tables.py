@@ -23,20 +23,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
+from sim.core.operator_kinds import ATTENTION, ATTENTION_DECODE, COUNTED, MATMULS, MOE_LAYER, shape_flops
 from sim.prices.expert_bounds import within_bounds
 from sim.prices.interpolation import Surface
 from sim.prices.kernel_shapes import Columns, Shapes, coordinates
 from sim.prices.profile import PointTable
-from sim.prices.roofline import (
-    ATTENTION,
-    ATTENTION_DECODE,
-    COUNTED,
-    MATMULS,
-    MOE_LAYER,
-    Device,
-    shape_bytes,
-    shape_flops,
-)
+from sim.prices.roofline import Device, shape_bytes
 
 # The part of the peak that no 8- or 4-bit matmul exceeds without its quantization. Large 16-bit matmuls reach about as
 # much. The value was chosen by judgement: the history records no measurement and no fit for it.

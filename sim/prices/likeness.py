@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.core.dtypes import dtype_bytes
-from sim.models.frameworks.records import FRAMEWORKS
 from sim.models.parameters import count_parameters
+from sim.variants.frameworks.records import FRAMEWORKS
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

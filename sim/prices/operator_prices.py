@@ -19,14 +19,13 @@ from msgspec.structs import replace
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.normal import normal_quantile
+from sim.core.operator_kinds import ATTENTION, MATMULS, MEMORY_BOUND
 from sim.core.program import (
     TORCH_SOFTMAX_BACKWARD,
     TORCH_SOFTMAX_SHORT_BACKWARD,
     Compute,
     Phase,
 )
-from sim.models.frameworks.parts import AttentionKernel
-from sim.models.frameworks.records import attention_picks
 from sim.prices.attention_speed import OF_SHAPES, attention_peak, flash_seconds
 from sim.prices.attention_speed import UNCERTAINTY as FLASH_UNCERTAINTY
 from sim.prices.coefficients import AS_STATED, STRIDED, PriceOptions
@@ -46,7 +45,7 @@ from sim.prices.reference_gpu import (
     measured_device,
     reference_gpu,
 )
-from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
+from sim.prices.roofline import Device
 from sim.prices.table_prices import TablePrices
 from sim.prices.unvectorized import (
     MEASURED_APART,
@@ -57,6 +56,8 @@ from sim.prices.unvectorized import (
     sm_clocks_per_s,
 )
 from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
+from sim.variants.frameworks.parts import AttentionKernel
+from sim.variants.frameworks.records import attention_picks
 from topology.spec import GpuSpec
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ import math
 
 from msgspec import Struct
 
+from sim.core.operator_kinds import MATMULS
 from sim.core.program import ALIGNED, Compute, Role
 from sim.prices.coefficients import STRIDED, Coefficients
 from sim.prices.cost import Cost
 from sim.prices.kernel_tables import measured_bytes
-from sim.prices.roofline import MATMULS, Device
+from sim.prices.roofline import Device
 from topology.spec import GpuSpec
 
 MEMORY_UNCERTAINTY = 0.15  # spread of published efficiencies of one GPU's streaming kernels

@@ -11,9 +11,10 @@ import math
 
 from msgspec import Struct
 
+from sim.core.operator_kinds import MEMORY_BOUND
 from sim.core.program import Compute
 from sim.prices.cost import Cost
-from sim.prices.roofline import MEMORY_BOUND, Device
+from sim.prices.roofline import Device
 from topology.spec import GpuSpec
 
 POWER_UNCERTAINTY = 0.25  # of the time that the power limit adds, which depends on temperature, data and the chip

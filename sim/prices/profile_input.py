@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sim.core.dtypes import DTYPES
 from sim.core.errors import InputError
+from sim.core.operator_kinds import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOUND
 from sim.inputs.file_kinds import other_format
 from sim.inputs.input_source import nearest, show
 from sim.inputs.plain_data import listed, mapping, one_of, text, whole
@@ -24,7 +25,6 @@ from sim.prices.coefficients import FORMER, Coefficient, Coefficients, coefficie
 from sim.prices.likeness import Features
 from sim.prices.nearby import NearbyStep
 from sim.prices.profile import FORMAT, HOST_COPIES, BlockPoint, CollectiveTable, Facts, PointTable, Profile
-from sim.prices.roofline import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY_BOUND
 
 # More phases than `Phase`: a block may be timed as a whole backward, a recomputation or a served forward.
 PHASES = ("forward", "backward", "input_grad", "weight_grad", "recompute", "optimizer", "inference")

@@ -8,20 +8,18 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
+from sim.core.operator_kinds import ATTENTION, HOST_UPDATE
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
-from sim.models.frameworks.records import framework_of
-from sim.models.graphed_parts import graphs_layers
-from sim.models.optimizers.step import HOST_UPDATE
 from sim.prices.cost import Cost
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Price, Priced
 from sim.prices.profile import HOST_COPIES, Profile
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import ATTENTION
 from sim.ranks.faults import compute_scales, disturbs_links
 from sim.ranks.places import aligned
 from sim.ranks.plan import Plan
+from sim.variants.frameworks.records import framework_of
 from topology.network import Network
 from topology.presets import machines_of
 from topology.protocols import NODE_CHANNELS
@@ -66,8 +64,8 @@ class Pricing:
         self._plain_host = training is not None and framework_of(training).plain_host
         self._small_messages = (0, 0) if training is None else framework_of(training).small_messages
         self._graphs = ""  # whose graphs hold all kernels; what graphs of layers hold says so itself
-        described = plan.scenario.model.program is None and graphs_layers(plan.scenario)
-        if training is not None and training.cuda_graphs != "none" and not described:
+        captured = plan.scenario.model.program is not None
+        if training is not None and training.cuda_graphs != "none" and (captured or not training.graphs_layers):
             self._graphs = training.cuda_graphs
         self._members: dict[tuple[str, int], tuple[int, ...]] = {}
         self._groups: dict[tuple[str, int], list[int]] = {}

@@ -22,13 +22,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import peak_flops_per_s
+from sim.core.operator_kinds import ATTENTION, MATMULS, MEMORY_BOUND
 from sim.core.program import EAGER_NORM, Compute, Phase
 from sim.prices.coefficients import USUAL_KERNEL, Coefficients
 from sim.prices.cost import OUTSIDE_PER_OCTAVE, REPEAT_UNCERTAINTY, Cost, measured
 from sim.prices.kernel_file import kernel_file
 from sim.prices.kernel_tables import Table, adjusted, lookup, make_table
 from sim.prices.profile import PointTable, Profile
-from sim.prices.roofline import ATTENTION, MATMULS, MEMORY_BOUND, Device
+from sim.prices.roofline import Device
 
 SHOWN_FROM = 2.0  # times of a table's fastest point, from which on a kernel takes longer than its call
 TF32_UNCERTAINTY = 0.15  # of taking bf16's efficiency for tf32's, as of a grouped product by single ones

@@ -13,10 +13,10 @@ Constants of one half of these chains predict the other half with a mean error o
 
 from __future__ import annotations
 
+from sim.core.operator_kinds import PLACE_CLOCKS
 from sim.core.program import DEPTHWISE, TORCH_SOFTMAX_UNALIGNED, Compute
 from topology.spec import GpuSpec
 
-PLACE_CLOCKS = 0.70  # of one multiprocessor, for an element of tensors in different orders
 CAST_CLOCKS = 0.34  # for an element of each operand, with the result, if dtypes differ
 TRANSPOSE_CLOCKS = 1.7  # for an element whose neighbour lies in another row: the largest `permute` points of h200.json
 # For an element of a concatenation of parts of tensors (Shape.cu: CatArrayBatchedCopy). Those of rotary embeddings in

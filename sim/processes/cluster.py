@@ -143,7 +143,7 @@ class Cluster:
         if not tasks:
             kinds = ", ".join(sorted({*self._built.graph.span_kinds}))
             raise InputError(f"{self._who}: when({words}): the step has no such span; its kinds are {kinds}")
-        event = self.env.event()
+        event = self.live.env.prompt()
         watched, happened = (
             (self.live.end_watched, self.live.end) if at == "end" else (self.live.begin_watched, self.live.start)
         )

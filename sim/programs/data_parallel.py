@@ -35,14 +35,14 @@ from sim.core.timeline import DP, REPLICA
 from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
-from sim.models.frameworks.parts import ZeroEngine
-from sim.models.frameworks.records import framework_of, frees_gradients, zero_engine
 from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
 from sim.programs.two_levels import behind_replicas, quantized_gradients, quantized_messages
 from sim.ranks.plan import Plan
+from sim.variants.frameworks.parts import ZeroEngine
+from sim.variants.frameworks.records import framework_of, frees_gradients, zero_engine
 
 DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
 
@@ -243,43 +243,33 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
     """The data parallelism of a plan; `sums_unsharded`: of another number of micro-batches than the scenario's."""
     p, t = plan.scenario.parallelism, plan.scenario.for_training
     size, own_bytes = plan.group_size, source_of(plan.scenario).parameter_bytes()
-    framework, engine, reduced = framework_of(t), zero_engine(t, p), dtype_bytes(t.grad_reduce_dtype)
-    # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them
-    bucket = p.bucket_bytes * (reduced / compute_bytes(t.precision) if framework.adds_gradients_late else 1.0)
-    # A buffer of gradients holds the sum itself.
-    held_back = reduced if holds_back_sums(plan.scenario) and engine.fsdp_version else 0.0
-    whole = p.reduces_rows or (plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded)
-    reduces_each = p.zero >= 2 and not whole
+    framework, engine = framework_of(t), zero_engine(t, p)
+    sums_unsharded = plan.scenario.sums_unsharded if sums_unsharded is None else sums_unsharded
     gathered_bytes, messages, copies = _gathered(plan.scenario, own_bytes)
     quantized = gathers_quantized_shards(plan.scenario)
-    on_host = t.optimizer_offload == "cpu" and p.zero in engine.on_host_at and (reduces_each or p.reduces_rows)
     has_experts, virtual = plan.scenario.model.may_have_experts, p.virtual_stages > 1 and p.pp > 1
-    behind_stage = engine.reduces_stages and p.zero >= 2 and p.pp > 1 and whole and not p.reduces_rows
-    return DataParallel(
+    behind_stage = engine.reduces_stages and p.zero >= 2 and p.pp > 1 and sums_unsharded and not p.reduces_rows
+    found = DataParallel(
         zero=p.zero,
         sync="after_backward" if p.zero in engine.at_once_at else p.dp_sync,
-        bucket_bytes=float(bucket),
+        bucket_bytes=float(p.bucket_bytes),
         shard=size("shard"),
         replica=size("replica"),
         expert_shard=size("expert_shard") if has_experts else 1,
         expert_replica=size("expert_replica") if has_experts else 1,
         parameter_bytes=own_bytes,
         gathered_bytes=gathered_bytes,
-        gradient_bytes=reduced,
+        gradient_bytes=dtype_bytes(t.grad_reduce_dtype),
         reshard=p.reshard_after_forward,
-        each_micro_batch=reduces_each,
+        each_micro_batch=p.zero >= 2 and not (p.reduces_rows or sums_unsharded),
         gather_overlap=bool(p.param_gather_overlap),
         each_row=p.reduces_rows,
-        fleeting_gradient_bytes=0.0 if on_host else _fleeting_bytes(plan.scenario, reduces_each, held_back),
-        late_gradient_bytes=compute_bytes(t.precision) if framework.adds_gradients_late else 0.0,
         matrix_bytes=dtype_bytes(t.precision) if quantized or (t.fp8_param_gather and p.zero == 3) else None,
         engine=engine,
         eight_bit=eight_bit_parameters(plan.scenario),
         aligned=behind_stage or (engine.aligns_stages and virtual and p.zero < 2),
         gather_bucket_bytes=messages,
         replicas_once=p.holds_back_replicas,
-        held_back_bytes=held_back,
-        on_host=on_host,
         by_tensor=framework.gathers_tensor_by_tensor and p.zero == 1,
         prefetches=p.backward_prefetch or engine.fsdp_version != 1,
         dequantized_copies=copies,
@@ -291,6 +281,27 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         gathered_early=p.overlap_param_gather_with_optimizer_step,
         input_first=() if engine.fsdp_version and virtual else engine.input_first,
         gathered_late=engine.gathers_when_used and p.zero == 1 and bool(p.param_gather_overlap) and not virtual,
+    )
+    return _with_gradients(found, plan.scenario)
+
+
+def _with_gradients(dp: DataParallel, scenario: Scenario) -> DataParallel:
+    """With how gradients are kept until they are reduced."""
+    p, t = scenario.parallelism, scenario.for_training
+    late, own_bytes = framework_of(t).adds_gradients_late, compute_bytes(t.precision)
+    # A buffer of gradients holds the sum itself.
+    held_back = dp.gradient_bytes if holds_back_sums(scenario) and dp.engine.fsdp_version else 0.0
+    on_host = (
+        t.optimizer_offload == "cpu" and p.zero in dp.engine.on_host_at and (dp.each_micro_batch or p.reduces_rows)
+    )
+    return replace(
+        dp,
+        # DDP fills buckets with parameters' own gradients, where a hook reduces the sums kept beside them.
+        bucket_bytes=float(p.bucket_bytes * (dp.gradient_bytes / own_bytes if late else 1.0)),
+        fleeting_gradient_bytes=0.0 if on_host else _fleeting_bytes(scenario, dp.each_micro_batch, held_back),
+        late_gradient_bytes=own_bytes if late else 0.0,
+        held_back_bytes=held_back,
+        on_host=on_host,
     )
 
 

@@ -8,7 +8,6 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Comm, Compute, Item, Phase, Program, Wait
 from sim.inputs.training_config import Training
 from sim.models.optimizers.muon import Dealt, dealt_out
-from sim.models.optimizers.records import OPTIMIZERS
 from sim.models.optimizers.step import (
     NOTHING_DEALT,
     gradient_buffer_items,
@@ -23,6 +22,7 @@ from sim.programs.shared_gradients import sum_shared_once
 from sim.programs.stages import Stage
 from sim.programs.updated_parameters import early_gather, gather_after_optimizer
 from sim.ranks.plan import Plan
+from sim.variants.optimizers import OPTIMIZERS
 
 NORM_BYTES = 4.0
 # Handles of what other programs bring about: `graph.assemble` says what they wait for.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sim.core.timeline import DP, REPLICA
-from sim.models.frameworks.records import zero_engine
 from sim.ranks.plan import Plan
+from sim.variants.frameworks.records import zero_engine
 
 
 def streams_of_groups(plan: Plan) -> dict[str, str]:

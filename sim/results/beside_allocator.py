@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from sim.inputs.scenario import Scenario
-from sim.models.frameworks.records import framework_of
+from sim.variants.frameworks.records import framework_of
 from topology.protocols import NODE_CHANNELS
 from topology.spec import GpuSpec
 

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from sim.core.actions import Kind
 from sim.core.gc_paused import no_collection
+from sim.core.operator_kinds import MODEL_FLOPS_KINDS
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
 from sim.models.source import source_of
 from sim.prices.rank_prices import efficiencies_not_read
-from sim.prices.roofline import MODEL_FLOPS_KINDS, Device
+from sim.prices.roofline import Device
 from sim.programs.compile import compile_program
 from sim.ranks.equal_ranks import APART_RANKS
 from sim.ranks.faults import disturbs, has_jitter

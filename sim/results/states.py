@@ -20,7 +20,6 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind
 from sim.inputs.training_config import Training
 from sim.models.dims import dims
-from sim.models.frameworks.records import framework_of, frees_gradients
 from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
 from sim.models.optimizers.step import kept_bytes, main_gradient_bytes, matrix_kept_bytes, trained_bytes
 from sim.models.source import captured_of, compute_bytes, source_of
@@ -28,6 +27,7 @@ from sim.programs.data_parallel import DataParallel
 from sim.programs.gathered_units import gathered_elements
 from sim.programs.stages import Stage
 from sim.ranks.plan import Plan
+from sim.variants.frameworks.records import framework_of, frees_gradients
 from topology.spec import GpuSpec
 
 

@@ -1,6 +1,6 @@
 """A teacher beside a student: its costs, and its turn in the student's timeline and memory.
 
-`sim.studies.distillation` works the costs out and adds them to the student's result.
+`sim.distillation` works the costs out and adds them to the student's result.
 """
 
 from __future__ import annotations

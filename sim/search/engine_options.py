@@ -10,7 +10,7 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import nearest
 from sim.inputs.overrides import nested
 from sim.inputs.synonyms import synonym
-from sim.serve.engines import ENGINES
+from sim.variants.engines import ENGINES
 
 SECTION = "inference."
 OPTIONS = (

@@ -46,7 +46,7 @@ class MeshBlocks:
         # Megatron's FSDP adds up gradients by kernels of their own (`_switched` of `sim.models.dims`).
         sharded = (x.zero >= 2, x.zero == 3)  # the first: whole gradients have the reduction's dtype, and are copied
         cut_of = (x.schedule, x.virtual_stages) if by_stage else None
-        casts = x.zero if s.base.for_training.param_dtype == "fp32" else 0  # see `models.precision.autocast`
+        casts = x.zero if s.base.for_training.param_dtype == "fp32" else 0  # see `sim.inputs.autocast`
         key = (x.sp, x.tp_overlap, x.micro_batch_size, x.recompute, whole, sharded, paired, cut_of, casts)
         if key not in self._blocks:
             scenario = scenario_of(s, x)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
+from sim.inputs.engine_file import engine_of
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.activations.kernels import is_gated
@@ -20,7 +21,6 @@ from sim.models.serving.adapters import adapter_elements
 from sim.models.serving.operators import ServingDims
 from sim.models.streams.sizes import streams_of
 from sim.serve.cache.layer_groups import CacheGroups, Layers, room_for, state_block
-from sim.serve.engines.file import engine_of
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.iteration_parts import StageLayers
 from sim.serve.prices.weight_offload import layer_weight_bytes

@@ -8,7 +8,6 @@ in where replicas do not affect each other, and gives the same times.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Generator
 from collections.abc import Sequence as Items
@@ -16,26 +15,14 @@ from typing import Any
 
 import simpy
 from msgspec.structs import replace
-from simpy.events import NORMAL, EventPriority
 
+from sim.engine.simpy_events import LAST, Clock
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.replicas.pools import Pool, experts_span
 from sim.serve.replicas.replica import Replica, Work, Worker
 from sim.serve.scheduling.sequences import Sequence
 
 Process = Generator[simpy.Event, Any, None]
-LAST = EventPriority(2)  # after everything else at an instant: SimPy's own are 0 and 1
-
-
-class Clock(simpy.Environment):
-    """SimPy's environment, with events at an exact time: now + (time - now) would round."""
-
-    def at(self, time_s: float, priority: EventPriority = NORMAL) -> simpy.Event:
-        """An event at `time_s`."""
-        event = self.event()
-        event._ok, event._value = True, None  # as succeed() would, which takes place now
-        heapq.heappush(self._queue, (max(time_s, self.now), priority, next(self._eid), event))
-        return event
 
 
 class ReplicaProcess:

@@ -21,10 +21,10 @@ from sim.core.files import read_text
 from sim.core.json_text import parse_json
 from sim.core.json_values import is_number
 from sim.core.units import counted
+from sim.inputs.engine_file import engine_of
 from sim.inputs.input_source import show
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.inputs.workloads import HASHED_SUFFIX, MAX_REQUESTS, MAX_TOKENS, Inference, RequestPattern, RequestTrace
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
-from sim.serve.engines.file import engine_of
 
 MAX_TRACE_BYTES = 256 * 2**20
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")

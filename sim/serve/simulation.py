@@ -121,7 +121,8 @@ def _serve(
         for replica, own in zip(pools[0].replicas, pools[0].prices, strict=True):
             QuickPass(replica, own, group, inference.requests.max_concurrency).run()
         return (), ()
-    from sim.serve.on_simpy import Clock, replica_processes, serve_on_simpy
+    from sim.engine.simpy_events import Clock
+    from sim.serve.on_simpy import replica_processes, serve_on_simpy
     from sim.serve.replicas.autoscaler import Autoscaler, Unserved
     from sim.serve.replicas.handover import Handover
 

@@ -14,11 +14,11 @@ from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
-from sim.models.frameworks.records import framework_of
 from sim.results.losses import lost_parts
 from sim.results.records import Record
 from sim.schedules import FORMS
 from sim.simulation import Simulation, simulate
+from sim.variants.frameworks.records import framework_of
 
 LEAST_GAIN = 0.002  # of the step: less is not worth a change
 QUICK_TASKS = 5_000  # a step of so many has proposals tried unasked; by tasks, since times differ from run to run

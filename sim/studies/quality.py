@@ -18,10 +18,11 @@ from sim.core.files import read_text
 from sim.core.units import counted
 from sim.inputs.scenario import load_scenario, read_source
 from sim.inputs.shipped import scenario_file
+from sim.results.figures import FIGURES
 from sim.serve.simulation import simulate_serving
 
 MOST_BYTES, MOST_MODELS = 1_000_000, 1_000
-BETTER = {"output_tokens_per_s_per_gpu": 1.0, "peak_memory_bytes": -1.0}  # beside the score; 1 if more is better
+BESIDE = ("output_tokens_per_s_per_gpu", "peak_memory_bytes")  # numbers that the score is drawn against
 COLUMNS = ("model", "score", "set", "source")
 
 
@@ -75,7 +76,8 @@ def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = 
     if all(row["refused"] for row in rows):
         raise InputError(f"{rows[0]['refused']}; none of {counted(len(rows), 'model')} can be served")
     done = [row for row in rows if not row["refused"] and row["fits_in_memory"]]
-    for name, better in BETTER.items():
+    for name in BESIDE:
+        better = 1.0 if FIGURES[name].more_is_better else -1.0
         points = [(row["score"], better * row[name]) for row in done]
         for row, (score, value) in zip(done, points, strict=True):
             row[f"best_by_{name}"] = not any(a >= score and b >= value and (a, b) != (score, value) for a, b in points)
@@ -89,7 +91,7 @@ def _served(path: Path, score: Score, overrides: Sequence[str]) -> dict[str, Any
         "source": score.source,
         "refused": "",
         "fits_in_memory": False,
-        **{f"best_by_{name}": False for name in BETTER},
+        **{f"best_by_{name}": False for name in BESIDE},
     }
     try:
         scenario = load_scenario(path, [*overrides, f"model={score.model}", *score.overrides])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
+
+from sim.results.figures import FIGURES, NUMBER, FigureUnit
 
 
 class Metric(NamedTuple):
@@ -11,24 +13,33 @@ class Metric(NamedTuple):
 
     key: str
     name: str
-    unit: Literal["s", "bytes", "/s", ""]
+    unit: FigureUnit
     more_is_better: bool = False
 
 
-STEP = Metric("step_time_s", "step", "s")
-RATE = Metric("tokens_per_s_per_gpu", "tok/s/GPU", "/s", True)
-MEMORY = Metric("peak_memory_bytes", "memory", "bytes")
-GPUS = Metric("gpus", "GPUs", "")
-FIRST = Metric("ttft_p99_s", "TTFT p99", "s")
+def _figure(key: str) -> Metric:
+    """A number that the result has, too."""
+    figure = FIGURES[key]
+    return Metric(key, figure.column, figure.unit, figure.more_is_better)
+
+
+def _percentile(key: str, latency: str, statistic: str) -> Metric:
+    figure = FIGURES[latency]
+    return Metric(key, f"{figure.column} {statistic}", figure.unit)
+
+
+STEP, RATE, MEMORY = (_figure(key) for key in ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_bytes"))
+GPUS = Metric("gpus", "GPUs", NUMBER)
+FIRST = _percentile("ttft_p99_s", "time_to_first_token_s", "p99")
 TRAINING = (STEP, MEMORY, RATE)
 SERVING = (
-    Metric("ttft_p50_s", "TTFT p50", "s"),
+    _percentile("ttft_p50_s", "time_to_first_token_s", "p50"),
     FIRST,
-    Metric("tpot_p50_s", "TPOT p50", "s"),
-    Metric("tpot_p99_s", "TPOT p99", "s"),
-    Metric("latency_p50_s", "latency p50", "s"),
-    Metric("latency_p99_s", "latency p99", "s"),
-    Metric("output_tokens_per_s_per_gpu", "tok/s/GPU", "/s", True),
+    _percentile("tpot_p50_s", "time_per_output_token_s", "p50"),
+    _percentile("tpot_p99_s", "time_per_output_token_s", "p99"),
+    _percentile("latency_p50_s", "request_latency_s", "p50"),
+    _percentile("latency_p99_s", "request_latency_s", "p99"),
+    _figure("output_tokens_per_s_per_gpu"),
     MEMORY,
 )
 

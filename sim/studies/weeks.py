@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Generator
+from enum import Enum, auto
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -64,26 +65,34 @@ def one_run(job: Job, random: np.random.Generator) -> TimeBreakdown:
     return history.until_now()
 
 
+class _Doing(Enum):
+    """What a job does at a time."""
+
+    TRAINING = auto()
+    WAITING = auto()  # for a spare node
+    RESTARTING = auto()
+
+
 class _History:
-    """A history under way: `doing` since `since_s`, and the seconds before that."""
+    """A history under way: `doing` since `since_s`, and the seconds before that; `spent_s`: those beside training."""
 
     def __init__(self, job: Job, random: np.random.Generator) -> None:
         self.env = simpy.Environment()
         self.job, self.random = job, random
         self.rates = list(accumulate(rate for rate, _, _ in job.kinds))
         self.spares = None if job.spares is None else simpy.Container(self.env, init=job.spares)
-        self.useful_s = self.saving_s = self.lost_s = self.restarting_s = self.waiting_s = 0.0
+        self.useful_s = self.saving_s = self.lost_s = 0.0
+        self.spent_s = dict.fromkeys(_Doing, 0.0)
         self.failures = 0
-        self.doing, self.since_s = "training", 0.0
+        self.doing, self.since_s = _Doing.TRAINING, 0.0
 
     def train(self) -> Waiting:
         """Train until a failure, come back, and so on."""
         env, exponential, mtbf_s = self.env, self.random.exponential, self.job.mtbf_s
         while True:
-            self.doing, self.since_s = "training", env.now
+            self._begin(_Doing.TRAINING)
             yield env.timeout(float(exponential(mtbf_s)))
-            worked_s = self._trained(env.now - self.since_s)
-            self.lost_s += worked_s
+            self.lost_s += self._end()
             yield from self._restart()
 
     def _restart(self) -> Waiting:
@@ -94,14 +103,14 @@ class _History:
             kind = bisect_right(self.rates, random.random() * self.rates[-1])
             _, restart_s, takes_node = kinds[min(kind, len(kinds) - 1)]
             if takes_node and self.spares is not None:
-                self.doing, self.since_s = "waiting", env.now
+                self._begin(_Doing.WAITING)
                 env.process(self._repair())
                 yield self.spares.get(1)
-                self.waiting_s += env.now - self.since_s
-            self.doing, self.since_s = "restarting", env.now
+                self._end()
+            self._begin(_Doing.RESTARTING)
             next_s = float(random.exponential(mtbf_s))
             yield env.timeout(min(restart_s, next_s))
-            self.restarting_s += env.now - self.since_s
+            self._end()
             if next_s >= restart_s:
                 return
 
@@ -110,6 +119,18 @@ class _History:
         assert self.spares is not None
         yield self.env.timeout(self.job.repair_s)
         yield self.spares.put(1)
+
+    def _begin(self, doing: _Doing) -> None:
+        """Do something else from now on."""
+        self.doing, self.since_s = doing, self.env.now
+
+    def _end(self) -> float:
+        """Count the seconds of what was done up to now; returns what training computed since its last checkpoint."""
+        lasted_s, self.since_s = self.env.now - self.since_s, self.env.now
+        if self.doing is _Doing.TRAINING:
+            return self._trained(lasted_s)
+        self.spent_s[self.doing] += lasted_s
+        return 0.0
 
     def _trained(self, runs_s: float) -> float:
         """Count a stretch of training; returns what was computed since its last checkpoint."""
@@ -122,15 +143,7 @@ class _History:
 
     def until_now(self) -> TimeBreakdown:
         """The history so far; work under way counts as useful."""
-        lasted_s = self.env.now - self.since_s
-        if self.doing == "training":
-            worked_s = self._trained(lasted_s)
-            self.useful_s += worked_s
-        elif self.doing == "waiting":
-            self.waiting_s += lasted_s
-        else:
-            self.restarting_s += lasted_s
-        self.since_s = self.env.now
-        return TimeBreakdown(
-            self.useful_s, self.saving_s, self.lost_s, self.restarting_s, self.waiting_s, self.failures
-        )
+        worked_s = self._end()
+        self.useful_s += worked_s  # not in one line: `_end` adds to it, too
+        restarting_s, waiting_s = self.spent_s[_Doing.RESTARTING], self.spent_s[_Doing.WAITING]
+        return TimeBreakdown(self.useful_s, self.saving_s, self.lost_s, restarting_s, waiting_s, self.failures)

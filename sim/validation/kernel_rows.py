@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.json_values import is_count, is_number
+from sim.core.operator_kinds import ATTENTION_DECODE, shape_flops
 from sim.core.program import Compute, Phase
 from sim.models.attention.core import LAUNCHES
 from sim.prices.cost import Cost
-from sim.prices.roofline import ATTENTION_DECODE, shape_bytes, shape_flops
+from sim.prices.roofline import shape_bytes
 from sim.validation.fused_prices import fused_costs
 from sim.validation.moe_rows import moe_layer
 from sim.validation.prediction import NotSimulated, Prediction, Predictions, costs_of, spread

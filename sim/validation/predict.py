@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from sim.core.errors import InputError
 from sim.core.json_values import is_integer
 from sim.inputs.units import BYTES, TIME, unit_of
+from sim.results import figures
+from sim.results.figures import unit_of_measured
 from sim.validation.collective_rows import collective_predictions
 from sim.validation.kernel_rows import kernel_predictions
 from sim.validation.prediction import (
@@ -120,9 +122,11 @@ def _from_result(result: Mapping[str, Any], key: str) -> Prediction:
     """
     value, (low, high) = result[_name(key)], result["step_time_interval_s"]
     down, up = low / result["step_time_s"], high / result["step_time_s"]
-    if unit_of(key) is BYTES:
-        return spread(value, RESERVED_UNCERTAINTY if "reserved" in key else PEAK_UNCERTAINTY)
-    if unit_of(key) is TIME:
+    unit = unit_of_measured(key)
+    if unit is figures.BYTES:
+        reserved = _name(key) == "peak_reserved_bytes"
+        return spread(value, RESERVED_UNCERTAINTY if reserved else PEAK_UNCERTAINTY)
+    if unit is figures.TIME:
         return Prediction(value, value * down, value * up)
     return Prediction(value, value / up, value / down)
 

@@ -49,7 +49,7 @@ def serving_predictions(row: Measurement, data: Mapping[str, Any]) -> Predicted:
 def serving_scenario(row: Measurement, data: Mapping[str, Any]) -> Scenario:
     """The scenario of a row, on the engine that the table names where the scenario names none."""
     from sim.inputs.scenario import parse_scenario
-    from sim.serve.engines.names import engine_named
+    from sim.variants.engines.names import engine_named
 
     section, engine = data.get("inference"), engine_named(row.served_by)
     if isinstance(section, Mapping) and "engine" not in section and engine is not None:

@@ -20,9 +20,9 @@ from msgspec import Struct
 from sim.inputs.cluster_input import same_nics
 from sim.inputs.overrides import merge, with_present_keys
 from sim.inputs.training_config import USUAL_FRAMEWORK
-from sim.models.frameworks.records import FRAMEWORKS
+from sim.variants.frameworks.records import FRAMEWORKS
 
-# Trainers that have a record of their own in `sim.models.frameworks`, by the name that tables have for them. NeMo has
+# Trainers that have a record of their own in `sim.variants.frameworks`, by the name that tables have for them. NeMo has
 # one with a release: without one it is MLPerf's, whose rounds have launch scripts of their own.
 TRAINERS = {
     r"nemo(?= 2\d\.\d\d)": "nemo",

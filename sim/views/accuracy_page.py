@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sim.core.units import count, counted, is_rate, n_bytes, percent, seconds
-from sim.inputs.units import BYTES, unit_of
+from sim.core.units import count, counted, percent
+from sim.results.figures import RATE, unit_of_measured
 from sim.validation.report import TOO_LARGE, Validation
 from sim.validation.statistics import Error, by_group, summary
 from sim.views.headline import Number
@@ -19,7 +19,6 @@ from sim.views.templating import signed
 
 WORST = 10
 SIZE, MARGIN, EDGE = 340, 62, 12
-FRACTIONS = ("mfu", "hfu", "mfu_full_attention", "fits_in_memory", "prefix_hit_rate")
 COLUMNS = ("rows", "mean", "mean by group", "median", "95 %", "max", "bias", "inside 90 % interval", "its width")
 ERRORS = ("mean_abs", "mean_abs_by_group", "median_abs", "p95_abs", "max_abs", "bias")
 KEYS = (*ERRORS, "inside_interval", "interval_width")
@@ -145,11 +144,8 @@ def quantity_text(key: str, value: float) -> str:
     >>> quantity_text("max_allocated_bytes", 2.0**33), quantity_text("step_time_s", 0.25), quantity_text("mfu", 0.4)
     ('8.000 GiB', '250.0 ms', '40.0 %')
     """
-    if unit_of(key) is BYTES:
-        return n_bytes(value)
-    if key in FRACTIONS:
-        return percent(value)
-    return rate_text(value) if is_rate(key) else seconds(value)
+    unit = unit_of_measured(key)
+    return rate_text(value) if unit is RATE else unit.write(value)
 
 
 def rate_text(value: float) -> str:
@@ -202,7 +198,7 @@ def scatter(errors: Sequence[Error], title: str) -> str:
 def _axes(low: float, high: float, at: Callable[[float, float], tuple[float, float]], key: str) -> str:
     """Grid lines with their values along both axes."""
     out = []
-    unit = 2.0**30 if unit_of(key) is BYTES else 1.0  # round numbers of GiB
+    unit = unit_of_measured(key).axis_scale  # round numbers of GiB
     for value in (unit * v for v in log_ticks(10**low / unit, 10**high / unit)):
         text = html.escape(re.sub(r"(\.\d*?)0+(?= )", r"\1", quantity_text(key, value)).replace(". ", " "))
         place = math.log10(value)

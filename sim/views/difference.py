@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.core.json_values import is_number
-from sim.core.units import as_written, change_percent, count, is_rate, n_bytes, percent, plain, seconds
+from sim.core.units import as_written, change_percent, n_bytes, plain, seconds
 from sim.inputs.units import unit_of
+from sim.results.figures import figure_of, statistic_of
 from sim.views.palette import style_of
 from sim.views.part_names import named_part
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from sim.views.headline import Number
 
 OPERATORS_SHOWN = 15  # in a terminal, those that change most
 PARTS = (
@@ -27,17 +30,11 @@ NAMES: dict[str, Callable[[str], str]] = {  # of a table's rows, where they are 
     "critical_path_s": lambda kind: style_of(kind).label,
     "parts_s": named_part,
 }
-CARDS = {
-    "step_time_s": "Step time",
-    "tokens_per_s_per_gpu": "Tokens/s per GPU",
-    "mfu": "MFU",
-    "exposed_comm_s": "Exposed communication",
-    "request_latency_s.p50": "Request latency, median",
-    "time_to_first_token_s.p50": "Time to first token, median",
-    "output_tokens_per_s": "Output tokens/s",
-}
+CARDS = (
+    *("step_time_s", "tokens_per_s_per_gpu", "mfu", "exposed_comm_s"),
+    *("request_latency_s.p50", "time_to_first_token_s.p50", "output_tokens_per_s"),
+)
 SOURCE = ".source"  # of a cluster's or GPU's figures: text that changes nothing
-FRACTIONS = ("mfu", "hfu", "bubble_fraction", "comm_share")
 
 
 class Cell(NamedTuple):
@@ -64,7 +61,7 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
         if not key.endswith(SOURCE)
     ]
     out = [Rows("Keys", ("key", "A", "B"), keys)]
-    times = [_row(name, v, _shown(name, v["a"]), _shown(name, v["b"])) for name, v in found["times"].items()]
+    times = [_row(name, v, *map(figure_of(name).show, (v["a"], v["b"]))) for name, v in found["times"].items()]
     out.append(Rows("Result", ("", "A", "B", "change"), times))
     for title, part, shown in PARTS:
         pairs = list(found[part].items())
@@ -92,15 +89,10 @@ def print_difference(found: Mapping[str, Any], console: Console) -> None:
 
 def difference_page(found: Mapping[str, Any]) -> str:
     """HTML of a page that opens without network."""
-    from sim.views.headline import Number
     from sim.views.page import still_page
 
     name_a, name_b = found["names"]
-    cards = [
-        Number(label, _shown(name, pair["b"]), f"A {_shown(name, pair['a'])}, {_change(pair) or 'equal'}")
-        for name, label in CARDS.items()
-        if (pair := found["times"].get(name)) is not None
-    ]
+    cards = [_card(name, pair) for name in CARDS if (pair := found["times"].get(name)) is not None]
     return still_page(
         "difference.html",
         f"{name_b} against {name_a}",
@@ -157,10 +149,12 @@ def key_words(key: str, value: Any) -> str:
     return plain(value) if unit is None else unit.write(value)
 
 
-def _shown(name: str, value: float) -> str:
-    if name in FRACTIONS:
-        return percent(value)
-    return count(value) if is_rate(name) else seconds(value)
+def _card(name: str, pair: Mapping[str, Any]) -> Number:
+    from sim.views.headline import Number
+
+    figure = figure_of(name)
+    label = figure.name + ", median" * (statistic_of(name) == "p50")
+    return Number(label, figure.show(pair["b"]), f"A {figure.show(pair['a'])}, {_change(pair) or 'equal'}")
 
 
 def _change(pair: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from sim.core.dtypes import Precision
 from sim.inputs.model_input import model_presets
 from sim.inputs.parallelism import split_layers
 from sim.inputs.training_config import RecomputeMode
-from sim.models.frameworks.records import FRAMEWORKS
 from sim.schedules import FORMS
+from sim.variants.frameworks.records import FRAMEWORKS
 from topology.presets import CLUSTERS
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sim.core.dtypes import dtype_bytes
 from sim.core.units import change_percent, change_s, count, counted, n_bytes, percent, rate, seconds, seconds_between
 from sim.results.beside_allocator import MemoryLimit, is_tight
+from sim.results.figures import FIGURES
 from sim.results.losses import bubble_name, waiting_s
 from sim.results.records import tightest
 from sim.results.result import StepResult
@@ -25,11 +26,7 @@ TO_CHECK = (  # where a measured step is far from the simulated one; docs/slower
     "steps; `stepsim convert` reads a trainer's configuration, `stepsim replay` a profiler's trace"
 )
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
-LATENCIES = {
-    "Request latency": "request_latency_s",
-    "Time to first token": "time_to_first_token_s",
-    "Time per output token": "time_per_output_token_s",
-}
+LATENCIES = ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s")
 LINK_NAMES = {
     "domain": "links inside the node or NVLink domain",
     "nic": "NICs",
@@ -54,6 +51,11 @@ def headline(result: StepResult | ServingResult) -> list[Number]:
     return [*_step(result), _peak(result)] if isinstance(result, StepResult) else _serving(result)
 
 
+def _figure(key: str, value: float, note: str) -> Number:
+    """A number of the result by its record, which is compared with another result's."""
+    return Number(FIGURES[key].name, FIGURES[key].show(value), note, compared=value)
+
+
 def _step(result: StepResult) -> list[Number]:
     step_s, exposed_s = result.step_time_s, result.mean_rank.exposed_comm_s
     if not step_s:
@@ -64,11 +66,11 @@ def _step(result: StepResult) -> list[Number]:
         interval += f"; from its first forward to its last rank's end a step lasts {seconds(result.one_step_s)}"
     flops, per_gpu = _flops_words(result), result.tokens_per_s_per_gpu
     return [
-        Number("Step time", seconds(step_s), interval, compared=step_s),
-        Number("Tokens/s per GPU", count(per_gpu), f"{count(result.tokens_per_s)} in all", compared=per_gpu),
-        Number("MFU", percent(use.mfu), f"{flops}; HFU {percent(use.hfu)}", compared=use.mfu),
+        _figure("step_time_s", step_s, interval),
+        _figure("tokens_per_s_per_gpu", per_gpu, f"{count(result.tokens_per_s)} in all"),
+        _figure("mfu", use.mfu, f"{flops}; HFU {percent(use.hfu)}"),
         Number(bubble_name(result.scenario.parallelism), percent(waiting_s(result) / step_s), "of the step"),
-        Number("Exposed communication", seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
+        Number(FIGURES["exposed_comm_s"].name, seconds(exposed_s), f"{percent(exposed_s / step_s)} of the step"),
         *_teacher(result),
         *_faults(result),
         *_contention(result),
@@ -150,13 +152,13 @@ def _serving(result: ServingResult) -> list[Number]:
     if result.does_not_start is not None:
         return [Number("Server", "does not start", result.does_not_start, "bad")]
     likely, rate_per_s, numbers = result.intervals, result.output_tokens_per_s, list[Number]()
-    for name, key in LATENCIES.items():
+    for key in LATENCIES:
         p: Percentiles = getattr(result, key)
         within = "" if likely is None else f", {_interval(seconds_between(*getattr(likely, key).p50))}"
         words = f"median{within}; p90 {seconds(p.p90)}, p99 {seconds(p.p99)}"
-        numbers.append(Number(name, seconds(p.p50), words, compared=p.p50))
+        numbers.append(_figure(key, p.p50, words))
     within = "" if likely is None else _interval(" – ".join(map(count, likely.output_tokens_per_s)))
-    tokens = Number("Output tokens/s", count(rate_per_s), within, compared=rate_per_s)
+    tokens = _figure("output_tokens_per_s", rate_per_s, within)
     return [*numbers, tokens, *_reserved(result), _peak(result)]
 
 

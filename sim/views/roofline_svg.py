@@ -14,8 +14,9 @@ import math
 import sys
 from typing import NamedTuple
 
+from sim.core.operator_kinds import shape_flops
 from sim.core.units import rate
-from sim.prices.roofline import shape_bytes, shape_flops
+from sim.prices.roofline import shape_bytes
 from sim.views.palette import BLUE, GREEN, INK, VERMILION
 from topology.presets import GPUS
 from topology.spec import GpuSpec

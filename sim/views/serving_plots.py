@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sim.core.units import count, counted, percent, seconds
+from sim.results.figures import FIGURES
 from sim.serve.results.records import STATISTICS
 from sim.views.palette import BAD, GRID, INK, VERMILION
 
@@ -18,12 +19,7 @@ if TYPE_CHECKING:
     from sim.serve.results.records import ServingResult
     from sim.studies.promised_latencies import Promise
 
-LATENCIES = {
-    "time_to_first_token_s": "Time to first token",
-    "time_per_output_token_s": "Time per output token",
-    "request_latency_s": "Request latency",
-    "inter_token_latency_s": "Between two tokens",
-}
+LATENCIES = ("time_to_first_token_s", "time_per_output_token_s", "request_latency_s", "inter_token_latency_s")
 DRAWN = (("p50", 50.0), ("p90", 90.0), ("p99", 99.0))
 FAR_LIMIT = 3.0  # times p99: a promise beyond it is named in words, since the curve would be all at the left
 # Lines: readable on white and on the dark page alike. The limit's red is that of the page, which changes with it.
@@ -85,7 +81,11 @@ def _row(key: str, result: ServingResult, found: Seconds, promises: Sequence[Pro
     stated: Record = getattr(result, key)
     values = [getattr(stated, name) for name in STATISTICS]
     asked = ", ".join([promise_words(p, result) for p in promises if p.key == key])
-    return (LATENCIES[key], *(seconds(v) for v in (*values, float(found[-1]))), *([asked or "–"] if promises else []))
+    return (
+        FIGURES[key].name,
+        *(seconds(v) for v in (*values, float(found[-1]))),
+        *([asked or "–"] if promises else []),
+    )
 
 
 def _over_time(history: OverTime) -> tuple[Plot, ...]:
@@ -184,7 +184,7 @@ def _latency(key: str, result: ServingResult, found: Seconds, promises: Sequence
     if near:
         limits = [p.seconds for p in near]
         plot.vspan(x=limits, line_color=BAD, line_width=2, line_dash="dashed", name=f"limits:{key}")
-    return Plot(name, LATENCIES[key], tuple([(_LIMIT_KEY, promise_words(p, result)) for p in asked]), plot)
+    return Plot(name, FIGURES[key].name, tuple([(_LIMIT_KEY, promise_words(p, result)) for p in asked]), plot)
 
 
 def _small(name: str, x_range: Any, y_range: Any = None) -> Any:

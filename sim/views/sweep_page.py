@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sim.core.json_values import is_number
-from sim.core.units import as_written, count, n_bytes, percent, seconds
+from sim.core.units import as_written, count, percent, seconds
 from sim.inputs.overrides import nested
-from sim.studies.sweep_metrics import STEP, Metric, metric_of, metrics_of
+from sim.studies.sweep_metrics import MEMORY, STEP, Metric, metric_of, metrics_of
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.palette import INK
@@ -62,10 +62,7 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
 
 def metric_words(row: JsonRow, metric: Metric) -> str:
     """A metric of a row in words; memory is marked where it is more than the GPU has."""
-    value = row[metric.key]
-    if metric.unit == "s":
-        return seconds(value)
-    return n_bytes(value) + " ✗" * (not row["fits_in_memory"]) if metric.unit == "bytes" else count(value)
+    return metric.unit.write(row[metric.key]) + " ✗" * (metric is MEMORY and not row["fits_in_memory"])
 
 
 def words(values: Mapping[str, Any]) -> str:
@@ -113,9 +110,9 @@ def _figure(result: Result) -> Any:
     from bokeh.models import ColumnDataSource
 
     metric = metric_of(result)
-    faults, scale = about_faults(result) and metric is STEP, 2.0**30 if metric.unit == "bytes" else 1.0
+    faults, scale = about_faults(result) and metric is STEP, metric.unit.axis_scale
     key = max(result["vary"], key=lambda k: len(result["vary"][k]))
-    axis = f"{metric.name} in {'GiB' if metric.unit == 'bytes' else 'seconds'}" if metric.unit != "/s" else metric.name
+    axis = metric.name + metric.unit.axis
     names = [as_written(v) for v in result["vary"][key]]
     numbers = all(is_number(v) for v in result["vary"][key])
     plot = scatter_plot("sweep", key, axis, 460, **_x_axis(result["vary"][key], names, numbers))

@@ -22,12 +22,12 @@ from calibrate.serving.host_fit import deviation, every_second, solve, tried
 from calibrate.serving.loads import QUANTITIES, Load, Measured, loads
 from calibrate.serving.running import errors, fit, main, nothing_left
 from sim.core.errors import InputError
+from sim.inputs.engine_file import engine_of, served_now
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engines import ENGINES
-from sim.serve.engines.file import engine_of, served_now
-from sim.serve.engines.host_times import HostTimes
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
+from sim.variants.engines.host_times import HostTimes
 from tests.processes import invoked
 
 SERVED: dict[str, Any] = {

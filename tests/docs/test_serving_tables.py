@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sim.inputs.scenario import load_scenario
-from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
+from sim.variants.engines import ENGINES
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 

@@ -5,12 +5,12 @@ import pytest
 
 from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute, Phase
 from sim.inputs.scenario import parse_scenario
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import shape_flops
 from sim.simulation import simulate
 from tests.sim.priced_gemms import H100
 from topology.presets import GPUS

@@ -12,11 +12,11 @@ import pytest
 
 from sim.commands.validate import validate_tables
 from sim.core.errors import InputError
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import Role
 from sim.inputs.program_file import CapturedOperator, Tensor, read_program
 from sim.models.captured.kernels import moved_bytes
 from sim.models.captured.operators import compute_of, computes_of, known, masked_flops
-from sim.prices.roofline import shape_flops
 from sim.validation.tables import read_table
 
 MLP = Path(__file__).parent / "data" / "mlp.json.gz"  # 64 -> 256 -> 64 on 32 rows, autocast bf16, fused AdamW

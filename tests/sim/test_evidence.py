@@ -14,8 +14,6 @@ import pytest
 
 from sim.core.normal import NINETY_BY_MEAN, NINETY_PERCENT, student_by_normal
 from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.records import FRAMEWORKS
 from sim.prices.likeness import OTHER_KIND, Features, columns, distances, family, features_of
 from sim.prices.profiles import load_profile
 from sim.results.certainty import HELD_OUT
@@ -34,6 +32,8 @@ from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.validation.serving_rows import serving_scenario, value_of
 from sim.validation.tables import read_table
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.records import FRAMEWORKS
 from sim.views.summary import print_summary
 from sim.views.terminal import Terminal
 

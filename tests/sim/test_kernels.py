@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute, Phase
 from sim.prices.attention_speed import AttentionPeak, attention_peak, flash_seconds
 from sim.prices.coefficients import AttentionSpeed, Coefficients
@@ -19,7 +20,7 @@ from sim.prices.kernel_tables import bounds, lookup, make_table
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import PointTable
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import Device, shape_bytes, shape_flops
+from sim.prices.roofline import Device, shape_bytes
 from sim.simulation import simulate
 from tests.sim.cases import scenario_with
 from topology.presets import GPUS

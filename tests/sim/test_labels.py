@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+import sim.distillation
 import sim.graph.compiled
 import sim.programs.interleave
 import sim.programs.stages
-import sim.studies.distillation
 from sim.core.program import Block, Comm, Compute, Item, Program
 from sim.inputs.scenario import parse_scenario
 from sim.prices.price import Price
@@ -142,7 +142,7 @@ class Renamer:
 def test_no_figure_depends_on_a_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = figures(make(name))
     renamer = Renamer()
-    for module in (sim.programs.stages, sim.studies.distillation):
+    for module in (sim.programs.stages, sim.distillation):
         monkeypatch.setattr(module, "stage_blocks", renamer.blocks)
     for module in (sim.graph.compiled, sim.programs.interleave):
         monkeypatch.setattr(module, "compile_program", renamer.compiled)

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from sim.core.actions import Kind
 from sim.core.errors import InputError
 from sim.core.program import Block, Comm, Item, Phase
-from sim.models.frameworks.parts import ZeroEngine
 from sim.programs.data_parallel import DataParallel, make_data_parallel
 from sim.programs.gathered_units import gathered_elements
 from sim.programs.stages import Stage, stage_blocks
@@ -18,6 +17,7 @@ from sim.programs.weave import weave_backward, weave_forward
 from sim.ranks.plan import make_plan
 from sim.results.memory_changes import backward_peaks
 from sim.simulation import simulate
+from sim.variants.frameworks.parts import ZeroEngine
 from tests.sim.cases import llama_like, scenario_with
 
 BOTH = frozenset({Phase.INPUT_GRAD, Phase.WEIGHT_GRAD})

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute, Phase
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.operators import compute_of
 from sim.models.torch_kernels.softmax_rows import torch_softmax, torch_softmax_backward
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import shape_bytes, shape_flops
+from sim.prices.roofline import shape_bytes
 from topology.presets import GPUS
 
 ROWS: list[dict[str, Any]] = json.loads(Path("scenarios/cuda/h100_dropout.json").read_text())["rows"]

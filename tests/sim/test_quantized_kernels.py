@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute, Phase, Role
 from sim.prices.coefficients import PriceOptions
 from sim.prices.kernel_file import kernel_file
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import shape_bytes, shape_flops
+from sim.prices.roofline import shape_bytes
 from topology.presets import GPUS
 
 H200_RUN = Path(__file__).parents[2] / "scenarios" / "cuda" / "h200.json"

@@ -12,7 +12,7 @@ from typing import Any
 
 from sim.convert.named_models import known_by_name
 from sim.core.dtypes import dtype_bytes
-from sim.models.frameworks.megatron import MEGATRON, NEMO
+from sim.variants.frameworks.megatron import MEGATRON, NEMO
 
 PRECISIONS = {"bf16": "bf16", "bf16-mixed": "bf16", "16": "fp16", "16-mixed": "fp16"}  # `trainer.precision`
 MCORE, APEX = "mcore_distributed_optim", "distributed_fused_adam"  # optimizers that shard their states

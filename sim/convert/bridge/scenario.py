@@ -34,7 +34,7 @@ from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.model_input import load_model
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
-from sim.models.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE
+from sim.variants.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE
 
 # Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).
 # What `tokenizer` and `dataset` have, too, is the model's where it has it.

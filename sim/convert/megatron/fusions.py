@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sim.convert.settings import Settings
-from sim.models.frameworks.megatron import ROUTERS, has_fusions
-from sim.models.frameworks.records import framework_at
+from sim.variants.frameworks.megatron import ROUTERS, has_fusions
+from sim.variants.frameworks.records import framework_at
 
 
 def fusions(s: Settings, framework: str) -> dict[str, Any]:

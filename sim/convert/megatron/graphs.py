@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from sim.convert.settings import Settings
 from sim.inputs.training_config import GraphPart
-from sim.models.frameworks.records import framework_at
+from sim.variants.frameworks.records import framework_at
 
 # By --cuda-graph-impl (core/transformer/transformer_config.py).
 GRAPHS: dict[str, str | None] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.convert.settings import Settings
-from sim.models.optimizers.records import REMAINDERS
+from sim.variants.optimizers import REMAINDERS
 
 AWARE = "use-precision-aware-optimizer"
 MOMENTS = {"fp32": "fp32", "bf16": "bf16", "torch.float32": "fp32", "torch.bfloat16": "bf16"}

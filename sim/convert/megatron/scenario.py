@@ -30,9 +30,9 @@ from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.inputs.trainer_names import MEGATRON_CP, MEGATRON_FSDP, MEGATRON_FUSIONS
-from sim.models.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE, MEGATRON_ZERO
-from sim.models.frameworks.records import framework_at
-from sim.models.moe.dispatchers import DISPATCHERS
+from sim.variants.dispatchers import DISPATCHERS
+from sim.variants.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE, MEGATRON_ZERO
+from sim.variants.frameworks.records import framework_at
 
 CP_METHODS = {name: method for method, name in MEGATRON_CP.items()}
 ZERO_STAGES = {name: zero for zero, name in MEGATRON_FSDP.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sim.convert.settings import Settings, without_none
-from sim.serve.engines import ENGINES
+from sim.variants.engines import ENGINES
 
 # vLLM, benchmarks/serve.py: until 0.14 a temperature of 0 stands for one that is left out, since 0.15 the model's own
 SERVER_DECIDES = (0, 14)

@@ -28,8 +28,8 @@ from sim.core.errors import InputError
 from sim.inputs.hub import as_model
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
-from sim.serve.engines import ENGINES
-from sim.serve.engines.names import engine_named
+from sim.variants.engines import ENGINES
+from sim.variants.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0

@@ -25,7 +25,7 @@ from sim.convert.trainer_arguments.objectives import objective_of
 from sim.convert.trainer_arguments.preferences import with_length, with_pairs
 from sim.convert.trainer_arguments.trl import forces_reentrant, is_trl, loss_in_tiles
 from sim.core.errors import InputError
-from sim.models.frameworks.records import framework_at
+from sim.variants.frameworks.records import framework_at
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
 LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "block_size", "max_seq_len")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
-from sim.models.frameworks.records import framework_of
+from sim.variants.frameworks.records import framework_of
 
 
 def torch_fsdp(sections: Sections, t: Training) -> Problems:

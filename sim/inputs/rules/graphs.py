@@ -5,8 +5,8 @@ from __future__ import annotations
 from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
-from sim.models.frameworks.records import framework_of
-from sim.models.precision.recipes import recipe_of
+from sim.variants.frameworks.records import framework_of
+from sim.variants.recipes import recipe_of
 
 FILLS = "moe_router_padding_for_quantization"
 OF_EXPERTS = ("moe", "moe_router", "moe_preprocess")

@@ -6,10 +6,10 @@ from sim.inputs.input_source import Problems
 from sim.inputs.rules.graphs import captured_parts, filled_map
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import ActivationOffload, OffloadModule, Training
-from sim.models.frameworks.megatron import FUSIONS, has_fusions
-from sim.models.frameworks.records import framework_of
-from sim.models.optimizers.records import REMAINDERS
-from sim.models.precision.recipes import recipe_of
+from sim.variants.frameworks.megatron import FUSIONS, has_fusions
+from sim.variants.frameworks.records import framework_of
+from sim.variants.optimizers import REMAINDERS
+from sim.variants.recipes import recipe_of
 
 IN_SIXTEEN_BITS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from sim.inputs.input_source import Problems
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
-from sim.models.frameworks.records import framework_of, zero_engine
-from sim.models.optimizers.records import OPTIMIZERS
+from sim.variants.frameworks.records import framework_of, zero_engine
+from sim.variants.optimizers import OPTIMIZERS
 
 MEGATRON = "a framework of Megatron-Core (megatron, megatron_bridge or nemo)"
 

@@ -44,7 +44,7 @@ def packing(sections: Sections, t: Training) -> Problems:
 
 def _drawn(x: Packing, t: Training) -> Problems:
     """No more documents than can be drawn in seconds."""
-    from sim.models.attention.packing import MOST_DOCUMENTS, expected_tokens  # with numpy, which no other reader needs
+    from sim.inputs.packed_documents import MOST_DOCUMENTS, expected_tokens  # with numpy, which no other reader needs
 
     tokens = expected_tokens(x, t.seq_len)
     if t.global_batch_size * t.seq_len / tokens > MOST_DOCUMENTS:

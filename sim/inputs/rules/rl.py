@@ -8,6 +8,8 @@ from typing import Any
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
 from sim.core.units import counted
+from sim.inputs.engine_file import engine_of, found_engine
+from sim.inputs.engine_server import server_of
 from sim.inputs.input_source import Problems, Source, raise_first, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import resolve_model, with_positions
@@ -15,14 +17,12 @@ from sim.inputs.parallelism import Parallelism, split_layers
 from sim.inputs.rl_config import MAX_ANSWERS, Generation, Lengths, RewardModel, Rl
 from sim.inputs.rules.ranks import check_rules
 from sim.inputs.sections import Sections
+from sim.inputs.serving_formats import cache_dtype, with_block_tokens
 from sim.inputs.serving_keys import Sampling
 from sim.inputs.serving_notes import unknown_length_note
 from sim.inputs.training_config import Training
 from sim.inputs.workloads import Inference, RequestPattern
 from sim.inputs.yaml_input import KeyPath
-from sim.serve.engines.file import engine_of, found_engine
-from sim.serve.engines.server import server_of
-from sim.serve.prices.formats import cache_dtype, with_block_tokens
 from topology.spec import GpuSpec
 
 PATH = ("rl",)

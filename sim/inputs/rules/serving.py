@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from sim.core.dtypes import sixteen_bit
 from sim.core.units import counted
+from sim.inputs.engine_file import all2all_of, engine_of
 from sim.inputs.input_source import Problems
 from sim.inputs.rules.layout import ALL_RULES, first_problem
 from sim.inputs.sections import Sections, sizes_of
-from sim.inputs.serving_keys import Sampling
+from sim.inputs.serving_keys import HASHED_TOKENS, Sampling
 from sim.inputs.workloads import Inference, RequestPattern
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
-from sim.serve.engines import ENGINES
-from sim.serve.engines.all2all import BACKENDS, all2all_of
-from sim.serve.engines.file import engine_of
+from sim.variants.all2all import BACKENDS
+from sim.variants.engines import ENGINES
 
 
 def serving_problems(sections: Sections, inference: Inference) -> Problems:

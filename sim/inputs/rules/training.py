@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.core.dtypes import MUON_DTYPE, sixteen_bit
 from sim.core.errors import InputError
+from sim.inputs.autocast import adapter_casts, casts_on_use, not_under_autocast
 from sim.inputs.input_source import Problems, show
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.rules.fsdp import torch_fsdp
@@ -20,11 +21,10 @@ from sim.inputs.rules.packing import packing
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.training_config import Recompute, Training
 from sim.inputs.zero_keys import can_gather_integers
-from sim.models.activations.facts import ACTIVATIONS
-from sim.models.frameworks.records import framework_of
-from sim.models.optimizers.records import OPTIMIZERS
-from sim.models.precision.autocast import adapter_casts, casts_on_use, not_under_autocast
-from sim.models.precision.recipes import recipe_of
+from sim.variants.activations import ACTIVATIONS
+from sim.variants.frameworks.records import framework_of
+from sim.variants.optimizers import OPTIMIZERS
+from sim.variants.recipes import recipe_of
 from topology.architectures import ARCHITECTURES
 
 FUSES_EXPERTS = [name for name, chip in ARCHITECTURES.items() if chip.fuses_experts]

@@ -17,11 +17,11 @@ from sim.inputs.parallelism import Parallelism
 from sim.inputs.sections import Sections
 from sim.inputs.training_config import Training
 from sim.inputs.zero_keys import sums_apart
-from sim.models.frameworks.megatron import ROUTERS
-from sim.models.frameworks.records import framework_of
-from sim.models.moe.dispatchers import DISPATCHERS
-from sim.models.optimizers.records import ADAMW, OPTIMIZERS
 from sim.schedules import FORMS, ScheduleForm
+from sim.variants.dispatchers import DISPATCHERS
+from sim.variants.frameworks.megatron import ROUTERS
+from sim.variants.frameworks.records import framework_of
+from sim.variants.optimizers import ADAMW, OPTIMIZERS
 from topology.spec import ClusterSpec
 
 # Keys that decide how serving runs.

@@ -22,7 +22,6 @@ from msgspec import Struct
 from sim.core.program import Block, BlockKind, Comm, Compute, Item, Program, Saved, TensorRole, Wait, WeightShape
 from sim.models.activation_memory.recompute_modules import CORE, module_kept
 from sim.models.dims import Dims
-from sim.models.frameworks.records import framework_of
 from sim.models.operators import (
     Operator,
     backward_moments,
@@ -33,6 +32,7 @@ from sim.models.operators import (
     saved_of,
     tensors_of,
 )
+from sim.variants.frameworks.records import framework_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

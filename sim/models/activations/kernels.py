@@ -1,6 +1,6 @@
 """Activation functions of an MLP: bound by memory, counted access by access.
 
-`sim.models.activations.facts` has a record for each. Accesses are per element of the MLP's inner width, times the
+`sim.variants.activations` has a record for each. Accesses are per element of the MLP's inner width, times the
 activations' bytes. Fused (`fuses_activation`): one kernel that reads what the projections give; eager: one kernel for
 every torch operator.
 """
@@ -10,11 +10,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.program import Compute, NeededBy, Phase, Program, Saved
-from sim.models.activations.facts import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Mixed, Passes, Promoted
 from sim.models.dims import Dims
 from sim.models.elementwise import Traffic, launches_alone
 from sim.models.operators import F, I, Operator, memory_op
 from sim.models.precision.casts import lists_apart, mixed
+from sim.variants.activations import ACTIVATIONS, CLAMP_TRUTH_BYTES, CLAMPS, Activation, Mixed, Passes, Promoted
 
 FP8_BYTES = 1.0
 

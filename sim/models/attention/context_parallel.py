@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from sim.core.program import Item, Phase, Wait
+from sim.inputs.packed_documents import PackedBatch, pairs_between, queries_between
 from sim.models.attention.context_ring import copied, ring
 from sim.models.attention.core import Core, core_backward, core_forward, core_part, kv_bytes
 from sim.models.attention.fp8 import in_its_format
 from sim.models.attention.head_copies import repeated, with_repeats
 from sim.models.attention.masked_windows import masked_window, with_mask
-from sim.models.attention.packing import PackedBatch, pairs_between, queries_between
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.operators import F, I, Operator, collective, memory_op
 

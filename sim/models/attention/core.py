@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
+from sim.core.operator_kinds import EFFICIENT
 from sim.core.program import ALIGNED, Compute, Item, Program, Saved, TensorRole
+from sim.inputs.windows import Window
 from sim.models.attention.score_kernels import (
     RAISED,
     Passes,
@@ -26,11 +28,9 @@ from sim.models.attention.score_kernels import (
     softmax_bytes,
 )
 from sim.models.attention.sink_factor import factor_backward, factor_forward, factor_saved
-from sim.models.attention.window import Window
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
-from sim.prices.attention_speed import EFFICIENT
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
 # Kernels of fused attention. FlashAttention's backward sums output times its gradient by row first, and converts the

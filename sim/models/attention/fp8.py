@@ -22,7 +22,7 @@ from sim.core.program import Phase, Program
 from sim.models.attention.core import Core
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, memory_op
-from sim.models.precision.recipes import RECIPES
+from sim.variants.recipes import RECIPES
 
 CURRENT_SCALING = RECIPES["te", "tensorwise"]
 EIGHT_BITS = {"act": "fp8", "act_bytes": 1.0}

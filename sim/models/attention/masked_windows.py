@@ -14,8 +14,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from sim.core.program import NeededBy, Saved
+from sim.inputs.packed_documents import PackedBatch
 from sim.models.attention.core import Core
-from sim.models.attention.packing import PackedBatch
 from sim.models.dims import Dims
 from sim.models.operators import F, Operator, memory_op
 

@@ -183,7 +183,7 @@ def _by_operators(d: Dims, c: Scored) -> tuple[Passes, Passes]:
     """Forward: scale, biases, mask (one for all heads), sums of sinks that are a factor, the largest score subtracted,
     softmax, cast. Backward: cast, softmax, mask, cast, scale.
 
-    `sim.models.model_code` says which of them a model has. In fp32 there are no casts.
+    `sim.variants.model_code` says which of them a model has. In fp32 there are no casts.
     """
     code, e, scored, made = d.code, d.act_bytes, scored_bytes(d), softmax_bytes(d, c)
     given = FP32_BYTES if code.alibi else scored  # to the mask

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from sim.core.operator_kinds import PLACE_CLOCKS
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import NARROW, has_channels_last
@@ -22,7 +23,6 @@ from sim.models.captured.ordering import LOAD_CLOCKS, chosen_clocks, scan_clocks
 from sim.models.torch_kernels.layer_norm_clocks import Clocks, layer_norm_clocks
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.torch_kernels.softmax_rows import VECTOR_BYTES
-from sim.prices.unvectorized import PLACE_CLOCKS
 
 
 class BatchNorm(NamedTuple):

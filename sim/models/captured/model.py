@@ -13,6 +13,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.operator_kinds import ATTENTION, COUNTED, MEMORY_BOUND
 from sim.core.program import (
     ALIGNED,
     DEPTHWISE,
@@ -31,7 +32,6 @@ from sim.inputs.program_file import CapturedOperator, CapturedProgram, read_prog
 from sim.models.captured.memory import PieceMemory, ProgramLives
 from sim.models.captured.operators import items_of, known, masked_flops
 from sim.models.optimizers.step import EndOfStep
-from sim.prices.roofline import ATTENTION, COUNTED, MEMORY_BOUND
 
 COMPILED = "inductor."  # kernels that torch.compile generates
 PART_OF_KIND = {

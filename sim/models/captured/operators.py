@@ -11,6 +11,7 @@ import math
 from msgspec.structs import replace
 
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import ALIGNED, TORCH_SOFTMAX_UNALIGNED, Comm, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured.bytes import FOREACH, written_bytes
@@ -34,7 +35,6 @@ from sim.models.captured.solvers import SOLVERS, TRIANGULAR, solver
 from sim.models.captured.waits import READ, waits_of
 from sim.models.operators import small_kernels
 from sim.models.torch_kernels.softmax_rows import torch_log_softmax_backward, torch_softmax, torch_softmax_backward
-from sim.prices.roofline import shape_flops
 
 SOFTMAX_BACKWARDS = {
     "aten._softmax_backward_data": torch_softmax_backward,

@@ -17,8 +17,8 @@ from msgspec.structs import asdict
 
 from sim.core.program import Item, Program
 from sim.inputs.model_config import AttentionKind
+from sim.inputs.windows import Window, window_of
 from sim.models.activations.kernels import is_gated
-from sim.models.attention.window import Window, window_of
 from sim.models.layer_inputs import LayerInputs, layer_inputs_of
 from sim.models.layers.beside import Beside
 from sim.models.layers.block_indexer import BlockIndexer

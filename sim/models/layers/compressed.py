@@ -23,11 +23,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
+from sim.core.operator_kinds import ATTENTION_DECODE, SPARSE, shape_flops
 from sim.core.program import Compute, ModelPart, NeededBy, Program, Saved, TensorRole
+from sim.inputs.windows import Window
 from sim.models.attention.context_parallel import attention_core
 from sim.models.attention.core import Core, attention_flops
 from sim.models.attention.latent_kernels import latent_rope
-from sim.models.attention.window import Window
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.indexer import IndexedKeys, index_operator, scores
@@ -39,8 +40,6 @@ from sim.models.linear import linear
 from sim.models.norm import norm
 from sim.models.operators import F, I, Operator, gemm, keeping, memory_op
 from sim.models.serving.operators import ServingDims, rope_cache, served_linear, unfused_attention
-from sim.prices.attention_speed import SPARSE
-from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DenseMlp(Struct, frozen=True):
-    """Sizes of the whole model. `activation`: a name of `sim.models.activations.facts.ACTIVATIONS`."""
+    """Sizes of the whole model. `activation`: a name of `sim.variants.activations.ACTIVATIONS`."""
 
     part: ClassVar = ModelPart.MLP
     module: ClassVar[RecomputeModule] = "mlp"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.operator_kinds import MOE_LAYER
 from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.activation_memory.recompute_modules import runs_again
 from sim.models.dims import Dims, Shard, ceil_div
@@ -22,7 +23,6 @@ from sim.models.moe.shared import shared_parts
 from sim.models.moe.shared_beside import beside_exchanges
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
 from sim.models.serving.operators import ServedElements, ServingDims
-from sim.prices.roofline import MOE_LAYER
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig

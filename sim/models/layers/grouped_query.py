@@ -9,7 +9,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
+from sim.core.operator_kinds import ATTENTION_DECODE, shape_flops
 from sim.core.program import Compute, Item, ModelPart, Phase, Program
+from sim.inputs.windows import Window
 from sim.models.attention.context_parallel import attention_core
 from sim.models.attention.core import Core, attention_flops
 from sim.models.attention.head_copies import ordered_heads, output_copied, repeated
@@ -17,7 +19,6 @@ from sim.models.attention.latent_kernels import rope_of_pairs
 from sim.models.attention.masked_windows import masked_window
 from sim.models.attention.query_factor import query_factor
 from sim.models.attention.split_gradients import clamped, clamped_apart, joined_gradients, split_by_index
-from sim.models.attention.window import Window
 from sim.models.dims import Dims, Shard, ceil_div, packed_batch
 from sim.models.elementwise import bias_apart, copied
 from sim.models.layers.head_gate import element_gate, head_gate, served_element_gate, served_head_gate
@@ -36,7 +37,6 @@ from sim.models.serving.operators import (
     served_linear,
     unfused_attention,
 )
-from sim.prices.roofline import ATTENTION_DECODE, shape_flops
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -26,13 +26,12 @@ from msgspec import Struct
 
 from sim.core.attention_pairs import attended_pairs
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.core.operator_kinds import SCORES, SPARSE, shape_flops
 from sim.core.program import Compute, Item, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims, ceil_div
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, W, collective, memory_op
-from sim.prices.attention_speed import SCORES, SPARSE
-from sim.prices.roofline import shape_flops
 
 INDEX_BYTES = 4.0  # a selected key's place
 SELECT_READS = 3.0

@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
+from sim.core.operator_kinds import ATTENTION_DECODE
 from sim.core.program import Compute, ModelPart, Program
 from sim.models.activation_memory.recompute_modules import inside, runs_again
 from sim.models.attention.context_parallel import attention_core
@@ -45,7 +46,6 @@ from sim.models.serving.operators import (
     served_linear,
     unfused_attention,
 )
-from sim.prices.roofline import ATTENTION_DECODE
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

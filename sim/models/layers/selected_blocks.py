@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from sim.core.operator_kinds import SPARSE, shape_flops
 from sim.core.program import Compute, Phase, Program
 from sim.models.attention.context_parallel import attention_core
 from sim.models.attention.core import LAUNCHES, core_part
@@ -23,8 +24,6 @@ from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.models.layers.matrix import Matrix
 from sim.models.operators import F, I, Operator
 from sim.models.serving.operators import ServingDims, served_linear
-from sim.prices.attention_speed import SPARSE
-from sim.prices.roofline import shape_flops
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -6,12 +6,11 @@ A kernel reads what a query's list names once for all of its heads (FlashMLA, Me
 from __future__ import annotations
 
 from sim.core.dtypes import FP32_BYTES
+from sim.core.operator_kinds import SPARSE, shape_flops
 from sim.core.program import Compute, Item, NeededBy, Saved, TensorRole
 from sim.models.attention.core import LAUNCHES, LSE_BYTES
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulation, collective, gemm
-from sim.prices.attention_speed import SPARSE
-from sim.prices.roofline import shape_flops
 
 
 def sparse_core(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
+from sim.core.operator_kinds import SPARSE, shape_flops
 from sim.core.program import Compute, Program
 from sim.models.activation_memory.recompute_modules import inside
 from sim.models.attention.context_parallel import gathered_blocks
@@ -30,8 +31,6 @@ from sim.models.linear import linear
 from sim.models.operators import F, Operator
 from sim.models.serving.latents import queries_joined
 from sim.models.serving.operators import ServingDims
-from sim.prices.attention_speed import SPARSE
-from sim.prices.roofline import shape_flops
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

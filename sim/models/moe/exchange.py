@@ -11,10 +11,10 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Item, Phase, Program, Saved
 from sim.models.dims import Dims
 from sim.models.graphed_parts import gradients_handed_over, graph_scope, replayed, results_held
-from sim.models.moe.dispatchers import INDEX_BYTES, Dispatcher
 from sim.models.moe.router import filled_map
 from sim.models.moe.routing import Routing, fills_map, moe_of
 from sim.models.operators import F, I, Operator, collective, memory_op, small_kernels
+from sim.variants.dispatchers import INDEX_BYTES, Dispatcher
 
 if TYPE_CHECKING:
     from sim.inputs.parallelism import Parallelism

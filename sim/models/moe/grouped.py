@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -58,42 +59,73 @@ def grouped(
     `get_weight_workspace`). With `fused` one kernel takes all groups.
     """
     d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
-    # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback, which
-    # copies the groups' ends to the host, `offs.cpu()`, and waits for them).
-    alone = d.framework.experts_in_param_dtype and d.linear_bytes == FP32_BYTES
-    apart = d.experts_apart and groups > 1
-    looped = d.framework.loops_over_experts and groups > 1 and fused is None and not apart
+    launches = _launches(d, groups, fused is not None)
+    calls, weight_calls, run = launches.calls, launches.weight_calls, partial(_matmul, d, launches, groups)
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
     written, added = accumulation(d, f"{name}_wgrad", weights)
     f = fused or Fused()
 
-    def run(what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Program:
-        shapes = (groups, *shape)
-        kernels = groups if looped or alone or apart else 1
-        found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
-        ends = (Comm("group_ends", "offload", "host", END_BYTES * groups, phase),) if alone else ()
-        return (*ends, replace(found, looped=looped))
-
-    one_by_one = d.framework.loops_over_experts or apart
-    calls, weight_calls = groups if looped or apart else 1, groups if one_by_one else 1
     forward = (
         *(() if f.made_input else _quantized_in_loop(d, calls, input_casts(d, name, rows * k, False, original))),
         *_weights_one_by_one(weight_calls, weight_casts(d, name, weights)),
-        *run(name, F, (per, n, k), (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
+        *run(name, F, (per, n, k), flops, (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
     )
     backward = (
         *(() if f.made_gradient else _quantized_in_loop(d, calls, gradient_casts(d, name, rows * n))),
         *_weights_one_by_one(weight_calls, weight_casts_again(d, name, weights)),
-        *run(f"{name}_dgrad", I, (per, k, n), (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
+        *run(f"{name}_dgrad", I, (per, k, n), flops, (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
         *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k, original))),
-        *run(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * operands + written),
+        *run(f"{name}_wgrad", W, (n, k, per), flops, rows * (k + n) * operands + written),
         *added,
     )
     size = rows * k * (e if original else saved_element_bytes(d))
     saved = (Saved(f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
     held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
     return Operator(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)
+
+
+class _Launches(NamedTuple):
+    """How a grouped matmul is launched: its kernels; the calls that quantize activations and weights; `looped`: by a
+    library's loop over groups; `waits_for_ends`: once the host knows where groups end."""
+
+    kernels: int
+    calls: int
+    weight_calls: int
+    looped: bool
+    waits_for_ends: bool
+
+
+def _launches(d: Dims, groups: int, fused: bool) -> _Launches:
+    # torch has a grouped kernel for 16 bits alone (aten/src/ATen/native/GroupedMMUtils.h: _grouped_mm_fallback, which
+    # copies the groups' ends to the host, `offs.cpu()`, and waits for them).
+    alone = d.framework.experts_in_param_dtype and d.linear_bytes == FP32_BYTES
+    apart = d.experts_apart and groups > 1
+    looped = d.framework.loops_over_experts and groups > 1 and not fused and not apart
+    return _Launches(
+        kernels=groups if looped or alone or apart else 1,
+        calls=groups if looped or apart else 1,
+        weight_calls=groups if d.framework.loops_over_experts or apart else 1,
+        looped=looped,
+        waits_for_ends=alone,
+    )
+
+
+def _matmul(
+    d: Dims,
+    launches: _Launches,
+    groups: int,
+    what: str,
+    phase: Phase,
+    shape: tuple[int, int, int],
+    flops: float,
+    moved: float,
+) -> Program:
+    """The kernels of one pass: `shape` of each group, `moved` bytes of all."""
+    shapes, kernels = (groups, *shape), launches.kernels
+    found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
+    ends = (Comm("group_ends", "offload", "host", END_BYTES * groups, phase),) if launches.waits_for_ends else ()
+    return (*ends, replace(found, looped=launches.looped))
 
 
 def _quantized_in_loop(d: Dims, calls: int, quantized: Program) -> Program:

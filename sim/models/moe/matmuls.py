@@ -11,7 +11,6 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, Program, Saved
 from sim.inputs.training_config import ActivationOffload
 from sim.models.activation_memory.recompute_modules import inside, runs_again
-from sim.models.activations.facts import ACTIVATIONS
 from sim.models.activations.kernels import activation, is_gated
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import launches_alone
@@ -19,6 +18,7 @@ from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import grouped
 from sim.models.moe.routing import Routing, aligned_rows, fills_map, moe_of
 from sim.models.operators import F, I, Operator, W, memory_op, small_kernels
+from sim.variants.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Phase, Program, Saved, TensorRole
 from sim.models.dims import Dims
-from sim.models.moe.dispatchers import INDEX_BYTES
 from sim.models.moe.routing import Routing
 from sim.models.operators import F, I, Operator, W, accumulate, collective, gemm, memory_op
 from sim.models.precision.casts import cast, casts_apart
 from sim.models.torch_kernels.top_k import top_k_clocks
+from sim.variants.dispatchers import INDEX_BYTES
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.moe.chance import copies_beyond
-from sim.models.moe.dispatchers import ALL_TO_ALL, DISPATCHERS, Dispatcher
+from sim.variants.dispatchers import ALL_TO_ALL, DISPATCHERS, Dispatcher
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig

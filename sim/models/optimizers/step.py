@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
+from sim.core.operator_kinds import HOST_UPDATE
 from sim.core.program import Compute, ModelPart, Phase, Program
-from sim.models.frameworks.records import framework_of
 from sim.models.operators import items_of_part, memory_op
 from sim.models.optimizers.muon import Dealt, muon_items
-from sim.models.optimizers.records import ADAFACTOR, ADAMW, LION, OPTIMIZERS, REMAINDERS, Optimizer
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
+from sim.variants.frameworks.records import framework_of
+from sim.variants.optimizers import ADAFACTOR, ADAMW, LION, OPTIMIZERS, REMAINDERS, Optimizer
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Training
@@ -170,9 +171,6 @@ def moment_bytes(t: Training) -> float:
     2110.02861, section 2.1). Small tensors, which bitsandbytes keeps in fp32, are taken for 8-bit too."""
     scale = FP32_BYTES / INT8_BLOCK if t.optimizer_dtype == "int8" else 0.0
     return dtype_bytes(t.optimizer_dtype) + scale
-
-
-HOST_UPDATE = "host_update"  # an operator of the host's CPUs, bound by their memory
 
 
 def host_update_items(n_params: int, t: Training) -> Program:

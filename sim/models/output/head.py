@@ -14,7 +14,6 @@ from sim.core.program import ALIGNED, Block, BlockKind, Compute, Item, ModelPart
 from sim.models.activation_memory.recompute import as_block, keep_all
 from sim.models.dims import Dims, dims
 from sim.models.embedding import table_elements
-from sim.models.frameworks.parts import UnfusedLoss
 from sim.models.host_waits import after_loss_check
 from sim.models.layer import shape_key
 from sim.models.linear import linear
@@ -26,6 +25,7 @@ from sim.models.output.preference import pair_loss, score_part, scores_rewards
 from sim.models.output.tiled_loss import tiled_output
 from sim.models.streams.hyper_connections import last_sum
 from sim.models.torch_kernels.softmax_rows import torch_softmax
+from sim.variants.frameworks.parts import UnfusedLoss
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -1,4 +1,4 @@
-"""Kernels of casts between a residual stream in fp32 and matmuls in 16 bits (`sim.models.precision.autocast`).
+"""Kernels of casts between a residual stream in fp32 and matmuls in 16 bits (`sim.inputs.autocast`).
 
 - Each matmul casts its own fp32 input, keeps the copy for its weight gradient, and casts the input's gradient back, so
   that query, key and value have three copies. A compiler (`fuses_chains`) puts these casts into the kernels around them

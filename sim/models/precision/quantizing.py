@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sim.core.program import Compute, Phase, Program
 from sim.models.dims import Dims, ceil_div
 from sim.models.operators import F, I, Operator, W, memory_op
-from sim.models.precision.recipes import NOTHING, TRANSPOSE, Pass, Recipe
+from sim.variants.recipes import NOTHING, TRANSPOSE, Pass, Recipe
 
 
 def saved_element_bytes(d: Dims) -> float:

@@ -13,9 +13,9 @@ from collections.abc import Sequence as Items
 
 from msgspec import field
 
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.serve.cache.kv_cache import HostCache, Key, KvCache, PrefixName
 
-HASHED_TOKENS = 512
 Hash = int | str
 
 

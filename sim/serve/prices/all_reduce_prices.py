@@ -1,4 +1,4 @@
-"""Prices of the all-reduces that a serving engine does in kernels of its own (`sim.serve.engines.own_all_reduce`)."""
+"""Prices of all-reduces that a serving engine does in kernels of its own (`sim.variants.engines.own_all_reduce`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from sim.prices.price import Priced
 from sim.prices.rank_prices import Pricing
-from sim.serve.engines.kernel_facts import is_blackwell_ultra
-from sim.serve.engines.own_all_reduce import TIMES, ULTRA, KernelTimes, OwnAllReduce, all_reduce_s
+from sim.variants.engines.kernel_facts import is_blackwell_ultra
+from sim.variants.engines.own_all_reduce import TIMES, ULTRA, KernelTimes, OwnAllReduce, all_reduce_s
 
 
 class AllReduces(Struct, frozen=True):

@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sim.core.program import Program
+from sim.inputs.engine_file import all2all_of, engine_of
 from sim.inputs.scenario import Scenario
 from sim.inputs.serving_keys import ServedLora
 from sim.models.dims import ceil_div
@@ -29,9 +30,6 @@ from sim.prices.rank_prices import Pricing
 from sim.prices.serving_parts import MeasuredParts, measured_parts
 from sim.prices.shared_cores import costs_of
 from sim.ranks.plan import Plan, make_plan
-from sim.serve.engines.all2all import all2all_of
-from sim.serve.engines.file import engine_of
-from sim.serve.engines.kernel_facts import TwoBatches
 from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import Host, host_of
@@ -45,6 +43,7 @@ from sim.serve.prices.tiled_attention import tiled, tiled_attentions
 from sim.serve.prices.two_batches import in_two_batches, is_split
 from sim.serve.prices.weight_offload import Streamed, streamed_weights
 from sim.serve.scheduling.speculation import draft_of, drafting, joins_states
+from sim.variants.engines.kernel_facts import TwoBatches
 from topology.network import Network
 
 

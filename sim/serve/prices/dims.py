@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import QUANTIZATIONS
+from sim.inputs.engine_file import all2all_of, engine_of
+from sim.inputs.serving_formats import cache_dtype, linear_format
 from sim.models.moe.eplb import BalancedExperts
 from sim.models.moe.routing import expert_nodes
 from sim.models.serving.operators import ServedLatents, ServingDims
-from sim.serve.engines.all2all import all2all_of
-from sim.serve.engines.file import engine_of
-from sim.serve.prices.formats import cache_dtype, linear_format
 from sim.serve.prices.fused import experts_sum_norms, norm_in_sum_bytes, quantizing, rope_of, shared_experts
 from sim.serve.prices.host import prompt_sizes
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.inputs.serving_keys import Eplb
     from sim.inputs.workloads import Inference
-    from sim.serve.engines.record import Engine
+    from sim.variants.engines.record import Engine
 
 
 def serving_dims(scenario: Scenario) -> ServingDims:
@@ -34,17 +35,9 @@ def serving_dims(scenario: Scenario) -> ServingDims:
     act, peaks = sixteen_bit(i.precision), scenario.cluster.gpu.peak_flops_per_s
     linear, weight = linear_format(i, peaks)
     form = QUANTIZATIONS[i.quantization]
-    engine, backend = engine_of(i.engine), all2all_of(i)
-    ranks = (
-        p.ep * p.expert_tp if p.ep * p.expert_tp > p.tp else 0
-    )  # that share experts, where they are several replicas'
-    whole = engine.dp_attention and (backend.gathers or p.ep == 1)
-    nodes = expert_nodes(p, scenario.cluster.domain_gpus)
-    head_tp = ranks if engine.dp_attention and i.head_over_replicas is not False and not m.tied_embeddings else 0
-    sums = engine.sums_prompts[0] and ranks > 0
-    beside, fuses = shared_experts(scenario)
+    engine = engine_of(i.engine)
     kept = i.kv_cache.dtype or cache_dtype(i, scenario.cluster.gpu, m)
-    return ServingDims(
+    alone = ServingDims(
         model=m,
         tp=p.tp,
         sp=p.sp and p.tp > 1,
@@ -59,7 +52,6 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         expert_weight_bytes=form.expert_bytes or weight,
         kv_bytes=dtype_bytes(kept),
         dispatch_bytes=dtype_bytes(p.ep_dispatch_dtype or act),
-        expert_linear=_experts_dtype(i, engine, peaks, act),
         fused_attention=i.attention == "fused",
         grouped_decode=(i.decode_attention or engine.decode_attention) == "grouped",
         group_reads=engine.group_reads,
@@ -68,16 +60,6 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         sampling=i.sampling,
         fp32_states=engine.fp32_states,
         index_dtype="fp8" if "fp8" in peaks else act,
-        gathers=backend.gathers,
-        sums=backend.sums,
-        prompt_sums=(sums, sums and (engine.sums_prompts[1] or p.tp > 1 or p.expert_tp > 1)),
-        once_to=(nodes if nodes > 1 else p.ep) if backend.once else 0,
-        expert_nodes=nodes,
-        eplb=_balanced(i.eplb, p, scenario.cluster.gpus_per_node) if i.eplb is not None and p.ep > 1 else None,
-        shared_tp=ranks if whole else 0,
-        dense_tp=ranks if engine.dp_attention and i.dense_over_replicas is not False else 0,
-        head_tp=head_tp,
-        head_vocab=m.padded_vocab(head_tp, engine.padding_of_vocab(head_tp)) // head_tp if head_tp else 0,
         cp=p.cp,
         cp_method=p.cp_method,
         quantizing=quantizing(scenario, linear),
@@ -85,8 +67,43 @@ def serving_dims(scenario: Scenario) -> ServingDims:
         experts_sum_norms=experts_sum_norms(scenario),
         latents=_latents(scenario, engine, linear),
         roped=rope_of(scenario),
+    )
+    return _over_replicas(_with_experts(alone, scenario, engine), scenario, engine)
+
+
+def _with_experts(d: ServingDims, scenario: Scenario, engine: Engine) -> ServingDims:
+    """With where experts are and what they multiply in, how tokens get to them and back, what runs beside them."""
+    p, i = scenario.parallelism, scenario.for_serving
+    backend, nodes = all2all_of(i), expert_nodes(p, scenario.cluster.domain_gpus)
+    beside, fuses = shared_experts(scenario)
+    return replace(
+        d,
+        expert_linear=_experts_dtype(i, engine, scenario.cluster.gpu.peak_flops_per_s, d.act),
+        gathers=backend.gathers,
+        sums=backend.sums,
+        once_to=(nodes if nodes > 1 else p.ep) if backend.once else 0,
+        expert_nodes=nodes,
+        eplb=_balanced(i.eplb, p, scenario.cluster.gpus_per_node) if i.eplb is not None and p.ep > 1 else None,
         shared_beside=beside,
         fuses_shared=fuses,
+    )
+
+
+def _over_replicas(d: ServingDims, scenario: Scenario, engine: Engine) -> ServingDims:
+    """With what replicas that share experts split among them besides: shared experts, dense MLPs, the output matrix."""
+    m, p, i = scenario.model, scenario.parallelism, scenario.for_serving
+    sharing = p.ep * p.expert_tp
+    ranks = sharing if sharing > p.tp else 0  # 0: each replica has experts of its own
+    sums = engine.sums_prompts[0] and ranks > 0
+    whole = engine.dp_attention and (d.gathers or p.ep == 1)
+    head_tp = ranks if engine.dp_attention and i.head_over_replicas is not False and not m.tied_embeddings else 0
+    return replace(
+        d,
+        prompt_sums=(sums, sums and (engine.sums_prompts[1] or p.tp > 1 or p.expert_tp > 1)),
+        shared_tp=ranks if whole else 0,
+        dense_tp=ranks if engine.dp_attention and i.dense_over_replicas is not False else 0,
+        head_tp=head_tp,
+        head_vocab=m.padded_vocab(head_tp, engine.padding_of_vocab(head_tp)) // head_tp if head_tp else 0,
     )
 
 
@@ -103,7 +120,7 @@ def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
     selected keys none that attends to all in the latent's width."""
     own, architecture = engine.latents, scenario.cluster.gpu.architecture
     graphs, context = prompt_sizes(scenario, engine), own.absorbed_context.get(architecture, 0.0)
-    dense, blocks = scenario.model.indexer is None, scenario.model.checkpoint_quantization.startswith("fp8")
+    dense, blocks = scenario.model.indexer is None, QUANTIZATIONS[scenario.model.checkpoint_quantization].in_fp8
     return ServedLatents(
         own.merged_down,
         architecture in own.joins_queries,

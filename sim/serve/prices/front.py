@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sim.serve.engines.host_times import HostTimes
-from sim.serve.engines.record import Engine
+from sim.variants.engines.host_times import HostTimes
+from sim.variants.engines.record import Engine
 
 MOST_BUSY = 0.9  # of an iteration's time: with more for text alone a queue grows as long as the load lasts
 

@@ -6,15 +6,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
-from sim.core.quantization import Quantizing
+from sim.core.quantization import QUANTIZATIONS, Quantizing
+from sim.inputs.engine_file import engine_of
 from sim.models.serving.operators import ServedRope
-from sim.serve.engines.file import engine_of
-from sim.serve.engines.kernel_facts import is_datacenter_blackwell
+from sim.variants.engines.kernel_facts import is_datacenter_blackwell
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.scenario import Scenario
-    from sim.serve.engines.kernel_facts import SummedNorms
+    from sim.variants.engines.kernel_facts import SummedNorms
 
 # Of a fused shared expert's tokens, up to which its own launches and waves count (an assumption): more keep the time of
 # kernels of their own.
@@ -35,7 +35,8 @@ def quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
     torch.compile fuses with nothing, but vLLM's own passes with some (`Engine.quantizing_blocks`).
     """
     i = scenario.for_serving
-    engine, blocks = engine_of(i.engine), linear == "fp8" and scenario.model.checkpoint_quantization.startswith("fp8")
+    checkpoint = QUANTIZATIONS[scenario.model.checkpoint_quantization]
+    engine, blocks = engine_of(i.engine), linear == "fp8" and checkpoint.in_fp8
     if blocks:
         fused = _compiled(scenario) and scenario.cluster.gpu.architecture == "hopper"
         return engine.quantizing_blocks if fused else ()

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from sim.inputs.engine_file import all2all_of
+from sim.inputs.engine_server import server_of
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.dims import ceil_div
-from sim.serve.engines.all2all import all2all_of
-from sim.serve.engines.host_times import HostTimes
-from sim.serve.engines.kernel_facts import PromptGraphs, is_datacenter_blackwell
-from sim.serve.engines.record import THREADED_FROM, Engine, PaddedExperts
-from sim.serve.engines.server import server_of
 from sim.serve.prices.front import Front, front_of
 from sim.serve.prices.load import Load
+from sim.variants.engines.host_times import HostTimes
+from sim.variants.engines.kernel_facts import PromptGraphs, is_datacenter_blackwell
+from sim.variants.engines.record import THREADED_FROM, Engine, PaddedExperts
 
 MEETING = 4  # as of a training step's launches: (h⁴ + d⁴)^¼ of a host that takes h and a device that takes d seconds
 

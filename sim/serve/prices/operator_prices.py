@@ -11,13 +11,14 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sim.core.operator_kinds import ATTENTION_DECODE, MATMULS, MOE_LAYER, shape_flops
 from sim.core.program import Comm, Compute, Program, Wait
 from sim.models.serving.operators import ServingDims
 from sim.prices.price import Priced
 from sim.prices.profile import Profile
 from sim.prices.rank_prices import Pricing
 from sim.prices.reference_gpu import measured_device
-from sim.prices.roofline import ATTENTION_DECODE, MATMULS, MOE_LAYER, Device, shape_bytes, shape_flops
+from sim.prices.roofline import Device, shape_bytes
 from sim.prices.weight_only import WeightOnly, weight_only
 from sim.programs.priced_items import Shares
 from sim.serve.prices.all_reduce_prices import AllReduces, all_reduces

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from sim.core.operator_kinds import MOE_LAYER
 from sim.core.program import Compute
 from sim.inputs.serving_keys import ServedLora
 from sim.models.layers import Attention, LayerSpec
@@ -11,7 +12,6 @@ from sim.models.serving.adapters import adapter_products
 from sim.models.serving.operators import ServingDims, embedding_tokens, head_samples
 from sim.prices.kernel_file import kernel_file
 from sim.prices.profile import Profile
-from sim.prices.roofline import MOE_LAYER
 from sim.ranks.plan import Plan
 from sim.serve.prices.iteration_parts import StageLayers
 

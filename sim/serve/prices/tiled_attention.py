@@ -21,12 +21,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sim.core.program import Compute
+from sim.inputs.engine_file import engine_of
 from sim.models.dims import ceil_div
 from sim.models.layers.grouped_query import GroupedQueryAttention
-from sim.serve.engines.file import engine_of
-from sim.serve.engines.kernel_facts import is_datacenter_blackwell
 from sim.serve.prices.iteration_parts import Key
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram
+from sim.variants.engines.kernel_facts import is_datacenter_blackwell
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

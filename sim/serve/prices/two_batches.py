@@ -28,10 +28,10 @@ from sim.models.dims import ceil_div
 from sim.models.layers import Attention, LayerSpec
 from sim.models.serving.operators import ServingDims
 from sim.ranks.plan import Plan
-from sim.serve.engines.kernel_facts import TwoBatches
 from sim.serve.prices.host import Host
 from sim.serve.prices.iteration_parts import StageLayers, Work
 from sim.serve.prices.load import Load
+from sim.variants.engines.kernel_facts import TwoBatches
 
 
 class Prices(Protocol):

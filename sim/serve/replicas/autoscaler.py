@@ -29,8 +29,9 @@ from functools import partial
 
 from msgspec import Struct
 
+from sim.engine.simpy_events import Clock
 from sim.inputs.serving_keys import Autoscaling
-from sim.serve.on_simpy import Clock, Process, ReplicaProcess
+from sim.serve.on_simpy import Process, ReplicaProcess
 from sim.serve.replicas.router import Router
 from sim.serve.scheduling.sequences import Sequence
 

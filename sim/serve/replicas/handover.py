@@ -11,7 +11,7 @@ srt/disaggregation/prefill.py, 126 to 134: "We should also transfer draft model 
 v1/worker/gpu_model_runner.py, 7117 to 7119: all caches are registered, the draft's among them). SGLang also sends the
 hidden state and the first drafted token, so that the decode replica checks drafts at once
 (srt/disaggregation/decode_schedule_batch_mixin.py, "Simulate the eagle run"); vLLM's adds a token alone first
-(v1/core/sched/scheduler.py, 3171: the last token is computed again): `hands_drafts_over` in `sim.serve.engines`. A
+(v1/core/sched/scheduler.py, 3171: the last token is computed again): `hands_drafts_over` in `sim.variants.engines`. A
 computed prompt's LoRA adapter may give way on the prefill replica before its blocks do (vLLM counts the adapters of
 those that run), and must be on the decode replica's GPU before the next token.
 """
@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import simpy
 
-from sim.serve.on_simpy import Clock, Process, ReplicaProcess
+from sim.engine.simpy_events import Clock
+from sim.serve.on_simpy import Process, ReplicaProcess
 from sim.serve.replicas.pools import Pool
 from sim.serve.replicas.router import Router
 from sim.serve.scheduling.sequences import Sequence

@@ -7,16 +7,16 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from sim.inputs.engine_file import engine_of
 from sim.inputs.scenario import Scenario
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.inputs.workloads import Inference, PoolSize
 from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.prices.profile import Profile
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
+from sim.serve.cache.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.cache.host_copies import Link
 from sim.serve.cache.kv_cache import HostCache, KvCache
 from sim.serve.cache.tiers import cache_tiers
-from sim.serve.engines.file import engine_of
-from sim.serve.engines.record import Engine
 from sim.serve.memory import Capacity, adapter_bytes, cache_capacity, iteration_tokens
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.faults import replica_costs
@@ -30,6 +30,7 @@ from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Limits, Sequence
 from sim.serve.scheduling.sglang_scheduler import SglangScheduler
 from sim.serve.scheduling.speculation import Acceptance
+from sim.variants.engines.record import Engine
 
 UNLIMITED = 1 << 60
 
@@ -161,10 +162,8 @@ def _scheduler(
 ) -> Scheduler:
     """A replica's scheduler; `hashed`: requests name their prefixes by hashes; `tokens`: the most of an iteration."""
     i, pp = scenario.for_serving, scenario.parallelism.pp
-    engine, static = engine_of(i.engine), i.batching == "static"
-    running, most = (len(sequences), UNLIMITED) if static else (i.max_running_requests, tokens)
-    all_run = running * pp if engine.runs_by_stage and not static else running
-    limits = Limits(all_run, most, -(-all_run // pp) if engine.shares_stages or static else all_run)
+    engine = engine_of(i.engine)
+    limits = _limits(i, engine, pp, len(sequences), tokens)
     kind = HashedKvCache if hashed and i.prefix_cache == "gpu" else KvCache
     cache = kind(capacity.blocks, i.kv_cache.block_tokens, capacity.reserve_tokens)
     store = HashedHostCache if hashed else HostCache
@@ -193,6 +192,14 @@ def _scheduler(
         scheduler.drafted = i.speculative.tokens
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
     return scheduler
+
+
+def _limits(i: Inference, engine: Engine, pp: int, requests: int, tokens: int) -> Limits:
+    """The most sequences at once, in all and on a stage, and the most tokens; a static batch takes all `requests`."""
+    static = i.batching == "static"
+    running, most = (requests, UNLIMITED) if static else (i.max_running_requests, tokens)
+    all_run = running * pp if engine.runs_by_stage and not static else running
+    return Limits(all_run, most, -(-all_run // pp) if engine.shares_stages or static else all_run)
 
 
 def _some_have_windows(costs: IterationCosts) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Items
 
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.inputs.workloads import RouterName
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
 from sim.serve.requests import Request
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Sequence

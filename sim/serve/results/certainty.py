@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.units import percent
+from sim.inputs.engine_file import engine_of
+from sim.inputs.serving_formats import linear_format
 from sim.prices.likeness import Features, active_billions
 from sim.results.certainty import StepInterval, interval_by_evidence
 from sim.results.evidence import SERVING
-from sim.serve.engines.file import engine_of
-from sim.serve.prices.formats import linear_format
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario

@@ -8,10 +8,10 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from sim.serve.engines.host_times import HostTimes
 from sim.serve.replicas.replica import Replica
 from sim.serve.results.records import Percentiles
 from sim.serve.scheduling.sequences import Sequence
+from sim.variants.engines.host_times import HostTimes
 
 Seconds = NDArray[np.float64]
 

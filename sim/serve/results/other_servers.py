@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from sim.inputs.units import TIME, unit_of
+from sim.results.figures import FIGURES, RATE
 from sim.serve.results.records import Bounds, PercentileBounds, Percentiles, ServingIntervals, ServingResult
 from sim.serve.simulation import coupling, simulate_serving
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sim.serve.results.result import ServingSimulation
 
 FIRST_REQUESTS = 1000  # of more, the slowest and the fastest server serve only these, and their ratio holds for all
-RATES = ("output_tokens_per_s", "output_tokens_per_s_per_gpu", "total_tokens_per_s", "requests_per_s")
+RATES = tuple(name for name in ServingIntervals.__struct_fields__ if FIGURES[name].unit is RATE)
 
 
 def with_intervals(sim: ServingSimulation) -> ServingResult:

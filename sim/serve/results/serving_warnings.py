@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from sim.core.quantization import QUANTIZATIONS
 from sim.core.units import n_bytes
+from sim.inputs.engine_file import engine_of
 from sim.programs.priced_items import Shares
 from sim.ranks.faults import has_jitter
 from sim.results.metrics import roofline_warnings
-from sim.serve.engines.file import engine_of
 from sim.serve.results.starts import room_for_longest, why_no_room, why_not_so_long
 from sim.serve.scheduling.sequences import Sequence
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.core.units import n_bytes, percent
-from sim.serve.engines.file import engine_of
+from sim.inputs.engine_file import engine_of
 from sim.serve.memory import outside_bytes
 from sim.serve.replicas.pools import Pool
 

@@ -17,12 +17,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.quantization import Quantization
+from sim.inputs.engine_file import engine_of
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Speculative
 from sim.models.layers import LayerSpec
 from sim.models.serving.eagle import draft_layers
 from sim.models.serving.prediction import prediction_module
-from sim.serve.engines.file import engine_of
 from sim.serve.prices.load import Load
 
 _WORD = (1 << 64) - 1

@@ -106,7 +106,7 @@ def test_a_router_that_is_not_as_the_frameworks(
 def test_the_framework_is_that_of_nvidias_recipes_where_the_file_has_what_they_set(
     tmp_path: Path, old: str, new: str, framework: str
 ) -> None:
-    """`MEGATRON_BRIDGE` in sim/models/frameworks/megatron.py."""
+    """`MEGATRON_BRIDGE` in sim/variants/frameworks/megatron.py."""
     assert of(tmp_path, (old, new))["training"]["framework"] == framework
 
 

@@ -13,9 +13,9 @@ from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.inputs.shipped import shipped_scenarios
 from sim.models.activation_memory.recompute import stops_early
 from sim.models.balance import with_balanced_stages
-from sim.models.frameworks.records import frees_gradients
-from sim.models.precision.recipes import recipe_of
 from sim.simulation import simulate
+from sim.variants.frameworks.records import frees_gradients
+from sim.variants.recipes import recipe_of
 from tests.sim.convert.converting import converted
 from topology.presets import CLUSTERS
 

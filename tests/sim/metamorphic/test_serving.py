@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import parse_scenario
 from sim.results.records import Record
-from sim.serve.engines import ENGINES
 from sim.serve.replicas.router import ROUTERS
 from sim.serve.requests import make_requests
 from sim.serve.results.other_servers import with_intervals
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.metamorphic.laws import run, vary
 
 CLUSTERS = ["dgx-v100", "dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72"]

@@ -12,11 +12,11 @@ import pytest
 
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
-from sim.models.activations.facts import ACTIVATIONS
 from sim.models.layer import layer_block
 from sim.prices.instructions import STARTED_PER_CLOCK, with_instructions
 from sim.prices.unvectorized import sm_clocks_per_s
 from sim.simulation import simulate
+from sim.variants.activations import ACTIVATIONS
 from tests.sim.cases import scenario_with
 from topology.presets import GPUS
 

@@ -12,10 +12,10 @@ from sim.core.errors import InputError
 from sim.inputs.explain import explain
 from sim.inputs.overrides import merge
 from sim.inputs.scenario import json_schema, load_scenario, parse_scenario
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.records import FRAMEWORKS, framework_at
 from sim.prices.profiles import load_profile
 from sim.simulation import simulate
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.records import FRAMEWORKS, framework_at
 from tests.record_tables import former_table, framework_table
 from tests.sim.cases import scenario_with
 

@@ -9,9 +9,9 @@ import pytest
 from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.emit import emit
-from sim.models.frameworks.megatron import FUSIONS
 from sim.models.layer import layer_block
 from sim.models.optimizers.step import gradient_buffer_items
+from sim.variants.frameworks.megatron import FUSIONS
 from tests.sim.cases import case
 
 LLAMA = {"mlp": "swiglu", "positions": "rope", "bias": False}

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from sim.core.program import BLOCK_END, Compute
 from sim.inputs.scenario import Scenario
-from sim.models.frameworks.records import FRAMEWORKS
 from sim.models.output.head import head_block
 from sim.models.source import source_of
 from sim.prices.operator_prices import Costs
 from sim.simulation import Simulation, simulate
 from sim.validation.prediction import profile_named
+from sim.variants.frameworks.records import FRAMEWORKS
 from tests.sim.cases import scenario_with
 
 

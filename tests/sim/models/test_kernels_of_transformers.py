@@ -12,13 +12,13 @@ from counted_accesses import counted
 from sim.core.program import Compute
 from sim.inputs.huggingface import model_of_config
 from sim.inputs.scenario import parse_scenario
-from sim.models.activations.facts import ACTIVATIONS
 from sim.models.dims import dims
 from sim.models.layer import layer_block
-from sim.models.model_code import MODEL_CODE
 from sim.models.moe.exchange import INDEXED_IN_ONE_DTYPE
 from sim.models.norm import layer_norm_in_fp32, rms_norm_eager
 from sim.models.rope import rope, rope_join
+from sim.variants.activations import ACTIVATIONS
+from sim.variants.model_code import MODEL_CODE
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

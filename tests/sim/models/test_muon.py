@@ -14,9 +14,9 @@ from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 from sim.models.layers import layer_specs
 from sim.models.optimizers.muon import ITERATIONS, dealt_out, muon_items
-from sim.models.optimizers.records import OPTIMIZERS, Optimizer
 from sim.models.parameters import count_parameters
 from sim.simulation import simulate
+from sim.variants.optimizers import OPTIMIZERS, Optimizer
 
 PURE = {"param_dtype": "fp32", "precision": "bf16"}
 

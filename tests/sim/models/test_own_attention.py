@@ -11,13 +11,13 @@ import pytest
 from model_programs import saved_bytes
 
 from sim.core.errors import InputError
+from sim.core.operator_kinds import COUNTED
 from sim.core.program import Block, Compute
 from sim.inputs.model_input import load_model
 from sim.inputs.scenario import parse_scenario
 from sim.models.captured.model import captured_model
 from sim.models.layer import layer_block
 from sim.models.parameters import count_parameters
-from sim.prices.roofline import COUNTED
 
 SEQ, SEQUENCES = 256, 2
 SIZES: dict[str, Any] = {

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from sim.core.errors import InputError
+from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute
 from sim.emit import emit
+from sim.inputs.packed_documents import best_fit, expected_tokens, pack, pairs_between, wrapped
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.inputs.training_config import Packing
-from sim.models.attention.packing import best_fit, expected_tokens, pack, pairs_between, wrapped
 from sim.models.dims import Shard, packed_batch
 from sim.models.layer import layer_block
 from sim.models.source import source_of
-from sim.prices.roofline import shape_flops
 from sim.simulation import simulate
 
 MODEL = {"layers": 2, "hidden": 512, "heads": 8, "kv_heads": 2, "vocab": 1000}

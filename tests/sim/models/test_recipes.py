@@ -11,18 +11,18 @@ from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Program
 from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
-from sim.models.frameworks.records import FRAMEWORKS
 from sim.models.layer import layer_block
 from sim.models.linear import linear
 from sim.models.operators import Linear, Operator
 from sim.models.output.mtp import mtp_block
 from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes
-from sim.models.precision.recipes import RECIPES, recipe_of
 from sim.prices.operator_prices import Costs
 from sim.programs.data_parallel import make_data_parallel
 from sim.ranks.plan import make_plan
 from sim.validation.prediction import profile_named
 from sim.validation.stated import with_stated
+from sim.variants.frameworks.records import FRAMEWORKS
+from sim.variants.recipes import RECIPES, recipe_of
 from tests.record_tables import recipe_table
 from tests.sim.cases import scenario_with
 

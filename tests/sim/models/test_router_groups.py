@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sim.models.frameworks.megatron import MEGATRON_ROUTER
-from sim.models.frameworks.parts import (
+from sim.variants.frameworks.megatron import MEGATRON_ROUTER
+from sim.variants.frameworks.parts import (
     COMPILED_ROUTER,
     PLAIN_ROUTER,
     RouterKernels,
 )
-from sim.models.frameworks.records import FRAMEWORKS
+from sim.variants.frameworks.records import FRAMEWORKS
 
 TOKENS, EXPERTS, GROUPS, TOP_GROUPS = 64, 64, 8, 4
 # On a GPU a sorted top-k is two kernels, and so is a masked copy.

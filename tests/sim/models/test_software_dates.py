@@ -10,7 +10,6 @@ from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
 from sim.models.dims import dims
-from sim.models.frameworks.records import FRAMEWORKS, framework_at
 from sim.models.layer import layer_block
 from sim.models.linear import linear
 from sim.models.operators import Linear, Operator
@@ -21,6 +20,7 @@ from sim.prices.rank_prices import Pricing
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 from sim.validation.stated import stated_training
+from sim.variants.frameworks.records import FRAMEWORKS, framework_at
 from tests.sim.cases import scenario_with
 from topology.network import Network
 

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from sim.core.program import EAGER_NORM, Compute, Phase
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.models.frameworks.records import FRAMEWORKS
 from sim.models.layer import layer_block
 from sim.prices.coefficients import Coefficients
 from sim.prices.operator_prices import Costs
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
+from sim.variants.frameworks.records import FRAMEWORKS
 from topology.presets import GPUS
 
 

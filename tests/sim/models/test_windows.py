@@ -8,14 +8,14 @@ import pytest
 
 from sim.core.attention_pairs import attended_pairs
 from sim.core.errors import InputError
+from sim.core.operator_kinds import shape_flops
 from sim.emit import emit
 from sim.inputs.scenario import Scenario
-from sim.models.attention.window import Window
+from sim.inputs.windows import Window
 from sim.models.dims import Shard, dims
 from sim.models.flops import model_flops_per_token
 from sim.models.layer import layer_parts
 from sim.models.layers import layer_specs
-from sim.prices.roofline import shape_flops
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from tests.sim.cases import scenario_with

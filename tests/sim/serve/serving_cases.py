@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from sim.commands.search import main
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engines import ENGINES
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.cases import llama_like, scenario_with
 
 SMALL = llama_like(layers=4, hidden=256, heads=8, kv_heads=2, ffn=1024, vocab=1024)

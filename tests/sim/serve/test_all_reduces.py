@@ -9,10 +9,10 @@ import pytest
 from sim.core.program import Comm, Phase
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engines import ENGINES
-from sim.serve.engines.own_all_reduce import CUSTOM, KIB, MIB, TIMES, all_reduce_s
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.faults import replica_costs
+from sim.variants.engines import ENGINES
+from sim.variants.engines.own_all_reduce import CUSTOM, KIB, MIB, TIMES, all_reduce_s
 
 # Microseconds of vLLM 0.20's kernel over 4 ranks, bf16, in CUDA graphs; none of them is in the fit (AIConfigurator,
 # custom_allreduce_perf.txt).

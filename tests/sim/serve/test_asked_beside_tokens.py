@@ -11,10 +11,10 @@ from sim.core.program import Compute
 from sim.inputs.scenario import load_scenario
 from sim.inputs.serving_keys import Sampling
 from sim.models.serving.sampling import chosen_tokens
-from sim.serve.engines import ENGINES
 from sim.serve.prices.iteration_shares import HOST
 from sim.serve.prices.load import Load
 from sim.serve.simulation import ServingSimulation, simulate_serving
+from sim.variants.engines import ENGINES
 from sim.views.scenario_words import sampling_words
 from tests.sim.serve.serving_cases import serving
 

@@ -9,11 +9,11 @@ import pytest
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engines import ENGINES
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.iteration_shares import _sizes
 from sim.serve.prices.load import Load
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.cases import scenario_with
 
 LOAD = Load(64, 64, 64 * 500, (), 64)

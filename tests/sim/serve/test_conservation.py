@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from sim.core.errors import InputError
-from sim.serve.engines import ENGINES
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.serve.serving_cases import SMALL, finished, serving
 
 MOE = {**SMALL, "moe": {"experts": 8, "top_k": 2, "ffn": 256}}

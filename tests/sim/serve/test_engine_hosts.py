@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.serve.engines import ENGINES
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.serve.serving_cases import engine_scenario
 
 

@@ -10,13 +10,13 @@ import pytest
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engines import ENGINES
-from sim.serve.engines.defaults import Server
-from sim.serve.engines.names import engine_named
-from sim.serve.engines.outside_memory import CONTEXT_BYTES
-from sim.serve.engines.sglang_memory import GIB
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
+from sim.variants.engines.defaults import Server
+from sim.variants.engines.names import engine_named
+from sim.variants.engines.outside_memory import CONTEXT_BYTES
+from sim.variants.engines.sglang_memory import GIB
 from tests.sim.serve.serving_cases import ONE, SMALL, engine_scenario, serving
 
 

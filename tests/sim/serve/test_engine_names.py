@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.core.errors import InputError
-from sim.serve.engines.names import engine_named
+from sim.variants.engines.names import engine_named
 from tests.sim.serve.serving_cases import (
     engine_scenario,
 )

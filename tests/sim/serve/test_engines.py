@@ -12,10 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.inputs.scenario import parse_scenario
-from sim.serve.engines import ENGINES
-from sim.serve.engines.defaults import Defaults
-from sim.serve.engines.host_times import HostTimes
-from sim.serve.engines.record import Engine
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import host_of
@@ -24,6 +20,10 @@ from sim.serve.prices.iteration_shares import HOST, priced_together
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
+from sim.variants.engines.defaults import Defaults
+from sim.variants.engines.host_times import HostTimes
+from sim.variants.engines.record import Engine
 from sim.views.summary import SHARES
 from tests.sim.cases import scenario_with
 from tests.sim.serve.serving_cases import (

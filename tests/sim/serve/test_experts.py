@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.core.errors import InputError
+from sim.core.operator_kinds import MOE_LAYER, shape_flops
 from sim.core.program import Compute, Phase
 from sim.inputs.model_config import MoeConfig
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.moe.fullest import fullest_rank
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import MOE_LAYER, shape_bytes, shape_flops
+from sim.prices.roofline import shape_bytes
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import pytest
 
 from sim.inputs.scenario import load_scenario, parse_scenario
-from sim.serve.engines import ENGINES
-from sim.serve.engines.host_times import HostTimes
 from sim.serve.prices.front import MOST_BUSY, Front, front_of
 from sim.serve.simulation import ServingSimulation, simulate_serving
+from sim.variants.engines import ENGINES
+from sim.variants.engines.host_times import HostTimes
 
 VLLM, SGLANG = ENGINES["vllm-0.33"], ENGINES["sglang-0.5.23"]
 FRONT = Front(outputs_s=2e-4, sequence_s=2e-5, piece_s=5e-5, together=128)

@@ -10,11 +10,11 @@ from sim.core.program import Comm, Compute
 from sim.inputs.scenario import Scenario
 from sim.models.layers import layer_specs
 from sim.prices.profiles import load_profile
-from sim.serve.engines import ENGINES
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.iteration_parts import Work
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.cases import scenario_with
 
 HIDDEN = 7168

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.core.errors import InputError
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS, HashedHostCache, HashedKvCache
+from sim.inputs.serving_keys import HASHED_TOKENS
+from sim.serve.cache.hashed_prefixes import HashedHostCache, HashedKvCache
 from sim.serve.requests import Request, read_trace
 from sim.serve.simulation import simulate_serving
 from tests.sim.serve.serving_cases import WEIGHTS_AND_BUFFERS, every_way, finished, serving

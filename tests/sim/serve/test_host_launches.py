@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
+from sim.inputs.engine_file import engine_of
 from sim.inputs.scenario import parse_scenario
-from sim.serve.engines import ENGINES
-from sim.serve.engines.defaults import Defaults
-from sim.serve.engines.file import engine_of
-from sim.serve.engines.host_times import HostTimes
-from sim.serve.engines.record import Engine
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.dims import serving_dims
 from sim.serve.prices.host import prompt_sizes
 from sim.serve.prices.iteration_shares import HOST, LAUNCHES, priced_together
 from sim.serve.prices.load import Load
+from sim.variants.engines import ENGINES
+from sim.variants.engines.defaults import Defaults
+from sim.variants.engines.host_times import HostTimes
+from sim.variants.engines.record import Engine
 from tests.sim.serve.serving_cases import costs_of, engine_scenario
 
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from sim.commands.run import main
 from sim.inputs.scenario import parse_scenario
-from sim.serve.engines.outside_memory import CONTEXT_BYTES
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines.outside_memory import CONTEXT_BYTES
 from sim.views.headline import headline
 from tests.sim.serve.serving_cases import SMALL, engine_scenario, serving
 

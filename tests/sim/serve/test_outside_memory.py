@@ -6,11 +6,11 @@ import pytest
 
 from sim.inputs.scenario import parse_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engines.outside_memory import CONTEXT_BYTES, GIB, PCIE_BYTES
 from sim.serve.memory import Capacity, cache_capacity
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.requests import make_requests
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines.outside_memory import CONTEXT_BYTES, GIB, PCIE_BYTES
 
 SHOWN_BYTES = 79.11 * GIB  # of an H100
 

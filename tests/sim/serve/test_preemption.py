@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from sim.core.errors import InputError
-from sim.serve.engines import ENGINES
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.serve.serving_cases import WEIGHTS_AND_BUFFERS, finished, serving
 
 

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from sim.core.errors import InputError
+from sim.core.operator_kinds import MOE_LAYER
 from sim.core.program import Comm, Compute
 from sim.inputs.scenario import parse_scenario
 from sim.models.serving.operators import embedding_tokens
@@ -19,7 +20,7 @@ from sim.prices.kernel_file import kernel_file
 from sim.prices.kernel_tables import lookup, make_table
 from sim.prices.profile import PointTable, Profile
 from sim.prices.profiles import load_profile
-from sim.prices.roofline import MOE_LAYER, Device, shape_bytes
+from sim.prices.roofline import Device, shape_bytes
 from sim.prices.serving_parts import MeasuredParts
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.iteration_parts import Key, Work

@@ -6,10 +6,10 @@ import pytest
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
-from sim.serve.engines import ENGINES
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.serve.serving_cases import serving
 
 TWO = (Request(0.0, 1000, 4), Request(0.0, 100, 4))

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from sim.prices.profiles import load_profile
-from sim.serve.engines.names import engine_named
-from sim.serve.engines.record import Engine
 from sim.serve.replicas.pools import whole_pool
 from sim.serve.replicas.replica import Work, Worker
 from sim.serve.requests import Request
 from sim.serve.scheduling.sequences import Sequence
+from sim.variants.engines.names import engine_named
+from sim.variants.engines.record import Engine
 from tests.sim.serve.serving_cases import SMALL, serving
 
 RECORDED = [f for kind in ("vllm", "sglang") for f in sorted((Path(__file__).parent / "data").glob(f"{kind}_*.json"))]

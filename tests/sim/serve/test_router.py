@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.serve.replicas.router import PrefixAware
 from sim.serve.requests import Request
 

@@ -14,9 +14,9 @@ from sim.inputs.scenario import load_scenario
 from sim.inputs.serving_keys import Sampling
 from sim.models.serving.operators import head_samples
 from sim.models.serving.sampling import chosen_tokens
-from sim.serve.engines import ENGINES
 from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.cases import scenario_with
 from tests.sim.serve.serving_cases import ONE, engine_scenario, serving
 

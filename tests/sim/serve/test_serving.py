@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from sim.inputs.engine_file import engine_of
 from sim.inputs.scenario import load_scenario
 from sim.models.moe.fullest import fullest_rank
 from sim.models.parameters import count_parameters
-from sim.serve.engines.file import engine_of
 from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario, load_scenario
 from sim.prices.profiles import load_profile
-from sim.serve.engines import ENGINES
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.iteration_parts import Key, Work
+from sim.variants.engines import ENGINES
 
 SHARED = "scenarios/serve_deepseek_v3.yaml"
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
 from tests.sim.serve.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, every_way, requests_of, serving

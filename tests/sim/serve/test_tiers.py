@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sim.core.errors import InputError
 from sim.core.units import percent
 from sim.inputs.scenario import load_scenario
-from sim.serve.cache.hashed_prefixes import HASHED_TOKENS
+from sim.inputs.serving_keys import HASHED_TOKENS
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving

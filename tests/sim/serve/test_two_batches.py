@@ -10,11 +10,11 @@ import pytest
 from sim.core.errors import InputError
 from sim.inputs.scenario import Scenario
 from sim.models.layers.experts import LOW_LATENCY_TOKENS
-from sim.serve.engines.kernel_facts import TwoBatches
 from sim.serve.prices.iteration_parts import Work
 from sim.serve.prices.load import Load
 from sim.serve.prices.two_batches import is_split, layer_seconds
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines.kernel_facts import TwoBatches
 from tests.sim.cases import scenario_with
 from tests.sim.serve.serving_cases import costs_of
 

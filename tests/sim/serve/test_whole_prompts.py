@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.serve.engines import ENGINES
 from sim.serve.requests import Request
 from sim.serve.simulation import simulate_serving
+from sim.variants.engines import ENGINES
 from tests.sim.serve.serving_cases import WEIGHTS_AND_BUFFERS, engine_scenario, every_way, requests_of, serving
 
 WHOLE = [name for name, engine in ENGINES.items() if engine.whole_prompts]

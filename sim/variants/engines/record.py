@@ -9,10 +9,10 @@ from typing import Literal, TypeVar
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
-from sim.serve.engines.defaults import Case, Defaults, Drafts, Server
-from sim.serve.engines.graph_sizes import AskedGraphs, vllm_05_sizes
-from sim.serve.engines.host_times import HostTimes
-from sim.serve.engines.kernel_facts import (
+from sim.variants.engines.defaults import Case, Defaults, Drafts, Server
+from sim.variants.engines.graph_sizes import AskedGraphs, vllm_05_sizes
+from sim.variants.engines.host_times import HostTimes
+from sim.variants.engines.kernel_facts import (
     LatentBlocks,
     LatentKernels,
     PromptGraphs,
@@ -21,8 +21,8 @@ from sim.serve.engines.kernel_facts import (
     SummedNorms,
     TwoBatches,
 )
-from sim.serve.engines.outside_memory import OutsideMemory
-from sim.serve.engines.own_all_reduce import OwnAllReduce
+from sim.variants.engines.outside_memory import OutsideMemory
+from sim.variants.engines.own_all_reduce import OwnAllReduce
 
 DecodeAttention = Literal["grouped", "per_head"]
 PaddedExperts = Literal["own", "alike", "none"]
@@ -266,7 +266,7 @@ class Engine:
     eplb: bool = fact(False, "places experts by popularity (`inference.eplb`)")
     all2all: tuple[str, ...] = fact(
         ("all_to_all", "deepep", "allgather_reducescatter", "naive"),
-        "backends of experts' messages over several replicas (`sim.serve.engines.all2all`), its own choice first",
+        "backends of experts' messages over several replicas (`sim.variants.all2all`), its own choice first",
     )
     sums_prompts: tuple[bool, bool] = fact(
         (False, False),

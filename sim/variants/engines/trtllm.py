@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
-from sim.serve.engines.defaults import Defaults
-from sim.serve.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
-from sim.serve.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
-from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SharedExperts, SummedNorms
-from sim.serve.engines.outside_memory import TRTLLM as OUTSIDE
-from sim.serve.engines.own_all_reduce import MIN_LATENCY
-from sim.serve.engines.record import Engine
+from sim.variants.engines.defaults import Defaults
+from sim.variants.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
+from sim.variants.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
+from sim.variants.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SharedExperts, SummedNorms
+from sim.variants.engines.outside_memory import TRTLLM as OUTSIDE
+from sim.variants.engines.own_all_reduce import MIN_LATENCY
+from sim.variants.engines.record import Engine
 
 # The cache has 0.9 of what weights and activations leave free: 0.8, batch_manager/kvCacheConfig.h
 # (kDefaultGpuMemFraction, 0.85 until 0.7); 1.0, _torch/pyexecutor/_util.py (_cal_max_memory), llmapi/llm_args.py.

@@ -11,12 +11,7 @@ With N ranks, t tokens on each of them (t = tokens / tp) and k experts a token, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-from sim.serve.engines.file import engine_of
-
-if TYPE_CHECKING:
-    from sim.inputs.workloads import Inference
+from typing import NamedTuple
 
 
 class All2All(NamedTuple):
@@ -56,10 +51,3 @@ BACKENDS = {
         ),
     )
 }
-
-
-def all2all_of(inference: Inference) -> All2All:
-    """The backend that a scenario names, or its engine's own. Experts on GPUs of their own are sent what they need."""
-    engine = engine_of(inference.engine)
-    own = next((name for name in engine.all2all if BACKENDS[name].beside), "") if inference.afd is not None else ""
-    return BACKENDS[inference.all2all_backend or own or engine.all2all[0]]

@@ -1,4 +1,4 @@
-"""Records of Megatron-Core and of the trainers that run it (see `sim.models.frameworks.records`)."""
+"""Records of Megatron-Core and of the trainers that run it (see `sim.variants.frameworks.records`)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from sim.core.program import Phase
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.parts import (
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.parts import (
     GROUP_BYTES,
     GROUP_KERNELS,
     TRANSFORMER_ENGINE,

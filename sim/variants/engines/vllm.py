@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.core.sampler import Sampler
-from sim.serve.engines.defaults import Case, Defaults
-from sim.serve.engines.graph_sizes import (
+from sim.variants.engines.defaults import Case, Defaults
+from sim.variants.engines.graph_sizes import (
     AskedGraphs,
     vllm_014_drafting_tokens,
     vllm_014_sizes,
@@ -14,13 +14,13 @@ from sim.serve.engines.graph_sizes import (
     vllm_031_sizes,
     vllm_08_sizes,
 )
-from sim.serve.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
-from sim.serve.engines.kernel_facts import LARGEST_BYTES, SharedExperts, TwoBatches
-from sim.serve.engines.outside_memory import VLLM, VLLM_08
-from sim.serve.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33
-from sim.serve.engines.record import Engine
-from sim.serve.engines.sglang_memory import GIB
-from sim.serve.engines.vllm_kernels import (
+from sim.variants.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
+from sim.variants.engines.kernel_facts import LARGEST_BYTES, SharedExperts, TwoBatches
+from sim.variants.engines.outside_memory import VLLM, VLLM_08
+from sim.variants.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33
+from sim.variants.engines.record import Engine
+from sim.variants.engines.sglang_memory import GIB
+from sim.variants.engines.vllm_kernels import (
     BLOCKS_08,
     BLOCKS_09,
     BLOCKS_11,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sim.serve.engines.defaults import Server, ServerPool
+from sim.variants.engines.defaults import Server, ServerPool
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig

@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from sim.core.dtypes import sixteen_bit
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.records import framework_of
-from sim.models.model_code import MODEL_CODE
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.records import framework_of
+from sim.variants.model_code import MODEL_CODE
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig, MoeConfig

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sim.serve.engines.defaults import Defaults, Server
-from sim.serve.engines.kernel_facts import PromptGraphs
+from sim.variants.engines.defaults import Defaults, Server
+from sim.variants.engines.kernel_facts import PromptGraphs
 
 GIB = 2.0**30
 DRAFTS_MIB = {"none": 0, "layer": 2 * 1024, "model": 6 * 1024}  # kept free for drafts of EAGLE, of STANDALONE
@@ -62,7 +62,7 @@ def sglang_0510_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> f
     """As `sglang_05_fraction`, with 4 GiB for drafts by the model's own layer and room for prompts' graphs (SGLang
     0.5.10, srt/server_args.py, _handle_gpu_memory_settings).
 
-    >>> from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
+    >>> from sim.variants.engines.graph_sizes import sglang_0510_prompt_sizes
     >>> graphs, d = PromptGraphs(sglang_0510_prompt_sizes), Defaults(max_batch_tokens=8192, graphs_to=256)
     >>> [sglang_0510_fraction(Server(80 * GIB, latent=latent), d, graphs) for latent in (False, True)]
     [0.83, 0.817]
@@ -78,7 +78,7 @@ def sglang_0514_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> f
     """As `sglang_0510_fraction`, with nothing for drafts, whose weights and cache are part of the fraction (SGLang
     0.5.14, srt/server_args.py, _handle_gpu_memory_settings; srt/managers/scheduler.py, init_model_worker).
 
-    >>> from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
+    >>> from sim.variants.engines.graph_sizes import sglang_0510_prompt_sizes
     >>> graphs = PromptGraphs(sglang_0510_prompt_sizes, drafts=True)
     >>> d = Defaults(max_batch_tokens=8192, graphs_to=256)
     >>> sglang_0514_fraction(Server(80 * GIB, drafts="layer"), d, graphs)
@@ -93,7 +93,7 @@ def sglang_0515_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> f
     (SGLang 0.5.15, srt/server_args.py, _handle_gpu_memory_settings), and its prompts' graphs 1 GiB since 0.5.17
     (reserve_for_graph_mb). Not modelled: more than 2,048 tokens checked at once in a server for tokens.
 
-    >>> from sim.serve.engines.graph_sizes import sglang_0510_prompt_sizes
+    >>> from sim.variants.engines.graph_sizes import sglang_0510_prompt_sizes
     >>> graphs, d = PromptGraphs(sglang_0510_prompt_sizes), Defaults(max_batch_tokens=16384, graphs_to=512)
     >>> [sglang_0515_fraction(Server(180 * GIB, 8, pool=pool), d, graphs) for pool in ("all", "prefill", "decode")]
     [0.85, 0.855, 0.944]

@@ -1,4 +1,4 @@
-"""Facts of a serving engine's kernels that have several numbers: fields of `sim.serve.engines.record.Engine`."""
+"""Facts of a serving engine's kernels that have several numbers: fields of `sim.variants.engines.record.Engine`."""
 
 from __future__ import annotations
 

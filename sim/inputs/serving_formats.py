@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from sim.core.dtypes import dtype_bytes, sixteen_bit
 from sim.core.quantization import QUANTIZATIONS
-from sim.serve.engines.all2all import all2all_of
-from sim.serve.engines.file import engine_of
+from sim.inputs.engine_file import all2all_of, engine_of
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import ModelConfig
     from sim.inputs.workloads import Inference
-    from sim.serve.engines.defaults import Defaults
+    from sim.variants.engines.defaults import Defaults
     from topology.spec import GpuSpec
 
 # of linear layers, beside which TensorRT-LLM keeps the cache in fp8 (bench/benchmark/utils/general.py: _KV_CACHE_MAP)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sim.core.quantization import Quantizing
-from sim.serve.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SummedNorms
-from sim.serve.engines.own_all_reduce import MIB
+from sim.variants.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SummedNorms
+from sim.variants.engines.own_all_reduce import MIB
 
 # platforms/cuda.py, check_and_update_config: FlashMLA (Hopper) takes blocks of 64, CUTLASS MLA 128, FlashInfer MLA 64.
 # Since pull request 35122 (March 2026) the kernel that is chosen takes 16 or the least that it can

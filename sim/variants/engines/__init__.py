@@ -1,15 +1,15 @@
 """What a serving engine does its own way: its host's time, its CUDA graphs, its kernels, its limits.
 
-`inference.engine` names one of `ENGINES`, or a file (`sim.serve.engines.file`). Adding an engine is one more record
+`inference.engine` names one of `ENGINES`, or a file (`sim.inputs.engine_file`). Adding an engine is one more record
 in the file of its product: the key's allowed values and the JSON Schema follow from the dict, and nothing else in the
-simulator asks for an engine's name. `sim.serve.engines.hosts` has their host seconds.
+simulator asks for an engine's name. `sim.variants.engines.hosts` has their host seconds.
 """
 
 from __future__ import annotations
 
-from sim.serve.engines import sglang, trtllm, vllm
-from sim.serve.engines.kernel_facts import TwoBatches
-from sim.serve.engines.record import Engine
+from sim.variants.engines import sglang, trtllm, vllm
+from sim.variants.engines.kernel_facts import TwoBatches
+from sim.variants.engines.record import Engine
 
 _BUNDLED = Engine(
     "bundled",
@@ -22,4 +22,4 @@ _BUNDLED = Engine(
 )
 _RECORDS = (_BUNDLED, *vllm.RECORDS, *sglang.RECORDS, *trtllm.RECORDS)
 ENGINES: dict[str, Engine] = {record.name: record for record in _RECORDS}
-ENGINE_FILES = ".json"  # how the names of files end that `sim.serve.engines.file` reads
+ENGINE_FILES = ".json"  # how the names of files end that `sim.inputs.engine_file` reads

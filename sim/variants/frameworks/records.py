@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.keys import Named, Sharded, Trained, Updated
-from sim.models.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
-from sim.models.frameworks.parts import (
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.keys import Named, Sharded, Trained, Updated
+from sim.variants.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
+from sim.variants.frameworks.parts import (
     COMPILED_ROUTER,
     TORCH_LOSS,
     TRANSFORMERS_ROUTER,
@@ -23,7 +23,7 @@ from sim.models.frameworks.parts import (
     UnfusedLoss,
     ZeroEngine,
 )
-from sim.models.optimizers.records import OPTIMIZERS
+from sim.variants.optimizers import OPTIMIZERS
 
 # nanotron: parallel/tensor_parallel/functional.py, after Megatron's; but the maximum is subtracted into a new tensor.
 NANOTRON_LOSS = MEGATRON_LOSS._replace(overwrites="softmax")

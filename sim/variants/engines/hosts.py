@@ -6,7 +6,7 @@ Seconds called "fitted" are printed by `python tools/fit_engines.py`: least squa
 
 from __future__ import annotations
 
-from sim.serve.engines.host_times import HostTimes
+from sim.variants.engines.host_times import HostTimes
 
 # Fitted, each number once: other records take theirs from these.
 VLLM_02 = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sim.models.frameworks.parts import (
+from sim.variants.frameworks.parts import (
     PLAIN_ROUTER,
     TORCH_LOSS,
     ContextKernels,
@@ -243,7 +243,7 @@ class Framework(Struct, frozen=True):
     keeps_empty_gradients: bool = False
     """one empty gradient tensor is kept for each shape of a weight matrix [TE module/base.py: get_dummy_wgrad]"""
     quantizer: str = "torchao"
-    """library whose kernels quantize: `te` or `torchao` [sim.models.precision.recipes]"""
+    """library whose kernels quantize: `te` or `torchao` [sim.variants.recipes]"""
     fp8_recipe: str = "tensorwise"
     """default of `training.fp8_recipe` [training/arguments.py; torchao Float8LinearConfig]"""
     saves_originals: bool = False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sim.serve.engines import ENGINES
-from sim.serve.engines.record import Engine
+from sim.variants.engines import ENGINES
+from sim.variants.engines.record import Engine
 
 # How others write a product's name, in lower case, where they do not write it as the record does.
 _SPELLINGS = (("tensorrt-llm", r"(?:tensorrt|trt)[-_ ]?llm"),)

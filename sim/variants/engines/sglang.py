@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from sim.core.sampler import Sampler
-from sim.serve.engines.defaults import Case, Defaults
-from sim.serve.engines.graph_sizes import (
+from sim.variants.engines.defaults import Case, Defaults
+from sim.variants.engines.graph_sizes import (
     AskedGraphs,
     of_sequences,
     sglang_04_drafting_sizes,
@@ -20,8 +20,8 @@ from sim.serve.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
     sglang_0523_prompt_sizes,
 )
-from sim.serve.engines.hosts import SGLANG, SGLANG_10, hosts
-from sim.serve.engines.kernel_facts import (
+from sim.variants.engines.hosts import SGLANG, SGLANG_10, hosts
+from sim.variants.engines.kernel_facts import (
     LARGEST_BYTES,
     LatentBlocks,
     LatentKernels,
@@ -31,10 +31,10 @@ from sim.serve.engines.kernel_facts import (
     SummedNorms,
     TwoBatches,
 )
-from sim.serve.engines.outside_memory import SGLANG as OUTSIDE
-from sim.serve.engines.own_all_reduce import CUSTOM
-from sim.serve.engines.record import Engine
-from sim.serve.engines.sglang_memory import (
+from sim.variants.engines.outside_memory import SGLANG as OUTSIDE
+from sim.variants.engines.own_all_reduce import CUSTOM
+from sim.variants.engines.record import Engine
+from sim.variants.engines.sglang_memory import (
     GIB,
     sglang_046_fraction,
     sglang_047_fraction,

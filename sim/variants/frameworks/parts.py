@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple
 
 from sim.core.program import Phase
 
+DDP_BUCKET_BYTES = 25 * 2**20  # torch.nn.parallel.DistributedDataParallel: bucket_cap_mb
+
 
 class UnfusedLoss(NamedTuple):
     """Hold the kernels of a loss written in separate operators (`cross_entropy: unfused`), and the bytes they move.
@@ -270,7 +272,7 @@ class ZeroEngine(NamedTuple):
     at_once_at: tuple[int, ...] = ()
     alone_at: tuple[int, ...] = ()
     gathers_ahead: bool = True
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int = DDP_BUCKET_BYTES
     gather_bucket_elements: int | None = None
     bucket_elements: tuple[int, int] | None = None
     first_stage_alone: bool = False

@@ -1,9 +1,14 @@
-"""Engines by name, or from a file: a running engine's host seconds, as `python -m calibrate.serving` writes them."""
+"""The records that a serving scenario names: its engine, by name or from a file, and how tokens get to experts.
+
+A file has a running engine's host seconds, as `python -m calibrate.serving` writes them.
+"""
+
+from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -11,9 +16,13 @@ from sim.core.files import read_json
 from sim.inputs.input_source import OneOf, Source, UserInput, as_tuple, found_file, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.yaml_input import KeyPath
-from sim.serve.engines import ENGINES
-from sim.serve.engines.host_times import HostTimes
-from sim.serve.engines.record import Engine
+from sim.variants.all2all import BACKENDS, All2All
+from sim.variants.engines import ENGINES
+from sim.variants.engines.host_times import HostTimes
+from sim.variants.engines.record import Engine
+
+if TYPE_CHECKING:
+    from sim.inputs.workloads import Inference
 
 FORMAT: Literal["engine/1"] = "engine/1"
 
@@ -87,6 +96,13 @@ def found_engine(name: str, source: Source, path: KeyPath) -> str:
     file = found_file(name, source, path)
     engine_of(file)
     return file
+
+
+def all2all_of(inference: Inference) -> All2All:
+    """The backend that a scenario names, or its engine's own. Experts on GPUs of their own are sent what they need."""
+    engine = engine_of(inference.engine)
+    own = next((name for name in engine.all2all if BACKENDS[name].beside), "") if inference.afd is not None else ""
+    return BACKENDS[inference.all2all_backend or own or engine.all2all[0]]
 
 
 def served_now(model: ModelConfig, gpu: str, tp: int, quantization: str) -> Served:

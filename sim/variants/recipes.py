@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Struct
 
 from sim.core.errors import InputError
-from sim.models.frameworks.facts import Framework
-from sim.models.frameworks.keys import Named
-from sim.models.frameworks.records import framework_of
+from sim.variants.frameworks.facts import Framework
+from sim.variants.frameworks.keys import Named
+from sim.variants.frameworks.records import framework_of
 
 RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
 
@@ -89,7 +89,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     has_attention: bool = False
 
 
-_FILE = Path(__file__).parents[2] / "presets" / "recipes.yaml"
+_FILE = Path(__file__).parents[1] / "presets" / "recipes.yaml"
 _RECORDS = msgspec.yaml.decode(_FILE.read_bytes(), type=list[Recipe])
 RECIPES: dict[tuple[str, str], Recipe] = {(r.quantizer, r.name): r for r in _RECORDS}
 SHARED = ("nvfp4",)  # formats that torchao has no recipe of its own for: Transformer Engine's stands

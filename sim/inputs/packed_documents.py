@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import Struct
 
-from sim.models.attention.window import Window
+from sim.inputs.windows import Window
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import Packing

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from sim.models.frameworks.parts import (
+from sim.variants.frameworks.parts import (
     AS_CHOSEN_ROUTER,
     CAST_SIGMOID_ROUTER,
     CASTING_ROUTER,
@@ -29,7 +29,7 @@ from sim.models.frameworks.parts import (
 )
 
 if TYPE_CHECKING:
-    from sim.models.frameworks.facts import Framework
+    from sim.variants.frameworks.facts import Framework
 
 
 class ModelCode(NamedTuple):
