@@ -246,30 +246,39 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
     What others hold when the engine starts (a trainer that takes turns with it) is no part of vLLM's m, which must be
     free beside it (v1/worker/utils.py, request_memory; utils/mem_utils.py, memory_profiling: what its own process
     adds). SGLang's m is of what is free then (srt/model_executor/model_runner.py, profile_max_num_token). What the
-    process takes beside tensors (`Engine.outside`) comes off vLLM's share; SGLang has its share of what it leaves.
+    process takes beside tensors (`Engine.outside`) no cache can have. vLLM takes what it counts of this off its share;
+    SGLang has its share of what all of it leaves.
     """
     cache, memory = scenario.for_serving.kv_cache, scenario.cluster.gpu.shown_bytes
-    engine, own_bytes, f = engine_of(scenario.for_serving.engine), outside_bytes(scenario), cache.free_fraction
-    free, share = memory - others_bytes - own_bytes, cache.memory_fraction
-    kept = free * share if engine.activations_outside else min(memory * share - own_bytes, free)
+    engine, own, f = engine_of(scenario.for_serving.engine), outside_of(scenario), cache.free_fraction
+    free, share = memory - others_bytes - own.held, cache.memory_fraction
+    kept = free * share if engine.activations_outside else min(memory * share - own.counted, free)
     taken, token = held.weights + held.drafts[0] + held.buffers, held.token + held.drafts[1]
     if static or cache.memory_bytes is not None:
         rooms = [(free - taken, token), *([] if static else [(cache.memory_bytes or 0.0, token)])]
     elif engine.activations_outside:
-        own = (held.weights + held.drafts[0], token) if engine.drafts_inside else (held.weights, held.token)
-        rooms = [((kept - own[0]) * f, own[1]), ((free - taken) * f, token)]
+        inside = (held.weights + held.drafts[0], token) if engine.drafts_inside else (held.weights, held.token)
+        rooms = [((kept - inside[0]) * f, inside[1]), ((free - taken) * f, token)]
     else:
         rooms = [((kept - taken) * f, token)]
     return min(int(max(0.0, room) // (each * cache.block_tokens)) for room, each in rooms)
 
 
-def outside_bytes(scenario: Scenario) -> float:
-    """Bytes of a GPU that an engine's process takes beside its tensors; none are known of hosts without a GPU."""
+class Outside(NamedTuple):
+    """Bytes of a GPU beside an engine's tensors: all `held`, and what of these is `counted` in the engine's share."""
+
+    held: float = 0.0
+    counted: float = 0.0
+
+
+def outside_of(scenario: Scenario) -> Outside:
+    """What an engine's process takes of a GPU beside its tensors; nothing is known of hosts without a GPU."""
     p, cluster = scenario.parallelism, scenario.cluster
     if cluster.gpu.architecture == "cpu":
-        return 0.0
-    ranks = p.tp * p.cp * p.pp * p.sharing_replicas
-    return engine_of(scenario.for_serving.engine).outside.bytes(ranks, cluster.intra_node.kind == "pcie")
+        return Outside()
+    outside = engine_of(scenario.for_serving.engine).outside
+    server = p.tp * p.cp * p.pp * p.sharing_replicas, cluster.intra_node.kind == "pcie"
+    return Outside(outside.bytes(*server), outside.counted_bytes(*server))
 
 
 def _most_blocks(i: Inference) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sim.core.units import n_bytes, percent
 from sim.inputs.engine_file import engine_of
-from sim.serve.memory import outside_bytes
+from sim.serve.memory import outside_of
 from sim.serve.replicas.pools import Pool
 
 
@@ -21,7 +21,7 @@ def why_no_room(pools: tuple[Pool, ...]) -> str | None:
     held = f"{where}weights {n_bytes(weights)}"
     if weights > memory:
         return f"{held}, the GPU has {n_bytes(memory)}"
-    own_bytes = outside_bytes(pool.scenario)
+    own_bytes = outside_of(pool.scenario).held
     held += f"{',' if own_bytes else ' and'} an iteration's tensors {n_bytes(buffers)}"
     held += f" and CUDA's context and communicators {n_bytes(own_bytes)}" if own_bytes else ""
     return f"{held}, the GPU has {n_bytes(memory)}{_part_for_engine(pool, memory)}"

@@ -16,7 +16,7 @@ from sim.variants.engines.graph_sizes import (
 )
 from sim.variants.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
 from sim.variants.engines.kernel_facts import LARGEST_BYTES, SharedExperts, TwoBatches
-from sim.variants.engines.outside_memory import VLLM, VLLM_08
+from sim.variants.engines.outside_memory import VLLM, VLLM_08, VLLM_11
 from sim.variants.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33
 from sim.variants.engines.record import Engine
 from sim.variants.engines.sglang_memory import GIB
@@ -210,6 +210,7 @@ _VLLM_11 = replace(
     whole_graphs=True,
     whole_to_running=True,  # v1/cudagraph_dispatcher.py, initialize_cudagraph_keys (until 0.30 pull request 57355)
     own_all_reduces=CUSTOM_LESS,
+    outside=VLLM_11,
     # Since 0.10: layers/quantization/input_quant_fp8.py, QuantFP8 is torch's operators by default, which torch.compile
     # puts into the norm's and the activation's kernel (pull request 19830).
     quantizing=QUANTIZING,

@@ -45,26 +45,33 @@ def serving(
     """A small Llama on an H100 whose memory a test may shrink; CUDA then shows all of it, and what the engine's process
     takes beside its tensors comes on top."""
     own = {"memory_shown": 1.0, **gpu} if gpu else {}
+    requested = {"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})}
     if "memory_bytes" in own:
-        own["memory_bytes"] += _outside_bytes(inference or {}, parallelism or {})
+        own["memory_bytes"], cache = _with_outside(own["memory_bytes"], requested, parallelism or {})
+        requested |= {"kv_cache": cache} if cache else {}
     return scenario_with(
         parallelism=parallelism,
         model=model or SMALL,
         cluster={"preset": "dgx-h100", "gpu": {"preset": "h100-sxm", **own}},
         calibration=calibration,
-        inference={"requests": {"prompt_len": 64, "output_len": 16, "count": 8}, **(inference or {})},
+        inference=requested,
     )
 
 
-def _outside_bytes(inference: dict[str, Any], parallelism: dict[str, Any]) -> float:
-    """Bytes of a GPU that an engine's process takes beside tensors, so much larger that its share of the GPU is smaller
-    by just these."""
+def _with_outside(
+    memory_bytes: float, inference: dict[str, Any], parallelism: dict[str, Any]
+) -> tuple[float, dict[str, Any]]:
+    """The memory with what an engine's process takes beside tensors, and `kv_cache` with the share of this that leaves
+    the engine as much as its share of the memory alone."""
     engine = ENGINES.get(inference.get("engine", "bundled"), ENGINES["bundled"])
     pools = [p for p in (inference.get("disaggregated") or {}).values() if isinstance(p, dict)] or [parallelism]
     ranks = max([p.get("tp", 1) * p.get("pp", 1) * p.get("cp", 1) * p.get("ep", 1) for p in pools])
     outside, cache = engine.outside, inference.get("kv_cache", {})
-    share = 1.0 if engine.activations_outside else cache.get("memory_fraction", engine.defaults.memory_fraction)
-    return outside.bytes(ranks, False) / share
+    whole = memory_bytes + outside.bytes(ranks, False)
+    share = cache.get("memory_fraction", engine.defaults.memory_fraction)
+    if engine.activations_outside or share == 1.0 or whole == memory_bytes:
+        return whole, cache
+    return whole, cache | {"memory_fraction": (memory_bytes * share + outside.counted_bytes(ranks, False)) / whole}
 
 
 def searched(file: Path, slo: str, *more: str) -> dict[str, Any]:

@@ -37,9 +37,11 @@ def room(found: Capacity) -> float:
     ("engine", "alone", "of_two"),
     [
         ("bundled", 0.0, 0.0),
-        ("vllm-0.6", 0.0, 1.37 * GIB),
-        ("vllm-0.8", CONTEXT_BYTES, CONTEXT_BYTES + 1.37 * GIB),
-        ("vllm-0.11", 0.0, 1.37 * GIB),
+        ("vllm-0.6", 0.0, 1.58 * GIB),
+        ("vllm-0.8", CONTEXT_BYTES, CONTEXT_BYTES + 1.58 * GIB),
+        ("vllm-v1", 0.0, 1.58 * GIB),
+        ("vllm-0.11", 0.0, 0.95 * GIB),
+        ("vllm-0.33", 0.0, 0.95 * GIB),
     ],
 )
 def test_cache_is_what_communicators_leave(engine: str, alone: float, of_two: float) -> None:
@@ -59,21 +61,27 @@ def test_sglang_has_its_share_of_what_they_leave() -> None:
 
 def test_tensorrt_llm_has_its_share_of_what_is_free() -> None:
     found = capacity("trtllm-1.0", 2)
-    free = SHOWN_BYTES - CONTEXT_BYTES - 1.37 * GIB - found.weight_bytes[0] - found.buffer_bytes[0]
+    free = SHOWN_BYTES - CONTEXT_BYTES - 1.58 * GIB - found.weight_bytes[0] - found.buffer_bytes[0]
     assert room(found) == pytest.approx(0.9 * free, rel=1e-3)
 
 
 def test_communicators_over_pcie_have_smaller_buffers() -> None:
     cards = {"preset": "dgx-h100", "intra_node": {"kind": "pcie", "bandwidth_bytes_per_s": 2.5e10, "latency_s": 1e-5}}
-    assert room(capacity("vllm-0.11", 2, cards)) - room(capacity("vllm-0.11", 2)) == pytest.approx(
-        1.37 * GIB - PCIE_BYTES, rel=1e-3
+    assert room(capacity("vllm-v1", 2, cards)) - room(capacity("vllm-v1", 2)) == pytest.approx(
+        1.58 * GIB - PCIE_BYTES, rel=1e-3
     )
 
 
 def test_a_stated_cache_fits_only_beside_them() -> None:
-    """80 GiB do not fit: the rest of the GPU is the cache's."""
+    """80 GiB do not fit: the rest of the GPU is the cache's, also without what vLLM's share does not count."""
     found = capacity("vllm-0.11", 2, memory_bytes=80e9)
-    left = SHOWN_BYTES - 1.37 * GIB - found.weight_bytes[0] - found.buffer_bytes[0]
+    left = SHOWN_BYTES - CONTEXT_BYTES - 2.88 * GIB - found.weight_bytes[0] - found.buffer_bytes[0]
+    assert room(found) == pytest.approx(left, rel=1e-3)
+
+
+def test_a_share_of_the_whole_memory_ends_where_the_context_begins() -> None:
+    found = capacity("vllm-0.11", memory_fraction=1.0)
+    left = SHOWN_BYTES - CONTEXT_BYTES - found.weight_bytes[0] - found.buffer_bytes[0]
     assert room(found) == pytest.approx(left, rel=1e-3)
 
 
