@@ -11,6 +11,8 @@ from sim.convert.settings import Settings, without_none
 
 RANDOM = "random"  # benchmarks' data set of random texts
 LENGTHS = ("prompt", "output")
+EQUAL_GAPS = 1e9  # the largest `burstiness` of a scenario
+PATTERNS = {"constant": EQUAL_GAPS, "poisson": 1.0, "gamma": None}  # None: what the flag of burstiness says
 
 
 def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
@@ -26,7 +28,7 @@ def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
         prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
         ratio = round((1 - ratio) / (1 + ratio), 4)
     finite = rate if rate is not None and math.isfinite(rate) else None
-    burstiness = b.number("burstiness", benchmark.burstiness)
+    burstiness = _burstiness(b, benchmark)
     count = _answers(b, count)
     b.take("dataset")
     return without_none(
@@ -41,6 +43,17 @@ def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
             "seed": b.whole("seed"),
         }
     )
+
+
+def _burstiness(b: Settings, benchmark: Benchmark) -> float | None:
+    """Of the gaps between requests; endless is equal gaps (vllm/benchmarks/serve.py, get_request). A named pattern
+    decides over a number, which only a gamma distribution has (AIPerf, docs/tutorials/arrival-patterns.md)."""
+    stated = b.number("burstiness", benchmark.burstiness)
+    named = b.values.get("pattern")
+    if named in PATTERNS:
+        b.take("pattern")
+        stated = stated if PATTERNS[named] is None else PATTERNS[named]
+    return EQUAL_GAPS if stated == math.inf else stated
 
 
 def _answers(b: Settings, count: int) -> int:

@@ -43,7 +43,23 @@ def test_a_range_of_lengths(tmp_path: Path, command: str, prompt: int, ratio: fl
         (f"vllm bench serve {LENGTHS} --burstiness 0.5", None),
         ("genai-perf profile --synthetic-input-tokens-mean 100 --request-rate 5", 1e9),
         ("genai-perf profile --synthetic-input-tokens-mean 100 --concurrency 5", None),
+        (f"vllm bench serve {LENGTHS} --request-rate 5 --burstiness inf", 1e9),
+        (
+            "genai-perf profile --synthetic-input-tokens-mean 100 --request-rate 5 -- --request-distribution poisson",
+            None,
+        ),
         ("aiperf profile --synthetic-input-tokens-mean 100 --request-rate 5", None),
+        ("aiperf profile --synthetic-input-tokens-mean 100 --request-rate 5 --arrival-pattern constant", 1e9),
+        (
+            "aiperf profile --synthetic-input-tokens-mean 100 --request-rate 5 --arrival-pattern gamma "
+            "--arrival-smoothness 0.5",
+            0.5,
+        ),
+        (
+            "aiperf profile --synthetic-input-tokens-mean 100 --request-rate 5 --arrival-pattern poisson "
+            "--arrival-smoothness 3",
+            None,
+        ),
         ("aiperf profile --synthetic-input-tokens-mean 100 --request-rate 5 --arrival-smoothness 3", 3),
     ],
 )
