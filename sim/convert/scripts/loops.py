@@ -12,12 +12,12 @@ from sim.convert.scripts.command_line import ASSIGNMENT, unquoted, with_own_valu
 
 BODY = r"[ \t]*;?\s*do\b((?:(?!\bdo\b|\bdone\b)[\s\S])*?)\bdone\b"
 COUNTED = re.compile(
-    r"(?m)^[ \t]*for[ \t]*\(\([ \t]*(\w+)[ \t]*=[ \t]*([^;\s]+)[ \t]*;[ \t]*\w+[ \t]*(<=?)[ \t]*([^;\s]+)[ \t]*;"
-    rf"[ \t]*(?:\w+\+\+|\+\+\w+)[ \t]*\)\){BODY}"
+    r"(?m)^[ \t]*for[ \t]*\(\([ \t]*(\w+)[ \t]*=[ \t]*([^;\s]+)[ \t]*;[ \t]*\1[ \t]*(<=?)[ \t]*([^;\s]+)[ \t]*;"
+    rf"[ \t]*(?:\1\+\+|\+\+\1)[ \t]*\)\){BODY}"
 )
 LISTED = re.compile(
     r"(?m)^[ \t]*for[ \t]+(\w+)[ \t]+in[ \t]+(?:\$\([ \t]*seq[ \t]+(?:([^\s()]+)[ \t]+)?([^\s()]+)[ \t]*\)|"
-    rf"\{{(\d+)\.\.(\d+)\}}){BODY}"
+    rf"\{{(0|[1-9]\d*)\.\.(0|[1-9]\d*)\}}){BODY}"
 )
 APPENDS = re.compile(r"\w+\+=(?:\"[^\"\n]*\"|'[^'\n]*'|\([^()\n]*\)|[^\s;()]+)[ \t]*")
 COMMENT = re.compile(r"(?m)(^|\s)#.*$")
@@ -31,6 +31,8 @@ def unrolled(text: str) -> str:
     'P=x\\nP+=1; P+=2; P+=3'
     >>> unrolled("for i in {0..1}; do\\n  run $i\\ndone")
     'for i in {0..1}; do\\n  run $i\\ndone'
+    >>> unrolled("for i in {2..1}; do P+=$i; done")
+    'P+=2; P+=1'
     """
     counted = COUNTED.sub(lambda found: _written_out(found, text, found[2], found[4], found[3] == "<="), text)
     return LISTED.sub(
@@ -47,7 +49,9 @@ def _written_out(found: re.Match[str], text: str, first: str, last: str, through
     appends = bool(body) and all(APPENDS.fullmatch(part) for part in body)
     if not appends or not all(bound.isdecimal() for bound in bounds):
         return found[0]
-    numbers = range(int(bounds[0]), int(bounds[1]) + through)
+    start, end = int(bounds[0]), int(bounds[1])
+    braces = found.re is LISTED and found[4] is not None  # which count down, too
+    numbers = range(start, end - 1, -1) if braces and end < start else range(start, end + through)
     if len(numbers) > MOST:
         return found[0]
     parts = [with_values(part, {found[1]: str(number)}) for number in numbers for part in body]

@@ -305,8 +305,10 @@ def test_a_loop_that_counts_and_appends_is_written_out(tmp_path: Path) -> None:
         "for i in $(seq 7); do\n  P+='*-'\ndone",
         "for i in $(seq 2 ${N}); do P+='*-'; done",
         "for i in {1..7}\ndo\n  P+='*-'\ndone",
+        "for i in {7..1}; do P+='*-'; done",
     ):
         data, _ = converted(tmp_path, "a.sh", f"N=${{N:-8}}\nP='*-'\n{loop}\n{command}", "--cluster", "dgx-h100")
         assert data["model"]["layers"] == 16
-    said = refused(tmp_path, "a.sh", f"P='*-'\nfor i in 1 2; do P+='X'; done\n{command}", "--cluster", "dgx-h100")
-    assert "a.sh:3: --hybrid-layer-pattern: found '*-X'" in said
+    for once in ("for i in 1 2; do", "for ((i=0; j<2; i++)); do"):
+        said = refused(tmp_path, "a.sh", f"P='*-'\n{once} P+='X'; done\n{command}", "--cluster", "dgx-h100")
+        assert "a.sh:3: --hybrid-layer-pattern: found '*-X'" in said
