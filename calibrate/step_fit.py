@@ -190,9 +190,9 @@ def _problem(cases: Sequence[Case], base: Profile, names: Sequence[str], tick: C
 
 
 def _nearness(cases: Sequence[Case]) -> Matrix:
-    """Return exp(−distance) between cases; those without features are like themselves alone."""
+    """Return exp(−distance) between cases; 0 for those without features, near which a profile holds nothing."""
     features = [mesh_features(case.scenario) for case in cases]
-    known, near = [i for i, f in enumerate(features) if f is not None], np.eye(len(cases))
+    known, near = [i for i, f in enumerate(features) if f is not None], np.zeros((len(cases), len(cases)))
     described = [f for f in features if f is not None]
     for i in known:
         own = features[i]

@@ -152,7 +152,7 @@ def _forward(scenario: Scenario, d: Distillation, profile: Profile, replicas: in
     """Return the bytes of the teacher's weights on a rank, the seconds of one micro-batch's forward on the slowest rank
     and the bytes that this forward needs beside weights (its largest layer's, and logits)."""
     own = _with_faults(scenario, d, replicas)
-    costs, plan = costs_of(scenario, profile), make_plan(own)
+    costs, plan = costs_of(scenario, profile).near(own), make_plan(own)
     pricing = Pricing(plan, costs, network_of(own))
     t = own.for_training
     blocks = teacher_blocks(scenario, d)
@@ -177,7 +177,7 @@ def _of_loss(item: Item) -> bool:
 
 def _loss_s(scenario: Scenario, profile: Profile) -> float:
     """Seconds of a step in the loss at a temperature."""
-    costs, part = costs_of(scenario, profile), soft_loss(scenario, dims(scenario))
+    costs, part = costs_of(scenario, profile).near(scenario), soft_loss(scenario, dims(scenario))
     ops = (i for i in (*part.forward, *part.backward) if isinstance(i, Compute))
     return scenario.micro_batches * sum(costs.compute(op).seconds for op in ops)
 

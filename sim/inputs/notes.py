@@ -163,7 +163,8 @@ def _across_domains(sections: Sections) -> tuple[str, int] | None:
     pools = sections.inference is not None and sections.inference.disaggregated is not None
     if p.ranks <= domain_gpus or pools or not p.rank_order.startswith("tp-cp-dp"):
         return None
-    groups = {"tp": p.tp, "tp·cp": p.tp * p.cp, "ep": p.ep, "ep·expert_tp": p.ep * p.expert_tp}
+    of_experts = "ep" if p.expert_tp == 1 else "ep·expert_tp"  # groups of ep alone are then no consecutive ranks
+    groups = {"tp": p.tp, "tp·cp": p.tp * p.cp, of_experts: p.ep * p.expert_tp}
     apart = [(size, name) for name, size in groups.items() if size <= domain_gpus and domain_gpus % size]
     size, name = max(apart, key=lambda found: found[0], default=(0, ""))
     return (name, size) if size else None

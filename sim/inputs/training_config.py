@@ -73,10 +73,11 @@ def _of_framework(key: str) -> Callable[[dict[str, Any]], Any]:
 USUAL_FRAMEWORK = "eager"  # the published defaults of keys that a framework decides are this one's
 OptimizerName = Annotated[str, OneOf(OPTIMIZERS)]
 FrameworkName = Annotated[str, OneOf(FRAMEWORKS)]
+SOFTWARE_DATE = r"^20\d\d-(0[1-9]|1[0-2])(-([0-2]\d|3[01]))?$"
 SoftwareDate = Annotated[
     str,
     BeforeValidator(lambda value: str(value) if isinstance(value, date) else value),
-    Field(pattern=r"^20\d\d-(0[1-9]|1[0-2])(-([0-2]\d|3[01]))?$"),
+    Field(pattern=SOFTWARE_DATE),
 ]
 LoraTarget = Literal["qkv", "attention_out", "mlp_up", "mlp_down"]
 LoraTargets = Annotated[tuple[LoraTarget, ...], BeforeValidator(as_tuple), Field(min_length=1, max_length=4)]

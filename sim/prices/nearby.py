@@ -24,6 +24,7 @@ from sim.prices.likeness import Features, columns, distances, features_of
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+    from topology.spec import GpuSpec
 
 
 class NearbyStep(Struct, frozen=True):
@@ -33,12 +34,13 @@ class NearbyStep(Struct, frozen=True):
     factors: Mapping[str, float]
 
 
-def mesh_features(scenario: Scenario) -> Features | None:
-    """Return the features of a scenario by which its coefficients vary; None of what is not trained, and of a captured
-    program, which has no layers."""
+def mesh_features(scenario: Scenario, gpu: GpuSpec | None = None) -> Features | None:
+    """Return the features of a scenario by which coefficients of `gpu` (by default its cluster's most frequent one)
+    vary; None of what is not trained, and of a captured program, which has no layers."""
     if scenario.training is None or scenario.model.program is not None:
         return None
-    return features_of(scenario)._replace(sharded=False)
+    priced = gpu or scenario.cluster.gpu
+    return features_of(scenario)._replace(sharded=False, gpu=priced.name, architecture=priced.architecture)
 
 
 def nearness(own: Features, others: Sequence[Features]) -> NDArray[np.float64]:
@@ -46,9 +48,12 @@ def nearness(own: Features, others: Sequence[Features]) -> NDArray[np.float64]:
     return np.exp(-distances(own, columns(others)))
 
 
-def shifts_near(steps: Sequence[NearbyStep], scenario: Scenario) -> dict[str, float]:
-    """Return by how much the logarithms of coefficients are shifted for a scenario, by name on disk."""
-    own = mesh_features(scenario) if steps else None
+def shifts_near(steps: Sequence[NearbyStep], scenario: Scenario, gpu: GpuSpec | None = None) -> dict[str, float]:
+    """Return by how much the logarithms of coefficients are shifted for a scenario, by name on disk.
+
+    `gpu`: the kind of GPU that is priced; by default the cluster's most frequent one.
+    """
+    own = mesh_features(scenario, gpu) if steps else None
     if own is None:
         return {}
     total: dict[str, float] = defaultdict(float)

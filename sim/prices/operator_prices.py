@@ -106,7 +106,7 @@ class Costs:
         """Return the prices with the coefficients that the profile has near this scenario (`sim.prices.nearby`)."""
         if not self.profile.nearby:
             return self
-        shifts: Shifts = tuple(sorted(shifts_near(self.profile.nearby, scenario).items()))
+        shifts: Shifts = tuple(sorted(shifts_near(self.profile.nearby, scenario, self.gpu).items()))
         if shifts not in self._by_shifts:
             other = Costs(self.profile, self.gpu, self._options, shifts)
             other._by_shifts = self._by_shifts

@@ -7,6 +7,7 @@ checks would also be left: widths of shapes by operator, columns of one length, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Any, TypeGuard, TypeVar, get_type_hints
@@ -20,6 +21,7 @@ from sim.core.operator_kinds import ATTENTION, ATTENTION_DECODE, MATMULS, MEMORY
 from sim.inputs.file_kinds import other_format
 from sim.inputs.input_source import nearest, show
 from sim.inputs.plain_data import listed, mapping, one_of, text, whole
+from sim.inputs.training_config import SOFTWARE_DATE
 from sim.inputs.yaml_input import one_line
 from sim.prices.coefficients import FORMER, Coefficient, Coefficients, coefficients_from, place_of
 from sim.prices.likeness import Features
@@ -53,6 +55,7 @@ def profile_from(data: object, where: str = "profile") -> Profile:
     # Kernels are scaled to another GPU by the ratio of two rooflines, which needs the reference.
     if top.get("kernels") and not top.get("reference"):
         raise InputError(f"{where}: reference: is missing; kernels are those of a GPU, which it names")
+    coefficients = _coefficients(top.get("coefficients", {}), f"{where}: coefficients")
     return Profile(
         name=text(top["name"], f"{where}: name"),
         source=text(top.get("source", ""), f"{where}: source"),
@@ -61,12 +64,12 @@ def profile_from(data: object, where: str = "profile") -> Profile:
         hardware=_facts(top.get("hardware", {}), f"{where}: hardware"),
         software=_facts(top.get("software", {}), f"{where}: software"),
         settings=_facts(top.get("settings", {}), f"{where}: settings"),
-        coefficients=_coefficients(top.get("coefficients", {}), f"{where}: coefficients"),
+        coefficients=coefficients,
         points=_each(top.get("points", []), f"{where}: points", _points),
         blocks=_each(top.get("blocks", []), f"{where}: blocks", _block),
         collectives=_each(top.get("collectives", []), f"{where}: collectives", _collective),
         kernels=text(top.get("kernels", ""), f"{where}: kernels"),
-        nearby=_each(top.get("nearby", []), f"{where}: nearby", partial(_nearby, stated=top.get("coefficients", {}))),
+        nearby=_each(top.get("nearby", []), f"{where}: nearby", partial(_nearby, stated=coefficients.flat())),
     )
 
 
@@ -183,6 +186,14 @@ def _truth(data: object, where: str) -> bool:
     return data
 
 
+def _month(data: object, where: str) -> str:
+    """Read the date of a training framework; empty: of the newest."""
+    found = text(data, where)
+    if found and not re.fullmatch(SOFTWARE_DATE, found):
+        raise InputError(f"{where}: found {show(data)}; allowed: a date such as 2024-10 or 2024-10-31, or nothing")
+    return found
+
+
 def _each(data: object, where: str, read: Callable[[object, str], T]) -> tuple[T, ...]:
     return tuple(read(item, f"{where}[{i}]") for i, item in enumerate(listed(data, where)))
 
@@ -245,4 +256,4 @@ _READERS: Mapping[type, Callable[[object, str], Any]] = {
     float: _number,
     bool: _truth,
 }
-FEATURE_KINDS = {name: _READERS[kind] for name, kind in get_type_hints(Features).items()}
+FEATURE_KINDS = {name: _READERS[kind] for name, kind in get_type_hints(Features).items()} | {"date": _month}

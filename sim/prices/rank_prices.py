@@ -307,7 +307,7 @@ class GpuPrices:
 def costs_of_others(scenario: Scenario) -> dict[str, Costs]:
     """Return, by name, the costs of the cluster's other kinds of GPUs."""
     return {
-        other.gpu.name: _costs_of(scenario.calibrations[other.gpu.name], other.gpu.model_dump_json())
+        other.gpu.name: _costs_of(scenario.calibrations[other.gpu.name], other.gpu.model_dump_json()).near(scenario)
         for other in scenario.cluster.others
     }
 

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from calibrate import step_fit
 from calibrate.fit import _report, far_off, fitted_profile, main
 from calibrate.fitted_rows import Case, rows_to_fit
 from calibrate.step_fit import FEW, PRIORS, count_steps, errors_with, fit, fit_given, folds
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
+from sim.prices import nearby
 from sim.prices.coefficients import Coefficient, coefficients_from
+from sim.prices.nearby import mesh_features
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.simulation import simulate
@@ -287,6 +290,28 @@ def test_errors_that_like_steps_share_are_corrected_for_like_steps() -> None:
     assert np.abs(rest.before).max() > 0.13
     assert np.abs(rest.held_out).max() < 0.05
     assert rest.profile.nearby[0].factors["matmul_speed"] > rest.profile.nearby[-1].factors["matmul_speed"]
+
+
+def test_errors_after_a_fit_are_those_of_its_profile(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also of captured programs, near which a profile holds nothing."""
+    cases = rows_to_fit(read_table(table(tmp_path)), BASE).cases[:5]
+    captured = cases[0].scenario, cases[3].scenario
+    for without in ((), captured):
+        monkeypatch.setattr(step_fit, "mesh_features", lambda s, c=without: None if s in c else mesh_features(s))
+        monkeypatch.setattr(nearby, "mesh_features", lambda s, *_, c=without: None if s in c else mesh_features(s))
+        found = fit(cases, BASE, tuple(TRUE))
+        assert len(found.profile.nearby) == len(cases) - len(without)
+        assert found.after == pytest.approx(errors_with(found.profile, cases), rel=1e-9, abs=1e-12)
+
+
+def test_a_fitted_profile_that_is_fitted_again_keeps_what_it_knows(tmp_path: Path) -> None:
+    cases = rows_to_fit(read_table(table(tmp_path)), BASE).cases
+    first = fit(cases, BASE, tuple(TRUE)).profile
+    again = fit(cases[:4], first, tuple(TRUE))
+    assert again.profile.nearby[: len(cases)] == first.nearby
+    assert again.before == pytest.approx(errors_with(first, cases[:4]))
+    assert again.after == pytest.approx(errors_with(again.profile, cases[:4]), rel=1e-9, abs=1e-12)
+    assert np.abs(again.after).mean() <= np.abs(again.before).mean() + 1e-3
 
 
 def test_groups_are_held_out_whole() -> None:

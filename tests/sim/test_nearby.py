@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
-from sim.inputs.scenario import Scenario, parse_scenario
+from sim.core.errors import InputError
+from sim.distillation import teacher_of, teacher_scenario
+from sim.inputs.scenario import Scenario, load_scenario, parse_scenario
 from sim.prices.coefficients import Coefficient
 from sim.prices.likeness import columns, distances
 from sim.prices.nearby import NearbyStep, mesh_features, shifts_near
 from sim.prices.profile import Profile
+from sim.prices.profile_input import profile_from
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_of
 from sim.simulation import simulate
+from tests.sim.cases import SCENARIOS
 
 
 def step(**parallelism: int | str) -> Scenario:
@@ -83,3 +88,65 @@ def test_what_is_not_trained_has_the_common_coefficients() -> None:
         }
     )
     assert shifts_near(fitted(step(), 0.8).nearby, serving) == {}
+
+
+def test_a_teacher_has_the_coefficients_near_its_own_forward_and_its_loss_those_near_the_student() -> None:
+    mine = load_scenario(SCENARIOS / "distill_logits.yaml")
+    assert mine.distillation is not None
+    for near, part in ((teacher_scenario(mine, mine.distillation), "forward_s"), (mine, "loss_s")):
+        profile, features = fitted(step(), 1.0), mesh_features(near)
+        assert features is not None
+        faster = Coefficient(profile.coefficients.streaming_efficiency / 2, "x")
+        changed = profile.coefficients.changed({"memory_efficiency": faster, "matmul_speed": Coefficient(0.5, "x")})
+        steps = (NearbyStep(features, {"memory_efficiency": 0.5, "matmul_speed": 0.5}),)
+        local = teacher_of(mine, structs.replace(profile, nearby=steps))
+        plain = teacher_of(mine, structs.replace(profile, nearby=(), coefficients=changed))
+        assert getattr(local, part) == pytest.approx(getattr(plain, part), rel=1e-12)
+
+
+def test_each_kind_of_gpu_has_the_coefficients_of_its_own_profile_near_its_own_steps(tmp_path: Path) -> None:
+    def mixed(calibration: str) -> Scenario:
+        return parse_scenario(
+            {
+                "name": "x",
+                "model": "llama3.2-1b",
+                "cluster": {"mixed": [{"preset": "dgx-h100", "nodes": 1}, {"preset": "dgx-a100", "nodes": 1}]},
+                "calibrations": {"a100-sxm": calibration},
+                "parallelism": {"dp": 16},
+                "training": {"seq_len": 2048, "global_batch_size": 16},
+            }
+        )
+
+    base, own = load_profile("a100-sxm"), mixed("a100-sxm")
+    (other,) = own.cluster.others
+    features = mesh_features(own, other.gpu)
+    assert features is not None
+    assert features.gpu == "a100-sxm"
+    speed = base.coefficients.changed({"matmul_speed": Coefficient(1.0, "fit")})
+    local = structs.replace(base, coefficients=speed, nearby=(NearbyStep(features, {"matmul_speed": 0.5}),))
+    plain = structs.replace(base, coefficients=speed.changed({"matmul_speed": Coefficient(0.5, "fit")}))
+    paths = [tmp_path / "local.json", tmp_path / "plain.json"]
+    for profile, path in zip((local, plain), paths, strict=True):
+        profile.save(path)
+    times = [simulate(mixed(str(path))).step_time_s for path in paths]
+    assert times[0] == pytest.approx(times[1], rel=1e-12)
+    assert times[0] > 1.2 * simulate(own).step_time_s
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("factors", "attention_speed", 0.9),  # not stated
+        ("factors", "host_bandwidth_bytes_per_s", 0.9),  # of an earlier version, which no price reads
+        ("factors", "matmul_speed", 0.0),
+        ("features", "date", "last year"),
+        ("features", "date", "2024"),
+    ],
+)
+def test_a_file_with_a_wrong_step_is_refused(part: str, key: str, value: object) -> None:
+    data = fitted(step(), 0.8).to_json()
+    assert profile_from(data, "p.json").nearby == fitted(step(), 0.8).nearby
+    data["coefficients"]["host_bandwidth_bytes_per_s"] = {"value": 1.0}
+    data["nearby"][0][part][key] = value
+    with pytest.raises(InputError, match=rf"p\.json: nearby\[0\].*{part}.*{key}"):
+        profile_from(data, "p.json")

@@ -253,6 +253,8 @@ def test_gpus_that_idle_are_named() -> None:
         (72, {"dp": 64, "ep": 64}, ""),  # one domain holds the job
         (72, {"dp": 16, "tp": 16, "ep": 8}, "with 72, no multiple of tp 16, some"),
         (8, {"dp": 128, "ep": 64}, ""),  # no domain holds such a group
+        (72, {"dp": 128, "tp": 2, "ep": 64, "expert_tp": 2}, ""),  # nor one of 128 ranks, every second of which is ep's
+        (72, {"dp": 64, "tp": 4, "ep": 16, "expert_tp": 4}, "with 72, no multiple of ep·expert_tp 64, some"),
     ],
 )
 def test_groups_that_lie_in_two_nvlink_domains_are_named(domain: int | None, layout: dict[str, Any], said: str) -> None:

@@ -120,7 +120,7 @@ def test_the_cache_has_what_the_student_leaves() -> None:
     roomy = shipped_result("distill_sequence")
     assert roomy["distillation"]["cache_bytes"] == pytest.approx(32 * 4096 * 80 * 2 * 128 * 2, rel=0.01)
     held = sum(roomy["memory"][0][k] for k in ("parameters", "gradients", "optimizer"))
-    gpu = f"{{preset: h200-sxm, memory_bytes: {(held + 4e9) / 0.9}}}"
+    gpu = f"{{preset: h200-sxm, memory_bytes: {held + 4e9}}}"  # the engine may have 0.9 of it, but not what is held
     tight = shipped_result("distill_sequence", f"cluster={{preset: dgx-h200, gpu: {gpu}}}")
     assert tight["distillation"]["cache_bytes"] < roomy["distillation"]["cache_bytes"]
     assert tight["distillation"]["generate_s"] > 1.2 * roomy["distillation"]["generate_s"]
