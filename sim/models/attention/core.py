@@ -136,6 +136,9 @@ CUDNN_DROPOUT_STEPS = 16.0
 # Wider heads than these have the memory-efficient kernel alone (ATen/native/transformers/cuda/sdp_utils.cpp:
 # check_head_dim_size_flash, check_cudnn_tensor_shapes).
 TORCH_KERNELS, FLASH_HEAD_DIM = ("torch", "torch_2024"), 256
+# FlashAttention takes no mask, so that torch, whose next kernel is the memory-efficient one, runs that (the same file:
+# can_use_flash_attention, check_for_attn_mask).
+WITHOUT_MASKS = ("flash1", "torch_2024")
 
 
 def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) -> Compute:
@@ -150,7 +153,8 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
     if kernel == "torch" and d.attention_dropout and not (d.attention_dropout * CUDNN_DROPOUT_STEPS).is_integer():
         kernel = "torch_2024"  # FlashAttention-2
-    if kernel in TORCH_KERNELS and max(c.head_dim, c.v_head_dim) > FLASH_HEAD_DIM:
+    too_wide = kernel in TORCH_KERNELS and max(c.head_dim, c.v_head_dim) > FLASH_HEAD_DIM
+    if too_wide or (c.masked and kernel in WITHOUT_MASKS):
         kernel = EFFICIENT
     name = f"{name}:{kernel}" if kernel else name
     return Compute(

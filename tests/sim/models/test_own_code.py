@@ -213,6 +213,30 @@ def test_torch_takes_cudnn_s_attention_where_dropout_is_a_multiple_of_a_sixteent
     assert found == {kernel}
 
 
+@pytest.mark.parametrize(
+    ("training", "kernel"),
+    [
+        ({}, "torch"),
+        ({"software_date": "2026-02"}, "efficient"),
+        ({"software_date": "2024-01"}, "efficient"),
+        ({"software_date": "2026-02", "attention_kernel": "flash2"}, "flash2"),
+        ({"software_date": "2026-02", "param_dtype": "fp32", "precision": "fp32"}, ""),
+    ],
+)
+def test_torch_takes_its_memory_efficient_attention_for_a_mask(training: dict[str, Any], kernel: str) -> None:
+    """cuda/sdp_utils.cpp, check_for_attn_mask: FlashAttention has no mask; cuDNN's, first since torch 2.11, has one."""
+    layer = layer_of("falcon", **training)  # its causal mask is a tensor
+    found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
+    assert found == {kernel}
+
+
+@pytest.mark.parametrize(("dropout", "kernel"), [(0.1, "efficient"), (0.125, "torch")])
+def test_dropout_that_cudnn_lacks_and_a_mask_leave_the_memory_efficient_kernel(dropout: float, kernel: str) -> None:
+    layer = layer_block(make(MODELS["falcon"] | {"dropout": dropout}, {"seq_len": SEQ, "framework": "transformers"}), 1)
+    found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
+    assert found == {kernel}
+
+
 def test_ernie_s_rope_casts_before_its_products_alone(tmp_path: Path) -> None:
     """Of both parts, behind a negation in 16 bits; forward it copies the angles anew."""
     program, layer = capture(tmp_path, "ernie4_5", "sdpa", weights="bf16"), layer_of("ernie4_5")
