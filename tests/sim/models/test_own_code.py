@@ -237,6 +237,20 @@ def test_dropout_that_cudnn_lacks_and_a_mask_leave_the_memory_efficient_kernel(d
     assert found == {kernel}
 
 
+@pytest.mark.parametrize(
+    ("size", "date", "kernel"),
+    [(128, None, "torch"), (160, None, "torch_2024"), (256, None, "torch"), (160, "2026-02", "torch_2024")],
+)
+def test_torch_takes_flash_attention_for_heads_that_cudnn_s_backward_lacks(
+    size: int, date: str | None, kernel: str
+) -> None:
+    """cuda/sdp_utils.cpp: check_cudnn_tensor_shapes."""
+    training = {"seq_len": SEQ, "framework": "transformers", "software_date": date}
+    layer = layer_block(make(MODELS["llama"] | {"head_dim": size}, training), 1)
+    found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
+    assert found == {kernel}
+
+
 def test_ernie_s_rope_casts_before_its_products_alone(tmp_path: Path) -> None:
     """Of both parts, behind a negation in 16 bits; forward it copies the angles anew."""
     program, layer = capture(tmp_path, "ernie4_5", "sdpa", weights="bf16"), layer_of("ernie4_5")
