@@ -54,6 +54,7 @@ def _dropout(kernel: str, clocks: tuple[float, float], *names: str) -> Coefficie
 
 
 _flash_dropout = partial(_dropout, "torch's FlashAttention-2", (0.08, 0.12))
+_efficient_dropout = partial(_dropout, "assumption: as torch's FlashAttention-2", (0.08, 0.12), "efficient")
 _cudnn_dropout = partial(_dropout, "cuDNN's attention", (0.22, 0.12))
 
 _HEADS = "sizes of heads that {} has kernels for"
@@ -130,7 +131,8 @@ H100_FLASH = (
     | _triton_heads("triton", "triton_2022")
     | _cudnn_heads("cudnn", "torch", "megatron")
     | _cudnn_masks("cudnn", "torch", "megatron")
-    | _flash_dropout("attention", "flash1", "flash2", "torch_2024", "efficient")
+    | _flash_dropout("attention", "flash1", "flash2", "torch_2024")
+    | _efficient_dropout()
     | _cudnn_dropout("cudnn", "torch", "megatron")
 )
 _LIKE_A100 = "assumption: as FlashAttention-2's published on A100; the points are forwards"

@@ -13,13 +13,10 @@ from typing import NamedTuple
 
 import torch
 
-from sim.models.attention.core import CUDNN_DROPOUT_STEPS
+from sim.models.attention.torch_choice import CUDNN_DROPOUT_STEPS, CUDNN_HEAD_DIM, CUDNN_HEAD_DIMS, FLASH_HEAD_DIM
 
 HALF = (torch.bfloat16, torch.float16)
-FLASH_HEAD_DIM = 256  # the largest head size of FlashAttention-2
-CUDNN_HEAD_DIM = 128  # and of cuDNN's kernel, but for these, and in a forward alone
-CUDNN_HEAD_DIMS = ((192, 128), (256, 256))
-CUDNN_FORWARD_HEAD_DIM = 256
+CUDNN_FORWARD_HEAD_DIM = 256  # the largest head size of cuDNN's kernel in a forward alone
 ALIGNED = 8  # elements: head sizes of FlashAttention-2, rows of a mask of the memory-efficient kernel
 EFFICIENT_ALIGNED = {2: 8, 4: 4}  # head sizes of the memory-efficient kernel by bytes (minimum_gemm_alignment)
 # Since torch 2.14 the fused kernels broadcast one head of keys, the memory-efficient one knows grouped queries, and

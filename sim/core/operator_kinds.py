@@ -23,7 +23,7 @@ MEMORY_BOUND = ("norm", "elementwise", "softmax", "embedding", "cross_entropy", 
 HOST_UPDATE = "host_update"  # an operator of the host's CPUs, bound by their memory
 # Kernels that only some layers have: DeepSeek's sparse attention, and the scores of its indexer.
 SPARSE, SCORES = "sparse_mla", "mqa_logits"
-EFFICIENT = "efficient"  # torch's, for wide heads
+EFFICIENT = "efficient"  # torch's, for wide heads and masks
 # Of one multiprocessor, for an element of tensors in different orders (fitted: sim/prices/unvectorized.py).
 PLACE_CLOCKS = 0.70
 N = TypeVar("N", float, NDArray[np.float64])  # one shape, or a column of many shapes

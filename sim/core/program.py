@@ -143,7 +143,7 @@ class Compute(Struct, frozen=True):
     alignment: int = ALIGNED
     plain_host: bool = False  # torch's own functions issue the kernels, whatever the framework
     looped: bool = False  # one call of a library issues the kernels, in a loop over groups
-    within_call: bool = False  # the call that issues the matmul beside this operator issues this operator, too
+    within_call: bool = False  # the call that issues the operator beside this one issues this one, too
     one_call: bool = False  # one operator of torch issues all its kernels, in C++
     # Bound by memory, over strided tensors or unlike dtypes, for which torch has no vectorized kernel.
     strided: bool = False

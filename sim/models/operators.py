@@ -232,6 +232,11 @@ def small_kernels(name: str, phase: Phase, count: int, passes: int = 0) -> Compu
     return replace(one, lone_clocks=passes * RADIX_PASS_CLOCKS) if passes else one
 
 
+def further_kernels(name: str, phase: Phase, count: int, passes: int = 0) -> Compute:
+    """Small kernels that the call of the operator beside them issues, so that the host makes no call for them."""
+    return replace(small_kernels(name, phase, count, passes), looped=False, within_call=True)
+
+
 def collective(name: str, kind: str, bytes_: float, phase: Phase, handle: str = "", group: str = "tp") -> Comm:
     """A collective; with a `handle` it is asynchronous."""
     return Comm(name, kind, group, bytes_, phase, blocking=not handle, handle=handle)

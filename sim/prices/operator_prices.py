@@ -248,11 +248,12 @@ class Costs:
     def _in_model(self, op: Compute, cost: Cost) -> Cost:
         """Add the time of modules and autograd on a CPU, which run on the core that computes.
 
-        It is added once for each kernel, and once for a library's loop over groups, which is one call.
+        It is added once for each kernel, and once for one call that issues several; a call has it where its first
+        kernel is priced.
         """
         # A block was timed inside a model. One call launches an optimizer's kernels.
         added_s = 0.0 if op.block is not None or op.kind == "optimizer" else self.coefficients.operator_in_model_s
-        calls = 1 if op.looped else max(op.kernels, 1)
+        calls = 0 if op.within_call else 1 if op.looped or op.one_call else max(op.kernels, 1)
         return cost._replace(seconds=cost.seconds + calls * added_s) if added_s else cost
 
     def _measured_block(self, op: Compute, pace: float) -> Cost | None:

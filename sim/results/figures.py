@@ -51,9 +51,9 @@ _STEP = (
     Figure("tokens_per_s", RATE, "tokens trained in a second", "Tokens/s", more_is_better=True),
     Figure("tokens_per_s_per_gpu", RATE, "the same on each GPU", "Tokens/s per GPU", "tok/s/GPU", True),
     Figure("model_flops_per_s_per_gpu", FLOPS, "FLOPs of the model in a second on each GPU", more_is_better=True),
-    Figure("mfu", SHARE, "their share of the peak; a causal mask halves attention's", "MFU", more_is_better=True),
-    Figure("mfu_full_attention", SHARE, "the same with attention counted in full", more_is_better=True),
-    Figure("hfu", SHARE, "the same with recomputed FLOPs and a frozen reference's", "HFU", more_is_better=True),
+    Figure("mfu", SHARE, "model FLOPs ÷ the peak's; a causal mask halves attention's", "MFU", more_is_better=True),
+    Figure("mfu_full_attention", SHARE, "`mfu` with attention counted in full", more_is_better=True),
+    Figure("hfu", SHARE, "`mfu` with recomputed FLOPs and a frozen reference's", "HFU", more_is_better=True),
     Figure("bubble_fraction", SHARE, "idle for want of input ÷ step, mean of ranks", "Bubble"),
     Figure("bubble_ratio", SHARE, "idle for want of input ÷ busy in F, B and W, mean of ranks"),
     Figure(

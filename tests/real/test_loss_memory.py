@@ -59,7 +59,7 @@ def test_bytes_a_logit(loss: Callable[[Tensor, Tensor], Tensor], bytes_a_logit: 
 
 
 def test_autocast_keeps_every_weight_s_copy() -> None:
-    """`sim.results.memory.states`: fp32 parameters cast on use, 2 bytes each until the backward."""
+    """`sim.results.states`: fp32 parameters cast on use, 2 bytes each until the backward."""
     model = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(4)])
     found: dict[int, int] = {}
 

@@ -35,6 +35,12 @@ def test_places_of_elements_take_clocks(name: str, inputs: tuple[Tensor, ...], o
     assert least_s <= seconds(name, inputs, output) < 1.1 * least_s
 
 
+def test_what_is_repeated_once_is_a_copy() -> None:
+    """native/TensorShape.cpp, repeat: both lie in memory in one order, so that the copy is vectorized."""
+    row = EDGES._replace(shape=EDGES.shape[-1:])
+    assert seconds("aten.repeat", (EDGES,), EDGES) < 0.5 * seconds("aten.repeat", (row,), EDGES)
+
+
 def test_a_reduction_by_index_takes_as_long_as_a_sum_by_index() -> None:
     """Messages of a graph: the largest of each node's takes the same kernel as their sum."""
     given = NODES, MESSAGES, EDGES

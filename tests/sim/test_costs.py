@@ -340,8 +340,9 @@ def test_a_loop_in_a_library_is_one_call_of_a_module() -> None:
     costs = Costs(Profile("x", "", coefficients=Coefficients(operator_in_model_s=1e-3)), H100)
     plain = Compute("add", "elementwise", (1,), "bf16", 1.0, 2.0, Phase.FORWARD, 8)
     bare = Costs(Profile("x", ""), H100)
-    added = [costs.compute(op).seconds - bare.compute(op).seconds for op in (plain, replace(plain, looped=True))]
-    assert added == pytest.approx([8e-3, 1e-3])
+    calls = (plain, replace(plain, looped=True), replace(plain, one_call=True), replace(plain, within_call=True))
+    added = [costs.compute(op).seconds - bare.compute(op).seconds for op in calls]
+    assert added == pytest.approx([8e-3, 1e-3, 1e-3, 0.0])
 
 
 def test_a_grouped_matmul_pays_for_its_module_once() -> None:

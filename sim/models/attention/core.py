@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
-from sim.core.operator_kinds import EFFICIENT
 from sim.core.program import ALIGNED, Compute, Item, Program, Saved, TensorRole
 from sim.inputs.windows import Window
 from sim.models.attention.score_kernels import (
@@ -28,6 +27,7 @@ from sim.models.attention.score_kernels import (
     softmax_bytes,
 )
 from sim.models.attention.sink_factor import factor_backward, factor_forward, factor_saved
+from sim.models.attention.torch_choice import chosen_kernel
 from sim.models.dims import Dims
 from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
@@ -130,14 +130,6 @@ def kv_bytes(d: Dims, c: Core) -> float:
     return d.batch * c.kv_len * c.kv_heads * (c.head_dim + c.v_head_dim) * d.act_bytes
 
 
-# cuDNN's probabilities are multiples of 1 / 16, so that torch does not choose it for others (ATen/native/transformers/
-# cuda/sdp_utils.cpp: check_cudnn_dropout).
-CUDNN_DROPOUT_STEPS = 16.0
-# Wider heads than these have the memory-efficient kernel alone (ATen/native/transformers/cuda/sdp_utils.cpp:
-# check_head_dim_size_flash, check_cudnn_tensor_shapes).
-TORCH_KERNELS, FLASH_HEAD_DIM = ("torch", "torch_2024"), 256
-
-
 def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) -> Compute:
     """`widths`: of all the matmuls together, each over one score."""
     flops = 2.0 * d.batch * c.heads * c.visible * widths
@@ -148,10 +140,7 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
     phase = F if kind == "attention_forward" else I
     # Those that frameworks choose multiply 16 bits or fewer.
     kernel = d.attention_kernel or ("" if d.act == "fp32" else d.framework.attention_kernel)
-    if kernel == "torch" and d.attention_dropout and not (d.attention_dropout * CUDNN_DROPOUT_STEPS).is_integer():
-        kernel = "torch_2024"  # FlashAttention-2
-    if kernel in TORCH_KERNELS and max(c.head_dim, c.v_head_dim) > FLASH_HEAD_DIM:
-        kernel = EFFICIENT
+    kernel = chosen_kernel(kernel, (c.head_dim, c.v_head_dim), d.attention_dropout, c.masked)
     name = f"{name}:{kernel}" if kernel else name
     return Compute(
         name,

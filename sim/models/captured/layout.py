@@ -129,6 +129,8 @@ def is_vectorized(op: CapturedOperator) -> bool:
     >>> is_vectorized(add(x, x)), is_vectorized(add(x, row)), is_vectorized(add(x, x._replace(dtype="bf16")))
     (True, False, False)
     """
+    if op.name == "aten.repeat" and op.inputs[:1] == op.outputs[:1]:  # once in each dimension
+        return True
     if op.name in INTO_PART or op.name in ONE_BY_ONE:
         return False
     if op.name == "aten.cat":

@@ -33,7 +33,7 @@ from sim.models.captured.ordering import SMALL_SORT, row_of
 from sim.models.captured.recurrent import RECURRENT, multiplied, recurrent_computes
 from sim.models.captured.solvers import SOLVERS, TRIANGULAR, solver
 from sim.models.captured.waits import READ, waits_of
-from sim.models.operators import small_kernels
+from sim.models.operators import further_kernels
 from sim.models.torch_kernels.softmax_rows import torch_log_softmax_backward, torch_softmax, torch_softmax_backward
 
 SOFTMAX_BACKWARDS = {
@@ -87,7 +87,7 @@ def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...
     else:
         found = kernels_of(op)
         small = found.small_kernels(op)
-        ones = replace(small_kernels(op.name, _phase(op), small, found.sort_passes(op)), looped=False, within_call=True)
+        ones = further_kernels(op.name, _phase(op), small, found.sort_passes(op))
         made = (*_copies_before(op), compute_of(op), *((ones,) if small else ()))
     return tuple(replace(c, one_call=True) if c.kernels > 1 and not c.within_call else c for c in made)
 

@@ -13,7 +13,7 @@ from sim.models.dims import Dims
 from sim.models.graphed_parts import gradients_handed_over, graph_scope, replayed, results_held
 from sim.models.moe.router import filled_map
 from sim.models.moe.routing import Routing, fills_map, moe_of
-from sim.models.operators import F, I, Operator, collective, memory_op, small_kernels
+from sim.models.operators import F, I, Operator, collective, further_kernels, memory_op
 from sim.variants.dispatchers import INDEX_BYTES, Dispatcher
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class _Trip(Struct, frozen=True):
         copied = memory_op(name, phase, "permute", n, moved, d.act, step.kernels - singly)
         alone = memory_op(f"{name}_singly", phase, "elementwise", n, moved_singly, d.act, singly)
         alone = replace(alone, single_elements=float(singly * n))
-        small = (small_kernels(f"{name}_starts", phase, each, step.passes) for each in step.small)
+        small = (further_kernels(f"{name}_starts", phase, each, step.passes) for each in step.small)
         return (copied, *((alone,) if singly else ()), *small)
 
     def at_home_map(self) -> Program:

@@ -17,7 +17,7 @@ from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import grouped
 from sim.models.moe.routing import Routing, aligned_rows, fills_map, moe_of
-from sim.models.operators import F, I, Operator, W, memory_op, small_kernels
+from sim.models.operators import F, I, Operator, W, further_kernels, memory_op
 from sim.variants.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Opera
         sums = replace(sums, rows_in_turn=rows / experts)
         starts = (
             *launches_alone(f"{part.name}_bias_grad_zeros", W, 1),
-            small_kernels(f"{part.name}_bias_grad_starts", W, SORTED_SUM_KERNELS, 0),
+            further_kernels(f"{part.name}_bias_grad_starts", W, SORTED_SUM_KERNELS, 0),
         )
     add = memory_op(f"{part.name}_bias", F, "elementwise", elements, 5 * e * elements, d.act, 2)
     return replace(

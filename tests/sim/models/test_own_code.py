@@ -147,7 +147,9 @@ def test_experts_copies_are_issued_as_captured(tmp_path: Path) -> None:
     experts = [o for o in program.operators if "layers.1.mlp.experts" in o.module and o.launches]
     real = [i for o in experts if o.phase == "backward" for i in computes_of(o)]
     mine = [i for i in layer.backward if isinstance(i, Compute)]
-    assert sum(i.kernels for i in mine if i.looped) == sum(i.kernels for i in real if i.looped)
+    further = sum(i.kernels for i in mine if i.within_call)
+    assert further == sum(i.kernels for i in real if i.within_call) > 0
+    assert not [i for i in (*mine, *real) if i.looped]
     (joined,) = (sum(t.bytes for t in (*o.inputs, *o.outputs)) for o in experts if o.name == "aten.cat")
     assert [i.bytes for i in mine if "_join_" in i.name] == [joined]
 
@@ -209,6 +211,44 @@ def test_a_warning_names_the_kernel_that_skips_what_falcon_s_mask_hides() -> Non
 def test_torch_takes_cudnn_s_attention_where_dropout_is_a_multiple_of_a_sixteenth(dropout: float, kernel: str) -> None:
     """ATen/native/transformers/cuda/sdp_utils.cpp: check_cudnn_dropout; FlashAttention-2 runs otherwise."""
     layer = layer_block(make(MODELS["llama"] | {"dropout": dropout}, {"seq_len": SEQ, "framework": "transformers"}), 1)
+    found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
+    assert found == {kernel}
+
+
+@pytest.mark.parametrize(
+    ("training", "kernel"),
+    [
+        ({}, "torch"),
+        ({"software_date": "2026-02"}, "efficient"),
+        ({"software_date": "2024-01"}, "efficient"),
+        ({"software_date": "2026-02", "attention_kernel": "flash2"}, "flash2"),
+        ({"software_date": "2026-02", "param_dtype": "fp32", "precision": "fp32"}, ""),
+    ],
+)
+def test_torch_takes_its_memory_efficient_attention_for_a_mask(training: dict[str, Any], kernel: str) -> None:
+    """cuda/sdp_utils.cpp, check_for_attn_mask: FlashAttention has no mask; cuDNN's, first since torch 2.11, has one."""
+    layer = layer_of("falcon", **training)  # its causal mask is a tensor
+    found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
+    assert found == {kernel}
+
+
+@pytest.mark.parametrize(("dropout", "kernel"), [(0.1, "efficient"), (0.125, "torch")])
+def test_dropout_that_cudnn_lacks_and_a_mask_leave_the_memory_efficient_kernel(dropout: float, kernel: str) -> None:
+    layer = layer_block(make(MODELS["falcon"] | {"dropout": dropout}, {"seq_len": SEQ, "framework": "transformers"}), 1)
+    found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
+    assert found == {kernel}
+
+
+@pytest.mark.parametrize(
+    ("size", "date", "kernel"),
+    [(128, None, "torch"), (160, None, "torch_2024"), (256, None, "torch"), (160, "2026-02", "torch_2024")],
+)
+def test_torch_takes_flash_attention_for_heads_that_cudnn_s_backward_lacks(
+    size: int, date: str | None, kernel: str
+) -> None:
+    """cuda/sdp_utils.cpp: check_cudnn_tensor_shapes."""
+    training = {"seq_len": SEQ, "framework": "transformers", "software_date": date}
+    layer = layer_block(make(MODELS["llama"] | {"head_dim": size}, training), 1)
     found = {i.kernel for i in (*layer.forward, *layer.backward) if isinstance(i, Compute) and i.kind in MATMULS[1:]}
     assert found == {kernel}
 
