@@ -122,7 +122,8 @@ def test_a_fold_is_predicted_by_the_fit_to_the_others(tmp_path: Path, count: int
 
 
 def test_a_fit_to_every_second_configuration_helps_on_the_others() -> None:
-    """Fitted (two minutes) to the first, third, … configuration of vTrain's steps on one node, in order of name."""
+    """Common coefficients, fitted to the first, third, … configuration of vTrain's steps on one node, in order of
+    name."""
     fitted = {
         "host_operator_s": 5.16e-5,
         "host_collective_s": 1.55e-5,
