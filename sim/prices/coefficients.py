@@ -296,7 +296,8 @@ def coefficients_from(stated: Mapping[str, Coefficient], where: str = "coefficie
         if kernel != USUAL_KERNEL and "efficiency_128" not in parts:
             name = f"{kernel}_{next(iter(parts))}"
             said = f"unknown coefficient {show(name)}{nearest(name, (*_FIELDS, *_usual_parts()))}"
-            raise InputError(f"{where}: {said}; attention kernel {show(kernel)} has no {kernel}_efficiency_128")
+            lacks = show(f"{kernel}_efficiency_128")
+            raise InputError(f"{where}: {said}; attention kernel {show(kernel)} has no {lacks}")
     attention = {kernel: AttentionSpeed(**parts) for kernel, parts in kernels.items()}
     return Coefficients(**values, attention=attention, sources={name: c.source for name, c in stated.items()})
 

@@ -131,7 +131,12 @@ def test_saved_file_is_replaced_whole(tmp_path: Path) -> None:
         ),
         (("coefficients", "peak_bf61_flops_per_s"), {"value": 1e12}, "did you mean 'peak_bf16_flops_per_s'"),
         (("coefficients", "memory_efficiency_nrom"), {"value": 1e12}, "did you mean 'memory_efficiency_norm'"),
-        (("coefficients", "flsh2_ramp_tokens"), {"value": 80}, "attention kernel 'flsh2' has no flsh2_efficiency_128"),
+        (
+            ("coefficients", "flsh2_ramp_tokens"),
+            {"value": 80},
+            "attention kernel 'flsh2' has no 'flsh2_efficiency_128'",
+        ),
+        (("coefficients", "9" * 5000 + "_ramp_tokens"), {"value": 80}, r"^.{100,400}$"),
         (
             ("coefficients", "attention_group_sums"),
             {"value": 2},
