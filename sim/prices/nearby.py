@@ -1,4 +1,4 @@
-"""Coefficients of a profile that was fitted to steps: what errs near these steps is corrected near them only.
+"""Coefficients of a profile that was fitted to measured steps, and that differ more for steps like these.
 
 A fit gives all steps of a machine common coefficients, and each fitted step a factor for each of them. A simulated
 step takes them times the product of all factors, each to the power exp(−distance) of the two steps

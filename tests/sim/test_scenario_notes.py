@@ -229,68 +229,6 @@ def test_autocast_that_is_not_simulated_is_said(layout: dict[str, Any], param_dt
     assert any("torch.autocast" in text for text in warnings) is said
 
 
-def test_gpus_that_idle_are_named() -> None:
-    def warnings(**parallelism: int) -> str:
-        data = {**small(parallelism=parallelism), "cluster": {"preset": "dgx-h100", "nodes": 8}}
-        return " ".join(parse_scenario(data).warnings)
-
-    assert "one of the cluster's 64 GPUs computes" in warnings()
-    assert "computes" not in warnings(dp=2)
-    assert "parallelism.dp: 1, the default, so 2 of the cluster's 64 GPUs compute; dp 32" in warnings(tp=2)
-    assert "compute" not in warnings(tp=2, dp=2)
-
-
-@pytest.mark.parametrize(
-    ("domain", "layout", "said"),
-    [
-        (
-            72,
-            {"dp": 128, "ep": 64},
-            "with 72, no multiple of ep 64, some groups lie in two domains; 64 keeps each in one",
-        ),
-        (None, {"dp": 128, "ep": 64}, ""),  # 64 of 72, as schedulers do
-        (72, {"dp": 144, "ep": 8}, ""),
-        (72, {"dp": 64, "ep": 64}, ""),  # one domain holds the job
-        (72, {"dp": 16, "tp": 16, "ep": 8}, "with 72, no multiple of tp 16, some"),
-        (8, {"dp": 128, "ep": 64}, ""),  # no domain holds such a group
-        (72, {"dp": 128, "tp": 2, "ep": 64, "expert_tp": 2}, ""),  # nor one of 128 ranks, every second of which is ep's
-        (72, {"dp": 64, "tp": 4, "ep": 16, "expert_tp": 4}, "with 72, no multiple of ep·expert_tp 64, some"),
-    ],
-)
-def test_groups_that_lie_in_two_nvlink_domains_are_named(domain: int | None, layout: dict[str, Any], said: str) -> None:
-    cluster = {"preset": "gb200-nvl72"} | ({} if domain is None else {"nvlink_domain": domain})
-    model = {"layers": 2, "hidden": 1024, "heads": 16, "vocab": 1024, "moe": {"experts": 64, "top_k": 2, "ffn": 512}}
-    training = {"seq_len": 64, "global_batch_size": 2 * layout["dp"]}
-    keys = {"model": model, "training": training, "parallelism": layout, "cluster": cluster}
-    found = [w for w in parse_scenario(keys).warnings if w.startswith("cluster.nvlink_domain")]
-    assert said in "".join(found)
-    assert len(found) == bool(said)
-
-
-@pytest.mark.parametrize(("gpus", "said"), [(2, True), (8, False), (16, False)])
-def test_nvlink_within_a_part_of_a_node_is_not_simulated(gpus: int, said: bool) -> None:
-    data = {**small(parallelism={"dp": 8}), "cluster": {"preset": "dgx-h100", "nvlink_domain": gpus}}
-    warnings = parse_scenario(data).warnings
-    assert any(text.startswith("cluster.nvlink_domain: of no effect with 2") for text in warnings) is said
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"gpu": {"nvlink": False}}, ["cluster.gpu.nvlink: of no effect with intra_node.kind nvswitch"]),
-        ({"gpu": {"nvlink": False}, "intra_node": {"kind": "pcie"}}, []),
-        (
-            {"inter_node": {"kind": "torus", "oversubscription": 2}},
-            ["cluster.inter_node.oversubscription: of no effect with kind torus, which has no leaf switches"],
-        ),
-        ({"inter_node": {"oversubscription": 2}}, []),
-    ],
-)
-def test_keys_of_links_that_are_not_there_are_named(changes: dict[str, Any], said: list[str]) -> None:
-    data = {**small(parallelism={"dp": 16}), "cluster": {"preset": "dgx-h100", **changes}}
-    assert [text for text in parse_scenario(data).warnings if "of no effect" in text] == said
-
-
 @pytest.mark.parametrize(
     ("layout", "why"),
     [({"tp": 2, "pp": 2}, ""), ({"tp": 2, "pp": 2, "sp": True}, "sp, which has split"), ({"tp": 2}, "tp 2 and pp 1")],
@@ -349,34 +287,6 @@ def test_popular_experts_that_all_lie_on_one_rank_change_nothing(
     )
     assert any(w.startswith("model.moe.imbalance: of no effect") for w in uneven.warnings) == said
     assert (simulate(plain).outcome.step_time_s == simulate(uneven).outcome.step_time_s) == said
-
-
-@pytest.mark.parametrize(
-    ("links", "said"),
-    [
-        ({"efficiency": 0.5}, ["efficiency"]),
-        ({"efficiency": 0.5, "nvls_efficiency": 0.0}, ["efficiency", "nvls_efficiency"]),
-        ({"efficiency": 0.5, "bandwidth_bytes_per_s": 300e9}, []),
-        ({"kind": "nvswitch", "bandwidth_bytes_per_s": 450e9}, []),  # not written: a cautious default
-    ],
-)
-def test_efficiencies_that_measured_collectives_do_not_read_are_named(links: dict[str, Any], said: list[str]) -> None:
-    """Between nodes the closed forms read them."""
-    base = {"gpu": "h100-sxm", "gpus_per_node": 8, "nodes": 2, "intra_node": {"kind": "nvswitch"} | links}
-    changed = base if "kind" in links else {"preset": "dgx-h100", "nodes": 2, "intra_node": links}
-    outcome = simulate(parse_scenario(small(cluster=changed, parallelism={"tp": 4}))).outcome
-    start = "cluster.intra_node."
-    assert [w.split(":")[0].removeprefix(start) for w in outcome.warnings if w.startswith(start)] == said
-    if said:
-        plain = simulate(
-            parse_scenario(small(cluster={"preset": "dgx-h100", "nodes": 2}, parallelism={"tp": 4}))
-        ).outcome
-        assert outcome.step_time_s == plain.step_time_s
-
-
-def test_switches_that_are_not_there_reduce_nothing() -> None:
-    warnings = parse_scenario(small(cluster={"preset": "cpu-host", "intra_node": {"nvls_efficiency": 0.5}})).warnings
-    assert any(w.startswith("cluster.intra_node.nvls_efficiency: of no effect with kind pcie") for w in warnings)
 
 
 @pytest.mark.parametrize(("more", "empty"), [(0, 0), (2, 0), (3, 1), (12, 10)])

@@ -23,7 +23,7 @@ SERVED = ("--cluster", "dgx-h100")
         ("/c/models--Qwen--Qwen3-8B/snapshots/1f2e", "hf://Qwen/Qwen3-8B"),
         ("NousResearch/Llama-3.2-1B", "llama3.2-1b"),
         ("Qwen/Qwen3.5-35B-A3B-Base", "qwen3.5-35b-a3b"),
-        ("${HOME:-/root}/models/qwen3-8b", "qwen3-8b"),
+        ("${HOME:-/models}/qwen3-8b", "qwen3-8b"),
         ("/tok/Llama-2-7b-hf/tokenizer.model", "llama2-7b"),
         ("/models/ours-8b", None),
         ("$MODEL", None),
