@@ -2,8 +2,8 @@
 
     python tools/predict_published.py [--check]
 
-`--check` writes nothing and judges the intervals on tables left out. `tests/sim/test_evidence.py` compares a sample of
-the file with the simulator; if it fails, run this command again.
+`--check` writes nothing and judges the intervals on tables left out. `tests/sim/results/test_evidence.py` compares a
+sample of the file with the simulator; if it fails, run this command again.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     DS_ACCELERATOR=cpu PYTHON tools/record_deepspeed.py --out tests/sim/data/deepspeed_VERSION.json
 
-The file is of tests/sim/test_deepspeed.py. PYTHON is an interpreter with torch, transformers and deepspeed (0.19.8 or
-near it). Four ranks train a small Llama over gloo for three steps, and rank 0's collectives of the last step are
-written: the part of the step, kind, and elements of the whole tensor. Sums of one number (the gradients' norm, checks)
-are left out.
+The file is of tests/sim/programs/test_deepspeed.py. PYTHON is an interpreter with torch, transformers and deepspeed
+(0.19.8 or near it). Four ranks train a small Llama over gloo for three steps, and rank 0's collectives of the last step
+are written: the part of the step, kind, and elements of the whole tensor. Sums of one number (the gradients' norm,
+checks) are left out.
 """
 
 from __future__ import annotations

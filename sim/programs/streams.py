@@ -13,7 +13,7 @@ def streams_of_groups(plan: Plan) -> dict[str, str]:
     Without ZeRO, gradients are all-reduced over dp and cp at once, and so they are with some stages of some engines
     (`ZeroEngine.all_reduced_at`: DeepSpeed's first two). With ZeRO they are scattered over the shards, then
     all-reduced over the replicas of the shards (Megatron's num_distributed_optimizer_instances, FSDP's HSDP).
-    `tests/sim/test_program_check.py` compares this with the messages of every shipped scenario's programs.
+    `tests/sim/programs/test_program_check.py` compares this with the messages of every shipped scenario's programs.
     """
     p = plan.scenario.parallelism
     whole = p.zero == 0 or p.zero in zero_engine(plan.scenario.for_training, p).all_reduced_at

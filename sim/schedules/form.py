@@ -1,9 +1,9 @@
 """The record that each schedule's file declares: how its lists are built, and which sizes they take.
 
 All else is read off built lists: stages per rank, copies of the model, how backwards run, forwards before the first
-backward. Three things hold for every schedule and are tested for all (`tests/sim/test_schedule_forms.py`): lists of
-any legal size have the same stages per rank and the same kinds of backward; lists for 2p micro-batches begin like
-longer ones, unless more micro-batches make the example's ranks begin with more forwards.
+backward. Three things hold for every schedule and are tested for all: lists of any legal size have the same stages per
+rank and the same kinds of backward; lists for 2p micro-batches begin like longer ones, unless more micro-batches make
+the example's ranks begin with more forwards (`tests/sim/schedules/test_schedule_forms.py`).
 """
 
 from __future__ import annotations

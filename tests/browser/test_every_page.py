@@ -19,8 +19,8 @@ from sim.views.timeline_page import StepDetails, timeline_page
 from sim.views.topology_page import topology_page
 from tests.browser.test_compare_page import compared
 from tests.sim.cases import case
+from tests.sim.commands.test_map import small
 from tests.sim.search.test_search_page import result, row
-from tests.sim.test_map import small
 from topology.presets import CLUSTERS
 
 pytestmark = pytest.mark.browser

@@ -24,7 +24,7 @@ from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from tests.sim.cases import llama_like
-from tests.sim.test_model_families import written
+from tests.sim.inputs.test_model_families import written
 
 FLASH = {
     "model_type": "deepseek_v4",

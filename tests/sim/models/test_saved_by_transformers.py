@@ -16,7 +16,7 @@ from sim.core.program import Block, Compute
 from sim.inputs.scenario import parse_scenario
 from sim.models.layer import layer_block
 from sim.models.output.head import head_block
-from tests.sim.test_model_families import written
+from tests.sim.inputs.test_model_families import written
 
 DATA = Path(__file__).parents[1] / "data"
 TABLE, STATES = (

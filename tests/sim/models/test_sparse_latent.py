@@ -25,8 +25,8 @@ from sim.serve.prices.dims import serving_dims
 from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from tests.sim.cases import llama_like
-from tests.sim.test_model_config import DEEPSEEK_V3
-from tests.sim.test_model_families import written
+from tests.sim.inputs.test_model_config import DEEPSEEK_V3
+from tests.sim.inputs.test_model_families import written
 
 V32 = DEEPSEEK_V3 | {
     "model_type": "deepseek_v32",
