@@ -60,6 +60,11 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     it has a speed of its own. `quantizes_groups`: one kernel quantizes the operands of all groups of a grouped matmul
     (TE `nvte_multi_cast_transpose`, `nvte_group_hadamard_transform_amax` and its like), else each has its own.
     `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
+    `agreed_bytes`: of a tensor's largest values, on which tensor-parallel ranks that have its parts agree by an
+    all-reduce before they cast it: of what sequence parallelism gathers (TE module/linear.py:
+    `with_amax_reduction`) and, with `agrees_everywhere`, of every input and output's gradient that is cut, because a
+    DTensor's largest value is one of all its shards (torchao float8_tensor_parallel.py;
+    `tests/real/test_largest_values.py`).
     `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
     """
 
@@ -86,6 +91,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     again: str = ""
     quantizes_groups: bool = False
     launches_for_scale: int = 0
+    agreed_bytes: int = 0
+    agrees_everywhere: bool = False
     has_attention: bool = False
 
 
