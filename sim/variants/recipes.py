@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.variants.frameworks.facts import Framework
@@ -41,6 +42,15 @@ class Pass(NamedTuple):
 
 NOTHING = Pass(0, 0, 0)
 TRANSPOSE = Pass(0, 1, 1, 1)
+
+
+class FormerRecipe(Struct, frozen=True, forbid_unknown_fields=True):
+    """What releases before the month `until` did in another way (None: the same), and who says so."""
+
+    until: str
+    source: str
+    activations: Pass | None = None
+    after_norm: Pass | None = None
 
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +104,16 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     agreed_bytes: int = 0
     agrees_everywhere: bool = False
     has_attention: bool = False
+    former: tuple[FormerRecipe, ...] = ()  # newest first
+
+    def at(self, date: str | None) -> Recipe:
+        """The recipe as it was in a month or on a day; None: as it is."""
+        own = self
+        for former in self.former:
+            if date is not None and date < former.until:
+                activations, after_norm = former.activations or own.activations, former.after_norm or own.after_norm
+                own = replace(own, activations=activations, after_norm=after_norm)
+        return own
 
 
 _FILE = Path(__file__).parents[1] / "presets" / "recipes.yaml"
@@ -119,17 +139,18 @@ def known_recipes(framework: Framework, precision: str) -> list[Recipe]:
 
 
 def recipe_of(training: Quantized) -> Recipe | None:
-    """The record that `training` means: the one it names, else its framework's default; None without 8-bit matmuls.
+    """The record that `training` means, as it was on `training.software_date`: the one it names, else its framework's
+    default; None without 8-bit matmuls.
 
     Raises:
         InputError: if the framework has no such recipe for the precision.
     """
     found = known_recipes(framework_of(training), training.precision)
     if training.fp8_recipe is None:
-        return found[0] if found else None
+        return found[0].at(training.software_date) if found else None
     for recipe in found:
         if recipe.name == training.fp8_recipe:
-            return recipe
+            return recipe.at(training.software_date)
     where = f"framework {training.framework} and precision {training.precision}"
     low = list(dict.fromkeys(r.format for r in _RECORDS if known_recipes(framework_of(training), r.format)))
     if found:
