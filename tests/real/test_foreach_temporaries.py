@@ -17,11 +17,11 @@ from tests.sim.cases import scenario_with  # noqa: E402
 SIZES = (3, 5, 7)
 
 
-class _NewLists(TorchDispatchMode):
+class _NewLists(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Add up the bytes of lists of new tensors that operators return."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.made: dict[str, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
