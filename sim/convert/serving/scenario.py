@@ -137,7 +137,7 @@ def _with_requests(
     said = (names.benchmarks[which].note, of_dataset(str(b.values.get("dataset", RANDOM))))
     s.notes += filter(None, said)
     sampling, stated = sampling_of(b, s, engine, names.benchmarks[which].temperature), states_lengths(b)
-    found = requests_of(b, names.benchmarks[which])
+    found = requests_of(b, names.benchmarks[which], engine)
     s.notes += b.notes
     requests = without_none({"sampling": sampling, "requests": found if stated else assumed(s, found, limit)})
     server = _first(words, names.servers)
