@@ -110,6 +110,26 @@ def test_lengths_by_the_names_of_any_data_set(tmp_path: Path) -> None:
     assert "--random-prefix-len 100: prompts are longer by these tokens" in told
 
 
+@pytest.mark.parametrize(
+    ("cluster", "command", "tokens"),
+    [
+        ("dgx-h100", "vllm bench throughput --model llama3-8b", 16384),
+        ("dgx-h100", "vllm bench latency --model llama3-8b", 16384),
+        ("dgx-b200", "vllm bench throughput --model llama3-8b", 16384),
+        ("dgx-a100", "vllm bench throughput --model llama3-8b", 8192),
+        ("dgx-h100", "vllm bench throughput --model llama3-8b --max-num-batched-tokens 4096", 4096),
+        ("dgx-h100", "vllm bench throughput --model llama3-8b --async-engine", None),
+        ("dgx-h100", "vllm serve llama3-8b", None),
+    ],
+)
+def test_an_engine_without_a_server_computes_more_tokens_an_iteration(
+    tmp_path: Path, cluster: str, command: str, tokens: int | None
+) -> None:
+    """vllm/engine/arg_utils.py, get_batch_defaults: UsageContext.LLM_CLASS."""
+    found, _ = converted(tmp_path, "s.sh", command, "--cluster", cluster)
+    assert found["inference"].get("max_batch_tokens") == tokens
+
+
 def test_an_option_that_the_script_computes(tmp_path: Path) -> None:
     text = """ISL=1024
 LIMIT=$((ISL + 1024 + 20))
