@@ -244,3 +244,20 @@ def test_several_answers_of_a_prompt_are_requests(tmp_path: Path) -> None:
 def test_the_most_tokens_of_one_prompt(tmp_path: Path) -> None:
     server = SERVER.replace(" &", " --long-prefill-token-threshold 512 &")
     assert converted(tmp_path, "s.sh", server, *CLUSTER)[0]["inference"]["max_prompt_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    ("connector", "more"),
+    [
+        ("LMCacheConnectorV1", ""),
+        ("LMCacheMPConnector", ""),
+        ("OffloadingConnector", ',"kv_connector_extra_config":{"num_cpu_blocks":1000}'),
+    ],
+)
+def test_a_store_below_the_cache_of_unknown_size_is_named(tmp_path: Path, connector: str, more: str) -> None:
+    config = f'{{"kv_connector":"{connector}","kv_role":"kv_both"{more}}}'
+    found, told = converted(tmp_path, "s.sh", f"vllm serve llama3-8b --kv-transfer-config '{config}'\n", *CLUSTER)
+    assert "tiers" not in found["inference"].get("kv_cache", {})
+    assert f"kv_connector {connector}: how much it keeps of the cache is not known here" in told
+    assert "inference.kv_cache.tiers.host.capacity_bytes says it" in told
+    assert "not expressed here: --kv-transfer-config" in told
