@@ -25,6 +25,7 @@ import time
 import types
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def with_stubs() -> None:
     folder = tempfile.mkdtemp()
     Stubs.packages.add("vllm")
     sys.meta_path.insert(0, Stubs())
-    helpers = {
+    helpers: dict[str, Any] = {
         "get_open_zmq_ipc_path": lambda: f"ipc://{folder}/{uuid.uuid4().hex[:8]}",
         "get_open_zmq_inproc_path": lambda: f"inproc://{uuid.uuid4().hex}",
         "is_valid_ipv6_address": lambda text: ipaddress.ip_address(text).version == 6,
@@ -61,8 +62,12 @@ def with_stubs() -> None:
         "bc_linter_skip": lambda found: found,
         "check_cgroup_memory_available": lambda *_: None,
     }
-    constants = {"VLLM_USE_SPINLOOP_EXT": False, "VLLM_RINGBUFFER_WARNING_INTERVAL": 60, "VLLM_SLEEP_WHEN_IDLE": False}
-    owners = {
+    constants: dict[str, Any] = {
+        "VLLM_USE_SPINLOOP_EXT": False,
+        "VLLM_RINGBUFFER_WARNING_INTERVAL": 60,
+        "VLLM_SLEEP_WHEN_IDLE": False,
+    }
+    owners: dict[str, dict[str, Any]] = {
         "vllm.utils": helpers,
         "vllm.utils.network_utils": helpers,
         "vllm.utils.cpu_resource_utils": helpers,
@@ -100,7 +105,7 @@ def message_of(output: types.ModuleType, ids: list[str], step: int) -> Any:
 
 def _of(record: Any, **known: Any) -> Any:
     """A record of a release, with empty values for the fields that no argument states."""
-    empty = {"list": [], "set": set(), "dict": {}}
+    empty: dict[str, Any] = {"list": [], "set": set(), "dict": {}}
     fields = record.__dataclass_fields__
     found = {}
     for name, field in fields.items():
@@ -122,15 +127,15 @@ def iteration_us(modules: tuple[Any, Any, Any], queues: Any, sequences: int) -> 
     rows = []
     for step in range(WARM_UP + STEPS):
         message = message_of(output, ids, step)
-        sent, _ = seconds_of(lambda message=message: to.enqueue(message))
-        read = [seconds_of(lambda r=r: r.dequeue())[0] for r in readers]
+        sent, _ = seconds_of(partial(to.enqueue, message))
+        read = [seconds_of(end.dequeue)[0] for end in readers]
         result = _of(
             outputs.ModelRunnerOutput,
             req_ids=list(ids),
             req_id_to_index={name: i for i, name in enumerate(ids)},
             sampled_token_ids=[[5 * i % 1000] for i in range(sequences)],
         )
-        answered, _ = seconds_of(lambda result=result: back.enqueue((1, result)))
+        answered, _ = seconds_of(partial(back.enqueue, (1, result)))
         taken, _ = seconds_of(reader.dequeue)
         rows.append((1e6 * (sent + read[0]), 1e6 * (answered + taken)))
     there, here = zip(*rows[WARM_UP:], strict=True)
@@ -160,7 +165,7 @@ def main() -> None:
     print(f"{'sequences':>9s} {'to workers':>10s} {'back':>10s}  microseconds")
     both = []
     for sequences in SEQUENCES:
-        there, here = iteration_us(modules, (to, (back, ends[0])), sequences)  # type: ignore[arg-type]
+        there, here = iteration_us(modules, (to, (back, ends[0])), sequences)
         both.append(there + here)
         print(f"{sequences:9d} {there:10.1f} {here:10.1f}", flush=True)
     slope, first = np.polyfit(SEQUENCES, both, 1)
