@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.inputs.scenario import parse_scenario
@@ -110,6 +112,7 @@ def test_a_server_without_room_for_a_cache_says_what_they_take() -> None:
 )
 def test_graphs_are_part_of_the_share_since_0_20(engine: str, graphs: bool, told: float | None, share: float) -> None:
     """v1/worker/gpu_worker.py of 0.20, determine_available_memory; pull request 38284: 0.9 became 0.92 with them."""
-    found = capacity(engine, graphs=graphs, **({} if told is None else {"memory_fraction": told}))
+    stated: dict[str, Any] = {} if told is None else {"memory_fraction": told}
+    found = capacity(engine, graphs=graphs, **stated)
     left = share * SHOWN_BYTES - found.weight_bytes[0] - found.buffer_bytes[0]
     assert room(found) == pytest.approx(left, rel=1e-4)
