@@ -18,6 +18,7 @@ from sim.convert.serving.drafts import drafts_of
 from sim.convert.serving.experts import by_deepep, by_environment, of_replicas, stages_of
 from sim.convert.serving.graphs import cache_bytes, cache_tokens, graphs_of, json_object, with_objects
 from sim.convert.serving.names import Server, names_of_flags
+from sim.convert.serving.offline import offline_tokens
 from sim.convert.serving.options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.serving.requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
 from sim.convert.serving.sampling import sampling_of
@@ -80,7 +81,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     for _, one in servers:
         one.taken |= {"model", "longest"}
     left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
-    requests, left = _with_requests(s, words, left, engine, inference.get("max_request_tokens"))
+    requests, left = _with_requests(s, machine, words, left, engine, inference.get("max_request_tokens"))
     inference |= requests
     if limit is not None and (beyond := of_limit(inference)):
         s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
@@ -121,7 +122,7 @@ def _model(s: Settings, machine: Machine) -> str:
 
 
 def _with_requests(
-    s: Settings, words: list[str], left: set[str], engine: str, limit: int | None
+    s: Settings, machine: Machine, words: list[str], left: set[str], engine: str, limit: int | None
 ) -> tuple[dict[str, Any], set[str]]:
     """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know. Lengths
     that the file does not state keep to the engine's limit."""
@@ -137,9 +138,11 @@ def _with_requests(
     said = (names.benchmarks[which].note, of_dataset(str(b.values.get("dataset", RANDOM))))
     s.notes += filter(None, said)
     sampling, stated = sampling_of(b, s, engine, names.benchmarks[which].temperature), states_lengths(b)
-    found = requests_of(b, names.benchmarks[which])
+    found = requests_of(b, names.benchmarks[which], engine)
     s.notes += b.notes
-    requests = without_none({"sampling": sampling, "requests": found if stated else assumed(s, found, limit)})
+    found = found if stated else assumed(s, found, limit)
+    tokens = offline_tokens(s, machine, engine, which)
+    requests = without_none({"max_batch_tokens": tokens, "sampling": sampling, "requests": found})
     server = _first(words, names.servers)
     if server is not None and server[1] == of_benchmark:  # one that starts the engine has its flags too
         return requests, left & {*b.left()}
