@@ -26,8 +26,9 @@ class Defaults(NamedTuple):
 class Server(NamedTuple):
     """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
     ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, the largest
-    batch with a CUDA graph that somebody asks for (None: nobody does), of which pool it is, whether DeepEP is, and
-    whose code the model has (`model.code`)."""
+    batch with a CUDA graph that somebody asks for (None: nobody does), of which pool it is, whether DeepEP is, whose
+    code the model has (`model.code`), the tokens and the requests of all replicas that somebody asks for (None: nobody
+    does), and the tokens that a sequence checks."""
 
     memory_bytes: float
     tp: int = 1
@@ -39,6 +40,9 @@ class Server(NamedTuple):
     pool: ServerPool = "all"
     deepep: bool = False
     code: str | None = None
+    tokens: int | None = None
+    running: int | None = None
+    checked: int = 1
 
     @property
     def ranks(self) -> int:

@@ -382,5 +382,6 @@ class Engine:
         if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         if self.fraction is not None:
-            d = d._replace(memory_fraction=self.fraction(server, d))
+            sized = d if server.tokens is None else d._replace(max_batch_tokens=server.tokens)
+            d = d._replace(memory_fraction=self.fraction(server, sized))
         return d._replace(max_batch_tokens=max(1, d.max_batch_tokens // replicas))
