@@ -117,7 +117,8 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     for key, values in usual.items():
         if getattr(i, key) not in values:
             yield f"inference.{key}: of no effect with batching static"
-    shares = {"memory_fraction": {own.memory_fraction, unsaid.memory_fraction}, "free_fraction": {own.free_fraction, 1.0}}
+    by_server = {own.memory_fraction, unsaid.memory_fraction}
+    shares = {"memory_fraction": by_server, "free_fraction": {own.free_fraction, 1.0}}
     for key, alike in shares.items():
         if getattr(i.kv_cache, key) not in alike:
             yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"

@@ -29,6 +29,7 @@ from sim.inputs.hub import as_model
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 from sim.variants.engines import ENGINES
+from sim.variants.engines.defaults import MAX_PREFILL_TOKENS
 from sim.variants.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
@@ -173,7 +174,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
             s.values = {**values, **by_environment(s, text, name), **s.values}
-    pools.name_roles([s for _, s in found], words)
+    pools.name_roles([s for _, s in found], words, text)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 
@@ -304,8 +305,8 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
 def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     tokens, offload = _tokens(s), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
-    if tokens is not None and tokens < 0:  # SGLang: no chunks
-        tokens, chunked = None, False
+    if tokens is not None and tokens < 0:
+        tokens, chunked = _without_chunks(s), False
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
@@ -346,6 +347,14 @@ def _tokens(s: Settings) -> int | None:
     """Tokens of an iteration; vLLM's may end in a letter for thousands (engine/arg_utils.py, human_readable_int)."""
     given = most_tokens(str(s.values.get("tokens")))
     return s.whole("tokens") if given is None else given if s.take("tokens") else None
+
+
+def _without_chunks(s: Settings) -> int:
+    """Tokens of an iteration of SGLang's that computes prompts whole: max_prefill_tokens, which every replica has of
+    its own (managers/schedule_policy.py, PrefillAdder: rem_chunk_tokens None)."""
+    most = s.whole("prefill_tokens") or MAX_PREFILL_TOKENS
+    s.notes.append(f"no chunks of prompts: iterations of up to {most:,} tokens of them; longer ones are cut there")
+    return most * (s.size("dp", 1) if s.flag("dp_attention") else 1)
 
 
 def _eplb(s: Settings) -> dict[str, Any] | None:

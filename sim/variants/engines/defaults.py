@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+MAX_PREFILL_TOKENS = 16384  # SGLang, server_args.py, max_prefill_tokens
+
 ServerPool = Literal["all", "prefill", "decode"]
 Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
 
