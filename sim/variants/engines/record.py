@@ -70,6 +70,9 @@ class Engine:
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
     )
+    overlaps_states: bool = fact(
+        True, "where it overlaps, also with layers that keep a state, unless somebody switches prefix_cache off"
+    )
     may_overlap_drafting: bool = fact(
         False, "with async_scheduling true it overlaps with tokens drafted by a model of their own, too"
     )

@@ -290,6 +290,8 @@ _SGLANG_0510 = replace(
     since=(0, 5, 10),
     date="2026-04",
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331)",
+    # srt/server_args.py, _handle_mamba_radix_cache: no_buffer, the default (0.5.10 to 0.5.12; 0.5.14: extra_buffer)
+    overlaps_states=False,
     sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv (pull request 22642)
     summed_norms=_SUMMED_NORMS,
     own_prompt_graphs=_GRAPHS_0510,
@@ -320,6 +322,7 @@ _SGLANG_0514 = replace(
     "(srt/managers/scheduler.py, init_model_worker; srt/model_executor/pool_configurator.py, EAGLE/STANDALONE; "
     "srt/server_args.py, _handle_gpu_memory_settings)",
     drafts_inside=True,
+    overlaps_states=True,
     caps_chunks=False,  # srt/managers/schedule_policy.py, add_one_req (0.5.14, 0.5.23; not in 0.5.11)
     own_prompt_graphs=_GRAPHS_0514,
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),

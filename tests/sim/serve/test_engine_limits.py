@@ -126,6 +126,27 @@ def test_sglang_leaves_memory_for_the_chunks_and_requests_that_somebody_asks_for
     assert sized(shared, "gpt-oss-120b", max_batch_tokens=1024) == sized(shared, "gpt-oss-120b")
 
 
+@pytest.mark.parametrize(
+    ("engine", "model", "keys", "told"),
+    [
+        ("sglang-0.5.10", "qwen3-next-80b-a3b", {}, False),
+        ("sglang-0.5.11", "qwen3-next-80b-a3b", {}, False),
+        ("sglang-0.5.11", "qwen3-next-80b-a3b", {"prefix_cache": "none"}, None),
+        ("sglang-0.5.11", "qwen3-next-80b-a3b", {"async_scheduling": True}, True),
+        ("sglang-0.5.11", "qwen3-30b-a3b", {}, None),
+        ("sglang-0.5.14", "qwen3-next-80b-a3b", {}, None),
+        ("vllm-0.33", "qwen3-next-80b-a3b", {}, None),
+    ],
+)
+def test_sglang_0_5_10_keeps_prefixes_of_states_and_waits_for_the_gpu(
+    engine: str, model: str, keys: dict[str, Any], told: bool | None
+) -> None:
+    """srt/server_args.py, _handle_mamba_radix_cache: no_buffer, its default, switches the overlap off."""
+    section = {"engine": engine, "requests": ONE, **keys}
+    data = {"model": model, "cluster": "dgx-h100", "parallelism": {"tp": 4}, "inference": section}
+    assert parse_scenario(data).for_serving.async_scheduling is told
+
+
 def test_a_static_batch_of_sglang_says_nothing_of_a_memory_fraction_that_nobody_said() -> None:
     drafts = {"speculative": {"draft": "llama3.2-1b"}}
     section = {"engine": "sglang-0.5.23", "requests": ONE, "batching": "static", **drafts}
