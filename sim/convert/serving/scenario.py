@@ -15,7 +15,7 @@ from sim.convert.serving import pools as pools
 from sim.convert.serving.adapters import adapters_of
 from sim.convert.serving.checkpoints import described, prefixes_of, weights_of, with_prediction
 from sim.convert.serving.drafts import drafts_of
-from sim.convert.serving.experts import by_deepep, by_environment, of_replicas, stages_of
+from sim.convert.serving.experts import by_deepep, by_environment, of_replicas, sends_tokens, stages_of
 from sim.convert.serving.graphs import cache_bytes, cache_tokens, graphs_of, json_object, with_objects
 from sim.convert.serving.names import Server, names_of_flags
 from sim.convert.serving.options import most_tokens, of_limit, of_tensorrt_llm, options_of
@@ -200,6 +200,8 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
         layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
     elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
         layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
+    if not sends_tokens(layout) and inference.pop("two_batch_overlap", None):
+        s.notes.append(f"{s.written_as('two_batches')}: is simulated only where replicas share experts")
     return layout, inference | of_replicas(s, layout, names_of_flags().all2all)
 
 

@@ -108,3 +108,12 @@ def test_what_a_preempted_request_keeps(tmp_path: Path, image: str, mode: str | 
     assert found["inference"].get("preemption") == mode
     assert told in text
     parse_scenario(found)
+
+
+@pytest.mark.parametrize(("shared", "kept"), [("", None), (" --dp 8 --enable-dp-attention", True)])
+def test_two_batches_of_one_replica_are_a_note(tmp_path: Path, shared: str, kept: bool | None) -> None:
+    serve = "python -m sglang.launch_server --model-path qwen3-30b-a3b --tp 8 --ep 8 --moe-a2a-backend deepep"
+    found, text = converted(tmp_path, f"{serve} --enable-two-batch-overlap{shared}")
+    assert found["inference"].get("two_batch_overlap") is kept
+    assert ("--enable-two-batch-overlap: is simulated only where replicas share experts" in text) == (kept is None)
+    parse_scenario(found)
