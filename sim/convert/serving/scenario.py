@@ -168,7 +168,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     for name, s in found:
         options = options_of(s, text)
         if name == TENSORRT_LLM:
-            s.values = {**s.values, **of_tensorrt_llm(options, s.values.get("running"))}
+            s.values = {**s.values, **of_tensorrt_llm(options, s)}
         else:
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
