@@ -42,6 +42,12 @@ SETTINGS = {
     "speculative_config.speculative_model": "draft",
     "speculative_config.speculative_model_dir": "draft",
 }
+OF_THEMSELVES = {  # defaults that configurations state
+    "scheduler_config.capacity_scheduler_policy": "GUARANTEED_NO_EVICT",
+    "attention_dp_config.enable_balance": False,
+    "allreduce_strategy": "AUTO",
+    "moe_config.backend": "AUTO",
+}
 OWN_GRAPHS = 128  # max_batch_size of TensorRT-LLM's cuda_graph_config
 WITHOUT_EFFECT = (
     *("backend", "print_iter_log", "num_postprocess_workers", "trust_remote_code"),
@@ -76,7 +82,7 @@ def of_tensorrt_llm(options: dict[str, Any], s: Settings) -> dict[str, Any]:
             found["eager"] = True
         elif key == "kv_cache_config.enable_block_reuse":
             found["prefixes" if value else "no_prefixes"] = True
-        elif key in graphs and _at_least(value, graphs[key]):
+        elif (key in graphs and _at_least(value, graphs[key])) or OF_THEMSELVES.get(key) == value:
             continue
         elif key in SETTINGS:
             found[SETTINGS[key]] = value
@@ -93,8 +99,8 @@ def _graphs(options: dict[str, Any], s: Settings, most: Any) -> dict[str, Any]:
         return {}
     if not options.get("cuda_graph_config.enable_padding"):
         s.notes.append(
-            "cuda_graph_config.enable_padding is false: TensorRT-LLM runs batches of a size that has no graph (33 to 63, "
-            "say) without one; here they are padded"
+            "cuda_graph_config.enable_padding is false: TensorRT-LLM runs batches of a size that has no graph (33 to "
+            "63, say) without one; here they are padded"
         )
     sizes = {"cuda_graph_config.max_batch_size", "cuda_graph_config.batch_sizes"}
     more = most is None or _at_least(most, OWN_GRAPHS + 1)
