@@ -29,6 +29,7 @@ PaddedExperts = Literal["own", "alike", "none"]
 PadsReplicas = Literal["never", "always", "graphed"]
 RoomFor = Literal["requests", "tokens", "limits"]
 Masks = Literal["before", "beside"]
+NOTHING_LEFT = 0.001  # a share of memory with which no engine starts
 THREADED_FROM = 128  # sequences; vLLM, v1/structured_output/__init__.py: fill_bitmask_parallel_threshold
 
 T = TypeVar("T")
@@ -386,5 +387,8 @@ class Engine:
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         if self.fraction is not None:
             sized = d if server.tokens is None else d._replace(max_batch_tokens=server.tokens)
-            d = d._replace(memory_fraction=self.fraction(server, sized))
+            share = self.fraction(server, sized)
+            if share <= NOTHING_LEFT:  # it starts only if told its share: that of its own chunk stands for it
+                share = self.fraction(server, d)
+            d = d._replace(memory_fraction=share)
         return d._replace(max_batch_tokens=max(1, d.max_batch_tokens // replicas))
