@@ -17,7 +17,7 @@ OTHERS = (
 )
 READ = (
     "Megatron-Bridge, NeMo, NeMo 2, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
-    "torchtune, nanotron, LLM Foundry, GPT-NeoX"
+    "torchtune, LitGPT, nanotron, LLM Foundry, GPT-NeoX"
 )
 
 
