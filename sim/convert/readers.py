@@ -144,8 +144,12 @@ def _swift(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _openrlhf(file: Path, text: str, asked: Asked) -> Converted:
+    """Reinforcement learning with Ray, or supervised fine-tuning."""
+    from sim.convert.openrlhf_ray import convert_openrlhf_ray, is_openrlhf_ray
     from sim.convert.scripts.script import read_script
 
+    if is_openrlhf_ray(text):
+        return read_script(file, text, asked.given, lambda read: convert_openrlhf_ray(file, read, asked.machine))
     return read_script(file, text, asked.given, lambda read: _fine_tuned(file, read, asked))
 
 
@@ -225,6 +229,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.litgpt import runs_litgpt
     from sim.convert.megatron.swift import is_swift_megatron
     from sim.convert.mlperf import is_mlperf
+    from sim.convert.openrlhf_ray import is_openrlhf_ray
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving.scenario import is_serving
     from sim.convert.trainer_arguments.launched import has_runner, is_launched, runs_recipe
@@ -244,7 +249,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "mlperf"
     if is_verl(text):
         return "verl"
-    if is_openrlhf(text):
+    if is_openrlhf(text) or is_openrlhf_ray(text):
         return "openrlhf"
     if runs_litgpt(text):
         return "litgpt"

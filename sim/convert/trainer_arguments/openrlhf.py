@@ -8,6 +8,7 @@ default; train_batch_size counts sequences of all replicas (utils/deepspeed/deep
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,15 @@ def openrlhf_arguments(file: Path, text: str) -> tuple[dict[str, Any], list[str]
     if at is None:
         raise InputError(f"{file}: {MODULE} stands in the file, but in no command that could be read")
     flags = flags_of(list(takewhile(lambda word: word not in ENDS, words[at + 1 :])), listed=LISTED)
-    former = {"attn_implementation": "eager"} if OLD in flags and FLASH not in flags else {}
-    given = DEFAULTS | former | {OURS[name]: _value(value) for name, value in flags.items() if name in OURS}
     left = sorted(name for name in flags if name not in OURS and not HARMLESS.fullmatch(name))
     notes = [f"not expressed here: {', '.join(f'--{name}' for name in left)}"] if left else []
-    return _settings(given), notes
+    return openrlhf_settings(flags), notes
+
+
+def openrlhf_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's settings by the values of flags, those of other names left out."""
+    former = {"attn_implementation": "eager"} if OLD in flags and FLASH not in flags else {}
+    return _settings(DEFAULTS | former | {OURS[name]: _value(value) for name, value in flags.items() if name in OURS})
 
 
 def _value(value: Any) -> Any:
