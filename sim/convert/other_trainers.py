@@ -58,7 +58,9 @@ def refuse_alike(file: Path, data: Mapping[str, Any]) -> None:
     keys = _keys(data)
     for program, own, runs_on, more in ALIKE:
         if keys.issuperset(own):
-            raise InputError(f"{file}: is a file of {program}, {runs_on}which is not read{more}; can be converted: {READ}")
+            raise InputError(
+                f"{file}: is a file of {program}, {runs_on}which is not read{more}; can be converted: {READ}"
+            )
 
 
 def _keys(data: Mapping[str, Any]) -> set[str]:

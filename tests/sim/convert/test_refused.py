@@ -57,7 +57,11 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "hidden_size: is required and missing",
         ),
         ("config.json", '{"model": {}, "train_module": {}, "data_loader": {}}', "is a file of OLMo-core, which is not"),
-        ("a.yml", "model_name: x\nper_device_batch_size: 4\nmax_target_length: 2048", "is a file of MaxText, of JAX, which"),
+        (
+            "a.yml",
+            "model_name: x\nper_device_batch_size: 4\nmax_target_length: 2048",
+            "is a file of MaxText, of JAX, which",
+        ),
         ("a.yaml", "model: {type: llama}\ntrainer: {train_batch_size: 8}", "is a file of Levanter, of JAX, which"),
         (
             "a.yaml",
@@ -67,7 +71,11 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.yaml", "model: {_target_: x}\nstep_scheduler: {local_batch_size: 1}", "is a file of NeMo AutoModel, which"),
         ("a.yaml", "model: {model_path: x}\ntrain: {micro_batch_size: 1}", "is a file of VeOmni, which is not read"),
         ("a.toml", "[model]\nname = 'x'\n[orchestrator]\nbatch_size = 8", "is a file of prime-rl, which is not read"),
-        ("a.sh", "python3 -m MaxText.train MaxText/configs/base.yml", "has a command of MaxText, which is not read: it"),
+        (
+            "a.sh",
+            "python3 -m MaxText.train MaxText/configs/base.yml",
+            "has a command of MaxText, which is not read: it",
+        ),
         ("a.sh", "uv run python examples/run_grpo.py --config x.yaml", "has a command of NeMo RL, which is not read"),
         ("train.py", "from olmo_core.train import TrainerConfig", "has a command of OLMo, which is not read"),
         ("a.yaml", "services: {vllm: {image: a}}", "no container has a command of its own: write the"),
@@ -103,6 +111,14 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.yaml", "base_model: llama3-8b\nrl: ebft", "rl ebft: generates answers in each step"),
         ("a.yaml", "base_model: llama3-8b\nrl: newest", "rl newest: trains for something else than next tokens"),
         ("a.yaml", "base_model: llama3-8b\ngkd_trainer: true", "gkd_trainer: has a teacher read each answer"),
+        ("a.yaml", "base_model: llama3-8b\nlisa_n_layers: 4", "lisa_n_layers: trains some of the parameters"),
+        ("a.yaml", "base_model: llama3-8b\ndiffusion: {eps: 1e-3}", "plugin diffusion: trains on masked tokens with"),
+        (
+            "a.yaml",
+            "base_model: llama3-8b\nplugins: [axolotl.integrations.spectrum.SpectrumPlugin]",
+            "plugin spectrum: trains some of the parameters",
+        ),
+        ("a.yaml", "base_model: llama3-8b\nkd_trainer: true", "plugin kd: has a teacher read each answer"),
         ("a.yaml", "base_model: llama3-8b\nprocess_reward_model: true", "trains on the steps of answers"),
         (
             "bert.yaml",
