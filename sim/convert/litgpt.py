@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.convert.named_models import named_model
-from sim.convert.scripts.command_line import ENDS, words_of
+from sim.convert.scripts.command_line import COMMENT, ENDS, words_of
 from sim.convert.scripts.named_files import named_mapping
 from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
 from sim.convert.trainer_arguments.launched import typed
@@ -54,7 +54,7 @@ def is_litgpt(data: Mapping[str, Any]) -> bool:
 
 def runs_litgpt(text: str) -> bool:
     """Tell whether a script has a command of LitGPT that trains."""
-    return _command(text.split()) is not None
+    return _command(COMMENT.sub("", text).replace("\\\n", " ").split()) is not None
 
 
 def _command(words: list[str]) -> int | None:

@@ -87,6 +87,13 @@ def test_a_command_of_adapters_on_4_bits(tmp_path: Path) -> None:
     assert "gathers parameters in fp32" in said
 
 
+def test_a_command_that_sky_pilot_starts(tmp_path: Path) -> None:
+    command = "litgpt \\\n    finetune_lora meta-llama/Llama-3.1-8B --train.max_seq_length 512"
+    text = f"resources: {{accelerators: 'H100:1'}}\nrun: |\n  # litgpt pretrain pythia-14m\n  {command}\n"
+    data, _ = converted(tmp_path, "task.yaml", text, *ON)
+    assert data["training"]["lora"] == {"rank": 8, "targets": ["qkv"], "dropout": 0.05}
+
+
 def test_a_command_with_a_config_beside_it(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(FULL)
     text = "litgpt finetune_full --config c.yaml --devices 8 --train.micro_batch_size 2\n"
