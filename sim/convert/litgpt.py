@@ -73,6 +73,8 @@ def convert_litgpt_command(file: Path, text: str, machine: Machine, seq_len: int
     words = words_of(file, text, ends=True)
     if (at := _command(words)) is None:
         raise InputError(f"{file}: has no command `{PROGRAM} {PRETRAIN}` or of its kin that could be read")
+    if _command(words[at:]) is not None:
+        raise InputError(f"{file}: several commands of {PROGRAM} train: keep the one that runs in the file")
     kind, behind = words[at], list(takewhile(lambda word: word not in ENDS, words[at + 1 :]))
     if kind in OTHERS:
         raise InputError(f"{file}: {PROGRAM} {kind}: trains prompts in front of each layer; {CAN}")

@@ -9,14 +9,13 @@ models share their GPUs, else by a broadcast (trainer/ray/ppo_actor.py: `use_cud
 from __future__ import annotations
 
 import re
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from sim.convert.named_models import known_by_name, named_model, with_prediction
-from sim.convert.scripts.command_line import ENDS, flags_of, words_of
+from sim.convert.scripts.command_line import flags_of, words_behind, words_of
 from sim.convert.settings import Converted, Machine, Settings
 from sim.convert.trainer_arguments.openrlhf import openrlhf_settings
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
@@ -108,12 +107,7 @@ def convert_openrlhf_ray(file: Path, text: str, machine: Machine) -> Converted:
         InputError: for a critic or reference on GPUs of its own, an unknown model, and sizes that do not divide.
     """
     words = words_of(file, text, ends=True)
-    at = next((i for i, word in enumerate(words) if word == MODULE), None)
-    if at is None:
-        raise InputError(f"{file}: {MODULE} stands in the file, but in no command that could be read")
-    flags = flags_of(
-        list(takewhile(lambda word: word not in ENDS, words[at + 1 :])), listed=("ds.lora.target-modules",)
-    )
+    flags = flags_of(words_behind(file, words, MODULE), listed=("ds.lora.target-modules",))
     values = {FORMER.get(name, name): value for name, value in flags.items()}
     written = {FORMER.get(name, name): f"--{name.replace('-', '_')}" for name in flags}
     s = Settings(file, values, prefix="--", written=written, text=text)

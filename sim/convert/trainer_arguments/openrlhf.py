@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from sim.convert.scripts.command_line import ENDS, SWITCHES, flags_of, words_of
-from sim.core.errors import InputError
+from sim.convert.scripts.command_line import SWITCHES, flags_of, words_behind, words_of
 
 MODULE = "openrlhf.cli.train_sft"
 # By today's name: what it is here, and its former names.
@@ -76,10 +74,7 @@ def openrlhf_arguments(file: Path, text: str) -> tuple[dict[str, Any], list[str]
         InputError: where the command cannot be found.
     """
     words = words_of(file, text, ends=True)
-    at = next((i for i, word in enumerate(words) if word == MODULE), None)
-    if at is None:
-        raise InputError(f"{file}: {MODULE} stands in the file, but in no command that could be read")
-    flags = flags_of(list(takewhile(lambda word: word not in ENDS, words[at + 1 :])), listed=LISTED)
+    flags = flags_of(words_behind(file, words, MODULE), listed=LISTED)
     left = sorted(name for name in flags if name not in OURS and not HARMLESS.fullmatch(name))
     notes = [f"not expressed here: {', '.join(f'--{name}' for name in left)}"] if left else []
     return openrlhf_settings(flags), notes

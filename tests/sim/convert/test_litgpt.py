@@ -107,6 +107,7 @@ def test_a_command_with_a_config_beside_it(tmp_path: Path) -> None:
     [
         ("a.sh", "litgpt finetune_adapter_v2 meta-llama/Llama-3.1-8B", "trains prompts in front of each layer"),
         ("a.sh", "litgpt finetune_full --config none.yaml", "--config: found 'none.yaml'; no such file"),
+        ("a.sh", COMMAND + COMMAND.replace("16", "8"), "several commands of litgpt train: keep the one that runs"),
         ("a.sh", COMMAND + " --devices 8", "litgpt refuses it on several GPUs"),
         ("a.yaml", FULL.replace("512", "null"), "train.max_seq_length: is required and missing"),
         ("a.yaml", FULL.replace("bf16-true", "int3"), "precision: found 'int3'; can be converted: bf16-true"),

@@ -101,3 +101,10 @@ def test_a_reward_model_that_is_known(tmp_path: Path) -> None:
 )
 def test_what_is_not_simulated_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert message in refused(tmp_path, "run.sh", FORMER.replace(old, new), *OPTIONS)
+
+
+def test_one_of_several_commands_is_not_taken_for_all(tmp_path: Path) -> None:
+    said = refused(tmp_path, "run.sh", FORMER + FORMER.replace("--zero_stage 3", "--zero_stage 2"), *OPTIONS)
+    assert "2 commands of openrlhf.cli.train_ppo_ray differ: keep the one that runs in the file" in said
+    data, _ = said_of(tmp_path, FORMER + FORMER)
+    assert data["parallelism"]["zero"] == 3
