@@ -201,16 +201,17 @@ def of_gpu_words(limit_bytes: float, gpu: GpuSpec, beside: float | None = None) 
 
     >>> from topology.presets import GPUS
     >>> of_gpu_words(GPUS["h200-sxm"].memory_bytes, GPUS["h200-sxm"])
-    '141.0 GiB (CUDA reports 139.8 GiB)'
+    '141.0 GiB (nominal; CUDA reports 139.8 GiB)'
     >>> of_gpu_words(GPUS["h200-sxm"].shown_bytes, GPUS["h200-sxm"])
-    '139.8 GiB that CUDA reports, of 141.0 GiB'
+    '139.8 GiB (as CUDA reports; nominal 141.0 GiB)'
     """
     limit, nominal, shown = n_bytes(limit_bytes), n_bytes(gpu.memory_bytes), n_bytes(gpu.shown_bytes)
     if beside is not None:
         return f"{limit} beside CUDA and NCCL"
     if shown == nominal or limit not in (nominal, shown):
         return limit
-    return f"{limit} (CUDA reports {shown})" if limit == nominal else f"{limit} that CUDA reports, of {nominal}"
+    also = f"nominal; CUDA reports {shown}" if limit == nominal else f"as CUDA reports; nominal {nominal}"
+    return f"{limit} ({also})"
 
 
 def anchor_numbers(found: Anchor | None) -> list[Number]:
@@ -274,4 +275,4 @@ def limit_words(found: Mapping[str, Any]) -> str:
         return f"at most {least} to {most} each, by layout"
     gpus = [row["scenario"]["cluster"]["gpu"] for row in found["best"][:1]]
     reported = any(max(limits) == gpu["memory_bytes"] * gpu["memory_shown"] < gpu["memory_bytes"] for gpu in gpus)
-    return f"at most {most} each" + ", which CUDA reports" * reported
+    return f"at most {most} each" + " (as CUDA reports)" * reported
