@@ -213,7 +213,10 @@ def test_the_line_of_the_scenario_says_what_is_recomputed() -> None:
 
 @pytest.mark.parametrize(
     ("workload", "words"),
-    [("dp8", "141.0 GiB (nominal; CUDA reports 139.8 GiB)"), ("serve_batch1", "139.8 GiB (as CUDA reports; nominal 141.0 GiB)")],
+    [
+        ("dp8", "141.0 GiB (nominal; CUDA reports 139.8 GiB)"),
+        ("serve_batch1", "139.8 GiB (as CUDA reports; nominal 141.0 GiB)"),
+    ],
 )
 def test_a_limit_of_memory_says_whose_it_is(workload: str, words: str) -> None:
     ran = invoked(main, f"scenarios/{workload}.yaml", "--set", "cluster=dgx-h200")
