@@ -22,6 +22,12 @@ def product(dtype: str, *shape: int) -> tuple[float, int]:
     return COSTS.compute(compute_of(op)).seconds, x.bytes + w.bytes + y.bytes
 
 
+def added(rows: int, columns: int) -> float:
+    """Return the rows that wait for others in a sum over rows."""
+    x, out = Tensor("bf16", (rows, columns), ()), Tensor("bf16", (1, columns), ())
+    return compute_of(CapturedOperator("aten.sum", "backward", "", (x,), (out,), 1, False)).summed_rows
+
+
 @pytest.mark.parametrize("shape", [(1_000_000, 1, 512), (1, 4096, 4096), (8192, 1, 1, 1024)])
 def test_a_matrix_times_a_vector_in_fp32_has_no_tiles(shape: tuple[int, ...]) -> None:
     """A score for each row, as of an edge of a graph; whole tiles took 1.8 to 60 times as long as the bytes."""
@@ -45,8 +51,9 @@ def test_no_matmul_reads_faster_than_memory(shape: tuple[int, ...]) -> None:
 def test_the_parts_of_a_sum_are_no_more_than_fill_the_gpu() -> None:
     """Gradients of biases of 32,768 and 65,536 rows: what is added beside the bytes is the same."""
 
-    def added(rows: int) -> float:
-        x, out = Tensor("bf16", (rows, 2048), ()), Tensor("bf16", (1, 2048), ())
-        return compute_of(CapturedOperator("aten.sum", "backward", "", (x,), (out,), 1, False)).summed_rows
+    assert added(32768, 2048) == added(65536, 2048) == 132 * 16 * 4  # blocks of a column, rows and threads of a block
 
-    assert added(32768) == added(65536) == 132 * 16 * 4  # blocks of a column, rows of a thread, threads of a column
+
+def test_a_block_of_few_columns_adds_its_parts_at_once() -> None:
+    """The gradient of a bias of four numbers, over 524,288 points: 256 parts, which 128 threads add in two turns."""
+    assert added(524288, 4) == 2 * added(2048, 4) == 512
