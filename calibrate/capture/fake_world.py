@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 import torch.nn.parallel.distributed
 from torch._C._distributed_c10d import FakeWork, Work
+from torch.distributed import device_mesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -80,6 +81,7 @@ def fake_world(
 
 def _of_groups(init: Callable[..., None], backend: Callable[..., str], objects: ObjectMessages) -> Iterator[Change]:
     """Groups of ranks, and messages of objects."""
+    yield device_mesh, "init_process_group", init  # by which `init_device_mesh` makes the group if the script does not
     for module in (dist, dist.distributed_c10d):
         yield module, "init_process_group", init
         yield module, "get_backend", backend

@@ -12,6 +12,9 @@ from sim.core.attention_pairs import attended_pairs
 
 MATMULS = ("gemm", "grouped_gemm")
 ATTENTION = ("attention_forward", "attention_backward")
+# Kernels of one call of fused attention. FlashAttention's backward first sums output times its gradient by row,
+# and last converts the queries' gradient, which blocks of keys add up in fp32 (flash_bwd_launch_template.h).
+ATTENTION_LAUNCHES = {"attention_forward": 1, "attention_backward": 3}
 MODEL_FLOPS_KINDS = (*MATMULS, *ATTENTION)  # of training: those whose FLOPs are counted as the model's
 # A rank's routed experts as serving libraries run them, from the choice of experts to the weighted sum. Shape: (tokens,
 # hidden, ffn, top_k, experts, expert_tp, ep) of a gated layer with experts over ep ranks, each split over expert_tp.

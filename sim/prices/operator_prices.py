@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 Shifts = tuple[tuple[str, float], ...]  # of coefficients' logarithms, by name on disk
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
+CACHE_BYTES = 128e6  # as large as the last cache of NVIDIA's GPUs (B200: 126 MB)
 # Before each of these kernels runs another one, which moves as many bytes; the operator's `bytes` leave them out.
 OF_TWO_KERNELS = (TORCH_SOFTMAX_SHORT_BACKWARD, TORCH_SOFTMAX_BACKWARD)
 
@@ -201,7 +202,8 @@ class Costs:
         prices = (self._measured_block, self._grouped, self._attention, self._from_points)
         found = next((cost for price in prices if (cost := price(op, pace)) is not None), None)
         cost = found or self.power.throttled(op, self._roofline(op), pace, self._device)
-        cost = self._bound_by_instructions(op, self._without_tensor_cores(op, cost))
+        cost = self._bound_by_memory(op, self._without_tensor_cores(op, cost))
+        cost = self._bound_by_instructions(op, cost)
         cost = self._issuing(op, cost)
         return self._summing_rows(op, self._drawing(op, cost))
 
@@ -210,6 +212,13 @@ class Costs:
         if op.kind not in MATMULS or op.dtype != "fp32" or not known or self._points.has_points(op.kind, "fp32"):
             return cost  # points of the user's own machine have the starts; groups are priced by points of one matmul
         return cost._replace(seconds=fp32_seconds(op, cost.seconds, self._device.peak("fp32")))
+
+    def _bound_by_memory(self, op: Compute, cost: Cost) -> Cost:
+        """Lengthen a matmul that its points would let read faster than memory is: those have matrices of a cache."""
+        if op.kind != "gemm" or op.bytes <= CACHE_BYTES or cost.source == "measured" or not self._sm_clocks_per_s:
+            return cost
+        bandwidth = self._device.bandwidth_bytes_per_s * self.coefficients.streaming_efficiency
+        return cost._replace(seconds=max(cost.seconds, (op.bytes - CACHE_BYTES) / bandwidth))
 
     def _summing_rows(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a sum over rows, whose thread blocks wait for each other."""

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.core.json_values import is_count, is_number
-from sim.core.operator_kinds import ATTENTION_DECODE, shape_flops
+from sim.core.operator_kinds import ATTENTION_DECODE, ATTENTION_LAUNCHES, shape_flops
 from sim.core.program import Compute, Phase
-from sim.models.attention.core import LAUNCHES
 from sim.prices.cost import Cost
 from sim.prices.roofline import shape_bytes
 from sim.validation.fused_prices import fused_costs
@@ -187,7 +186,7 @@ def _fused(kernel: str, kind: str, shape: tuple[int, ...], dtype: str, served: b
         shape_flops(kind, shape),
         shape_bytes(kind, shape, dtype),
         phase,
-        LAUNCHES[kind],
+        ATTENTION_LAUNCHES[kind],
         kernel=kernel,
         served=served,
     )

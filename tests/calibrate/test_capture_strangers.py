@@ -188,3 +188,27 @@ def test_an_optimizer_of_bitsandbytes_reads_gradients_and_updates_the_rest() -> 
 def test_quantized_layers_of_bitsandbytes_are_refused_with_what_to_do() -> None:
     said = reason(RuntimeError("Creating a new Tensor subclass Params4bit but the raw Tensor object is already …"))
     assert "bitsandbytes in 4 bits cannot be captured" in said
+
+
+MESH_SCRIPT = """
+import torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+mesh = init_device_mesh("cuda", (2,))
+model = torch.nn.Linear(8, 8, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    loss = model(torch.randn(4, 8, device="cuda")).sum()
+    loss.backward()
+    dist.all_reduce(model.weight.grad, group=mesh.get_group())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_mesh_of_a_script_without_groups_makes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`init_device_mesh` calls `init_process_group` itself, which waited for the other ranks for ever."""
+    script = tmp_path / "train.py"
+    script.write_text(MESH_SCRIPT)
+    with captures_of_scripts(monkeypatch) as capture:
+        found = capture(script, 2)
+    assert len(found.collectives) == 1

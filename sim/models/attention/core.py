@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from sim.core.attention_pairs import half_diagonal_pairs
 from sim.core.dtypes import FP32_BYTES
+from sim.core.operator_kinds import ATTENTION_LAUNCHES
 from sim.core.program import ALIGNED, Compute, Item, Program, Saved, TensorRole
 from sim.inputs.windows import Window
 from sim.models.attention.score_kernels import (
@@ -33,9 +34,6 @@ from sim.models.elementwise import MASK_BYTES
 from sim.models.operators import F, I, Operator, gemm, memory_op
 
 LSE_BYTES = 4.0  # a row's log-sum-exp, fp32
-# Kernels of fused attention. FlashAttention's backward sums output times its gradient by row first, and converts the
-# queries' gradient, which blocks of keys add up in fp32, last (flash_bwd_launch_template.h).
-LAUNCHES = {"attention_forward": 1, "attention_backward": 3}
 
 
 class Core(Struct, frozen=True):
@@ -150,7 +148,8 @@ def _fused(d: Dims, c: Core, name: str, kind: str, widths: int, moved: float) ->
         flops,
         moved,
         phase,
-        LAUNCHES[kind],
+        ATTENTION_LAUNCHES[kind],
+        one_call=True,
         kernel=kernel,
         drops=bool(d.attention_dropout),
         masked=c.masked,

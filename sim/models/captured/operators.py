@@ -11,7 +11,7 @@ import math
 from msgspec.structs import replace
 
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
-from sim.core.operator_kinds import shape_flops
+from sim.core.operator_kinds import ATTENTION_LAUNCHES, shape_flops
 from sim.core.program import ALIGNED, TORCH_SOFTMAX_UNALIGNED, Comm, Compute, Phase, Role
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured.bytes import FOREACH, written_bytes
@@ -258,7 +258,10 @@ def _attention(op: CapturedOperator, aligned: Alignment = "first") -> Compute:
     others = op.inputs[4:] if backward else op.inputs[3:]
     masked = any(x.shape[1:] != q.shape[1:] and x.shape[-2:] == (q_len, kv_len) for x in others)
     phase = _phase(op)
-    return Compute(op.name, kind, shape, q.dtype, flops, moved, phase, kernel=kernel, drops=op.drops, masked=masked)
+    launches = ATTENTION_LAUNCHES[kind] if on_gpu else 1
+    return Compute(
+        op.name, kind, shape, q.dtype, flops, moved, phase, launches, kernel=kernel, drops=op.drops, masked=masked
+    )
 
 
 def _causal_block(q_len: int, kv_len: int, aligned: Alignment) -> tuple[int, int, int]:

@@ -29,12 +29,12 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.operator_kinds import SCORES, SPARSE, shape_flops
 from sim.core.program import Compute, Item, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims, ceil_div
+from sim.models.layers.indexer_of_transformers import SELECT_READS, separate_bytes, separate_scores
 from sim.models.layers.matrix import Matrix
 from sim.models.linear import linear
 from sim.models.operators import F, Operator, W, collective, memory_op
 
 INDEX_BYTES = 4.0  # a selected key's place
-SELECT_READS = 3.0
 SCALED = 128  # numbers of an 8-bit key that share a 32-bit scale
 # New tokens of a sequence for which a decode's kernel reads the keys once (DeepGEMM, `fp8_paged_mqa_logits`: next_n).
 QUERIES_AT_ONCE = 2
@@ -205,13 +205,13 @@ def index_operator(
     forward.append(memory_op("index_rope", F, "elementwise", rotated, 2 * rotated * e, d.act, 2))
     if d.cp > 1:
         forward.append(collective("index_key_gather", "all_gather", tokens * d.cp * x.head_dim * e, F, group="cp"))
-    for q, kv in keys.pieces:
-        forward += scores(x, (keys.batch, q, kv), d.act, ceil_div(kv, 2) if keys.striped else None)
+    found, alive_bytes = _scores_of(x, d, keys)
+    forward += found
     slots = keys.kv_len if dense else x.slots(keys.kv_len)
     params = sum(m.parameters for m in matrices) + x.norm_parameters
     saved = [] if dense else [Saved("selected keys", tokens * slots * INDEX_BYTES)]
     if not trained:
-        return Operator("indexer", tuple(forward), (), tuple(saved), frozen=params)
+        return Operator("indexer", tuple(forward), (), tuple(saved), frozen=params, forward_bytes=alive_bytes)
     saved += _kept_for_loss(x, d, of, alone)
     pairs = keys.pairs if dense else float(tokens * slots)
     return Operator(
@@ -226,6 +226,17 @@ def index_operator(
         backward_bytes=2 * pairs * FP32_BYTES + rotated * e,
         learns_alone=True,
     )
+
+
+def _scores_of(x: Indexer, d: Dims, keys: IndexedKeys) -> tuple[Program, float]:
+    """Return scores and selection of all pieces, and the bytes that separate operators hold at once."""
+    rows = [(keys.batch, q, kv) for q, kv in keys.pieces]
+    if not d.framework.masks_unselected:
+        return tuple(i for r in rows for i in scores(x, r, d.act, ceil_div(r[2], 2) if keys.striped else None)), 0.0
+    sizes, act = (x.heads, x.head_dim), (d.act, d.act_bytes)
+    chosen = [batch * q * x.slots(kv) * INDEX_BYTES for batch, q, kv in rows]
+    items = tuple(i for r, c in zip(rows, chosen, strict=True) for i in separate_scores(sizes, r, act, c))
+    return items, max(separate_bytes(sizes, r) for r in rows)
 
 
 def _kept_for_loss(x: Indexer, d: Dims, of: Indexed, alone: bool) -> list[Saved]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.operator_kinds import SPARSE, shape_flops
+from sim.core.operator_kinds import ATTENTION_LAUNCHES, SPARSE, shape_flops
 from sim.core.program import Compute, Phase, Program
 from sim.models.attention.context_parallel import attention_core
-from sim.models.attention.core import LAUNCHES, core_part
+from sim.models.attention.core import core_part
 from sim.models.dims import Dims, Shard
 from sim.models.layers.block_indexer import BlockIndexer
 from sim.models.layers.grouped_query import GroupedQueryAttention
@@ -83,7 +83,18 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
         slots = self.indexer.slots(d.full_seq)
         shape = (d.tokens * kv_heads, 1, 1, heads // kv_heads, slots, width, value, 0)
         moved = passes * d.tokens * (heads + kv_heads) * (width + value) * d.act_bytes
-        return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, LAUNCHES[kind], kernel=SPARSE)
+        return Compute(
+            name,
+            kind,
+            shape,
+            d.act,
+            shape_flops(kind, shape),
+            moved,
+            phase,
+            ATTENTION_LAUNCHES[kind],
+            one_call=True,
+            kernel=SPARSE,
+        )
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """Keys and values of all tokens, and the indexer's keys in the activations' format."""

@@ -6,9 +6,9 @@ A kernel reads what a query's list names once for all of its heads (FlashMLA, Me
 from __future__ import annotations
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.operator_kinds import SPARSE, shape_flops
+from sim.core.operator_kinds import ATTENTION_LAUNCHES, SPARSE, shape_flops
 from sim.core.program import Compute, Item, NeededBy, Saved, TensorRole
-from sim.models.attention.core import LAUNCHES, LSE_BYTES
+from sim.models.attention.core import LSE_BYTES
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulation, collective, gemm
 
@@ -56,7 +56,18 @@ def sparse_core(
 def _sparse(name: str, kind: str, d: Dims, heads: int, slots: int, width: int, value: int, moved: float) -> Compute:
     shape = (d.tokens, 1, 1, heads, slots, width, value, 0)
     phase = F if kind == "attention_forward" else I
-    return Compute(name, kind, shape, d.act, shape_flops(kind, shape), moved, phase, LAUNCHES[kind], kernel=SPARSE)
+    return Compute(
+        name,
+        kind,
+        shape,
+        d.act,
+        shape_flops(kind, shape),
+        moved,
+        phase,
+        ATTENTION_LAUNCHES[kind],
+        one_call=True,
+        kernel=SPARSE,
+    )
 
 
 def per_head(d: Dims, name: str, heads: int, inputs: int, outputs: int, keeps: bool) -> Operator:

@@ -105,7 +105,9 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         if self.selects:
             indexer = (index_operator(x, d, self, keys, trained, dense, mode == "warm_up"),)
         if dense or d.framework.masks_unselected or not d.fused_attention:
-            parts = self.expanded(scenario, d, shard, replace(self.core(d), causal=dense))
+            masked = d.framework.masks_unselected and d.fused_attention  # a mask of numbers for all pairs
+            core = replace(self.core(d), causal=dense and not masked, masked=masked)
+            parts = self.expanded(scenario, d, shard, core)
             return (*parts[:2], *indexer, *parts[2:])  # behind the query latent, its input
         return self._absorbed(d, indexer, x.slots(d.full_seq))
 
