@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.units import change_percent, change_s, count, counted, n_bytes, percent, rate, seconds, seconds_between
@@ -16,6 +15,7 @@ from sim.results.result import StepResult
 if TYPE_CHECKING:
     from sim.results.evidence import Evidence
     from sim.results.training_run import TrainingRun
+    from sim.search.found import SearchResult
     from sim.serve.results.records import Percentiles, ServingResult
     from sim.studies.anchor import Anchor
     from sim.studies.goodput import Goodput
@@ -246,8 +246,8 @@ def memory_limit_bytes(result: StepResult | ServingResult) -> float:
     return tightest(result.memory).limit
 
 
-def limit_words(found: Mapping[str, Any]) -> str:
+def limit_words(found: SearchResult) -> str:
     """Return what a search's layouts may take of a GPU; a trainer's communicators differ by layout."""
-    limits = [row["memory_limit_bytes"] for row in found["best"]] or [found["memory_limit_bytes"]]
+    limits = [row.memory_limit_bytes for row in found.best] or [found.memory_limit_bytes]
     least, most = n_bytes(min(limits)), n_bytes(max(limits))
     return f"at most {most} each" if least == most else f"at most {least} to {most} each, by layout"
