@@ -21,6 +21,7 @@ def engine_table() -> str:
             (t.iteration_s, ""),
             (t.rank_s, " a further rank"),
             (t.sequence_s, " a sequence"),
+            (t.message_s, " on several GPUs"),
             (t.prompt_s, " with prompts"),
         )
         between = " + ".join(f"{s * 1e3:.3g} ms{what}" for s, what in parts if s) + ", beside the GPU" * e.overlaps

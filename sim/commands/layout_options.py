@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from sim.emit import Trainer
     from sim.search.space import Linked
 
+_OUTER_COMMAS = re.compile(r",(?![^{]*\})")  # not those inside of braces
 LINK = ":"  # between the values of keys that are given together
 
 
@@ -126,7 +128,10 @@ def limit_bytes(text: str | None) -> float | None:
 
 
 def parse_clusters(text: str) -> list[str]:
-    """`--cluster a,b` as names of shipped clusters.
+    """`--cluster a,b` as names of shipped clusters, or mappings as a scenario's `cluster` has them.
+
+    >>> parse_clusters("dgx-h100,{gpu: l40s, gpus_per_node: 8}")
+    ['dgx-h100', '{gpu: l40s, gpus_per_node: 8}']
 
     Raises:
         InputError: for an unknown one, or one that is given twice.
@@ -134,9 +139,9 @@ def parse_clusters(text: str) -> list[str]:
     from sim.inputs.cluster_names import no_such_cluster
     from topology.presets import CLUSTERS
 
-    names = [name.strip() for name in text.split(",")]
+    names = [name.strip() for name in _OUTER_COMMAS.split(text)]
     for name in names:
-        if name not in CLUSTERS:
+        if name not in CLUSTERS and not name.startswith("{"):  # a mapping is checked as the scenario's key
             raise InputError(f"--cluster: found '{name[:60]}'; {no_such_cluster(name)}")
     if len(set(names)) < len(names):
         raise InputError(f"--cluster: found {text!r}; each cluster once")

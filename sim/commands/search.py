@@ -40,6 +40,7 @@ _OF_SERVING = {  # what a search of serving has in place of an option of trainin
     "--for": "for serving, --vary inference.engine=vllm-0.14,sglang-0.5 compares engines",
     "--save": "for serving, the table names the degrees, which `stepsim run … --set parallelism.tp=N` takes",
     "--only": "for serving, --set and --vary choose what is searched",
+    "--cluster A,B": "for serving, search each cluster by itself and compare the costs (--price)",
 }
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 
@@ -84,7 +85,10 @@ search_options = gathered(
         help="only layouts that torchtitan, torchtitan-python or megatron can run; prints flags for the best",
     ),
     click.option(
-        "--cluster", metavar="NAME,…", help="search these shipped clusters in place of the scenario's, and compare them"
+        "--cluster",
+        metavar="NAME,…",
+        help="search these clusters (names, or {gpu: l40s, gpus_per_node: 8}) in place of the scenario's, and compare "
+        "them",
     ),
     click.option(
         "--whole-front",

@@ -10,6 +10,19 @@ from typing import Any
 from sim.core.errors import InputError
 
 # By program: keys of which its files have all, `-` written as `_`, and those of sections behind a dot.
+OF_JAX, OF_RL = "of JAX, ", " (a scenario with `rl` describes its step: docs/rl.md)"
+# Files of these have keys of trainers that are converted, too, and would be taken for theirs.
+ALIKE = (
+    ("MaxText", ("per_device_batch_size", "max_target_length"), OF_JAX, ""),
+    ("MaxText", ("ici_fsdp_parallelism",), OF_JAX, ""),
+    ("Levanter", ("trainer.train_batch_size", "model.type"), OF_JAX, ""),
+    ("NeMo RL", ("policy.train_global_batch_size", "policy.train_micro_batch_size"), "", OF_RL),
+    ("NeMo AutoModel", ("step_scheduler.local_batch_size",), "", ""),
+    ("VeOmni", ("train.data_parallel_mode",), "", ""),
+    ("VeOmni", ("model.model_path", "train.micro_batch_size"), "", ""),
+    ("prime-rl", ("orchestrator",), "", OF_RL),
+    ("prime-rl", ("orchestrator.batch_size",), "", OF_RL),
+)
 OTHERS = (
     ("verl", ("actor_rollout_ref",)),
     ("OLMo", ("model.d_model", "model.n_layers", "device_train_microbatch_size")),
@@ -17,7 +30,7 @@ OTHERS = (
 )
 READ = (
     "Megatron-Bridge, NeMo, NeMo 2, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
-    "torchtune, nanotron, LLM Foundry, GPT-NeoX"
+    "torchtune, LitGPT, nanotron, LLM Foundry, GPT-NeoX"
 )
 
 
@@ -27,8 +40,7 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
     Raises:
         InputError: naming the program, and those that are.
     """
-    keys = {str(key).replace("-", "_") for key in data}
-    keys |= {f"{key}.{inner}" for key, values in data.items() if isinstance(values, dict) for inner in values}
+    keys = _keys(data)
     if {"compute_environment", "distributed_type"} <= keys:
         problem = "is Accelerate's config of processes and sharding: convert the script whose command names it"
         raise InputError(f"{file}: {problem} (--config_file), with this file beside it")
@@ -37,16 +49,38 @@ def refuse_other_trainer(file: Path, data: Mapping[str, Any]) -> None:
         raise InputError(f"{file}: is a file of {program}, which is not read; can be converted: {READ}")
 
 
+def refuse_alike(file: Path, data: Mapping[str, Any]) -> None:
+    """Raise where a mapping is a file of `ALIKE`.
+
+    Raises:
+        InputError: naming the program, and those that are converted.
+    """
+    keys = _keys(data)
+    for program, own, runs_on, more in ALIKE:
+        if keys.issuperset(own):
+            raise InputError(
+                f"{file}: is a file of {program}, {runs_on}which is not read{more}; can be converted: {READ}"
+            )
+
+
+def _keys(data: Mapping[str, Any]) -> set[str]:
+    keys = {str(key).replace("-", "_") for key in data}
+    return keys | {f"{key}.{inner}" for key, values in data.items() if isinstance(values, dict) for inner in values}
+
+
 OLMO_CORE = "olmo_core"
 # By program: words of which its commands have one, and where a page says more.
 COMMANDS = (
     ("verl", ("verl.trainer.main_ppo",), " (a command with data.train_batch_size=N is, and any by --from verl)"),
     ("verl", ("actor_rollout_ref.",), " (a scenario with `rl` describes its step: docs/rl.md)"),
     ("verl", ("verl.trainer.",), ""),  # its fine-tuning
-    ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), " (its fine-tuning, openrlhf.cli.train_sft, is)"),
+    ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), " (openrlhf.cli.train_sft and train_ppo_ray are)"),
     ("GPT-NeoX", ("deepy.py",), ""),
     ("Colossal-AI", ("colossalai run",), ""),
     ("OLMo", (OLMO_CORE, "OLMo"), ""),
+    ("MaxText", ("MaxText.train", "MaxText/train.py", "maxtext.trainers"), ": it runs on JAX"),
+    ("NeMo RL", ("run_grpo.py", "run_grpo_math.py", "nemo_rl"), OF_RL),
+    ("prime-rl", ("prime_rl", "uv run rl "), OF_RL),
 )
 NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")
 OF_LAUNCHER = re.compile(r"--config_file[ \t=]+[\"']?([\w./-]+)")  # Accelerate's, of processes and sharding

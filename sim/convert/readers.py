@@ -144,8 +144,12 @@ def _swift(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _openrlhf(file: Path, text: str, asked: Asked) -> Converted:
+    """Reinforcement learning with Ray, or supervised fine-tuning."""
+    from sim.convert.openrlhf_ray import convert_openrlhf_ray, is_openrlhf_ray
     from sim.convert.scripts.script import read_script
 
+    if is_openrlhf_ray(text):
+        return read_script(file, text, asked.given, lambda read: convert_openrlhf_ray(file, read, asked.machine))
     return read_script(file, text, asked.given, lambda read: _fine_tuned(file, read, asked))
 
 
@@ -159,16 +163,25 @@ def _fine_tuned(file: Path, text: str, asked: Asked) -> Converted:
     return replace(found, notes=(*found.notes, *notes))
 
 
+def _litgpt(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.litgpt import convert_litgpt_command
+    from sim.convert.scripts.script import read_script
+
+    machine, length = asked.machine, asked.seq_len
+    return read_script(file, text, asked.given, lambda read: convert_litgpt_command(file, read, machine, length))
+
+
 def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     """A JSON or YAML, of Megatron-LM's arguments or of another trainer."""
     from sim.convert.bridge.nemo_recipe import is_nemo_recipe
     from sim.convert.bridge.scenario import convert_bridge, convert_recipe, is_bridge
+    from sim.convert.litgpt import convert_litgpt, is_litgpt
     from sim.convert.llm_foundry import convert_llm_foundry, is_llm_foundry
     from sim.convert.megatron.functional_tests import as_command, is_arguments
     from sim.convert.megatron.gpt_neox import convert_gpt_neox, is_gpt_neox
     from sim.convert.megatron.scenario import convert_megatron
     from sim.convert.nanotron import convert_nanotron, is_nanotron
-    from sim.convert.other_trainers import not_told, refuse_other_trainer
+    from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.convert.trainer_arguments.scenario import convert_deepspeed, is_training_arguments
     from sim.convert.yaml_aliases import parsed
@@ -178,6 +191,9 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     if not isinstance(data, dict):
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
+    refuse_alike(file, data)
+    if is_litgpt(data):
+        return convert_litgpt(file, data, asked.machine, asked.seq_len)
     if is_nemo_recipe(data):
         return convert_recipe(file, data, asked.machine)
     if is_bridge(data):
@@ -206,12 +222,15 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
     "mlperf": _mlperf,
     "verl": _verl,
     "openrlhf": _openrlhf,
+    "litgpt": _litgpt,
 }
 
 
 def _trainer_of(file: Path, text: str, is_data: bool) -> str:
+    from sim.convert.litgpt import runs_litgpt
     from sim.convert.megatron.swift import is_swift_megatron
     from sim.convert.mlperf import is_mlperf
+    from sim.convert.openrlhf_ray import is_openrlhf_ray
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving.scenario import is_serving
     from sim.convert.trainer_arguments.launched import has_runner, is_launched, runs_recipe
@@ -231,8 +250,10 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "mlperf"
     if is_verl(text):
         return "verl"
-    if is_openrlhf(text):
+    if is_openrlhf(text) or is_openrlhf_ray(text):
         return "openrlhf"
+    if runs_litgpt(text):
+        return "litgpt"
     if runs_recipe(file, text):
         return "deepspeed"
     if is_swift_megatron(text) or (any(flag in text for flag in MEGATRON) and not has_runner(text.split())):

@@ -8,14 +8,14 @@ parameters in fp32, computes in bf16 and reduces in fp32, and the reference is o
 
 from __future__ import annotations
 
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from sim.convert.named_models import named_model, with_prediction
-from sim.convert.scripts.command_line import ENDS, words_of
+from sim.convert.scripts.command_line import words_behind, words_of
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.convert.verl_critic import critic_of
 from sim.convert.verl_megatron import by_megatron
@@ -79,11 +79,7 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
 
 def _arguments(file: Path, text: str) -> tuple[dict[str, Any], bool]:
     """What the command sets, by key, and whether Megatron trains."""
-    words = words_of(file, text, ends=True)
-    at = next((i for i, word in enumerate(words) if word == MODULE), None)
-    if at is None:
-        raise InputError(f"{file}: {MODULE} stands in the file, but in no command that could be read")
-    behind = list(takewhile(lambda word: word not in ENDS, words[at + 1 :]))
+    behind = words_behind(file, words_of(file, text, ends=True), MODULE)
     pairs = (word.lstrip("+").split("=", 1) for word in behind if "=" in word and not word.startswith(("-", "~")))
     values = {key: _typed(value) for key, value in pairs}
     configs = [word for before, word in pairwise(["", *behind]) if CONFIG in (before, word.partition("=")[0])]

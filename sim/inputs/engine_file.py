@@ -35,6 +35,8 @@ class HostSeconds(UserInput):
     iteration_s: Seconds = 0.0
     rank_s: Seconds = 0.0
     sequence_s: Seconds = 0.0
+    message_s: Seconds = 0.0
+    message_sequence_s: Seconds = 0.0
     prompt_s: Seconds = 0.0
     oversize_s: Seconds = 0.0
     launch_s: Seconds = 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.core.files import read_text
-from sim.inputs.input_source import Source, file_named, nearest, show, validate
+from sim.inputs.input_source import Source, file_named, is_folder, nearest, show, validate
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.overrides import merge
 from sim.inputs.rules.model import check_model
@@ -110,6 +110,8 @@ def _base(preset: Any, source: Source, path: KeyPath) -> dict[str, Any]:
         raise source.error(path, f"found {show(preset)}; {hub.what_to_write(hub_id, model_presets())}")
     if found is not None:
         return huggingface.model_from_config(found)
+    if preset and is_folder(preset, source):
+        raise source.error(path, f"found {show(preset)}; is a folder without config.json, Hugging Face's")
     if preset.endswith(".json") or "/" in preset or "\\" in preset:
         raise source.error(path, f"found {show(preset)}; no such file (a Hugging Face config.json was expected)")
     others = "(`stepsim models` lists them); a folder or file with a Hugging Face config.json may be named, too"

@@ -86,6 +86,8 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
     if inference.batching != "static":
         stated = inference.max_batch_tokens if "max_batch_tokens" in inference.model_fields_set else None
         own = engine.within_budget(own, stated)
+    if model.state_space is not None and not engine.overlaps_states and not _says_of_states(inference):
+        inference = inference.model_copy(update={"async_scheduling": False})
     prefixes = model.state_space is None and inference.kv_cache.layout == "paged" and inference.fills_hashes
     return inference.with_defaults(own, prefixes, cache_dtype(inference, gpu, model))
 
@@ -102,6 +104,11 @@ def with_engine_dispatch(parallelism: Parallelism, inference: Inference, gpu: Gp
 
 def _asks_for_whole_prompts(inference: Inference) -> bool:
     return "chunked_prefill" in inference.model_fields_set and not inference.chunked_prefill
+
+
+def _says_of_states(inference: Inference) -> bool:
+    """Whether somebody says what decides if an engine works beside the GPU with layers that keep a state."""
+    return inference.speculative is not None or bool({"prefix_cache", "async_scheduling"} & inference.model_fields_set)
 
 
 def _says_memory(inference: Inference) -> bool:

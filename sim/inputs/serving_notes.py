@@ -109,14 +109,16 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
 
     p, gpu = sections.parallelism, sections.cluster.gpu
     server = server_of(gpu, sections.model, i, p, p.pp)
-    whole = not i.chunked_prefill
-    own = engine_of(i.engine).defaults_on(gpu.architecture, server, i.longest(sections.model), whole)
+    whole, longest, engine = not i.chunked_prefill, i.longest(sections.model), engine_of(i.engine)
+    own = engine.defaults_on(gpu.architecture, server, longest, whole)
+    unsaid = engine.defaults_on(gpu.architecture, server._replace(running=None), longest, whole)
     usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
     usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
     for key, values in usual.items():
         if getattr(i, key) not in values:
             yield f"inference.{key}: of no effect with batching static"
-    shares = {"memory_fraction": {own.memory_fraction}, "free_fraction": {own.free_fraction, 1.0}}
+    by_server = {own.memory_fraction, unsaid.memory_fraction}
+    shares = {"memory_fraction": by_server, "free_fraction": {own.free_fraction, 1.0}}
     for key, alike in shares.items():
         if getattr(i.kv_cache, key) not in alike:
             yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"

@@ -55,6 +55,9 @@ class RequestPattern(UserInput):
         le=1e9,
         description="below 1 requests come in bursts, above 1 more evenly; 1e9: equal gaps",
     )
+    exact_rate: bool = Field(
+        default=False, description="gaps are scaled so that the last request comes at count ÷ rate_per_s"
+    )
     max_concurrency: Concurrency = None
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
 

@@ -192,7 +192,7 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
-    before = input_casts(d, spec.name, spec.rows * spec.k, False, spec.original)
+    before = input_casts(d, spec.name, spec.rows * spec.k, False, spec.original, cut=True)
     before += weight_casts(d, spec.name, spec.k * spec.n)
     before = operand_casts(d, spec) + before
     if d.tp == 1 or d.partial_rows:
@@ -243,7 +243,8 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
 
     Under sequence parallelism the input is gathered again, unless the framework kept it whole.
     """
-    cast = gradient_casts(d, spec.name, spec.rows * spec.n) + weight_casts_again(d, spec.name, spec.k * spec.n)
+    cut = len(spec.outs) if spec.mode == "column" else 0
+    cast = gradient_casts(d, spec.name, spec.rows * spec.n, cut) + weight_casts_again(d, spec.name, spec.k * spec.n)
     again = casts_again(d, spec.name, spec.rows * spec.k, spec.original)
     if d.tp == 1 or spec.mode == "plain":
         return cast + _input_gradient(d, spec, spec.rows) + again + _weight_gradients(d, spec)

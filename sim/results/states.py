@@ -21,7 +21,13 @@ from sim.core.program import Block, BlockKind
 from sim.inputs.training_config import Training
 from sim.models.dims import dims
 from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
-from sim.models.optimizers.step import kept_bytes, main_gradient_bytes, matrix_kept_bytes, trained_bytes
+from sim.models.optimizers.step import (
+    kept_bytes,
+    main_gradient_bytes,
+    matrix_kept_bytes,
+    trained_bytes,
+    update_temporary_bytes,
+)
 from sim.models.source import captured_of, compute_bytes, source_of
 from sim.programs.data_parallel import DataParallel
 from sim.programs.gathered_units import gathered_elements
@@ -78,12 +84,13 @@ def states(plan: Plan, stages: Sequence[Stage]) -> States:
     cast = FP32_BYTES if dp.engine.shard_bytes and dp.zero >= 1 and away != "cpu" else 0.0
     if main_gradient_bytes(t) > dtype_bytes(t.grad_dtype):
         cast = main_gradient_bytes(t)
+    temporary = update_temporary_bytes(t) * (n.updated if dp.zero >= 1 else n.whole)
     return States(
         _parameter_bytes(t, dp, blocks, n) + _reference_bytes(t, stages),
         _gradient_bytes(t, plan.scenario.sum_dtype, stages, n),
         0.0 if away else optimizer,
         _transient_bytes(plan, stages, blocks, n),
-        (optimizer if visits else 0.0) + _copied_gradients(t, dp, blocks, n, cast),
+        (optimizer if visits else 0.0) + temporary + _copied_gradients(t, dp, blocks, n, cast),
     )
 
 

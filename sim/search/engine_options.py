@@ -50,6 +50,7 @@ def choices_of(axes: Axes) -> tuple[Choice, ...]:
     for i, (key, name) in enumerate(zip(written, names, strict=True)):
         if name not in OPTIONS:
             allowed, hint = ", ".join(OPTIONS), synonym(name) or nearest(name, OPTIONS)
+            hint = "; search each cluster by itself, with --cluster" if name == "cluster" else hint
             raise InputError(f"--vary {key}: --slo searches values of keys of inference{hint} (allowed: {allowed})")
         if name in names[:i]:  # with its section and without
             raise InputError(f"--vary {key}: is given twice")

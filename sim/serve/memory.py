@@ -265,7 +265,8 @@ def _blocks_fit(scenario: Scenario, others_bytes: float, static: bool, held: _He
 
 
 class Outside(NamedTuple):
-    """Bytes of a GPU beside an engine's tensors: all `held`, and what of these is `counted` in the engine's share."""
+    """Bytes of a GPU beside an engine's tensors: all `held`, and what is `counted` in the engine's share, of these or
+    for CUDA graphs."""
 
     held: float = 0.0
     counted: float = 0.0
@@ -278,7 +279,8 @@ def outside_of(scenario: Scenario) -> Outside:
         return Outside()
     outside = engine_of(scenario.for_serving.engine).outside
     server = p.tp * p.cp * p.pp * p.sharing_replicas, cluster.intra_node.kind == "pcie"
-    return Outside(outside.bytes(*server), outside.counted_bytes(*server))
+    graphs = outside.graphs * cluster.gpu.shown_bytes if scenario.for_serving.cuda_graphs else 0.0
+    return Outside(outside.bytes(*server), outside.counted_bytes(*server) + graphs)
 
 
 def _most_blocks(i: Inference) -> int:

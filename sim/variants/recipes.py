@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.variants.frameworks.facts import Framework
@@ -43,6 +44,15 @@ NOTHING = Pass(0, 0, 0)
 TRANSPOSE = Pass(0, 1, 1, 1)
 
 
+class FormerRecipe(Struct, frozen=True, forbid_unknown_fields=True):
+    """What releases before the month `until` did in another way (None: the same), and who says so."""
+
+    until: str
+    source: str
+    activations: Pass | None = None
+    after_norm: Pass | None = None
+
+
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     """One recipe as one library runs it.
 
@@ -60,6 +70,11 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     it has a speed of its own. `quantizes_groups`: one kernel quantizes the operands of all groups of a grouped matmul
     (TE `nvte_multi_cast_transpose`, `nvte_group_hadamard_transform_amax` and its like), else each has its own.
     `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
+    `agreed_bytes`: of a tensor's largest values, on which tensor-parallel ranks that have its parts agree by an
+    all-reduce before they cast it: of what sequence parallelism gathers (TE module/linear.py:
+    `with_amax_reduction`) and, with `agrees_everywhere`, of every input and output's gradient that is cut, because a
+    DTensor's largest value is one of all its shards (torchao float8_tensor_parallel.py;
+    `tests/real/test_largest_values.py`).
     `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
     """
 
@@ -86,7 +101,19 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     again: str = ""
     quantizes_groups: bool = False
     launches_for_scale: int = 0
+    agreed_bytes: int = 0
+    agrees_everywhere: bool = False
     has_attention: bool = False
+    former: tuple[FormerRecipe, ...] = ()  # newest first
+
+    def at(self, date: str | None) -> Recipe:
+        """The recipe as it was in a month or on a day; None: as it is."""
+        own = self
+        for former in self.former:
+            if date is not None and date < former.until:
+                activations, after_norm = former.activations or own.activations, former.after_norm or own.after_norm
+                own = replace(own, activations=activations, after_norm=after_norm)
+        return own
 
 
 _FILE = Path(__file__).parents[1] / "presets" / "recipes.yaml"
@@ -112,17 +139,18 @@ def known_recipes(framework: Framework, precision: str) -> list[Recipe]:
 
 
 def recipe_of(training: Quantized) -> Recipe | None:
-    """The record that `training` means: the one it names, else its framework's default; None without 8-bit matmuls.
+    """The record that `training` means, as it was on `training.software_date`: the one it names, else its framework's
+    default; None without 8-bit matmuls.
 
     Raises:
         InputError: if the framework has no such recipe for the precision.
     """
     found = known_recipes(framework_of(training), training.precision)
     if training.fp8_recipe is None:
-        return found[0] if found else None
+        return found[0].at(training.software_date) if found else None
     for recipe in found:
         if recipe.name == training.fp8_recipe:
-            return recipe
+            return recipe.at(training.software_date)
     where = f"framework {training.framework} and precision {training.precision}"
     low = list(dict.fromkeys(r.format for r in _RECORDS if known_recipes(framework_of(training), r.format)))
     if found:

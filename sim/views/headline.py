@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sim.studies.anchor import Anchor
     from sim.studies.goodput import Goodput
     from sim.studies.spending import Spending, TokenCost
+    from topology.spec import GpuSpec
 
 TO_CHECK = (  # where a measured step is far from the simulated one; docs/slower_than_simulated.md says more
     "check that framework, recompute and micro-batch are the run's, and that the time is a median without the first "
@@ -167,7 +168,8 @@ def _reserved(result: ServingResult) -> list[Number]:
     if _takes_as_needed(result):
         return []
     reserved, limit = result.peak_reserved_bytes, memory_limit_bytes(result)
-    note = f"{percent(reserved / limit)} of {n_bytes(limit)}: weights, the whole cache, buffers"
+    row, gpu = tightest(result.memory), result.scenario.cluster.gpu
+    note = f"{percent(reserved / limit)} of {of_gpu_words(limit, gpu, row.beside)}: weights, the whole cache, buffers"
     return [Number("Reserved memory", n_bytes(reserved), note, compared=reserved)]
 
 
@@ -182,16 +184,34 @@ def _interval(bounds: str) -> str:
 
 def _peak(result: StepResult | ServingResult) -> Number:
     row, fits = tightest(result.memory), result.fits_in_memory
-    peak, limit, counted = row.peak, row.limit, row.beside is not None
-    share = f"{percent(peak / limit)} of {n_bytes(limit)}" + " beside CUDA and NCCL" * counted
+    peak, limit, gpu = row.peak, row.limit, result.scenario.cluster.gpu_of(row.rank)
+    share = f"{percent(peak / limit)} of {of_gpu_words(limit, gpu, row.beside)}"
     note, mood = f"✓ fits, {share}", "good"
     if not fits:
         note, mood = f"✗ does not fit, {share}", "bad"
-    elif is_tight(peak, MemoryLimit(limit, row.beside), result.scenario.cluster.gpu):
+    elif is_tight(peak, MemoryLimit(limit, row.beside), gpu):
         left = f"{n_bytes(limit - peak)} left for CUDA and NCCL, which take 2 to 4 GiB"
         note, mood = f"tight, {share}: {left}", "bad"
     name = "Peak memory" if _takes_as_needed(result) else "Peak memory in use"
     return Number(name, n_bytes(peak), note, mood, result.peak_memory_bytes)
+
+
+def of_gpu_words(limit_bytes: float, gpu: GpuSpec, beside: float | None = None) -> str:
+    """Say what a limit of memory is: of the GPU's nominal memory, what CUDA reports, or what CUDA and NCCL leave.
+
+    >>> from topology.presets import GPUS
+    >>> of_gpu_words(GPUS["h200-sxm"].memory_bytes, GPUS["h200-sxm"])
+    '141.0 GiB (nominal; CUDA reports 139.8 GiB)'
+    >>> of_gpu_words(GPUS["h200-sxm"].shown_bytes, GPUS["h200-sxm"])
+    '139.8 GiB (as CUDA reports; nominal 141.0 GiB)'
+    """
+    limit, nominal, shown = n_bytes(limit_bytes), n_bytes(gpu.memory_bytes), n_bytes(gpu.shown_bytes)
+    if beside is not None:
+        return f"{limit} beside CUDA and NCCL"
+    if shown == nominal or limit not in (nominal, shown):
+        return limit
+    also = f"nominal; CUDA reports {shown}" if limit == nominal else f"as CUDA reports; nominal {nominal}"
+    return f"{limit} ({also})"
 
 
 def anchor_numbers(found: Anchor | None) -> list[Number]:
@@ -221,7 +241,8 @@ def spending_numbers(spent: Spending | None) -> list[Number]:
         ("Cost of a step", spent.rl_step),
         ("Cost per million answers", spent.million_answers),
     )
-    return [Number(name, _money(cost.price), _cost_note(cost)) for name, cost in costs if cost is not None]
+    at = f"at {spent.price_per_gpu_hour:,g} a GPU hour"
+    return [Number(name, _money(cost.price), f"{at}: {_cost_note(cost)}") for name, cost in costs if cost is not None]
 
 
 def _money(price: float) -> str:
@@ -250,4 +271,8 @@ def limit_words(found: SearchResult) -> str:
     """Return what a search's layouts may take of a GPU; a trainer's communicators differ by layout."""
     limits = [row.memory_limit_bytes for row in found.best] or [found.memory_limit_bytes]
     least, most = n_bytes(min(limits)), n_bytes(max(limits))
-    return f"at most {most} each" if least == most else f"at most {least} to {most} each, by layout"
+    if least != most:
+        return f"at most {least} to {most} each, by layout"
+    gpus = [row["scenario"]["cluster"]["gpu"] for row in found["best"][:1]]
+    reported = any(max(limits) == gpu["memory_bytes"] * gpu["memory_shown"] < gpu["memory_bytes"] for gpu in gpus)
+    return f"at most {most} each" + " (as CUDA reports)" * reported

@@ -8,10 +8,11 @@ from sim.core.units import count, counted, n_bytes, percent, seconds, seconds_be
 from sim.inputs.rl_config import Rl
 from sim.inputs.scenario import Scenario
 from sim.rl.records import PoolUse, RlResult
-from sim.views.headline import Number
+from sim.views.headline import Number, of_gpu_words
 from sim.views.scenario_words import gpus_words, layout_words, model_words
 from sim.views.summary import numbers_table, plain_table, print_provenance, words_table
 from sim.views.terminal import Terminal
+from topology.spec import GpuSpec
 
 PHASE_HEAD = ("Phase", "GPUs", "Starts", "Takes", "Of the step")
 POOL_HEAD = ("GPUs", "Number", "Busy", "Idle", "Peak memory", "Most during")
@@ -38,13 +39,13 @@ def rl_headline(result: RlResult) -> list[Number]:
         Number("Generation", seconds(g.duration_s), f"the last tenth of the answers takes {seconds(g.tail_s)} longer"),
         Number("Training", seconds(t.updates * t.update_s), f"{counted(t.updates, 'update')}, MFU {percent(t.mfu)}"),
         *[Number(f"Idle, {p.name} GPUs", percent(p.idle_share), f"of {count(p.gpus)}") for p in result.pools],
-        *[_memory(p) for p in result.pools],
+        *[_memory(p, result.scenario.cluster.gpu) for p in result.pools],
     ]
 
 
-def _memory(pool: PoolUse) -> Number:
+def _memory(pool: PoolUse, gpu: GpuSpec) -> Number:
     limit = pool.memory_limit_bytes
-    share = f"{percent(pool.peak_memory_bytes / limit)} of {n_bytes(limit)}, {pool.name} GPUs"
+    share = f"{percent(pool.peak_memory_bytes / limit)} of {of_gpu_words(limit, gpu)}, {pool.name} GPUs"
     fits = pool.fits_in_memory
     words = f"✓ fits, {share}" if fits else f"✗ does not fit, {share}"
     return Number("Peak memory", n_bytes(pool.peak_memory_bytes), words, "good" if fits else "bad")

@@ -15,7 +15,7 @@ from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
     from sim.inputs.serving_keys import Sampling
-    from sim.inputs.training_config import PreferenceLoss, Reference, Training
+    from sim.inputs.training_config import PreferenceLoss, Recompute, Reference, Training
 
 PAIR_LOSSES: dict[PreferenceLoss, str] = {"dpo": "DPO", "orpo": "ORPO", "reward": "reward model"}
 REFERENCES: dict[Reference, str] = {
@@ -59,13 +59,31 @@ def layout_line(scenario: Scenario) -> str:
             f"batch {training.global_batch_size} × {counted(training.seq_len, 'token')} "
             f"in micro-batches of {training.micro_batch_size}"
         )
-        words += [training.precision, f"framework {training.framework}", *learning_words(training)]
+        words += [training.precision, *recompute_words(training.recompute), f"framework {training.framework}"]
+        words += learning_words(training)
     if inference is not None:
         words.append(f"{inference.batching} batching")
         words.append(inference.precision if inference.quantization == "none" else inference.quantization)
         words.append(f"engine {Path(inference.engine).name}")
         words += [] if inference.sampling is None else [sampling_words(inference.sampling)]
     return " · ".join([*words, gpus_words(scenario)])
+
+
+def recompute_words(recompute: Recompute) -> list[str]:
+    """What is computed again before the backward, if anything is.
+
+    >>> from sim.inputs.training_config import Recompute
+    >>> recompute_words(Recompute(mode="none")), recompute_words(Recompute(mode="full", layers=8))
+    ([], ['recompute full (8 layers of a stage)'])
+    >>> recompute_words(Recompute(mode="selective", modules=("moe_act", "layernorm")))
+    ['recompute selective (moe_act, layernorm)']
+    """
+    if recompute.mode == "none":
+        return []
+    of = [] if recompute.layers is None else [f"{counted(recompute.layers, 'layer')} of a stage"]
+    of += [] if recompute.every is None else [f"one layer in {recompute.every}"]
+    of += recompute.modules if recompute.mode == "selective" else ()
+    return [f"recompute {recompute.mode}" + f" ({', '.join(of)})" * bool(of)]
 
 
 def learning_words(training: Training) -> list[str]:

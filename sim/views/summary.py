@@ -250,7 +250,7 @@ def print_provenance(
     further = "".join(f", {profile} on {gpu}" for gpu, profile in (source.of_other_gpus or {}).items())
     for line in (
         *before,
-        f"prices: {named}{further}" + (f": {shares}" if shares else ""),
+        f"operator times: {named}{further}" + (f": {shares}" if shares else ""),
         f"simulated {counted(engine.tasks, 'task')} in {seconds(engine.wall_s)} with the {engine.path} engine",
     ):
         terminal.print(line, "dim")

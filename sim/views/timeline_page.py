@@ -225,5 +225,6 @@ def _provenance_words(result: Result) -> list[str]:
     source, engine = result.provenance, result.engine
     shares = ", ".join(f"{percent(v)} {k}" for k, v in source.shares.items() if v)
     hardware = ", ".join(str(v) for v in source.hardware.values() if v)
-    took = f"{counted(engine.tasks, 'task')} in {seconds(engine.wall_s)} ({engine.path})"
-    return [words for words in (source.date, hardware, f"costs: {shares}" if shares else "", took) if words]
+    # a page is simulated in more detail than the summary, so its tasks are said to be the timeline's
+    took = f"timeline of {counted(engine.tasks, 'task')}, simulated in {seconds(engine.wall_s)} ({engine.path})"
+    return [words for words in (source.date, hardware, f"operator times: {shares}" if shares else "", took) if words]

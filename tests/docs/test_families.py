@@ -58,7 +58,7 @@ def test_today_s_families_have_a_section() -> None:
     with_windows |= {"granite_swa", "granitemoe_swa", "vaultgemma", "mellum", "exaone_moe", "laguna"}
     as_a_shown_one = {"granitemoe", "solar_open", "qwen3_5_text"}  # Mixtral, GLM 4.5, Qwen 3.5
     as_a_shown_one |= {"granitemoeshared", "phimoe", "deepseek", "flex_olmo", "hy_v3", "bailing_moe", "youtu", "mamba"}
-    as_a_shown_one |= {"bamba", "gemma4_text", "kolibri1", "axk1", "mimo_v2_flash", "cohere2_moe"}
+    as_a_shown_one |= {"bamba", "gemma4_text", "kolibri1", "axk1", "mimo_v2_flash", "mimo_v2", "cohere2_moe"}
     as_a_shown_one |= {"sarvam_moe", "sarvam_mla"}  # GLM 4.5, DeepSeek V3
     as_a_shown_one |= {"flint", "lara_mini"}  # Qwen 3 30B-A3B, Qwen 3.5
     other_names = {"minimax", "minimax_m1", "minimax_text_01"}  # three names of one family

@@ -12,7 +12,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from itertools import groupby
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +168,23 @@ def flags_of(words: list[str], short: bool = False, listed: Collection[str] = ()
         else:
             name = ""
     return flags
+
+
+def words_behind(file: Path, words: list[str], mark: str) -> list[str]:
+    """The words behind a module's name, up to its command's end.
+
+    Raises:
+        InputError: where no command has it, and where several differ, of which one would be read and the others not.
+    """
+    found = [
+        list(takewhile(lambda word: word not in ENDS, words[i + 1 :])) for i, word in enumerate(words) if word == mark
+    ]
+    if not found:
+        raise InputError(f"{file}: {mark} stands in the file, but in no command that could be read")
+    longest = max(found, key=len)
+    if any(not {*pairwise(each)} <= {*pairwise(longest)} for each in found):
+        raise InputError(f"{file}: {len(found)} commands of {mark} differ: keep the one that runs in the file")
+    return longest
 
 
 def require_one(file: Path, words: list[str], mark: str) -> None:

@@ -46,11 +46,16 @@ def by_deepep(s: Settings) -> bool:
     return s.values.get("all2all") == "deepep" or s.flag("deepep")
 
 
+def sends_tokens(layout: Mapping[str, int]) -> bool:
+    """Whether replicas share experts."""
+    return layout.get("ep", 1) * layout.get("expert_tp", 1) > layout["tp"]
+
+
 def of_replicas(s: Settings, layout: Mapping[str, int], backends: Mapping[str, str]) -> dict[str, Any]:
     """The backend that a flag names, and what each replica has by itself, where replicas share experts."""
     own = s.choice("all2all", backends, "") if "all2all" in s.values else None
     backend = "deepep" if by_deepep(s) else own
-    sent = layout.get("ep", 1) * layout.get("expert_tp", 1) > layout["tp"]
+    sent = sends_tokens(layout)
     own_dense = False if str(s.values.get("dense_tp")) == "1" and s.take("dense_tp") else None
     own_head = False if s.flag("own_head") else None
     keys = {"all2all_backend": backend, "dense_over_replicas": own_dense, "head_over_replicas": own_head}

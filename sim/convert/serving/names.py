@@ -25,13 +25,15 @@ class Server(Struct, frozen=True):
 class Benchmark(Server, frozen=True, kw_only=True):
     """A benchmark. `range_ends_at_length`: a range of lengths ends at the stated one, which others have in the
     middle; `ratio`: where it begins, if no flag says it. `burstiness`: of the gaps between requests, if no flag says
-    it, None: of a Poisson process. `temperature`: of its requests, if no flag says it; None: the
-    server's. `own_server`: settings of the engine that it starts. `note`: for the reader of the scenario."""
+    it, None: of a Poisson process. `exact_rate`: the gaps are scaled so that their sum is what the rate says.
+    `temperature`: of its requests, if no flag says it; None: the server's. `own_server`: settings of the engine that it
+    starts. `note`: for the reader of the scenario."""
 
     defaults: dict[str, int]
     range_ends_at_length: bool = False
     ratio: float = 0.0
     burstiness: float | None = None
+    exact_rate: bool = False
     temperature: float | None = 0.0
     own_server: dict[str, Any] = field(default_factory=dict)
     note: str = ""

@@ -42,6 +42,13 @@ SETTINGS = {
     "speculative_config.speculative_model": "draft",
     "speculative_config.speculative_model_dir": "draft",
 }
+OF_THEMSELVES = {  # defaults that configurations state
+    "scheduler_config.capacity_scheduler_policy": "GUARANTEED_NO_EVICT",
+    "attention_dp_config.enable_balance": False,
+    "allreduce_strategy": "AUTO",
+    "moe_config.backend": "AUTO",
+}
+OWN_GRAPHS = 128  # max_batch_size of TensorRT-LLM's cuda_graph_config
 WITHOUT_EFFECT = (
     *("backend", "print_iter_log", "num_postprocess_workers", "trust_remote_code"),
     *("enable_iter_perf_stats", "enable_autotuner"),
@@ -64,25 +71,40 @@ def options_of(s: Settings, text: str) -> dict[str, Any]:
     return _flat(options or {})
 
 
-def of_tensorrt_llm(options: dict[str, Any], running: Any) -> dict[str, Any]:
-    """Its options by our names of settings; others by their own, which are reported. `running`: the flag for the most
-    requests at once. Graphs of padded batches of up to so many are what is simulated (llmapi/llm_args.py,
-    CudaGraphConfig)."""
-    found: dict[str, Any] = {}
-    most = options.get("max_batch_size", running)
+def of_tensorrt_llm(options: dict[str, Any], s: Settings) -> dict[str, Any]:
+    """Its options by our names of settings; others by their own, which are reported. Graphs of padded batches of up to
+    as many requests as run at once are what is simulated (llmapi/llm_args.py, CudaGraphConfig)."""
+    most = options.get("max_batch_size", s.values.get("running"))
+    found = _graphs(options, s, most)
     graphs = {"cuda_graph_config.enable_padding": True, "cuda_graph_config.max_batch_size": most}
     for key, value in options.items():
         if key == "cuda_graph_config" and value is None:
             found["eager"] = True
         elif key == "kv_cache_config.enable_block_reuse":
             found["prefixes" if value else "no_prefixes"] = True
-        elif key in graphs and _at_least(value, graphs[key]):
+        elif (key in graphs and _at_least(value, graphs[key])) or OF_THEMSELVES.get(key) == value:
             continue
         elif key in SETTINGS:
             found[SETTINGS[key]] = value
         elif not key.startswith(WITHOUT_EFFECT):
             found[key] = value
     return found
+
+
+def _graphs(options: dict[str, Any], s: Settings, most: Any) -> dict[str, Any]:
+    """What a server has where its `cuda_graph_config` leaves sizes out: graphs to 128, and none between these sizes
+    unless it says so (CudaGraphConfig: validate_cuda_graph_config, enable_padding). trtllm-bench says both."""
+    said = {*options}
+    if s.flag("padded") or "cuda_graph_config" in said:
+        return {}
+    if not options.get("cuda_graph_config.enable_padding"):
+        s.notes.append(
+            "cuda_graph_config.enable_padding is false: TensorRT-LLM runs batches of a size that has no graph (33 to "
+            "63, say) without one; here they are padded"
+        )
+    sizes = {"cuda_graph_config.max_batch_size", "cuda_graph_config.batch_sizes"}
+    more = most is None or _at_least(most, OWN_GRAPHS + 1)
+    return {"graphs_to": OWN_GRAPHS} if more and not sizes & said else {}
 
 
 def _at_least(value: Any, least: Any) -> bool:

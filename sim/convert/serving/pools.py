@@ -1,14 +1,19 @@
 """Several servers of one script: the nodes of one, or servers that compute prompts and others that add tokens.
 
 SGLang: `--disaggregation-mode` (srt/server_args.py). vLLM: `kv_role` of `--kv-transfer-config` (config/kv_transfer.py).
+TensorRT-LLM: `--server_role`, or the URLs in the YAML of `trtllm-serve disaggregated` (tensorrt_llm/commands/serve.py,
+llmapi/disagg_utils.py).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from sim.convert.scripts.command_line import ENDS
+from sim.convert.scripts.command_line import ENDS, flags_of
+from sim.convert.scripts.named_files import named_mapping
 from sim.convert.settings import Settings, without_none
 from sim.core.errors import InputError
 
@@ -17,6 +22,9 @@ MAIN = "decode"  # whose settings are both pools' where no key is a pool's own
 OF_PREFILL = ("max_batch_tokens", "chunked_prefill", "prefix_cache")
 KV_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
 WORKERS = {"prefill": "is-prefill-worker", "decode": "is-decode-worker"}  # flags of Dynamo's vLLM
+SERVER_ROLES = {"context": "prefill", "generation": "decode"}  # TensorRT-LLM's words, in either case
+URLS = {"prefill": "context_servers", "decode": "generation_servers"}  # sections of its orchestrator's YAML
+CONDITIONAL = "conditional_disagg_config"
 BOTH = "kv_both"  # either; the proxy says which (docs/features/nixl_connector_usage.md)
 PORTS = {  # flags of proxies (vLLM's toy_proxy_server.py and router; SGLang's router) before ports, or URLs with them
     "prefill": ("--prefiller-ports", "--prefiller-port", "--prefill"),
@@ -30,10 +38,18 @@ def is_further_node(s: Settings) -> bool:
     return "headless" in s.values or any(str(s.values.get(name, "0")).strip() not in ("0", "True") for name in FURTHER)
 
 
-def name_roles(servers: list[Settings], words: list[str]) -> None:
-    """Set the roles that Dynamo's flags give, or a proxy among the file's `words`. Beside a server that computes
-    prompts, one without a flag adds tokens (components/src/dynamo/vllm/main.py)."""
+def name_roles(servers: list[Settings], words: list[str], text: str) -> None:
+    """Set the roles that Dynamo's flags give, or a proxy among the file's `words`, or TensorRT-LLM's orchestrator,
+    whose YAML the file's `text` may write. Beside a server that computes prompts, one without a flag adds tokens
+    (components/src/dynamo/vllm/main.py)."""
     _by_proxy([s for s in servers if _kv_role(s) == BOTH], words)
+    for s in servers:
+        if (role := SERVER_ROLES.get(str(s.values.get("role")).lower())) is not None:
+            s.values = {**s.values, "role": role}
+    config = _orchestrator(servers[0].file, words, text)
+    _by_urls([s for s in servers if "role" not in s.values], config)
+    for s in servers if CONDITIONAL in config else ():
+        s.notes.append(f"{CONDITIONAL}: prefill servers compute every prompt here, short ones too")
     flags = [next((role for role, flag in WORKERS.items() if s.flag(flag)), None) for s in servers]
     if "prefill" in flags:
         for s, role in zip(servers, flags, strict=True):
@@ -71,6 +87,28 @@ def _by_proxy(servers: list[Settings], words: list[str]) -> None:
         flags = ", ".join([names[0] for names in PORTS.values()])
         for s in servers:
             s.notes.append(f"kv_role {BOTH}: a proxy's command ({flags}) says which servers compute prompts")
+
+
+def _orchestrator(file: Path, words: list[str], text: str) -> Mapping[str, Any]:
+    """The YAML of `trtllm-serve disaggregated`; empty where the file has no such command."""
+    for i, word in enumerate(words[:-1]):
+        if word.rpartition("/")[2] == "trtllm-serve" and words[i + 1] == "disaggregated":
+            ends = next((k for k in range(i, len(words)) if words[k] in ENDS), len(words))
+            flags = flags_of(words[i + 2 : ends], short=True)
+            name = next((flags[flag] for flag in ("c", "config-file") if flag in flags), None)
+            return {} if name is None else named_mapping(file, text, str(name)) or {}
+    return {}
+
+
+def _by_urls(servers: list[Settings], config: Mapping[str, Any]) -> None:
+    """Set the roles of servers by the ports of the URLs that an orchestrator sends prompts to, or computed ones."""
+    found = {role: config.get(section) for role, section in URLS.items()}
+    urls = {role: one.get("urls", []) if isinstance(one, dict) else [] for role, one in found.items()}
+    ports = {role: {str(url).rstrip("/").rpartition(":")[2] for url in listed} for role, listed in urls.items()}
+    for s in servers:
+        roles = [role for role in ROLES if str(s.values.get("port", 8000)) in ports[role]]
+        if len(roles) == 1:
+            s.values = {"role": roles[0], **s.values}
 
 
 def _behind(words: list[str], flags: tuple[str, ...]) -> set[str]:

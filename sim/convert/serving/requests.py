@@ -8,22 +8,27 @@ from typing import Any
 from sim.convert.serving.names import Benchmark
 from sim.convert.serving.options import within
 from sim.convert.settings import Settings, without_none
+from sim.variants.engines import ENGINES
 
+EXACT_SINCE = (0, 9)  # vLLM's records; releases from 0.10 on scale gaps
 RANDOM = "random"  # benchmarks' data set of random texts
 LENGTHS = ("prompt", "output")
 EQUAL_GAPS = 1e9  # the largest `burstiness` of a scenario
 PATTERNS = {"constant": EQUAL_GAPS, "poisson": 1.0, "gamma": None}  # None: what the flag of burstiness says
 
 
-def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
-    """What the flags say of requests. Of several values of a flag, which SGLang's batches try in turn, the first."""
+def requests_of(b: Settings, benchmark: Benchmark, engine: str = "") -> dict[str, Any]:
+    """What the flags say of requests of an engine's server. Of several values of a flag, which SGLang's batches try in
+    turn, the first."""
     for name in ("count", *LENGTHS):
         first, *others = str(b.values.get(name, "")).split()[:2] or [""]
         if others:
             b.notes.append(f"{b.written_as(name)} {b.values[name]}: the first is simulated, {first}")
             b.values = {**b.values, name: first}
     count, prompt, output = (b.integer(name, benchmark.defaults[name]) for name in ("count", *LENGTHS))
-    ratio, rate = b.number("ratio", benchmark.ratio) or 0.0, b.number("rate")
+    ratio, ramp = b.number("ratio", benchmark.ratio) or 0.0, _ramp(b, count)
+    rate = b.number("rate") if ramp is None else ramp
+    prompt += _prefix(b)
     if benchmark.range_ends_at_length:  # from ratio·length to length
         prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
         ratio = round((1 - ratio) / (1 + ratio), 4)
@@ -39,10 +44,43 @@ def requests_of(b: Settings, benchmark: Benchmark) -> dict[str, Any]:
             "count": count,
             "rate_per_s": finite,
             "burstiness": burstiness if finite and burstiness != 1 else None,
+            "exact_rate": True if finite and ramp is None and _is_exact(benchmark, engine) else None,
             "max_concurrency": most if (most := b.whole("concurrency")) is None or most > 0 else None,
             "seed": b.whole("seed"),
         }
     )
+
+
+def _is_exact(benchmark: Benchmark, engine: str) -> bool:
+    """Whether gaps are scaled to their sum: those of vLLM's benchmark, which is taken to be of its server's release."""
+    record = ENGINES.get(engine)
+    return benchmark.exact_rate and not (record and record.product == "vLLM" and record.since < EXACT_SINCE)
+
+
+def _ramp(b: Settings, count: int) -> float | None:
+    """The mean rate of requests that come faster and faster, or None where no flag says so: the number by the sum of
+    the mean gaps (vllm/benchmarks/serve.py, _get_current_request_rate)."""
+    how, start, end = b.values.get("ramp"), b.number("ramp_start"), b.number("ramp_end")
+    if how not in ("linear", "exponential") or start is None or end is None or min(start, end) <= 0:
+        b.taken -= {"ramp_start", "ramp_end"}
+        return None
+    b.take("ramp")
+    parts = [i / max(count - 1, 1) for i in range(count)]
+    rates = [start + (end - start) * p if how == "linear" else start * (end / start) ** p for p in parts]
+    mean = float(f"{count / sum(1 / rate for rate in rates):.6g}")
+    b.notes.append(f"--ramp-up-strategy {how}: the rate stays at its mean, {mean:g} requests a second")
+    return mean
+
+
+def _prefix(b: Settings) -> int:
+    """Tokens that all prompts begin with, before those of their stated length (vllm/benchmarks/datasets.py)."""
+    shared = b.whole("prefix") or 0
+    if shared > 0:
+        b.notes.append(
+            f"{b.written_as('prefix')} {shared}: prompts are longer by these tokens; that all share them is not "
+            "expressed here, only a trace's prefix_id does (inference.requests.trace)"
+        )
+    return max(0, shared)
 
 
 def _burstiness(b: Settings, benchmark: Benchmark) -> float | None:

@@ -15,9 +15,10 @@ from sim.convert.serving import pools as pools
 from sim.convert.serving.adapters import adapters_of
 from sim.convert.serving.checkpoints import described, prefixes_of, weights_of, with_prediction
 from sim.convert.serving.drafts import drafts_of
-from sim.convert.serving.experts import by_deepep, by_environment, of_replicas, stages_of
+from sim.convert.serving.experts import by_deepep, by_environment, of_replicas, sends_tokens, stages_of
 from sim.convert.serving.graphs import cache_bytes, cache_tokens, graphs_of, json_object, with_objects
 from sim.convert.serving.names import Server, names_of_flags
+from sim.convert.serving.offline import offline_tokens
 from sim.convert.serving.options import most_tokens, of_limit, of_tensorrt_llm, options_of
 from sim.convert.serving.requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
 from sim.convert.serving.sampling import sampling_of
@@ -29,6 +30,7 @@ from sim.inputs.hub import as_model
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 from sim.variants.engines import ENGINES
+from sim.variants.engines.defaults import MAX_PREFILL_TOKENS
 from sim.variants.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
@@ -80,7 +82,7 @@ def convert_serving(file: Path, text: str, machine: Machine) -> Converted:
     for _, one in servers:
         one.taken |= {"model", "longest"}
     left = {flag for _, one in (servers if with_roles else [(product, s)]) for flag in one.left()}
-    requests, left = _with_requests(s, words, left, engine, inference.get("max_request_tokens"))
+    requests, left = _with_requests(s, machine, words, left, engine, inference.get("max_request_tokens"))
     inference |= requests
     if limit is not None and (beyond := of_limit(inference)):
         s.notes.append(f"{s.written_as('longest')} {limit}: {beyond}")
@@ -121,7 +123,7 @@ def _model(s: Settings, machine: Machine) -> str:
 
 
 def _with_requests(
-    s: Settings, words: list[str], left: set[str], engine: str, limit: int | None
+    s: Settings, machine: Machine, words: list[str], left: set[str], engine: str, limit: int | None
 ) -> tuple[dict[str, Any], set[str]]:
     """The benchmark's requests and what they ask for, and flags that neither it nor the servers (`left`) know. Lengths
     that the file does not state keep to the engine's limit."""
@@ -137,9 +139,11 @@ def _with_requests(
     said = (names.benchmarks[which].note, of_dataset(str(b.values.get("dataset", RANDOM))))
     s.notes += filter(None, said)
     sampling, stated = sampling_of(b, s, engine, names.benchmarks[which].temperature), states_lengths(b)
-    found = requests_of(b, names.benchmarks[which])
+    found = requests_of(b, names.benchmarks[which], engine)
     s.notes += b.notes
-    requests = without_none({"sampling": sampling, "requests": found if stated else assumed(s, found, limit)})
+    found = found if stated else assumed(s, found, limit)
+    tokens = offline_tokens(s, machine, engine, which)
+    requests = without_none({"max_batch_tokens": tokens, "sampling": sampling, "requests": found})
     server = _first(words, names.servers)
     if server is not None and server[1] == of_benchmark:  # one that starts the engine has its flags too
         return requests, left & {*b.left()}
@@ -167,13 +171,13 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     for name, s in found:
         options = options_of(s, text)
         if name == TENSORRT_LLM:
-            s.values = {**s.values, **of_tensorrt_llm(options, s.values.get("running"))}
+            s.values = {**s.values, **of_tensorrt_llm(options, s)}
         else:
             values, _ = _by_setting(
                 {key.replace("_", "-"): value for key, value in options.items()}, names.servers[name]
             )
             s.values = {**values, **by_environment(s, text, name), **s.values}
-    pools.name_roles([s for _, s in found], words)
+    pools.name_roles([s for _, s in found], words, text)
     first = [one for one in found if not pools.is_further_node(one[1])]
     return first or found
 
@@ -199,6 +203,8 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
         layout = {key: value for key, value in layout.items() if key not in ("ep", "expert_tp")}
     elif product == "vLLM" and "ep" not in layout and replicas > 1 and _has_experts(machine.model or as_model(model)):
         layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
+    if not sends_tokens(layout) and inference.pop("two_batch_overlap", None):
+        s.notes.append(f"{s.written_as('two_batches')}: is simulated only where replicas share experts")
     return layout, inference | of_replicas(s, layout, names_of_flags().all2all)
 
 
@@ -304,8 +310,8 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
 def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
     tokens, offload = _tokens(s), s.number("offload_gib")
     chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
-    if tokens is not None and tokens < 0:  # SGLang: no chunks
-        tokens, chunked = None, False
+    if tokens is not None and tokens < 0:
+        tokens, chunked = _without_chunks(s), False
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
@@ -346,6 +352,14 @@ def _tokens(s: Settings) -> int | None:
     """Tokens of an iteration; vLLM's may end in a letter for thousands (engine/arg_utils.py, human_readable_int)."""
     given = most_tokens(str(s.values.get("tokens")))
     return s.whole("tokens") if given is None else given if s.take("tokens") else None
+
+
+def _without_chunks(s: Settings) -> int:
+    """Tokens of an iteration of SGLang's that computes prompts whole: max_prefill_tokens, which every replica has of
+    its own (managers/schedule_policy.py, PrefillAdder: rem_chunk_tokens None)."""
+    most = s.whole("prefill_tokens") or MAX_PREFILL_TOKENS
+    s.notes.append(f"no chunks of prompts: iterations of up to {most:,} tokens of them; longer ones are cut there")
+    return most * (s.size("dp", 1) if s.flag("dp_attention") else 1)
 
 
 def _eplb(s: Settings) -> dict[str, Any] | None:

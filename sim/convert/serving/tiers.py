@@ -14,6 +14,7 @@ from sim.convert.settings import Settings
 
 GIB = 2**30
 CONNECTORS = ("OffloadingConnector", "SimpleCPUOffloadConnector")
+LMCACHE = "LMCache"  # its connectors, whose sizes LMCache's own file or environment says
 POLICIES = {"write_back": "write_back", "write_through": "write_through", "write_through_selective": "write_through"}
 KEY = "inference.kv_cache.tiers.host.capacity_bytes"
 
@@ -46,11 +47,13 @@ def _by_connector(s: Settings) -> float | None:
         config = json.loads(str(s.values.get("transfer")))
     except ValueError:
         return None
-    if not isinstance(config, dict) or config.get("kv_connector") not in CONNECTORS:
+    name = str(config.get("kv_connector")) if isinstance(config, dict) else ""
+    if name not in CONNECTORS and not name.startswith(LMCACHE):
         return None
-    more = config.get("kv_connector_extra_config")
+    more = config.get("kv_connector_extra_config") if name in CONNECTORS else None
     size = more.get("cpu_bytes_to_use") if isinstance(more, dict) else None
     if not isinstance(size, int | float) or size <= 0:
+        s.notes.append(f"kv_connector {name}: how much it keeps of the cache is not known here; {KEY} says it")
         return None
     s.taken.add("transfer")
     return float(size)

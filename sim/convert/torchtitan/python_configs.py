@@ -46,7 +46,16 @@ ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 LARGEST = 2**62
 UNREAD = "?"  # stands for a table: keys whose values are no plain ones
 OF_RL = re.compile(r"(?m)^\s*(from|import) torchtitan\.experiments\.rl\b")
-OTHER_TRAINERS = ("trl", "transformers", "deepspeed", "megatron", "axolotl", "torchtune")  # whose scripts are no config
+OTHER_TRAINERS = (
+    "trl",
+    "transformers",
+    "deepspeed",
+    "megatron",
+    "axolotl",
+    "torchtune",
+    "litgpt",
+    "nemo_rl",
+)  # whose scripts are no config
 
 
 def is_job(text: str) -> bool:

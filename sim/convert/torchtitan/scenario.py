@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sim.convert.other_trainers import refuse_alike
 from sim.convert.settings import ALL_IN_BF16, FSDP_ON_HOST, Converted, Machine, Settings, without_none
 from sim.convert.torchtitan.filters import filtered_layers
 from sim.convert.torchtitan.older import as_of_2025
@@ -115,6 +116,7 @@ def _toml(file: Path, text: str) -> dict[str, dict[str, Any]]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file}: not TOML: {error}") from None
+    refuse_alike(file, data)
     tables = {name: table for name, table in data.items() if isinstance(table, dict)}
     # The section alone converts nothing: model.converters says what is on.
     linear = tables.pop("quantize", {}).get("linear", {})

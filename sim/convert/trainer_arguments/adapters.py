@@ -55,7 +55,7 @@ STEMS = (
 )
 LAYERS = tuple(map(str, range(8)))  # of which a pattern may mean some
 PARTS = ("self_attn", "mlp", "attn", "attention", "self_attention")
-SOME = "unfrozen_parameters"
+SOME = ("unfrozen_parameters", "lisa_n_layers", "spectrum_top_fraction")  # Axolotl's: layers, drawn anew or by a scan
 RANK = "lora_r"  # of TRL's ModelConfig, and of scripts that make adapters without being asked
 UNASKED = f"{RANK} without use_peft: all parameters are trained, as by TRL; add use_peft if the script makes adapters"
 ALL = ("all", "ALL", "all-linear")
@@ -89,9 +89,9 @@ def adapters(s: Settings) -> dict[str, Any] | None:
 
 def _refuse_parts(s: Settings) -> None:
     """Refuse training of parts of a model that are no LoRA: LLaMA-Factory's `freeze` and `oft`, Axolotl's other
-    adapters and `unfrozen_parameters` (utils/freeze.py: `freeze_layers_except`)."""
-    if s.values.get(SOME):
-        raise InputError(f"{s.file}: {SOME}: trains some of the parameters; can be converted: full training, and LoRA")
+    adapters, `unfrozen_parameters` (utils/freeze.py: `freeze_layers_except`) and their kin."""
+    if some := next((key for key in SOME if s.values.get(key)), None):
+        raise InputError(f"{s.file}: {some}: trains some of the parameters; can be converted: full training, and LoRA")
     for key in ("finetuning_type", "adapter", "tuner_type"):
         word = s.values.get(key)
         if word not in (None, "", "full", False):

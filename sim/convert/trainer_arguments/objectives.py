@@ -36,6 +36,13 @@ KEYS = ("stage", "rl", OF_SCRIPT)
 OTHER = "trains for something else than next tokens"
 # Axolotl's switches (utils/schemas, integrations/gkd).
 SWITCHES = {"gkd_trainer": "gkd", "reward_model": "reward", "process_reward_model": "prm"}
+# Axolotl's plugins that train otherwise, by their part of the name and their section (src/axolotl/integrations).
+PLUGINS = {
+    "diffusion": "trains on masked tokens with attention in both directions, which is not simulated",
+    "hatchery": "trains on the GPUs of a service",
+    "kd": OBJECTIVES["gkd"],
+    "spectrum": "trains some of the parameters",
+}
 OF_TRL = "{}, a key of TRL's {}"
 # Keys of TRL's other trainers, which its SFTConfig and `TrainingArguments` lack (release 1.16: trl/trainer/*_config.py,
 # trl/scripts, trl/experimental; those of DPO and KTO that earlier releases had, too).
@@ -94,6 +101,7 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
         if SWITCHES[key] in CONVERTED:
             return CONVERTED[SWITCHES[key]]
         raise _error(file, key, OBJECTIVES[SWITCHES[key]])
+    _refuse_plugins(file, data)
     for trainer, (what, keys) in TRAINERS.items():
         if key := next((name for name in keys if data.get(name) not in UNSET), ""):
             raise _error(file, OF_TRL.format(key, trainer), what)
@@ -105,6 +113,14 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
     if (what := OBJECTIVES.get(kind := _kind(data))) is not None:
         raise _error(file, f"loss_type {_loss_type(data)}", what)
     return CONVERTED.get(kind)
+
+
+def _refuse_plugins(file: Path, data: Mapping[str, Any]) -> None:
+    listed = data.get("plugins")
+    names = " ".join(map(str, listed)) if isinstance(listed, list) else ""
+    for word, what in PLUGINS.items():
+        if data.get(word) not in UNSET or f".integrations.{word}." in names or data.get(f"{word}_trainer") is True:
+            raise _error(file, f"plugin {word}", what)
 
 
 def is_simpo(data: Mapping[str, Any]) -> bool:

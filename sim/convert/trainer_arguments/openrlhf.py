@@ -8,12 +8,11 @@ default; train_batch_size counts sequences of all replicas (utils/deepspeed/deep
 from __future__ import annotations
 
 import re
-from itertools import takewhile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sim.convert.scripts.command_line import ENDS, SWITCHES, flags_of, words_of
-from sim.core.errors import InputError
+from sim.convert.scripts.command_line import SWITCHES, flags_of, words_behind, words_of
 
 MODULE = "openrlhf.cli.train_sft"
 # By today's name: what it is here, and its former names.
@@ -75,15 +74,16 @@ def openrlhf_arguments(file: Path, text: str) -> tuple[dict[str, Any], list[str]
         InputError: where the command cannot be found.
     """
     words = words_of(file, text, ends=True)
-    at = next((i for i, word in enumerate(words) if word == MODULE), None)
-    if at is None:
-        raise InputError(f"{file}: {MODULE} stands in the file, but in no command that could be read")
-    flags = flags_of(list(takewhile(lambda word: word not in ENDS, words[at + 1 :])), listed=LISTED)
-    former = {"attn_implementation": "eager"} if OLD in flags and FLASH not in flags else {}
-    given = DEFAULTS | former | {OURS[name]: _value(value) for name, value in flags.items() if name in OURS}
+    flags = flags_of(words_behind(file, words, MODULE), listed=LISTED)
     left = sorted(name for name in flags if name not in OURS and not HARMLESS.fullmatch(name))
     notes = [f"not expressed here: {', '.join(f'--{name}' for name in left)}"] if left else []
-    return _settings(given), notes
+    return openrlhf_settings(flags), notes
+
+
+def openrlhf_settings(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's settings by the values of flags, those of other names left out."""
+    former = {"attn_implementation": "eager"} if OLD in flags and FLASH not in flags else {}
+    return _settings(DEFAULTS | former | {OURS[name]: _value(value) for name, value in flags.items() if name in OURS})
 
 
 def _value(value: Any) -> Any:

@@ -32,6 +32,7 @@ LENGTHS = ("max_length", "max_seq_length", "cutoff_len", "model_max_length", "bl
 PACKING = ("packing", "sample_packing")  # of TRL and LLaMA-Factory, of Axolotl
 WITHIN_PACKING = ("padding_free", "pad_to_sequence_len", "neat_packing", "packing_strategy")
 CHECKPOINTING = "activation_checkpointing"  # by Transformers 5.24 and later, which keep gradient_checkpointing
+FULL_LENGTH = "every sequence is simulated at full length; without packing, shorter texts take less time"
 MICRO_BATCH = 8  # TrainingArguments' default
 # Keys of which a file of these trainers has at least one.
 MARKS = (
@@ -249,7 +250,7 @@ def _note_lengths(s: Settings) -> None:
     if {name for name in PACKING if s.flag(name)}:  # all are asked for, so that none is reported
         s.notes.append("packing: a sequence is simulated as one text; training.packing describes several shorter ones")
     else:
-        s.notes.append("every sequence is simulated at full length; without packing, shorter texts take less time")
+        s.notes.append(FULL_LENGTH)
 
 
 def _batch(s: Settings, dp: int) -> dict[str, int]:

@@ -194,6 +194,8 @@ def _cohere2_moe(config: Config) -> Config:
 def _mimo_v2_flash(config: Config) -> Config:
     """MiMo V2 Flash: twice the key and value heads, and sinks, in layers with windows; values narrower than keys."""
     require(config, "n_group", (1, None))
+    for key in ("num_attention_heads", "head_dim", "v_head_dim"):
+        require(config, f"swa_{key}", (config.get(key), None))
     count, kv_heads = config["num_hidden_layers"], config["num_key_value_heads"]
     types = config.get("layer_types")
     if types is None:  # its first config has 1 for a layer with a window
@@ -375,6 +377,7 @@ FAMILIES: dict[str, Callable[[Config], Config]] = {
     "afmoe": _afmoe,
     "hy_v3": _hy_v3,
     "kolibri1": _kolibri1,
+    "mimo_v2": _mimo_v2_flash,  # V2.5 and V2.5 Pro, whose model card names the backbone; its code is on the Hub
     "mimo_v2_flash": _mimo_v2_flash,
     "cohere2_moe": _cohere2_moe,
     "mellum": _mellum,

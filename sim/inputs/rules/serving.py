@@ -52,6 +52,8 @@ def _inference(sections: Sections, inference: Inference) -> Problems:
     if isinstance(requests, RequestPattern) and requests.burstiness != 1.0 and requests.rate_per_s is None:
         why = "needs rate_per_s; requests that come all at once have no gaps"
         yield (*path, "requests", "burstiness"), f"found {requests.burstiness:g}; {why}"
+    if isinstance(requests, RequestPattern) and requests.exact_rate and requests.rate_per_s is None:
+        yield (*path, "requests", "exact_rate"), "found true; needs rate_per_s"
     computed, kept = sixteen_bit(inference.precision), inference.kv_cache.dtype
     if inference.attention == "unfused" and kept != computed:
         why = f"unfused attention reads the cache without converting it; allowed: {computed} (null)"

@@ -123,6 +123,13 @@ def _foreach(n_params: int, t: Training, updated: float, written: float) -> Prog
     return (replace(step, clocks=FUNCTION_CLOCKS * FOREACH_KERNELS * n_params),)
 
 
+def update_temporary_bytes(t: Training) -> float:
+    """Bytes of a parameter that an update on the GPU holds for itself: AdamW over lists of tensors takes the roots of
+    all second moments at once (torch/optim/adam.py: `_multi_tensor_adam`); one fused kernel needs none."""
+    by_lists = OPTIMIZERS[t.optimizer] is ADAMW and adamw_kernels(t) == "foreach" and t.optimizer_offload != "cpu"
+    return moment_bytes(t) if by_lists else 0.0
+
+
 class KeptBytes(NamedTuple):
     """Bytes of a parameter that the optimizer keeps: Adam's moments, and the fp32 copy of a 16-bit parameter."""
 

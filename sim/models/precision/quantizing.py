@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase, Program
 from sim.models.dims import Dims, ceil_div
-from sim.models.operators import F, I, Operator, W, memory_op
+from sim.models.operators import F, I, Operator, W, collective, memory_op
 from sim.variants.recipes import NOTHING, TRANSPOSE, Pass, Recipe
 
 
@@ -32,13 +32,29 @@ def casts(d: Dims, name: str, phase: Phase, elements: float) -> Program:
     return () if d.recipe is None else _kernels(d, f"{name}_cast", phase, elements, d.recipe.activations)
 
 
-def input_casts(d: Dims, name: str, elements: float, normed: bool, original: bool = False) -> Program:
+def input_casts(
+    d: Dims, name: str, elements: float, normed: bool, original: bool = False, cut: bool = False
+) -> Program:
     """`casts` of a matmul's input; `normed`: a norm has made it. `original`: the forward needs one order alone, as the
-    16-bit input is kept and quantized again (`casts_again`)."""
+    16-bit input is kept and quantized again (`casts_again`). `cut`: each rank of tp has a part of it."""
     if d.recipe is None:
         return ()
     step = _step(d.recipe, normed)
-    return _kernels(d, f"{name}_cast", F, elements, step._replace(copies=1) if original else step)
+    step = step._replace(copies=1) if original else step
+    return _agreeing(d, name, F, elements, step, cut and d.recipe.agrees_everywhere)
+
+
+def _agreeing(d: Dims, name: str, phase: Phase, elements: float, step: Pass, agrees: bool, tensors: int = 1) -> Program:
+    """The kernels of a cast. `agrees`: between the pass that finds the largest value, unless a norm has found it, and
+    the cast the ranks of tp agree on that value, of each of so many `tensors`."""
+    if d.recipe is None or not (agrees and d.tp > 1 and d.recipe.agreed_bytes):
+        return _kernels(d, f"{name}_cast", phase, elements, step)
+    found: Program = ()
+    if step.sixteen > 1:
+        found = _kernels(d, f"{name}_largest", phase, elements, Pass(1, 0, 1))
+        step = step._replace(sixteen=step.sixteen - 1, kernels=step.kernels - 1)
+    agreed = (collective(f"{name}_largest_all_reduce", "all_reduce", float(d.recipe.agreed_bytes), phase),) * tensors
+    return (*found, *agreed, *_kernels(d, f"{name}_cast", phase, elements, step))
 
 
 def _step(recipe: Recipe, normed: bool) -> Pass:
@@ -59,9 +75,14 @@ def casts_again(d: Dims, name: str, elements: float, original: bool = False) -> 
     return _of_other_order(d.recipe, made)
 
 
-def gradient_casts(d: Dims, name: str, elements: float) -> Program:
-    """Quantizing the gradient of a matmul's output for both of its products."""
-    return casts(d, f"{name}_grad", I, elements) + casts_again(d, f"{name}_grad", elements)
+def gradient_casts(d: Dims, name: str, elements: float, cut: int = 0) -> Program:
+    """Quantizing the gradient of a matmul's output for both of its products. `cut`: of how many outputs each rank of tp
+    has a part."""
+    if d.recipe is None:
+        return ()
+    agrees = cut > 0 and d.recipe.agrees_everywhere
+    made = _agreeing(d, f"{name}_grad", I, elements, d.recipe.activations, agrees, cut)
+    return made + casts_again(d, f"{name}_grad", elements)
 
 
 def gather_casts(d: Dims, name: str, phase: Phase, elements: int, normed: bool = False) -> tuple[Program, Program]:
@@ -75,7 +96,7 @@ def gather_casts(d: Dims, name: str, phase: Phase, elements: int, normed: bool =
     step = _step(d.recipe, normed)
     if d.recipe.one_scale:
         step = step._replace(copies=1) if step.sixteen else NOTHING
-    return _kernels(d, f"{name}_cast", phase, ceil_div(elements, d.tp), step), ()
+    return _agreeing(d, name, phase, ceil_div(elements, d.tp), step, True), ()
 
 
 def transposes(d: Dims, name: str, elements: float) -> Program:

@@ -39,7 +39,7 @@ from sim.serve.prices.load import Load
 from sim.serve.prices.measured_iterations import priced_as_measured
 from sim.serve.prices.operator_prices import OperatorPrices, PricedProgram, operator_prices_of
 from sim.serve.prices.stages import attentions_of, experts_measured, launched_kernels, launched_pieces, stages_of
-from sim.serve.prices.tiled_attention import tiled, tiled_attentions
+from sim.serve.prices.tiled_attention import slides, tiled, tiled_attentions
 from sim.serve.prices.two_batches import in_two_batches, is_split
 from sim.serve.prices.weight_offload import Streamed, streamed_weights
 from sim.serve.scheduling.speculation import draft_of, drafting, joins_states
@@ -283,7 +283,7 @@ class IterationCosts(Struct):
 
     def decode_work(self, prompts: bool, queries: int, spec: int) -> Work:
         """How single tokens attend, beside prompts or not, each sequence with so many."""
-        if self.measured is not None or not (prompts or queries > 1):
+        if self.measured is not None or not (prompts or queries > 1 or slides(self.attentions[spec])):
             return Work.DECODE
         if not self.tiled_attentions:
             self.tiled_attentions = tiled_attentions(self.plan.scenario, self.dims, self.attentions)

@@ -26,7 +26,7 @@ class Host(Struct, frozen=True):
     `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does; `whole_to`: the most tokens of a
     whole iteration's graph, None: of all of these sizes; `grouped`: a token's group of experts is chosen first;
     `masked`: tokens of the vocabulary of which a grammar forbids some, 0: no grammars; `logprobs`: that go with each
-    token; `stream_interval`: tokens in a streamed piece."""
+    token; `stream_interval`: tokens in a streamed piece; `workers`: processes beside the engine's, one for each GPU."""
 
     engine: Engine
     times: HostTimes
@@ -41,6 +41,7 @@ class Host(Struct, frozen=True):
     masked: int = 0
     logprobs: int = 0
     stream_interval: int = 1
+    workers: bool = False
 
     @property
     def front(self) -> Front | None:
@@ -124,10 +125,15 @@ class Host(Struct, frozen=True):
         return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
 
     def between_s(self, load: Load) -> float:
-        """The host's own work for an iteration."""
+        """The host's own work for an iteration. Where each GPU has a process, vLLM's engine core pickles an iteration
+        for all of them and waits for one's tokens (v1/executor/multiproc_executor.py, `collective_rpc`; since 0.12
+        `sample_tokens` is a call of its own, which is sent and waited for beside the GPU); on one GPU the worker is
+        part of the engine's process (v1/executor/uniproc_executor.py)."""
         t = self.times
         own_s = t.iteration_s + (self.tp - 1) * t.rank_s + load.sequences * t.sequence_s
         own_s += bool(load.prefills) * t.prompt_s
+        if self.workers:
+            own_s += t.message_s + load.sequences * t.message_sequence_s
         if self.engine.sized_tokens is not None and load.tokens > self.engine.sized_tokens:
             own_s += load.tokens * self.tp * t.oversize_s
         if self.masked:
@@ -192,7 +198,8 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     masked = scenario.model.vocab if asked is not None and asked.structured_outputs else 0
     logprobs = 0 if asked is None or asked.logprobs is None else 1 + asked.logprobs
     graphed = (graphs, prompts, overlaps, whole_to, grouped)
-    return Host(engine, times, p.tp, kernels, pieces, *graphed, masked, logprobs, served.stream_interval)
+    asked_for = masked, logprobs, served.stream_interval
+    return Host(engine, times, p.tp, kernels, pieces, *graphed, *asked_for, workers=p.tp * p.cp * p.pp > 1)
 
 
 def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int, ...]:

@@ -4,9 +4,11 @@ vLLM since 0.8 computes attention of an iteration's prompts and single tokens in
 flash_attn.py: flash_attn_varlen_func with the longest chunk as max_seqlen_q). FlashAttention 2, its kernel where there
 is no FlashAttention 3 (fa_utils.py, get_flash_attn_version: compute capability 9.0), joins the query heads of a KV head
 and splits keys only where each sequence has one query (vllm-project/flash-attention, csrc/flash_attn/flash_api.cpp,
-mha_varlen_fwd: seqlenq_ngroups_swapped asks for max_seqlen_q 1). Beside a prompt, or with drafted tokens to check, each
-query head of a sequence has a tile of 64 rows (flash_fwd_launch_template.h, run_mha_fwd_splitkv_dispatch: kBlockM), of
-which one row, or one for each drafted token, is of use:
+mha_varlen_fwd: seqlenq_ngroups_swapped asks for max_seqlen_q 1) and no window slides (likewise: window_size_left < 0,
+which vLLM sets only for layers with a sliding window). Beside a prompt, with drafted tokens to check, or in a layer
+with a sliding window, each query head of a sequence has a tile of 64 rows (flash_fwd_launch_template.h,
+run_mha_fwd_splitkv_dispatch: kBlockM), of which one row, or one for each drafted token, is of use. Keys that no query
+of a tile sees are skipped (flash_fwd_kernel.h: n_block_min):
 
     flops of tiles = 2 · sequences · heads · ceil(queries / 64) · 64 · keys · (head_dim + v_head_dim)
 
@@ -51,6 +53,12 @@ def _has_kernel(attention: Attention) -> bool:
     if not isinstance(attention, GroupedQueryAttention):
         return False
     return not attention.sinks and max(attention.widths) <= WIDEST_HEAD
+
+
+def slides(attention: Attention) -> bool:
+    """Whether single tokens have tiles of their own without prompts beside them, too."""
+    window = attention.window if isinstance(attention, GroupedQueryAttention) else None
+    return window is not None and not window.chunked
 
 
 def tile_flops(attention: GroupedQueryAttention, d: ServingDims, sequences: int, keys: float, queries: int) -> float:

@@ -38,10 +38,10 @@ from sim.serve.requests import Request
 from sim.serve.scheduling.reserved_output import RETRACT_STEPS
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Batch, Piece, Sequence
+from sim.variants.engines.defaults import MAX_PREFILL_TOKENS
 
 CLIP = 4096  # CLIP_MAX_NEW_TOKENS
 RESERVED_DECODE_TOKENS = 512  # scheduler.py, num_reserved_decode_tokens
-MAX_PREFILL_TOKENS = 16384  # server_args.py, max_prefill_tokens
 
 
 class SglangScheduler(Scheduler):

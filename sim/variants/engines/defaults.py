@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+MAX_PREFILL_TOKENS = 16384  # SGLang, server_args.py, max_prefill_tokens
+
 ServerPool = Literal["all", "prefill", "decode"]
 Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the model's own layer, a model of its own
 
@@ -26,8 +28,9 @@ class Defaults(NamedTuple):
 class Server(NamedTuple):
     """What an engine's own defaults depend on beside the GPU's architecture: the GPU's bytes of memory, tensor-parallel
     ranks and pipeline stages, replicas that share experts, who drafts tokens, whether attention is latent, the largest
-    batch with a CUDA graph that somebody asks for (None: nobody does), of which pool it is, whether DeepEP is, and
-    whose code the model has (`model.code`)."""
+    batch with a CUDA graph that somebody asks for (None: nobody does), of which pool it is, whether DeepEP is, whose
+    code the model has (`model.code`), the tokens and the requests of all replicas that somebody asks for (None: nobody
+    does), and the tokens that a sequence checks."""
 
     memory_bytes: float
     tp: int = 1
@@ -39,6 +42,9 @@ class Server(NamedTuple):
     pool: ServerPool = "all"
     deepep: bool = False
     code: str | None = None
+    tokens: int | None = None
+    running: int | None = None
+    checked: int = 1
 
     @property
     def ranks(self) -> int:

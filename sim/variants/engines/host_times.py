@@ -20,6 +20,8 @@ class HostTimes(NamedTuple):
     iteration_s: float = 0.0  # of every iteration: scheduling, input tensors, sampling, detokenizing
     rank_s: float = 0.0  # of every iteration, for each tensor-parallel rank beyond the first
     sequence_s: float = 0.0  # of every iteration, for each sequence in it
+    message_s: float = 0.0  # of every iteration of several GPUs: messages to the processes of the workers and back
+    message_sequence_s: float = 0.0  # likewise, for each sequence in it
     prompt_s: float = 0.0  # more where an iteration computes prompts
     oversize_s: float = 0.0  # for each token and rank of an iteration beyond `Engine.sized_tokens`
     launch_s: float = 0.0  # to issue one kernel outside of a CUDA graph

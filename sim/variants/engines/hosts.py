@@ -78,9 +78,12 @@ SGLANG = V1._replace(
     logprob_piece_s=20.9e-6,  # with `--logprobs 5` a piece takes 182.3 us; others in proportion
     **_GRAMMAR,
 )
+# With several GPUs V1's engine core sends each iteration to its workers' processes, and one sends tokens back
+# (v1/executor/multiproc_executor.py). tools/time_vllm_messages.py, the quietest of three runs: 0.10.2 and 0.33.0.
+VLLM_V1 = VLLM_V1._replace(message_s=0.11e-3, message_sequence_s=0.79e-6)
 SGLANG_10 = SGLANG._replace(sequence_s=V1.sequence_s)
 VLLM_V1_24 = VLLM_V1._replace(sequence_s=13.5e-6)
-VLLM_V1_32 = VLLM_V1._replace(sequence_s=17.9e-6)
+VLLM_V1_32 = VLLM_V1._replace(sequence_s=17.9e-6, message_s=0.25e-3, message_sequence_s=1.51e-6)
 
 
 def hosts(hopper: HostTimes) -> dict[str, HostTimes]:

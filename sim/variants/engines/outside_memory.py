@@ -30,11 +30,14 @@ class OutsideMemory(NamedTuple):
     """What an engine's process takes of a GPU beside tensors: CUDA's context and, as far as `linked_bytes` are known,
     communicators. `linked_bytes`: over NVLink; 0 of an engine of which nothing is known.
 
-    What of it counts as part of vLLM's share: `counted` of the communicators; `context`: CUDA's context, too."""
+    What of it counts as part of vLLM's share: `counted` of the communicators; `context`: CUDA's context, too. `graphs`:
+    the part of the whole memory that CUDA graphs are taken to need, which is part of the share; 0: they are in the
+    rest."""
 
     linked_bytes: float = 0.0
     counted: float = 1.0
     context: bool = False
+    graphs: float = 0.0
 
     def bytes(self, ranks: int, pcie: bool) -> float:
         """Bytes on each GPU of a server of so many, over `pcie` or NVLink."""
@@ -56,6 +59,11 @@ VLLM_08 = VLLM._replace(context=True)
 # Since 0.11.0 communicators are there before it looks what is free (v1/worker/gpu_worker.py, init_device:
 # init_worker_distributed_environment stands before MemorySnapshot): of 2.47 - 0.54 + 0.95 GiB only the last count.
 VLLM_11 = OutsideMemory(2.88 * GIB, counted=0.33)
+# Since 0.20 graphs are captured once before the cache is sized, and what they took is taken off the share
+# (determine_available_memory: cudagraph_memory_estimate). Its default rose from 0.9 to 0.92 with that, "to preemptively
+# address the impact" (pull request 38284): so much is taken. Logs say 0.7 % to 2 % of a GPU ("is equivalent to"), for
+# some models much more (issue 45178).
+VLLM_20 = VLLM_11._replace(graphs=0.02)
 # srt/model_executor/model_runner.py of 0.5.3, profile_max_num_token: what is free beyond 1 - mem_fraction_static of
 # what was free behind init_torch_distributed.
 SGLANG = OutsideMemory(2.25 * GIB, context=True)

@@ -29,6 +29,7 @@ PaddedExperts = Literal["own", "alike", "none"]
 PadsReplicas = Literal["never", "always", "graphed"]
 RoomFor = Literal["requests", "tokens", "limits"]
 Masks = Literal["before", "beside"]
+NOTHING_LEFT = 0.001  # a share of memory with which no engine starts
 THREADED_FROM = 128  # sequences; vLLM, v1/structured_output/__init__.py: fill_bitmask_parallel_threshold
 
 T = TypeVar("T")
@@ -69,6 +70,9 @@ class Engine:
     overlaps_drafting: tuple[bool, bool] = fact(
         (True, True),
         "where it overlaps, also with tokens drafted by the model's own layer, and by a model of their own",
+    )
+    overlaps_states: bool = fact(
+        True, "where it overlaps, also with layers that keep a state, unless somebody switches prefix_cache off"
     )
     may_overlap_drafting: bool = fact(
         False, "with async_scheduling true it overlaps with tokens drafted by a model of their own, too"
@@ -382,5 +386,9 @@ class Engine:
         if self.whole_prompt_tokens is not None and positions and (whole or not d.chunked_prefill):
             d = d._replace(max_batch_tokens=max(positions, self.whole_prompt_tokens or d.max_batch_tokens))
         if self.fraction is not None:
-            d = d._replace(memory_fraction=self.fraction(server, d))
+            sized = d if server.tokens is None else d._replace(max_batch_tokens=server.tokens)
+            share = self.fraction(server, sized)
+            if share <= NOTHING_LEFT:  # it starts only if told its share: that of its own chunk stands for it
+                share = self.fraction(server, d)
+            d = d._replace(memory_fraction=share)
         return d._replace(max_batch_tokens=max(1, d.max_batch_tokens // replicas))

@@ -43,6 +43,7 @@ from sim.variants.engines.sglang_memory import (
     sglang_0510_fraction,
     sglang_0514_fraction,
     sglang_0515_fraction,
+    sglang_0522_fraction,
 )
 
 _DRAFTING = Case({"max_running_requests": 48}, drafting=True)  # srt/server_args.py, _handle_speculative_decoding
@@ -289,6 +290,8 @@ _SGLANG_0510 = replace(
     since=(0, 5, 10),
     date="2026-04",
     source="as sglang-0.5; piecewise CUDA graphs of prompts by default (sgl-project/sglang pull request 16331)",
+    # srt/server_args.py, _handle_mamba_radix_cache: no_buffer, the default (0.5.10 to 0.5.12; 0.5.14: extra_buffer)
+    overlaps_states=False,
     sums_prompts=(True, False),  # srt/layers/moe/utils.py: should_use_dp_reduce_scatterv (pull request 22642)
     summed_norms=_SUMMED_NORMS,
     own_prompt_graphs=_GRAPHS_0510,
@@ -319,6 +322,7 @@ _SGLANG_0514 = replace(
     "(srt/managers/scheduler.py, init_model_worker; srt/model_executor/pool_configurator.py, EAGLE/STANDALONE; "
     "srt/server_args.py, _handle_gpu_memory_settings)",
     drafts_inside=True,
+    overlaps_states=True,
     caps_chunks=False,  # srt/managers/schedule_policy.py, add_one_req (0.5.14, 0.5.23; not in 0.5.11)
     own_prompt_graphs=_GRAPHS_0514,
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
@@ -356,8 +360,7 @@ _SGLANG_0520 = replace(
     name="sglang-0.5.20",
     since=(0, 5, 20),
     date="2026-09",
-    source="as sglang-0.5.18; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py); not "
-    "modelled: since 0.5.22 memory for graphs to max_running_requests where that is stated (the same file)",
+    source="as sglang-0.5.18; chunks and graphs of GPUs with 20 to 35 GiB (srt/arg_groups/memory_hook.py)",
     own_prompt_graphs=_GRAPHS_0520,
     fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0520),
     asked_graphs=AskedGraphs(sglang_05_sizes, sglang_05_drafting_sizes, sequences=True, keeps_largest=True),
@@ -369,11 +372,12 @@ _SGLANG_0523 = replace(
     name="sglang-0.5.23",
     since=(0, 5, 23),
     date="2026-10",
-    source="as sglang-0.5.20, as are 0.5.21 and 0.5.22; with latent attention graphs of prompts to 8,192 tokens "
-    "(srt/arg_groups/memory_hook.py), in which these attend in the latent's width "
+    source="as sglang-0.5.20, as are 0.5.21 and 0.5.22; memory by max_running_requests where these are stated, since "
+    "0.5.22; with latent attention graphs of prompts to 8,192 tokens (srt/arg_groups/memory_hook.py), in which these "
+    "attend in the latent's width "
     "(models/deepseek_common/attention_backend_handler.py)",
     own_prompt_graphs=_GRAPHS_0523,
-    fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0523),
+    fraction=partial(sglang_0522_fraction, graphs=_GRAPHS_0523),
 )
 RECORDS = (
     *(_SGLANG_04, _SGLANG_046, _SGLANG_047, _SGLANG_048, _SGLANG_05),

@@ -89,20 +89,36 @@ def sglang_0514_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> f
 
 def sglang_0515_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> float:
     """As `sglang_0514_fraction`, for what a pool's server does: one for prompts has no graphs of single tokens, one for
-    tokens activations of 2,048 of them and no graphs of prompts. DeepEP's buffers take 2 GiB but of servers for prompts
-    (SGLang 0.5.15, srt/server_args.py, _handle_gpu_memory_settings), and its prompts' graphs 1 GiB since 0.5.17
-    (reserve_for_graph_mb). Not modelled: more than 2,048 tokens checked at once in a server for tokens.
+    tokens activations of those that it checks at once, at least 2,048, and no graphs of prompts. DeepEP's buffers take
+    2 GiB but of servers for prompts (SGLang 0.5.15, srt/server_args.py, _handle_gpu_memory_settings), and its prompts'
+    graphs 1 GiB since 0.5.17 (reserve_for_graph_mb).
 
     >>> from sim.variants.engines.graph_sizes import sglang_0510_prompt_sizes
     >>> graphs, d = PromptGraphs(sglang_0510_prompt_sizes), Defaults(max_batch_tokens=16384, graphs_to=512)
     >>> [sglang_0515_fraction(Server(180 * GIB, 8, pool=pool), d, graphs) for pool in ("all", "prefill", "decode")]
     [0.85, 0.855, 0.944]
+    >>> sglang_0515_fraction(Server(180 * GIB, 8, pool="decode", running=4096, checked=4), d, graphs)
+    0.853
     """
     decodes, prompts = server.pool != "prefill", server.pool != "decode"
     own = _decode_graphs_mib(server, d) if decodes else 0.0
     if prompts:
         own += _graphs_mib(server, d, graphs) + (1024 if server.deepep and graphs.replicas else 0)
-    return _without(server, d.max_batch_tokens if prompts else 0, own, 2048 if server.deepep and decodes else 0)
+    tokens = d.max_batch_tokens if prompts else (server.running or d.graphs_to) * server.checked
+    return _without(server, tokens, own, 2048 if server.deepep and decodes else 0)
+
+
+def sglang_0522_fraction(server: Server, d: Defaults, graphs: PromptGraphs) -> float:
+    """As `sglang_0515_fraction`, with graphs to the requests that somebody asks for, if these are fewer and nobody asks
+    for graphs (SGLang 0.5.22, arg_groups/memory_hook.py, decode_max_bs_is_default).
+
+    >>> from sim.variants.engines.graph_sizes import sglang_0510_prompt_sizes
+    >>> graphs, d = PromptGraphs(sglang_0510_prompt_sizes), Defaults(max_batch_tokens=8192, graphs_to=512)
+    >>> [sglang_0522_fraction(Server(80 * GIB, 8, running=most), d, graphs) for most in (None, 64)]
+    [0.813, 0.824]
+    """
+    most = server.running if server.graphs_to is None else None
+    return sglang_0515_fraction(server, d if most is None else d._replace(graphs_to=min(d.graphs_to, most)), graphs)
 
 
 def sglang_046_fraction(server: Server, d: Defaults) -> float:

@@ -16,7 +16,7 @@ from sim.variants.engines.graph_sizes import (
 )
 from sim.variants.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
 from sim.variants.engines.kernel_facts import LARGEST_BYTES, SharedExperts, TwoBatches
-from sim.variants.engines.outside_memory import VLLM, VLLM_08, VLLM_11
+from sim.variants.engines.outside_memory import VLLM, VLLM_08, VLLM_11, VLLM_20
 from sim.variants.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33
 from sim.variants.engines.record import Engine
 from sim.variants.engines.sglang_memory import GIB
@@ -38,8 +38,7 @@ from sim.variants.engines.vllm_kernels import (
 )
 
 _VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
-# Large GPUs but A100, which 0.8 does not except: vLLM, engine/arg_utils.py (the API server's; offline 16,384 and 8,192
-# tokens).
+# Large GPUs but A100, which 0.8 does not except: engine/arg_utils.py (API server's; offline 16,384 and 8,192 tokens).
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
 # GPUs with memory of 160 GiB and more since 0.28; `graphs_to` for compute capability 10.x (config/vllm.py).
 _LARGEST = Case({"max_batch_tokens": 16384}, memory_bytes=LARGEST_BYTES)
@@ -249,8 +248,7 @@ _VLLM_19 = replace(
     source="as vllm-0.14; scheduler_reserve_full_isl (config/scheduler.py; v1/core/kv_cache_manager.py, "
     "allocate_slots: full_sequence_must_fit); config/vllm.py (with pipeline stages since 0.16; with a draft model only"
     " where told to, until 0.28);"
-    " since 0.20 gpu_memory_utilization is 0.92, CUDA graphs' memory part of it, so that about as much is left for"
-    " the cache (pull request 38284): simulated as 0.9 without them",
+    " 0.20 has gpu_memory_utilization and CUDA graphs' memory as 0.21",
     pads_replicas="graphed",
     host=hosts(VLLM_V1_24),
     sampler=_SAMPLER_17,
@@ -264,8 +262,18 @@ _VLLM_19 = replace(
     all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
     gathers_narrow=True,  # pull request 32567 (January 2026), prepare_finalize/naive_dp_ep.py: quantizes first
 )
-_VLLM_28 = replace(
+_VLLM_21 = replace(
     _VLLM_19,
+    name="vllm-0.21",
+    since=(0, 21),
+    date="2026-05",
+    source="as vllm-0.19; FlashInfer's sampling by default (envs.py, VLLM_USE_FLASHINFER_SAMPLER)",
+    sampler=_SAMPLER_21,
+    outside=VLLM_20,
+    defaults=_VLLM_V1._replace(memory_fraction=0.92),  # config/cache.py, gpu_memory_utilization
+)
+_VLLM_28 = replace(
+    _VLLM_21,
     name="vllm-0.28",
     since=(0, 28),
     date="2026-08",
@@ -384,14 +392,7 @@ RECORDS = (
         sampler=_SAMPLER_17,
     ),
     _VLLM_19,
-    replace(
-        _VLLM_19,
-        name="vllm-0.21",
-        since=(0, 21),
-        date="2026-05",
-        source="as vllm-0.19; FlashInfer's sampling by default (envs.py, VLLM_USE_FLASHINFER_SAMPLER)",
-        sampler=_SAMPLER_21,
-    ),
+    _VLLM_21,
     _VLLM_28,
     _VLLM_29,
     _VLLM_31,

@@ -216,7 +216,7 @@ def test_the_summary_names_model_gpus_and_profile(tmp_path: Path) -> None:
     words = " ".join(done.stdout.split())
     assert "llama3-70b (70.6B parameters, 80 layers)" in words
     assert "8 GPUs (dgx-b200: b200-sxm, 8 to a node)" in words
-    assert "prices: b200-sxm (shipped profile" in words
+    assert "operator times: b200-sxm (shipped profile" in words
     assert f"wrote {page} (" in done.stderr
     assert page.resolve().as_uri() in done.stderr
 

@@ -65,5 +65,5 @@ def test_defaults(tmp_path: Path) -> None:
 
 
 def test_other_commands_are_refused(tmp_path: Path) -> None:
-    said = refused(tmp_path, "ppo.sh", "python3 -m openrlhf.cli.train_ppo_ray --pretrain a/b\n", *ON)
-    assert "is not read (its fine-tuning, openrlhf.cli.train_sft, is)" in said
+    said = refused(tmp_path, "rm.sh", "deepspeed --module openrlhf.cli.train_rm --pretrain a/b\n", *ON)
+    assert "is not read (openrlhf.cli.train_sft and train_ppo_ray are)" in said

@@ -67,6 +67,69 @@ def test_how_requests_are_spread(tmp_path: Path, command: str, burstiness: float
     assert requests(tmp_path, command).get("burstiness") == burstiness
 
 
+@pytest.mark.parametrize(
+    ("server", "command", "exact"),
+    [
+        ("vllm serve llama3-8b", f"vllm bench serve {LENGTHS} --request-rate 5", True),
+        ("docker run vllm/vllm-openai:v0.8.5 --model llama3-8b", f"vllm bench serve {LENGTHS} --request-rate 5", None),
+        ("vllm serve llama3-8b", f"vllm bench serve {LENGTHS}", None),
+        (
+            "trtllm-serve llama3-8b",
+            f"python -m tensorrt_llm.serve.scripts.benchmark_serving {LENGTHS} --request-rate 5",
+            None,
+        ),
+        (
+            "python -m sglang.launch_server --model-path llama3-8b",
+            f"python -m sglang.bench_serving {LENGTHS} --request-rate 5",
+            None,
+        ),
+    ],
+)
+def test_whose_gaps_sum_to_what_the_rate_says(tmp_path: Path, server: str, command: str, exact: bool | None) -> None:
+    found, _ = converted(tmp_path, "s.sh", f"{server} &\n{command}", *CLUSTER)
+    assert found["inference"]["requests"].get("exact_rate") is exact
+    assert found["inference"]["requests"]["count"] == 20
+
+
+@pytest.mark.parametrize(("how", "mean"), [("linear", 20 / sum(1 / (2 + 8 * i / 19) for i in range(20)))])
+def test_a_rate_that_climbs_is_its_mean(tmp_path: Path, how: str, mean: float) -> None:
+    """vllm/benchmarks/serve.py: request i comes 1 / rate(i) after the one before it; gaps are not scaled then."""
+    ramp = f"--ramp-up-strategy {how} --ramp-up-start-rps 2 --ramp-up-end-rps 10"
+    found, told = converted(tmp_path, "s.sh", f"{SERVER}vllm bench serve {LENGTHS} {ramp}", *CLUSTER)
+    assert found["inference"]["requests"]["rate_per_s"] == pytest.approx(mean, rel=1e-5)
+    assert "exact_rate" not in found["inference"]["requests"]
+    assert "--ramp-up-strategy linear: the rate stays at its mean" in told
+    assert "not expressed" not in told
+
+
+def test_lengths_by_the_names_of_any_data_set(tmp_path: Path) -> None:
+    """vllm/benchmarks/serve.py of 0.16: --input-len stands for --random-input-len."""
+    command = "vllm bench serve --input-len 700 --output-len 60 --random-prefix-len 100 --num-prompts 4"
+    found, told = converted(tmp_path, "s.sh", SERVER + command, *CLUSTER)
+    assert found["inference"]["requests"] == {"prompt_len": 800, "output_len": 60, "count": 4}
+    assert "--random-prefix-len 100: prompts are longer by these tokens" in told
+
+
+@pytest.mark.parametrize(
+    ("cluster", "command", "tokens"),
+    [
+        ("dgx-h100", "vllm bench throughput --model llama3-8b", 16384),
+        ("dgx-h100", "vllm bench latency --model llama3-8b", 16384),
+        ("dgx-b200", "vllm bench throughput --model llama3-8b", 16384),
+        ("dgx-a100", "vllm bench throughput --model llama3-8b", 8192),
+        ("dgx-h100", "vllm bench throughput --model llama3-8b --max-num-batched-tokens 4096", 4096),
+        ("dgx-h100", "vllm bench throughput --model llama3-8b --async-engine", None),
+        ("dgx-h100", "vllm serve llama3-8b", None),
+    ],
+)
+def test_an_engine_without_a_server_computes_more_tokens_an_iteration(
+    tmp_path: Path, cluster: str, command: str, tokens: int | None
+) -> None:
+    """vllm/engine/arg_utils.py, get_batch_defaults: UsageContext.LLM_CLASS."""
+    found, _ = converted(tmp_path, "s.sh", command, "--cluster", cluster)
+    assert found["inference"].get("max_batch_tokens") == tokens
+
+
 def test_an_option_that_the_script_computes(tmp_path: Path) -> None:
     text = """ISL=1024
 LIMIT=$((ISL + 1024 + 20))
@@ -181,3 +244,20 @@ def test_several_answers_of_a_prompt_are_requests(tmp_path: Path) -> None:
 def test_the_most_tokens_of_one_prompt(tmp_path: Path) -> None:
     server = SERVER.replace(" &", " --long-prefill-token-threshold 512 &")
     assert converted(tmp_path, "s.sh", server, *CLUSTER)[0]["inference"]["max_prompt_tokens"] == 512
+
+
+@pytest.mark.parametrize(
+    ("connector", "more"),
+    [
+        ("LMCacheConnectorV1", ""),
+        ("LMCacheMPConnector", ""),
+        ("OffloadingConnector", ',"kv_connector_extra_config":{"num_cpu_blocks":1000}'),
+    ],
+)
+def test_a_store_below_the_cache_of_unknown_size_is_named(tmp_path: Path, connector: str, more: str) -> None:
+    config = f'{{"kv_connector":"{connector}","kv_role":"kv_both"{more}}}'
+    found, told = converted(tmp_path, "s.sh", f"vllm serve llama3-8b --kv-transfer-config '{config}'\n", *CLUSTER)
+    assert "tiers" not in found["inference"].get("kv_cache", {})
+    assert f"kv_connector {connector}: how much it keeps of the cache is not known here" in told
+    assert "inference.kv_cache.tiers.host.capacity_bytes says it" in told
+    assert "not expressed here: --kv-transfer-config" in told

@@ -108,3 +108,35 @@ def test_what_a_preempted_request_keeps(tmp_path: Path, image: str, mode: str | 
     assert found["inference"].get("preemption") == mode
     assert told in text
     parse_scenario(found)
+
+
+@pytest.mark.parametrize(("shared", "kept"), [("", None), (" --dp 8 --enable-dp-attention", True)])
+def test_two_batches_of_one_replica_are_a_note(tmp_path: Path, shared: str, kept: bool | None) -> None:
+    serve = "python -m sglang.launch_server --model-path qwen3-30b-a3b --tp 8 --ep 8 --moe-a2a-backend deepep"
+    found, text = converted(tmp_path, f"{serve} --enable-two-batch-overlap{shared}")
+    assert found["inference"].get("two_batch_overlap") is kept
+    assert ("--enable-two-batch-overlap: is simulated only where replicas share experts" in text) == (kept is None)
+    parse_scenario(found)
+
+
+@pytest.mark.parametrize(
+    ("command", "config", "to", "padded"),
+    [
+        ("trtllm-serve llama3-8b", "stream_interval: 1", 128, False),
+        ("trtllm-serve llama3-8b", "cuda_graph_config: {enable_padding: true}", 128, True),
+        ("trtllm-serve llama3-8b", "cuda_graph_config: {enable_padding: true, max_batch_size: 512}", 512, True),
+        ("trtllm-serve llama3-8b", "cuda_graph_config: null\nallreduce_strategy: AUTO", None, True),
+        ("trtllm-serve llama3-8b --max_batch_size 64", "stream_interval: 1", None, False),
+        ("trtllm-bench --model llama3-8b throughput", "stream_interval: 1", None, True),
+    ],
+)
+def test_a_server_of_tensorrt_llm_has_graphs_to_128_by_itself(
+    tmp_path: Path, command: str, config: str, to: int | None, padded: bool
+) -> None:
+    """llmapi/llm_args.py, CudaGraphConfig: max_batch_size 128, enable_padding false; trtllm-bench says both."""
+    (tmp_path / "more.yml").write_text(f"{config}\n")
+    found, text = converted(tmp_path, f"{command} --extra_llm_api_options more.yml")
+    assert found["inference"].get("cuda_graph_max_size") == to
+    assert ("cuda_graph_config.enable_padding is false" in text) != padded
+    assert "not expressed here" not in text
+    parse_scenario(found)

@@ -135,3 +135,35 @@ def test_vllms_producer_and_consumer_of_keys_and_values(tmp_path: Path) -> None:
 def test_pools_that_are_not_simulated(tmp_path: Path, script: str, said: str) -> None:
     _, text = converted(tmp_path, script)
     assert said in text
+
+
+ORCHESTRATOR = """cat > disagg.yaml << 'EOF'
+port: 8000
+conditional_disagg_config: {max_local_prefill_length: 64}
+context_servers: {num_instances: 1, urls: ["localhost:8001"]}
+generation_servers: {num_instances: 1, urls: ["localhost:8002/"]}
+EOF
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "orchestrator"),
+    [
+        (("", ""), f"{ORCHESTRATOR}trtllm-serve disaggregated -c disagg.yaml -t 3600 &"),
+        (("--server_role CONTEXT", "--server_role generation"), "trtllm-serve disaggregated --config_file none.yaml"),
+    ],
+)
+def test_tensorrt_llms_orchestrator_says_which_servers_compute_prompts(
+    tmp_path: Path, told: tuple[str, str], orchestrator: str
+) -> None:
+    """tensorrt_llm/commands/serve.py: disaggregated, --server_role; llmapi/disagg_utils.py: context_servers."""
+    servers = [
+        f"trtllm-serve llama3-8b --port {port} --tp_size {tp} {role} &"
+        for port, tp, role in zip((8002, 8001), (2, 1), reversed(told), strict=True)
+    ]
+    found, text = converted(tmp_path, "\n".join([*servers, orchestrator]))
+    own = found["inference"]["disaggregated"]
+    assert (own["prefill"]["tp"], own["decode"]["tp"]) == (1, 2)
+    assert ("prefill servers compute every prompt here" in text) == ("cat" in orchestrator)
+    assert "not expressed" not in text
+    parse_scenario(found, "found")

@@ -181,3 +181,31 @@ def test_an_infinite_number_that_nothing_reads_is_no_error(tmp_path: Path) -> No
     load_model(written(tmp_path, config | {"time_step_limit": [0.0, float("inf")]}))
     with pytest.raises(InputError, match=r"num_hidden_layers: found .*inf"):
         load_model(written(tmp_path, config | {"num_hidden_layers": float("inf")}))
+
+
+def test_mimo_v2_5_pro_has_the_parameters_of_its_model_card(tmp_path: Path) -> None:
+    """Card: 70 layers, 60 of them with windows, 69 with experts, 1.02 T parameters, 42 B of them active."""
+    full = [layer in range(0, 70, 7) for layer in range(70)]
+    heads = {"num_attention_heads": 128, "num_key_value_heads": 8, "head_dim": 192, "v_head_dim": 128}
+    config: dict[str, Any] = {
+        "model_type": "mimo_v2",
+        "vocab_size": 152576,
+        "hidden_size": 6144,
+        "num_hidden_layers": 70,
+        "intermediate_size": 16384,
+        **heads,
+        **{f"swa_{key}": size for key, size in heads.items()},
+        "sliding_window": 128,
+        "hybrid_layer_pattern": [int(not here) for here in full],
+        "moe_layer_freq": [0] + [1] * 69,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 384,
+        "num_experts_per_tok": 8,
+        "tie_word_embeddings": False,
+    }
+    model = load_model(written(tmp_path, config))
+    counted = count_parameters(model)
+    assert counted.total == pytest.approx(1.02e12, rel=0.005)
+    assert counted.active == pytest.approx(42e9, rel=0.02)
+    with pytest.raises(InputError, match="swa_num_attention_heads"):
+        load_model(written(tmp_path, config | {"swa_num_attention_heads": 64}))

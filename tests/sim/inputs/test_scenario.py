@@ -257,6 +257,7 @@ def test_inference_defaults() -> None:
             "count": 1,
             "rate_per_s": None,
             "burstiness": 1.0,
+            "exact_rate": False,
             "max_concurrency": None,
             "seed": 0,
         },

@@ -107,7 +107,7 @@ CASES: list[tuple[str, str]] = [
     ("model=llama3-9b", "model: found 'llama3-9b'; no such model preset; did you mean 'llama3-8b'?"),
     ("model={preset: 3}", "--set model: model.preset: found 3"),
     ("model=nowhere/config.json", "found 'nowhere/config.json'; no such file"),
-    ("model=./", "model: found './'; no such file (a Hugging Face config.json was expected)"),
+    ("model=./", "model: found './'; is a folder without config.json, Hugging Face's"),
     ("calibration=h100", "--set calibration: found 'h100'; no such profile; did you mean 'h100-sxm'? (there are:"),
     ("calibration=./", "--set calibration: found './'; is a folder; a file is needed"),
     ("calibration=nowhere.json", "--set calibration: found 'nowhere.json'; no such file"),
@@ -357,3 +357,8 @@ def test_what_a_simulation_finds_has_its_file_line_and_key(
     assert str(error.value).startswith(str(file))
     assert where in str(error.value)
     assert said in str(error.value)
+
+
+def test_a_folder_without_a_config_is_not_said_to_be_missing(good: Path) -> None:
+    (good.parent / "Llama").mkdir()
+    assert "model: found 'Llama'; is a folder without config.json" in message(good, "model=Llama")

@@ -73,22 +73,25 @@ def test_torchao_moves_what_its_own_roofline_counts(recipe: str, activation: int
         ("dgx-b200", {"fp8_recipe": "delayed"}, 2 + 1),
         ("dgx-b200", {"fp8_recipe": "tensorwise"}, 2 + 2 + 1),
         ("dgx-b200", {"precision": "mxfp8"}, 2 + 2 * (1 + 1 / 32)),
-        ("dgx-b200", {"precision": "nvfp4"}, 3 * 2 + 2 * (1 / 2 + 1 / 16)),
+        ("dgx-b200", {"precision": "nvfp4"}, 2 * 2 + 2 * (1 / 2 + 1 / 16)),
+        ("dgx-b200", {"precision": "nvfp4", "software_date": "2026-03"}, 3 * 2 + 2 * (1 / 2 + 1 / 16)),
     ],
 )
 def test_transformer_engine_moves(cluster: str, training: dict[str, Any], activation: float) -> None:
-    """A largest value that is no step's before is one more read; a Hadamard transform another; Blackwell needs no
-    transpose of what has one scale."""
+    """A largest value that is no step's before is one more read; before Transformer Engine fused it, a Hadamard
+    transform another; Blackwell needs no transpose of what has one scale."""
     found = moved(layer(cluster=cluster, framework="megatron", **training))
     assert found[:2] == (activation, activation)
 
 
 def test_a_norm_quantizes_what_it_makes() -> None:
-    """Transformer Engine's norm writes 8 bits by itself, or at least knows the largest value."""
+    """Transformer Engine's norm writes 8 bits by itself, or since 2.8 at least knows the largest value."""
     for recipe, before, after in (("delayed", 4, 2), ("tensorwise", 6, 4), ("blockwise", 4 + 1 / 16, 4 + 1 / 16)):
         for mode, wanted in (("row", before), ("column", after)):
             part = layer(mode, framework="megatron", fp8_recipe=recipe)
             assert cast_bytes(part.forward, "_cast") == wanted * M * K
+    before_2_8 = layer("column", framework="megatron", fp8_recipe="tensorwise", software_date="2025-09")
+    assert cast_bytes(before_2_8.forward, "_cast") == 6 * M * K
     assert moved(layer("column", framework="compiled", fp8_recipe="tensorwise"))[0] == 6
 
 

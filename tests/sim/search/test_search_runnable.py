@@ -209,3 +209,10 @@ def test_prices_and_clusters() -> None:
         Prices("a=1").of("b")
     with pytest.raises(InputError, match="each cluster once"):
         parse_clusters("dgx-h100,dgx-h100")
+
+
+def test_a_cluster_of_a_search_may_be_a_mapping() -> None:
+    """As the message on a GPU's name says."""
+    with pytest.raises(InputError, match=r"write \{gpu: l40s, gpus_per_node: 4\}"):
+        parse_clusters("l40s")
+    assert parse_clusters("{gpu: l40s, gpus_per_node: 4},dgx-h100") == ["{gpu: l40s, gpus_per_node: 4}", "dgx-h100"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sim.inputs.scenario import parse_scenario
@@ -15,10 +17,11 @@ from sim.variants.engines.outside_memory import CONTEXT_BYTES, GIB, PCIE_BYTES
 SHOWN_BYTES = 79.11 * GIB  # of an H100
 
 
-def capacity(engine: str, tp: int = 1, cluster: object = "dgx-h100", **cache: object) -> Capacity:
+def capacity(engine: str, tp: int = 1, cluster: object = "dgx-h100", graphs: bool = True, **cache: object) -> Capacity:
     served = {
         "engine": engine,
         "precision": "bf16",
+        "cuda_graphs": graphs,
         "kv_cache": {"block_tokens": 1} | cache,
         "requests": {"prompt_len": 1000, "output_len": 100, "count": 4},
     }
@@ -94,3 +97,22 @@ def test_a_server_without_room_for_a_cache_says_what_they_take() -> None:
     why = simulate_serving(parse_scenario(section)).outcome.does_not_start
     assert why is not None
     assert "and CUDA's context and communicators 553.0 MiB, the GPU has" in why
+
+
+@pytest.mark.parametrize(
+    ("engine", "graphs", "told", "share"),
+    [
+        ("vllm-0.19", True, None, 0.90),
+        ("vllm-0.21", True, None, 0.90),  # 0.92, less what CUDA graphs take
+        ("vllm-0.33", True, None, 0.90),
+        ("vllm-0.33", False, None, 0.92),
+        ("vllm-0.33", True, 0.9, 0.88),
+        ("vllm-0.19", True, 0.95, 0.95),
+    ],
+)
+def test_graphs_are_part_of_the_share_since_0_20(engine: str, graphs: bool, told: float | None, share: float) -> None:
+    """v1/worker/gpu_worker.py of 0.20, determine_available_memory; pull request 38284: 0.9 became 0.92 with them."""
+    stated: dict[str, Any] = {} if told is None else {"memory_fraction": told}
+    found = capacity(engine, graphs=graphs, **stated)
+    left = share * SHOWN_BYTES - found.weight_bytes[0] - found.buffer_bytes[0]
+    assert room(found) == pytest.approx(left, rel=1e-4)

@@ -90,6 +90,32 @@ def test_gaps_spread_by_burstiness_around_the_same_mean(burstiness: float) -> No
     assert spread_s == pytest.approx(0.2 / burstiness**0.5, rel=0.05)
 
 
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 1e9])
+def test_gaps_of_an_exact_rate_are_the_others_by_one_factor(burstiness: float) -> None:
+    """vllm/benchmarks/serve.py, get_request: target_total_delay_s = total_requests / request_rate."""
+    free, exact = (
+        [
+            r.arrival_s
+            for r in make_requests(
+                RequestPattern(
+                    prompt_len=8, output_len=2, count=50, rate_per_s=5.0, burstiness=burstiness, exact_rate=told
+                )
+            )
+        ]
+        for told in (False, True)
+    )
+    assert exact[-1] == pytest.approx(10.0, rel=1e-12)
+    assert [a / b for a, b in zip(exact, free, strict=True)] == pytest.approx([10.0 / free[-1]] * 50)
+    assert burstiness == 1e9 or free[-1] != pytest.approx(10.0, rel=1e-3)
+
+
+def test_an_exact_rate_needs_a_rate() -> None:
+    requests = {"prompt_len": 500, "output_len": 20, "exact_rate": True}
+    section = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": requests}}
+    with pytest.raises(InputError, match=r"inference.requests.exact_rate: found true; needs rate_per_s"):
+        parse_scenario(section)
+
+
 def test_requests_in_bursts_wait_longer_for_their_first_token() -> None:
     waits = []
     for burstiness in (1e9, 1.0, 0.1):

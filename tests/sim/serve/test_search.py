@@ -192,12 +192,14 @@ def test_latencies_may_be_given_one_by_one(file: Path) -> None:
     ("options", "instead"),
     [
         (("--objective", "step_time"), "a search of serving (--slo) does not have it"),
+        (("--cluster", "dgx-h100,dgx-a100"), "for serving, search each cluster by itself"),
         (("--for", "vllm"), "for serving, --vary inference.engine=vllm-0.14,sglang-0.5 compares engines"),
     ],
 )
 def test_options_that_serving_does_not_have_are_refused(file: Path, options: tuple[str, str], instead: str) -> None:
     done = invoked(main, str(file), "--slo", "ttft_p99=0.1", *options, code=2)
-    assert f"{options[0]}: is for searches of training steps; {instead}" in done.output
+    said = f"{options[0]} A,B" if options[0] == "--cluster" else options[0]
+    assert f"{said}: is for searches of training steps; {instead}" in done.output
 
 
 def test_the_fewest_gpus_come_with_what_simulates_them(file: Path) -> None:

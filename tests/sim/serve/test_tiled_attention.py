@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.inputs.scenario import parse_scenario
+from sim.models.layers.grouped_query import GroupedQueryAttention
 from sim.prices.profiles import load_profile
 from sim.serve.prices.costs import IterationCosts, iteration_costs
 from sim.serve.prices.iteration_parts import Key, Work
@@ -54,6 +55,26 @@ def test_other_kernels_compute_them_as_alone(gpu: str, engine: str) -> None:
 def test_a_cache_in_eight_bits_and_attention_sinks_have_another_kernel() -> None:
     assert times_as_long(costs("l40s", kv_cache={"dtype": "fp8"})) == pytest.approx(1.0)
     assert times_as_long(costs("a100-sxm", model="gpt-oss-20b")) == pytest.approx(1.0)
+
+
+def test_layers_with_a_sliding_window_have_tiles_without_prompts_beside_them() -> None:
+    """flash_api.cpp, mha_varlen_fwd: heads of a group are joined only where window_size_left < 0."""
+    for gpu, engine, tiled in (("a100-sxm", "vllm-0.11", True), ("h100-sxm", "vllm-0.11", False)):
+        own = costs(gpu, engine, "gemma3-27b")
+        for spec, attention in enumerate(own.attentions):
+            assert isinstance(attention, GroupedQueryAttention)
+            works = {own.decode_work(prompts, 1, spec) for prompts in (False, True)}
+            expected = {Work.TILED} if attention.window else {Work.TILED, Work.DECODE}
+            assert works == (expected if tiled else {Work.DECODE})
+        assert len({a.window for a in own.attentions if isinstance(a, GroupedQueryAttention)}) == 2
+
+
+def test_what_a_window_hides_takes_no_tile() -> None:
+    own = costs("a100-sxm", model="gemma3-27b")
+    spec = next(i for i, a in enumerate(own.attentions) if isinstance(a, GroupedQueryAttention) and a.window)
+    within, far = (own.priced(Key(Work.TILED, spec, SEQUENCES, keys, 1)).seconds for keys in (1024, 65536))
+    assert far == pytest.approx(within, rel=0.01)
+    assert within > own.priced(Key(Work.DECODE, spec, SEQUENCES, 1024, 1)).seconds
 
 
 def test_each_head_alone_is_bound_by_its_cache() -> None:

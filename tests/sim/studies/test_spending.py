@@ -112,6 +112,7 @@ def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -
     assert found["measured"]["anchored_step_time_s"] == pytest.approx(scaled_s)
     assert found["spending"]["price_per_gpu_hour"] == 2
     assert "Cost per trillion tokens" in ran.output
+    assert "at 2 a GPU hour: " in ran.output
     assert "With --set, scaled" in ran.output
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from sim.commands.run import main
 from sim.inputs.scenario import load_scenario
 from sim.results.result import StepResult
 from sim.serve.results.records import Percentiles, ServingResult
@@ -20,6 +21,8 @@ from sim.simulation import simulate
 from sim.views.scenario_words import layout_line
 from sim.views.summary import print_summary
 from sim.views.terminal import Column, Span, Terminal, TextRow, TextTable, standard_output
+from tests.processes import invoked
+from tests.sim.cases import case
 
 
 def printed(result: StepResult | ServingResult, width: int = 100, styled: bool = False) -> str:
@@ -200,3 +203,26 @@ def test_a_served_model_has_no_zero_stage() -> None:
     with_stage = replace(served, parallelism=served.parallelism.model_copy(update={"zero": 3}))
     assert "ZeRO" not in layout_line(with_stage)
     assert "ZeRO-3" in layout_line(trained)
+
+
+def test_the_line_of_the_scenario_says_what_is_recomputed() -> None:
+    assert "recompute" not in layout_line(case({"dp": 2}, {}))
+    assert "· recompute full ·" in layout_line(case({"dp": 2}, {"recompute": "full"}))
+    assert "· recompute full (one layer in 2) ·" in layout_line(case({}, {"recompute": {"mode": "full", "every": 2}}))
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        ("dp8", "141.0 GiB (nominal; CUDA reports 139.8 GiB)"),
+        ("serve_batch1", "139.8 GiB (as CUDA reports; nominal 141.0 GiB)"),
+    ],
+)
+def test_a_limit_of_memory_says_whose_it_is(workload: str, words: str) -> None:
+    ran = invoked(main, f"scenarios/{workload}.yaml", "--set", "cluster=dgx-h200")
+    assert words in " ".join(ran.output.split())
+
+
+def test_the_limit_of_a_step_of_reinforcement_learning_says_whose_it_is() -> None:
+    ran = invoked(main, "scenarios/rl_grpo_llama8b.yaml", "--set", "cluster=dgx-h200")
+    assert "of 141.0 GiB (nominal; CUDA reports 139.8 GiB), colocated GPUs" in " ".join(ran.output.split())

@@ -1,0 +1,77 @@
+"""Tensor-parallel ranks agree on a scale: which of a layer's casts wait for an all-reduce, and in which order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sim.core.program import Comm, Compute, Program
+from sim.inputs.scenario import Scenario
+from sim.models.dims import dims
+from sim.models.layer import layer_block
+from sim.models.linear import linear
+from sim.models.operators import Linear
+from tests.sim.cases import scenario_with
+
+M, K, N = 2048, 4096, 512
+
+
+def scenario(cluster: str = "dgx-h100", layout: dict[str, Any] | None = None, **training: Any) -> Scenario:
+    training = {"seq_len": M, "global_batch_size": 8, "precision": "fp8", **training}
+    return scenario_with(training, layout or {"tp": 8, "sp": True}, cluster=cluster)
+
+
+def agreed(program: Program) -> list[tuple[str, float]]:
+    return [(i.name, i.bytes) for i in program if isinstance(i, Comm) and "_largest_" in i.name]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "training", "size"),
+    [
+        ("dgx-h100", {"fp8_recipe": "tensorwise"}, 4.0),
+        ("dgx-b200", {"precision": "nvfp4"}, 8.0),
+        ("dgx-h100", {"fp8_recipe": "delayed"}, None),
+        ("dgx-h100", {"fp8_recipe": "blockwise"}, None),
+        ("dgx-b200", {"precision": "mxfp8"}, None),
+    ],
+)
+def test_transformer_engine_agrees_on_what_is_gathered(cluster: str, training: dict[str, Any], size: float) -> None:
+    """module/linear.py: the input of column layers in the forward, the output's gradient of row layers in the backward;
+    a number for each order where both are quantized before the gather."""
+    s = scenario(cluster, framework="megatron", **training)
+    block = layer_block(s, 0)
+    names = [agreed(block.forward), agreed(block.backward)]
+    wanted = [["qkv", "mlp_up"], ["mlp_down_grad", "attention_out_grad"]] if size else [[], []]
+    assert names == [[(f"{name}_largest_all_reduce", size) for name in one] for one in wanted]
+
+
+@pytest.mark.parametrize("layout", [{"tp": 8}, {"dp": 8}])
+def test_transformer_engine_agrees_on_nothing_without_sequence_parallelism(layout: dict[str, Any]) -> None:
+    block = layer_block(scenario(layout=layout, framework="megatron", fp8_recipe="tensorwise"), 0)
+    assert agreed((*block.forward, *block.backward)) == []
+
+
+def test_torchao_agrees_on_each_tensor_that_is_cut() -> None:
+    """Forward: an input of each layer. Backward: the gradient of each output, of queries, keys, values, gate and up
+    apart. With replicated tokens inputs of column layers and gradients of row layers are whole."""
+
+    def counts(**layout: Any) -> tuple[int, int]:
+        block = layer_block(scenario(layout={"tp": 8, **layout}, framework="compiled", fp8_recipe="tensorwise"), 0)
+        return len(agreed(block.forward)), len(agreed(block.backward))
+
+    assert counts(sp=True) == (4, 3 + 1 + 2 + 1)
+    assert counts(sp=False) == (2, 3 + 2)
+
+
+@pytest.mark.parametrize("joins_norm", [False, True])
+def test_the_largest_value_is_found_before_it_is_agreed_on(joins_norm: bool) -> None:
+    """A norm's kernel finds it; else a pass does, which reads a rank's part. All bytes are those of one rank alone."""
+    s = scenario(framework="megatron", fp8_recipe="tensorwise")
+    part = linear(dims(s), Linear("x", M, K, (N,), mode="column", joins_norm=joins_norm))
+    names = [i.name for i in part.forward if isinstance(i, Compute | Comm)]
+    first = names.index("x_largest_all_reduce")
+    assert names[:first] == ([] if joins_norm else ["x_largest"])
+    assert names[first + 1 : first + 3] == ["x_cast", "x_gather"]
+    moved = sum(i.bytes for i in part.forward if isinstance(i, Compute) and i.name in ("x_largest", "x_cast"))
+    assert moved == ((2 if joins_norm else 4) + 1) * M * K / 8
