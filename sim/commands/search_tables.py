@@ -68,7 +68,7 @@ def _so_far(search: BestFirst) -> str:
 def print_result(result: SearchResult, saved: Path | None = None) -> None:
     """A table of the best layouts, what was looked at, and what runs the first of them. `saved`: the folder of their
     files."""
-    from sim.views.headline import limit_words
+    from sim.views.search_page import limit_words
 
     console = console_of()
     c = result.counts

@@ -15,7 +15,6 @@ from sim.results.result import StepResult
 if TYPE_CHECKING:
     from sim.results.evidence import Evidence
     from sim.results.training_run import TrainingRun
-    from sim.search.found import SearchResult
     from sim.serve.results.records import Percentiles, ServingResult
     from sim.studies.anchor import Anchor
     from sim.studies.goodput import Goodput
@@ -265,14 +264,3 @@ def evidence_line(row: Evidence) -> str:
 def memory_limit_bytes(result: StepResult | ServingResult) -> float:
     """Return what fits on the device that is tightest."""
     return tightest(result.memory).limit
-
-
-def limit_words(found: SearchResult) -> str:
-    """Return what a search's layouts may take of a GPU; a trainer's communicators differ by layout."""
-    limits = [row.memory_limit_bytes for row in found.best] or [found.memory_limit_bytes]
-    least, most = n_bytes(min(limits)), n_bytes(max(limits))
-    if least != most:
-        return f"at most {least} to {most} each, by layout"
-    gpus = [row["scenario"]["cluster"]["gpu"] for row in found["best"][:1]]
-    reported = any(max(limits) == gpu["memory_bytes"] * gpu["memory_shown"] < gpu["memory_bytes"] for gpu in gpus)
-    return f"at most {most} each" + " (as CUDA reports)" * reported

@@ -8,7 +8,7 @@ from typing import Any
 from sim.core.units import count, counted, n_bytes, seconds
 from sim.search.found import BestLayout, FoundLayout, SearchResult
 from sim.search.space import Layout
-from sim.views.headline import Number, limit_words
+from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.palette import BAD, INK
 from sim.views.scatter import explained, grouped_dots, scatter_plot
@@ -46,6 +46,17 @@ def search_page(result: SearchResult) -> str:
         headline=_headline(result),
         tables=[("Best layouts", best), ("Pareto line", front)],
     )
+
+
+def limit_words(found: SearchResult) -> str:
+    """Return what a search's layouts may take of a GPU; a trainer's communicators differ by layout."""
+    limits = [row.memory_limit_bytes for row in found.best] or [found.memory_limit_bytes]
+    least, most = n_bytes(min(limits)), n_bytes(max(limits))
+    if least != most:
+        return f"at most {least} to {most} each, by layout"
+    gpus = [row.scenario.cluster.gpu for row in found.best[:1]]
+    reported = any(max(limits) == gpu.shown_bytes < gpu.memory_bytes for gpu in gpus)
+    return f"at most {most} each" + " (as CUDA reports)" * reported
 
 
 def copied(row: BestLayout) -> list[tuple[str, str]]:
