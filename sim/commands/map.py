@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,6 +25,7 @@ from sim.core.units import counted
 
 if TYPE_CHECKING:
     from sim.core.executors import Workers
+    from sim.validation.experiment_map import MapCell, MapResult
 
 MODELS = "llama3.2-1b,llama3.2-3b,llama3-8b,llama3-70b,llama3-405b"
 GPUS = "8,16,32,64,128,256,512"
@@ -58,7 +59,7 @@ def main(
     beside = None if str(table) == "-" else table
     result = run_map(path, parse_list(models), parse_gpus(gpus), narrowing, study, beside)
     study.show(result, map_page, print_map)
-    return 0 if any(cell["best"] for cell in result["cells"]) else 1
+    return 0 if any(cell.best for cell in result.cells) else 1
 
 
 def parse_list(text: str) -> list[str]:
@@ -98,13 +99,14 @@ def run_map(
     narrowing: Narrowing,
     study: Study,
     measured: Path | None = None,
-) -> dict[str, Any]:
-    """Search every cell, and return the result in the form of `--json`: format sim-map/1.
+) -> MapResult:
+    """Search every cell.
 
     Raises:
         InputError: for a scenario, model, table or option that is wrong, or a Dask cluster that does not answer.
     """
     from sim.validation.best_measured import best_measured
+    from sim.validation.experiment_map import MapResult
 
     if len(models) * len(gpus) > MOST_CELLS:
         raise InputError(f"--models, --gpus: make {len(models) * len(gpus):,} searches; at most {MOST_CELLS:,}")
@@ -117,18 +119,17 @@ def run_map(
                 cells.append(_cell(path, [*study.overrides, f"model={model}"], model, n, narrowing, pool))
                 advance(f"{model} on {counted(n, 'GPU')}")
         cores = pool.cores()
-    return {
-        "format": "sim-map/1",
-        "name": path.stem,
-        "models": list(models),
-        "gpus": list(gpus),
-        "only": list(narrowing.only),
-        "memory_limit_bytes": cells[0]["memory_limit_bytes"],
-        "cells": cells,
-        "measured": beside,
-        "wall_s": time.perf_counter() - begin,
-        "cores": cores,
-    }
+    return MapResult(
+        name=path.stem,
+        models=tuple(models),
+        gpus=tuple(gpus),
+        only=narrowing.only,
+        memory_limit_bytes=cells[0].memory_limit_bytes,
+        cells=tuple(cells),
+        measured=beside,
+        wall_s=time.perf_counter() - begin,
+        cores=cores,
+    )
 
 
 def _check_models(models: Sequence[str], path: Path) -> None:
@@ -144,16 +145,15 @@ def _check_models(models: Sequence[str], path: Path) -> None:
         resolve_model(model, Source("--models", {}, folder=str(path.parent)), ())
 
 
-def _cell(
-    path: Path, overrides: Sequence[str], model: str, gpus: int, narrowing: Narrowing, pool: Workers
-) -> dict[str, Any]:
+def _cell(path: Path, overrides: Sequence[str], model: str, gpus: int, narrowing: Narrowing, pool: Workers) -> MapCell:
     """One search: the fastest layout of a model that fits, or none."""
     from sim.commands.search import Asked, search_space, space_of
+    from sim.search.found import limit_of_any
+    from sim.validation.experiment_map import MapCell
 
     space, limit_bytes, _ = space_of(path, overrides, gpus, narrowing)
-    found = search_space(space, limit_bytes, Asked(top=1), pool)
-    best = found["best"][0] if found["best"] else None
-    return {"model": model, "gpus": gpus, "best": best, **{k: found[k] for k in ("counts", "memory_limit_bytes")}}
+    found, best = search_space(space, limit_bytes, Asked(top=1), pool)
+    return MapCell(model, gpus, best[0] if best else None, found.counts, limit_of_any(found))
 
 
 @contextmanager
@@ -172,28 +172,28 @@ def _progress(cells: int) -> Iterator[Callable[[str], None]]:
         yield lambda done: bar.update(task, advance=1, description=done)
 
 
-def print_map(result: dict[str, Any]) -> None:
+def print_map(result: MapResult) -> None:
     """MFU and layout of each cell, and measured runs beside their simulation."""
     from sim.views.map_page import RUN_HEAD, RUN_NUMBERS_FROM, cell_words, run_cells
 
     console = console_of()
     table = plain_table(2)
     table.add_column("MFU, GiB, layout")
-    for n in result["gpus"]:
+    for n in result.gpus:
         table.add_column(counted(n, "GPU"))
-    cells = {(cell["model"], cell["gpus"]): cell for cell in result["cells"]}
-    for model in result["models"]:
-        table.add_row(model, *("\n".join(cell_words(cells[model, n])) for n in result["gpus"]))
+    cells = {(cell.model, cell.gpus): cell for cell in result.cells}
+    for model in result.models:
+        table.add_row(model, *("\n".join(cell_words(cells[model, n])) for n in result.gpus))
         table.add_section()
     console.print(table)
-    if result["measured"]:
+    if result.measured is not None:
         beside = plain_table(2)
         for i, name in enumerate(RUN_HEAD):
             beside.add_column(name, justify="right" if i >= RUN_NUMBERS_FROM else "left")
-        for row in result["measured"]["rows"]:
+        for row in result.measured.rows:
             beside.add_row(*run_cells(row))
-        source = result["measured"]["source"].get("citation", result["measured"]["table"])
+        source = result.measured.source.get("citation", result.measured.table)
         console.print(f"Fastest measured layouts and their simulation: {source}", highlight=False, markup=False)
         console.print(beside)
-    cores = counted(result["cores"], "core")
-    console.print(f"{len(cells)} searches in {result['wall_s']:.1f} s on {cores}", highlight=False)
+    cores = counted(result.cores, "core")
+    console.print(f"{len(cells)} searches in {result.wall_s:.1f} s on {cores}", highlight=False)

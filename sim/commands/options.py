@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sim.core.executors import Workers
     from sim.core.timeline import Timeline
     from sim.results.memory import MemoryCurve
+    from sim.results.records import Record
 
 
 class ScenarioFile(click.Path):
@@ -96,7 +97,7 @@ class Tokens(FloatParamType):
         return tokens
 
 
-Data = dict[str, Any]  # a result as its JSON has it
+Shown = TypeVar("Shown", bound="dict[str, Any] | Record")  # a result, or what its JSON has
 SCENARIO = ScenarioFile()
 SECONDS = Seconds()
 TOKENS = Tokens()
@@ -147,11 +148,11 @@ class Report(Struct, frozen=True, dict=True):
     html: Path | None = None
     overrides: tuple[str, ...] = ()
 
-    def show(self, result: Data, page: Callable[[Data], str] | None, table: Callable[[Data], None]) -> None:
+    def show(self, result: Shown, page: Callable[[Shown], str] | None, table: Callable[[Shown], None]) -> None:
         """Write the result where the options say, and print its table unless its JSON is on standard output. `page`:
         None where the command has none."""
         if self.json is not None:
-            write_json(self.json, result, indent=1)
+            write_json(self.json, result if isinstance(result, dict) else result.to_json(), indent=1)
         if self.html is not None and page is not None:
             write_page(self.html, page(result))
         if self.json != "-":

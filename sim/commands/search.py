@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from msgspec import Struct, field
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from sim.core.executors import Workers
     from sim.inputs.input_source import Source
     from sim.search.best_first import BestFirst
+    from sim.search.found import BestLayout, ClustersResult, SearchResult
     from sim.search.space import Space
 
 OBJECTIVES = ("step_time", "tokens_per_s_per_gpu")
@@ -179,14 +180,14 @@ def _training(path: Path, study: Study, asked: Asked, clusters: Sequence[str], s
             raise InputError("--save: can be given for one cluster only")
         from sim.views.clusters_page import clusters_page
 
-        result = search_clusters(path, study, clusters, asked)
-        study.show(result, clusters_page, print_clusters)
-        return 0 if any(one["best"] for one in result["clusters"]) else 1
+        several = search_clusters(path, study, clusters, asked)
+        study.show(several, clusters_page, print_clusters)
+        return 0 if any(one.search.best for one in several.clusters) else 1
     result = search_one(path, study, asked)
     if save is not None:
         _save(save, result)
     study.show(result, search_page, partial(print_result, saved=save))
-    return 0 if result["best"] else 1
+    return 0 if result.best else 1
 
 
 class Asked(Struct, frozen=True, dict=True):
@@ -201,7 +202,7 @@ class Asked(Struct, frozen=True, dict=True):
     prices: Prices = field(default_factory=lambda: Prices(None))
 
 
-def _save(folder: Path, result: dict[str, Any]) -> None:
+def _save(folder: Path, result: SearchResult) -> None:
     """Write the files of the best layouts, numbered as in the table.
 
     Raises:
@@ -211,10 +212,11 @@ def _save(folder: Path, result: dict[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--save {folder}: cannot be made: {error.strerror}") from None
-    for number, row in enumerate(result["best"], 1):
-        write_text(folder / f"{number}.yaml", _named(row["yaml"], f"{result['name']}-{number}"))
-        if "flags" in row:
-            write_text(folder / f"{number}.flags", row["flags"] + "\n")
+    runs = [row.runnable for row in result.best if row.runnable is not None]
+    for number, run in enumerate(runs, 1):
+        write_text(folder / f"{number}.yaml", _named(run.yaml, f"{result.name}-{number}"))
+        if run.flags is not None:
+            write_text(folder / f"{number}.flags", run.flags + "\n")
 
 
 def _named(text: str, name: str) -> str:
@@ -251,15 +253,16 @@ def _cluster_name(source: Source) -> str:
     return str(cluster.get("preset", "")) if isinstance(cluster, dict) else str(cluster)
 
 
-def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
-    """Search, and return the result in the form of `--json`: format sim-search/1.
+def search_one(path: Path, study: Study, asked: Asked) -> SearchResult:
+    """Search, with the best layouts as commands and files.
 
     Raises:
         InputError: for a scenario or an option that is wrong, or a Dask cluster that does not answer.
     """
     from sim.commands.search_tables import progress
+    from sim.search.found import make_result
     from sim.search.runnable import runnable
-    from sim.search.space import Layout, mesh_is_legal, meshes_of
+    from sim.search.space import mesh_is_legal, meshes_of
     from sim.studies.spending import TRILLION, gpu_hours_of
 
     unsaid = _unsaid(path, study.overrides, asked.trainer)
@@ -268,22 +271,25 @@ def search_one(path: Path, study: Study, asked: Asked) -> dict[str, Any]:
     price = asked.prices.of(_cluster_name(source))
     meshes = sum(mesh_is_legal(space, mesh) for mesh in meshes_of(space))
     with study.pool(meshes >= POOL_FROM_MESHES) as pool, progress() as report:
-        result = search_space(space, limit, asked, pool, report)
-    result["price_per_gpu_hour"] = price
-    for row in result["best"]:
-        row |= runnable(space, Layout(**row["layout"]), source, path, study.overrides, unsaid)
-        if price is not None:
-            rate = row["tokens_per_s_per_gpu"]
-            row["cost_per_trillion_tokens"] = gpu_hours_of(TRILLION, rate) * price if rate else None
-    return result
+        found, best = search_space(space, limit, asked, pool, report)
+
+    def with_run(row: BestLayout) -> BestLayout:
+        rate = row.tokens_per_s_per_gpu
+        cost = gpu_hours_of(TRILLION, rate) * price if price is not None and rate else None
+        run = runnable(space, row.layout, source, path, study.overrides, unsaid)
+        return replace(row, runnable=run, cost_per_trillion_tokens=cost)
+
+    return make_result(found, asked.objective, [with_run(row) for row in best], price)
 
 
-def search_clusters(path: Path, study: Study, names: Sequence[str], asked: Asked) -> dict[str, Any]:
-    """Search as many GPUs of several clusters: format sim-search-clusters/1, a search's result for each.
+def search_clusters(path: Path, study: Study, names: Sequence[str], asked: Asked) -> ClustersResult:
+    """Search as many GPUs of each of several clusters.
 
     Raises:
         InputError: as `search_one`.
     """
+    from sim.search.found import ClusterSearch, ClustersResult
+
     gpus = asked.gpus or space_of(path, study.overrides, None, asked.narrowing)[0].gpus
     asked = replace(asked, gpus=gpus)
     found = []
@@ -291,8 +297,8 @@ def search_clusters(path: Path, study: Study, names: Sequence[str], asked: Asked
         asked.prices.of(name)  # wrong prices are said before the first search
     for name in names:
         on_it = replace(study, overrides=(*study.overrides, f"cluster={name}"))
-        found.append({"cluster": name, **search_one(path, on_it, asked)})
-    return {"format": "sim-search-clusters/1", "name": found[0]["name"], "gpus": gpus, "clusters": found}
+        found.append(ClusterSearch(name, search_one(path, on_it, asked)))
+    return ClustersResult(name=found[0].search.name, gpus=gpus, clusters=tuple(found))
 
 
 def _unsaid(path: Path, overrides: Sequence[str], trainer: str) -> list[str]:
@@ -342,15 +348,15 @@ def space_of(
 
 def search_space(
     space: Space, limit: float | None, asked: Asked, pool: Workers, report: Callable[[BestFirst], None] = lambda _: None
-) -> dict[str, Any]:
-    """Search with these workers, and return the result in the form of `--json`. `limit` as in
+) -> tuple[BestFirst, list[BestLayout]]:
+    """Search with these workers, and return the finished search and its best layouts. `limit` as in
     `sim.search.evaluation`."""
     from sim.core.executors import results
     from sim.search.best_first import BestFirst
-    from sim.search.evaluation import detail, pack
-    from sim.search.found import make_result
+    from sim.search.evaluation import means_of, pack
+    from sim.search.found import best_layout
 
     found = BestFirst(space, limit, asked.top, asked.whole_front, pool, report).run()
     packed = pack(space)
-    details = list(results(pool, detail, ((packed, o.layout) for o in found.best)))
-    return make_result(found, asked.objective, details)
+    means = results(pool, means_of, ((packed, o.layout) for o in found.best))
+    return found, [best_layout(found, o, m) for o, m in zip(found.best, means, strict=True)]

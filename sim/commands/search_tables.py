@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sim.search.best_first import BestFirst
+    from sim.search.found import BestLayout, ClustersResult, SearchResult
+    from sim.search.runnable import Runnable
 
-JsonRow = Mapping[str, Any]
 FOUND = re.compile(r"found [^;]*; ")
 REFUSALS_SHOWN = 3  # the most frequent; --json has all
 
@@ -64,58 +65,58 @@ def _so_far(search: BestFirst) -> str:
     return f"{counted(c['legal'], 'layout')}, {c['evaluated']:,} evaluated{found}"
 
 
-def print_result(result: dict[str, Any], saved: Path | None = None) -> None:
+def print_result(result: SearchResult, saved: Path | None = None) -> None:
     """A table of the best layouts, what was looked at, and what runs the first of them. `saved`: the folder of their
     files."""
-    from sim.views.headline import limit_words
+    from sim.views.search_page import limit_words
 
     console = console_of()
-    c = result["counts"]
-    console.print(f"{result['name']}: {counted(result['gpus'], 'GPU')}, {limit_words(result)}", highlight=False)
+    c = result.counts
+    console.print(f"{result.name}: {counted(result.gpus, 'GPU')}, {limit_words(result)}", highlight=False)
     if not c["legal"]:
-        with_only = " with these values of --only" * bool(result["only"] or result["linked"])
-        console.print(f"No layout is legal{with_only}: {result['why_none_legal']}", highlight=False, markup=False)
+        with_only = " with these values of --only" * bool(result.only or result.linked)
+        console.print(f"No layout is legal{with_only}: {result.why_none_legal}", highlight=False, markup=False)
         return
-    if result["best"]:
-        console.print(_table("", ((str(number), row) for number, row in enumerate(result["best"], 1))))
+    if result.best:
+        console.print(_table("", ((str(number), row) for number, row in enumerate(result.best, 1))))
     else:
         console.print(_none_fits(result), highlight=False)
-    took = f"{result['wall_s']:.1f} s on {counted(result['cores'], 'core')}"
+    took = f"{result.wall_s:.1f} s on {counted(result.cores, 'core')}"
     console.print(f"{_counts_words(c)}; {took}", highlight=False)
-    for reason in _reasons(result["refusals"])[:REFUSALS_SHOWN]:
+    for reason in _reasons(refusal.reason for refusal in result.refusals)[:REFUSALS_SHOWN]:
         console.print(f"refused: {reason}", highlight=False, markup=False)
-    if any(row["tight"] for row in result["best"]):
+    if any(row.tight for row in result.best):
         said = "tight: less than 2 GiB is left for CUDA and NCCL; --memory-limit leaves such layouts out"
         console.print(said, highlight=False)
-    overlaps = {row["layout"]["tp_overlap"] for row in result["best"] if row["layout"]["tp"] > 1} - {"none"}
+    overlaps = {row.layout.tp_overlap for row in result.best if row.layout.tp > 1} - {"none"}
     if overlaps:
         console.print(f"{', '.join(sorted(overlaps))}: parallelism.tp_overlap", highlight=False)
-    if result["best"]:
-        _print_runnable(result["best"], saved, console)
+    if result.best and (run := result.best[0].runnable) is not None:
+        _print_runnable(run, len(result.best), saved, console)
 
 
-def _none_fits(result: dict[str, Any]) -> str:
+def _none_fits(result: SearchResult) -> str:
     """Say that no layout fits, and how much memory the smallest would need."""
-    if result["counts"]["refused"]:
+    if result.counts["refused"] or result.too_large_bytes is None:
         return "No legal layout fits in memory and can be simulated."
-    least = f"at least {n_bytes(result['too_large_bytes'])} on its fullest GPU"
+    least = f"at least {n_bytes(result.too_large_bytes)} on its fullest GPU"
     return f"No legal layout fits in memory; the one that needs least needs {least}."
 
 
-def _reasons(refusals: Iterable[JsonRow]) -> list[str]:
+def _reasons(reasons: Iterable[str]) -> list[str]:
     """The most frequent reason of each rule; reasons of one rule differ in the value that was found."""
     by_rule: dict[str, str] = {}
-    for refusal in refusals:
-        by_rule.setdefault(FOUND.sub("", refusal["reason"], count=1), refusal["reason"])
+    for reason in reasons:
+        by_rule.setdefault(FOUND.sub("", reason, count=1), reason)
     return list(by_rule.values())
 
 
-def _print_runnable(best: list[dict[str, Any]], saved: Path | None, console: Console) -> None:
-    row = best[0]
+def _print_runnable(first: Runnable, listed: int, saved: Path | None, console: Console) -> None:
+    """How the first of the listed layouts is run, and where the files of all are."""
     plain: Any = {"highlight": False, "markup": False, "soft_wrap": True}
-    console.print(f"layout 1: {row['command']}", **plain)
-    if "flags" in row:
-        console.print(f"\n{row['flags']}\n", **plain)
+    console.print(f"layout 1: {first.command}", **plain)
+    if first.flags is not None:
+        console.print(f"\n{first.flags}\n", **plain)
     else:
         console.print(
             "--for megatron|torchtitan searches only layouts that this trainer can run, and prints its flags", **plain
@@ -123,36 +124,33 @@ def _print_runnable(best: list[dict[str, Any]], saved: Path | None, console: Con
     if saved is None:
         console.print("--save FOLDER writes each layout as a scenario; --json has the commands of all", **plain)
         return
-    files = f"{saved / '1.yaml'}" + f" to {saved / f'{len(best)}.yaml'}" * (len(best) > 1)
+    files = f"{saved / '1.yaml'}" + f" to {saved / f'{listed}.yaml'}" * (listed > 1)
     console.print(f"wrote {files}; days of a training: stepsim run {saved / '1.yaml'} --tokens 15T", **plain)
 
 
-def print_clusters(result: dict[str, Any]) -> None:
+def print_clusters(result: ClustersResult) -> None:
     """The best layout of each cluster, most tokens a second and GPU first, or least cost where prices are given."""
     console = console_of()
-    console.print(
-        f"{result['name']}: the best layout of {counted(result['gpus'], 'GPU')} of each cluster", highlight=False
-    )
+    console.print(f"{result.name}: the best layout of {counted(result.gpus, 'GPU')} of each cluster", highlight=False)
 
-    def rank(one: dict[str, Any]) -> tuple[bool, float]:
-        best = one["best"][0]
-        cost = best.get("cost_per_trillion_tokens")
-        return cost is None, cost if cost is not None else -best["tokens_per_s_per_gpu"]
+    def rank(found: tuple[str, BestLayout]) -> tuple[bool, float]:
+        best = found[1]
+        cost = best.cost_per_trillion_tokens
+        return cost is None, cost if cost is not None else -best.tokens_per_s_per_gpu
 
-    found = sorted((one for one in result["clusters"] if one["best"]), key=rank)
+    found = [(one.cluster, one.search.best[0]) for one in result.clusters if one.search.best]
     if found:
-        console.print(_table("Cluster", ((one["cluster"], one["best"][0]) for one in found)))
-    for one in result["clusters"]:
-        if not one["best"]:
-            why = one["why_none_legal"] or "no legal layout fits in memory"
-            console.print(f"{one['cluster']}: {why}", highlight=False, markup=False)
-    for one in result["clusters"]:
-        if one["best"]:
-            said = f"{one['cluster']}: {one['best'][0]['command']}"
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+        console.print(_table("Cluster", sorted(found, key=rank)))
+    for one in result.clusters:
+        if not one.search.best:
+            why = one.search.why_none_legal or "no legal layout fits in memory"
+            console.print(f"{one.cluster}: {why}", highlight=False, markup=False)
+    for cluster, best in found:
+        if best.runnable is not None:
+            console.print(f"{cluster}: {best.runnable.command}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(first: str, rows: Iterable[tuple[str, JsonRow]]) -> Table:
+def _table(first: str, rows: Iterable[tuple[str, BestLayout]]) -> Table:
     """Layouts, each behind its number or its cluster."""
     from sim.views.search_page import COLUMNS, cells, cost_cell
     from sim.views.sorted_table import sorted_table, word
@@ -162,7 +160,7 @@ def _table(first: str, rows: Iterable[tuple[str, JsonRow]]) -> Table:
     return as_printed(sorted_table("", head, shown))
 
 
-def _counts_words(c: dict[str, int]) -> str:
+def _counts_words(c: Mapping[str, int]) -> str:
     """The number of legal layouts by outcome."""
     fates = [
         f"{c['too_large']:,} did not fit",

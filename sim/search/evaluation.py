@@ -25,6 +25,7 @@ from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
 from sim.prices.shared_cores import costs_on, ranks_on_node
 from sim.results.beside_allocator import most_proposed_bytes, most_proposed_bytes_of_any
+from sim.results.records import Record
 from sim.search.bound import MeshSearch
 from sim.search.bounded import ROUNDING, Bounds
 from sim.search.least_time import least_time_s
@@ -52,6 +53,14 @@ class Outcome(NamedTuple):
     peak_memory_bytes: float
     cpu_s: float  # of the evaluation
     reason: str = ""  # why it was refused
+
+
+class LayoutMeans(Record, frozen=True):
+    """A layout's MFU, exposed communication in seconds and bubble fraction, as means over the ranks."""
+
+    mfu: float
+    exposed_comm_s: float
+    bubble_fraction: float
 
 
 class _Tools(NamedTuple):
@@ -132,13 +141,13 @@ def _program_cache(packed: bytes, layout: Layout) -> ProgramCache:
     return ProgramCache()
 
 
-def detail(packed: bytes, layout: Layout) -> dict[str, float]:
-    """Return a layout's MFU, exposed communication in seconds and bubble fraction, as means over the ranks."""
+def means_of(packed: bytes, layout: Layout) -> LayoutMeans:
+    """Return what the whole simulation of a layout says beside its time and memory."""
     tools = _tools(packed)
     # A separate cache: the few layouts with details must not push the search's programs out.
     step = prepare(scenario_of(tools.space, layout), tools.costs, cache=ProgramCache()).run().outcome
     mean = step.mean_rank
-    return {"mfu": step.utilization.mfu, "exposed_comm_s": mean.exposed_comm_s, "bubble_fraction": mean.bubble_fraction}
+    return LayoutMeans(step.utilization.mfu, mean.exposed_comm_s, mean.bubble_fraction)
 
 
 def _evaluate(

@@ -1,59 +1,164 @@
-"""Turn a search's result into plain data."""
+"""What a search found, as records: the layouts and how many of them were looked at (format sim-search/1)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim.inputs.scenario import Scenario
 from sim.results.beside_allocator import is_tight, memory_limit, most_proposed_bytes, most_proposed_bytes_of_any
+from sim.results.records import Record
 from sim.search.best_first import BestFirst, pareto
-from sim.search.evaluation import Outcome
-from sim.search.space import LAID_OUT, Space, scenario_of
+from sim.search.evaluation import LayoutMeans, Outcome
+from sim.search.runnable import Runnable
+from sim.search.space import LAID_OUT, Layout, Linked, Space, scenario_of
 from sim.search.why_none import why_none_legal
 
 
-def make_result(found: BestFirst, objective: str, details: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Return the result in format sim-search/1. `details`: `evaluation.detail` of each of the best layouts."""
-    space, limit_bytes = found.space, found.limit_bytes
-    gpu = space.base.cluster.gpu
-    # Rates are per second of a worker, so that searches on different numbers of cores compare.
+class FoundLayout(Record, frozen=True, kw_only=True):
+    """A simulated layout. `tokens_per_s_per_gpu`: over all GPUs of the search; `peak_memory_bytes`: of the fullest GPU;
+    `parallelism`: the layout's keys of that section."""
+
+    step_time_s: float
+    tokens_per_s_per_gpu: float
+    peak_memory_bytes: float
+    layout: Layout
+    parallelism: Mapping[str, Any]
+
+
+class BestLayout(FoundLayout, frozen=True, kw_only=True):
+    """One of the best layouts, with the whole scenario, so that it runs without the search's options.
+
+    `memory_limit_bytes`: what it may take of a GPU; `tight`: it leaves too little of that for CUDA and NCCL. A map's
+    cells have no `runnable`, and a search without a price no cost.
+    """
+
+    inlined = ("means", "runnable")
+
+    means: LayoutMeans
+    memory_limit_bytes: float
+    tight: bool
+    scenario: Scenario
+    runnable: Runnable | None = None
+    cost_per_trillion_tokens: float | None = None
+
+
+class Refusal(Record, frozen=True):
+    """Why the simulator refuses layouts, and how many."""
+
+    reason: str
+    count: int
+
+
+class SearchResult(Record, frozen=True, kw_only=True):
+    """What a search found.
+
+    `memory_limit_bytes`: what any layout may take of a GPU; `counts`: layouts by outcome (`BestFirst`);
+    `too_large_bytes`: what the smallest layout needs where none fits; `cpu_s`: of all workers, by what it was for;
+    `rates`: per second of a worker, so that searches on different numbers of cores compare.
+    """
+
+    format: str = "sim-search/1"
+    name: str
+    gpus: int
+    objective: str
+    memory_limit_bytes: float
+    only: Mapping[str, Sequence[Any]]
+    linked: tuple[Linked, ...]
+    trainer: str | None
+    best: tuple[BestLayout, ...]
+    pareto: tuple[FoundLayout, ...]
+    evaluated: tuple[FoundLayout, ...]
+    counts: Mapping[str, int]
+    why_none_legal: str
+    too_large_bytes: float | None
+    refusals: tuple[Refusal, ...]
+    wall_s: float
+    cores: int
+    cpu_s: Mapping[str, float]
+    rates: Mapping[str, float]
+    price_per_gpu_hour: float | None
+
+
+class ClusterSearch(Record, frozen=True):
+    """The search of one of several clusters."""
+
+    inlined = ("search",)
+
+    cluster: str
+    search: SearchResult
+
+
+class ClustersResult(Record, frozen=True, kw_only=True):
+    """A search of as many GPUs of each of several clusters."""
+
+    format: str = "sim-search-clusters/1"
+    name: str
+    gpus: int
+    clusters: tuple[ClusterSearch, ...]
+
+
+def make_result(
+    found: BestFirst, objective: str, best: Sequence[BestLayout], price_per_gpu_hour: float | None = None
+) -> SearchResult:
+    """Return the result of a finished search. `best`: `best_layout` of each of its best outcomes."""
+    space = found.space
+    return SearchResult(
+        name=space.base.name,
+        gpus=space.gpus,
+        objective=objective,
+        memory_limit_bytes=limit_of_any(found),
+        only=space.only,
+        linked=space.linked,
+        trainer=space.trainer or None,
+        best=tuple(best),
+        pareto=tuple(FoundLayout(**_figures(space, o)) for o in pareto(found.fitting)),
+        evaluated=tuple(FoundLayout(**_figures(space, o)) for o in found.fitting),
+        counts=found.counts,
+        # This goes through the whole space again, so only if no layout is legal.
+        why_none_legal="" if found.counts["legal"] else why_none_legal(space),
+        too_large_bytes=found.too_large_bytes if math.isfinite(found.too_large_bytes) else None,
+        refusals=tuple(Refusal(reason, n) for reason, n in found.refusals.most_common()),
+        wall_s=found.wall_s,
+        cores=found.cores,
+        cpu_s=found.cpu_s,
+        rates=_rates(found),
+        price_per_gpu_hour=price_per_gpu_hour,
+    )
+
+
+def limit_of_any(found: BestFirst) -> float:
+    """Return the bytes of a GPU that no layout of the search may exceed."""
+    base = found.space.base
+    return most_proposed_bytes_of_any(base, base.cluster.gpu) if found.limit_bytes is None else found.limit_bytes
+
+
+def _rates(found: BestFirst) -> dict[str, float]:
     c, cpu_s, per_core = found.counts, found.cpu_s, found.wall_s * found.cores
     evaluating_s = sum(cpu_s.values()) - cpu_s["bounding"]
     return {
-        "format": "sim-search/1",
-        "name": space.base.name,
-        "gpus": space.gpus,
-        "objective": objective,
-        "memory_limit_bytes": most_proposed_bytes_of_any(space.base, gpu) if limit_bytes is None else limit_bytes,
-        "only": {k: list(v) for k, v in space.only.items()},
-        "linked": [{"keys": list(link.keys), "rows": [list(row) for row in link.rows]} for link in space.linked],
-        "trainer": space.trainer or None,
-        # The whole scenario is included, so that a best layout runs without the search's options.
-        "best": [
-            _row(space, o) | more | _with_scenario(space, o, limit_bytes)
-            for o, more in zip(found.best, details, strict=True)
-        ],
-        "pareto": [_row(space, o) for o in pareto(found.fitting)],
-        "evaluated": [_row(space, o) for o in found.fitting],
-        "counts": c,
-        # This goes through the whole space again, so only if no layout is legal.
-        "why_none_legal": "" if c["legal"] else why_none_legal(space),
-        "too_large_bytes": found.too_large_bytes if math.isfinite(found.too_large_bytes) else None,
-        "refusals": [{"reason": reason, "count": n} for reason, n in found.refusals.most_common()],
-        "wall_s": found.wall_s,
-        "cores": found.cores,
-        "cpu_s": cpu_s,
-        "rates": {
-            "pruned_by_bound_or_evaluated_per_s_per_core": (c["pruned_by_bound"] + c["evaluated"]) / per_core,
-            "legal_per_s_per_core": c["legal"] / per_core,
-            "evaluated_per_s_per_core": c["evaluated"] / evaluating_s if evaluating_s else 0.0,
-            "simulated_per_s_per_core": c["simulated"] / cpu_s["simulated"] if cpu_s["simulated"] else 0.0,
-        },
+        "pruned_by_bound_or_evaluated_per_s_per_core": (c["pruned_by_bound"] + c["evaluated"]) / per_core,
+        "legal_per_s_per_core": c["legal"] / per_core,
+        "evaluated_per_s_per_core": c["evaluated"] / evaluating_s if evaluating_s else 0.0,
+        "simulated_per_s_per_core": c["simulated"] / cpu_s["simulated"] if cpu_s["simulated"] else 0.0,
     }
 
 
-def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
+def best_layout(found: BestFirst, outcome: Outcome, means: LayoutMeans) -> BestLayout:
+    """Return one of a search's best layouts with its scenario and the memory that it was allowed."""
+    scenario = scenario_of(found.space, outcome.layout)
+    gpu, limit_bytes = scenario.cluster.gpu, found.limit_bytes
+    return BestLayout(
+        **_figures(found.space, outcome),
+        means=means,
+        memory_limit_bytes=most_proposed_bytes(scenario, gpu) if limit_bytes is None else limit_bytes,
+        tight=limit_bytes is None and is_tight(outcome.peak_memory_bytes, memory_limit(scenario, gpu), gpu),
+        scenario=scenario,
+    )
+
+
+def _figures(space: Space, outcome: Outcome) -> dict[str, Any]:
     t = space.training
     tokens = t.global_batch_size * t.seq_len
     return {
@@ -61,16 +166,6 @@ def _row(space: Space, outcome: Outcome) -> dict[str, Any]:
         # Divided by all GPUs of the space, so that layouts compare with those of a search over other numbers of GPUs.
         "tokens_per_s_per_gpu": tokens / outcome.step_time_s / space.gpus if outcome.step_time_s else 0.0,
         "peak_memory_bytes": outcome.peak_memory_bytes,
-        "layout": outcome.layout._asdict(),
+        "layout": outcome.layout,
         "parallelism": {key: getattr(outcome.layout, key) for key in LAID_OUT},
     }
-
-
-def _with_scenario(space: Space, outcome: Outcome, limit_bytes: float | None) -> dict[str, Any]:
-    """Return the whole scenario of the layout, the memory that it was allowed, and whether it leaves too little of it
-    for CUDA and NCCL."""
-    scenario = scenario_of(space, outcome.layout)
-    gpu = scenario.cluster.gpu
-    tight = limit_bytes is None and is_tight(outcome.peak_memory_bytes, memory_limit(scenario, gpu), gpu)
-    allowed = most_proposed_bytes(scenario, gpu) if limit_bytes is None else limit_bytes
-    return {"memory_limit_bytes": allowed, "tight": tight, "scenario": scenario.model_dump(mode="json")}

@@ -18,16 +18,25 @@ from sim.inputs.overrides import with_overrides
 from sim.inputs.parallelism import Parallelism
 from sim.inputs.rules.without_effect import idle_keys
 from sim.inputs.shipped import shipped_name
+from sim.results.records import Record
 from sim.schedules import FORMS
 from sim.search.space import LAID_OUT, RECOMPUTE, Layout, Space, scenario_of
 
 TRAINING = {"micro_batch_size": 1, "recompute": "none"}  # a layout's keys of this section, and their defaults
 
 
+class Runnable(Record, frozen=True):
+    """A layout as a command, as a scenario's text and, if the search is for a trainer, as its flags."""
+
+    command: str
+    yaml: str
+    flags: str | None = None
+
+
 def runnable(
     space: Space, layout: Layout, source: Source, path: Path, overrides: Sequence[str], unsaid: Sequence[str] = ()
-) -> dict[str, str]:
-    """Return a found layout as a command, as a scenario's text and, if the search is for a trainer, as its flags.
+) -> Runnable:
+    """Return a found layout in the forms that run it.
 
     `source`: the scenario's data with `overrides` and `unsaid` (KEY=VALUE) applied; `path`: its file. `unsaid`: what
     the trainer does by itself, of which only keys that change the layout's step are written.
@@ -40,8 +49,8 @@ def runnable(
     words = run_words(path, (*overrides, *kept, *sets))
     # The file may be saved in another folder than the scenario's, so its paths become absolute.
     data = with_overrides(replace(source, data=anchored(source)), sets).data
-    out = {"command": shlex.join(words), "yaml": yaml.safe_dump(data, sort_keys=False, width=120)}
-    return out | ({"flags": emit(scenario_of(space, layout), space.trainer)} if space.trainer else {})
+    flags = emit(scenario_of(space, layout), space.trainer) if space.trainer else None
+    return Runnable(shlex.join(words), yaml.safe_dump(data, sort_keys=False, width=120), flags)
 
 
 def run_words(path: Path, overrides: Sequence[str]) -> list[str]:

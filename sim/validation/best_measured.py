@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from sim.core.errors import InputError
-from sim.inputs.scenario import parse_scenario
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.results.records import Record
 from sim.simulation import simulate
 from sim.validation.records import Measurement
 from sim.validation.tables import read_table
@@ -14,7 +15,31 @@ from sim.validation.tables import read_table
 RATE = "tokens_per_s_per_gpu"
 
 
-def best_measured(path: Path) -> dict[str, Any]:
+class MeasuredBest(Record, frozen=True, kw_only=True):
+    """The fastest measured run of a model on a number of GPUs (`id` and `group` of its row), and its simulation."""
+
+    model: str
+    gpus: int
+    id: str
+    group: str
+    tokens_per_s_per_gpu: float
+    simulated_tokens_per_s_per_gpu: float
+    mfu: float
+    simulated_mfu: float
+    simulated_peak_memory_bytes: float
+    scenario: Scenario
+
+
+class MeasuredRuns(Record, frozen=True):
+    """The fastest measured runs of a published table."""
+
+    table: str
+    title: str
+    source: Mapping[str, str]
+    rows: tuple[MeasuredBest, ...]
+
+
+def best_measured(path: Path) -> MeasuredRuns:
     """Find a table's fastest step for each model (the first word of a row's group) and number of GPUs.
 
     Raises:
@@ -30,8 +55,8 @@ def best_measured(path: Path) -> dict[str, Any]:
                 best[place] = row
     if not best:
         raise InputError(f"{path}: rows: none has measured.{RATE} of a training step")
-    rows = [_beside(model, gpus, row) for (model, gpus), row in sorted(best.items())]
-    return {"table": table.name, "title": table.title, "source": dict(table.source), "rows": rows}
+    rows = tuple(_beside(model, gpus, row) for (model, gpus), row in sorted(best.items()))
+    return MeasuredRuns(table.name, table.title, dict(table.source), rows)
 
 
 def _ranks(row: Measurement) -> int:
@@ -42,19 +67,19 @@ def _ranks(row: Measurement) -> int:
     return ranks
 
 
-def _beside(model: str, gpus: int, row: Measurement) -> dict[str, Any]:
+def _beside(model: str, gpus: int, row: Measurement) -> MeasuredBest:
     scenario = parse_scenario(dict(row.scenario), row.id)
-    result = simulate(scenario).result
-    measured, simulated = row.measured[RATE], result[RATE]
-    return {
-        "model": model,
-        "gpus": gpus,
-        "id": row.id,
-        "group": row.group,
-        RATE: measured,
-        f"simulated_{RATE}": simulated,
-        "mfu": result["mfu"] * measured / simulated,
-        "simulated_mfu": result["mfu"],
-        "simulated_peak_memory_bytes": result["peak_memory_bytes"],
-        "scenario": scenario.model_dump(mode="json"),
-    }
+    found = simulate(scenario).outcome
+    measured, simulated, mfu = row.measured[RATE], found.tokens_per_s_per_gpu, found.utilization.mfu
+    return MeasuredBest(
+        model=model,
+        gpus=gpus,
+        id=row.id,
+        group=row.group,
+        tokens_per_s_per_gpu=measured,
+        simulated_tokens_per_s_per_gpu=simulated,
+        mfu=mfu * measured / simulated,
+        simulated_mfu=mfu,
+        simulated_peak_memory_bytes=found.peak_memory_bytes,
+        scenario=scenario,
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sim.core.dtypes import dtype_bytes
 from sim.core.units import change_percent, change_s, count, counted, n_bytes, percent, rate, seconds, seconds_between
@@ -265,14 +264,3 @@ def evidence_line(row: Evidence) -> str:
 def memory_limit_bytes(result: StepResult | ServingResult) -> float:
     """Return what fits on the device that is tightest."""
     return tightest(result.memory).limit
-
-
-def limit_words(found: Mapping[str, Any]) -> str:
-    """Return what a search's layouts may take of a GPU; a trainer's communicators differ by layout."""
-    limits = [row["memory_limit_bytes"] for row in found["best"]] or [found["memory_limit_bytes"]]
-    least, most = n_bytes(min(limits)), n_bytes(max(limits))
-    if least != most:
-        return f"at most {least} to {most} each, by layout"
-    gpus = [row["scenario"]["cluster"]["gpu"] for row in found["best"][:1]]
-    reported = any(max(limits) == gpu["memory_bytes"] * gpu["memory_shown"] < gpu["memory_bytes"] for gpu in gpus)
-    return f"at most {most} each" + " (as CUDA reports)" * reported

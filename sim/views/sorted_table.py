@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from sim.core.units import percent
 
@@ -45,9 +45,3 @@ def word(text: str) -> Cell:
 def share(value: float | None) -> Cell:
     """A cell of a fraction, if there is one."""
     return NOTHING if value is None else (f"{value:.12f}", percent(value))
-
-
-def copied(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a layout's buttons copy: its scenario's file, the command that runs it, a trainer's flags."""
-    words = (("YAML", "yaml"), ("Command", "command"), ("Flags", "flags"))
-    return [(name, row[key]) for name, key in words if row.get(key)]

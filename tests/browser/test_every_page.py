@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from sim.search.found import BestLayout, ClusterSearch, ClustersResult
 from sim.simulation import simulate
 from sim.studies.difference import difference
 from sim.views.clusters_page import clusters_page
@@ -35,9 +37,8 @@ LUMINANCE = """(selector) => {
 }"""
 
 
-def layouts() -> list[dict[str, Any]]:
-    full = {"mfu": 0.4, "exposed_comm_s": 0.05, "bubble_fraction": 0.1, "yaml": "a: 1\n", "command": "stepsim run x"}
-    return [row(0.5, 3 * 2.0**33) | full, row(0.9, 2.0**32, schedule="zb_v", virtual_stages=2) | full]
+def layouts() -> list[BestLayout]:
+    return [row(0.5, 3 * 2.0**33), row(0.9, 2.0**32, schedule="zb_v", virtual_stages=2)]
 
 
 def search() -> str:
@@ -45,16 +46,13 @@ def search() -> str:
 
 
 def clusters() -> str:
-    priced = [one | {"cost_per_trillion_tokens": 9e5} for one in layouts()]
+    priced = [replace(one, cost_per_trillion_tokens=9e5) for one in layouts()]
     found = [
-        {"cluster": name, "price_per_gpu_hour": 2.5, "best": best, "why_none_legal": why}
-        for name, best, why in (
-            ("dgx-h100", priced, ""),
-            ("dgx-b200", priced[1:], ""),
-            ("a100-pcie", [], "tp 16: must divide the GPUs of a node"),
-        )
+        ClusterSearch(name, result(best, price=2.5)) for name, best in (("dgx-h100", priced), ("dgx-b200", priced[1:]))
     ]
-    return clusters_page({"format": "sim-search-clusters/1", "name": "small", "gpus": 8, "clusters": found})
+    none = replace(result([], price=2.5), why_none_legal="tp 16: must divide the GPUs of a node")
+    found.append(ClusterSearch("a100-pcie", none))
+    return clusters_page(ClustersResult(name="small", gpus=8, clusters=tuple(found)))
 
 
 def serving_search() -> str:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from sim.search.found import ClusterSearch, ClustersResult
+from sim.search.runnable import Runnable
 from sim.views.clusters_page import clusters_page
 from sim.views.search_page import search_page
 from tests.sim.search.test_search_page import result, row
@@ -28,9 +31,7 @@ def test_drawn_and_sorted(open_page: Callable[[str], Any]) -> None:
 
 
 def test_a_row_goes_away_as_yaml_and_command(open_page: Callable[[str], Any]) -> None:
-    full = {"mfu": 0.4, "exposed_comm_s": 0.05, "bubble_fraction": 0.1}
-    full |= {"yaml": "model: llama3-8b\n", "command": "stepsim run x"}
-    page = open_page(search_page(result([row(0.5, 2.0**33) | full, row(0.9, 2.0**32) | full])))
+    page = open_page(search_page(result([row(0.5, 2.0**33), row(0.9, 2.0**32)])))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     table = page.locator('table[data-table="best"]')
     assert "40.0 %\t10.0 %\t10.0 %" in table.locator("tbody tr").first.inner_text()
@@ -46,8 +47,7 @@ def test_a_row_goes_away_as_yaml_and_command(open_page: Callable[[str], Any]) ->
 @pytest.mark.parametrize("width", [1400, 1000])
 def test_the_buttons_of_wide_rows_are_in_sight(open_page: Callable[[str], Any], width: int) -> None:
     wide = {"schedule": "interleaved_1f1b", "virtual_stages": 6, "recompute": "selective", "tp_overlap": "wgrad"}
-    more = {"mfu": 0.4, "exposed_comm_s": 0.05, "bubble_fraction": 0.1, "yaml": "x", "command": "y", "flags": "z"}
-    page = open_page(search_page(result([row(0.5, 3 * 2.0**33, **wide) | more])))
+    page = open_page(search_page(result([row(0.5, 3 * 2.0**33, Runnable("x", "y", "z"), **wide)])))
     page.set_viewport_size({"width": width, "height": 900})
     box = page.locator('table[data-table="best"] tbody').get_by_role("button", name="Flags").bounding_box()
     assert box["x"] + box["width"] <= width
@@ -58,11 +58,9 @@ def test_the_buttons_of_wide_rows_are_in_sight(open_page: Callable[[str], Any], 
 def test_layouts_of_clusters_have_room(open_page: Callable[[str], Any]) -> None:
     """A layout takes three lines at most, and a cluster's name one: they had ten, beside an empty column."""
     wide = {"schedule": "interleaved_1f1b", "virtual_stages": 20, "tp_overlap": "wgrad", "sp": True, "cp": 4}
-    more = {"mfu": 0.4, "exposed_comm_s": 0.05, "bubble_fraction": 0.1, "yaml": "x", "command": "y", "flags": "z"}
-    more |= {"cost_per_trillion_tokens": 5e5}
-    best = [row(0.5, 3 * 2.0**33, **wide) | more]
-    found = [{"cluster": "mi300x-node", "price_per_gpu_hour": 2.5, "best": best, "why_none_legal": ""}]
-    page = open_page(clusters_page({"name": "small", "gpus": 1024, "clusters": found}))
+    best = replace(row(0.5, 3 * 2.0**33, Runnable("x", "y", "z"), **wide), cost_per_trillion_tokens=5e5)
+    found = ClusterSearch("mi300x-node", result([best], price=2.5))
+    page = open_page(clusters_page(ClustersResult(name="small", gpus=1024, clusters=(found,))))
     page.set_viewport_size({"width": 1440, "height": 900})
     of_text = "const r = document.createRange(); r.selectNodeContents(e);"
     lines = f"e => {{ {of_text} return new Set([...r.getClientRects()].map(b => b.top)).size }}"

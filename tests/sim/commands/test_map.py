@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.commands.map import ONLY, parse_gpus, parse_list, run_map
 from sim.commands.options import Narrowing, Study
@@ -15,6 +15,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.simulation import simulate
 from sim.validation.best_measured import best_measured
+from sim.validation.experiment_map import MapResult
 from sim.validation.tables import read_table
 from sim.views.map_page import NOTHING, cell_words, map_page
 from tests.modules import run_module
@@ -27,46 +28,46 @@ NARROW = (*ONLY, "micro_batch_size=1,2", "tp=1,2")
 
 
 @cache
-def small() -> dict[str, Any]:
+def small() -> MapResult:
     return run_map(BASE, ["llama3.2-1b", "llama3-70b"], [8, 16], Narrowing(NARROW), Study(workers=1))
 
 
 def test_a_cell_is_its_search() -> None:
     found = small()
-    assert [(c["model"], c["gpus"]) for c in found["cells"]] == [
-        (m, n) for m in ("llama3.2-1b", "llama3-70b") for n in (8, 16)
-    ]
+    assert [(c.model, c.gpus) for c in found.cells] == [(m, n) for m in ("llama3.2-1b", "llama3-70b") for n in (8, 16)]
     alone = run_search(BASE, ["model=llama3.2-1b"], NARROW, gpus=16, top=1)
-    cell = found["cells"][1]["best"]
-    assert cell["layout"] == alone["best"][0]["layout"]
-    assert cell["step_time_s"] == alone["best"][0]["step_time_s"]
-    assert simulate(parse_scenario(cell["scenario"])).step_time_s == pytest.approx(cell["step_time_s"], rel=1e-9)
+    best = found.cells[1].best
+    assert best is not None
+    assert best.layout == alone.best[0].layout
+    assert best.step_time_s == alone.best[0].step_time_s
+    written = parse_scenario(best.to_json()["scenario"])
+    assert simulate(written).step_time_s == pytest.approx(best.step_time_s, rel=1e-9)
 
 
 def test_a_model_too_large_for_its_gpus_has_an_empty_cell() -> None:
-    cell = small()["cells"][2]
-    assert cell["best"] is None  # 70B on 8 GPUs
+    cell = small().cells[2]
+    assert cell.best is None  # 70B on 8 GPUs
     assert cell_words(cell) == [NOTHING]
 
 
 def test_the_fastest_measured_row_of_each_place_and_its_simulation() -> None:
-    rows = best_measured(TABLE)["rows"]
-    assert [(r["model"], r["gpus"]) for r in rows] == [(m, n) for m in ("1B", "8B") for n in (8, 16, 32, 64, 128)]
+    rows = best_measured(TABLE).rows
+    assert [(r.model, r.gpus) for r in rows] == [(m, n) for m in ("1B", "8B") for n in (8, 16, 32, 64, 128)]
     table = {row.id: row for row in read_table(TABLE).rows}
     for r in rows:
         rivals = [
             x.measured["tokens_per_s_per_gpu"]
             for x in table.values()
-            if x.group.startswith(r["model"]) and x.data["gpus"] == r["gpus"]
+            if x.group.startswith(r.model) and x.data["gpus"] == r.gpus
         ]
-        assert r["tokens_per_s_per_gpu"] == max(rivals)
-        far = r["gpus"] >= 64  # other jobs delay the many small sums of the 1B there (docs/accuracy_causes.md)
-        likely = pytest.approx(r["tokens_per_s_per_gpu"], rel=0.2 if far else 0.14)
-        assert r["simulated_tokens_per_s_per_gpu"] == likely
+        assert r.tokens_per_s_per_gpu == max(rivals)
+        far = r.gpus >= 64  # other jobs delay the many small sums of the 1B there (docs/accuracy_causes.md)
+        likely = pytest.approx(r.tokens_per_s_per_gpu, rel=0.2 if far else 0.14)
+        assert r.simulated_tokens_per_s_per_gpu == likely
 
 
 def test_the_page_shows_cells_and_measured_runs() -> None:
-    page = map_page(small() | {"measured": best_measured(TABLE)})
+    page = map_page(replace(small(), measured=best_measured(TABLE)))
     assert NOTHING in page
     assert "Measured runs" in page
     assert "Measured runs" not in map_page(small())

@@ -12,6 +12,7 @@ from sim.commands.search import Asked, search_one
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
 from sim.search.evaluation import Outcome, evaluate, pack
+from sim.search.found import SearchResult
 from sim.search.space import Layout, Space, layouts_of, mesh_is_legal, meshes_of, partial_layouts_of
 from sim.search.space_of_scenario import make_space
 
@@ -109,7 +110,7 @@ VARIANTS: tuple[dict[str, Any], ...] = (
 
 def run_search(
     path: Path, overrides: Sequence[str] = (), only: Sequence[str] = (), memory_limit: str | None = None, **asked: Any
-) -> dict[str, Any]:
+) -> SearchResult:
     """The result of the command on a file, by one worker; `asked` are fields of `Asked`."""
     study = Study(workers=1, overrides=tuple(overrides))
     return search_one(path, study, Asked(narrowing=Narrowing(tuple(only), memory_limit), **asked))

@@ -112,9 +112,9 @@ def test_recomputation_that_saves_no_memory_makes_no_layout_of_its_own() -> None
 
 
 def test_a_rule_that_refuses_several_layouts_is_told_once() -> None:
-    refusals = [{"reason": f"megatron: parallelism.pp: found {pp}; flags are for one stage"} for pp in (2, 4)]
-    other = {"reason": "megatron: parallelism.cp: found 2; no flags"}
-    assert _reasons([*refusals, other]) == [refusals[0]["reason"], other["reason"]]
+    reasons = [f"megatron: parallelism.pp: found {pp}; flags are for one stage" for pp in (2, 4)]
+    other = "megatron: parallelism.cp: found 2; no flags"
+    assert _reasons([*reasons, other]) == [reasons[0], other]
 
 
 def test_whole_front_is_that_of_exhaustive_search() -> None:
@@ -258,7 +258,7 @@ def test_without_degrees_the_whole_cluster_is_laid_out(
     scenario_file.write_text(json.dumps({**BASE, "parallelism": layout}), encoding="utf-8")
     overrides = ["cluster={preset: dgx-h100, nodes: 2, gpus_per_node: 2}"]
     only = ["schedule=1f1b", "recompute=none", "zero=0"]
-    assert run_search(scenario_file, overrides, only, top=1)["gpus"] == gpus
+    assert run_search(scenario_file, overrides, only, top=1).gpus == gpus
 
 
 def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
@@ -280,9 +280,9 @@ def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
     )
     overrides = ["model=config.json", "calibration=mine.json"]
     result = run_search(scenario_file, overrides, ["schedule=1f1b"], gpus=2, top=1)
-    assert result["name"] == scenario_file.stem
-    found = result["best"][0]["scenario"]
-    assert (found["model"]["layers"], Path(found["calibration"])) == (2, scenario_file.parent / "mine.json")
+    assert result.name == scenario_file.stem
+    found = result.best[0].scenario
+    assert (found.model.layers, Path(str(found.calibration))) == (2, scenario_file.parent / "mine.json")
     swept = run_sweep(scenario_file, ["parallelism.zero=0,1"], Study(overrides=tuple(overrides), workers=1))
     assert [row["refused"] for row in swept["rows"]] == ["", ""]
 

@@ -2,56 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
+from sim.inputs.scenario import Scenario, parse_scenario
+from sim.search.evaluation import LayoutMeans
+from sim.search.found import BestLayout, SearchResult
+from sim.search.runnable import Runnable
+from sim.search.space import Layout
 from sim.views.search_page import mesh_words, schedule_words, search_page
 
-LAYOUT = {
-    "tp": 2,
-    "sp": True,
-    "cp": 1,
-    "pp": 2,
-    "dp": 2,
-    "ep": 1,
-    "zero": 1,
-    "schedule": "1f1b",
-    "virtual_stages": 1,
-    "tp_overlap": "none",
-    "micro_batch_size": 1,
-    "recompute": "none",
-}
+LAYOUT = Layout(
+    tp=2,
+    sp=True,
+    cp=1,
+    pp=2,
+    dp=2,
+    ep=1,
+    zero=1,
+    schedule="1f1b",
+    virtual_stages=1,
+    tp_overlap="none",
+    micro_batch_size=1,
+    recompute="none",
+)
+RUNNABLE = Runnable("stepsim run x", "model: llama3-8b\n")
+COUNTS = {"legal": 102, "pruned_by_memory": 10, "too_large": 2, "pruned_by_bound": 70, "beaten": 13, "simulated": 7}
 
 
-def row(step_time_s: float, peak: float, **changes: Any) -> dict[str, Any]:
-    return {
-        "step_time_s": step_time_s,
-        "tokens_per_s_per_gpu": 100 / step_time_s,
-        "peak_memory_bytes": peak,
-        "memory_limit_bytes": 80 * 2.0**30,
-        "layout": {**LAYOUT, **changes},
-    }
+@cache
+def small() -> Scenario:
+    return parse_scenario(
+        {"model": "gpt2", "cluster": "dgx-h100", "training": {"seq_len": 128, "global_batch_size": 1}}
+    )
 
 
-def result(rows: list[dict[str, Any]], name: str = "small") -> dict[str, Any]:
-    return {
-        "format": "sim-search/1",
-        "name": name,
-        "gpus": 8,
-        "memory_limit_bytes": 80 * 2.0**30,
-        "best": rows[:2],
-        "pareto": rows,
-        "evaluated": rows,
-        "wall_s": 1.5,
-        "cores": 2,
-        "counts": {
-            "legal": 102,
-            "pruned_by_memory": 10,
-            "too_large": 2,
-            "pruned_by_bound": 70,
-            "beaten": 13,
-            "simulated": 7,
-        },
-    }
+def row(step_time_s: float, peak: float, runnable: Runnable | None = RUNNABLE, **changes: Any) -> BestLayout:
+    """A layout with these keys changed."""
+    return BestLayout(
+        step_time_s=step_time_s,
+        tokens_per_s_per_gpu=100 / step_time_s,
+        peak_memory_bytes=peak,
+        layout=LAYOUT._replace(**changes),
+        parallelism={},
+        means=LayoutMeans(0.4, step_time_s / 10, 0.1),
+        memory_limit_bytes=80 * 2.0**30,
+        tight=False,
+        scenario=small(),
+        runnable=runnable,
+    )
+
+
+def result(rows: Sequence[BestLayout], name: str = "small", price: float | None = None) -> SearchResult:
+    return SearchResult(
+        name=name,
+        gpus=8,
+        objective="step_time",
+        memory_limit_bytes=80 * 2.0**30,
+        only={},
+        linked=(),
+        trainer=None,
+        best=tuple(rows[:2]),
+        pareto=tuple(rows),
+        evaluated=tuple(rows),
+        counts=COUNTS,
+        why_none_legal="",
+        too_large_bytes=None,
+        refusals=(),
+        wall_s=1.5,
+        cores=2,
+        cpu_s={},
+        rates={},
+        price_per_gpu_hour=price,
+    )
 
 
 def test_page_shows_layouts_and_counts() -> None:
@@ -78,5 +102,5 @@ def test_page_without_a_layout_that_fits() -> None:
 
 
 def test_words() -> None:
-    assert mesh_words({**LAYOUT, "tp": 1, "sp": False, "pp": 1, "dp": 1, "zero": 0}) == "one device"
-    assert schedule_words({**LAYOUT, "pp": 1}) == "no pipeline"
+    assert mesh_words(LAYOUT._replace(tp=1, sp=False, pp=1, dp=1, zero=0)) == "one device"
+    assert schedule_words(LAYOUT._replace(pp=1)) == "no pipeline"

@@ -56,16 +56,18 @@ def test_commands_and_files_of_found_layouts_run_what_was_found(file: Path, tmp_
     only = "tp=1,2 cp=1 micro_batch_size=1,2 schedule=1f1b,interleaved_1f1b zero=0,1,3 recompute=none,full"
     study = Study(workers=1, overrides=("training.recompute=none",) if trainer else ())
     result = search_one(file, study, asked(only, top=6, trainer=trainer))
-    assert len(result["best"]) == 6
-    for row in result["best"]:
-        words = shlex.split(row["command"])
+    assert len(result.best) == 6
+    for row in result.best:
+        run = row.runnable
+        assert run is not None
+        words = shlex.split(run.command)
         assert words[:3] == ["stepsim", "run", str(file)]
         ran = load_scenario(file, words[4::2])
         elsewhere = tmp_path / "elsewhere.yaml"
-        elsewhere.write_text(row["yaml"])
+        elsewhere.write_text(run.yaml)
         assert load_scenario(elsewhere).model_copy(update={"name": ran.name}) == ran
-        assert simulate(ran, engine="static").step_time_s == row["step_time_s"]
-        assert row.get("flags") == (emit(ran, trainer) if trainer else None)
+        assert simulate(ran, engine="static").step_time_s == row.step_time_s
+        assert run.flags == (emit(ran, trainer) if trainer else None)
 
 
 def test_a_trainer_s_best_is_the_best_of_all_that_it_can_run() -> None:
@@ -76,8 +78,8 @@ def test_a_trainer_s_best_is_the_best_of_all_that_it_can_run() -> None:
     assert 10 < len(able) < len(every) / 2
     narrowed = make_space(Source("x", data), 4, "x", space.only, (), "megatron")
     with local_workers(1) as pool:
-        found = search_space(narrowed, 1e18, Asked(top=1), pool)
-    assert found["best"][0]["step_time_s"] == min(simulate(s, engine="static").step_time_s for s in able)
+        _, (best,) = search_space(narrowed, 1e18, Asked(top=1), pool)
+    assert best.step_time_s == min(simulate(s, engine="static").step_time_s for s in able)
 
 
 def test_the_overlap_of_tensor_parallel_messages_is_searched_where_only_names_it(file: Path) -> None:
@@ -86,11 +88,12 @@ def test_the_overlap_of_tensor_parallel_messages_is_searched_where_only_names_it
     study = Study(workers=1, overrides=overrides)
 
     def found(only: str, study: Study = study, **more: Any) -> set[tuple[int, str]]:
-        rows = search_one(file, study, asked(f"{fixed} {only}", top=50, **more))["best"]
+        rows = search_one(file, study, asked(f"{fixed} {only}", top=50, **more)).best
         for row in rows:
-            ran = load_scenario(file, shlex.split(row["command"])[4::2])
-            assert simulate(ran, engine="static").step_time_s == row["step_time_s"]
-        return {(row["layout"]["tp"], row["layout"]["tp_overlap"]) for row in rows}
+            assert row.runnable is not None
+            ran = load_scenario(file, shlex.split(row.runnable.command)[4::2])
+            assert simulate(ran, engine="static").step_time_s == row.step_time_s
+        return {(row.layout.tp, row.layout.tp_overlap) for row in rows}
 
     assert found("") == {(1, "none"), (2, "none")}
     assert found("tp_overlap=wgrad,none") == {(1, "none"), (2, "none"), (2, "wgrad")}
@@ -105,12 +108,12 @@ def test_the_overlap_of_tensor_parallel_messages_is_searched_where_only_names_it
 def test_commands_name_what_the_trainer_does_only_where_it_changes_the_step(file: Path) -> None:
     fixed = "tp=1,2 cp=1 pp=1 zero=0 recompute=none micro_batch_size=1"
     study = Study(workers=1, overrides=("parallelism={dp: 8}",))
-    for row in search_one(file, study, asked(fixed, top=50, trainer="megatron"))["best"]:
-        assert (
-            ("tp_overlap=wgrad" in row["command"]) == ("tp_overlap: wgrad" in row["yaml"]) == (row["layout"]["tp"] > 1)
-        )
-        assert "training.framework=megatron" in row["command"]
-        ran = load_scenario(file, shlex.split(row["command"])[4::2])
+    for row in search_one(file, study, asked(fixed, top=50, trainer="megatron")).best:
+        run = row.runnable
+        assert run is not None
+        assert ("tp_overlap=wgrad" in run.command) == ("tp_overlap: wgrad" in run.yaml) == (row.layout.tp > 1)
+        assert "training.framework=megatron" in run.command
+        ran = load_scenario(file, shlex.split(run.command)[4::2])
         assert not [text for text in ran.warnings if "of no effect" in text]
 
 
@@ -145,8 +148,8 @@ def test_bounds_know_how_torchtitan_reduces_gradients_in_pipelines() -> None:
 
 def test_linked_values_stand_together(file: Path) -> None:
     only = "tp,pp,micro_batch_size=2:1:4,1:2:1 cp=1 zero=0 schedule=1f1b recompute=none"
-    found = search_one(file, HERE, asked(only, top=50))["best"]
-    rows = {(r["layout"]["tp"], r["layout"]["pp"], r["layout"]["micro_batch_size"]) for r in found}
+    found = search_one(file, HERE, asked(only, top=50)).best
+    rows = {(r.layout.tp, r.layout.pp, r.layout.micro_batch_size) for r in found}
     assert rows == {(2, 1, 4), (1, 2, 1)}
     with pytest.raises(InputError, match="must be rows of 2 values joined by ':'"):
         search_one(file, HERE, asked("tp,pp=2:1,4"))
@@ -155,11 +158,11 @@ def test_linked_values_stand_together(file: Path) -> None:
 def test_clusters_are_compared_by_their_best_layouts_and_prices(file: Path) -> None:
     only = asked("cp=1 tp=1 pp=1 recompute=none micro_batch_size=1", prices=Prices("dgx-h200=2,dgx-b200=6"))
     found = search_clusters(file, HERE, ["dgx-h200", "dgx-b200"], only)
-    assert [one["cluster"] for one in found["clusters"]] == ["dgx-h200", "dgx-b200"]
-    for one, price in zip(found["clusters"], (2, 6), strict=True):
-        best = one["best"][0]
-        assert best["scenario"]["cluster"]["gpu"]["name"].startswith(one["cluster"].removeprefix("dgx-"))
-        assert best["cost_per_trillion_tokens"] == pytest.approx(price * 1e12 / best["tokens_per_s_per_gpu"] / 3600)
+    assert [one.cluster for one in found.clusters] == ["dgx-h200", "dgx-b200"]
+    for one, price in zip(found.clusters, (2, 6), strict=True):
+        best = one.search.best[0]
+        assert best.scenario.cluster.gpu.name.startswith(one.cluster.removeprefix("dgx-"))
+        assert best.cost_per_trillion_tokens == pytest.approx(price * 1e12 / best.tokens_per_s_per_gpu / 3600)
 
 
 def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
