@@ -131,7 +131,7 @@ def main(
     done = validate_tables(read, calibration, jobs, programs)
     if markdown is not None:
         write_text(markdown, kept + accuracy_markdown(done))
-    result = {"format": "sim-validate/1", "tables": [v.as_dict() for v in done]}
+    result: dict[str, Any] = {"format": "sim-validate/1", "tables": [v.as_dict() for v in done]}
     for words in chain.from_iterable(v.mistyped for v in done):
         click.echo(f"warning: {words}", err=True)
     report.show(result, lambda _: accuracy_page(done), lambda found: print_accuracy(found["tables"]))
