@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import click
 from msgspec.structs import replace
