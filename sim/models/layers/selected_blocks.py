@@ -72,7 +72,8 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
         """The core over what is chosen; all pairs where it is masked, or where all keys are seen."""
         masks, own = d.framework.masks_unselected or not d.fused_attention, self.core(d)
         if masks or self._sees_all(d.full_seq):
-            return attention_core(scenario, d, shard, replace(own, causal=not masks))
+            numbers = masks and d.fused_attention  # a mask for all pairs, as in `SparseLatentAttention.train`
+            return attention_core(scenario, d, shard, replace(own, causal=not masks, masked=numbers))
         forward, backward = self._kernel(d, "attention", F), self._kernel(d, "attention_backward", I)
         return core_part(d, own, (own,), (forward,), (backward,))
 
