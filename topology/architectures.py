@@ -47,8 +47,8 @@ class Chip(Struct, frozen=True):
     """energy of a dense 16-bit FLOP by tensor cores beyond half of the power limit, 0: unknown [A100: fitted to steps,
     `power_at_peak` of its profile; older and other chips of its generation need no less]"""
     cache_bytes: float = 0.0
-    """the largest L2 cache that a GPU of it has, 0: unknown [NVIDIA's whitepapers of V100, Turing, A100, Ada, H100 (full
-    GH100) and RTX Blackwell (GB202; a B200 has 126 MB)]"""
+    """the largest L2 cache that a GPU of it has, 0: unknown [NVIDIA's whitepapers of V100, Turing, A100, Ada, H100
+    (full GH100) and RTX Blackwell (GB202; a B200 has 126 MB)]"""
     rounds_fp32: bool = False
     """torch may round fp32 operands to tf32 [torch: allow_tf32; on CUDA alone]"""
     sends_to_all: bool = False

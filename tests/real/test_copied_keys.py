@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from sim.core.program import Compute  # noqa: E402
 from sim.models.layers.indexer_of_transformers import separate_scores  # noqa: E402
 
 QUERIES, HEADS, WIDTH, KEYS = 6, 3, 5, 7
@@ -34,4 +35,4 @@ def test_scores_of_an_indexer_copy_as_simulated(sequences: int) -> None:
     with _Copies() as found:
         torch.matmul(q, k.transpose(-1, -2).unsqueeze(1))
     items = separate_scores((HEADS, WIDTH), (sequences, QUERIES, KEYS), ("bf16", 2), 0.0)
-    assert found.elements == sum(i.shape[0] for i in items if i.name == "index_key_copies")
+    assert found.elements == sum(i.shape[0] for i in items if isinstance(i, Compute) and i.kind == "permute")
