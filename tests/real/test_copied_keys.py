@@ -32,7 +32,7 @@ class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def test_scores_of_an_indexer_copy_as_simulated(sequences: int) -> None:
     """The product of transformers/models/deepseek_v32/modeling_deepseek_v32.py: DeepseekV32Indexer.forward."""
     q, k = torch.ones(sequences, QUERIES, HEADS, WIDTH), torch.ones(sequences, KEYS, WIDTH)
-    with _Copies() as found:
+    with _Copies() as found:  # type: ignore[no-untyped-call]
         torch.matmul(q, k.transpose(-1, -2).unsqueeze(1))
     items = separate_scores((HEADS, WIDTH), (sequences, QUERIES, KEYS), ("bf16", 2), 0.0)
     assert found.elements == sum(i.shape[0] for i in items if isinstance(i, Compute) and i.kind == "permute")
