@@ -189,7 +189,10 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
         return cast + weights + _gemms(d, spec, spec.rows)
     own, whole = gather_casts(d, spec.name, F, spec.rows * spec.k, normed=spec.joins_norm)
     size = spec.rows * spec.k * gathered_element_bytes(d)
-    return tuple(_over_gathered(d, spec, F, f"{spec.name}_gather", (own, whole + weights), size, _gemms))
+    # A message about weights' scales would wait for the gather that matmuls overlap with.
+    agreed = d.recipe is not None and d.recipe.agrees_everywhere
+    parts = (own + weights, whole) if agreed else (own, whole + weights)
+    return tuple(_over_gathered(d, spec, F, f"{spec.name}_gather", parts, size, _gemms))
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:

@@ -78,3 +78,11 @@ def test_the_largest_value_is_found_before_it_is_agreed_on(joins_norm: bool) -> 
     assert names[first + 1 : first + 3] == ["x_cast", "x_gather"]
     moved = sum(i.bytes for i in part.forward if isinstance(i, Compute) and i.name in ("x_largest", "x_cast"))
     assert moved == ((2 if joins_norm else 4) + 1) * M * K / 8
+
+
+def test_weights_scales_do_not_wait_for_a_gather_that_is_overlapped() -> None:
+    s = scenario(layout={"tp": 4, "sp": True, "tp_overlap": "full"}, framework="compiled", fp8_recipe="tensorwise")
+    forward = linear(dims(s), Linear("x", M, K, (N, N), mode="column")).forward
+    names = [i.name for i in forward if isinstance(i, Comm)]
+    assert names[:3] == ["x_largest_all_reduce", *["x_weight_largest_all_reduce"] * 2]
+    assert names[3].startswith("x_gather")
