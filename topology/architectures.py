@@ -11,6 +11,7 @@ Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell"
 CollectivesOf = Literal["v100", "a100", "h100", "b200", "gb200", "gb300"]  # GPUs of topology.timing.TIMINGS
 
 A100_FLOP_J = 0.96e-12
+MIB = 2.0**20
 
 
 class Chip(Struct, frozen=True):
@@ -45,6 +46,9 @@ class Chip(Struct, frozen=True):
     flop_energy_j: float = 0.0
     """energy of a dense 16-bit FLOP by tensor cores beyond half of the power limit, 0: unknown [A100: fitted to steps,
     `power_at_peak` of its profile; older and other chips of its generation need no less]"""
+    cache_bytes: float = 0.0
+    """the largest L2 cache that a GPU of it has, 0: unknown [NVIDIA's whitepapers of V100, Turing, A100, Ada, H100
+    (full GH100) and RTX Blackwell (GB202; a B200 has 126 MB)]"""
     rounds_fp32: bool = False
     """torch may round fp32 operands to tf32 [torch: allow_tf32; on CUDA alone]"""
     sends_to_all: bool = False
@@ -56,27 +60,30 @@ ARCHITECTURES: Mapping[Architecture, Chip] = {
         "v100",
         nvlink_efficiency=20 / 25,
         has_cuda=True,
+        cache_bytes=6 * MIB,
         large_workspaces=False,
         flop_energy_j=A100_FLOP_J,
         rounds_fp32=True,
     ),
     # NCCL's model treats compute capabilities below 8.0 as Volta (src/graph/tuning.cc). A T4 has no NVLink.
-    "turing": Chip("v100", has_cuda=True, large_workspaces=False, flop_energy_j=A100_FLOP_J),
+    "turing": Chip("v100", has_cuda=True, cache_bytes=6 * MIB, large_workspaces=False, flop_energy_j=A100_FLOP_J),
     "ampere": Chip(
         "a100",
         nvlink_efficiency=20 / 25,
         has_cuda=True,
+        cache_bytes=40 * MIB,
         large_workspaces=False,
         flop_energy_j=A100_FLOP_J,
         rounds_fp32=True,
     ),
     # NCCL's model treats compute capabilities below 9.0 as Ampere (src/graph/tuning.cc). Ada has no NVLink.
-    "ada": Chip("a100", has_cuda=True, large_workspaces=False, rounds_fp32=True),
+    "ada": Chip("a100", has_cuda=True, cache_bytes=96 * MIB, large_workspaces=False, rounds_fp32=True),
     "hopper": Chip(
         "h100",
         nvlink_efficiency=20.6 / 25,
         nvls_efficiency=0.85,
         has_cuda=True,
+        cache_bytes=60 * MIB,
         mixes_ll128=True,
         large_workspaces=True,
         rounds_fp32=True,
@@ -87,6 +94,7 @@ ARCHITECTURES: Mapping[Architecture, Chip] = {
         nvlink_efficiency=40.1 / 50,
         nvls_efficiency=0.74,
         has_cuda=True,
+        cache_bytes=128 * MIB,
         mixes_ll128=True,
         large_workspaces=True,
         reads_both_orders=True,

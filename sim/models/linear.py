@@ -182,18 +182,22 @@ def _over_gathered(
 
 
 def _column_forward(d: Dims, spec: Linear) -> Program:
-    weights = operand_casts(d, spec) + weight_casts(d, spec.name, spec.k * spec.n)
+    cut = len(spec.outs) if spec.mode == "column" else 0
+    weights = operand_casts(d, spec) + weight_casts(d, spec.name, spec.k * spec.n, cut)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
         cast = input_casts(d, spec.name, spec.rows * spec.k, spec.mode == "column" and spec.joins_norm, spec.original)
         return cast + weights + _gemms(d, spec, spec.rows)
     own, whole = gather_casts(d, spec.name, F, spec.rows * spec.k, normed=spec.joins_norm)
     size = spec.rows * spec.k * gathered_element_bytes(d)
-    return tuple(_over_gathered(d, spec, F, f"{spec.name}_gather", (own, whole + weights), size, _gemms))
+    # A message about weights' scales would wait for the gather that matmuls overlap with.
+    agreed = d.recipe is not None and d.recipe.agrees_everywhere
+    parts = (own + weights, whole) if agreed else (own, whole + weights)
+    return tuple(_over_gathered(d, spec, F, f"{spec.name}_gather", parts, size, _gemms))
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
     before = input_casts(d, spec.name, spec.rows * spec.k, False, spec.original, cut=True)
-    before += weight_casts(d, spec.name, spec.k * spec.n)
+    before += weight_casts(d, spec.name, spec.k * spec.n, len(spec.outs))
     before = operand_casts(d, spec) + before
     if d.tp == 1 or d.partial_rows:
         return before + _gemms(d, spec, spec.rows)

@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 Shifts = tuple[tuple[str, float], ...]  # of coefficients' logarithms, by name on disk
 ROOFLINE_UNCERTAINTY = 0.3  # real kernels reach 0.4 to 0.9 of the roofline
 GROUPED_UNCERTAINTY = 0.1  # error of pricing a grouped matmul as one matmul and its weights' traffic (b200_kernels)
-CACHE_BYTES = 128e6  # as large as the last cache of NVIDIA's GPUs (B200: 126 MB)
 # Before each of these kernels runs another one, which moves as many bytes; the operator's `bytes` leave them out.
 OF_TWO_KERNELS = (TORCH_SOFTMAX_SHORT_BACKWARD, TORCH_SOFTMAX_BACKWARD)
 
@@ -214,11 +213,13 @@ class Costs:
         return cost._replace(seconds=fp32_seconds(op, cost.seconds, self._device.peak("fp32")))
 
     def _bound_by_memory(self, op: Compute, cost: Cost) -> Cost:
-        """Lengthen a matmul that its points would let read faster than memory is: those have matrices of a cache."""
-        if op.kind != "gemm" or op.bytes <= CACHE_BYTES or cost.source == "measured" or not self._sm_clocks_per_s:
+        """Lengthen a matmul that its points would let read faster than memory is: those have matrices that stay in the
+        L2 cache, which holds no more than `Chip.cache_bytes` of this one's."""
+        cached = self.gpu.chip.cache_bytes
+        if op.kind != "gemm" or not 0 < cached < op.bytes or cost.source == "measured" or not self._sm_clocks_per_s:
             return cost
         bandwidth = self._device.bandwidth_bytes_per_s * self.coefficients.streaming_efficiency
-        return cost._replace(seconds=max(cost.seconds, (op.bytes - CACHE_BYTES) / bandwidth))
+        return cost._replace(seconds=max(cost.seconds, (op.bytes - cached) / bandwidth))
 
     def _summing_rows(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a sum over rows, whose thread blocks wait for each other."""

@@ -72,8 +72,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
     `agreed_bytes`: of a tensor's largest values, on which tensor-parallel ranks that have its parts agree by an
     all-reduce before they cast it: of what sequence parallelism gathers (TE module/linear.py:
-    `with_amax_reduction`) and, with `agrees_everywhere`, of every input and output's gradient that is cut, because a
-    DTensor's largest value is one of all its shards (torchao float8_tensor_parallel.py;
+    `with_amax_reduction`) and, with `agrees_everywhere`, of every input, weight and output's gradient that is cut,
+    because a DTensor's largest value is one of all its shards (torchao float8_tensor_parallel.py, float8_linear.py;
     `tests/real/test_largest_values.py`).
     `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
     """

@@ -1,8 +1,9 @@
 """The scores of DeepSeek's indexer as Transformers computes them: in separate operators, of all pairs, in fp32.
 
-`torch.matmul` multiplies each query's heads by the keys of its sequence. Its batches are queries, so it first copies
-the keys once for each query (`DeepseekV32Indexer` in transformers/models/deepseek_v32/modular_deepseek_v32.py;
-aten/src/ATen/native/LinearAlgebra.cpp: _matmul_impl).
+`torch.matmul` multiplies each query's heads by the keys of its sequence. Its batches are queries, so with several
+sequences it first copies the keys once for each query; one sequence's queries all read the same keys
+(`DeepseekV32Indexer` in transformers/models/deepseek_v32/modular_deepseek_v32.py;
+aten/src/ATen/native/LinearAlgebra.cpp: _matmul_impl; `tests/real/test_copied_keys.py`).
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ def separate_scores(
     queries = batch * q_len
     copied, of_heads, pairs = (float(queries * n * kv_len) for n in (width, heads, 1))
     widened = float(queries * heads * width + batch * kv_len * width)
-    copies = memory_op("index_key_copies", F, "permute", copied, FP32_BYTES * copied, "fp32")
+    copies = replace(
+        memory_op("index_key_copies", F, "permute", copied, FP32_BYTES * copied, "fp32"), single_elements=copied
+    )
     return (
         memory_op("index_cast", F, "cast", widened, (size + FP32_BYTES) * widened, dtype, 2),
-        replace(copies, single_elements=copied),
+        *((copies,) if batch > 1 else ()),
         gemm("index_scores", F, heads, kv_len, width, "fp32", queries),
         memory_op("index_scale_relu", F, "elementwise", of_heads, 4 * FP32_BYTES * of_heads, "fp32", 2),
         gemm("index_weighting", F, 1, kv_len, heads, "fp32", queries),
@@ -41,6 +44,7 @@ def separate_scores(
 
 
 def separate_bytes(sizes: tuple[int, int], rows: tuple[int, int, int]) -> float:
-    """Return what lives at once while the scores are computed: the copies of the keys, and the scores of all heads."""
-    batch, q_len, kv_len = rows
-    return FP32_BYTES * batch * q_len * kv_len * sum(sizes)
+    """Return what lives at once while the scores are computed: the scores of all heads, and beside them the copies of
+    the keys or the same scores before they are scaled."""
+    (heads, width), (batch, q_len, kv_len) = sizes, rows
+    return FP32_BYTES * batch * q_len * kv_len * (heads + max(heads, width if batch > 1 else 0))

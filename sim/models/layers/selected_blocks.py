@@ -69,10 +69,12 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
         return (first, self.indexer.operator(d, self.hidden, used, used and not masks), *rest)
 
     def attended(self, scenario: Scenario, d: Dims, shard: Shard) -> Operator:
-        """The core over what is chosen; all pairs where it is masked, or where all keys are seen."""
+        """The core over what is chosen; all pairs where it is masked, or where all keys are seen. torch's kernels get
+        the mask as a tensor of numbers; that MiniMax M3's has one for each head is left out."""
         masks, own = d.framework.masks_unselected or not d.fused_attention, self.core(d)
         if masks or self._sees_all(d.full_seq):
-            return attention_core(scenario, d, shard, replace(own, causal=not masks))
+            masked = masks and d.framework.sees_masks(d.fused_attention, d.attention_kernel, d.cp)
+            return attention_core(scenario, d, shard, replace(own, causal=not masks, masked=masked))
         forward, backward = self._kernel(d, "attention", F), self._kernel(d, "attention_backward", I)
         return core_part(d, own, (own,), (forward,), (backward,))
 

@@ -106,7 +106,7 @@ def transposes(d: Dims, name: str, elements: float) -> Program:
     return _kernels(d, f"{name}_transpose", W, elements, TRANSPOSE) if needed else ()
 
 
-def weight_casts(d: Dims, name: str, size: float) -> Program:
+def weight_casts(d: Dims, name: str, size: float, cut: int = 0) -> Program:
     """Quantizing weights in the forward. Where they are kept (Transformer Engine), once a step, in its first
     micro-batch: counted at 1/micro-batches in each; what ZeRO-3 gathers for each micro-batch in 16 bits is quantized
     as often, what it gathers in the format on each rank's own shard. Frozen weights are quantized as often, unless
@@ -115,11 +115,17 @@ def weight_casts(d: Dims, name: str, size: float) -> Program:
     8-bit parameters arrive by rows, and their other order is made of them once a step (Transformer Engine,
     tensor/utils.py: `post_all_gather_processing`); those in MXFP8 arrive in 16 bits and are cast (Megatron-Core,
     distributed/param_and_grad_buffer.py: `finish_param_sync` with `reuse_grad_buf_for_mxfp8_param_ag`).
+
+    `cut`: of how many weights each rank of tp has a part, on whose scales the ranks agree if `agrees_everywhere`. Left
+    out: where FSDP gathers 8 bits, its ranks agree instead (torchao float8/fsdp_utils.py: `fsdp_pre_all_gather`), ahead
+    of the gather.
     """
     if d.recipe is None:
         return ()
     if d.eight_bit_parameters and gathers_parameters(d.recipe):
         return _weights(d, f"{name}_weight_transpose", F, size, TRANSPOSE)
+    if cut and d.recipe.agrees_everywhere and d.weight_shards == 1:
+        return _agreeing(d, f"{name}_weight", F, size, d.recipe.weights, True, cut)
     return _weights(d, f"{name}_weight_cast", F, size, d.recipe.weights)
 
 

@@ -53,15 +53,18 @@ def test_transformer_engine_agrees_on_nothing_without_sequence_parallelism(layou
 
 
 def test_torchao_agrees_on_each_tensor_that_is_cut() -> None:
-    """Forward: an input of each layer. Backward: the gradient of each output, of queries, keys, values, gate and up
-    apart. With replicated tokens inputs of column layers and gradients of row layers are whole."""
+    """Forward: an input of each layer and seven weights. Backward: the gradient of each output, of queries, keys,
+    values, gate and up apart. With replicated tokens inputs of column layers and gradients of row layers are whole;
+    where FSDP gathers 8 bits, weights arrive with their scales."""
 
     def counts(**layout: Any) -> tuple[int, int]:
-        block = layer_block(scenario(layout={"tp": 8, **layout}, framework="compiled", fp8_recipe="tensorwise"), 0)
+        block = layer_block(scenario(layout={"tp": 4, **layout}, framework="compiled", fp8_recipe="tensorwise"), 0)
         return len(agreed(block.forward)), len(agreed(block.backward))
 
-    assert counts(sp=True) == (4, 3 + 1 + 2 + 1)
-    assert counts(sp=False) == (2, 3 + 2)
+    assert counts(sp=True) == (4 + 7, 3 + 1 + 2 + 1)
+    assert counts(sp=False) == (2 + 7, 3 + 2)
+    assert counts(sp=True, dp=2, zero=3) == (4, 3 + 1 + 2 + 1)
+    assert counts(sp=True, dp=2, zero=3, param_gather_dtype="bf16") == (4 + 7, 3 + 1 + 2 + 1)
 
 
 @pytest.mark.parametrize("joins_norm", [False, True])
@@ -75,3 +78,11 @@ def test_the_largest_value_is_found_before_it_is_agreed_on(joins_norm: bool) -> 
     assert names[first + 1 : first + 3] == ["x_cast", "x_gather"]
     moved = sum(i.bytes for i in part.forward if isinstance(i, Compute) and i.name in ("x_largest", "x_cast"))
     assert moved == ((2 if joins_norm else 4) + 1) * M * K / 8
+
+
+def test_weights_scales_do_not_wait_for_a_gather_that_is_overlapped() -> None:
+    s = scenario(layout={"tp": 4, "sp": True, "tp_overlap": "full"}, framework="compiled", fp8_recipe="tensorwise")
+    forward = linear(dims(s), Linear("x", M, K, (N, N), mode="column")).forward
+    names = [i.name for i in forward if isinstance(i, Comm)]
+    assert names[:3] == ["x_largest_all_reduce", *["x_weight_largest_all_reduce"] * 2]
+    assert names[3].startswith("x_gather")

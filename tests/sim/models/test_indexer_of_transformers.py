@@ -39,13 +39,13 @@ CONFIG = {
 }
 
 
-def layer(folder: Path, framework: str) -> Block:
+def layer(folder: Path, framework: str, sequences: int = SEQUENCES) -> Block:
     config = folder / "config.json"
     config.write_text(json.dumps(CONFIG))
     given: dict[str, object] = {
         "seq_len": SEQ,
-        "micro_batch_size": SEQUENCES,
-        "global_batch_size": SEQUENCES,
+        "micro_batch_size": sequences,
+        "global_batch_size": sequences,
         "attention": "fused",
     }
     given |= {"framework": framework}
@@ -59,6 +59,14 @@ def test_keys_are_copied_for_each_query(tmp_path: Path) -> None:
     assert (copies.kind, copies.shape) == ("permute", (SEQUENCES * SEQ * WIDTH * SEQ,))
     assert (products.shape, products.dtype) == ((SEQUENCES * SEQ, HEADS, SEQ, WIDTH), "fp32")
     assert separate_bytes((HEADS, WIDTH), (SEQUENCES, SEQ, SEQ)) == 4 * SEQUENCES * SEQ * SEQ * (HEADS + WIDTH)
+
+
+def test_one_sequence_has_its_keys_once(tmp_path: Path) -> None:
+    """Its queries are the only batches, so that the keys are broadcast; the scores are scaled into a second tensor."""
+    block = layer(tmp_path, "transformers", 1)
+    assert not named(block.forward, "index_key_copies")
+    assert named(block.forward, "index_scores")[0].shape == (SEQ, HEADS, SEQ, WIDTH)
+    assert separate_bytes((HEADS, WIDTH), (1, SEQ, SEQ)) == 4 * SEQ * SEQ * 2 * HEADS
 
 
 def test_its_attention_reads_a_mask_of_numbers(tmp_path: Path) -> None:

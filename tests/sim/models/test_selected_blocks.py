@@ -94,6 +94,8 @@ def test_transformers_masks_what_is_not_chosen() -> None:
 
     (all_pairs,) = (i for i in items("transformers") if i.kind == "attention_forward")
     assert all_pairs.shape[3:] == (1024, 1024, 64, 64, 0)
+    assert all_pairs.masked
+    assert all_pairs.shape[1] == all_pairs.shape[2]  # torch takes no groups beside a mask
 
 
 def test_cache_has_a_key_for_each_token_or_for_each_block() -> None:

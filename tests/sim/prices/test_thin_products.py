@@ -48,6 +48,14 @@ def test_no_matmul_reads_faster_than_memory(shape: tuple[int, ...]) -> None:
     assert seconds > size / BANDWIDTH
 
 
+def test_a_cache_holds_no_more_than_its_bytes() -> None:
+    """GH100 has an L2 cache of 60 MiB; the rest of a matmul's bytes come from memory."""
+    cached = GPUS["h100-sxm"].chip.cache_bytes
+    assert cached == 60 * 2**20
+    seconds, size = product("bf16", 300_000, 1, 512)
+    assert seconds > (size - cached) / BANDWIDTH
+
+
 def test_the_parts_of_a_sum_are_no_more_than_fill_the_gpu() -> None:
     """Gradients of biases of 32,768 and 65,536 rows: what is added beside the bytes is the same."""
 
