@@ -79,7 +79,8 @@ def _prefix(b: Settings, ratio: float) -> int:
         b.notes.append(
             f"{b.written_as('prefix')} {shared}: prompts are longer by these tokens; that all share them is not "
             "expressed here, only a trace's prefix_id does (inference.requests.trace)"
-            + f"; range_ratio {ratio:g} spreads them, too, which the benchmark does not" * bool(ratio)
+            + f"; range_ratio {ratio:g} spreads them, too, which the benchmark does not"
+            * bool(ratio)
         )
     return max(0, shared)
 
