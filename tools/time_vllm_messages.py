@@ -9,8 +9,9 @@ an iteration that adds one token to each sequence, of which every sixteenth begi
 
 The clock is the CPU time of one thread, which writes and reads in turn, so that other processes do not count. A reader
 that waits polls without a pause; how long a written message stays unseen is therefore left out. Printed are the lowest
-deciles of `STEPS` iterations in microseconds, as what runs beside can only slow them. By least squares they give the
-microseconds of an iteration and of a sequence, which `sim/variants/engines/hosts.py` quotes.
+deciles of `ROUNDS` times `STEPS` iterations in microseconds, as what runs beside can only slow them. A round tries each
+number of sequences, so that a slow minute is not one number's alone. By least squares they give the microseconds of an
+iteration and of a sequence.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import numpy as np
 from stub_modules import Stub, Stubs
 
 SEQUENCES = (1, 16, 32, 64, 128, 256)
-RANKS, WARM_UP, STEPS = 8, 20, 1000
+RANKS, WARM_UP, STEPS, ROUNDS = 8, 20, 200, 5
 BLOCK = 16
 QUEUE, SCHEDULED, RETURNED = "distributed/device_communicators/shm_broadcast", "v1/core/sched/output", "v1/outputs"
 
@@ -119,8 +120,8 @@ def seconds_of(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.thread_time() - begin, result
 
 
-def iteration_us(modules: tuple[Any, Any, Any], queues: Any, sequences: int) -> tuple[float, float]:
-    """Microseconds of the message to the workers and of the one back: written, then read by one."""
+def iterations_us(modules: tuple[Any, Any, Any], queues: Any, sequences: int) -> list[tuple[float, float]]:
+    """Microseconds of each iteration's message to the workers and of the one back: written, then read by one."""
     _, output, outputs = modules
     (to, readers), (back, reader) = queues
     ids = [f"chatcmpl-{uuid.uuid4().hex}" for _ in range(sequences)]
@@ -138,8 +139,13 @@ def iteration_us(modules: tuple[Any, Any, Any], queues: Any, sequences: int) -> 
         answered, _ = seconds_of(partial(back.enqueue, (1, result)))
         taken, _ = seconds_of(reader.dequeue)
         rows.append((1e6 * (sent + read[0]), 1e6 * (answered + taken)))
-    there, here = zip(*rows[WARM_UP:], strict=True)
-    return statistics.quantiles(there, n=10)[0], statistics.quantiles(here, n=10)[0]
+    return rows[WARM_UP:]
+
+
+def lowest_us(rows: list[tuple[float, float]]) -> tuple[float, float]:
+    """The lowest deciles of both messages."""
+    there, back = (statistics.quantiles(each, n=10)[0] for each in zip(*rows, strict=True))
+    return there, back
 
 
 def queue_of(broadcast: Any, readers: int) -> tuple[Any, list[Any]]:
@@ -163,12 +169,14 @@ def main() -> None:
     modules = tuple(module_of(source, path) for path in (QUEUE, SCHEDULED, RETURNED))
     to, (back, ends) = queue_of(modules[0], RANKS), queue_of(modules[0], 1)
     print(f"{'sequences':>9s} {'to workers':>10s} {'back':>10s}  microseconds")
-    both = []
-    for sequences in SEQUENCES:
-        there, here = iteration_us(modules, (to, (back, ends[0])), sequences)
-        both.append(there + here)
-        print(f"{sequences:9d} {there:10.1f} {here:10.1f}", flush=True)
-    slope, first = np.polyfit(SEQUENCES, both, 1)
+    rows: dict[int, list[tuple[float, float]]] = {sequences: [] for sequences in SEQUENCES}
+    for _ in range(ROUNDS):
+        for sequences, found in rows.items():
+            found += iterations_us(modules, (to, (back, ends[0])), sequences)
+    lowest = [lowest_us(found) for found in rows.values()]
+    for sequences, (there, here) in zip(SEQUENCES, lowest, strict=True):
+        print(f"{sequences:9d} {there:10.1f} {here:10.1f}")
+    slope, first = np.polyfit(SEQUENCES, [there + here for there, here in lowest], 1)
     print(f"{first:.0f} us an iteration and {slope:.2f} us a sequence")
 
 

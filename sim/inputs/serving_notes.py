@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.parallelism import Parallelism
@@ -11,7 +11,10 @@ from sim.inputs.rules.without_effect import SERVED
 from sim.inputs.sections import Sections
 
 if TYPE_CHECKING:
-    from sim.inputs.workloads import Inference
+    from sim.inputs.workloads import Inference, PoolSize
+    from sim.variants.engines.defaults import ServerPool
+
+LIMITS = {"tokens": "max_batch_tokens", "running": "max_running_requests"}  # keys by fields of a `Server`
 
 
 def serving_notes(sections: Sections, written: Parallelism, given: Set[str]) -> Iterator[str]:
@@ -28,6 +31,8 @@ def serving_notes(sections: Sections, written: Parallelism, given: Set[str]) -> 
         yield from _format_notes(i, model)
         if i.batching == "static":
             yield from _static_notes(sections, i)
+        else:
+            yield from _share_notes(sections, i, given)
         yield from _engine_note(sections, i)
 
 
@@ -125,6 +130,35 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     for key in ("max_tokens", "memory_bytes"):
         if getattr(i.kv_cache, key) is not None:
             yield f"inference.kv_cache.{key}: of no effect with batching static, which takes the memory that it needs"
+
+
+def _share_notes(sections: Sections, i: Inference, given: Set[str]) -> Iterator[str]:
+    """Return that an engine would not start with its own share of the memory beside the limits in `given`."""
+    from sim.inputs.engine_file import engine_of  # most scenarios are training steps
+    from sim.inputs.engine_server import server_of
+
+    unsaid: dict[str, Any] = {field: None for field, key in LIMITS.items() if key not in given}
+    if len(unsaid) == len(LIMITS) or i.kv_cache.memory_bytes is not None:
+        return
+    said = " and ".join([key for field, key in LIMITS.items() if field not in unsaid])
+    gpu, pp, whole = sections.cluster.gpu, sections.parallelism.pp, not i.chunked_prefill
+    for key, share, size, pool in _sized(sections.parallelism, i):
+        server = server_of(gpu, sections.model, i, size, pp, pool)._replace(**unsaid)
+        own = engine_of(i.engine).defaults_on(gpu.architecture, server, i.longest(sections.model), whole)
+        if own.takes_all and share == own.memory_fraction:
+            why = f"engine {i.engine} starts only where it is said beside such {said}"
+            yield f"inference.{key}memory_fraction: {why}; simulated with {share:g}"
+
+
+def _sized(p: Parallelism, i: Inference) -> Iterator[tuple[str, float, Parallelism | PoolSize, ServerPool]]:
+    """The beginning of a key, memory_fraction, size and pool of each kind of server."""
+    share, pools = i.kv_cache.memory_fraction, i.disaggregated
+    if pools is None:
+        yield "kv_cache.", share, p, "all"
+        return
+    own = pools.prefill.memory_fraction
+    yield "disaggregated.prefill.", share if own is None else own, pools.prefill, "prefill"
+    yield "kv_cache.", share, pools.decode, "decode"
 
 
 def unknown_length_note(used: Inference, given: Set[str], model: ModelConfig) -> list[str]:

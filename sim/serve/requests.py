@@ -59,7 +59,7 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
     process, or with a `burstiness` b other than 1 those of a gamma distribution of shape b and scale 1 / (b · rate)
     (`vllm bench serve --burstiness`, vllm/benchmarks/serve.py, get_request), whose standard deviation is their mean
     divided by the root of b. With `exact_rate` all gaps are scaled by one factor, so that the last request comes at
-    count / rate (get_request since 0.10, pull request 21108).
+    count / rate (get_request since 0.10, pull request 21108). Gaps that are all 0 stay, as there.
 
     Raises:
         InputError: for a trace that is no such file.
@@ -76,8 +76,8 @@ def make_requests(requests: RequestPattern | RequestTrace) -> tuple[Request, ...
     if requests.rate_per_s:
         mean_s, shape = 1.0 / requests.rate_per_s, requests.burstiness
         gaps = draw.exponential(mean_s, n) if shape == 1.0 else draw.gamma(shape, mean_s / shape, n)
-        if requests.exact_rate:
-            gaps *= n * mean_s / gaps.sum()
+        if requests.exact_rate and (total_s := gaps.sum()) > 0:
+            gaps = gaps / total_s * (n * mean_s)
     prompts, outputs = (
         draw.integers(*requests.lengths(length), n, endpoint=True).tolist()
         for length in (requests.prompt_len, requests.output_len)

@@ -49,6 +49,8 @@ OF_THEMSELVES = {  # defaults that configurations state
     "moe_config.backend": "AUTO",
 }
 OWN_GRAPHS = 128  # max_batch_size of TensorRT-LLM's cuda_graph_config
+EACH_SIZE = 32  # its graphs without padding are of every size to this one, then of powers of 2
+GRAPHS = "cuda_graph_config"  # null: no graphs; empty: its own
 WITHOUT_EFFECT = (
     *("backend", "print_iter_log", "num_postprocess_workers", "trust_remote_code"),
     *("enable_iter_perf_stats", "enable_autotuner"),
@@ -78,8 +80,8 @@ def of_tensorrt_llm(options: dict[str, Any], s: Settings) -> dict[str, Any]:
     found = _graphs(options, s, most)
     graphs = {"cuda_graph_config.enable_padding": True, "cuda_graph_config.max_batch_size": most}
     for key, value in options.items():
-        if key == "cuda_graph_config" and value is None:
-            found["eager"] = True
+        if key == GRAPHS and not value:
+            found |= {"eager": True} if value is None else {}
         elif key == "kv_cache_config.enable_block_reuse":
             found["prefixes" if value else "no_prefixes"] = True
         elif (key in graphs and _at_least(value, graphs[key])) or OF_THEMSELVES.get(key) == value:
@@ -95,9 +97,9 @@ def _graphs(options: dict[str, Any], s: Settings, most: Any) -> dict[str, Any]:
     """What a server has where its `cuda_graph_config` leaves sizes out: graphs to 128, and none between these sizes
     unless it says so (CudaGraphConfig: validate_cuda_graph_config, enable_padding). trtllm-bench says both."""
     said = {*options}
-    if s.flag("padded") or "cuda_graph_config" in said:
+    if s.flag("padded") or options.get(GRAPHS, {}) is None:
         return {}
-    if not options.get("cuda_graph_config.enable_padding"):
+    if not options.get("cuda_graph_config.enable_padding") and (most is None or _at_least(most, EACH_SIZE + 1)):
         s.notes.append(
             "cuda_graph_config.enable_padding is false: TensorRT-LLM runs batches of a size that has no graph (33 to "
             "63, say) without one; here they are padded"

@@ -95,7 +95,7 @@ def _orchestrator(file: Path, words: list[str], text: str) -> Mapping[str, Any]:
         if word.rpartition("/")[2] == "trtllm-serve" and words[i + 1] == "disaggregated":
             ends = next((k for k in range(i, len(words)) if words[k] in ENDS), len(words))
             flags = flags_of(words[i + 2 : ends], short=True)
-            name = next((flags[flag] for flag in ("c", "config-file") if flag in flags), None)
+            name = next((flags[flag] for flag in ("c", "config-file", "config") if flag in flags), None)
             return {} if name is None else named_mapping(file, text, str(name)) or {}
     return {}
 

@@ -28,7 +28,7 @@ def requests_of(b: Settings, benchmark: Benchmark, engine: str = "") -> dict[str
     count, prompt, output = (b.integer(name, benchmark.defaults[name]) for name in ("count", *LENGTHS))
     ratio, ramp = b.number("ratio", benchmark.ratio) or 0.0, _ramp(b, count)
     rate = b.number("rate") if ramp is None else ramp
-    prompt += _prefix(b)
+    prompt += _prefix(b, ratio)
     if benchmark.range_ends_at_length:  # from ratio·length to length
         prompt, output = (max(1, round(n * (1 + ratio) / 2)) for n in (prompt, output))
         ratio = round((1 - ratio) / (1 + ratio), 4)
@@ -72,13 +72,15 @@ def _ramp(b: Settings, count: int) -> float | None:
     return mean
 
 
-def _prefix(b: Settings) -> int:
+def _prefix(b: Settings, ratio: float) -> int:
     """Tokens that all prompts begin with, before those of their stated length (vllm/benchmarks/datasets.py)."""
     shared = b.whole("prefix") or 0
     if shared > 0:
         b.notes.append(
             f"{b.written_as('prefix')} {shared}: prompts are longer by these tokens; that all share them is not "
             "expressed here, only a trace's prefix_id does (inference.requests.trace)"
+            + f"; range_ratio {ratio:g} spreads them, too, which the benchmark does not"
+            * bool(ratio)
         )
     return max(0, shared)
 

@@ -359,7 +359,13 @@ def _without_chunks(s: Settings) -> int:
     its own (managers/schedule_policy.py, PrefillAdder: rem_chunk_tokens None)."""
     most = s.whole("prefill_tokens") or MAX_PREFILL_TOKENS
     s.notes.append(f"no chunks of prompts: iterations of up to {most:,} tokens of them; longer ones are cut there")
-    return most * (s.size("dp", 1) if s.flag("dp_attention") else 1)
+    replicas = s.size("dp", 1) if s.flag("dp_attention") else 1
+    if replicas > 1 and "memory" not in s.values:
+        s.notes.append(
+            f"SGLang keeps memory free for {most:,} tokens of an iteration, here for those of all replicas together; "
+            "inference.kv_cache.memory_fraction says its share"
+        )
+    return most * replicas
 
 
 def _eplb(s: Settings) -> dict[str, Any] | None:

@@ -13,7 +13,8 @@ Drafts = Literal["none", "layer", "model"]  # who drafts tokens: nobody, the mod
 
 class Defaults(NamedTuple):
     """What an engine sets by itself where nobody does: keys of `inference`, and the largest batch of single tokens for
-    which it keeps a CUDA graph (0: no graphs)."""
+    which it keeps a CUDA graph (0: no graphs). `takes_all`: limits that somebody states would leave no memory for
+    weights and cache; `memory_fraction` is then what its own limits leave."""
 
     max_running_requests: int = 256
     max_batch_tokens: int = 8192
@@ -23,6 +24,7 @@ class Defaults(NamedTuple):
     prefix_cache: str = "none"
     chunked_prefill: bool = True
     graphs_to: int = 0
+    takes_all: bool = False
 
 
 class Server(NamedTuple):

@@ -79,11 +79,13 @@ SGLANG = V1._replace(
     **_GRAMMAR,
 )
 # With several GPUs V1's engine core sends each iteration to its workers' processes, and one sends tokens back
-# (v1/executor/multiproc_executor.py). tools/time_vllm_messages.py, the quietest of three runs: 0.10.2 and 0.33.0.
-VLLM_V1 = VLLM_V1._replace(message_s=0.11e-3, message_sequence_s=0.79e-6)
+# (v1/executor/multiproc_executor.py). tools/time_vllm_messages.py with 0.10.2 and 0.33.0: medians of five runs of each,
+# in turn, while other programs had both cores. Runs had 0.08 to 0.12 ms and 0.8 to 1.4 us a sequence with 0.10.2, 0.18
+# to 0.24 ms and 1.2 to 1.7 us with 0.33.0; on a busier machine the latter took up to 0.52 ms and 2.4 us.
+VLLM_V1 = VLLM_V1._replace(message_s=0.1e-3, message_sequence_s=0.83e-6)
 SGLANG_10 = SGLANG._replace(sequence_s=V1.sequence_s)
 VLLM_V1_24 = VLLM_V1._replace(sequence_s=13.5e-6)
-VLLM_V1_32 = VLLM_V1._replace(sequence_s=17.9e-6, message_s=0.25e-3, message_sequence_s=1.51e-6)
+VLLM_V1_32 = VLLM_V1._replace(sequence_s=17.9e-6, message_s=0.22e-3, message_sequence_s=1.33e-6)
 
 
 def hosts(hopper: HostTimes) -> dict[str, HostTimes]:

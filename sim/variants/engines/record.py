@@ -388,7 +388,8 @@ class Engine:
         if self.fraction is not None:
             sized = d if server.tokens is None else d._replace(max_batch_tokens=server.tokens)
             share = self.fraction(server, sized)
-            if share <= NOTHING_LEFT:  # it starts only if told its share: that of its own chunk stands for it
-                share = self.fraction(server, d)
+            if share <= NOTHING_LEFT:  # it starts only if told its share: what its own limits leave stands for it
+                share = self.fraction(server._replace(running=None), d)
+                d = d._replace(takes_all=share > NOTHING_LEFT)
             d = d._replace(memory_fraction=share)
         return d._replace(max_batch_tokens=max(1, d.max_batch_tokens // replicas))

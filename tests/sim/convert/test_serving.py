@@ -73,7 +73,12 @@ python3 -m sglang.bench_serving --random-input 1024 --random-output 512 --random
 
 @pytest.mark.parametrize(
     ("flags", "tokens"),
-    [("", 16384), ("--max-prefill-tokens 8192", 8192), ("--tp 4 --dp 4 --enable-dp-attention", 16384)],
+    [
+        ("", 16384),
+        ("--max-prefill-tokens 8192", 8192),
+        ("--tp 4 --dp 4 --enable-dp-attention", 16384),
+        ("--mem-fraction-static 0.7 --tp 4", 16384),
+    ],
 )
 def test_sglang_without_chunks_computes_max_prefill_tokens(tmp_path: Path, flags: str, tokens: int) -> None:
     """srt/managers/schedule_policy.py, PrefillAdder: max_prefill_tokens, 16,384, limit an iteration of each replica."""
@@ -81,6 +86,7 @@ def test_sglang_without_chunks_computes_max_prefill_tokens(tmp_path: Path, flags
     found, text = converted(tmp_path, f"{serve} -1 {flags}")
     assert (found["inference"]["max_batch_tokens"], found["inference"]["chunked_prefill"]) == (tokens, False)
     assert f"iterations of up to {tokens:,} tokens" in text
+    assert ("here for those of all replicas together" in text) == ("--dp" in flags)
     assert "not expressed" not in text
     parse_scenario(found)
 

@@ -108,6 +108,9 @@ def test_lengths_by_the_names_of_any_data_set(tmp_path: Path) -> None:
     found, told = converted(tmp_path, "s.sh", SERVER + command, *CLUSTER)
     assert found["inference"]["requests"] == {"prompt_len": 800, "output_len": 60, "count": 4}
     assert "--random-prefix-len 100: prompts are longer by these tokens" in told
+    assert "spreads them, too" not in told
+    _, told = converted(tmp_path, "s.sh", f"{SERVER}{command} --random-range-ratio 0.5", *CLUSTER)
+    assert "range_ratio 0.5 spreads them, too, which the benchmark does not" in told
 
 
 @pytest.mark.parametrize(

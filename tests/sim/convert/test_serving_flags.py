@@ -126,7 +126,9 @@ def test_two_batches_of_one_replica_are_a_note(tmp_path: Path, shared: str, kept
         ("trtllm-serve llama3-8b", "cuda_graph_config: {enable_padding: true}", 128, True),
         ("trtllm-serve llama3-8b", "cuda_graph_config: {enable_padding: true, max_batch_size: 512}", 512, True),
         ("trtllm-serve llama3-8b", "cuda_graph_config: null\nallreduce_strategy: AUTO", None, True),
+        ("trtllm-serve llama3-8b", "cuda_graph_config: {}", 128, False),
         ("trtllm-serve llama3-8b --max_batch_size 64", "stream_interval: 1", None, False),
+        ("trtllm-serve llama3-8b --max_batch_size 32", "stream_interval: 1", None, True),
         ("trtllm-bench --model llama3-8b throughput", "stream_interval: 1", None, True),
     ],
 )

@@ -150,6 +150,7 @@ EOF
     ("told", "orchestrator"),
     [
         (("", ""), f"{ORCHESTRATOR}trtllm-serve disaggregated -c disagg.yaml -t 3600 &"),
+        (("", ""), f"{ORCHESTRATOR}trtllm-serve disaggregated --config disagg.yaml &"),
         (("--server_role CONTEXT", "--server_role generation"), "trtllm-serve disaggregated --config_file none.yaml"),
     ],
 )

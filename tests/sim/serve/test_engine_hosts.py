@@ -42,7 +42,7 @@ def test_requests_take_before_engines_without_a_measured_server_what_was_fitted_
 
 @pytest.mark.parametrize(
     ("engine", "one", "of_load"),
-    [("vllm-0.8", 0.11e-3, 64 * 0.79e-6), ("vllm-0.11", 0.11e-3, 64 * 0.79e-6), ("vllm-0.33", 0.25e-3, 64 * 1.51e-6)],
+    [("vllm-0.8", 0.1e-3, 64 * 0.83e-6), ("vllm-0.11", 0.1e-3, 64 * 0.83e-6), ("vllm-0.33", 0.22e-3, 64 * 1.33e-6)],
 )
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (1, 2)])
 def test_workers_of_several_gpus_are_sent_each_iteration(

@@ -24,7 +24,7 @@ BASE = {
     "inference": {
         "engine": "vllm-0.19",
         "max_batch_tokens": 512,
-        "requests": {"prompt_len": 300, "output_len": 20, "range_ratio": 0.9, "count": 24, "rate_per_s": 2000},
+        "requests": {"prompt_len": 300, "output_len": 20, "range_ratio": 0.9, "count": 24, "rate_per_s": 1000},
     },
 }
 # A value other than the one that a key has where it is left out.

@@ -109,6 +109,13 @@ def test_gaps_of_an_exact_rate_are_the_others_by_one_factor(burstiness: float) -
     assert burstiness == 1e9 or free[-1] != pytest.approx(10.0, rel=1e-3)
 
 
+def test_gaps_that_are_all_zero_stay_with_an_exact_rate() -> None:
+    """The smallest burstiness draws gaps below the smallest number of fp64."""
+    pattern = RequestPattern(prompt_len=8, output_len=2, rate_per_s=5.0, burstiness=1e-3, exact_rate=True)
+    found = {make_requests(pattern.model_copy(update={"seed": seed}))[0].arrival_s for seed in range(20)}
+    assert sorted({round(s, 9) for s in found}) == [0.0, 0.2]
+
+
 def test_an_exact_rate_needs_a_rate() -> None:
     requests = {"prompt_len": 500, "output_len": 20, "exact_rate": True}
     section = {"model": "llama3-8b", "cluster": "dgx-h100", "inference": {"requests": requests}}

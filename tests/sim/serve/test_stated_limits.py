@@ -26,10 +26,38 @@ def test_sglang_leaves_memory_for_the_chunks_and_requests_that_somebody_asks_for
     assert sized(max_batch_tokens=8192) == usual
     assert sized(max_running_requests=16) - usual == pytest.approx(2 * (256 - 16) / gpu_mib, abs=1e-3)
     assert sized(max_running_requests=16, cuda_graph_max_size=256) == usual
-    old = {"engine": "sglang-0.5.20"}  # before 0.5.22 graphs were counted to the GPU's own size
+    old: dict[str, Any] = {"engine": "sglang-0.5.20"}  # before 0.5.22 graphs were counted to the GPU's own size
     assert sized(max_running_requests=16, **old) == sized(**old)
     shared = {"dp": 8, "expert_tp": 8}
     assert sized(shared, "gpt-oss-120b", max_batch_tokens=1024) == sized(shared, "gpt-oss-120b")
+
+
+POOLS = {pool: {"replicas": 1, "tp": 1} for pool in ("prefill", "decode")}
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "share"),
+    [
+        ({"max_batch_tokens": 32768}, None, 0.376),
+        ({"max_batch_tokens": 65536}, "kv_cache.memory_fraction", 0.83),
+        ({"max_batch_tokens": 65536, "kv_cache": {"memory_fraction": 0.7}}, None, 0.7),
+        ({"max_batch_tokens": 65536, "batching": "static"}, None, None),
+        ({"max_batch_tokens": 65536, "disaggregated": POOLS}, "disaggregated.prefill.memory_fraction", 0.837),
+        ({"max_running_requests": 65536, "disaggregated": POOLS}, "kv_cache.memory_fraction", 0.875),
+    ],
+)
+def test_limits_that_would_take_all_memory_leave_what_sglangs_own_do(
+    keys: dict[str, Any], where: str | None, share: float | None
+) -> None:
+    section = {"engine": "sglang-0.5.23", "requests": ONE, **keys}
+    scenario = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": section})
+    told = [note for note in scenario.warnings if "starts only where it is said" in note]
+    assert [note.split(":")[0] for note in told] == ([] if where is None else [f"inference.{where}"])
+    served = scenario.for_serving
+    found = served.kv_cache.memory_fraction
+    if served.disaggregated is not None and "prefill" in (where or ""):
+        found = served.disaggregated.prefill.memory_fraction or 0.0
+    assert share is None or found == share
 
 
 @pytest.mark.parametrize(
