@@ -23,12 +23,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.operator_kinds import ATTENTION_DECODE, SPARSE, shape_flops
+from sim.core.operator_kinds import ATTENTION_DECODE
 from sim.core.program import Compute, ModelPart, NeededBy, Program, Saved, TensorRole
 from sim.inputs.windows import Window
 from sim.models.attention.context_parallel import attention_core
 from sim.models.attention.core import Core, attention_flops
 from sim.models.attention.latent_kernels import latent_rope
+from sim.models.attention.sparse_kernel import sparse_kernel
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.compressed_index import CompressedIndexer
 from sim.models.layers.indexer import IndexedKeys, index_operator, scores
@@ -290,9 +291,7 @@ class CompressedAttention(Struct, frozen=True):
         shape = (tokens, 1, 1, max(heads, LEAST_HEADS), slots, *self.widths, 0)
         read = min(kv_len, q_len + self.window.tokens) + self.vectors(kv_len)
         moved = 2 * tokens * heads * self.head_dim * d.act_bytes + batch * read * self.entry_bytes(d)
-        flops = shape_flops("attention_forward", shape)
-        kernel = Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE)
-        return (*self._index(d, batch, q_len, kv_len), kernel)
+        return (*self._index(d, batch, q_len, kv_len), sparse_kernel("prefill", F, shape, d.act, moved))
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
         """`queries` tokens of each of `batch` sequences: bound by reading what each sees, as latent attention's."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sim.core.operator_kinds import ATTENTION_LAUNCHES, SPARSE, shape_flops
 from sim.core.program import Compute, Phase, Program
 from sim.models.attention.context_parallel import attention_core
 from sim.models.attention.core import core_part
+from sim.models.attention.sparse_kernel import sparse_kernel
 from sim.models.dims import Dims, Shard
 from sim.models.layers.block_indexer import BlockIndexer
 from sim.models.layers.grouped_query import GroupedQueryAttention
@@ -81,22 +81,11 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
     def _kernel(self, d: Dims, name: str, phase: Phase) -> Compute:
         heads, kv_heads = self.heads_of(d.tp)
         width, value = self.widths
-        kind, passes = ("attention_forward", 1) if phase is F else ("attention_backward", 2)
+        passes = 1 if phase is F else 2
         slots = self.indexer.slots(d.full_seq)
         shape = (d.tokens * kv_heads, 1, 1, heads // kv_heads, slots, width, value, 0)
         moved = passes * d.tokens * (heads + kv_heads) * (width + value) * d.act_bytes
-        return Compute(
-            name,
-            kind,
-            shape,
-            d.act,
-            shape_flops(kind, shape),
-            moved,
-            phase,
-            ATTENTION_LAUNCHES[kind],
-            one_call=True,
-            kernel=SPARSE,
-        )
+        return sparse_kernel(name, phase, shape, d.act, moved)
 
     def sequence_bytes(self, d: ServingDims, length: float) -> float:
         """Keys and values of all tokens, and the indexer's keys in the activations' format."""
@@ -118,8 +107,7 @@ class SelectedBlocksAttention(GroupedQueryAttention, frozen=True, kw_only=True):
         (heads, kv_heads), (width, value) = self.heads_of(d.tp), self.widths
         shape = (batch * q_len * kv_heads, 1, 1, heads // kv_heads, self.indexer.slots(kv_len), width, value, 0)
         moved = batch * (width + value) * (q_len * heads * d.act_bytes + kv_len * kv_heads * d.kv_bytes)
-        flops = shape_flops("attention_forward", shape)
-        return (*index, Compute("prefill", "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE))
+        return (*index, sparse_kernel("prefill", F, shape, d.act, moved))
 
     def decode(self, d: ServingDims, batch: int, kv_len: int, queries: int = 1) -> Program:
         """`queries` tokens of each of `batch` sequences: scores of all cached keys, then the keys and values that each

@@ -6,9 +6,9 @@ A kernel reads what a query's list names once for all of its heads (FlashMLA, Me
 from __future__ import annotations
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.operator_kinds import ATTENTION_LAUNCHES, SPARSE, shape_flops
-from sim.core.program import Compute, Item, NeededBy, Saved, TensorRole
+from sim.core.program import Item, NeededBy, Saved, TensorRole
 from sim.models.attention.core import LSE_BYTES
+from sim.models.attention.sparse_kernel import sparse_kernel
 from sim.models.dims import Dims
 from sim.models.operators import F, I, Operator, W, accumulation, collective, gemm
 
@@ -26,9 +26,10 @@ def sparse_core(
     vectors = tokens * d.cp * width * per_token
     query, result, own = tokens * heads * width * e, tokens * heads * value * e, tokens * width * per_token * e
     moved = query + result + vectors * e
-    forward: list[Item] = [_sparse("attention", "attention_forward", d, heads, slots, width, value, moved)]
+    shape = (tokens, 1, 1, heads, slots, width, value, 0)
+    forward: list[Item] = [sparse_kernel("attention", F, shape, d.act, moved)]
     again = 2 * moved + 2 * vectors * FP32_BYTES
-    backward: list[Item] = [_sparse("attention_backward", "attention_backward", d, heads, slots, width, value, again)]
+    backward: list[Item] = [sparse_kernel("attention_backward", I, shape, d.act, again)]
     if d.cp > 1:
         forward.insert(0, collective("latent_gather", "all_gather", vectors * e, F, group="cp"))
         backward.insert(0, collective("latent_regather", "all_gather", vectors * e, I, group="cp"))
@@ -50,23 +51,6 @@ def sparse_core(
         backward_bytes=query + result + gathered + vectors * FP32_BYTES,
         core=True,
         output_bytes=result,
-    )
-
-
-def _sparse(name: str, kind: str, d: Dims, heads: int, slots: int, width: int, value: int, moved: float) -> Compute:
-    shape = (d.tokens, 1, 1, heads, slots, width, value, 0)
-    phase = F if kind == "attention_forward" else I
-    return Compute(
-        name,
-        kind,
-        shape,
-        d.act,
-        shape_flops(kind, shape),
-        moved,
-        phase,
-        ATTENTION_LAUNCHES[kind],
-        one_call=True,
-        kernel=SPARSE,
     )
 
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.operator_kinds import SPARSE, shape_flops
-from sim.core.program import Compute, Program
+from sim.core.program import Program
 from sim.models.activation_memory.recompute_modules import inside
 from sim.models.attention.context_parallel import gathered_blocks
 from sim.models.attention.core import Core
+from sim.models.attention.sparse_kernel import sparse_kernel
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.indexer import IndexedKeys, Indexer, index_operator, scores
 from sim.models.layers.latent import LatentAttention, latent_norm
@@ -172,12 +172,11 @@ class SparseLatentAttention(LatentAttention, frozen=True, kw_only=True):
         tokens, slots = batch * q_len, self.indexer.slots(kv_len)
         shape = (tokens, 1, 1, max(heads, LEAST_HEADS), slots, width, rank, 0)
         moved = tokens * heads * (width + rank) * d.act_bytes + batch * kv_len * self.entry_bytes(d)
-        flops = shape_flops("attention_forward", shape)
         absorb, expand = self._absorbing(d, tokens)
         return (
             *self._index(d, (batch, q_len, kv_len), self.indexer.key_cache_bytes),
             *absorb,
             *queries_joined(d, tokens, self._heads(d.tp)),
-            Compute(name, "attention_forward", shape, d.act, flops, moved, F, kernel=SPARSE),
+            sparse_kernel(name, F, shape, d.act, moved),
             *expand,
         )
