@@ -34,11 +34,12 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "32-true": {"precision": "fp32", "param_dtype": "fp32"},
 }
 USUAL = "bf16-mixed"  # utils.py: `get_default_supported_precision`
-GATHERS_FP32 = "precision {}: litgpt gathers parameters in fp32 beside adapters; here in 16 bits"
+GATHERS_FP32 = "precision {}: litgpt gathers parameters in fp32 beside adapters; simulated in 16 bits"
 NF4 = ("bnb.nf4", "bnb.nf4-dq", "bnb.fp4", "bnb.fp4-dq")
-WITHOUT_GPUS = "quantize: litgpt refuses it on several GPUs; with devices: 1 can be converted"
-CHUNKS = "loss in chunks of 128 tokens: autograd keeps all chunks' logits for the backward, as is simulated"
-LENGTH = "is required and missing, and the data decides the longest text: give --seq-len N"
+WITHOUT_GPUS = "quantize: litgpt refuses it on several GPUs; with devices: 1 it can be converted"
+CHUNKS = "loss in chunks of 128 tokens: autograd keeps the logits of all chunks for the backward, which is simulated"
+ROUNDED = "train.global_batch_size: found {:,}; litgpt takes {:,}, whole micro-batches on each GPU"
+LENGTH = "is required and missing (litgpt takes the longest text of the data): give --seq-len N"
 MLPS = {"GptNeoxMLP": "gelu", "LLaMAMLP": "swiglu", "GemmaMLP": "geglu"}
 NORMS = {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}
 # Keys of `litgpt.Config` with which a model differs in more than its sizes; a shipped model may have them.
@@ -133,7 +134,7 @@ def convert_litgpt(
     )
     steps = max(whole // dp // micro, 1)  # args.py: `gradient_accumulation_iters`
     if steps * micro * dp != whole:
-        s.notes.append(f"train.global_batch_size: {whole:,} there; litgpt takes {steps * micro * dp:,} in whole steps")
+        s.notes.append(ROUNDED.format(whole, steps * micro * dp))
     numbers = _numbers(s)
     training = {
         "seq_len": length,
@@ -207,7 +208,7 @@ def _lora(s: Settings, dp: int) -> dict[str, Any]:
     targets += ["attention_out"] if s.flag("lora_projection") else []
     targets += ["mlp_up", "mlp_down"] if s.flag("lora_mlp") else []
     if s.flag("lora_head"):
-        s.notes.append("lora_head: without adapters of the output matrix")
+        s.notes.append("lora_head: adapters of the output matrix are not simulated")
     found: dict[str, Any] = {"rank": s.size("lora_r", 8), "targets": targets}
     found |= {"dropout": dropout} if (dropout := s.number("lora_dropout", 0.05)) else {}
     quantize = s.values.get("quantize")

@@ -19,7 +19,7 @@ from sim.convert.scripts.command_line import flags_of, words_behind, words_of
 from sim.convert.settings import Converted, Machine, Settings
 from sim.convert.trainer_arguments.openrlhf import openrlhf_settings
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
-from sim.convert.verl import LENGTHS
+from sim.convert.verl import EAGER, LENGTHS
 from sim.core.errors import InputError
 from sim.inputs.hub import as_model, config_of, is_id
 from sim.inputs.input_source import show
@@ -27,17 +27,18 @@ from sim.inputs.model_input import load_model
 
 MODULE = "openrlhf.cli.train_ppo_ray"
 # Today's names by former ones.
+MODELS = ("ref", "reward", "critic", "actor")
 FORMER = {
-    **{f"{who}-{what}": f"{who}.{what}" for who in ("ref", "reward", "critic", "actor") for what in ("num-nodes",)},
-    **{f"{who}-num-gpus-per-node": f"{who}.num-gpus-per-node" for who in ("ref", "reward", "critic", "actor")},
+    **{f"{who}-num-nodes": f"{who}.num-nodes" for who in MODELS},
+    **{f"{who}-num-gpus-per-node": f"{who}.num-gpus-per-node" for who in MODELS},
     **{f"vllm-{what}": f"vllm.{what}" for what in ("num-engines", "tensor-parallel-size", "gpu-memory-utilization")},
-    **{f"ds-{what}": f"ds.{what}" for what in ("tensor-parallel-size",)},
-    **{what: f"vllm.{what}" for what in ("enforce-eager", "enable-prefix-caching")},
     **{f"colocate-{what}": f"train.colocate-{what}" for what in ("actor-ref", "critic-reward")},
+    **{what: f"vllm.{what}" for what in ("enforce-eager", "enable-prefix-caching")},
     **{what: f"rollout.{what}" for what in ("n-samples-per-prompt", "temperature", "top-p")},
     **{what: f"ds.{what}" for what in ("zero-stage", "zpg", "overlap-comm", "adam-offload", "param-dtype")},
     **{what: f"ds.{what}" for what in ("grad-accum-dtype", "attn-implementation", "use-liger-kernel")},
     **{what: f"ds.{what}" for what in ("packing-samples", "ring-attn-size", "load-in-4bit", "deepcompile")},
+    "ds-tensor-parallel-size": "ds.tensor-parallel-size",
     "colocate-all-models": "train.colocate-all",
     "vllm-enable-sleep": "vllm.enable-sleep",
     "vllm-sync-backend": "vllm.sync-backend",
@@ -84,14 +85,13 @@ HARMLESS = re.compile(
     r"flash-attn|(ref|reward|critic)\.num|ds\.ring-attn-head-stride|ring-head-stride|local-rank|dual|"
     r"reward\.remote|rollout\.micro|rollout\.max-tokens|vllm\.sync|critic-save|train\.max-samples)[\w.-]*"
 )
-APART = "has GPUs of its own, which is not simulated; with {} can be converted"
-OF_REWARD = "reward model {}: is no model that is known here: a rule's reward in its place; --set rl.reward.model=NAME"
-OF_CRITIC = "the critic: simulated with the policy's sizes, layout, micro-batches and optimizer"
-EAGER = "vllm.enforce-eager: CUDA graphs of the engine are simulated all the same"
-EPOCHS = "{}: the answers of a step are trained on {} times there, once here"
+APART = "has GPUs of its own, which is not simulated; with {} it can be converted"
+OF_REWARD = "reward model {}: not known here, so a rule gives the rewards; --set rl.reward.model=NAME names another"
+OF_CRITIC = "the critic: has the policy's sizes, layout, micro-batches and optimizer"
+EPOCHS = "{}: OpenRLHF trains {} times on the answers of a step; one time is simulated"
 PACKS = (
-    "micro-batches: OpenRLHF packs {tokens:,} tokens (train.max_tokens_per_gpu · ring and tensor degrees); here "
-    "{packed:,}, so that whole sequences of training.seq_len divide the batch"
+    "micro-batches: OpenRLHF packs {tokens:,} tokens (train.max_tokens_per_gpu · ring and tensor degrees); simulated "
+    "are {packed:,}, so that whole sequences of training.seq_len divide the batch"
 )
 
 
@@ -182,12 +182,14 @@ def _rl(s: Settings, lengths: dict[str, Any], model: str, gpus: int) -> dict[str
     shares = s.flag(ALL) and not at_once
     tp, engines = s.size("vllm.tensor-parallel-size", 1), s.integer("vllm.num-engines", 0)
     if engines < 1:
-        raise InputError(f"{s.file}: {s.written_as('vllm.num-engines')}: must be at least 1; without vLLM is not read")
+        raise InputError(
+            f"{s.file}: {s.written_as('vllm.num-engines')}: must be at least 1; generation without vLLM is not read"
+        )
     if shares and engines * tp != gpus:
         problem = f"{engines} engines of {tp} GPUs; all models share their GPUs, of which the policy has {gpus}"
         raise InputError(f"{s.place('vllm.num-engines')}: {problem}")
     if s.flag("vllm.enforce-eager"):
-        s.notes.append(EAGER)
+        s.notes.append(EAGER.format(s.written_as("vllm.enforce-eager")))
     sequences = "packed" if s.flag("train.dynamic-batch-enable") else "mean" if _joined(s) else "padded"
     return {
         "prompts_per_step": s.size("rollout.batch-size", 1024),

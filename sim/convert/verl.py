@@ -35,7 +35,7 @@ LENGTHS = {
     "rl.prompt_len.mean": "the mean length of its prompts, which its data would say",
     "rl.output_len.mean": "the mean length of the answers, which a run would say",
 }
-EAGER = f"{ROLLOUT}.enforce_eager: CUDA graphs of the engine are simulated all the same"
+EAGER = "{}: the engine is simulated with CUDA graphs all the same"
 PROMPT, ANSWER = "data.max_prompt_length", "data.max_response_length"
 DYNAMIC, ULYSSES = f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ulysses_sequence_parallel_size"
 CONFIG = "--config-name"
@@ -225,7 +225,7 @@ def _generation(s: Settings) -> dict[str, Any]:
     """The engine's keys."""
     engine = s.choice(f"{ROLLOUT}.name", ENGINES, USUAL_ROLLOUT)
     if s.flag(f"{ROLLOUT}.enforce_eager"):
-        s.notes.append(EAGER)
+        s.notes.append(EAGER.format(f"{ROLLOUT}.enforce_eager"))
     drawn = {"temperature": s.number(f"{ROLLOUT}.temperature", 1.0), "top_p": s.number(f"{ROLLOUT}.top_p", 1.0)}
     top_k = s.integer(f"{ROLLOUT}.top_k", -1)
     sampling = drawn | ({"top_k": top_k} if top_k > 0 else {})

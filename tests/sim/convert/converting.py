@@ -10,12 +10,19 @@ import yaml
 from sim.commands.convert import main
 from tests.processes import invoked
 
+OF_RL = ("--cluster", "dgx-h100", "--set", "rl.prompt_len.mean=100", "--set", "rl.output_len.mean=300")
+
 
 def converted(tmp_path: Path, name: str, text: str, *options: str) -> tuple[dict[str, Any], str]:
     file = tmp_path / name
     file.write_text(text)
     ran = invoked(main, str(file), *options)
     return yaml.safe_load(ran.output), ran.output
+
+
+def converted_rl(tmp_path: Path, text: str, *options: str) -> tuple[dict[str, Any], str]:
+    """A script of reinforcement learning, with the lengths that only its data know."""
+    return converted(tmp_path, "run.sh", text, *OF_RL, *options)
 
 
 def refused(tmp_path: Path, name: str, text: str, *options: str) -> str:

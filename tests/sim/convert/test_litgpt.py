@@ -69,7 +69,7 @@ def test_pretraining_of_a_model_that_the_file_describes(tmp_path: Path) -> None:
     assert of(data, "training", "param_dtype", "grad_reduce_dtype", "recompute") == ["fp32", "bf16", "none"]
     assert of(data, "parallelism", "dp", "shard_size", "fsdp_version") == [16, 8, 1]
     assert data["training"]["global_batch_size"] == 12 * 2 * 16  # 480 // 16 // 12 whole micro-batches a GPU
-    assert "480 there; litgpt takes 384" in said
+    assert "found 480; litgpt takes 384" in said
     assert "not expressed" not in said
 
 

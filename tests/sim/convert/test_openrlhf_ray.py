@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.sim.convert.converting import converted, of, refused
+from tests.sim.convert.converting import OF_RL, converted_rl, of, refused
 
 FORMER = """
 set -x
@@ -42,15 +41,10 @@ ray job submit --address="http://127.0.0.1:8265" \\
    --train.batch_size 256 --algo.advantage.estimator group_norm --algo.kl.use_loss --algo.kl.init_coef 1e-3 \\
    --ref.offload --rollout.top_p 0.9 --actor.adam.lr 5e-7 --ds.zero_stage 3 --train.max_epochs 2 --ds.deepcompile
 """
-OPTIONS = ("--cluster", "dgx-h100", "--set", "rl.prompt_len.mean=100", "--set", "rl.output_len.mean=300")
-
-
-def said_of(tmp_path: Path, text: str, *options: str) -> tuple[dict[str, Any], str]:
-    return converted(tmp_path, "run.sh", text, *OPTIONS, *options)
 
 
 def test_all_models_take_turns_on_the_same_gpus(tmp_path: Path) -> None:
-    data, said = said_of(tmp_path, FORMER)
+    data, said = converted_rl(tmp_path, FORMER)
     assert data["model"] == "hf://meta-llama/Meta-Llama-3-8B"
     assert of(data, "training", "seq_len", "micro_batch_size", "global_batch_size") == [3072, 8, 128]
     assert of(data, "training", "recompute", "framework", "attention") == ["full", "deepspeed", "fused"]
@@ -63,14 +57,14 @@ def test_all_models_take_turns_on_the_same_gpus(tmp_path: Path) -> None:
     engine = rl["generation"]
     assert (engine["replicas"], engine["tp"], engine["prefix_cache"]) == (4, 2, "none")
     assert engine["kv_cache"] == {"memory_fraction": 0.5}
-    assert "reward model OpenRLHF/Llama-3-8b-rm-700k: is no model that is known here" in said
-    assert "enforce-eager: CUDA graphs" in said
+    assert "reward model OpenRLHF/Llama-3-8b-rm-700k: not known here, so a rule gives the rewards" in said
+    assert "enforce_eager: the engine is simulated with CUDA graphs" in said
     assert "not expressed" not in said
     assert "full length" not in said
 
 
 def test_engines_on_gpus_of_their_own_run_one_step_ahead(tmp_path: Path) -> None:
-    data, said = said_of(tmp_path, TODAY)
+    data, said = converted_rl(tmp_path, TODAY)
     assert of(data, "parallelism", "dp", "cp", "zero") == [8, 2, 3]
     rl = data["rl"]
     assert (rl["colocated"], rl["steps_off"], rl["reference"], rl["critic"]) == (False, 1, "host", "none")
@@ -78,13 +72,13 @@ def test_engines_on_gpus_of_their_own_run_one_step_ahead(tmp_path: Path) -> None
     assert (rl["generation"]["prefix_cache"], rl["generation"]["sampling"]["top_p"]) == ("gpu", 0.9)
     assert data["training"]["micro_batch_size"] == 4  # 16,384 tokens on each of two ranks
     assert "train_max_epochs" not in said
-    assert "--train.max_epochs: the answers of a step are trained on 2 times there, once here" in said
+    assert "--train.max_epochs: OpenRLHF trains 2 times on the answers of a step; one time is simulated" in said
     assert "not expressed here: --ds.deepcompile" in said
     assert "reward" not in rl
 
 
 def test_a_reward_model_that_is_known(tmp_path: Path) -> None:
-    data, _ = said_of(tmp_path, FORMER.replace("OpenRLHF/Llama-3-8b-rm-700k", "meta-llama/Meta-Llama-3-8B"))
+    data, _ = converted_rl(tmp_path, FORMER.replace("OpenRLHF/Llama-3-8b-rm-700k", "meta-llama/Meta-Llama-3-8B"))
     assert data["rl"]["reward"] == {"model": "hf://meta-llama/Meta-Llama-3-8B"}
 
 
@@ -100,11 +94,11 @@ def test_a_reward_model_that_is_known(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_simulated_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
-    assert message in refused(tmp_path, "run.sh", FORMER.replace(old, new), *OPTIONS)
+    assert message in refused(tmp_path, "run.sh", FORMER.replace(old, new), *OF_RL)
 
 
 def test_one_of_several_commands_is_not_taken_for_all(tmp_path: Path) -> None:
-    said = refused(tmp_path, "run.sh", FORMER + FORMER.replace("--zero_stage 3", "--zero_stage 2"), *OPTIONS)
+    said = refused(tmp_path, "run.sh", FORMER + FORMER.replace("--zero_stage 3", "--zero_stage 2"), *OF_RL)
     assert "2 commands of openrlhf.cli.train_ppo_ray differ: keep the one that runs in the file" in said
-    data, _ = said_of(tmp_path, FORMER + FORMER)
+    data, _ = converted_rl(tmp_path, FORMER + FORMER)
     assert data["parallelism"]["zero"] == 3

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from tests.sim.convert.converting import converted, of, refused
+from tests.sim.convert.converting import OF_RL, converted, converted_rl, of, refused
 
 COMMAND = """
 set -x
@@ -54,15 +53,10 @@ python3 -m verl.trainer.main_ppo --config-path=./config --config-name='ppo_megat
     actor_rollout_ref.rollout.top_p=0.9 actor_rollout_ref.rollout.enforce_eager=True \\
     actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8 trainer.nnodes=${NNODES}
 """
-OPTIONS = ("--cluster", "dgx-h100", "--set", "rl.prompt_len.mean=100", "--set", "rl.output_len.mean=300")
-
-
-def said_of(tmp_path: Path, text: str, *options: str) -> tuple[dict[str, Any], str]:
-    return converted(tmp_path, "run.sh", text, *OPTIONS, *options)
 
 
 def test_fsdp_and_an_engine_take_turns(tmp_path: Path) -> None:
-    data, said = said_of(tmp_path, COMMAND)
+    data, said = converted_rl(tmp_path, COMMAND)
     assert data["model"] == "hf://Qwen/Qwen3-8B"
     assert of(data, "parallelism", "dp", "zero", "fsdp_version") == [8, 3, 1]
     assert of(data, "training", "seq_len", "global_batch_size", "recompute") == [1536, 256 * 5, "full"]
@@ -78,7 +72,7 @@ def test_fsdp_and_an_engine_take_turns(tmp_path: Path) -> None:
 
 
 def test_megatron_trains_experts_and_the_engine_splits_them_within_its_degree(tmp_path: Path) -> None:
-    data, said = said_of(tmp_path, MEGATRON)
+    data, said = converted_rl(tmp_path, MEGATRON)
     assert of(data, "parallelism", "dp", "tp", "pp", "ep", "expert_tp", "zero") == [4, 2, 1, 8, 1, 1]
     assert of(data, "parallelism", "sp", "ep_dispatcher") == [True, "deepep"]
     assert of(data, "training", "framework", "micro_batch_size", "optimizer_offload") == ["megatron", 2, "cpu"]
@@ -87,14 +81,14 @@ def test_megatron_trains_experts_and_the_engine_splits_them_within_its_degree(tm
     assert (engine["tp"], engine["expert_tp"]) == (4, 4)
     assert engine["sampling"] == {"temperature": 1.0, "top_p": 0.9}
     assert "enforce_eager" in said
-    data, _ = said_of(tmp_path, MEGATRON, "--var", "NNODES=2")
+    data, _ = converted_rl(tmp_path, MEGATRON, "--var", "NNODES=2")
     assert data["parallelism"]["dp"] == 8
 
 
 def test_ulysses_splits_sequences(tmp_path: Path) -> None:
     text = COMMAND.replace("actor.use_dynamic_bsz=True", "actor.ulysses_sequence_parallel_size=2")
     text = text.replace("ppo_max_token_len_per_gpu=24000", "ppo_micro_batch_size_per_gpu=4")
-    data, _ = said_of(tmp_path, text)
+    data, _ = converted_rl(tmp_path, text)
     assert of(data, "parallelism", "dp", "cp", "cp_method") == [4, 2, "all_to_all"]
     assert data["rl"]["sequences"] == "mean"
 
@@ -104,37 +98,37 @@ def test_what_a_file_cannot_say_is_asked_for(tmp_path: Path) -> None:
     assert (
         "does not give the mean length of its prompts, which its data would say: add --set rl.prompt_len.mean=N" in said
     )
-    said = refused(tmp_path, "run.sh", COMMAND, *OPTIONS[:4])
+    said = refused(tmp_path, "run.sh", COMMAND, *OF_RL[:4])
     assert "add --set rl.output_len.mean=N" in said
-    said = refused(tmp_path, "run.sh", COMMAND.replace("estimator=grpo", "estimator=remax"), *OPTIONS)
+    said = refused(tmp_path, "run.sh", COMMAND.replace("estimator=grpo", "estimator=remax"), *OF_RL)
     assert "run.sh:5: algorithm.adv_estimator: found 'remax'; needs further answers" in said
-    said = refused(tmp_path, "run.sh", COMMAND.replace("Qwen/Qwen3-8B", "$HOME/mine"), *OPTIONS)
+    said = refused(tmp_path, "run.sh", COMMAND.replace("Qwen/Qwen3-8B", "$HOME/mine"), *OF_RL)
     assert "actor_rollout_ref.model.path: found" in said
-    data, _ = said_of(tmp_path, COMMAND.replace("Qwen/Qwen3-8B", "/models/mine"), "--model", "llama3-8b")
+    data, _ = converted_rl(tmp_path, COMMAND.replace("Qwen/Qwen3-8B", "/models/mine"), "--model", "llama3-8b")
     assert data["model"] == "llama3-8b"
-    _, said = said_of(tmp_path, COMMAND.replace("ppo_mini_batch_size", "ppo_mini_batch_sise"))
+    _, said = converted_rl(tmp_path, COMMAND.replace("ppo_mini_batch_size", "ppo_mini_batch_sise"))
     assert "ppo_mini_batch_sise is not read: did you mean actor_rollout_ref.actor.ppo_mini_batch_size?" in said
 
 
 def test_what_has_no_key_is_noted(tmp_path: Path) -> None:
-    _, said = said_of(tmp_path, COMMAND.replace("trainer.nnodes=1", "trainer.nnodes=1 reward_model.enable=True"))
+    _, said = converted_rl(tmp_path, COMMAND.replace("trainer.nnodes=1", "trainer.nnodes=1 reward_model.enable=True"))
     assert "not expressed here: reward_model.enable" in said
 
 
 def test_a_command_without_its_batch_is_read_if_the_user_says_so(tmp_path: Path) -> None:
     text = COMMAND.replace("    data.train_batch_size=1024 \\\n", "")
-    said = refused(tmp_path, "run.sh", text, *OPTIONS)
+    said = refused(tmp_path, "run.sh", text, *OF_RL)
     assert "not read (a command with data.train_batch_size=N is, and any by --from verl)" in said
-    data, _ = converted(tmp_path, "run.sh", text, *OPTIONS, "--from", "verl")
+    data, _ = converted(tmp_path, "run.sh", text, *OF_RL, "--from", "verl")
     assert of(data, "rl", "prompts_per_step") == [1024]
 
 
 def test_a_model_that_the_user_names_stands_in_the_place_of_the_path(tmp_path: Path) -> None:
     text = COMMAND.replace("Qwen/Qwen3-8B", "/models/ours")
     assert "model.path: found '/models/ours'; is no model that is known here" in refused(
-        tmp_path, "run.sh", text, *OPTIONS
+        tmp_path, "run.sh", text, *OF_RL
     )
-    data, said = converted(tmp_path, "run.sh", text, *OPTIONS, "--model", "qwen3-8b")
+    data, said = converted(tmp_path, "run.sh", text, *OF_RL, "--model", "qwen3-8b")
     assert data["model"] == "qwen3-8b"
     assert "model.path" not in said
 
@@ -148,7 +142,7 @@ def with_keys(text: str, *keys: str) -> str:
 
 
 def test_megatron_sends_gradients_behind_the_backward_unless_told(tmp_path: Path) -> None:
-    data, _ = said_of(tmp_path, MEGATRON)
+    data, _ = converted_rl(tmp_path, MEGATRON)
     assert of(data, "parallelism", "dp_sync", "param_gather_overlap", "tp_overlap") == [
         "after_backward",
         False,
@@ -158,7 +152,7 @@ def test_megatron_sends_gradients_behind_the_backward_unless_told(tmp_path: Path
     overlapped = (
         f"+{CHANGED}.override_ddp_config.{key}=True" for key in ("overlap_grad_reduce", "overlap_param_gather")
     )
-    data, said = said_of(tmp_path, with_keys(MEGATRON, *overlapped))
+    data, said = converted_rl(tmp_path, with_keys(MEGATRON, *overlapped))
     assert of(data, "parallelism", "dp_sync", "param_gather_overlap") == ["bucketed", True]
     assert "not expressed" not in said
 
@@ -172,7 +166,7 @@ def test_megatron_keys_of_stages_kernels_and_the_optimizer(tmp_path: Path) -> No
         "+actor_rollout_ref.actor.optim.override_optimizer_config.use_precision_aware_optimizer=True",
         "actor_rollout_ref.actor.optim.clip_grad=0",
     )
-    data, said = said_of(tmp_path, with_keys(MEGATRON, *keys), "--var", "NNODES=4")
+    data, said = converted_rl(tmp_path, with_keys(MEGATRON, *keys), "--var", "NNODES=4")
     assert of(data, "parallelism", "pp", "layers_per_stage", "schedule") == [4, [13, 13, 13, 9], None]
     assert of(data, "training", "apply_rope_fusion", "gradient_clipping") == [False, False]
     assert data["training"]["recompute"] == {"mode": "selective", "modules": ["core_attn", "moe_act"]}
@@ -180,42 +174,44 @@ def test_megatron_keys_of_stages_kernels_and_the_optimizer(tmp_path: Path) -> No
 
 
 def test_a_typed_wrong_degree_of_megatron_is_asked_for(tmp_path: Path) -> None:
-    _, said = said_of(tmp_path, MEGATRON.replace("tensor_model_parallel_size=2", "tensor_model_paralel_size=2"))
+    _, said = converted_rl(tmp_path, MEGATRON.replace("tensor_model_parallel_size=2", "tensor_model_paralel_size=2"))
     assert f"did you mean {CHANGED}.tensor_model_parallel_size?" in said
 
 
 def test_adapters_of_megatron(tmp_path: Path) -> None:
     dense = MEGATRON.replace("Qwen3-30B-A3B-Base", "Qwen3-8B").replace("expert_model_parallel_size=8", "x=1")
     keys = "actor_rollout_ref.model.lora.rank=32 actor_rollout_ref.model.lora.alpha=64"
-    data, _ = said_of(tmp_path, with_keys(dense, keys))
+    data, _ = converted_rl(tmp_path, with_keys(dense, keys))
     assert data["training"]["lora"] == {"rank": 32}
-    data, _ = said_of(tmp_path, with_keys(dense, keys, "actor_rollout_ref.model.lora.target_modules='[linear_qkv]'"))
+    data, _ = converted_rl(
+        tmp_path, with_keys(dense, keys, "actor_rollout_ref.model.lora.target_modules='[linear_qkv]'")
+    )
     assert data["training"]["lora"] == {"rank": 32, "targets": ["qkv"]}
 
 
 def test_modules_of_prediction_are_trained_only_if_they_are_turned_on(tmp_path: Path) -> None:
     text = COMMAND.replace("Qwen/Qwen3-8B", "zai-org/GLM-4.5-Air")
-    data, _ = said_of(tmp_path, text)
+    data, _ = converted_rl(tmp_path, text)
     assert data["model"] == {"preset": "hf://zai-org/GLM-4.5-Air", "mtp_layers": 0}
-    data, _ = said_of(tmp_path, with_keys(text, "actor_rollout_ref.model.mtp.enable=True"))
+    data, _ = converted_rl(tmp_path, with_keys(text, "actor_rollout_ref.model.mtp.enable=True"))
     assert data["model"] == "hf://zai-org/GLM-4.5-Air"
 
 
 def test_fused_kernels_are_a_loss_in_tiles(tmp_path: Path) -> None:
     fused = "actor_rollout_ref.model.use_fused_kernels=True"
-    data, said = said_of(tmp_path, with_keys(COMMAND, fused))
+    data, said = converted_rl(tmp_path, with_keys(COMMAND, fused))
     assert data["training"]["cross_entropy"] == "tiled"
     assert "not expressed" not in said
-    data, said = said_of(tmp_path, with_keys(MEGATRON, fused))  # with tensor parallelism
+    data, said = converted_rl(tmp_path, with_keys(MEGATRON, fused))  # with tensor parallelism
     assert data["training"]["cross_entropy"] == "unfused"
     assert "not expressed here: actor_rollout_ref.model.use_fused_kernels" in said
 
 
 def test_what_repeats_the_actors_layout_for_the_reference_is_not_noted(tmp_path: Path) -> None:
     key = "actor_rollout_ref.ref.megatron.tensor_model_parallel_size"
-    _, said = said_of(tmp_path, with_keys(MEGATRON, f"{key}=2", "algorithm.use_kl_in_reward=False"))
+    _, said = converted_rl(tmp_path, with_keys(MEGATRON, f"{key}=2", "algorithm.use_kl_in_reward=False"))
     assert "not expressed" not in said
-    _, said = said_of(tmp_path, with_keys(MEGATRON, f"{key}=4"))
+    _, said = converted_rl(tmp_path, with_keys(MEGATRON, f"{key}=4"))
     assert f"not expressed here: {key}" in said
 
 
@@ -225,21 +221,21 @@ def test_a_critic_of_the_policys_sizes(tmp_path: Path) -> None:
         "critic.optim.lr=1e-5 critic.model.path=Qwen/Qwen3-8B critic.model.use_remove_padding=True",
         "critic.model.fsdp_config.param_offload=False critic.ppo_mini_batch_size=256",
     )
-    data, said = said_of(tmp_path, text)
+    data, said = converted_rl(tmp_path, text)
     assert data["rl"]["critic"] == "gpu"
     assert "the critic: simulated with the policy's layout" in said
     assert "not expressed" not in said
     more = "critic.fsdp.optimizer_offload=True critic.ppo_micro_batch_size_per_gpu=4"
-    data, said = said_of(tmp_path, with_keys(text, more))
+    data, said = converted_rl(tmp_path, with_keys(text, more))
     assert data["rl"]["critic"] == "host"
     assert "not expressed here: critic.ppo_micro_batch_size_per_gpu" in said
     other = text.replace("critic.model.path=Qwen/Qwen3-8B", "critic.model.path=llama3-8b")
-    said = refused(tmp_path, "run.sh", other, *OPTIONS)
+    said = refused(tmp_path, "run.sh", other, *OF_RL)
     assert (
         "critic.model.path: found 'llama3-8b'; a critic is simulated with the policy's sizes, 'Qwen/Qwen3-8B'" in said
     )
     said = refused(
-        tmp_path, "run.sh", text.replace("mini_batch_size=256 trainer", "mini_batch_size=64 trainer"), *OPTIONS
+        tmp_path, "run.sh", text.replace("mini_batch_size=256 trainer", "mini_batch_size=64 trainer"), *OF_RL
     )
     assert "critic.ppo_mini_batch_size: found 64; a critic is simulated with the policy's" in said
 
@@ -249,11 +245,11 @@ def test_a_critics_own_degrees_are_named(tmp_path: Path) -> None:
     keys = (
         f"critic.model.path=$MODEL_PATH critic.megatron.expert_model_parallel_size=8 {CHANGED}.context_parallel_size=2"
     )
-    _, said = said_of(tmp_path, with_keys(text, keys, "critic.megatron.context_parallel_size=1"))
+    _, said = converted_rl(tmp_path, with_keys(text, keys, "critic.megatron.context_parallel_size=1"))
     first, second = (f"critic.megatron.{kind}_parallel_size: 1 in verl, 2 here" for kind in ("tensor_model", "context"))
     assert f"and optimizer; {first}; {second}\n" in said
     assert "not expressed" not in said
 
 
 def test_estimators_without_a_critic_have_none(tmp_path: Path) -> None:
-    assert "critic" not in said_of(tmp_path, COMMAND)[0]["rl"]
+    assert "critic" not in converted_rl(tmp_path, COMMAND)[0]["rl"]
