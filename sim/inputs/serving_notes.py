@@ -146,7 +146,7 @@ def _share_notes(sections: Sections, i: Inference, given: Set[str]) -> Iterator[
         server = server_of(gpu, sections.model, i, size, pp, pool)._replace(**unsaid)
         own = engine_of(i.engine).defaults_on(gpu.architecture, server, i.longest(sections.model), whole)
         if own.takes_all and share == own.memory_fraction:
-            why = f"engine {i.engine} starts only where it is said beside such {said}"
+            why = f"with this {said} engine {i.engine} leaves no memory for weights and cache, unless this key is given"
             yield f"inference.{key}memory_fraction: {why}; simulated with {share:g}"
 
 

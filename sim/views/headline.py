@@ -204,13 +204,16 @@ def of_gpu_words(limit_bytes: float, gpu: GpuSpec, beside: float | None = None) 
     >>> of_gpu_words(GPUS["h200-sxm"].shown_bytes, GPUS["h200-sxm"])
     '139.8 GiB (as CUDA reports; nominal 141.0 GiB)'
     """
-    limit, nominal, shown = n_bytes(limit_bytes), n_bytes(gpu.memory_bytes), n_bytes(gpu.shown_bytes)
+    limit = n_bytes(limit_bytes)
     if beside is not None:
         return f"{limit} beside CUDA and NCCL"
-    if shown == nominal or limit not in (nominal, shown):
+    if gpu.shown_bytes == gpu.memory_bytes:
         return limit
-    also = f"nominal; CUDA reports {shown}" if limit == nominal else f"as CUDA reports; nominal {nominal}"
-    return f"{limit} ({also})"
+    if limit_bytes == gpu.memory_bytes:
+        return f"{limit} (nominal; CUDA reports {n_bytes(gpu.shown_bytes)})"
+    if limit_bytes == gpu.shown_bytes:
+        return f"{limit} (as CUDA reports; nominal {n_bytes(gpu.memory_bytes)})"
+    return limit
 
 
 def anchor_numbers(found: Anchor | None) -> list[Number]:

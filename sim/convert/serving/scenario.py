@@ -358,7 +358,7 @@ def _without_chunks(s: Settings) -> int:
     """Tokens of an iteration of SGLang's that computes prompts whole: max_prefill_tokens, which every replica has of
     its own (managers/schedule_policy.py, PrefillAdder: rem_chunk_tokens None)."""
     most = s.whole("prefill_tokens") or MAX_PREFILL_TOKENS
-    s.notes.append(f"no chunks of prompts: iterations of up to {most:,} tokens of them; longer ones are cut there")
+    s.notes.append(f"prompts are computed whole, up to {most:,} tokens in an iteration; longer prompts are cut there")
     replicas = s.size("dp", 1) if s.flag("dp_attention") else 1
     if replicas > 1 and "memory" not in s.values:
         s.notes.append(

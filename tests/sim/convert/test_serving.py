@@ -85,7 +85,7 @@ def test_sglang_without_chunks_computes_max_prefill_tokens(tmp_path: Path, flags
     serve = "python3 -m sglang.launch_server --model-path gpt-oss-20b --chunked-prefill-size"
     found, text = converted(tmp_path, f"{serve} -1 {flags}")
     assert (found["inference"]["max_batch_tokens"], found["inference"]["chunked_prefill"]) == (tokens, False)
-    assert f"iterations of up to {tokens:,} tokens" in text
+    assert f"up to {tokens:,} tokens in an iteration" in text
     assert ("here for those of all replicas together" in text) == ("--dp" in flags)
     assert "not expressed" not in text
     parse_scenario(found)

@@ -51,7 +51,7 @@ def test_limits_that_would_take_all_memory_leave_what_sglangs_own_do(
 ) -> None:
     section = {"engine": "sglang-0.5.23", "requests": ONE, **keys}
     scenario = parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": section})
-    told = [note for note in scenario.warnings if "starts only where it is said" in note]
+    told = [note for note in scenario.warnings if "leaves no memory for weights and cache" in note]
     assert [note.split(":")[0] for note in told] == ([] if where is None else [f"inference.{where}"])
     served = scenario.for_serving
     found = served.kv_cache.memory_fraction
