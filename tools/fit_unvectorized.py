@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from calibrate.bundled_model.norm import eager_rms_norm
-from calibrate.capture.autocast import CudaOperators
+from calibrate.capture.gpu.autocast import CudaOperators
 from calibrate.capture.recorder import Recorder
 from calibrate.timings.fused import CHAINS
 from sim.inputs.program_file import CapturedOperator

@@ -24,7 +24,7 @@ class Training:
         import torch
         from msgspec.structs import replace
 
-        from calibrate.capture.huggingface_step import huggingface_maker
+        from calibrate.capture.huggingface.step import huggingface_maker
         from calibrate.capture.table_row import options_of_row
 
         config, options = options_of_row(row, where)

@@ -92,7 +92,7 @@ def main(
         raise InputError("WHAT: give a config.json, a folder or package.module:function, or --table, or --script")
     _check_forwards(what, options)
     if script is not None:
-        from calibrate.capture.script import capture_ranks
+        from calibrate.capture.script.ranks import capture_ranks
 
         capture_ranks(script, world_size, ranks, gpus_per_node, out, routing is not None)
         return 0
@@ -159,7 +159,7 @@ def _capture(make: Callable[[], Step], what: str, out: Path, device: str = "cuda
 
 def _capture_table(table: Path, out: Path) -> int:
     """Capture each row; report rows that fail, with exit code 1."""
-    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.huggingface.step import huggingface_maker
     from calibrate.capture.table_row import options_of_row
 
     out.mkdir(parents=True, exist_ok=True)

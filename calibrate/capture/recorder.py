@@ -14,15 +14,15 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from calibrate.capture.answers import READ_AS, Answers
-from calibrate.capture.autocast import CudaOperators
-from calibrate.capture.composites import calls_of
-from calibrate.capture.float32_products import rounds_to_tf32
-from calibrate.capture.fourier import is_of_several_steps, step_by_step
-from calibrate.capture.in_place import InPlace
-from calibrate.capture.known_values import PLAIN, tensors_in
-from calibrate.capture.places import Places
+from calibrate.capture.gpu.autocast import CudaOperators
+from calibrate.capture.gpu.composites import calls_of
+from calibrate.capture.gpu.float32_products import rounds_to_tf32
+from calibrate.capture.gpu.fourier import is_of_several_steps, step_by_step
+from calibrate.capture.gpu.in_place import InPlace
+from calibrate.capture.gpu.places import Places
 from calibrate.capture.running_module import Modules
+from calibrate.capture.values.answers import READ_AS, Answers
+from calibrate.capture.values.known_values import PLAIN, tensors_in
 from sim.inputs.program_file import HostCopy
 from sim.models.captured.waits import READ
 

@@ -12,23 +12,23 @@ from warnings import catch_warnings, filterwarnings
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from calibrate.capture.answers import numbers_shown
-from calibrate.capture.autocast import DTYPES, CudaOperators, autocast_noted, user_autocast
-from calibrate.capture.compiled_regions import code_compiled, compiled_regions
-from calibrate.capture.counts_read import counts_read
-from calibrate.capture.flex_attention import flex_attention_fused
-from calibrate.capture.host_copies import HostCopies, saved_tensors_copied
-from calibrate.capture.known_values import ROUTED, KnownValues
-from calibrate.capture.masks_read import masks_kept, masks_read
-from calibrate.capture.matchings import matched_in_turn
-from calibrate.capture.modes_in_backward import kept_in_backward
-from calibrate.capture.optimizers import capturable_here, kernels_of_gpu, many_at_once
-from calibrate.capture.places import MadeSeen, Places
+from calibrate.capture.compiled.regions import code_compiled, compiled_regions
+from calibrate.capture.gpu.autocast import DTYPES, CudaOperators, autocast_noted, user_autocast
+from calibrate.capture.gpu.flex_attention import flex_attention_fused
+from calibrate.capture.gpu.host_copies import HostCopies, saved_tensors_copied
+from calibrate.capture.gpu.modes_in_backward import kept_in_backward
+from calibrate.capture.gpu.optimizers import capturable_here, kernels_of_gpu, many_at_once
+from calibrate.capture.gpu.places import MadeSeen, Places
+from calibrate.capture.gpu.triton_kernels import triton_kernels
 from calibrate.capture.recorder import Recorder, parts_of
 from calibrate.capture.running_module import watched
 from calibrate.capture.step import Step
 from calibrate.capture.step_checks import checked_loss, without_gradients
-from calibrate.capture.triton_kernels import triton_kernels
+from calibrate.capture.values.answers import numbers_shown
+from calibrate.capture.values.counts_read import counts_read
+from calibrate.capture.values.known_values import ROUTED, KnownValues
+from calibrate.capture.values.masks_read import masks_kept, masks_read
+from calibrate.capture.values.matchings import matched_in_turn
 from sim.core.errors import InputError
 from sim.models.captured.waits import READ
 
@@ -174,7 +174,7 @@ def _first_run(step: Step, recorder: Recorder, device: str) -> Callable[[], Any]
     if not step.compiled:
         _forward(step.loss, step, recorder.operators, device)
         return step.loss
-    from calibrate.capture.compiled import CompiledLoss
+    from calibrate.capture.compiled.step import CompiledLoss
 
     loss = CompiledLoss(step, recorder)
     gc.disable()  # see `never_collected`

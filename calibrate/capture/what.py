@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from calibrate.capture.autocast import autocast_noted
-from calibrate.capture.compiled_regions import code_compiled
+from calibrate.capture.compiled.regions import code_compiled
 from calibrate.capture.failure import failure
-from calibrate.capture.huggingface_step import huggingface_maker
+from calibrate.capture.gpu.autocast import autocast_noted
+from calibrate.capture.huggingface.step import huggingface_maker
 from calibrate.capture.options import Options
 from calibrate.capture.step import Step
 from calibrate.capture.step_checks import checked_step

@@ -12,8 +12,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from calibrate.capture.composites import explicit_calls_of
-from calibrate.capture.in_place import InPlace
+from calibrate.capture.gpu.composites import explicit_calls_of
+from calibrate.capture.gpu.in_place import InPlace
 from calibrate.capture.recorder import NO_OPERATOR, describe, launches
 
 Key = tuple[str, str]  # operator and phase

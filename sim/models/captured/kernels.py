@@ -33,7 +33,7 @@ from sim.models.captured.layout import POINTWISE
 from sim.models.captured.ordering import sort_kernels, sort_passes, sorted_bytes, top_k_bytes, top_k_kernels
 from sim.models.captured.waits import masks_of
 
-TRITON = "triton."  # kernels that the code starts itself (calibrate/capture/triton_kernels.py)
+TRITON = "triton."  # kernels that the code starts itself (calibrate/capture/gpu/triton_kernels.py)
 SECTOR_BYTES = 32  # the least that a GPU's memory reads or writes
 
 

@@ -153,7 +153,7 @@ def capture(folder: Path, name: str, attention: str, balanced: bool = False, **o
     """
     pytest.importorskip("torch", reason="capturing runs torch's own code")
     pytest.importorskip("transformers", reason="the models are Transformers'")
-    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.huggingface.step import huggingface_maker
     from calibrate.capture.options import Options
     from calibrate.capture.program_out import write_program
     from calibrate.capture.run_step import record

@@ -64,7 +64,7 @@ def blocks(folder: Path, name: str) -> tuple[list[Block], list[Block]]:
     """Layers as described, and as captured."""
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    from calibrate.capture.huggingface_step import huggingface_maker
+    from calibrate.capture.huggingface.step import huggingface_maker
     from calibrate.capture.options import Options
     from calibrate.capture.program_out import write_program
     from calibrate.capture.run_step import record

@@ -1,0 +1,1 @@
+"""Makes the step of a Hugging Face model from its config alone."""
