@@ -88,7 +88,7 @@ def _key_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig
         yield f"inference.async_scheduling: of no effect with engine {i.engine}, which does not do so by itself"
     if i.stream_interval > 1 and not engine.host_on("hopper").piece_s:
         yield f"inference.stream_interval: of no effect with engine {i.engine}, whose server's times are not known"
-    if i.preemption == "swap" and i.batching != "static" and engine.never_preempts:
+    if i.preemption == "swap" and i.batching != "static" and engine.never_preempts(i.capacity_policy):
         yield f"inference.preemption: of no effect with engine {i.engine}, which never preempts a request"
 
 

@@ -23,6 +23,7 @@ from sim.inputs.serving_keys import (
     WeightOffload,
 )
 from sim.variants.engines import ENGINE_FILES, ENGINES
+from sim.variants.engines.admission import CapacityPolicy
 from sim.variants.engines.defaults import Defaults, Drafts
 from sim.variants.engines.record import DecodeAttention
 
@@ -209,6 +210,9 @@ class Inference(UserInput):
     )
     preemption: Literal["recompute", "swap"] = Field(
         default="recompute", description="what becomes of a preempted sequence's cache: dropped, or kept in host memory"
+    )
+    capacity_policy: CapacityPolicy | None = Field(
+        default=None, description="TensorRT-LLM: which requests enter (capacity_scheduler_policy); null: the engine's"
     )
     kv_cache: KvCache = KvCache.model_construct()
     prefix_cache: Literal["none", "gpu", "cpu"] = "none"

@@ -21,6 +21,7 @@ OPTIONS = (
     "chunked_prefill",
     "prefix_cache",
     "preemption",
+    "capacity_policy",
     "cuda_graphs",
     "cuda_graph_max_size",
     "quantization",

@@ -45,6 +45,7 @@ class Names(Struct, frozen=True):
     servers: dict[str, Server]
     benchmarks: dict[str, Benchmark]
     datasets: dict[str, Server]
+    policies: dict[str, str]
     all2all: dict[str, str]
     caches: dict[str, str]
     weights: dict[str, str]

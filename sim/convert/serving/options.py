@@ -28,6 +28,7 @@ SETTINGS = {
     "enable_chunked_prefill": "chunked",
     "enable_attention_dp": "attention_dp",
     "disable_overlap_scheduler": "not_async",
+    "scheduler_config.capacity_scheduler_policy": "policy",
     "kv_cache_config.dtype": "cache",
     "kv_cache_config.free_gpu_memory_fraction": "free",
     "kv_cache_config.tokens_per_block": "block",
@@ -43,7 +44,7 @@ SETTINGS = {
     "speculative_config.speculative_model_dir": "draft",
 }
 OF_THEMSELVES = {  # defaults that configurations state
-    "scheduler_config.capacity_scheduler_policy": "GUARANTEED_NO_EVICT",
+    "scheduler_config.context_chunking_policy": "FIRST_COME_FIRST_SERVED",  # py_executor_creator.py
     "attention_dp_config.enable_balance": False,
     "allreduce_strategy": "AUTO",
     "moe_config.backend": "AUTO",

@@ -21,6 +21,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _budget,
         _graphs,
         _preemption,
+        _capacity_policy,
         _prompt_limit,
         _stages,
         _pools,
@@ -106,10 +107,20 @@ def _graphs(sections: Sections, inference: Inference) -> Problems:
 def _preemption(sections: Sections, inference: Inference) -> Problems:
     """`preemption: swap` needs an engine that preempts sequences and can swap their cache to the host."""
     engine = engine_of(inference.engine)
-    if inference.preemption == "recompute" or inference.batching == "static" or engine.never_preempts or engine.swaps:
+    never = engine.never_preempts(inference.capacity_policy)
+    if inference.preemption == "recompute" or inference.batching == "static" or never or engine.swaps:
         return
-    able = ", ".join([name for name, other in ENGINES.items() if other.swaps and not other.never_preempts])
+    able = ", ".join([name for name, other in ENGINES.items() if other.swaps])
     yield ("inference", "preemption"), f"found 'swap'; engine {inference.engine} swaps no requests; allowed with {able}"
+
+
+def _capacity_policy(sections: Sections, inference: Inference) -> Problems:
+    """`capacity_policy` needs an engine that has both."""
+    if inference.capacity_policy is None or engine_of(inference.engine).admission.policies:
+        return
+    able = ", ".join([name for name, other in ENGINES.items() if other.admission.policies])
+    why = f"engine {inference.engine} lets requests in by a rule of its own; allowed with: {able}"
+    yield ("inference", "capacity_policy"), f"found '{inference.capacity_policy}'; {why}"
 
 
 def _prompt_limit(sections: Sections, inference: Inference) -> Problems:

@@ -53,6 +53,7 @@ class FoundPrefixes(Struct):
     parted: dict[int, int] = field(default_factory=dict)  # tokens found but for these layers, by sequence
     one_behind: bool = False
     watermark: float | None = None  # as `Engine.watermark`
+    keeps_ended: bool = False  # as `Admission.keeps_ended`
     reserved: int = 0  # blocks of all that run, once each has all its tokens
 
     @property
@@ -64,7 +65,7 @@ class FoundPrefixes(Struct):
     @property
     def keeps_own(self) -> bool:
         """Whether blocks of a sequence that has ended, or was preempted, stay in the cache."""
-        return self.by_content
+        return self.by_content or (self.keeps_ended and self.share_on_gpu and self.tiers is None)
 
     def matched(self, sequence: Sequence) -> Matched:
         """What a sequence finds and does not compute again. Without the last block where the engine `drops_last`; not

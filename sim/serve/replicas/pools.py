@@ -220,6 +220,8 @@ def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, o
         scheduler.room_tokens, scheduler.caps_chunks = engine.retract_room_tokens, engine.caps_chunks
     scheduler.cache.merges = engine.merges_prefixes
     first, least = engine.reserved_at_first or engine.reserved_output, engine.reserved_output
+    if i.capacity_policy == "max_utilization":
+        first = least = 0.0
     scheduler.output = ReservedOutput(first, least, first)
     scheduler.mixes = engine.mixes(i.chunked_prefill, i.speculative is not None, pp)
     scheduler.splits = i.chunked_prefill or not engine.whole_prompts
@@ -228,7 +230,11 @@ def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, o
     ahead = engine.hashes_ahead and i.disaggregated is None and i.kv_cache.tiers is None
     scheduler.drops_last, scheduler.hashes_ahead = computes_again and not ahead, computes_again and ahead
     scheduler.prompt_limit, scheduler.limits_alone = i.max_prompt_tokens, engine.prompt_limit != "others"
-    scheduler.whole_prompts_fit = engine.whole_prompts_fit
+    rules = engine.admission
+    scheduler.whole_prompts_fit = engine.whole_prompts_fit or rules.whole_blocks
+    scheduler.whole_blocks = rules.whole_blocks or engine.watermark is not None
+    scheduler.counts_found, scheduler.block_chunks = rules.counts_found, rules.block_chunks
+    scheduler.keeps_ended = rules.keeps_ended
     scheduler.watermark, scheduler.paddings = engine.watermark, engine.paddings
     behind = overlaps and pp == 1
     scheduler.token_more = (

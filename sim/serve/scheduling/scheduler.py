@@ -54,6 +54,9 @@ class Scheduler(RunningSequences):
     mixes: bool = True  # prompts and tokens of running sequences in one iteration
     splits: bool = True  # a prompt that exceeds what is left of the budget is computed in chunks
     whole_prompts_fit: bool = False  # a request enters once the cache has room for all chunks of its prompt
+    whole_blocks: bool = False  # a request takes the blocks of its whole prompt when it enters
+    counts_found: bool = False  # what it finds counts in the budget, and as blocks to find
+    block_chunks: bool = False  # a chunk that is not the last of its prompt has whole blocks
     paddings: int | None = None  # most tokens by which prompts of an iteration may be padded
     token_more: bool = False  # who is done computes one token more in the iteration for which it has not left
     sees_arrivals: bool = False  # `one_behind` is true of ends alone
@@ -205,13 +208,18 @@ class Scheduler(RunningSequences):
                 return
             found = self.matched(sequence)
             left = sequence.remaining - found.tokens
-            tokens = self.part(left, budget)
-            if not tokens or self._pads_too_much(pieces, tokens):
+            counted = self._counted(sequence, left, budget)
+            tokens = min(left, counted)
+            if (
+                not tokens
+                or (self.counts_found and not self._can_finish(sequence, 0))
+                or self._pads_too_much(pieces, tokens)
+            ):
                 return
             shared_blocks = found.hit // self.cache.block_tokens
             if found.read:
                 self._read_prefix(sequence, found.read)  # before room is made: not to be evicted for it
-            own_tokens = found.tokens + (tokens if self.watermark is None else left)
+            own_tokens = found.tokens + (left if self.whole_blocks else tokens)
             needed = self.cache.blocks_of(own_tokens) - shared_blocks
             if not self._may_enter(sequence, shared_blocks) or needed > self.cache.available:
                 self._release_prefix(sequence)
@@ -222,7 +230,12 @@ class Scheduler(RunningSequences):
             self._start(sequence, found, needed, now_s)
             if sequence.ready_s <= now_s:
                 pieces.append(self.piece(sequence, tokens))
-                budget -= tokens
+                budget -= counted
+
+    def _counted(self, sequence: Sequence, left: int, budget: int) -> int:
+        """Tokens of an iteration that a waiting request takes up, which computes the `left` ones that it does not
+        find."""
+        return self.part(sequence.remaining if self.counts_found else left, budget)
 
     def prompt_tokens(self, beside: int) -> int:
         """Return the most tokens of prompts in an iteration of prompts; `beside`: blocks that others take in it."""
@@ -241,7 +254,9 @@ class Scheduler(RunningSequences):
         if limit is not None and (self.limits_alone or len(self.running) + len(self.waiting) > 1):
             tokens = min(tokens, limit)
         if self.splits:
-            return min(tokens, budget)
+            unit = self.cache.block_tokens if self.block_chunks else 1
+            cut = budget if tokens <= budget or self.limits.batch_tokens < unit else budget - budget % unit
+            return min(tokens, cut)
         return tokens if tokens <= budget or budget == self.limits.batch_tokens else 0
 
     def next_tokens(self, sequence: Sequence, budget: int) -> int:
@@ -304,8 +319,9 @@ class Scheduler(RunningSequences):
         if found_is_no_matter and self.cache.blocks_of(sequence.remaining) <= self.cache.available - self._kept_free:
             return True
         found = self.matched(sequence)
-        tokens = self.part(sequence.remaining - found.tokens, budget)
-        if not tokens:
+        left = sequence.remaining - found.tokens
+        tokens = min(left, self._counted(sequence, left, budget))
+        if not tokens or (self.counts_found and not self._can_finish(sequence, 0)):
             return False
         shared_blocks = found.hit // self.cache.block_tokens
         needed = self.cache.blocks_of(found.tokens + tokens) - shared_blocks

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
+from sim.variants.engines.admission import Admission, CapacityPolicy
 from sim.variants.engines.defaults import Case, Defaults, Drafts, Server
 from sim.variants.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.variants.engines.host_times import HostTimes
@@ -178,6 +179,7 @@ class Engine:
         "a request enters with the blocks of its whole prompt if this share of all blocks stays free, with chunks also "
         "while others are preempted; a sequence goes on only while a block is free, needed or not; None: none of this",
     )
+    admission: Admission = fact(Admission(), "what a request needs, and takes, when it enters")  # noqa: RUF009  a tuple
     paddings: int | None = fact(
         None, "prompts computed first and alone are padded to the longest of them, with at most so many tokens"
     )
@@ -328,10 +330,9 @@ class Engine:
     defaults: Defaults = fact(Defaults(), "what keys are where a scenario leaves them out")  # noqa: RUF009  a tuple
     cases: tuple[Case, ...] = fact((), "where they are others; of those that hold the last decides")
 
-    @property
-    def never_preempts(self) -> bool:
+    def never_preempts(self, policy: CapacityPolicy | None = None) -> bool:
         """Whether there is room for all that running requests will write when another enters."""
-        return self.reserved_output >= 1.0
+        return self.reserved_output >= 1.0 and policy != "max_utilization"
 
     def overlaps_with(self, told: bool | None, drafts: Drafts, pp: int) -> bool:
         """Whether the host works beside the GPU, told so or not (None), with who drafts and so many stages."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
+from sim.variants.engines.admission import Admission
 from sim.variants.engines.defaults import Defaults
 from sim.variants.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
 from sim.variants.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
@@ -49,6 +50,16 @@ _QUANTIZING: dict[str, tuple[Quantizing, ...]] = {"fp8": ("attention", "activati
 _LATENTS = LatentKernels(joins_latents=True, narrow_absorbed=("hopper",))
 _LATENT_BLOCKS = LatentBlocks(64, 64)
 
+# cpp/tensorrt_llm/batch_manager: capacityScheduler.cpp (MaxUtilizationScheduler, GuaranteedNoEvictScheduler);
+# kvCacheManager.cpp (getNeededBlocksOneStep: blocks of the whole prompt at its first chunk; releaseBlocks keeps those
+# of a request that ends or is paused); microBatchScheduler.cpp (setCtxRequestsChunkSize: chunks of whole units, which are
+# blocks: _torch/pyexecutor/py_executor_creator.py, chunk_unit_size; 256 tokens where --max_attention_window is given is
+# left out; getNumTokens, getContextRemainingLength: with all that is found, until
+# pull requests 11490 and 11637 of 2026).
+_WHOLE = Admission(policies=True, whole_blocks=True, block_chunks=True)
+_FOUND_COUNTS = Admission(True, True, True, True, keeps_ended=True)
+_FOUND_IS_FREE = _FOUND_COUNTS._replace(counts_found=False)
+
 _TRTLLM_08 = Engine(
     "trtllm",
     "TensorRT-LLM",
@@ -61,6 +72,8 @@ _TRTLLM_08 = Engine(
     stages_drafting=False,  # of this engine nothing was read about drafts beside stages or adapters
     adapters_drafting=False,
     reserved_output=1.0,
+    admission=_WHOLE,
+    swaps=False,
     runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
     whole_prompts=True,
     prompts_beside=True,
@@ -101,6 +114,8 @@ _TRTLLM_1 = Engine(
     # _torch/pyexecutor/cuda_graph_runner.py, _get_padded_batch: the largest of all ranks' batches, if all only decode
     pads_replicas="graphed",
     reserved_output=1.0,
+    admission=_FOUND_COUNTS,
+    swaps=False,
     runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
     whole_prompts=True,
     prompts_beside=True,
@@ -164,6 +179,8 @@ RECORDS = (
         decode_attention="per_head",
         group_reads=0.768,
         reserved_output=1.0,
+        admission=_WHOLE,
+        swaps=False,
         runs_by_stage=True,  # _torch/pyexecutor/_util.py: max_num_sequences = max_batch_size * pp_size
         whole_prompts=True,
         prompts_beside=True,
@@ -198,6 +215,7 @@ RECORDS = (
         date="2026-04",
         source="as trtllm-1.2; graphs of padded batches by 64 (NVIDIA/TensorRT-LLM pull request 12895, April 2026); "
         "defaults read again of a commit behind it, 0004396 of 2026: the same (llmapi/llm_args.py)",
+        admission=_FOUND_IS_FREE,
         all2all=("deepep", "allgather_reducescatter"),  # fused_moe/communication/communication_factory.py: it is 1
         graph_sizes=trtllm_13_sizes,
         drafting_tokens=of_sequences(trtllm_13_sizes),

@@ -83,6 +83,23 @@ def test_graphs_that_tensorrt_llm_is_told_and_that_are_not_simulated_are_named(
     assert (f"not expressed here: {told}\n" in text) if told else ("not expressed here" not in text)
 
 
+@pytest.mark.parametrize(
+    ("policy", "expected", "told"),
+    [
+        ("MAX_UTILIZATION", "max_utilization", False),
+        ("GUARANTEED_NO_EVICT", None, False),
+        ("STATIC_BATCH", None, True),
+    ],
+)
+def test_whom_tensorrt_llm_lets_in(tmp_path: Path, policy: str, expected: str | None, told: bool) -> None:
+    own = f"capacity_scheduler_policy: {policy}, context_chunking_policy: FIRST_COME_FIRST_SERVED"
+    (tmp_path / "more.yml").write_text(f"scheduler_config: {{{own}}}\n")
+    found, text = converted(tmp_path, f"trtllm-serve llama3-8b --max_batch_size 32 --config more.yml\n{BENCH}")
+    assert found["inference"].get("capacity_policy") == expected
+    assert ("not expressed here: " in text) == told
+    parse_scenario(found)
+
+
 def test_sizes_that_tensorrt_llm_is_told(tmp_path: Path) -> None:
     (tmp_path / "more.yml").write_text(
         "cuda_graph_config: {batch_sizes: [8, 2]}\nkv_cache_config: {max_tokens: 4096}\n"

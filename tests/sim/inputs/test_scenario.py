@@ -249,6 +249,7 @@ def test_inference_defaults() -> None:
         "max_request_tokens": None,
         "max_prompt_tokens": None,
         "preemption": "recompute",
+        "capacity_policy": None,
         "attention": "fused",
         "requests": {
             "prompt_len": 10,

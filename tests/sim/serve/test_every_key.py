@@ -92,6 +92,7 @@ SECTION: dict[str, list[Any]] = {
     "cuda_graph_max_size": [1],
     "cuda_graph_sizes": [[1]],
     "preemption": ["swap"],
+    "capacity_policy": ["max_utilization"],
     "prefix_cache": ["none"],
     "router": ["least_loaded"],
     "all2all_backend": ["deepep"],

@@ -1,0 +1,24 @@
+"""What a request needs, and takes, when an engine lets it in."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+CapacityPolicy = Literal["guaranteed_no_evict", "max_utilization"]
+
+
+class Admission(NamedTuple):
+    """Rules of TensorRT-LLM; all false, those of the others.
+
+    `policies`: it has both of `CapacityPolicy`; with max_utilization a request enters once there is room for its
+    prompt, and the youngest is put out where blocks run out. `whole_blocks`: a request takes the blocks of its whole
+    prompt when the first chunk is computed, and enters once there is room for them. `counts_found`: what it finds
+    computed of its prompt counts as tokens of the iteration and as blocks to find all the same. `block_chunks`: a chunk
+    that is not a prompt's last has whole blocks of tokens. `keeps_ended`: with prefixes in the GPU's cache, blocks of a
+    request that has ended, or was put out, stay until room is needed."""
+
+    policies: bool = False
+    whole_blocks: bool = False
+    counts_found: bool = False
+    block_chunks: bool = False
+    keeps_ended: bool = False
