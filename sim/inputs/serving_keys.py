@@ -64,6 +64,22 @@ class Eplb(UserInput):
     )
 
 
+class BatchWaiting(UserInput):
+    """Prompts wait beside sequences that add tokens, until an iteration has `tokens_ratio` of `max_batch_tokens`, or
+    for `iterations`."""
+
+    iterations: int = Field(default=0, ge=0, le=1_000_000)
+    tokens_ratio: float = Field(default=0.0, ge=0, le=1)
+
+
+class PromptBalance(UserInput):
+    """Replicas that share experts let their prompts wait until each of them has one, at most `timeout_iterations`, and
+    then, while all add tokens, `wait_iterations` more."""
+
+    timeout_iterations: int = Field(default=50, ge=0, le=1_000_000)
+    wait_iterations: int = Field(default=10, ge=0, le=1_000_000)
+
+
 class ExpertGpus(UserInput):
     """Routed experts on GPUs of their own; those of `parallelism` compute everything else. An iteration is cut into
     `micro_batches`, of which some compute attention and others experts, while messages travel."""

@@ -78,6 +78,9 @@ def _key_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig
         yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
     if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
+    for key in ("batch_wait", "balanced_prompts"):
+        if getattr(i, key) is not None and i.disaggregated is not None:
+            yield f"inference.{key}: of no effect with inference.disaggregated, where no prompts run beside tokens"
     for key in ("memory_fraction", "free_fraction"):
         if i.kv_cache.memory_bytes is not None and key in i.kv_cache.model_fields_set:
             yield f"inference.kv_cache.{key}: of no effect beside kv_cache.memory_bytes"

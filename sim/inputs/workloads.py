@@ -15,8 +15,10 @@ from sim.inputs.parallelism import Parallelism
 from sim.inputs.serving_keys import (
     HASHED_TOKENS,
     Autoscaling,
+    BatchWaiting,
     Eplb,
     ExpertGpus,
+    PromptBalance,
     Sampling,
     ServedLora,
     Tiers,
@@ -213,6 +215,12 @@ class Inference(UserInput):
     )
     capacity_policy: CapacityPolicy | None = Field(
         default=None, description="TensorRT-LLM: which requests enter (capacity_scheduler_policy); null: the engine's"
+    )
+    batch_wait: BatchWaiting | None = Field(
+        default=None, description="TensorRT-LLM: prompts wait until more of them are there (batch_wait_…); null: none"
+    )
+    balanced_prompts: PromptBalance | None = Field(
+        default=None, description="TensorRT-LLM: prompts of all replicas that share experts at once; null: none waits"
     )
     kv_cache: KvCache = KvCache.model_construct()
     prefix_cache: Literal["none", "gpu", "cpu"] = "none"

@@ -20,6 +20,7 @@ from sim.engine.simpy_events import LAST, Clock
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.replicas.pools import Pool, experts_span
 from sim.serve.replicas.replica import Replica, Work, Worker
+from sim.serve.scheduling.prompt_waits import BalancedPrompts
 from sim.serve.scheduling.sequences import Sequence
 
 Process = Generator[simpy.Event, Any, None]
@@ -131,16 +132,20 @@ class ReplicaProcess:
 class SharedExperts:
     """Replicas whose experts are spread over all of them: every layer exchanges tokens, so that their iterations start
     and end together. An iteration takes what the slowest of them takes, with the experts' share of all tokens; who has
-    nothing to compute takes part with its experts alone (vLLM's data-parallel engines run empty batches meanwhile)."""
+    nothing to compute takes part with its experts alone (vLLM's data-parallel engines run empty batches meanwhile).
+    `balance`: by which their prompts wait for each other."""
 
-    def __init__(self, clock: Clock, members: Items[ReplicaProcess], span: int) -> None:
-        self.clock, self.members, self.span = clock, members, span
+    def __init__(
+        self, clock: Clock, members: Items[ReplicaProcess], span: int, balance: BalancedPrompts | None
+    ) -> None:
+        self.clock, self.members, self.span, self.balance = clock, members, span, balance
         clock.process(self._serve())
 
     def _serve(self) -> Process:
         clock = self.clock
         while True:
             yield clock.at(clock.now, LAST)
+            self._hold_prompts()
             works = [(m, work) for m in self.members if (work := m.worker.begin(clock.now)) is not None]
             if not works:
                 ready = [t for m in self.members if (t := m.worker.next_ready_s(clock.now)) is not None]
@@ -158,6 +163,15 @@ class SharedExperts:
             for m, work in works:
                 m.end(work)
 
+    def _hold_prompts(self) -> None:
+        """Let prompts of all members wait, or none."""
+        if self.balance is None:
+            return
+        workers = [m.worker for m in self.members]
+        held = self.balance.holds([w.prospect() for w in workers], workers[0].scheduler.limits.running)
+        for worker in workers:
+            worker.scheduler.held = held
+
 
 def replica_processes(clock: Clock, pool: Pool, group: bool) -> list[ReplicaProcess]:
     """A pool's replicas on the clock."""
@@ -165,9 +179,12 @@ def replica_processes(clock: Clock, pool: Pool, group: bool) -> list[ReplicaProc
     members = [
         ReplicaProcess(clock, r, own, group, span == 1) for r, own in zip(pool.replicas, pool.prices, strict=True)
     ]
+    i = pool.scenario.for_serving
+    rule = i.balanced_prompts if i.disaggregated is None else None
     if span > 1:
         for first in range(0, len(members), span):
-            SharedExperts(clock, members[first : first + span], span)
+            balance = None if rule is None else BalancedPrompts(rule.timeout_iterations, rule.wait_iterations)
+            SharedExperts(clock, members[first : first + span], span, balance)
     return members
 
 

@@ -22,6 +22,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _graphs,
         _preemption,
         _capacity_policy,
+        _waits,
         _prompt_limit,
         _stages,
         _pools,
@@ -121,6 +122,24 @@ def _capacity_policy(sections: Sections, inference: Inference) -> Problems:
     able = ", ".join([name for name, other in ENGINES.items() if other.admission.policies])
     why = f"engine {inference.engine} lets requests in by a rule of its own; allowed with: {able}"
     yield ("inference", "capacity_policy"), f"found '{inference.capacity_policy}'; {why}"
+
+
+def _waits(sections: Sections, inference: Inference) -> Problems:
+    """Prompts wait for others on an engine that can, of one replica or (_torch/pyexecutor/py_executor.py, _schedule)
+    of several that share experts."""
+    p = sections.parallelism
+    shared = max([one.sharing_replicas for one in inference.layouts(p)])
+    for key, of_shared in (("batch_wait", False), ("balanced_prompts", True)):
+        path, value = ("inference", key), getattr(inference, key)
+        if value is None:
+            continue
+        if not engine_of(inference.engine).admission.waits:
+            able = ", ".join([name for name, other in ENGINES.items() if other.admission.waits])
+            yield path, f"engine {inference.engine} lets no prompts wait; allowed with: {able}"
+        if inference.disaggregated is None and (shared > 1) != of_shared:
+            yield path, f"needs replicas that share {'' if of_shared else 'no '}experts (parallelism.ep, expert_tp)"
+        if p.pp > 1:
+            yield path, f"is not simulated with pipeline stages (parallelism.pp {p.pp}); leave it out"
 
 
 def _prompt_limit(sections: Sections, inference: Inference) -> Problems:

@@ -25,6 +25,7 @@ from sim.serve.prices.operator_prices import PricedProgram
 from sim.serve.replicas.replica import Replica
 from sim.serve.requests import Request
 from sim.serve.scheduling.adapters import AdapterSlots
+from sim.serve.scheduling.prompt_waits import BatchWait
 from sim.serve.scheduling.reserved_output import LESS_CONSERVATIVE, ReservedOutput
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Limits, Sequence
@@ -230,6 +231,8 @@ def _follow_rules(scheduler: Scheduler, engine: Engine, i: Inference, pp: int, o
     ahead = engine.hashes_ahead and i.disaggregated is None and i.kv_cache.tiers is None
     scheduler.drops_last, scheduler.hashes_ahead = computes_again and not ahead, computes_again and ahead
     scheduler.prompt_limit, scheduler.limits_alone = i.max_prompt_tokens, engine.prompt_limit != "others"
+    if i.batch_wait is not None and i.disaggregated is None:
+        scheduler.wait = BatchWait(i.batch_wait.iterations, i.batch_wait.tokens_ratio)
     rules = engine.admission
     scheduler.whole_prompts_fit = engine.whole_prompts_fit or rules.whole_blocks
     scheduler.whole_blocks = rules.whole_blocks or engine.watermark is not None

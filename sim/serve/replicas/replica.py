@@ -15,6 +15,7 @@ from sim.serve.pipelined import Group, Pipelined
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.front import Front
 from sim.serve.prices.load import Load, load_of
+from sim.serve.scheduling.prompt_waits import Prospect
 from sim.serve.scheduling.scheduler import Scheduler
 from sim.serve.scheduling.sequences import Batch, Counts, Sequence
 
@@ -86,7 +87,15 @@ class Worker:
         self._note_state(now)
         return work
 
+    def prospect(self) -> Prospect:
+        """What the next iteration would compute."""
+        s = self.scheduler
+        return s.prospect(s.known if s.one_behind and not self.idle else len(s.waiting))
+
     def _put_together(self, now: float) -> Work | None:
+        s = self.scheduler
+        if s.wait is not None:
+            s.held = s.wait.holds(self.prospect(), s.limits.batch_tokens)
         if self.pipelined is not None:
             return self._of_groups(self.pipelined, now)
         lockstep = self.lockstep

@@ -42,6 +42,7 @@ from itertools import islice
 from msgspec import field
 
 from sim.serve.cache.kv_cache import Key
+from sim.serve.scheduling.prompt_waits import BatchWait, Prospect
 from sim.serve.scheduling.running import RunningSequences
 from sim.serve.scheduling.sequences import Batch, Piece, Sequence
 
@@ -64,6 +65,8 @@ class Scheduler(RunningSequences):
     defers_shared: bool = False  # who shares the next block with one whose prompt is computed lets others pass
     prompt_limit: int | None = None  # the most tokens of one prompt in an iteration
     limits_alone: bool = True  # also where no other request runs or waits
+    wait: BatchWait | None = None
+    held: bool = False  # prompts wait for others in the iteration that is put together
     coming: set[Key] = field(default_factory=set)  # next blocks of prompts that the iteration put together computes
 
     def schedule(self, now_s: float) -> Batch:
@@ -197,6 +200,8 @@ class Scheduler(RunningSequences):
     def admit(self, pieces: list[Piece], budget: int, places: int, now_s: float, ahead: int = 0) -> None:
         """Let waiting requests in, in order of arrival, behind the first `ahead`, who were just preempted: until
         `budget` tokens or `places` pieces are reached, nobody more may run, or the cache has no room."""
+        if self.held:
+            return
         if self.defers_shared:
             self.coming = {key for s in self.running if s.prompts for key in self._next_key(s, s.shared)}
         while self.waiting and budget > 0 and len(pieces) < places:
@@ -210,11 +215,7 @@ class Scheduler(RunningSequences):
             left = sequence.remaining - found.tokens
             counted = self._counted(sequence, left, budget)
             tokens = min(left, counted)
-            if (
-                not tokens
-                or (self.counts_found and not self._can_finish(sequence, 0))
-                or self._pads_too_much(pieces, tokens)
-            ):
+            if not tokens or not self._has_room_unfound(sequence) or self._pads_too_much(pieces, tokens):
                 return
             shared_blocks = found.hit // self.cache.block_tokens
             if found.read:
@@ -236,6 +237,28 @@ class Scheduler(RunningSequences):
         """Tokens of an iteration that a waiting request takes up, which computes the `left` ones that it does not
         find."""
         return self.part(sequence.remaining if self.counts_found else left, budget)
+
+    def prospect(self, known: int) -> Prospect:
+        """What the next iteration would compute of those that run, and of the first `known` ones that wait. A
+        simplification: who waits for a shared beginning counts."""
+        begun = [x for x in self.running if x.running and x.prompts]
+        adding = len(self.running) - len(begun) - (0 if self.token_more else len(self.leaving))
+        added = adding * (1 + self.drafted)
+        budget, tokens = self.token_budget - added, [0]
+        for sequence in begun:
+            tokens.append(self.part(sequence.remaining, budget) if budget > 0 else 0)
+            budget -= tokens[-1]
+        room = self.cache.available - self.output.share * (self.reserved - self.cache.private)
+        for sequence in islice(self.waiting, min(known, self.limits.running - len(self.running) - self.ended)):
+            found = self.matched(sequence)
+            counted = self._counted(sequence, sequence.remaining - found.tokens, budget) if budget > 0 else 0
+            wanted = self._last_blocks(sequence) if self.output.share else self.cache.blocks_of(sequence.remaining)
+            room -= wanted - (0 if self.counts_found else found.hit // self.cache.block_tokens)
+            if not counted or room < 0:
+                break
+            tokens.append(counted)
+            budget -= counted
+        return Prospect(sum([t > 0 for t in tokens]), sum(tokens), adding, added)
 
     def prompt_tokens(self, beside: int) -> int:
         """Return the most tokens of prompts in an iteration of prompts; `beside`: blocks that others take in it."""
@@ -263,7 +286,7 @@ class Scheduler(RunningSequences):
         """Return how many tokens an iteration computes for a running sequence with `budget` tokens left."""
         remaining = sequence.remaining
         if remaining > 1:
-            return self.part(remaining, budget)
+            return 0 if self.held else self.part(remaining, budget)
         return min(1 + self.drafted if sequence.generated > self.undrafted else 1, budget)
 
     def _pads_too_much(self, prompts: list[Piece], tokens: int) -> bool:
@@ -321,7 +344,7 @@ class Scheduler(RunningSequences):
         found = self.matched(sequence)
         left = sequence.remaining - found.tokens
         tokens = min(left, self._counted(sequence, left, budget))
-        if not tokens or (self.counts_found and not self._can_finish(sequence, 0)):
+        if not tokens or not self._has_room_unfound(sequence):
             return False
         shared_blocks = found.hit // self.cache.block_tokens
         needed = self.cache.blocks_of(found.tokens + tokens) - shared_blocks
@@ -341,6 +364,10 @@ class Scheduler(RunningSequences):
         if self.watermark is not None and self.running and whole > self.cache.available - self._kept_free:
             return False
         return self._can_finish(sequence, shared_blocks)
+
+    def _has_room_unfound(self, sequence: Sequence) -> bool:
+        """Whether, where what is found counts, there are enough blocks as if nothing was."""
+        return not self.counts_found or self._can_finish(sequence, 0)
 
     def _can_finish(self, sequence: Sequence, shared_blocks: int) -> bool:
         """Where blocks are reserved: whether there are enough for all tokens of a waiting request, which reads so many

@@ -15,10 +15,12 @@ class Admission(NamedTuple):
     prompt when the first chunk is computed, and enters once there is room for them. `counts_found`: what it finds
     computed of its prompt counts as tokens of the iteration and as blocks to find all the same. `block_chunks`: a chunk
     that is not a prompt's last has whole blocks of tokens. `keeps_ended`: with prefixes in the GPU's cache, blocks of a
-    request that has ended, or was put out, stay until room is needed."""
+    request that has ended, or was put out, stay until room is needed. `waits`: told to, prompts wait for others
+    (`sim.serve.scheduling.prompt_waits`)."""
 
     policies: bool = False
     whole_blocks: bool = False
     counts_found: bool = False
     block_chunks: bool = False
     keeps_ended: bool = False
+    waits: bool = False

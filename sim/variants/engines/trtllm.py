@@ -52,12 +52,12 @@ _LATENT_BLOCKS = LatentBlocks(64, 64)
 
 # cpp/tensorrt_llm/batch_manager: capacityScheduler.cpp (MaxUtilizationScheduler, GuaranteedNoEvictScheduler);
 # kvCacheManager.cpp (getNeededBlocksOneStep: blocks of the whole prompt at its first chunk; releaseBlocks keeps those
-# of a request that ends or is paused); microBatchScheduler.cpp (setCtxRequestsChunkSize: chunks of whole units, which are
-# blocks: _torch/pyexecutor/py_executor_creator.py, chunk_unit_size; 256 tokens where --max_attention_window is given is
-# left out; getNumTokens, getContextRemainingLength: with all that is found, until
-# pull requests 11490 and 11637 of 2026).
+# of a request that ends or is paused); microBatchScheduler.cpp (setCtxRequestsChunkSize: chunks of whole units, which
+# are blocks: _torch/pyexecutor/py_executor_creator.py, chunk_unit_size; left out: 256 tokens where
+# max_attention_window is given; getNumTokens, getContextRemainingLength: with all that is found, until pull requests
+# 11490 and 11637 of 2026).
 _WHOLE = Admission(policies=True, whole_blocks=True, block_chunks=True)
-_FOUND_COUNTS = Admission(True, True, True, True, keeps_ended=True)
+_FOUND_COUNTS = Admission(True, True, True, True, keeps_ended=True, waits=True)
 _FOUND_IS_FREE = _FOUND_COUNTS._replace(counts_found=False)
 
 _TRTLLM_08 = Engine(

@@ -250,6 +250,8 @@ def test_inference_defaults() -> None:
         "max_prompt_tokens": None,
         "preemption": "recompute",
         "capacity_policy": None,
+        "batch_wait": None,
+        "balanced_prompts": None,
         "attention": "fused",
         "requests": {
             "prompt_len": 10,

@@ -93,6 +93,8 @@ SECTION: dict[str, list[Any]] = {
     "cuda_graph_sizes": [[1]],
     "preemption": ["swap"],
     "capacity_policy": ["max_utilization"],
+    "batch_wait": [{"iterations": 9, "tokens_ratio": 0.9}],
+    "balanced_prompts": [{}],
     "prefix_cache": ["none"],
     "router": ["least_loaded"],
     "all2all_backend": ["deepep"],
