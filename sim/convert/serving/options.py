@@ -29,6 +29,11 @@ SETTINGS = {
     "enable_attention_dp": "attention_dp",
     "disable_overlap_scheduler": "not_async",
     "scheduler_config.capacity_scheduler_policy": "policy",
+    "batch_wait_timeout_iters": "wait_iterations",
+    "batch_wait_max_tokens_ratio": "wait_ratio",
+    "attention_dp_config.enable_balance": "balanced",
+    "attention_dp_config.timeout_iters": "balance_timeout",
+    "attention_dp_config.batching_wait_iters": "balance_wait",
     "kv_cache_config.dtype": "cache",
     "kv_cache_config.free_gpu_memory_fraction": "free",
     "kv_cache_config.tokens_per_block": "block",
@@ -45,7 +50,6 @@ SETTINGS = {
 }
 OF_THEMSELVES = {  # defaults that configurations state
     "scheduler_config.context_chunking_policy": "FIRST_COME_FIRST_SERVED",  # py_executor_creator.py
-    "attention_dp_config.enable_balance": False,
     "allreduce_strategy": "AUTO",
     "moe_config.backend": "AUTO",
 }

@@ -23,6 +23,7 @@ from sim.convert.serving.options import most_tokens, of_limit, of_tensorrt_llm, 
 from sim.convert.serving.requests import RANDOM, assumed, of_dataset, requests_of, states_lengths, with_dataset
 from sim.convert.serving.sampling import sampling_of
 from sim.convert.serving.tiers import GIB, tiers_of
+from sim.convert.serving.waits import waits_of
 from sim.convert.settings import Converted, Machine, Settings, lacking, without_none
 from sim.core.dtypes import sixteen_bit
 from sim.core.errors import InputError
@@ -205,7 +206,7 @@ def _replica(product: str, s: Settings, machine: Machine, model: str) -> tuple[d
         layout |= {"ep": 1, "expert_tp": layout["tp"] * layout.get("cp", 1) * replicas}
     if not sends_tokens(layout) and inference.pop("two_batch_overlap", None):
         s.notes.append(f"{s.written_as('two_batches')}: is simulated only where replicas share experts")
-    return layout, inference | of_replicas(s, layout, names_of_flags().all2all)
+    return layout, inference | of_replicas(s, layout, names_of_flags().all2all) | waits_of(s, layout)
 
 
 def _router(product: str, s: Settings, layout: Mapping[str, Any]) -> dict[str, str]:

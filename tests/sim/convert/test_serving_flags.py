@@ -100,6 +100,40 @@ def test_whom_tensorrt_llm_lets_in(tmp_path: Path, policy: str, expected: str | 
     parse_scenario(found)
 
 
+WAITS = "batch_wait_timeout_iters: 20\nbatch_wait_max_tokens_ratio: 0.9\n"
+BALANCE = "attention_dp_config: {enable_balance: true, batching_wait_iters: 0, timeout_iters: 60}\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "model", "expected", "told"),
+    [
+        (WAITS, "llama3-8b", {"batch_wait": {"iterations": 20, "tokens_ratio": 0.9}}, ""),
+        ("batch_wait_timeout_iters: 20\n", "llama3-8b", {}, "only both together let prompts wait"),
+        (f"{WAITS}enable_attention_dp: true\n", "qwen3-30b-a3b", {}, "not with attention of each rank's own"),
+        (
+            f"{BALANCE}enable_attention_dp: true\n",
+            "qwen3-30b-a3b",
+            {"balanced_prompts": {"timeout_iterations": 60, "wait_iterations": 0}},
+            "",
+        ),
+        (BALANCE, "llama3-8b", {}, "attention_dp_config.enable_balance: without effect"),
+        ("enable_attention_dp: true\n", "qwen3-30b-a3b", {}, ""),
+    ],
+)
+def test_prompts_that_tensorrt_llm_lets_wait(
+    tmp_path: Path, config: str, model: str, expected: dict[str, Any], told: str
+) -> None:
+    (tmp_path / "more.yml").write_text(config)
+    command = f"trtllm-serve {model} --tp_size 2 --ep_size 2 --max_batch_size 32 --extra_llm_api_options more.yml"
+    found, text = converted(tmp_path, f"{command}\n{BENCH}")
+    keys = ("batch_wait", "balanced_prompts")
+    assert {key: found["inference"][key] for key in keys if key in found["inference"]} == expected
+    assert told in text
+    assert ("batch_wait_timeout_iters" in text or "attention_dp_config" in text) == bool(told)
+    assert "not expressed here" not in text
+    parse_scenario(found)
+
+
 def test_sizes_that_tensorrt_llm_is_told(tmp_path: Path) -> None:
     (tmp_path / "more.yml").write_text(
         "cuda_graph_config: {batch_sizes: [8, 2]}\nkv_cache_config: {max_tokens: 4096}\n"
