@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.core.errors import InputError
+from sim.variants.engines.names import OWN_ENGINE
 
 # By program: keys of which its files have all, `-` written as `_`, and those of sections behind a dot.
 OF_JAX, OF_RL = "of JAX, ", " (a scenario with `rl` describes its step: docs/rl.md)"
@@ -69,6 +70,7 @@ def _keys(data: Mapping[str, Any]) -> set[str]:
 
 
 OLMO_CORE = "olmo_core"
+OF_ENGINE = f": this engine has no record here; {OWN_ENGINE}"
 # By program: words of which its commands have one, and where a page says more.
 COMMANDS = (
     ("verl", ("verl.trainer.main_ppo",), " (a command with data.train_batch_size=N is, and any by --from verl)"),
@@ -81,6 +83,11 @@ COMMANDS = (
     ("MaxText", ("MaxText.train", "MaxText/train.py", "maxtext.trainers"), ": it runs on JAX"),
     ("NeMo RL", ("run_grpo.py", "run_grpo_math.py", "nemo_rl"), OF_RL),
     ("prime-rl", ("prime_rl", "uv run rl "), OF_RL),
+    ("LMDeploy", ("lmdeploy serve", "lmdeploy chat"), OF_ENGINE),
+    ("Text Generation Inference", ("text-generation-launcher", "text-generation-inference"), OF_ENGINE),
+    ("llama.cpp", ("llama-server", "llama-cli", "llama-bench"), OF_ENGINE),
+    ("Ollama", ("ollama serve", "ollama run"), OF_ENGINE),
+    ("MLC LLM", ("mlc_llm serve",), OF_ENGINE),
 )
 NAMED = re.compile(r"[\w./-]+\.(?:ya?ml|toml|json)\b")
 OF_LAUNCHER = re.compile(r"--config_file[ \t=]+[\"']?([\w./-]+)")  # Accelerate's, of processes and sharding

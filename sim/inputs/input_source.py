@@ -41,12 +41,17 @@ class UserInput(BaseModel):
 
 class OneOf:
     """An annotation of a text that names an entry of `known`; the JSON Schema lists the names. `or_file`: the ending
-    of files that may be named instead. `meant`: the entry that another text means, or nothing."""
+    of files that may be named instead. `meant`: the entry that another text means, or nothing; `told`: what else the
+    message says of it."""
 
     def __init__(
-        self, known: Mapping[str, object], or_file: str = "", meant: Callable[[str], str] | None = None
+        self,
+        known: Mapping[str, object],
+        or_file: str = "",
+        meant: Callable[[str], str] | None = None,
+        told: Callable[[str], str] | None = None,
     ) -> None:
-        self.known, self.or_file, self.meant = known, or_file, meant
+        self.known, self.or_file, self.meant, self.told = known, or_file, meant, told
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         # Before the check that it is text, whose message could not name the entries.
@@ -64,7 +69,9 @@ class OneOf:
             *others, last = map(repr, self.known)
             expected = f"{', '.join(others)} or {last}" + f", or a file ({self.or_file})" * bool(self.or_file)
             meant = self.meant(name) if self.meant and isinstance(name, str) else ""
-            raise PydanticCustomError("literal_error", "must be {expected}", {"expected": expected, "meant": meant})
+            told = self.told(name) if self.told and isinstance(name, str) else ""
+            context = {"expected": expected, "meant": meant, "told": told}
+            raise PydanticCustomError("literal_error", "must be {expected}", context)
         return name
 
 
@@ -289,7 +296,9 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         allowed = str(context["expected"]).replace("True", "true").replace("False", "false")  # as YAML has them
         choices = allowed.replace("'", "").replace(" or ", ", ").split(", ")
         meant = f"; here it is {context['meant']}" if context.get("meant") else ""
-        hint = meant or value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
+        hint = (
+            context.get("told") or meant or value_synonym(loc, problem["input"]) or nearest(problem["input"], choices)
+        )
         return f"found {found}; must be {allowed}{hint}"
     if kind == "value_error":
         return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"

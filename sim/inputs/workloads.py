@@ -176,9 +176,17 @@ def _record_of(name: str) -> str:
     return "" if found is None else found.name
 
 
+def _without_record(name: str) -> str:
+    """What the message says of an engine that exists and has no record."""
+    from sim.variants.engines.names import OWN_ENGINE, product_without_record
+
+    found = product_without_record(name)
+    return f"; {found} has no record here: {OWN_ENGINE}" if found else ""
+
+
 GraphSize = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 RouterName = Literal["round_robin", "least_loaded", "prefix_aware"]  # those of sim.serve.replicas.router.ROUTERS
-EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES, _record_of)]
+EngineName = Annotated[str, OneOf(ENGINES, ENGINE_FILES, _record_of, _without_record)]
 
 
 class Inference(UserInput):

@@ -12,6 +12,28 @@ _SPELLINGS = (("tensorrt-llm", r"(?:tensorrt|trt)[-_ ]?llm"),)
 _BETWEEN = r"(?:[\W_]*\b(?:v[01](?!\.\d)|engine|version|release|server|serving|openai|backend|benchmark|main)\b)*"
 _VERSION = r"v?(\d+)\.(\d+)(?:\.(\d+))?"
 
+OWN_ENGINE = "calibrate.serving measures one (docs/serving_engines.md, an engine of your own); bundled is its bound"
+# Engines that have no record: how their names are written, in lower case.
+_WITHOUT_RECORD = (
+    ("LMDeploy", r"lmdeploy|turbomind"),
+    ("Text Generation Inference", r"tgi|text[-_ ]generation[-_ ](?:inference|launcher)"),
+    ("llama.cpp", r"llama[-_.]?(?:cpp|server|cli|bench)"),
+    ("Ollama", r"ollama"),
+    ("MLC LLM", r"mlc(?:[-_ ]llm)?"),
+    ("DeepSpeed-MII", r"(?:deepspeed[-_ ])?mii(?:\.serve)?"),
+    ("ExLlama", r"exllama(?:v\d)?|tabbyapi"),
+)
+
+
+def product_without_record(text: str) -> str:
+    """The engine that a name begins with, if it has no record; else nothing.
+
+    >>> [product_without_record(text) for text in ("TGI 3.3", "lmdeploy-0.6", "vllm-0.14", "tgif")]
+    ['Text Generation Inference', 'LMDeploy', '', '']
+    """
+    found = (name for name, words in _WITHOUT_RECORD if re.match(rf"(?:{words})(?![a-z])", text.lower()))
+    return next(found, "")
+
 
 def engine_named(texts: tuple[str, ...]) -> Engine | None:
     """The record of a product and version as tables of measurements name them; None where no product is known.

@@ -98,6 +98,17 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             "deepspeed --module openrlhf.cli.train_dpo --zero_stage 2",
             "a command of OpenRLHF, which is not",
         ),
+        (
+            "a.sh",
+            "lmdeploy serve api_server a/b --tp 2",
+            "of LMDeploy, which is not read: this engine has no record here",
+        ),
+        (
+            "a.sh",
+            "docker run text-generation-inference:3 --model-id a/b",
+            "a command of Text Generation Inference, which",
+        ),
+        ("a.sh", "llama-server -m model.gguf -ngl 99", "a command of llama.cpp, which is not read"),
         ("a.sh", "colossalai run --nproc_per_node 8 benchmark.py -c 65b", "has a command of Colossal-AI, which is not"),
         (
             "a.yaml",

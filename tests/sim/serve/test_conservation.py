@@ -31,6 +31,9 @@ def drawn(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any], Any, int 
         "cuda_graphs": [False],
         "async_scheduling": [True, False],
         "router": ["least_loaded", "prefix_aware"],
+        "capacity_policy": ["max_utilization", "guaranteed_no_evict"],
+        "batch_wait": [{"iterations": 5, "tokens_ratio": 0.5}],
+        "balanced_prompts": [{"timeout_iterations": 5, "wait_iterations": 2}],
     }
     section: dict[str, Any] = {"engine": rng.choice(list(ENGINES))}
     section |= {key: rng.choice(values) for key, values in maybe.items() if rng.random() < 0.35}

@@ -59,3 +59,17 @@ def test_an_unknown_engine_is_refused_with_those_known() -> None:
 def test_tables_name_engines_by_product_and_version(texts: tuple[str, ...], engine: str | None) -> None:
     found = engine_named(texts)
     assert (found and found.name) == engine
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [
+        ("lmdeploy", "LMDeploy"),
+        ("TGI-3.3", "Text Generation Inference"),
+        ("llama.cpp", "llama.cpp"),
+        ("ollama", "Ollama"),
+    ],
+)
+def test_an_engine_without_a_record_is_named_with_what_to_do(name: str, product: str) -> None:
+    with pytest.raises(InputError, match=rf"{product} has no record here: calibrate.serving measures one"):
+        engine_scenario(name)
