@@ -133,8 +133,8 @@ class Engine:
     )
     tiled_heads: tuple[str, ...] = fact(
         (),
-        "GPU architectures, of Blackwell compute capability 12.x, on which single tokens beside prompts, and drafted "
-        "ones, attend in a tile for each query head (`sim.serve.prices.tiled_attention`)",
+        "GPU architectures (of Blackwell compute capability 12.x; datacenter_blackwell: 10.x) on which single tokens "
+        "beside prompts, and drafted ones, attend in a tile for each query head (`sim.serve.prices.tiled_attention`)",
     )
     room_for: RoomFor = fact(  # noqa: RUF009  a Literal
         "requests",

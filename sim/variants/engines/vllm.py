@@ -167,7 +167,7 @@ _VLLM_09 = Engine(
     fewer_in_budget=True,  # 0.10, engine/arg_utils.py: min(default_max_num_seqs, max_num_batched_tokens)
     room_for_longest=True,  # v1/core/kv_cache_utils.py: check_enough_kv_cache_memory
     prompts_beside=True,
-    tiled_heads=("ampere", "ada", "blackwell"),  # FlashAttention 2, read of 0.8.5 to 0.33; on 10.x FlashInfer, 0.8 not
+    tiled_heads=("ampere", "ada", "blackwell"),  # FlashAttention 2, read of 0.8.5 to 0.33; on 10.x FlashInfer
     prompt_limit="all",  # v1/core/sched/scheduler.py of 0.10.2 to 0.24.0: long_prefill_token_threshold
     swaps=False,  # engine/arg_utils.py of 0.8 to 0.10, _is_v1_supported_oracle: --preemption-mode is V0's, later gone
     copies_blocks=True,  # v1/kv_offload/worker/cpu_gpu.py: swap_blocks of each layer's keys and values (0.11)
@@ -374,6 +374,8 @@ RECORDS = (
         may_overlap=False,
         fewer_in_budget=False,
         unseen_share=1.0,
+        # platforms/cuda.py of 0.8.5, get_attn_backend_cls: FlashInfer is no default before pull request 19118 (0.9.1)
+        tiled_heads=(*_VLLM_09.tiled_heads, "datacenter_blackwell"),
         layer_groups=False,
         eplb=False,
         all2all=("naive",),  # model_executor/layers/fused_moe/layer.py: naive_multicast, dp_group.all_reduce
@@ -391,10 +393,5 @@ RECORDS = (
         pads_replicas="graphed",  # pull request 34102 (February 2026), v1/worker/dp_utils.py of 0.17.1
         sampler=_SAMPLER_17,
     ),
-    _VLLM_19,
-    _VLLM_21,
-    _VLLM_28,
-    _VLLM_29,
-    _VLLM_31,
-    _VLLM_33,
+    *(_VLLM_19, _VLLM_21, _VLLM_28, _VLLM_29, _VLLM_31, _VLLM_33),
 )

@@ -52,6 +52,11 @@ def test_other_kernels_compute_them_as_alone(gpu: str, engine: str) -> None:
     assert times_as_long(costs(gpu, engine)) == pytest.approx(1.0)
 
 
+def test_vllm_0_8_has_flash_attention_2_on_a_b200() -> None:
+    """platforms/cuda.py, get_attn_backend_cls: FlashInfer is the default there since 0.9.1 (pull request 19118)."""
+    assert times_as_long(costs("b200-sxm", "vllm-0.8")) > 1.2 > times_as_long(costs("b200-sxm", "vllm-v1"))
+
+
 def test_a_cache_in_eight_bits_and_attention_sinks_have_another_kernel() -> None:
     assert times_as_long(costs("l40s", kv_cache={"dtype": "fp8"})) == pytest.approx(1.0)
     assert times_as_long(costs("a100-sxm", model="gpt-oss-20b")) == pytest.approx(1.0)
