@@ -57,7 +57,7 @@ OWN_GRAPHS = 128  # max_batch_size of TensorRT-LLM's cuda_graph_config
 EACH_SIZE = 32  # its graphs without padding are of every size to this one, then of powers of 2
 GRAPHS = "cuda_graph_config"  # null: no graphs; empty: its own
 WITHOUT_EFFECT = (
-    *("backend", "print_iter_log", "num_postprocess_workers", "trust_remote_code"),
+    *("backend", "print_iter_log", "trust_remote_code"),
     *("enable_iter_perf_stats", "enable_autotuner"),
 )
 
@@ -91,6 +91,9 @@ def of_tensorrt_llm(options: dict[str, Any], s: Settings) -> dict[str, Any]:
             found["prefixes" if value else "no_prefixes"] = True
         elif (key in graphs and _at_least(value, graphs[key])) or OF_THEMSELVES.get(key) == value:
             continue
+        elif key == "num_postprocess_workers":  # executor/postproc_worker.py: texts and pieces are made there
+            more = f"{key} {value}: one process of trtllm-serve makes all pieces here, so tokens reach clients later"
+            s.notes += [more] if value else []
         elif key in SETTINGS:
             found[SETTINGS[key]] = value
         elif not key.startswith(WITHOUT_EFFECT):

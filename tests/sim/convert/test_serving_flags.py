@@ -100,6 +100,14 @@ def test_whom_tensorrt_llm_lets_in(tmp_path: Path, policy: str, expected: str | 
     parse_scenario(found)
 
 
+@pytest.mark.parametrize("workers", [0, 4])
+def test_processes_behind_tensorrt_llm_are_a_note(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "more.yml").write_text(f"num_postprocess_workers: {workers}\n")
+    _, text = converted(tmp_path, f"trtllm-serve llama3-8b --max_batch_size 32 --config more.yml\n{BENCH}")
+    assert ("num_postprocess_workers 4: one process of trtllm-serve makes all pieces" in text) == bool(workers)
+    assert "not expressed here" not in text
+
+
 WAITS = "batch_wait_timeout_iters: 20\nbatch_wait_max_tokens_ratio: 0.9\n"
 BALANCE = "attention_dp_config: {enable_balance: true, batching_wait_iters: 0, timeout_iters: 60}\n"
 
