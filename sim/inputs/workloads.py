@@ -224,6 +224,12 @@ class Inference(UserInput):
     capacity_policy: CapacityPolicy | None = Field(
         default=None, description="TensorRT-LLM: which requests enter (capacity_scheduler_policy); null: the engine's"
     )
+    schedule_conservativeness: float | None = Field(
+        default=None,
+        ge=0,
+        le=1000,
+        description="SGLang: the share of running requests' output that is kept free is as many times its own; null: 1",
+    )
     batch_wait: BatchWaiting | None = Field(
         default=None, description="TensorRT-LLM: prompts wait until more of them are there (batch_wait_…); null: none"
     )

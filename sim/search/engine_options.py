@@ -22,6 +22,7 @@ OPTIONS = (
     "prefix_cache",
     "preemption",
     "capacity_policy",
+    "schedule_conservativeness",
     "cuda_graphs",
     "cuda_graph_max_size",
     "quantization",

@@ -335,6 +335,7 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
             "max_prompt_tokens": s.whole("prompt_tokens") or None,  # 0: no limit
             "chunked_prefill": chunked,
             "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
+            "schedule_conservativeness": s.number("conservativeness"),
             "capacity_policy": s.choice("policy", names_of_flags().policies, "GUARANTEED_NO_EVICT") or None,
             "stream_interval": s.whole("interval"),
             "two_batch_overlap": True if s.flag("two_batches") else None,

@@ -22,6 +22,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _graphs,
         _preemption,
         _capacity_policy,
+        _conservativeness,
         _waits,
         _prompt_limit,
         _stages,
@@ -122,6 +123,15 @@ def _capacity_policy(sections: Sections, inference: Inference) -> Problems:
     able = ", ".join([name for name, other in ENGINES.items() if other.admission.policies])
     why = f"engine {inference.engine} lets requests in by a rule of its own; allowed with: {able}"
     yield ("inference", "capacity_policy"), f"found '{inference.capacity_policy}'; {why}"
+
+
+def _conservativeness(sections: Sections, inference: Inference) -> Problems:
+    """`schedule_conservativeness` needs an engine that keeps a share of output free."""
+    value = inference.schedule_conservativeness
+    if value is not None and not engine_of(inference.engine).prompts_lead:
+        able = ", ".join([name for name, other in ENGINES.items() if other.prompts_lead])
+        why = f"engine {inference.engine} keeps no share of running requests' output free; allowed with: {able}"
+        yield ("inference", "schedule_conservativeness"), f"found {value:g}; {why}"
 
 
 def _waits(sections: Sections, inference: Inference) -> Problems:

@@ -178,8 +178,10 @@ def _scheduler(
     class_of_engine = SglangScheduler if engine.prompts_lead else Scheduler
     scheduler = class_of_engine(cache, limits, i.prefix_cache == "gpu", host, bus, swap_room)
     _follow_rules(scheduler, engine, i, pp, costs.host.overlaps)
-    if engine.dp_attention and scenario.parallelism.sharing_replicas > 1:
-        scheduler.output = scheduler.output.of(LESS_CONSERVATIVE)
+    if engine.prompts_lead:
+        shared = engine.dp_attention and scenario.parallelism.sharing_replicas > 1
+        cautious = 1.0 if i.schedule_conservativeness is None else i.schedule_conservativeness
+        scheduler.output = scheduler.output.of(cautious * (LESS_CONSERVATIVE if shared else 1.0))
     if i.kv_cache.tiers is not None:
         scheduler.tiers = cache_tiers(i.kv_cache.tiers, cache, bus, capacity.stage_token_bytes, scheduler.copies)
     if engine.sparse_windows and scheduler.by_content and _some_have_windows(costs):

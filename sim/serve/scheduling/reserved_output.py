@@ -30,8 +30,11 @@ class ReservedOutput(Struct):
         return max(self.least, self.begin - self.steps * (self.first - self.least) / FALLING_STEPS)
 
     def of(self, part: float) -> ReservedOutput:
-        """A part of the share, as it begins."""
-        return ReservedOutput(part * self.first, part * self.least, part * self.first)
+        """So many times the share, as it begins: at first at most all output, and as much of that at least as before
+        (SGLang, managers/scheduler.py: init_new_token_ratio, min_new_token_ratio)."""
+        first = min(1.0, part * self.first)
+        least = first * self.least / self.first if self.first else 0.0
+        return ReservedOutput(first, least, first)
 
     def restart(self) -> None:
         """Begin again with the share `first`."""

@@ -108,6 +108,14 @@ def test_processes_behind_tensorrt_llm_are_a_note(tmp_path: Path, workers: int) 
     assert "not expressed here" not in text
 
 
+def test_how_careful_sglang_is(tmp_path: Path) -> None:
+    serve = "python -m sglang.launch_server --model-path llama3-8b --schedule-conservativeness 0.5"
+    found, text = converted(tmp_path, f"{serve}\n{BENCH}")
+    assert found["inference"]["schedule_conservativeness"] == 0.5
+    assert "not expressed here" not in text
+    parse_scenario(found)
+
+
 WAITS = "batch_wait_timeout_iters: 20\nbatch_wait_max_tokens_ratio: 0.9\n"
 BALANCE = "attention_dp_config: {enable_balance: true, batching_wait_iters: 0, timeout_iters: 60}\n"
 

@@ -250,6 +250,7 @@ def test_inference_defaults() -> None:
         "max_prompt_tokens": None,
         "preemption": "recompute",
         "capacity_policy": None,
+        "schedule_conservativeness": None,
         "batch_wait": None,
         "balanced_prompts": None,
         "attention": "fused",

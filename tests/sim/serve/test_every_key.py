@@ -93,6 +93,7 @@ SECTION: dict[str, list[Any]] = {
     "cuda_graph_sizes": [[1]],
     "preemption": ["swap"],
     "capacity_policy": ["max_utilization"],
+    "schedule_conservativeness": [0.5],
     "batch_wait": [{"iterations": 9, "tokens_ratio": 0.9}],
     "balanced_prompts": [{}],
     "prefix_cache": ["none"],

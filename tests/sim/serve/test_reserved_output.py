@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.core.errors import InputError
 from sim.serve.requests import Request
 from sim.serve.scheduling.reserved_output import ReservedOutput
 from sim.serve.scheduling.sequences import Sequence
@@ -31,6 +32,29 @@ def test_a_constant_share_stays() -> None:
     output = ReservedOutput(1.0, 1.0, 1.0)
     output.steps = 10_000
     assert output.share == 1.0
+
+
+@pytest.mark.parametrize(("times", "first"), [(0.3, 0.21), (1, 0.7), (2, 1.0)])
+def test_times_its_share_are_at_most_all_output(times: float, first: float) -> None:
+    """managers/scheduler.py: init_new_token_ratio, and min_new_token_ratio, which is a fixed part of it."""
+    output = ReservedOutput(0.7, 0.098, 0.7).of(times)
+    assert (output.first, output.begin, output.least) == pytest.approx((first, first, 0.14 * first))
+
+
+def test_a_careful_server_puts_fewer_out() -> None:
+    """Requests come one after another; the share falls, so that some are put out all the same."""
+    requests = tuple([Request(0.001 * n, 64, 448) for n in range(80)])
+    wanted = {"engine": "sglang-0.5", "prefix_cache": "none", "kv_cache": {"max_tokens": 10_000}}
+    out = {}
+    for times in (0.0, 1.0, None, 9.0):
+        sim = every_way(serving({**wanted, "schedule_conservativeness": times}), requests)[0]
+        out[times] = sim.replicas[0].counts.preemptions
+    assert out[0.0] > out[None] == out[1.0] > out[9.0]
+
+
+def test_engines_without_such_a_share_refuse_it() -> None:
+    with pytest.raises(InputError, match=r"schedule_conservativeness: found 2; engine vllm-0.14 keeps no share"):
+        serving({"engine": "vllm-0.14", "schedule_conservativeness": 2})
 
 
 def bursts(at_s: tuple[float, ...]) -> tuple[int, list[int]]:
