@@ -115,12 +115,9 @@ def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = 
     if all(row.refused for row in rows):
         raise InputError(f"{rows[0].refused}; none of {counted(len(rows), 'model')} can be served")
     fitting = [row for row in rows if row.fits_in_memory]
-    return tuple(
-        replace(
-            row, **{f"best_by_{name}": row.fits_in_memory and not _is_beaten(row, fitting, name) for name in BESIDE}
-        )
-        for row in rows
-    )
+    marks = [{f"best_by_{name}": not _is_beaten(row, fitting, name) for name in BESIDE} for row in fitting]
+    marked = {row.model: replace(row, **own) for row, own in zip(fitting, marks, strict=True)}
+    return tuple(marked.get(row.model, row) for row in rows)
 
 
 def _is_beaten(row: ScoredModel, others: Sequence[ScoredModel], name: str) -> bool:
