@@ -20,6 +20,7 @@ from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.studies.compared import Pair
 from sim.studies.comparison import compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
 
@@ -47,7 +48,7 @@ def errors_of(path: Path, benchmarks: Profile | None = None) -> Errors:
     scenario = scenario_of(path)
     simulation = simulate_run(scenario, run, own_profile(run, str(path)), str(path))
     result = compare(simulation, run, to_timeline(run.actions, scenario.parallelism), TOLERANCE)
-    pairs = {
+    pairs: dict[str, list[Pair | None]] = {
         "step_time": [result.step_time_s],
         "replay": [result.replay],
         "peak_bytes": [m.peak_bytes for m in result.memory],

@@ -146,7 +146,7 @@ def _columns(
 ) -> dict[str, list[Any]]:
     ordered = sorted(rows, key=lambda r: r.values[key]) if numbers else rows
     faults, metric = result.about_faults, result.compared
-    figures = {
+    figures: dict[str, list[Any]] = {
         "x": [r.values[key] if numbers else as_written(r.values[key]) for r in ordered],
         "y": [r.number(metric) / scale for r in ordered],
         "fits": [float(r.fits_in_memory) for r in ordered],
