@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,64 +22,69 @@ from sim.core.units import change_percent, n_bytes, percent, seconds
 from sim.inputs.measured_run import QUIET_CORES, load_measured
 from sim.inputs.scenario import load_scenario
 from sim.prices.profiles import load_profile
+from sim.studies.compared import Comparison, Pair
 from sim.studies.comparison import check_same, compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
 from sim.views.palette import style_of
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 MOST_OPERATORS = 12  # that the table shows
 
 
-def print_table(result: dict[str, Any]) -> None:
+def print_table(result: Comparison) -> None:
     """A table a person can read, on standard output."""
     from rich.console import Console
     from rich.table import Table
 
-    step = result["step_time_s"]
-    table = Table(title=f"{result['scenario']}: simulated against measured (profile: {result['profile']})")
+    table = Table(title=f"{result.scenario}: simulated against measured (profile: {result.profile})")
     table.add_column("")
     for name in ("simulated", "measured", "error"):
         table.add_column(name, justify="right")
-    _row(table, "step" if result["quiet"] else "step (noisy run)", step, seconds)
-    for kind, pair in result["actions"].items():
+    _row(table, "step" if result.quiet else "step (noisy run)", result.step_time_s, seconds)
+    for kind, pair in result.actions.items():
         _row(table, style_of(kind).label, pair, seconds)
-    for m in result["ranks"]:
-        _row(table, f"rank {m['rank']} compute", m["compute_s"], seconds)
-    for m in result["memory"]:
-        _row(table, f"rank {m['rank']} peak memory", m["peak_bytes"], n_bytes)
-        if "saved_for_backward_bytes" in m:
-            _row(table, f"rank {m['rank']} saved for backward", m["saved_for_backward_bytes"], n_bytes)
-    for row in result.get("operators", ())[:MOST_OPERATORS]:
-        _row(table, f"{row['operator']} {row['phase']}".strip(), row, seconds)
+    for r in result.ranks:
+        _row(table, f"rank {r.rank} compute", r.compute_s, seconds)
+    for m in result.memory:
+        _row(table, f"rank {m.rank} peak memory", m.peak_bytes, n_bytes)
+        if m.saved_for_backward_bytes is not None:
+            _row(table, f"rank {m.rank} saved for backward", m.saved_for_backward_bytes, n_bytes)
+    for row in (result.operators or ())[:MOST_OPERATORS]:
+        _row(table, f"{row.operator} {row.phase}".strip(), row, seconds)
     console = Console()
     console.print(table)
-    verdict = "within" if result["within_tolerance"] else "OUT OF"
+    verdict = "within" if result.within_tolerance else "OUT OF"
     console.print(
-        f"step time {change_percent(step['error'])}{doubt(result)}, {verdict} tolerance ({result['tolerance']:.0%}); "
-        f"measured steps spread by {percent(result['noise'])}; actions end {percent(result['action_ends']['mean'])} of "
-        "the step apart"
+        f"step time {_error(result.step_time_s)}{doubt(result)}, {verdict} tolerance "
+        f"({result.tolerance:.0%}); measured steps spread by {percent(result.noise)}; actions end "
+        f"{percent(result.action_ends.mean)} of the step apart"
     )
-    if "torch" in result:
-        beside = result["torch"]
-        theirs, ours = beside["step_time_s"], beside["bundled_step_time_s"]
+    if result.torch is not None:
+        theirs, ours = result.torch.step_time_s, result.torch.bundled_step_time_s
         console.print(
-            f"{beside['what']}: {seconds(theirs['measured'])} a step, simulated {change_percent(theirs['error'])}; the "
-            f"bundled one in turns with it {seconds(ours['measured'])}, simulated {change_percent(ours['error'])}",
+            f"{result.torch.what}: {seconds(theirs.measured)} a step, simulated {_error(theirs)}; the "
+            f"bundled one in turns with it {seconds(ours.measured)}, simulated {_error(ours)}",
             markup=False,
         )
-    for warning in result["warnings"]:
+    for warning in result.warnings:
         console.print(f"the run warned: {warning}", markup=False)
 
 
-def doubt(result: dict[str, Any]) -> str:
+def doubt(result: Comparison) -> str:
     """Return the note on an error of a noisy run: how many cores others kept busy; empty for a quiet run."""
-    if result["quiet"]:
+    if result.quiet:
         return ""
-    return f" (noisy run: others kept up to {result['others_cores']:.2g} cores busy, quiet is {QUIET_CORES:g})"
+    return f" (noisy run: others kept up to {result.others_cores:.2g} cores busy, quiet is {QUIET_CORES:g})"
 
 
-def _row(table: Any, name: str, pair: dict[str, Any], words: Callable[[float], str]) -> None:
-    error = "" if pair["error"] is None else change_percent(pair["error"])
-    table.add_row(name, words(pair["simulated"]), words(pair["measured"]), error)
+def _row(table: Table, name: str, pair: Pair, words: Callable[[float], str]) -> None:
+    table.add_row(name, words(pair.simulated), words(pair.measured), _error(pair))
+
+
+def _error(pair: Pair) -> str:
+    return "" if pair.error is None else change_percent(pair.error)
 
 
 @click.command("compare", cls=Command)
@@ -109,4 +114,4 @@ def main(
     timeline = to_timeline(run.actions, loaded.parallelism)
     result = compare(simulation, run, timeline, tolerance)
     report.show(result, lambda found: compare_page(found, simulation.timeline, timeline), print_table)
-    return 0 if result["within_tolerance"] else 1
+    return 0 if result.within_tolerance else 1

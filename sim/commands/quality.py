@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,6 +11,9 @@ from sim.commands.command import Command
 from sim.commands.files_named import FILE
 from sim.commands.options import SCENARIO, Report, report_options
 from sim.commands.rich_tables import console_of, plain_table
+
+if TYPE_CHECKING:
+    from sim.studies.quality import QualityResult
 
 
 @click.command("quality", cls=Command)
@@ -25,17 +28,17 @@ from sim.commands.rich_tables import console_of, plain_table
 def main(scenario: Path | None, scores: Path | None, report: Report) -> None:
     """Simulate serving for every model of a table of scores, as SCENARIO (default: quality_serving) describes it."""
     from sim.inputs.shipped import scenarios_folder
-    from sim.studies.quality import quality, read_scores
+    from sim.studies.quality import QualityResult, quality, read_scores
     from sim.views.quality_page import quality_page
 
     path = scenario or scenarios_folder() / "quality_serving.yaml"
     table = scores or scenarios_folder() / "quality_mmlu.csv"
-    rows = quality(path, read_scores(table), report.overrides)
-    result = {"format": "sim-quality/1", "name": path.stem, "scores": table.name, "models": rows}
+    models = quality(path, read_scores(table), report.overrides)
+    result = QualityResult(name=path.stem, scores=table.name, models=models)
     report.show(result, quality_page, print_quality)
 
 
-def print_quality(result: dict[str, Any]) -> None:
+def print_quality(result: QualityResult) -> None:
     """A table, best score first; a mark where no other model is better in both."""
     from sim.views.quality_page import HEAD, cells
 
@@ -43,9 +46,9 @@ def print_quality(result: dict[str, Any]) -> None:
     table = plain_table(2)
     for i, name in enumerate(HEAD):
         table.add_column(name, justify="right" if i else "left")
-    for row in sorted(result["models"], key=lambda row: -row["score"]):
+    for row in sorted(result.models, key=lambda row: -row.score):
         table.add_row(*cells(row))
     console.print(
-        f"{result['name']} with the scores of {result['scores']}; ✓ where no model has more of both", highlight=False
+        f"{result.name} with the scores of {result.scores}; ✓ where no model has more of both", highlight=False
     )
     console.print(table)

@@ -30,7 +30,8 @@ from sim.traces.changes import (
 )
 from sim.traces.reading import are_programs, load, load_programs
 from sim.traces.recording import Recording
-from sim.traces.replay import TIMES, Replay, rank_times, recorded_times, replay, timeline
+from sim.traces.replay import TIMES, Replay, recorded_times, replay, timeline
+from sim.traces.replayed import ReplayResult, make_result
 
 if TYPE_CHECKING:
     from sim.core.engines import Engine
@@ -129,7 +130,7 @@ def main(traces: tuple[Path, ...], what_if: WhatIf, options: ReplayOptions) -> N
     unchanged, changed = replay(recording, None, options.engine), replay(recording, change, options.engine)
     if options.trace is not None:
         write_trace(options.trace, timeline(changed))
-    options.show(make_result(unchanged, changed, asked), lambda found: _page(found, changed), _print)
+    options.show(make_result(unchanged, changed, asked.given()), lambda found: _page(found, changed), _print)
 
 
 def make_change(recording: Recording, asked: WhatIf) -> Change:
@@ -160,61 +161,13 @@ def _ranks_after(recording: Recording, dp: tuple[frozenset[str], int, int] | Non
     return recording.world_size * (-(-dp[2] // dp[1]) if dp else 1)
 
 
-def make_result(unchanged: Replay, changed: Replay, asked: WhatIf) -> dict[str, Any]:
-    """Return what `--json` writes (`sim-replay/1`). `error`: of the unchanged replay against the recorded step."""
-    recording = unchanged.recording
-    recorded_s = recording.step_ns * 1e-9
-    return {
-        "format": "sim-replay/1",
-        "traces": recording.name,
-        "priced_on": recording.priced_on or None,
-        "ranks": list(recording.ranks),
-        "world_size": recording.world_size,
-        "profiler_step": recording.step,
-        "recorded_step_s": recorded_s,
-        "replayed_step_s": unchanged.step_time_s,
-        "error": unchanged.step_time_s / recorded_s - 1 if recorded_s else 0.0,
-        "what_if": asked.given(),
-        "step_time_s": changed.step_time_s,
-        "change": changed.step_time_s / unchanged.step_time_s - 1 if unchanged.step_time_s else 0.0,
-        "per_rank": [
-            _row(before, after) for before, after in zip(rank_times(unchanged), rank_times(changed), strict=True)
-        ],
-        "communication": _communication(recording, unchanged, changed),
-        "nodes": len(recording.nodes),
-        "engine": {"path": changed.path},
-        "warnings": recording.warnings,
-    }
-
-
-def _row(before: Any, after: Any) -> dict[str, Any]:
-    times = {n: getattr(after, n) for n in TIMES}
-    return {"rank": before.rank, **times, **{f"recorded_{n}": getattr(before, n) for n in TIMES}}
-
-
-def _communication(recording: Recording, unchanged: Replay, changed: Replay) -> list[dict[str, Any]]:
-    """Per kind and group: operations, bytes, mean seconds of the transfer alone, recorded and changed."""
-    rows: dict[tuple[str, str], list[float]] = {}
-    for i, node in enumerate(recording.nodes):
-        if node.message is not None:
-            row = rows.setdefault((node.message.kind, node.message.group), [0, 0.0, 0.0, 0.0])
-            row[0] += 1
-            row[1] += node.message.bytes
-            row[2] += unchanged.end_s[i] - unchanged.begin_s[i]
-            row[3] += changed.end_s[i] - changed.begin_s[i]
-    return [
-        {"kind": k, "group": g, "count": int(n), "bytes": b, "recorded_s": old / n, "seconds": new / n}
-        for (k, g), (n, b, old, new) in sorted(rows.items())
-    ]
-
-
-def _page(result: dict[str, Any], changed: Replay) -> str:
+def _page(result: ReplayResult, changed: Replay) -> str:
     from sim.views.replay_page import replay_page
 
     return replay_page(result, timeline(changed), timeline(recorded_times(changed.recording)))
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: ReplayResult) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -223,23 +176,21 @@ def _print(result: dict[str, Any]) -> None:
     from sim.views.replay_page import asked
 
     console = Console()
-    label = f", profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""
-    console.print(
-        f"[b]{escape(result['traces'])}[/b]: {len(result['ranks'])} of {counted(result['world_size'], 'rank')}{label}"
-    )
-    before, again = seconds(result["recorded_step_s"]), seconds(result["replayed_step_s"])
-    if result["priced_on"]:
-        console.print(f"on {result['priced_on']}: [b]{again}[/b] a step")
+    label = f", profiler step {result.profiler_step}" if result.profiler_step is not None else ""
+    console.print(f"[b]{escape(result.traces)}[/b]: {len(result.ranks)} of {counted(result.world_size, 'rank')}{label}")
+    before, again = seconds(result.recorded_step_s), seconds(result.replayed_step_s)
+    if result.priced_on:
+        console.print(f"on {result.priced_on}: [b]{again}[/b] a step")
     else:
-        console.print(f"recorded {before}, replayed unchanged {again} ({change_percent(result['error'], 2)})")
-    if result["what_if"]:
-        words = escape(", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items()))
-        after = f"[b]{seconds(result['step_time_s'])}[/b] ({change_percent(result['change'], 1)})"
+        console.print(f"recorded {before}, replayed unchanged {again} ({change_percent(result.error, 2)})")
+    if result.what_if:
+        words = escape(", ".join(f"{k} {asked(v)}" for k, v in result.what_if.items()))
+        after = f"[b]{seconds(result.step_time_s)}[/b] ({change_percent(result.change, 1)})"
         console.print(f"with {words}: {after}", soft_wrap=True)
     table = Table("rank", "ends", "compute", "exposed transfer", "waiting for ranks", "host alone")
-    for row in result["per_rank"][:32]:
-        table.add_row(str(row["rank"]), *(seconds(row[n]) for n in TIMES))
+    for row in result.per_rank[:32]:
+        table.add_row(str(row.after.rank), *(seconds(getattr(row.after, n)) for n in TIMES))
     console.print(table)
-    console.print(f"{counted(result['nodes'], 'node')}, {result['engine']['path']} engine", style="dim")
-    for warning in result["warnings"]:
+    console.print(f"{counted(result.nodes, 'node')}, {result.engine.path} engine", style="dim")
+    for warning in result.warnings:
         console.print(f"note: {escape(warning)}")

@@ -244,7 +244,7 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> in
     result = search_serving(asked, options.pool)
     command = run_words(path, options.overrides)
     options.show(result, serving_search_page, lambda found: print_serving_search(found, options.top, command))
-    return 0 if any(row["rate_per_s"] for row in result["best"]) else 1
+    return 0 if any(row.rate_per_s for row in result.best) else 1
 
 
 def _cluster_name(source: Source) -> str:

@@ -39,7 +39,7 @@ def run_serving(scenario: Scenario, options: RunOptions) -> bool:
     numbers = spending_numbers(spent)
     whole = result.to_json() | ({} if spent is None else {"spending": spent.to_json()})
     if promises:
-        kept = [{"limit": p.text, "kept": p.kept(simulation.result)} for p in promises]
+        kept = [{"limit": p.text, "kept": p.kept(simulation.latencies)} for p in promises]
         whole |= {"slo": kept, "share_within_slo": within}
     options.show(
         whole,

@@ -4,16 +4,15 @@ interactivity."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from sim.commands.rich_tables import as_printed, console_of, plain_table
 from sim.core.units import as_written, counted
+from sim.search.serving_found import ServingSearchResult
 
 CURVE_SHOWN = 12
 DEGREES = {"tp", "pp", "dp", "ep"}  # of replicas; pools for prompts and tokens have others
-JsonRow = Mapping[str, Any]
 NO_YES = ("no", "yes")
 CURVE = {  # columns of the curve, and their keys
     "tok/s/user": "tokens_per_s_per_user",
@@ -22,23 +21,23 @@ CURVE = {  # columns of the curve, and their keys
 }
 
 
-def print_serving_search(result: JsonRow, top: int, command: Sequence[str]) -> None:
+def print_serving_search(result: ServingSearchResult, top: int, command: Sequence[str]) -> None:
     """A table of the best layouts, the fewest GPUs for the scenario's own rate, and the curve. `command`: what
     simulates the searched scenario."""
     from sim.views.serving_search_page import layouts_table, row_words, same_host_words
 
     console = console_of()
     say = partial(console.print, highlight=False)
-    say(f"{result['name']}: {counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}")
-    if result["best"]:
-        console.print(as_printed(layouts_table(result["best"][:top])))
+    say(f"{result.name}: {counted(result.gpus, 'GPU')} within {', '.join(result.slo)}")
+    if result.best:
+        console.print(as_printed(layouts_table(result.best[:top])))
     if words := _fewest_words(result, command):
         console.print(words, highlight=False, markup=False, soft_wrap=True)
-    for engines in result["same_host_times"]:
+    for engines in result.same_host_times:
         say(same_host_words(engines))
-    for refusal in result["refusals"]:
-        say(f"not simulated: {row_words(refusal)}: {refusal['reason']}", markup=False)
-    shown = result["curve"][:: max(1, len(result["curve"]) // CURVE_SHOWN)]
+    for refusal in result.refusals:
+        say(f"not simulated: {row_words(refusal)}: {refusal.reason}", markup=False)
+    shown = result.curve[:: max(1, len(result.curve) // CURVE_SHOWN)]
     if shown:
         say("throughput against speed for a user (best of all layouts and rates):")
         table = plain_table()
@@ -47,28 +46,28 @@ def print_serving_search(result: JsonRow, top: int, command: Sequence[str]) -> N
         table.add_column("within limits")
         table.add_column("layout")
         for point in shown:
-            figures = [f"{point[key]:,.4g}" for key in CURVE.values()]
-            table.add_row(*figures, NO_YES[point["within_slo"]], row_words(point))
+            figures = [f"{getattr(point, key):,.4g}" for key in CURVE.values()]
+            table.add_row(*figures, NO_YES[point.within_slo], row_words(point))
         console.print(table)
 
 
-def _fewest_words(result: JsonRow, command: Sequence[str]) -> str:
+def _fewest_words(result: ServingSearchResult, command: Sequence[str]) -> str:
     """The fewest GPUs that carry the scenario's own rate, or why there are none; nothing where it has no rate."""
     from sim.views.serving_search_page import NO_LIMIT, row_words
 
-    wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
+    wanted, fewest = result.wanted_rate_per_s, result.fewest_gpus
     if fewest is not None:
-        layout = f" ({row_words(fewest)})" if fewest["gpus"] > 1 else ""
-        said = f"the fewest GPUs for {wanted:g} requests/s: {counted(fewest['gpus'], 'GPU')}{layout}"
-        if not fewest["parallelism"].keys() <= DEGREES:
+        layout = f" ({row_words(fewest)})" if fewest.gpus > 1 else ""
+        said = f"the fewest GPUs for {wanted:g} requests/s: {counted(fewest.gpus, 'GPU')}{layout}"
+        if not fewest.parallelism.keys() <= DEGREES:
             return said
-        sets = [f"parallelism.{key}={n}" for key, n in fewest["parallelism"].items()]
-        sets += [f"inference.{key}={as_written(value)}" for key, value in fewest["options"].items()]
+        sets = [f"parallelism.{key}={n}" for key, n in fewest.parallelism.items()]
+        sets += [f"inference.{key}={as_written(value)}" for key, value in fewest.options.items()]
         words = [*command, *(word for option in sets for word in ("--set", option))]
-        tried = f"replicas of at most {counted(result['gpus'], 'GPU')} were tried, --gpus N tries larger ones"
+        tried = f"replicas of at most {counted(result.gpus, 'GPU')} were tried, --gpus N tries larger ones"
         return f"{said}; {tried}\nto simulate them: {shlex.join(words)}"
-    if wanted is not None and any(not row["limit_found"] for row in result["best"]):
+    if wanted is not None and any(not row.limit_found for row in result.best):
         return f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}"
-    if not result["best"]:
+    if not result.best:
         return "no layout can be simulated; --gpus N searches layouts of N GPUs"
     return "" if wanted is None else f"no layout serves {wanted:g} requests/s within these latencies"

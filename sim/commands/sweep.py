@@ -24,6 +24,8 @@ from sim.core.errors import InputError
 from sim.core.units import as_written, counted
 
 if TYPE_CHECKING:
+    from sim.studies.sweep_found import SweepResult, SweepRow
+    from sim.studies.sweep_metrics import Workload
     from sim.studies.sweep_worker import Change
 
 MOST_KEYS = 8
@@ -52,8 +54,8 @@ def main(scenario: Path, vary: tuple[str, ...], metric: str | None, study: Study
     study.show(run_sweep(scenario, vary, study, metric), sweep_page, print_result)
 
 
-def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None = None) -> dict[str, Any]:
-    """Simulate, and return the result in the form of `--json`: format sim-sweep/1.
+def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None = None) -> SweepResult:
+    """Simulate every combination.
 
     Raises:
         InputError: for a scenario or an option that is wrong, if no combination can be simulated, or if a Dask cluster
@@ -61,7 +63,8 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
     """
     from sim.core.executors import results, tracked
     from sim.inputs.scenario import name_of, read_source
-    from sim.studies.sweep_metrics import SERVING, TRAINING, default_metric
+    from sim.studies.sweep_found import SweepResult, default_metric
+    from sim.studies.sweep_metrics import METRICS
     from sim.studies.sweep_worker import attempt, first_legal, pack
 
     axes = parse_vary(vary)
@@ -70,10 +73,10 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
         for rows in itertools.product(*(axis.rows for axis in axes))
     ]
     source, name = read_source(path, study.overrides), name_of(path)
-    workload = "training" if first_legal(source, name, changes).training is not None else "serving"
-    known = TRAINING if workload == "training" else SERVING
-    if metric is not None and metric not in [m.key for m in known]:
-        raise InputError(f"--metric: found '{metric[:60]}'; must be one of {', '.join(m.key for m in known)}")
+    workload: Workload = "serving" if first_legal(source, name, changes).training is None else "training"
+    known = [m.key for m in METRICS[workload]]
+    if metric is not None and metric not in known:
+        raise InputError(f"--metric: found '{metric[:60]}'; must be one of {', '.join(known)}")
     packed = pack(source, name, changes)
     begin = time.perf_counter()
     first = attempt(packed, changes[0])  # what it takes tells whether other processes are worth their start
@@ -85,19 +88,16 @@ def run_sweep(path: Path, vary: Sequence[str], study: Study, metric: str | None 
     if all(row.refused for row in found):
         crowd = f"; none of the {len(found):,} combinations can be simulated" if len(found) > 1 else ""
         raise InputError(f"{found[0].refused}{crowd}")
-    keys = [m.key for m in known] + (["healthy_s", "lost_s"] if workload == "training" else [])
-    rows = [row.as_dict(keys) for row in found]
-    return {
-        "format": "sim-sweep/1",
-        "name": source.data.get("name") or name,
-        "workload": workload,
-        "vary": {key: [row[i] for row in axis.rows] for axis in axes for i, key in enumerate(axis.keys)},
-        "linked": [list(axis.keys) for axis in axes if len(axis.keys) > 1],
-        "metric": metric or default_metric(workload, rows).key,
-        "rows": rows,
-        "wall_s": time.perf_counter() - begin,
-        "cores": cores,
-    }
+    return SweepResult(
+        name=source.data.get("name") or name,
+        workload=workload,
+        vary={key: [row[i] for row in axis.rows] for axis in axes for i, key in enumerate(axis.keys)},
+        linked=tuple(axis.keys for axis in axes if len(axis.keys) > 1),
+        metric=metric or default_metric(workload, found).key,
+        rows=tuple(found),
+        wall_s=time.perf_counter() - begin,
+        cores=cores,
+    )
 
 
 class Axis(NamedTuple):
@@ -157,42 +157,40 @@ def _check_count(count: int, label: str) -> None:
         raise InputError(f"{label}: makes {max(0, count):,} combinations; from 1 to {MOST_STEPS:,} can be simulated")
 
 
-def print_result(result: dict[str, Any]) -> None:
+def print_result(result: SweepResult) -> None:
     """A table of all combinations, the best by the metric first where there are very many; refused ones with the
     number of their reason."""
-    from sim.studies.sweep_metrics import metric_of, metrics_of
-    from sim.views.sweep_page import about_faults, lost_words, metric_words, short_keys
+    from sim.views.sweep_page import lost_words, metric_words, short_keys
 
     console = console_of()
-    rows, faults, metric = result["rows"], about_faults(result), metric_of(result)
-    shown = rows
+    rows, faults, metric = result.rows, result.about_faults, result.compared
+    shown: Sequence[SweepRow] = rows
     if len(rows) > ROWS_SHOWN:
         sign = -1 if metric.more_is_better else 1
-        done = [row for row in rows if not row["refused"]]
-        shown = sorted(done, key=lambda r: sign * r[metric.key])[:ROWS_SHOWN]
+        shown = sorted(result.done, key=lambda row: sign * row.number(metric))[:ROWS_SHOWN]
     table = plain_table()
-    for name in short_keys(result["vary"]).values():
+    for name in short_keys(result.vary).values():
         table.add_column(name, overflow="fold")
-    for m in metrics_of(result):
+    for m in result.metrics:
         table.add_column(m.name, justify="right", no_wrap=True)
     if faults:
         table.add_column("lost to faults", justify="right", no_wrap=True)
-    reasons = list(dict.fromkeys(r["refused"] for r in shown if r["refused"]))
+    reasons = list(dict.fromkeys(r.refused for r in shown if r.refused))
     for row in shown:
-        values = [as_written(v) for v in row["values"].values()]
-        if row["refused"]:
-            table.add_row(*values, f"refused ({reasons.index(row['refused']) + 1})")
+        values = [as_written(v) for v in row.values.values()]
+        if row.refused:
+            table.add_row(*values, f"refused ({reasons.index(row.refused) + 1})")
         else:
             lost = [lost_words(row)] if faults else []
-            table.add_row(*values, *(metric_words(row, m) for m in metrics_of(result)), *lost)
+            table.add_row(*values, *(metric_words(row, m) for m in result.metrics), *lost)
     console.print(table)
-    if any(not row["refused"] and not row["fits_in_memory"] for row in shown):
+    if any(not row.refused and not row.fits_in_memory for row in shown):
         console.print("✗ does not fit in memory", highlight=False)
     if len(shown) < len(rows):
         said = f"the best {len(shown)} of {len(rows):,} by {metric.name}; --json and --html have all"
         console.print(said, highlight=False)
     for number, reason in enumerate(reasons, 1):
         console.print(f"({number}) refused: {reason}", highlight=False, markup=False)
-    cores = counted(result["cores"], "core")
-    what = "steps" if result["workload"] == "training" else "workloads"
-    console.print(f"{len(rows):,} {what} in {result['wall_s']:.1f} s on {cores}", highlight=False)
+    cores = counted(result.cores, "core")
+    what = "steps" if result.workload == "training" else "workloads"
+    console.print(f"{len(rows):,} {what} in {result.wall_s:.1f} s on {cores}", highlight=False)

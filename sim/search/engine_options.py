@@ -71,11 +71,11 @@ def by_engine(choices: Sequence[Choice]) -> tuple[tuple[Choice, ...], ...]:
     return tuple([tuple(own) for own in found.values()])
 
 
-def of_one_host(engines: Iterable[str]) -> list[list[str]]:
+def of_one_host(engines: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     """Group engines that are shipped with the same host times, so that nothing measured tells them apart.
 
     >>> of_one_host(["vllm-0.2", "vllm-0.14", "vllm-0.17", "sglang-0.5"])
-    [['vllm-0.14', 'vllm-0.17']]
+    (('vllm-0.14', 'vllm-0.17'),)
     """
     found: list[list[str]] = []
     for name in dict.fromkeys(engines):
@@ -85,7 +85,7 @@ def of_one_host(engines: Iterable[str]) -> list[list[str]]:
             own.append(name)
         elif host:
             found.append([name])
-    return [names for names in found if len(names) > 1]
+    return tuple(tuple(names) for names in found if len(names) > 1)
 
 
 def as_section(choice: Choice) -> dict[str, Any]:

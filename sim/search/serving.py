@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -22,8 +21,17 @@ from sim.inputs.overrides import merge
 from sim.inputs.scenario import resolve
 from sim.prices.profiles import load_profile
 from sim.search.engine_options import Choice, as_section, by_engine, of_one_host
+from sim.search.serving_found import (
+    AtOwnRate,
+    CurvePoint,
+    FewestGpus,
+    RefusedLayout,
+    ServedRate,
+    ServingLayout,
+    ServingSearchResult,
+)
 from sim.search.serving_units import CLOSE, Point, Tuned, Unit, UnitSearch, own_rate, tuned, units_of
-from sim.studies.promised_latencies import QUANTITIES, Promise
+from sim.studies.promised_latencies import Promise
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 
 POOL_FROM_TASKS = 6  # fewer are mostly done before other processes have started
@@ -41,9 +49,11 @@ class ServingSearch(Struct, frozen=True):
     choices: tuple[Choice, ...] = ({},)
 
 
-def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextManager[Workers]]) -> dict[str, Any]:
-    """Search all replicas, a task for each, and return the result in format sim-serving-search/1. `pool`: where tasks
-    run, told whether they are many.
+def search_serving(
+    asked: ServingSearch, pool: Callable[[bool], AbstractContextManager[Workers]]
+) -> ServingSearchResult:
+    """Search all replicas, a task for each. `pool`: where tasks run, told whether they are
+    many.
 
     Raises:
         InputError: for a scenario that is wrong, no serving workload, or has a section that `--slo` does not support.
@@ -70,30 +80,27 @@ def search_serving(asked: ServingSearch, pool: Callable[[bool], AbstractContextM
     work = [(asked, gpus, unit, choices) for unit in units for choices in engines]
     with pool(len(work) >= POOL_FROM_TASKS) as workers:
         found = list(tracked(results(workers, _searched, work), "layouts", len(work)))
-    layouts = [layout for each in found for layout in each.layouts]
     of_unit = [found[i : i + len(engines)] for i in range(0, len(found), len(engines))]
     # All layouts fill the same GPUs, so the rate alone ranks them.
-    layouts.sort(key=lambda row: -row["rate_per_s"])
-    return {
-        "format": "sim-serving-search/1",
-        "name": base.name,
-        "gpus": gpus,
-        "slo": [p.text for p in asked.slo],
-        "wanted_rate_per_s": own_rate(base),
-        "best": layouts,
-        "fewest_gpus": _fewest(layouts),
-        "curve": _front([point for each in found for point in each.curve]),
-        "refusals": [refusal for unit, each in zip(units, of_unit, strict=True) for refusal in _refusals(unit, each)],
-        "same_host_times": of_one_host([str(choice["engine"]) for choice in asked.choices if "engine" in choice]),
-    }
+    layouts = sorted((each.layout for each in found if each.layout is not None), key=lambda row: -row.rate_per_s)
+    return ServingSearchResult(
+        name=base.name,
+        gpus=gpus,
+        slo=tuple(p.text for p in asked.slo),
+        wanted_rate_per_s=own_rate(base),
+        best=tuple(layouts),
+        fewest_gpus=_fewest(layouts),
+        curve=_front([point for each in found for point in each.curve]),
+        refusals=tuple(r for unit, each in zip(units, of_unit, strict=True) for r in _refusals(unit, each)),
+        same_host_times=of_one_host([str(choice["engine"]) for choice in asked.choices if "engine" in choice]),
+    )
 
 
 class _Found(Struct, frozen=True):
-    """The findings of a task for its unit and engine: rows of the result (no layout where all choices are refused), and
-    why choices are refused."""
+    """The findings of a task for its unit and engine: no layout where all choices are refused, and why they are."""
 
-    layouts: list[dict[str, Any]]
-    curve: list[dict[str, Any]]
+    layout: ServingLayout | None
+    curve: list[CurvePoint]
     refused: tuple[tuple[Choice, str], ...]
 
 
@@ -110,9 +117,9 @@ def _searched(asked: ServingSearch, gpus: int, unit: Unit, choices: tuple[Choice
     # doublings of the rate that the scenario wants of one unit.
     found = tuned(of, choices, (wanted or 1.0) / units)
     watts = base.cluster.mean_over(gpus, lambda gpu: gpu.power_limit_w)
-    figures = partial(_figures, units, gpus, asked.price_per_gpu_hour, watts)
-    layouts = [] if found.search is None else [_layout(unit, units, found, found.search, wanted, figures)]
-    return _Found(layouts, [_on_curve(p, unit, choice) for choice, p in found.points], found.refused)
+    served = partial(_served, units, gpus, asked.price_per_gpu_hour, watts)
+    layout = None if found.search is None else _layout(unit, units, found, found.search, wanted, served)
+    return _Found(layout, [_on_curve(p, unit, choice) for choice, p in found.points], found.refused)
 
 
 def _layout(
@@ -121,91 +128,95 @@ def _layout(
     found: Tuned,
     search: UnitSearch,
     wanted_per_s: float | None,
-    figures: Callable[[Point], dict[str, Any]],
-) -> dict[str, Any]:
+    served: Callable[[Point], ServedRate],
+) -> ServingLayout:
     """Return what a service of equal units carries: at the highest rate, and at the scenario's own."""
-    highest = found.highest
-    row: dict[str, Any] = {"parallelism": unit.of(units), "gpus": units * unit.gpus, "unit": unit.degrees}
-    row |= {"options": dict(found.choice), "unit_gpus": unit.gpus}
-    row |= figures(highest) if highest else {"rate_per_s": 0.0}
-    row["limit_found"] = search.limit_found(highest)
+    highest, limit_found = found.highest, search.limit_found(found.highest)
+    wanted = None
     if wanted_per_s is not None:
-        row["own_rate"] = figures(search.at(wanted_per_s / units))
-        # CLOSE is the search's resolution: a unit whose limit is 2 % below the wanted rate may carry it.
-        known = highest if row["limit_found"] else None
-        needed = math.ceil(wanted_per_s / known.rate_per_s / CLOSE) if known else None
-        row["fewest_gpus"] = None if needed is None else max(1, needed) * unit.gpus
-    return row
+        needed = None
+        if highest is not None and limit_found:
+            # CLOSE is the search's resolution: a unit whose limit is 2 % below the wanted rate may carry it.
+            needed = max(1, math.ceil(wanted_per_s / highest.rate_per_s / CLOSE)) * unit.gpus
+        wanted = AtOwnRate(served(search.at(wanted_per_s / units)), needed)
+    return ServingLayout(
+        parallelism=unit.of(units),
+        gpus=units * unit.gpus,
+        unit=unit.degrees,
+        options=found.choice,
+        unit_gpus=unit.gpus,
+        rate_per_s=units * highest.rate_per_s if highest else 0.0,
+        highest=served(highest) if highest else None,
+        limit_found=limit_found,
+        wanted=wanted,
+    )
 
 
-def _fewest(layouts: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+def _fewest(layouts: Sequence[ServingLayout]) -> FewestGpus | None:
     """Return the fewest GPUs that carry the scenario's own rate, as far as that is known."""
-    enough = [row for row in layouts if row.get("fewest_gpus")]
-    fewest = min(enough, key=lambda row: (row["fewest_gpus"], -row["rate_per_s"]), default=None)
-    # A layout whose limit is not known may need only one unit.
-    unknown = [row["unit_gpus"] for row in layouts if not row["limit_found"]]
-    if fewest is None or any(n < fewest["fewest_gpus"] for n in unknown):
+    enough = [(row.wanted.fewest_gpus, row) for row in layouts if row.wanted and row.wanted.fewest_gpus]
+    if not enough:
         return None
-    unit, many = fewest["unit"], "services" if "services" in fewest["parallelism"] else "dp"
-    degrees = {**unit, many: fewest["fewest_gpus"] // fewest["unit_gpus"] * unit.get(many, 1)}
-    return {"gpus": fewest["fewest_gpus"], "parallelism": degrees, "options": fewest["options"]}
+    gpus, fewest = min(enough, key=lambda pair: (pair[0], -pair[1].rate_per_s))
+    # A layout whose limit is not known may need only one unit.
+    if any(row.unit_gpus < gpus for row in layouts if not row.limit_found):
+        return None
+    many = "services" if "services" in fewest.parallelism else "dp"
+    degrees = {**fewest.unit, many: gpus // fewest.unit_gpus * fewest.unit.get(many, 1)}
+    return FewestGpus(gpus, degrees, fewest.options)
 
 
-def _figures(units: int, gpus: int, price: float | None, watts: float, point: Point) -> dict[str, Any]:
-    """Return the figures of a service of equal units, each at the point's rate."""
-    result = point.result
-    tokens_per_s = units * point.tokens_per_s
-    out = {
-        "rate_per_s": units * point.rate_per_s,
-        "requests": result["requests"],
-        "within_slo": point.kept,
-        "share_within_slo": point.share_within,
-        "goodput_per_s": point.share_within * units * point.rate_per_s,
-        "output_tokens_per_s": tokens_per_s,
-        "output_tokens_per_s_per_gpu": tokens_per_s / gpus,
-    }
-    for key in QUANTITIES.values():
-        out[key] = result[key]
+def _served(units: int, gpus: int, price: float | None, watts: float, point: Point) -> ServedRate:
+    """Return a service of equal units, each at the point's rate."""
+    tokens_per_s, times = units * point.tokens_per_s, point.latencies
+    cost = None
     if tokens_per_s > 0:
         cost = token_cost(MILLION, gpu_hours_of(MILLION, tokens_per_s / gpus), watts, price or 0.0)
-        out["energy_kwh_per_million_output_tokens"] = cost.energy_kwh
-        if price is not None:
-            out["cost_per_million_output_tokens"] = cost.price
-    return out
+    return ServedRate(
+        rate_per_s=units * point.rate_per_s,
+        requests=point.requests,
+        within_slo=point.kept,
+        share_within_slo=point.share_within,
+        goodput_per_s=point.share_within * units * point.rate_per_s,
+        output_tokens_per_s=tokens_per_s,
+        output_tokens_per_s_per_gpu=tokens_per_s / gpus,
+        time_to_first_token_s=times["time_to_first_token_s"],
+        time_per_output_token_s=times["time_per_output_token_s"],
+        inter_token_latency_s=times["inter_token_latency_s"],
+        request_latency_s=times["request_latency_s"],
+        energy_kwh_per_million_output_tokens=None if cost is None else cost.energy_kwh,
+        cost_per_million_output_tokens=None if cost is None or price is None else cost.price,
+    )
 
 
-def _refusals(unit: Unit, every: Sequence[_Found]) -> list[dict[str, Any]]:
+def _refusals(unit: Unit, every: Sequence[_Found]) -> list[RefusedLayout]:
     """Return each reason once, with the first choice that it meets; where it meets all, the layout alone is refused."""
     first: dict[str, Choice] = {}
     for choice, reason in (refused for x in every for refused in x.refused):
         first.setdefault(reason, choice)
-    alone = not any(x.layouts for x in every) and len(first) == 1
-    return [
-        {"parallelism": unit.degrees, "options": {} if alone else dict(choice), "reason": reason}
-        for reason, choice in first.items()
-    ]
+    alone = all(x.layout is None for x in every) and len(first) == 1
+    return [RefusedLayout(unit.degrees, {} if alone else choice, reason) for reason, choice in first.items()]
 
 
-def _on_curve(point: Point, unit: Unit, choice: Choice) -> dict[str, Any]:
+def _on_curve(point: Point, unit: Unit, choice: Choice) -> CurvePoint:
     # The median user, because a mean would follow the slowest answers.
-    per_token_s = point.result["time_per_output_token_s"]["p50"]
-    return {
-        "parallelism": unit.degrees,
-        "options": dict(choice),
-        "rate_per_s_per_gpu": point.rate_per_s / unit.gpus,
-        "tokens_per_s_per_user": 1.0 / per_token_s if per_token_s > 0 else 0.0,
-        "output_tokens_per_s_per_gpu": point.tokens_per_s / unit.gpus,
-        "within_slo": point.kept,
-    }
+    per_token_s = point.latencies["time_per_output_token_s"].p50
+    return CurvePoint(
+        parallelism=unit.degrees,
+        options=choice,
+        rate_per_s_per_gpu=point.rate_per_s / unit.gpus,
+        tokens_per_s_per_user=1.0 / per_token_s if per_token_s > 0 else 0.0,
+        output_tokens_per_s_per_gpu=point.tokens_per_s / unit.gpus,
+        within_slo=point.kept,
+    )
 
 
-def _front(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _front(curve: Sequence[CurvePoint]) -> tuple[CurvePoint, ...]:
     """Return the Pareto front of tokens per second per user and per GPU, the fastest user first."""
     # From the fastest user on, a point is on the front if it gives a GPU more than all points before it.
     best, out = -1.0, []
-    ordered = sorted(curve, key=lambda p: (-p["tokens_per_s_per_user"], -p["output_tokens_per_s_per_gpu"]))
-    for point in ordered:
-        if point["output_tokens_per_s_per_gpu"] > best:
-            best = point["output_tokens_per_s_per_gpu"]
+    for point in sorted(curve, key=lambda p: (-p.tokens_per_s_per_user, -p.output_tokens_per_s_per_gpu)):
+        if point.output_tokens_per_s_per_gpu > best:
+            best = point.output_tokens_per_s_per_gpu
             out.append(point)
-    return out
+    return tuple(out)

@@ -9,7 +9,7 @@ rate so far carries no more, which one simulation tells.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -25,6 +25,7 @@ from sim.search.engine_options import Choice
 from sim.search.space import divisors
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.requests import Request, make_requests
+from sim.serve.results.records import Percentiles
 from sim.serve.results.result import ServingSimulation
 from sim.serve.simulation import simulate_serving
 from sim.studies.promised_latencies import Promise, share_within
@@ -42,15 +43,16 @@ MOST_REQUESTS = 10_000  # of a simulation, unless the scenario has more
 
 class Point(Struct, frozen=True, dict=True):
     """Hold the result of one unit at one rate of requests. `kept`: whether it keeps all promises. `lasted`: whether the
-    requests arrive for long enough to tell. `tokens_per_s`: see `lasting_tokens_per_s`. `result`: latencies and the
-    number of requests, by their keys in a result."""
+    requests arrive for long enough to tell. `tokens_per_s`: see `lasting_tokens_per_s`. `latencies`: by their keys in a
+    result."""
 
     rate_per_s: float
     kept: bool
     lasted: bool
     share_within: float
     tokens_per_s: float
-    result: dict[str, Any]
+    requests: int
+    latencies: Mapping[str, Percentiles]
 
     @property
     def carried(self) -> bool:
@@ -101,21 +103,20 @@ class UnitSearch:
     def _simulated(self, rate_per_s: float, count: int | None) -> Point:
         served = self._served(requests_at(self.scenario, rate_per_s, count))
         # Not the whole result, whose parts of the time take as long as many iterations and interest nobody here.
-        result: dict[str, Any] = {name: times.to_json() for name, times in served.latencies.items()}
-        result["requests"] = len(served.sequences)
-        kept = all(p.kept(result) for p in self.slo)
-        lasted = result["requests"] >= LASTING * rate_per_s * result["request_latency_s"]["mean"]
+        times, found = served.latencies, len(served.sequences)
+        kept = all(p.kept(times) for p in self.slo)
+        lasted = found >= LASTING * rate_per_s * times["request_latency_s"].mean
         tokens_per_s = lasting_tokens_per_s(served, rate_per_s, kept and lasted)
-        return Point(rate_per_s, kept, lasted, share_within(served, self.slo), tokens_per_s, result)
+        return Point(rate_per_s, kept, lasted, share_within(served, self.slo), tokens_per_s, found, times)
 
     def _more_requests(self, point: Point) -> int | None:
         """Return how many requests of a pattern last long enough at a point's rate; None if they are too many, or those
         of a trace, of which there are no more."""
-        found = int(point.result["requests"])
+        found = point.requests
         if found >= MOST_REQUESTS or not isinstance(self.scenario.for_serving.requests, RequestPattern):
             return None
         # Latencies of a rate that is too high grow with the requests, and a few more break a promise.
-        needed: int = math.ceil(1.1 * LASTING * point.rate_per_s * point.result["request_latency_s"]["mean"])
+        needed: int = math.ceil(1.1 * LASTING * point.rate_per_s * point.latencies["request_latency_s"].mean)
         return min(MOST_REQUESTS, 4 * found, needed)
 
     def _alone(self) -> bool:
@@ -124,12 +125,13 @@ class UnitSearch:
         # A pattern's requests have one distribution, so a few suffice. All requests of a trace are simulated.
         if isinstance(self.scenario.for_serving.requests, RequestPattern):
             requests = requests[:ALONE]
-        result = self._served(requests).result
-        if not result["fits_in_memory"]:
+        served = self._served(requests)
+        result = served.outcome
+        if not result.fits_in_memory:
             raise InputError("does not fit in memory")
-        if why := result.get("does_not_start"):
-            raise InputError(f"does not start: {why}")
-        return all(p.kept(result) for p in self.slo)
+        if result.does_not_start:
+            raise InputError(f"does not start: {result.does_not_start}")
+        return all(p.kept(served.latencies) for p in self.slo)
 
     def highest(self, start_per_s: float, above_per_s: float = 0.0) -> Point | None:
         """Return the highest rate that is carried, within 2 %; None if requests one at a time break a promise, or if

@@ -17,6 +17,17 @@ from sim.inputs.scenario import Scenario
 from sim.prices.profile import Profile
 from sim.results.operator_times import time_by_operator
 from sim.simulation import Simulation, simulate
+from sim.studies.compared import (
+    ActionPair,
+    Comparison,
+    Ends,
+    MemoryPair,
+    OperatorPair,
+    Pair,
+    RankPair,
+    Steps,
+    TorchPair,
+)
 from sim.studies.measured import RAN, own_schedule, parsed_scenario
 from sim.studies.memory_over_steps import over_steps
 
@@ -25,51 +36,39 @@ SENT_AS = dict(zip(RECEIVES, SENDS, strict=True))  # a message has the name of i
 PHASE_RAN = {"input_grad": "backward", "weight_grad": "backward"}
 
 
-def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolerance: float) -> dict[str, Any]:
-    """Everything `--json` prints (`sim-compare/1`); errors are simulated ÷ measured − 1.
-
-    `actions`: mean seconds of one action of each kind; of communications, without waiting for other ranks.
-    `action_ends`: mean distance of the end of F, B and W between the two timelines, over the measured step.
-    `replay`: the recorded step's own durations, put through the simulator, against its own length; it tells
-    an error of schedule or rendezvous (large here too) from an error of cost (small here).
-    """
+def compare(simulation: Simulation, run: MeasuredRun, measured: Timeline, tolerance: float) -> Comparison:
+    """Compare a simulated step with a measured one, whose timeline is `measured`."""
     simulated = simulation.timeline
-    step = _pair(simulation.outcome.step_time_s, run.step_time_s)
-    ranks = _ranks(simulation, measured)
-    return {
-        "format": "sim-compare/1",
-        "scenario": simulation.scenario.name,
-        "profile": simulation.profile.name,
-        "step_time_s": step,
-        "step_time_interval_s": list(simulation.outcome.step_time_interval_s),
-        "noise": run.noise,
-        "quiet": run.quiet,
-        "others_cores": run.others_cores,
-        "warnings": list(run.warnings),
-        "steps": {"count": len(run.step_times_s), "min_s": min(run.step_times_s), "max_s": max(run.step_times_s)},
-        "actions": _kinds(simulated, measured),
-        "replay": _replay(simulation, measured),
-        "action_ends": _ends(simulation, simulated, measured, run.step_time_s),
-        "ranks": ranks,
-        "memory": _memory(simulation, run),
-        "memory_over_steps": over_steps(simulation, run),
-        **({"operators": operators(simulation, run)} if run.operators else {}),
-        **({"torch": _torch(step["simulated"], run.torch)} if run.torch is not None else {}),
-        "tolerance": tolerance,
-        "within_tolerance": abs(step["error"]) <= tolerance,
-    }
+    step = Pair.of(simulation.outcome.step_time_s, run.step_time_s)
+    return Comparison(
+        scenario=simulation.scenario.name,
+        profile=simulation.profile.name,
+        step_time_s=step,
+        step_time_interval_s=simulation.outcome.step_time_interval_s,
+        noise=run.noise,
+        quiet=run.quiet,
+        others_cores=run.others_cores,
+        warnings=tuple(run.warnings),
+        steps=Steps(len(run.step_times_s), min(run.step_times_s), max(run.step_times_s)),
+        actions=_kinds(simulated, measured),
+        replay=_replay(simulation, measured),
+        action_ends=_ends(simulation, simulated, measured, run.step_time_s),
+        ranks=_ranks(simulation, measured),
+        memory=_memory(simulation, run),
+        memory_over_steps=over_steps(simulation, run),
+        operators=operators(simulation, run) if run.operators else None,
+        torch=None if run.torch is None else _torch(step.simulated, run.torch),
+        tolerance=tolerance,
+        within_tolerance=step.error is not None and abs(step.error) <= tolerance,
+    )
 
 
-def _torch(simulated_s: float, torch: TorchBeside) -> dict[str, Any]:
-    """Median steps of torch's own implementation and of the bundled one in turns with it, against the simulated one."""
-    return {
-        "what": torch.what,
-        "step_time_s": _pair(simulated_s, statistics.median(torch.step_times_s)),
-        "bundled_step_time_s": _pair(simulated_s, statistics.median(torch.bundled_step_times_s)),
-    }
+def _torch(simulated_s: float, torch: TorchBeside) -> TorchPair:
+    theirs_s, ours_s = (statistics.median(times) for times in (torch.step_times_s, torch.bundled_step_times_s))
+    return TorchPair(torch.what, Pair.of(simulated_s, theirs_s), Pair.of(simulated_s, ours_s))
 
 
-def operators(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
+def operators(simulation: Simulation, run: MeasuredRun) -> tuple[OperatorPair, ...]:
     """Seconds of each operator of a step, those that differ most first; `between operators` is what their seconds leave
     of the measured step: Python, autograd, the clock's own time left out."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
@@ -78,23 +77,18 @@ def operators(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
     measured = {(o.operator, o.phase): o.seconds for o in run.operators}
     left_s = max(0.0, run.step_time_s - sum(measured.values()))
     pairs = [(key, sums.get(key, 0.0), measured.get(key, 0.0)) for key in dict.fromkeys([*sums, *measured])]
-    rows = [{"operator": name, "phase": phase, **_pair(a, b)} for (name, phase), a, b in pairs]
-    rows.append({"operator": "between operators", "phase": "", **_pair(0.0, left_s)})
-    return sorted(rows, key=lambda row: -abs(row["simulated"] - row["measured"]))
+    pairs.append((("between operators", ""), 0.0, left_s))
+    rows = [OperatorPair.of(a, b, operator=name, phase=phase) for (name, phase), a, b in pairs]
+    return tuple(sorted(rows, key=lambda row: -abs(row.simulated - row.measured)))
 
 
-def _pair(simulated: float, measured: float) -> dict[str, Any]:
-    error = simulated / measured - 1 if measured > 0 else None
-    return {"simulated": simulated, "measured": measured, "error": error}
-
-
-def _kinds(simulated: Timeline, measured: Timeline) -> dict[str, dict[str, Any]]:
+def _kinds(simulated: Timeline, measured: Timeline) -> dict[str, ActionPair]:
     """Mean seconds of one action, for each kind that either side has."""
     means = [_mean_by_kind(t.spans()) for t in (simulated, measured)]
     out = {}
     for kind in dict.fromkeys([*means[1], *means[0]]):
         (a, n), (b, k) = (m.get(kind, (0.0, 0)) for m in means)
-        out[kind] = _pair(a, b) | {"simulated_count": n, "measured_count": k}
+        out[kind] = ActionPair.of(a, b, simulated_count=n, measured_count=k)
     return out
 
 
@@ -147,7 +141,7 @@ def _keyed(spans: Iterable[Span]) -> Iterator[tuple[_Key, Span]]:
         seen[own] += 1
 
 
-def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None:
+def _replay(simulation: Simulation, measured: Timeline) -> Pair | None:
     """The simulated graph with recorded durations; None where gradients or parameters travel within actions, a teacher,
     which is no part of the graph, takes time, or the run did not record what travels (on a GPU, within a layer)."""
     built = simulation.built
@@ -168,7 +162,7 @@ def _replay(simulation: Simulation, measured: Timeline) -> dict[str, Any] | None
         if key in recorded and simulated[key] > 0:
             seconds[task] = graph.seconds[task] * recorded[key] / simulated[key]
     again = run_static(replace(graph, columns=graph.columns._replace(seconds=seconds)))
-    return _pair(again.step_s, measured.step_time_s)
+    return Pair.of(again.step_s, measured.step_time_s)
 
 
 def _class_rank(simulation: Simulation, rank: int) -> int:
@@ -176,15 +170,14 @@ def _class_rank(simulation: Simulation, rank: int) -> int:
     return simulation.plan.classes[simulation.plan.class_of(rank)].rank
 
 
-def _ranks(simulation: Simulation, measured: Timeline) -> list[dict[str, Any]]:
-    """For every measured rank: seconds in F, B and W, and the end of the last of them."""
+def _ranks(simulation: Simulation, measured: Timeline) -> tuple[RankPair, ...]:
     sides = [_compute_by_rank(t.spans()) for t in (simulation.timeline, measured)]
     out = []
     for c in measured.classes:
         a = sides[0].get(_class_rank(simulation, c.rank), (0.0, 0.0))
         b = sides[1].get(c.rank, (0.0, 0.0))
-        out.append({"rank": c.rank, "compute_s": _pair(a[0], b[0]), "pipeline_end_s": _pair(a[1], b[1])})
-    return out
+        out.append(RankPair(c.rank, Pair.of(a[0], b[0]), Pair.of(a[1], b[1])))
+    return tuple(out)
 
 
 def _compute_by_rank(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
@@ -196,8 +189,7 @@ def _compute_by_rank(spans: Iterable[Span]) -> dict[int, tuple[float, float]]:
     return out
 
 
-def _ends(simulation: Simulation, simulated: Timeline, measured: Timeline, step_s: float) -> dict[str, float]:
-    """Return how far the ends of the same actions lie apart, as fractions of the measured step."""
+def _ends(simulation: Simulation, simulated: Timeline, measured: Timeline, step_s: float) -> Ends:
     ends, real = (_action_ends(t) for t in (simulated, measured))
     distances = []
     for (rank, *action), end_s in real.items():
@@ -205,8 +197,8 @@ def _ends(simulation: Simulation, simulated: Timeline, measured: Timeline, step_
         if key in ends:
             distances.append(abs(ends[key] - end_s) / step_s)
     if not distances:
-        return {"mean": 0.0, "max": 0.0}
-    return {"mean": sum(distances) / len(distances), "max": max(distances)}
+        return Ends(0.0, 0.0)
+    return Ends(sum(distances) / len(distances), max(distances))
 
 
 def _action_ends(timeline: Timeline) -> dict[tuple[int, str, int, int], float]:
@@ -219,17 +211,15 @@ def _action_ends(timeline: Timeline) -> dict[tuple[int, str, int, int], float]:
     return ends
 
 
-def _memory(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
-    """Peak and bytes saved for backward, rank by rank."""
+def _memory(simulation: Simulation, run: MeasuredRun) -> tuple[MemoryPair, ...]:
     rows = {row.rank: row for row in simulation.outcome.memory}
     out = []
     for m in run.memory:
         row = rows[_class_rank(simulation, m.rank)]
-        entry: dict[str, Any] = {"rank": m.rank, "peak_bytes": _pair(row.peak, m.allocated_peak_bytes)}
-        if m.saved_for_backward_bytes is not None:
-            entry["saved_for_backward_bytes"] = _pair(row.activations, m.saved_for_backward_bytes)
-        out.append(entry)
-    return out
+        saved = m.saved_for_backward_bytes
+        kept = None if saved is None else Pair.of(row.activations, saved)
+        out.append(MemoryPair(m.rank, Pair.of(row.peak, m.allocated_peak_bytes), kept))
+    return tuple(out)
 
 
 def simulate_run(scenario: Scenario, run: MeasuredRun, profile: Profile, where: str) -> Simulation:

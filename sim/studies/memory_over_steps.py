@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from sim.inputs.measured_run import MeasuredMemory, MeasuredRun
 from sim.results.memory import thinned
 from sim.simulation import Simulation
+from sim.studies.compared import MemoryOverSteps, Pair
 
 MOST_POINTS = 600  # of a simulated curve, about
 
 
-def over_steps(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]:
-    """For each rank whose memory was recorded step by step: both curves as [steps done, bytes], and peaks step by step.
+def over_steps(simulation: Simulation, run: MeasuredRun) -> tuple[MemoryOverSteps, ...]:
+    """For each rank whose memory was recorded step by step: both curves, and peaks step by step.
 
     Times differ between the two, so a curve's axis is the step and its fraction.
     """
@@ -22,10 +22,10 @@ def over_steps(simulation: Simulation, run: MeasuredRun) -> list[dict[str, Any]]
         if memory.over_steps:
             steps = max(1, math.ceil(memory.over_steps[-1][0]))
             found.append(_of_rank(simulation, memory, steps))
-    return found
+    return tuple(found)
 
 
-def _of_rank(simulation: Simulation, memory: MeasuredMemory, steps: int) -> dict[str, Any]:
+def _of_rank(simulation: Simulation, memory: MeasuredMemory, steps: int) -> MemoryOverSteps:
     mine = simulation.plan.class_of(memory.rank)
     ours = simulation.memory_over(steps)[mine]
     at, total = ours.time_s / simulation.step_time_s, ours.total
@@ -34,9 +34,7 @@ def _of_rank(simulation: Simulation, memory: MeasuredMemory, steps: int) -> dict
         recorded = [b for x, b in memory.over_steps if i <= x < i + 1]
         within = total[(at >= i) & (at < i + 1)]
         if recorded and len(within):
-            simulated, measured = float(within.max()), max(recorded)
-            peaks.append({"simulated": simulated, "measured": measured, "error": simulated / measured - 1})
+            peaks.append(Pair.of(float(within.max()), max(recorded)))
     keep = thinned(total, MOST_POINTS)
-    curve = [list(p) for p in zip(at[keep].tolist(), total[keep].tolist(), strict=True)]
-    measured_curve = [list(p) for p in memory.over_steps]
-    return {"rank": memory.rank, "peaks": peaks, "simulated": curve, "measured": measured_curve}
+    curve = tuple(zip(at[keep].tolist(), total[keep].tolist(), strict=True))
+    return MemoryOverSteps(memory.rank, tuple(peaks), curve, tuple(memory.over_steps))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from sim.core.errors import InputError
 from sim.inputs.units import parse_time_s
-from sim.serve.results.records import STATISTICS
+from sim.serve.results.records import STATISTICS, Percentiles
 from sim.serve.results.result import ServingSimulation
 
 QUANTITIES = {
@@ -47,9 +46,9 @@ class Promise(Struct, frozen=True):
         """Return the result's key of the quantity."""
         return QUANTITIES[self.quantity]
 
-    def kept(self, result: Mapping[str, Any]) -> bool:
-        """Tell whether a workload's result keeps the promise."""
-        return bool(result[self.key][self.statistic] <= self.seconds)
+    def kept(self, latencies: Mapping[str, Percentiles]) -> bool:
+        """Tell whether a workload's latencies, by their keys in its result, keep the promise."""
+        return bool(getattr(latencies[self.key], self.statistic) <= self.seconds)
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:

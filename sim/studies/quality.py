@@ -11,7 +11,9 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from sim.core.errors import InputError
 from sim.core.files import read_text
@@ -19,6 +21,7 @@ from sim.core.units import counted
 from sim.inputs.scenario import load_scenario, read_source
 from sim.inputs.shipped import scenario_file
 from sim.results.figures import FIGURES
+from sim.results.records import Record
 from sim.serve.simulation import simulate_serving
 
 MOST_BYTES, MOST_MODELS = 1_000_000, 1_000
@@ -64,7 +67,43 @@ def read_scores(path: Path) -> list[Score]:
     return out
 
 
-def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+class ScoredModel(Record, frozen=True, kw_only=True):
+    """A model's score beside its simulation; of one that cannot be served, `refused` says why, and it has no figures.
+
+    `best_by_…`: no model that fits in memory has a better score and a better figure. Times are medians.
+    """
+
+    model: str
+    score: float
+    source: str
+    refused: str = ""
+    fits_in_memory: bool = False
+    best_by_output_tokens_per_s_per_gpu: bool = False
+    best_by_peak_memory_bytes: bool = False
+    output_tokens_per_s_per_gpu: float | None = None
+    peak_memory_bytes: float | None = None
+    time_to_first_token_s: float | None = None
+    time_per_output_token_s: float | None = None
+
+    def figure(self, name: str) -> float:
+        """A figure of a model that was served."""
+        return float(getattr(self, name))
+
+    def is_best(self, name: str) -> bool:
+        """Tell whether the model lies on the Pareto line of score and this figure."""
+        return bool(getattr(self, f"best_by_{name}"))
+
+
+class QualityResult(Record, frozen=True, kw_only=True):
+    """Models of a table of scores, each served as one scenario says. `scores`: the table's file name."""
+
+    format: str = "sim-quality/1"
+    name: str
+    scores: str
+    models: tuple[ScoredModel, ...]
+
+
+def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = ()) -> tuple[ScoredModel, ...]:
     """Each model served as the scenario says: score, throughput, latency and memory, and whether it lies on the Pareto
     line of score and throughput, or of score and memory. A model that cannot be served says why.
 
@@ -73,33 +112,36 @@ def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = 
     """
     read_source(scenario_file(scenario), overrides)  # a file that cannot be read is no fault of the models
     rows = [_served(scenario, score, overrides) for score in scores]
-    if all(row["refused"] for row in rows):
-        raise InputError(f"{rows[0]['refused']}; none of {counted(len(rows), 'model')} can be served")
-    done = [row for row in rows if not row["refused"] and row["fits_in_memory"]]
-    for name in BESIDE:
-        better = 1.0 if FIGURES[name].more_is_better else -1.0
-        points = [(row["score"], better * row[name]) for row in done]
-        for row, (score, value) in zip(done, points, strict=True):
-            row[f"best_by_{name}"] = not any(a >= score and b >= value and (a, b) != (score, value) for a, b in points)
-    return rows
+    if all(row.refused for row in rows):
+        raise InputError(f"{rows[0].refused}; none of {counted(len(rows), 'model')} can be served")
+    fitting = [row for row in rows if row.fits_in_memory]
+    marks = [{f"best_by_{name}": not _is_beaten(row, fitting, name) for name in BESIDE} for row in fitting]
+    marked = {row.model: replace(row, **own) for row, own in zip(fitting, marks, strict=True)}
+    return tuple(marked.get(row.model, row) for row in rows)
 
 
-def _served(path: Path, score: Score, overrides: Sequence[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "model": score.model,
-        "score": score.score,
-        "source": score.source,
-        "refused": "",
-        "fits_in_memory": False,
-        **{f"best_by_{name}": False for name in BESIDE},
-    }
+def _is_beaten(row: ScoredModel, others: Sequence[ScoredModel], name: str) -> bool:
+    """Tell whether another model is at least as good in score and in a figure, and better in one of them."""
+    better = 1.0 if FIGURES[name].more_is_better else -1.0
+    score, value = row.score, better * row.figure(name)
+    points = [(other.score, better * other.figure(name)) for other in others]
+    return any(a >= score and b >= value and (a, b) != (score, value) for a, b in points)
+
+
+def _served(path: Path, score: Score, overrides: Sequence[str]) -> ScoredModel:
+    row = ScoredModel(model=score.model, score=score.score, source=score.source)
     try:
         scenario = load_scenario(path, [*overrides, f"model={score.model}", *score.overrides])
         if scenario.inference is None:
             raise InputError(f"{path}: inference: is missing; models are compared in serving")
-        result = simulate_serving(scenario).result
+        result = simulate_serving(scenario).outcome
     except InputError as error:
-        return row | {"refused": str(error)}
-    names = ("output_tokens_per_s_per_gpu", "peak_memory_bytes", "fits_in_memory")
-    times = {name: result[name]["p50"] for name in ("time_to_first_token_s", "time_per_output_token_s")}
-    return row | {name: result[name] for name in names} | times
+        return replace(row, refused=str(error))
+    return replace(
+        row,
+        output_tokens_per_s_per_gpu=result.output_tokens_per_s_per_gpu,
+        peak_memory_bytes=result.peak_memory_bytes,
+        fits_in_memory=result.fits_in_memory,
+        time_to_first_token_s=result.time_to_first_token_s.p50,
+        time_per_output_token_s=result.time_per_output_token_s.p50,
+    )

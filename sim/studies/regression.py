@@ -20,6 +20,7 @@ from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.prices.profile import Profile
 from sim.prices.profiles import load_profile
+from sim.studies.compared import Pair
 from sim.studies.comparison import compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
 
@@ -47,13 +48,16 @@ def errors_of(path: Path, benchmarks: Profile | None = None) -> Errors:
     scenario = scenario_of(path)
     simulation = simulate_run(scenario, run, own_profile(run, str(path)), str(path))
     result = compare(simulation, run, to_timeline(run.actions, scenario.parallelism), TOLERANCE)
-    out = {"step_time": float(result["step_time_s"]["error"])}
-    if result["replay"] is not None:
-        out["replay"] = float(result["replay"]["error"])
-    for key in ("peak_bytes", "saved_for_backward_bytes"):
-        found = [float(m[key]["error"]) for m in result["memory"] if m.get(key, {}).get("error") is not None]
-        if found:
-            out[key] = max(found, key=abs)
+    pairs: dict[str, list[Pair | None]] = {
+        "step_time": [result.step_time_s],
+        "replay": [result.replay],
+        "peak_bytes": [m.peak_bytes for m in result.memory],
+        "saved_for_backward_bytes": [m.saved_for_backward_bytes for m in result.memory],
+    }
+    out: Errors = {}
+    for key, found in pairs.items():
+        if errors := [pair.error for pair in found if pair is not None and pair.error is not None]:
+            out[key] = max(errors, key=abs)
     if benchmarks is not None:
         simulated = simulate_run(scenario, run, benchmarks, str(path)).outcome
         out[BY_BENCHMARKS] = simulated.step_time_s / run.step_time_s - 1

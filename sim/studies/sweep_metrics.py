@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from sim.results.figures import FIGURES, NUMBER, FigureUnit
+
+Workload = Literal["training", "serving"]
 
 
 class Metric(NamedTuple):
@@ -29,6 +30,7 @@ def _percentile(key: str, latency: str, statistic: str) -> Metric:
 
 
 STEP, RATE, MEMORY = (_figure(key) for key in ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_bytes"))
+TOKENS = _figure("output_tokens_per_s_per_gpu")
 GPUS = Metric("gpus", "GPUs", NUMBER)
 FIRST = _percentile("ttft_p99_s", "time_to_first_token_s", "p99")
 TRAINING = (STEP, MEMORY, RATE)
@@ -39,26 +41,14 @@ SERVING = (
     _percentile("tpot_p99_s", "time_per_output_token_s", "p99"),
     _percentile("latency_p50_s", "request_latency_s", "p50"),
     _percentile("latency_p99_s", "request_latency_s", "p99"),
-    _figure("output_tokens_per_s_per_gpu"),
+    TOKENS,
     MEMORY,
 )
 
 
-def metrics_of(result: Mapping[str, Any]) -> tuple[Metric, ...]:
-    """The metrics of a sweep's rows (sim-sweep/1), behind the number of GPUs where rows differ in it."""
-    differ = len({row["gpus"] for row in result["rows"] if not row["refused"]}) > 1
-    return (*([GPUS] if differ else []), *(SERVING if result["workload"] == "serving" else TRAINING))
-
-
-def metric_of(result: Mapping[str, Any]) -> Metric:
-    """The metric by which a sweep's rows are compared."""
-    return next(m for m in metrics_of(result) if m.key == result["metric"])
-
-
-def default_metric(workload: str, rows: Sequence[Mapping[str, Any]]) -> Metric:
-    """Return the figure by which rows are compared if nobody names one: steps by their time, or by tokens a second and
-    GPU where the tokens of a step and GPU differ from row to row; serving by the time to the first token."""
-    if workload == "serving":
-        return FIRST
-    work = [row[STEP.key] * row[RATE.key] for row in rows if not row["refused"]]
-    return RATE if max(work) > min(work) * (1 + 1e-9) else STEP
+METRICS: dict[Workload, tuple[Metric, ...]] = {"training": TRAINING, "serving": SERVING}
+# Keys of a row's figures: of a step also its time without faults, and what these cost.
+NUMBERS: dict[Workload, tuple[str, ...]] = {
+    "training": (*[m.key for m in TRAINING], "healthy_s", "lost_s"),
+    "serving": tuple(m.key for m in SERVING),
+}

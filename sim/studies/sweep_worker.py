@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -29,32 +29,12 @@ from sim.rl.simulation import simulate_rl
 from sim.serve.simulation import simulate_serving
 from sim.simulation import Simulation, simulate
 from sim.studies.promised_latencies import QUANTITIES
-from sim.studies.sweep_metrics import MEMORY, RATE, STEP
+from sim.studies.sweep_found import SweepRow
+from sim.studies.sweep_metrics import MEMORY, RATE, STEP, TOKENS
 from topology.spec import GpuSpec
 
 Change = tuple[tuple[str, Any], ...]  # keys and their values
 HEALTHY_KEPT = 64  # steps without faults that a process remembers
-
-
-class WhatIf(NamedTuple):
-    """One step, or one serving workload, by its figures; where it cannot be simulated, why."""
-
-    values: Mapping[str, Any]
-    figures: Mapping[str, float]  # by the keys of `sweep_metrics`; of a step also `healthy_s`, without `faults`
-    fits_in_memory: bool = False
-    refused: str = ""
-    gpus: int = 0
-
-    def as_dict(self, keys: Sequence[str]) -> dict[str, Any]:
-        """A row of format sim-sweep/1; of a refused one the numbers under `keys` are null."""
-        given = dict.fromkeys(keys) if self.refused else {key: self.figures[key] for key in keys}
-        return {
-            "values": dict(self.values),
-            **given,
-            "gpus": None if self.refused else self.gpus,
-            "fits_in_memory": None if self.refused else self.fits_in_memory,
-            "refused": self.refused,
-        }
 
 
 def pack(source: Source, name: str, changes: Sequence[Change]) -> bytes:
@@ -119,7 +99,7 @@ def _step(packed: bytes, scenario: Scenario) -> Simulation:
     return simulate(scenario, engine="static", costs=costs)
 
 
-def attempt(packed: bytes, change: Change) -> WhatIf:
+def attempt(packed: bytes, change: Change) -> SweepRow:
     """Simulate with `change` made; where that is not possible, the answer says why."""
     try:
         return _simulated(packed, change)
@@ -127,10 +107,10 @@ def attempt(packed: bytes, change: Change) -> WhatIf:
         why = str(error)
         for key, _ in change:
             why = why.replace(f"--set {key}:", f"--vary {key}:")  # which the user wrote
-        return WhatIf(dict(change), {}, refused=why)
+        return SweepRow(dict(change), {}, refused=why)
 
 
-def _simulated(packed: bytes, change: Change) -> WhatIf:
+def _simulated(packed: bytes, change: Change) -> SweepRow:
     source, name, _ = _given(packed)
     scenario = _changed(source, name, change)
     if scenario.training is None:
@@ -144,7 +124,7 @@ def _simulated(packed: bytes, change: Change) -> WhatIf:
     tokens = t.global_batch_size * t.seq_len
     rate = tokens / step_s / scenario.parallelism.ranks if step_s else 0.0
     figures = _figures(step_s, healthy_s, rate, simulation.peak_memory_bytes)
-    return WhatIf(dict(change), figures, simulation.fits_in_memory, gpus=scenario.ranks)
+    return SweepRow(dict(change), figures, scenario.ranks, simulation.fits_in_memory)
 
 
 def _figures(step_s: float, healthy_s: float, rate: float, peak_bytes: float) -> dict[str, float]:
@@ -152,16 +132,17 @@ def _figures(step_s: float, healthy_s: float, rate: float, peak_bytes: float) ->
     return {**times, RATE.key: rate, MEMORY.key: peak_bytes}
 
 
-def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
+def _rl_step(packed: bytes, scenario: Scenario, change: Change) -> SweepRow:
     result = simulate_rl(scenario, _given(packed)[2]).outcome
     step_s, rate = result.step_time_s, result.tokens_per_s_per_gpu
     figures = _figures(step_s, step_s, rate, result.peak_memory_bytes)
-    return WhatIf(dict(change), figures, result.fits_in_memory, gpus=scenario.ranks)
+    return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory)
 
 
-def _served(packed: bytes, scenario: Scenario, change: Change) -> WhatIf:
-    result = simulate_serving(scenario, _profile(packed, scenario.calibration)).result
-    figures = {"output_tokens_per_s_per_gpu": result["output_tokens_per_s_per_gpu"], MEMORY.key: result[MEMORY.key]}
+def _served(packed: bytes, scenario: Scenario, change: Change) -> SweepRow:
+    served = simulate_serving(scenario, _profile(packed, scenario.calibration))
+    result, latencies = served.outcome, served.latencies
+    figures = {m.key: getattr(result, m.key) for m in (TOKENS, MEMORY)}
     for name, quantity in QUANTITIES.items():
-        figures |= {f"{name}_{statistic}_s": result[quantity][statistic] for statistic in ("p50", "p99")}
-    return WhatIf(dict(change), figures, bool(result["fits_in_memory"]), gpus=scenario.ranks)
+        figures |= {f"{name}_{statistic}_s": getattr(latencies[quantity], statistic) for statistic in ("p50", "p99")}
+    return SweepRow(dict(change), figures, scenario.ranks, result.fits_in_memory)

@@ -7,33 +7,32 @@ from typing import Any
 from sim.core.timeline import Timeline
 from sim.core.units import change_percent, count, counted, n_bytes, percent, seconds
 from sim.traces.replay import TIMES
+from sim.traces.replayed import ReplayedRank, ReplayResult, Transfers
 from sim.views.headline import Number
 from sim.views.page import page, view_data
 from sim.views.rows import Track, kinds_of
 
-Result = dict[str, Any]
 
-
-def replay_page(result: Result, replayed: Timeline, recorded: Timeline) -> str:
-    """Return the HTML of a page that opens without network. `result`: `sim-replay/1`."""
+def replay_page(result: ReplayResult, replayed: Timeline, recorded: Timeline) -> str:
+    """Return the HTML of a page that opens without network."""
     from sim.views.figures import NEAR_MOST, timeline_figure
 
     timelines = [replayed, recorded]
     chart, layout = timeline_figure(timelines, _tracks(replayed))
-    step = f" · profiler step {result['profiler_step']}" if result["profiler_step"] is not None else ""
+    step = f" · profiler step {result.profiler_step}" if result.profiler_step is not None else ""
     return page(
         "replay.html",
-        f"Replay of {result['traces']}",
+        f"Replay of {result.traces}",
         {"timeline": chart},
         view_data(timelines, layout),
-        line=f"{len(result['ranks'])} of {counted(result['world_size'], 'rank')}{step}",
+        line=f"{len(result.ranks)} of {counted(result.world_size, 'rank')}{step}",
         headline=_headline(result),
-        notes=result["warnings"],
+        notes=result.warnings,
         kinds=kinds_of(timelines),
         spans=len(replayed) + len(recorded),
         near=NEAR_MOST,
-        ranks=[_rank(row) for row in result["per_rank"][:256]],
-        transfers=[_transfer(row) for row in result["communication"]],
+        ranks=[_rank(row) for row in result.per_rank[:256]],
+        transfers=[_transfer(row) for row in result.communication],
     )
 
 
@@ -43,23 +42,23 @@ def _tracks(replayed: Timeline) -> list[Track]:
     return [Track(f"{name} {side}", t, i) for name, i in names for t, side in enumerate(("replayed", "recorded"))]
 
 
-def _headline(result: Result) -> list[Number]:
-    good = abs(result["error"]) <= 0.02
+def _headline(result: ReplayResult) -> list[Number]:
+    good = abs(result.error) <= 0.02
     numbers = [
-        Number("Recorded step", seconds(result["recorded_step_s"])),
+        Number("Recorded step", seconds(result.recorded_step_s)),
         Number(
             "Replayed unchanged",
-            seconds(result["replayed_step_s"]),
-            change_percent(result["error"], 2),
+            seconds(result.replayed_step_s),
+            change_percent(result.error, 2),
             "good" if good else "bad",
         ),
     ]
-    if result["priced_on"]:
-        numbers = [Number("Step", seconds(result["replayed_step_s"]), f"on {result['priced_on']}")]
-    if result["what_if"]:
-        words = ", ".join(f"{k} {asked(v)}" for k, v in result["what_if"].items())
+    if result.priced_on:
+        numbers = [Number("Step", seconds(result.replayed_step_s), f"on {result.priced_on}")]
+    if result.what_if:
+        words = ", ".join(f"{k} {asked(v)}" for k, v in result.what_if.items())
         numbers.append(
-            Number("With the change", seconds(result["step_time_s"]), f"{change_percent(result['change'], 1)}: {words}")
+            Number("With the change", seconds(result.step_time_s), f"{change_percent(result.change, 1)}: {words}")
         )
     return numbers
 
@@ -69,11 +68,19 @@ def asked(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _rank(row: Result) -> tuple[str, ...]:
-    return (str(row["rank"]), *(f"{seconds(row[n])} ({seconds(row[f'recorded_{n}'])})" for n in TIMES))
+def _rank(row: ReplayedRank) -> tuple[str, ...]:
+    pairs = [(getattr(row.after, name), getattr(row.before, name)) for name in TIMES]
+    return (str(row.after.rank), *(f"{seconds(after)} ({seconds(before)})" for after, before in pairs))
 
 
-def _transfer(row: Result) -> tuple[str, ...]:
-    share = percent(row["seconds"] / row["recorded_s"]) if row["recorded_s"] else "–"
-    names = (row["kind"], row["group"], count(row["count"]), n_bytes(row["bytes"]))
-    return (*names, seconds(row["seconds"]), seconds(row["recorded_s"]), share)
+def _transfer(row: Transfers) -> tuple[str, ...]:
+    share = percent(row.seconds / row.recorded_s) if row.recorded_s else "–"
+    return (
+        row.kind,
+        row.group,
+        count(row.count),
+        n_bytes(row.bytes),
+        seconds(row.seconds),
+        seconds(row.recorded_s),
+        share,
+    )

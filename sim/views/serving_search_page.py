@@ -7,13 +7,11 @@ from typing import Any
 
 from sim.core.units import count, counted, seconds
 from sim.search.engine_options import choice_words
+from sim.search.serving_found import CurvePoint, FewestGpus, RefusedLayout, ServingLayout, ServingSearchResult
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import explained, grouped_dots, scatter_plot
 from sim.views.sorted_table import NOTHING, Cell, SortedTable, sorted_table, word
-
-Result = Mapping[str, Any]
-JsonRow = Mapping[str, Any]
 
 _TIP = (
     "<div><b>@words</b></div><div>@user tokens/s a user, @gpu tokens/s/GPU</div>"
@@ -35,22 +33,22 @@ HEAD = {  # heads, and what they mean
 }
 
 
-def serving_search_page(result: Result) -> str:
-    """HTML of `sim-serving-search/1` that opens without network."""
-    plots = {"curve": _figure(result["curve"])} if result["curve"] else {}
+def serving_search_page(result: ServingSearchResult) -> str:
+    """Return HTML of a search that opens without network."""
+    plots = {"curve": _figure(result.curve)} if result.curve else {}
     return still_page(
         "serving_search.html",
-        f"Serving search: {result['name']}",
+        f"Serving search: {result.name}",
         plots,
-        what=f"{counted(result['gpus'], 'GPU')} within {', '.join(result['slo'])}",
+        what=f"{counted(result.gpus, 'GPU')} within {', '.join(result.slo)}",
         headline=_headline(result),
-        table=layouts_table(result["best"]),
-        same_hosts=[same_host_words(engines) for engines in result["same_host_times"]],
-        refusals=[(row_words(r), r["reason"]) for r in result["refusals"]],
+        table=layouts_table(result.best),
+        same_hosts=[same_host_words(engines) for engines in result.same_host_times],
+        refusals=[(row_words(r), r.reason) for r in result.refusals],
     )
 
 
-def layouts_table(rows: Sequence[JsonRow]) -> SortedTable:
+def layouts_table(rows: Sequence[ServingLayout]) -> SortedTable:
     """The highest rate of each layout with each engine."""
     return sorted_table("best", HEAD, [_cells(row) for row in rows])
 
@@ -68,9 +66,9 @@ def layout_words(parallelism: Mapping[str, int], least: int = 2) -> str:
     return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parallelism.items() if v >= least) or "one GPU"
 
 
-def row_words(row: JsonRow, least: int = 2) -> str:
+def row_words(row: ServingLayout | CurvePoint | RefusedLayout | FewestGpus, least: int = 2) -> str:
     """Say a row in words: its layout's degrees of at least `least`, and the engine's options if any were searched."""
-    return ", ".join([layout_words(row["parallelism"], least), *[choice_words(row["options"])] * bool(row["options"])])
+    return ", ".join([layout_words(row.parallelism, least), *[choice_words(row.options)] * bool(row.options)])
 
 
 def same_host_words(engines: Sequence[str]) -> str:
@@ -78,32 +76,32 @@ def same_host_words(engines: Sequence[str]) -> str:
     return f"{', '.join(engines)}: one record of host times; between them only schedulers, kernels and memory differ"
 
 
-def _headline(result: Result) -> list[Number]:
-    best = next((row for row in result["best"] if row["rate_per_s"]), None)
+def _headline(result: ServingSearchResult) -> list[Number]:
     numbers = [Number("Highest rate", "none", "no layout keeps these latencies", "bad")]
-    if best is not None:
-        layout, each = row_words(best), f"{best['rate_per_s'] / result['gpus']:.3g} a GPU"
-        highest = Number("Highest rate", f"{best['rate_per_s']:.3g} requests/s", f"{layout}; {each}", "good")
-        if not best["limit_found"]:
+    best = next((row for row in result.best if row.highest), None)
+    if best is not None and best.highest is not None:
+        layout, each = row_words(best), f"{best.rate_per_s / result.gpus:.3g} a GPU"
+        highest = Number("Highest rate", f"{best.rate_per_s:.3g} requests/s", f"{layout}; {each}", "good")
+        if not best.limit_found:
             highest = Number("Highest rate", "unknown", f"{layout}; {NO_LIMIT}", "bad")
         numbers = [
             highest,
-            Number("Output tokens/s/GPU", count(best["output_tokens_per_s_per_gpu"]), ""),
-            Number("Time to first token", seconds(best["time_to_first_token_s"]["p99"]), "99th percentile"),
-            Number("Time per output token", seconds(best["time_per_output_token_s"]["p99"]), "99th percentile"),
+            Number("Output tokens/s/GPU", count(best.highest.output_tokens_per_s_per_gpu), ""),
+            Number("Time to first token", seconds(best.highest.time_to_first_token_s.p99), "99th percentile"),
+            Number("Time per output token", seconds(best.highest.time_per_output_token_s.p99), "99th percentile"),
         ]
-    wanted, fewest = result["wanted_rate_per_s"], result["fewest_gpus"]
+    wanted, fewest = result.wanted_rate_per_s, result.fewest_gpus
     if wanted is not None:
-        unknown = any(not row["limit_found"] for row in result["best"])
-        said = ("unknown" if unknown else "none") if fewest is None else count(fewest["gpus"])
+        unknown = any(not row.limit_found for row in result.best)
+        said = ("unknown" if unknown else "none") if fewest is None else count(fewest.gpus)
         note = f"for {wanted:g} requests/s" + ("" if fewest is None else f", {row_words(fewest)}")
         numbers.append(Number("Fewest GPUs", said, note, "bad" if fewest is None else ""))
     return numbers
 
 
-def _figure(curve: Sequence[JsonRow]) -> Any:
+def _figure(curve: Sequence[CurvePoint]) -> Any:
     plot = scatter_plot("curve", "tokens/s of a user (median)", "output tokens/s/GPU")
-    by_layout: dict[str, list[JsonRow]] = {}
+    by_layout: dict[str, list[CurvePoint]] = {}
     for point in curve:
         by_layout.setdefault(row_words(point), []).append(point)
     groups = {name: _columns(name, points) for name, points in by_layout.items()}
@@ -111,40 +109,33 @@ def _figure(curve: Sequence[JsonRow]) -> Any:
     return explained(plot, dots, _TIP)
 
 
-def _columns(name: str, points: Sequence[JsonRow]) -> dict[str, list[Any]]:
+def _columns(name: str, points: Sequence[CurvePoint]) -> dict[str, list[Any]]:
     return {
-        "x": [p["tokens_per_s_per_user"] for p in points],
-        "y": [p["output_tokens_per_s_per_gpu"] for p in points],
+        "x": [p.tokens_per_s_per_user for p in points],
+        "y": [p.output_tokens_per_s_per_gpu for p in points],
         "words": [name] * len(points),
-        "user": [f"{p['tokens_per_s_per_user']:,.4g}" for p in points],
-        "gpu": [f"{p['output_tokens_per_s_per_gpu']:,.4g}" for p in points],
-        "rate": [f"{p['rate_per_s_per_gpu']:.3g}" for p in points],
-        "kept": ["within the limits" if p["within_slo"] else "beyond a limit" for p in points],
-        "alpha": [0.9 if p["within_slo"] else 0.1 for p in points],
+        "user": [f"{p.tokens_per_s_per_user:,.4g}" for p in points],
+        "gpu": [f"{p.output_tokens_per_s_per_gpu:,.4g}" for p in points],
+        "rate": [f"{p.rate_per_s_per_gpu:.3g}" for p in points],
+        "kept": ["within the limits" if p.within_slo else "beyond a limit" for p in points],
+        "alpha": [0.9 if p.within_slo else 0.1 for p in points],
     }
 
 
-def _cells(row: JsonRow) -> list[Cell]:
+def _cells(row: ServingLayout) -> list[Cell]:
     """A layout's cells under `HEAD`."""
-    options = choice_words(row["options"])
-    first = [word(layout_words(row["parallelism"])), word(options) if options else NOTHING]
-    if not row["rate_per_s"]:
+    options, at = choice_words(row.options), row.highest
+    first = [word(layout_words(row.parallelism)), word(options) if options else NOTHING]
+    if at is None:
         return [*first, ("0", "none"), *[NOTHING] * (len(HEAD) - 3)]
-    times = [
-        row[key][p]
-        for key, ps in (
-            ("time_to_first_token_s", ("p50", "p99")),
-            ("time_per_output_token_s", ("p50", "p99")),
-            ("inter_token_latency_s", ("p99",)),
-        )
-        for p in ps
-    ]
-    energy, cost = row["energy_kwh_per_million_output_tokens"], row.get("cost_per_million_output_tokens")
+    first_token_s, token_s, gap_s = at.time_to_first_token_s, at.time_per_output_token_s, at.inter_token_latency_s
+    times_s = [first_token_s.p50, first_token_s.p99, token_s.p50, token_s.p99, gap_s.p99]
+    energy, cost = at.energy_kwh_per_million_output_tokens, at.cost_per_million_output_tokens
     return [
         *first,
-        (f"{row['rate_per_s']:.9f}", f"{row['rate_per_s']:.3g}" if row["limit_found"] else NO_LIMIT),
-        (f"{row['output_tokens_per_s_per_gpu']:.6f}", count(row["output_tokens_per_s_per_gpu"])),
-        *[(f"{s:.12f}", seconds(s)) for s in times],
-        (f"{energy:.6f}", f"{energy:.3g}"),
+        (f"{row.rate_per_s:.9f}", f"{row.rate_per_s:.3g}" if row.limit_found else NO_LIMIT),
+        (f"{at.output_tokens_per_s_per_gpu:.6f}", count(at.output_tokens_per_s_per_gpu)),
+        *[(f"{s:.12f}", seconds(s)) for s in times_s],
+        NOTHING if energy is None else (f"{energy:.6f}", f"{energy:.3g}"),
         NOTHING if cost is None else (f"{cost:.6f}", f"{cost:.2f}"),
     ]

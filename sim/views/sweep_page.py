@@ -9,14 +9,12 @@ from typing import Any
 from sim.core.json_values import is_number
 from sim.core.units import as_written, count, percent, seconds
 from sim.inputs.overrides import nested
-from sim.studies.sweep_metrics import MEMORY, STEP, Metric, metric_of, metrics_of
+from sim.studies.sweep_found import SweepResult, SweepRow
+from sim.studies.sweep_metrics import MEMORY, STEP, Metric
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.palette import INK
 from sim.views.scatter import SERIES, explained, scatter_plot
-
-Result = Mapping[str, Any]
-JsonRow = Mapping[str, Any]
 
 _COLOURS = (*SERIES, INK)
 MOST_LINES = 12  # of other keys' choices, those with the slowest steps
@@ -26,12 +24,12 @@ _TIP = "<div><b>@words</b></div><div>@said</div>"
 _LOST = "<div>@lost lost to faults</div>"
 
 
-def sweep_page(result: Result) -> str:
+def sweep_page(result: SweepResult) -> str:
     """HTML of `sim-sweep/1` that opens without network."""
-    title = f"Sweep: {result['name']}"
-    kind = "steps" if result["workload"] == "training" else "workloads"
-    what = f"{count(len(result['rows']))} {kind} over {', '.join(result['vary'])}"
-    faults = about_faults(result)
+    title = f"Sweep: {result.name}"
+    kind = "steps" if result.workload == "training" else "workloads"
+    what = f"{count(len(result.rows))} {kind} over {', '.join(result.vary)}"
+    faults = result.about_faults
     return still_page(
         "sweep.html",
         title,
@@ -39,10 +37,10 @@ def sweep_page(result: Result) -> str:
         what=what,
         headline=_headline(result),
         faults=faults,
-        metric=metric_of(result).name,
-        keys=list(result["vary"]),
-        columns=[*(m.name for m in metrics_of(result)), *(["without faults", "lost"] if faults else [])],
-        rows=[(row, () if row["refused"] else _cells(row, result, faults), _copies(row)) for row in result["rows"]],
+        metric=result.compared.name,
+        keys=list(result.vary),
+        columns=[*(m.name for m in result.metrics), *(["without faults", "lost"] if faults else [])],
+        rows=[(row, () if row.refused else _cells(row, result, faults), _copies(row)) for row in result.rows],
     )
 
 
@@ -60,9 +58,9 @@ def short_keys(keys: Iterable[str]) -> dict[str, str]:
     return out
 
 
-def metric_words(row: JsonRow, metric: Metric) -> str:
+def metric_words(row: SweepRow, metric: Metric) -> str:
     """A metric of a row in words; memory is marked where it is more than the GPU has."""
-    return metric.unit.write(row[metric.key]) + " ✗" * (metric is MEMORY and not row["fits_in_memory"])
+    return metric.unit.write(row.number(metric)) + " ✗" * (metric is MEMORY and not row.fits_in_memory)
 
 
 def words(values: Mapping[str, Any]) -> str:
@@ -74,51 +72,45 @@ def words(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{k.partition('.')[2] or k} {as_written(v)}" for k, v in values.items())
 
 
-def about_faults(result: Result) -> bool:
-    """Tell whether faults are varied, or cost any of the steps something."""
-    if result["workload"] != "training":
-        return False
-    return any(key.startswith("faults") for key in result["vary"]) or any(row["lost_s"] for row in result["rows"])
-
-
-def lost_words(row: JsonRow) -> str:
+def lost_words(row: SweepRow) -> str:
     """Seconds lost to faults, and which part of the step that is."""
-    return f"{seconds(row['lost_s'])} ({percent(row['lost_s'] / row['step_time_s'])})"
+    return f"{seconds(row.figures['lost_s'])} ({percent(row.lost_share)})"
 
 
-def _headline(result: Result) -> list[Number]:
-    metric, done = metric_of(result), [r for r in result["rows"] if not r["refused"]]
-    fitting = [r for r in done if r["fits_in_memory"]]
+def _headline(result: SweepResult) -> list[Number]:
+    metric, done = result.compared, result.done
+    fitting = [r for r in done if r.fits_in_memory]
     choose, other = (max, min) if metric.more_is_better else (min, max)
-    best, worst = (pick(pool, key=lambda r: r[metric.key]) for pick, pool in ((choose, fitting or done), (other, done)))
-    left = len(result["rows"]) - len(done)
+    best = choose(fitting or done, key=lambda r: r.number(metric))
+    worst = other(done, key=lambda r: r.number(metric))
+    left = len(result.rows) - len(done)
     good, bad = ("Fastest step", "Slowest step") if metric is STEP else (f"Best {metric.name}", f"Worst {metric.name}")
     numbers = [
-        Number(f"{good} that fits", metric_words(best, metric), words(best["values"]), "good")
+        Number(f"{good} that fits", metric_words(best, metric), words(best.values), "good")
         if fitting
-        else Number(good, metric_words(best, metric), f"{words(best['values'])}; none fits", "bad"),
-        Number(bad, metric_words(worst, metric), words(worst["values"])),
+        else Number(good, metric_words(best, metric), f"{words(best.values)}; none fits", "bad"),
+        Number(bad, metric_words(worst, metric), words(worst.values)),
         Number("Simulated", count(len(done)), f"{count(left)} cannot be simulated" if left else ""),
     ]
-    if about_faults(result):
-        most = max(done, key=lambda r: r["lost_s"] / r["step_time_s"])
-        numbers.insert(2, Number("Most lost to faults", lost_words(most), words(most["values"])))
+    if result.about_faults:
+        most = max(done, key=lambda r: r.lost_share)
+        numbers.insert(2, Number("Most lost to faults", lost_words(most), words(most.values)))
     return numbers
 
 
-def _figure(result: Result) -> Any:
+def _figure(result: SweepResult) -> Any:
     from bokeh.models import ColumnDataSource
 
-    metric = metric_of(result)
-    faults, scale = about_faults(result) and metric is STEP, metric.unit.axis_scale
-    key = max(result["vary"], key=lambda k: len(result["vary"][k]))
+    metric = result.compared
+    faults, scale = result.about_faults and metric is STEP, metric.unit.axis_scale
+    key = max(result.vary, key=lambda k: len(result.vary[k]))
     axis = metric.name + metric.unit.axis
-    names = [as_written(v) for v in result["vary"][key]]
-    numbers = all(is_number(v) for v in result["vary"][key])
-    plot = scatter_plot("sweep", key, axis, 460, **_x_axis(result["vary"][key], names, numbers))
+    names = [as_written(v) for v in result.vary[key]]
+    numbers = all(is_number(v) for v in result.vary[key])
+    plot = scatter_plot("sweep", key, axis, 460, **_x_axis(result.vary[key], names, numbers))
     if numbers and len(set(names)) <= MOST_TICKS:
-        plot.xaxis.ticker = sorted(set(result["vary"][key]))
-        plot.xaxis.major_label_overrides = {v: f"{v:,}" for v in result["vary"][key]}
+        plot.xaxis.ticker = sorted(set(result.vary[key]))
+        plot.xaxis.major_label_overrides = {v: f"{v:,}" for v in result.vary[key]}
     dots: list[Any] = []
     for i, (name, rows) in enumerate(_lines(result, key)):
         source = ColumnDataSource(_columns(rows, key, numbers, result, scale))
@@ -128,7 +120,7 @@ def _figure(result: Result) -> Any:
             plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
         plot.line("x", "y", line_width=2, **shown)
         dots.append(plot.scatter("x", "y", size=8, fill_alpha="fits", **shown))
-    return explained(plot, dots, _TIP + _LOST * about_faults(result))
+    return explained(plot, dots, _TIP + _LOST * result.about_faults)
 
 
 def _x_axis(values: Sequence[Any], names: Sequence[str], numbers: bool) -> dict[str, Any]:
@@ -138,45 +130,48 @@ def _x_axis(values: Sequence[Any], names: Sequence[str], numbers: bool) -> dict[
     return {"x_axis_type": "log"} if min(values) > 0 and max(values) >= LOG_FROM * min(values) else {}
 
 
-def _lines(result: Result, key: str) -> list[tuple[str, list[JsonRow]]]:
+def _lines(result: SweepResult, key: str) -> list[tuple[str, list[SweepRow]]]:
     """Rows by the choice of all keys but one and those linked with it; of many the choices with the most."""
-    metric = metric_of(result).key
-    together = next((set(keys) for keys in result["linked"] if key in keys), {key})
-    lines: dict[str, list[JsonRow]] = {}
-    for row in result["rows"]:
-        if not row["refused"]:
-            others = {k: v for k, v in row["values"].items() if k not in together}
-            lines.setdefault(words(others), []).append(row)
-    most = sorted(lines, key=lambda name: -max(r[metric] for r in lines[name]))[:MOST_LINES]
+    together = next((set(keys) for keys in result.linked if key in keys), {key})
+    lines: dict[str, list[SweepRow]] = {}
+    for row in result.done:
+        others = {k: v for k, v in row.values.items() if k not in together}
+        lines.setdefault(words(others), []).append(row)
+    most = sorted(lines, key=lambda name: -max(r.number(result.compared) for r in lines[name]))[:MOST_LINES]
     return [(name, rows) for name, rows in lines.items() if name in most]
 
 
-def _columns(rows: Sequence[JsonRow], key: str, numbers: bool, result: Result, scale: float) -> dict[str, list[Any]]:
-    ordered = sorted(rows, key=lambda r: r["values"][key]) if numbers else rows
-    faults, metric = about_faults(result), metric_of(result)
-    return {
-        "x": [r["values"][key] if numbers else as_written(r["values"][key]) for r in ordered],
-        "y": [r[metric.key] / scale for r in ordered],
-        "fits": [float(r["fits_in_memory"]) for r in ordered],
-        "words": [words(r["values"]) for r in ordered],
-        "said": [", ".join(f"{m.name} {metric_words(r, m)}" for m in metrics_of(result)) for r in ordered],
-        **({"healthy": [r["healthy_s"] for r in ordered], "lost": [lost_words(r) for r in ordered]} if faults else {}),
+def _columns(
+    rows: Sequence[SweepRow], key: str, numbers: bool, result: SweepResult, scale: float
+) -> dict[str, list[Any]]:
+    ordered = sorted(rows, key=lambda r: r.values[key]) if numbers else rows
+    faults, metric = result.about_faults, result.compared
+    figures: dict[str, list[Any]] = {
+        "x": [r.values[key] if numbers else as_written(r.values[key]) for r in ordered],
+        "y": [r.number(metric) / scale for r in ordered],
+        "fits": [float(r.fits_in_memory) for r in ordered],
+        "words": [words(r.values) for r in ordered],
+        "said": [", ".join(f"{m.name} {metric_words(r, m)}" for m in result.metrics) for r in ordered],
     }
+    if faults:
+        figures["healthy"] = [r.figures["healthy_s"] for r in ordered]
+        figures["lost"] = [lost_words(r) for r in ordered]
+    return figures
 
 
-def _cells(row: JsonRow, result: Result, faults: bool) -> list[tuple[float, str]]:
+def _cells(row: SweepRow, result: SweepResult, faults: bool) -> list[tuple[float, str]]:
     """Return the value and the text of each number of a row."""
     more = ("healthy_s", "lost_s") if faults else ()
     return [
-        *((row[m.key], metric_words(row, m)) for m in metrics_of(result)),
-        *((row[k], seconds(row[k])) for k in more),
+        *((row.number(m), metric_words(row, m)) for m in result.metrics),
+        *((row.figures[k], seconds(row.figures[k])) for k in more),
     ]
 
 
-def _copies(row: JsonRow) -> list[tuple[str, str]]:
+def _copies(row: SweepRow) -> list[tuple[str, str]]:
     """A row's keys, as options of any command and as a scenario file's text."""
-    options = " ".join(f"--set {shlex.quote(f'{key}={as_written(value)}')}" for key, value in row["values"].items())
-    return [("--set", options), ("YAML", nested_yaml(row["values"]))]
+    options = " ".join(f"--set {shlex.quote(f'{key}={as_written(value)}')}" for key, value in row.values.items())
+    return [("--set", options), ("YAML", nested_yaml(row.values))]
 
 
 def nested_yaml(values: Mapping[str, Any]) -> str:

@@ -10,6 +10,15 @@ import pytest
 from msgspec.structs import replace
 
 from sim.search.found import BestLayout, ClusterSearch, ClustersResult
+from sim.search.serving_found import (
+    CurvePoint,
+    FewestGpus,
+    RefusedLayout,
+    ServedRate,
+    ServingLayout,
+    ServingSearchResult,
+)
+from sim.serve.results.records import Percentiles
 from sim.simulation import simulate
 from sim.studies.difference import difference
 from sim.views.clusters_page import clusters_page
@@ -27,8 +36,7 @@ from topology.presets import CLUSTERS
 
 pytestmark = pytest.mark.browser
 SCREENS = [(width, scheme) for width in (480, 1440, 1920) for scheme in ("light", "dark")]
-LATENCIES = {"p50": 0.01, "p90": 0.02, "p95": 0.025, "p99": 0.03, "mean": 0.012}
-QUANTITIES = ("time_to_first_token_s", "time_per_output_token_s", "inter_token_latency_s", "request_latency_s")
+LATENCIES = Percentiles(p50=0.01, p90=0.02, p95=0.025, p99=0.03, mean=0.012)
 # Bokeh draws on a canvas; its plots tell what they drew.
 SIZES = "Bokeh.documents[0].roots().map((r) => [r.name, r.inner_width, r.inner_height])"
 LUMINANCE = """(selector) => {
@@ -56,39 +64,51 @@ def clusters() -> str:
 
 
 def serving_search() -> str:
-    one = {
-        "rate_per_s": 12.5,
-        "limit_found": True,
-        "output_tokens_per_s_per_gpu": 900.0,
-        "energy_kwh_per_million_output_tokens": 0.4,
-        "cost_per_million_output_tokens": 1.25,
-    }
-    one |= dict.fromkeys(QUANTITIES, LATENCIES)
-    one["options"] = {"max_batch_tokens": 512, "kv_cache.dtype": "fp8"}
-    point = {
-        "options": {},
-        "tokens_per_s_per_user": 50.0,
-        "output_tokens_per_s_per_gpu": 900.0,
-        "rate_per_s_per_gpu": 3.1,
-    }
+    served = ServedRate(
+        rate_per_s=12.5,
+        requests=400,
+        within_slo=True,
+        share_within_slo=1.0,
+        goodput_per_s=12.5,
+        output_tokens_per_s=3600.0,
+        output_tokens_per_s_per_gpu=900.0,
+        time_to_first_token_s=LATENCIES,
+        time_per_output_token_s=LATENCIES,
+        inter_token_latency_s=LATENCIES,
+        request_latency_s=LATENCIES,
+        energy_kwh_per_million_output_tokens=0.4,
+        cost_per_million_output_tokens=1.25,
+    )
+    options = {"max_batch_tokens": 512, "kv_cache.dtype": "fp8"}
+    wide, deep = {"tp": 4, "pp": 1}, {"tp": 1, "pp": 4}
+    unit = {"gpus": 4, "unit_gpus": 4, "limit_found": True}
+    fast = ServingLayout(
+        parallelism=wide | {"dp": 1}, unit=wide, options=options, rate_per_s=12.5, highest=served, **unit
+    )
+    none = ServingLayout(parallelism=deep | {"dp": 1}, unit=deep, options={}, rate_per_s=0.0, **unit)
+    curve = [
+        CurvePoint(
+            parallelism={"tp": tp, "pp": 1},
+            options={},
+            rate_per_s_per_gpu=3.1,
+            tokens_per_s_per_user=speed,
+            output_tokens_per_s_per_gpu=900.0,
+            within_slo=within,
+        )
+        for tp, speed, within in ((4, 50.0, True), (2, 60.0, False))
+    ]
     return serving_search_page(
-        {
-            "name": "small",
-            "gpus": 4,
-            "slo": ["ttft_p99=0.25", "tpot_p99=0.035"],
-            "same_host_times": [],
-            "wanted_rate_per_s": 20.0,
-            "fewest_gpus": {"gpus": 8, "parallelism": {"tp": 4, "pp": 1}, "options": {}},
-            "best": [
-                one | {"parallelism": {"tp": 4, "pp": 1, "dp": 1}},
-                {"rate_per_s": 0.0, "limit_found": True, "parallelism": {"tp": 1, "pp": 4, "dp": 1}, "options": {}},
-            ],
-            "curve": [
-                point | {"parallelism": {"tp": 4, "pp": 1}, "within_slo": True},
-                point | {"parallelism": {"tp": 2, "pp": 1}, "within_slo": False, "tokens_per_s_per_user": 60.0},
-            ],
-            "refusals": [{"parallelism": {"tp": 1, "pp": 1}, "options": {}, "reason": "does not fit in memory"}],
-        }
+        ServingSearchResult(
+            name="small",
+            gpus=4,
+            slo=("ttft_p99=0.25", "tpot_p99=0.035"),
+            wanted_rate_per_s=20.0,
+            best=(fast, none),
+            fewest_gpus=FewestGpus(8, wide, {}),
+            curve=tuple(curve),
+            refusals=(RefusedLayout({"tp": 1, "pp": 1}, {}, "does not fit in memory"),),
+            same_host_times=(),
+        )
     )
 
 

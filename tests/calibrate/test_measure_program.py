@@ -88,11 +88,11 @@ def test_operators_stand_side_by_side(folder: Path) -> None:
     run = MeasuredRun.model_validate(
         {"format": "measured-run/1", "scenario": {}, "step_times_s": [2.0], "operators": measured}
     )
-    rows = {(r["operator"], r["phase"]): r for r in operators(simulate(s), run)}
-    assert rows["aten.mm", "backward"]["measured"] == 1.0
-    assert rows["aten.mm", "backward"]["simulated"] > 0  # both halves of the backward
-    assert rows["aten.view", "forward"]["simulated"] == 0.0
-    assert rows["between operators", ""]["measured"] == 0.75
+    rows = {(r.operator, r.phase): r for r in operators(simulate(s), run)}
+    assert rows["aten.mm", "backward"].measured == 1.0
+    assert rows["aten.mm", "backward"].simulated > 0  # both halves of the backward
+    assert rows["aten.view", "forward"].simulated == 0.0
+    assert rows["between operators", ""].measured == 0.75
 
 
 def test_what_cannot_run_is_refused(folder: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sim.commands.options import Study
 from sim.commands.sweep import parse_vary, print_result, run_sweep
@@ -34,25 +35,25 @@ SCALES = "faults.stragglers.0.compute_scale=1,1.3"
 
 def test_every_step_is_the_one_that_run_simulates() -> None:
     found = run_sweep(FILE, [RANKS, SCALES, "faults.jitter.sigma=0,0.05"], Study())
-    assert len(found["rows"]) == 4 * 2 * 2
+    assert len(found.rows) == 4 * 2 * 2
     healthy_s = simulate(load_scenario(FILE)).step_time_s
-    for row in found["rows"]:
-        options = [f"{k}={v}" for k, v in row["values"].items()]
-        assert row["step_time_s"] == simulate(load_scenario(FILE, options)).step_time_s
-        assert row["healthy_s"] == healthy_s
-        assert row["lost_s"] == row["step_time_s"] - healthy_s
-        off = row["values"]["faults.jitter.sigma"] == 0 and row["values"]["faults.stragglers.0.compute_scale"] == 1
-        assert (row["lost_s"] == 0) == off
+    for row in found.rows:
+        options = [f"{k}={v}" for k, v in row.values.items()]
+        assert row.figures["step_time_s"] == simulate(load_scenario(FILE, options)).step_time_s
+        assert row.figures["healthy_s"] == healthy_s
+        assert row.figures["lost_s"] == row.figures["step_time_s"] - healthy_s
+        off = row.values["faults.jitter.sigma"] == 0 and row.values["faults.stragglers.0.compute_scale"] == 1
+        assert (row.figures["lost_s"] == 0) == off
 
 
 def test_other_keys_have_their_own_healthy_step_and_what_is_illegal_is_a_row_that_says_so() -> None:
     found = run_sweep(FILE, ["parallelism.tp=1,2,5,3", SCALES, "faults.stragglers.0.rank=1"], Study())
-    assert len(found["rows"]) == 8
-    healthy = {r["values"]["parallelism.tp"]: r["healthy_s"] for r in found["rows"] if not r["refused"]}
+    assert len(found.rows) == 8
+    healthy = {r.values["parallelism.tp"]: r.figures["healthy_s"] for r in found.rows if not r.refused}
     assert healthy == {tp: simulate(load_scenario(FILE, [f"parallelism.tp={tp}"])).step_time_s for tp in (1, 2)}
-    refused = [r for r in found["rows"] if r["refused"]]
+    refused = [r for r in found.rows if r.refused]
     assert len(refused) == 4
-    assert all(r["step_time_s"] is None for r in refused)
+    assert [r["step_time_s"] for r in found.to_json()["rows"] if r["refused"]] == [None] * len(refused)
 
 
 def test_steps_of_other_sizes_share_what_was_priced() -> None:
@@ -75,7 +76,7 @@ def test_a_varied_key_may_be_what_makes_the_scenario_legal() -> None:
             )
         ),
     )
-    assert [bool(row["refused"]) for row in found["rows"]] == [True, False]
+    assert [bool(row.refused) for row in found.rows] == [True, False]
     with pytest.raises(InputError, match="sequence parallelism needs tp above 1"):
         run_sweep(FILE, ["parallelism.pp=4,8"], Study(overrides=("parallelism.sp=true",)))
 
@@ -83,7 +84,7 @@ def test_a_varied_key_may_be_what_makes_the_scenario_legal() -> None:
 def test_links_and_presets_and_profiles_can_be_varied(tmp_path: Path) -> None:
     link = "faults.links.0={between: [node0, node0], bandwidth_scale: 0.25},{between: [node0, node0]}"
     found = run_sweep(FILE, [link, "cluster=dgx-a100,dgx-h100"], Study(overrides=("faults.stragglers.0.rank=1",)))
-    times = [r["step_time_s"] for r in found["rows"]]
+    times = [r.figures["step_time_s"] for r in found.rows]
     assert len(set(times)) == 4
     assert times[0] > times[2]  # a quarter of the bandwidth against half
     page = sweep_page(found)
@@ -114,11 +115,11 @@ def test_bad_options_are_one_message(vary: str, problem: str) -> None:
 def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["cluster={preset: dgx-h100, gpu: {preset: h100-sxm, memory_bytes: 50GiB}}"]
     found = run_sweep(FILE, ["training.recompute=none,full"], Study(overrides=tuple(small)))
-    assert [row["fits_in_memory"] for row in found["rows"]] == [False, True]
+    assert [row.fits_in_memory for row in found.rows] == [False, True]
     print_result(found)
     said = capsys.readouterr().out
     assert "Fastest step that fits" in sweep_page(found)
-    assert "recompute none; none fits" in sweep_page({**found, "rows": found["rows"][:1]})
+    assert "recompute none; none fits" in sweep_page(replace(found, rows=found.rows[:1]))
     assert (said.count("✗"), sweep_page(found).count("✗")) == (2, 1)  # the table's line below it says what it means
     assert "fault" not in said
     assert "aults" not in re.sub(r"<script.*?</script>", "", sweep_page(found), flags=re.S)
@@ -127,8 +128,8 @@ def test_without_faults_nothing_is_said_of_them_and_memory_is_shown(capsys: pyte
 
 def test_rows_on_different_numbers_of_gpus_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_sweep(FILE, ["parallelism.dp=1,2"], Study())
-    pp = found["rows"][0]["gpus"]
-    assert [row["gpus"] for row in found["rows"]] == [pp, 2 * pp]
+    pp = found.rows[0].gpus
+    assert [row.gpus for row in found.rows] == [pp, 2 * pp]
     print_result(found)
     assert "GPUs" in capsys.readouterr().out
     assert ">GPUs<" in sweep_page(found)
@@ -148,16 +149,16 @@ def test_linked_keys_vary_together_and_are_compared_by_tokens_a_second() -> None
     found = run_sweep(
         FILE, ["parallelism.dp,training.global_batch_size=1:16,2:64", "training.recompute=none,full"], Study()
     )
-    values = [tuple(row["values"].values()) for row in found["rows"]]
+    values = [tuple(row.values.values()) for row in found.rows]
     assert values == [(1, 16, "none"), (1, 16, "full"), (2, 64, "none"), (2, 64, "full")]
-    assert (found["metric"], found["linked"]) == (
+    assert (found.metric, found.linked) == (
         "tokens_per_s_per_gpu",
-        [["parallelism.dp", "training.global_batch_size"]],
+        (("parallelism.dp", "training.global_batch_size"),),
     )
-    assert found["vary"]["training.global_batch_size"] == [16, 64]
+    assert found.vary["training.global_batch_size"] == [16, 64]
     page = sweep_page(found)
     assert "Best tok/s/GPU that fits" in page or "none fits" in page
-    assert run_sweep(FILE, ["training.recompute=none,full"], Study())["metric"] == "step_time_s"
+    assert run_sweep(FILE, ["training.recompute=none,full"], Study()).metric == "step_time_s"
     chosen = run_sweep(FILE, ["training.recompute=none,full"], Study(), metric="peak_memory_bytes")
     assert "Best memory that fits" in sweep_page(chosen)
     with pytest.raises(InputError, match="--metric: found 'mfu'; must be one of step_time_s"):
@@ -170,11 +171,11 @@ def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
     file = ROOT / "scenarios" / "serve_llama8b.yaml"
     few = ["inference.requests.count=8"]
     found = run_sweep(file, ["inference.requests.rate_per_s=1,50", "parallelism.tp=1,3"], Study(overrides=tuple(few)))
-    assert found["workload"] == "serving"
-    assert [bool(row["refused"]) for row in found["rows"]] == [False, True, False, True]
+    assert found.workload == "serving"
+    assert [bool(row.refused) for row in found.rows] == [False, True, False, True]
     alone = simulate_serving(load_scenario(file, [*few, "inference.requests.rate_per_s=50"])).result
-    assert found["rows"][2]["ttft_p99_s"] == alone["time_to_first_token_s"]["p99"]
-    assert found["rows"][2]["output_tokens_per_s_per_gpu"] == alone["output_tokens_per_s_per_gpu"]
+    assert found.rows[2].figures["ttft_p99_s"] == alone["time_to_first_token_s"]["p99"]
+    assert found.rows[2].figures["output_tokens_per_s_per_gpu"] == alone["output_tokens_per_s_per_gpu"]
     print_result(found)
     said = capsys.readouterr().out
     assert "refused (1)" in said
@@ -197,7 +198,7 @@ def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_replicas_that_affect_each_other_are_swept(name: str, changes: list[str], key: str) -> None:
     found = run_sweep(ROOT / "scenarios" / f"{name}.yaml", [key], Study(overrides=tuple(changes)))
-    assert [row["refused"] for row in found["rows"]] == ["", ""]
+    assert [row.refused for row in found.rows] == ["", ""]
 
 
 def test_an_rl_step_whose_engine_spreads_experts_is_swept() -> None:
@@ -206,7 +207,7 @@ def test_an_rl_step_whose_engine_spreads_experts_is_swept() -> None:
     found = run_sweep(
         ROOT / "scenarios" / "rl_grpo_llama8b.yaml", ["training.recompute=full"], Study(overrides=tuple(small))
     )
-    assert [row["refused"] for row in found["rows"]] == [""]
+    assert [row.refused for row in found.rows] == [""]
 
 
 def test_too_many_combinations_are_refused() -> None:
@@ -221,7 +222,7 @@ def rows_of(packed: bytes, changes: list[Any], pool: Any) -> list[Any]:
 
 
 def test_other_processes_find_the_same_to_the_last_bit() -> None:
-    one, two = (run_sweep(FILE, [RANKS, SCALES], Study(workers=n))["rows"] for n in (1, 2))
+    one, two = (run_sweep(FILE, [RANKS, SCALES], Study(workers=n)).rows for n in (1, 2))
     assert one == two
 
 
@@ -247,8 +248,8 @@ def test_a_killed_dask_worker_loses_nothing(tmp_path: Path) -> None:
         assert victim.wait(HANGS_AFTER_S) == -signal.SIGKILL
         assert found == expected
         whole = run_sweep(FILE, [RANKS, SCALES], Study(dask=address))
-    assert whole["rows"] == run_sweep(FILE, [RANKS, SCALES], Study())["rows"]
-    assert whole["cores"] == 1
+    assert whole.rows == run_sweep(FILE, [RANKS, SCALES], Study()).rows
+    assert whole.cores == 1
 
 
 def test_the_command(tmp_path: Path) -> None:

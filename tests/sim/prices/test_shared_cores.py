@@ -100,8 +100,8 @@ def test_searches_and_sweeps_find_the_same_step(tmp_path: Path) -> None:
     only = [f"{k}={v}" for k, v in {"tp": 1, "pp": 1, "cp": 1, "zero": 0, "micro_batch_size": 1}.items()]
     (best,) = run_search(file, [], [*only, "recompute=none"], gpus=4).best
     assert best.step_time_s == pytest.approx(step_s, rel=1e-9)
-    rows = run_sweep(file, ["parallelism.dp=2,4"], Study(workers=1))["rows"]
-    assert [row["step_time_s"] for row in rows][1] == pytest.approx(step_s, rel=1e-9)
+    rows = run_sweep(file, ["parallelism.dp=2,4"], Study(workers=1)).rows
+    assert rows[1].figures["step_time_s"] == pytest.approx(step_s, rel=1e-9)
     once = on_shared_cores(PROFILE, 4, HOST)
     assert on_shared_cores(once, 4, HOST).coefficients == once.coefficients
 

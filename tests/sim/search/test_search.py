@@ -284,7 +284,7 @@ def test_files_beside_the_scenario_are_found(scenario_file: Path) -> None:
     found = result.best[0].scenario
     assert (found.model.layers, Path(str(found.calibration))) == (2, scenario_file.parent / "mine.json")
     swept = run_sweep(scenario_file, ["parallelism.zero=0,1"], Study(overrides=tuple(overrides), workers=1))
-    assert [row["refused"] for row in swept["rows"]] == ["", ""]
+    assert [row.refused for row in swept.rows] == ["", ""]
 
 
 def test_refusals_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ from sim.commands.search import main
 from sim.inputs.scenario import parse_scenario
 from sim.search.serving_units import CLOSE
 from sim.serve.simulation import simulate_serving
-from sim.views.serving_search_page import serving_search_page
 from tests.processes import invoked
 from tests.sim.serve.serving_cases import searched
 
@@ -76,10 +75,11 @@ def test_engines_are_compared(file: Path) -> None:
     assert result["same_host_times"] == []
 
 
-def test_each_engine_has_its_best_options_and_who_has_another_s_host_times_is_named(file: Path) -> None:
+def test_each_engine_has_its_best_options_and_who_has_another_s_host_times_is_named(file: Path, tmp_path: Path) -> None:
     engines, tokens = ("vllm-0.14", "vllm-0.17", "vllm-0.2"), (8192, 512)
     vary = ("--vary", f"engine={','.join(engines)}", "--vary", f"max_batch_tokens={','.join(map(str, tokens))}")
-    result = searched(file, BOTH, "--gpus", "1", *vary)
+    page = tmp_path / "page.html"
+    result = searched(file, BOTH, "--gpus", "1", *vary, "--html", str(page))
     for row in result["best"]:
         alone = searched(file, BOTH, "--gpus", "1", "--set", f"inference.engine={row['options']['engine']}", *vary[2:])
         (best,) = alone["best"]
@@ -89,7 +89,7 @@ def test_each_engine_has_its_best_options_and_who_has_another_s_host_times_is_na
         }
     assert sorted(row["options"]["engine"] for row in result["best"]) == sorted(engines)
     assert result["same_host_times"] == [["vllm-0.14", "vllm-0.17"]]
-    assert "one record of host times" in serving_search_page(result)
+    assert "one record of host times" in page.read_text()
 
 
 def test_a_layout_that_no_engine_can_serve_is_left_out_once(file: Path) -> None:
@@ -98,11 +98,11 @@ def test_a_layout_that_no_engine_can_serve_is_left_out_once(file: Path) -> None:
     assert [(row["options"], row["reason"]) for row in result["refusals"]] == [({}, "does not fit in memory")]
 
 
-def test_without_vary_nothing_but_layouts_is_searched(file: Path) -> None:
-    result = searched(file, BOTH, "--gpus", "1")
+def test_without_vary_nothing_but_layouts_is_searched(file: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = searched(file, BOTH, "--gpus", "1", "--html", str(page))
     assert [row["options"] for row in result["best"]] == [{}]
-    page = serving_search_page(result)
-    assert ">Options<" not in page
+    assert ">Options<" not in page.read_text()
 
 
 def test_table_and_page_show_the_options(file: Path, tmp_path: Path) -> None:

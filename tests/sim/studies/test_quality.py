@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
 from sim.serve.simulation import simulate_serving
-from sim.studies.quality import quality, read_scores
-from sim.views.quality_page import quality_page
+from sim.studies.quality import ScoredModel, quality, read_scores
 from tests.modules import run_module
 
 ROOT = Path(__file__).parents[3]
@@ -22,25 +20,25 @@ FEW = ("inference.requests.count=4", "inference.requests.output_len=8")
 
 
 @cache
-def rows() -> dict[str, dict[str, Any]]:
-    return {row["model"]: row for row in quality(SERVING, read_scores(SCORES), FEW)}
+def rows() -> dict[str, ScoredModel]:
+    return {row.model: row for row in quality(SERVING, read_scores(SCORES), FEW)}
 
 
 def test_a_model_is_the_scenario_s_simulation_of_it() -> None:
     result = simulate_serving(load_scenario(SERVING, [*FEW, "model=mixtral-8x7b", "parallelism.ep=4"])).result
-    assert rows()["mixtral-8x7b"]["output_tokens_per_s_per_gpu"] == result["output_tokens_per_s_per_gpu"]
-    assert rows()["mixtral-8x7b"]["peak_memory_bytes"] == result["peak_memory_bytes"]
+    assert rows()["mixtral-8x7b"].output_tokens_per_s_per_gpu == result["output_tokens_per_s_per_gpu"]
+    assert rows()["mixtral-8x7b"].peak_memory_bytes == result["peak_memory_bytes"]
 
 
 @pytest.mark.parametrize(("name", "sign"), [("output_tokens_per_s_per_gpu", 1), ("peak_memory_bytes", -1)])
 def test_nothing_beats_a_marked_model_and_something_beats_the_others(name: str, sign: int) -> None:
     for row in rows().values():
         beaten = [
-            r["model"]
+            r.model
             for r in rows().values()
-            if r is not row and r["score"] >= row["score"] and sign * r[name] >= sign * row[name]
+            if r is not row and r.score >= row.score and sign * r.figure(name) >= sign * row.figure(name)
         ]
-        assert bool(beaten) != row[f"best_by_{name}"]
+        assert bool(beaten) != row.is_best(name)
 
 
 def test_every_shipped_score_names_its_source() -> None:
@@ -71,8 +69,8 @@ def test_a_model_that_cannot_be_served_says_why(tmp_path: Path) -> None:
     path = tmp_path / "scores.csv"
     path.write_text("model,score\nllama3.2-1b,1\nnobody,2\n")
     found = quality(SERVING, read_scores(path), FEW)
-    assert not found[0]["refused"]
-    assert "nobody" in found[1]["refused"]
+    assert not found[0].refused
+    assert "nobody" in found[1].refused
     path.write_text("model,score\nnobody,2\n")
     with pytest.raises(InputError, match="none of 1 model"):
         quality(SERVING, read_scores(path), FEW)
@@ -85,5 +83,5 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["format"] == "sim-quality/1"
-    assert "llama3-70b" in quality_page(result)
-    assert "Score and memory" in out.read_text()
+    assert "llama3-70b" in [row["model"] for row in result["models"]]
+    assert all(text in out.read_text() for text in ("llama3-70b", "Score and memory"))
