@@ -128,7 +128,8 @@ def _listed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
                 begin = sign.start()
             at = sign.end()
             continue
-        at = (test or piece).end() if test or piece else end
+        found = test or piece
+        at = found.end() if found else end
     yield begin, end
 
 
