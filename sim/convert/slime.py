@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sim.convert.megatron.attention import MASKLESS
 from sim.convert.megatron.older import as_of_today
 from sim.convert.megatron.scenario import LISTED, described
 from sim.convert.named_models import BY_NAME, known_by_name, with_prediction
@@ -25,7 +26,7 @@ from sim.core.errors import InputError
 from sim.inputs.input_source import Source, show
 from sim.inputs.model_input import resolve_model
 
-OF_ALL = {"use-distributed-optimizer": True, "moe-token-dispatcher-type": "alltoall"}
+OF_ALL = {"use-distributed-optimizer": True, "moe-token-dispatcher-type": "alltoall", MASKLESS: True}
 POST_NORMS = ("post-self-attn-layernorm", "post-mlp-layernorm")  # GLM-4's
 SCRIPTS = ("train.py", "train_async.py")
 MARKS = ("--rollout-batch-size", "--actor-num-gpus-per-node")
@@ -80,6 +81,7 @@ def convert_slime(file: Path, text: str, machine: Machine, seq_len: int | None =
     rl = _rl(s, gpus, at_once=script.endswith("train_async.py"))
     _split_experts(s, sections["model"], rl["generation"])
     s.missing.update(LENGTHS)
+    s.taken.add(MASKLESS)  # its batches have lengths of texts
     left = [name for name in s.left() if not HARMLESS.fullmatch(name.lstrip("-"))]
     return s.converted("megatron", machine, {**sections, "rl": rl}, left=left)
 

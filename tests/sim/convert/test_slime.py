@@ -102,6 +102,7 @@ def test_what_is_no_step_without_a_critic_is_refused(tmp_path: Path) -> None:
     assert "--rollout-max-prompt-len: is missing, so nothing says the longest sequence: give --seq-len N" in said
     data, _ = converted_rl(tmp_path, text, "--seq-len", "9216")
     assert of(data, "rl", "prompt_len") == [{"mean": 100}]
+    assert "attention masks" not in converted_rl(tmp_path, text, "--seq-len", "65536")[1]
     said = refused(tmp_path, "run.sh", COMMAND.replace("-engine 2", "-engine 3"), *OF_RL)
     assert "--rollout-num-gpus-per-engine: found 3; must be a multiple of --sglang-pp-size (1) that divides 4" in said
     assert "add --set rl.prompt_len.mean=N" in refused(tmp_path, "run.sh", COMMAND, "--cluster", "dgx-h100")
