@@ -31,17 +31,16 @@ POST_NORMS = ("post-self-attn-layernorm", "post-mlp-layernorm")  # GLM-4's
 SCRIPTS = ("train.py", "train_async.py")
 MARKS = ("--rollout-batch-size", "--actor-num-gpus-per-node")
 PROMPT, ANSWER, CONTEXT = (f"rollout-max-{what}-len" for what in ("prompt", "response", "context"))
-ESTIMATOR, ESTIMATORS = (
-    "advantage-estimator",
-    (*("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),),
-)
+ESTIMATOR = "advantage-estimator"
+ESTIMATORS = ("grpo", "gspo", "cispo", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 ENGINE, CONCURRENCY = "sglang-0.5", 512  # of --sglang-server-concurrency: requests at once, of each engine
 # Of data, rewards, losses on a few numbers a token, evaluation, checkpoints, logs and the router.
 HARMLESS = re.compile(
-    r"(hf-checkpoint|moe-token-dispatcher-type|ref-load|ref-ckpt|load|save|prompt-data|input|label|metadata|tool|apply-chat|rollout-(shuffle|seed|"
-    r"stop|skip)|rm-|custom-rm|reward|num-rollout|num-epoch|eval|n-samples-per-eval|wandb|use-(wandb|tensorboard|tis)|tis|"
-    r"kl-loss-(type|coef)|kl-coef|entropy|eps|balance-data|normalize|disable-compute|sglang-(router|log|server-concur"
-    r"rency)|router|update-weight-buffer|num-gpus-per-node|actor-num|model-name|megatron-to-hf)[\w-]*"
+    r"(hf-checkpoint|moe-token-dispatcher-type|ref-load|ref-ckpt|load|save|prompt-data|input|label|metadata|tool|"
+    r"apply-chat|rollout-(shuffle|seed|stop|skip)|rm-|custom-rm|reward|num-rollout|num-epoch|eval|n-samples-per-eval|"
+    r"wandb|use-(wandb|tensorboard|tis)|tis|kl-loss-(type|coef)|kl-coef|entropy|eps|balance-data|normalize|"
+    r"disable-compute|sglang-(router|log|server-concurrency)|router|update-weight-buffer|num-gpus-per-node|actor-num|"
+    r"model-name|megatron-to-hf)[\w-]*"
 )
 PACKS = (
     "micro-batches: slime packs {tokens:,} tokens (max_tokens_per_gpu · context_parallel_size); simulated are "
