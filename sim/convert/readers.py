@@ -143,6 +143,14 @@ def _swift(file: Path, text: str, asked: Asked) -> Converted:
     return convert_deepspeed(file, arguments, replace(asked.machine, gpus=processes), asked.seq_len)
 
 
+def _slime(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.scripts.script import read_script
+    from sim.convert.slime import convert_slime
+
+    machine, length = asked.machine, asked.seq_len
+    return read_script(file, text, asked.given, lambda read: convert_slime(file, read, machine, length))
+
+
 def _openrlhf(file: Path, text: str, asked: Asked) -> Converted:
     """Reinforcement learning with Ray, or supervised fine-tuning."""
     from sim.convert.openrlhf_ray import convert_openrlhf_ray, is_openrlhf_ray
@@ -222,6 +230,7 @@ READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {
     "mlperf": _mlperf,
     "verl": _verl,
     "openrlhf": _openrlhf,
+    "slime": _slime,
     "litgpt": _litgpt,
 }
 
@@ -233,6 +242,7 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
     from sim.convert.openrlhf_ray import is_openrlhf_ray
     from sim.convert.other_trainers import OLMO_CORE, not_read
     from sim.convert.serving.scenario import is_serving
+    from sim.convert.slime import is_slime
     from sim.convert.trainer_arguments.launched import has_runner, is_launched, runs_recipe
     from sim.convert.trainer_arguments.openrlhf import is_openrlhf
     from sim.convert.trainer_arguments.swift import is_swift
@@ -252,6 +262,8 @@ def _trainer_of(file: Path, text: str, is_data: bool) -> str:
         return "verl"
     if is_openrlhf(text) or is_openrlhf_ray(text):
         return "openrlhf"
+    if is_slime(text):
+        return "slime"
     if runs_litgpt(text):
         return "litgpt"
     if runs_recipe(file, text):

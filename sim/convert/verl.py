@@ -26,9 +26,12 @@ from sim.inputs.model_input import load_model
 MODULE = "verl.trainer.main_ppo"
 ACTOR, ROLLOUT, REF, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref", "model"))
 OF_FSDP, OF_MEGATRON = f"{ACTOR}.fsdp_config", f"{ACTOR}.megatron"
-NAMED_MEGATRON = "megatron"  # in --config-name and actor.strategy
+ENGINE_OF_ALL, STRATEGY = "model_engine", f"{ACTOR}.strategy"  # the first chooses the actor's config, since 0.7
+NAMED_MEGATRON = "megatron"  # in these two and in --config-name
+TRAINERS = ("dp", "fsdp", "fsdp2", NAMED_MEGATRON)
 WITH_CRITIC = "gae"
 WITHOUT_CRITIC = ("grpo", "grpo_passk", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg")
+QUANTIZED = {"fp8": "fp8"}  # by the engine itself, as it loads the weights
 ENGINES = {"vllm": "vllm-v1", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
 USUAL_ROLLOUT = "vllm"
 LENGTHS = {
@@ -64,7 +67,7 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
         known = ", ".join((WITH_CRITIC, *WITHOUT_CRITIC))
         raise InputError(f"{s.place('algorithm.adv_estimator')}: {problem}: {known}")
     gpus = machine.gpus or s.size("trainer.nnodes", 1) * s.size("trainer.n_gpus_per_node", 8)
-    s.taken.add(f"{MODEL}.path")  # in whose place --model may stand
+    s.taken |= {f"{MODEL}.path", ENGINE_OF_ALL}  # in the first's place --model may stand
     model = machine.model or _model(s)
     machine = replace(machine, model=model)
     sections = {
@@ -72,7 +75,7 @@ def convert_verl(file: Path, text: str, machine: Machine) -> Converted:
         **_trained(s, machine, gpus, megatron),
         "rl": _rl(s, megatron) | (critic_of(s, model) if estimator == WITH_CRITIC else {}),
     }
-    _split_experts(s, sections)
+    _by_model(s, sections)
     s.missing.update(LENGTHS)
     return s.converted("verl", machine, sections)
 
@@ -83,8 +86,14 @@ def _arguments(file: Path, text: str) -> tuple[dict[str, Any], bool]:
     pairs = (word.lstrip("+").split("=", 1) for word in behind if "=" in word and not word.startswith(("-", "~")))
     values = {key: _typed(value) for key, value in pairs}
     configs = [word for before, word in pairwise(["", *behind]) if CONFIG in (before, word.partition("=")[0])]
-    of_config = any(NAMED_MEGATRON in word for word in configs)
-    return values, of_config or values.get(f"{ACTOR}.strategy") == NAMED_MEGATRON
+    named = [NAMED_MEGATRON for word in configs if NAMED_MEGATRON in word]
+    for key in (ENGINE_OF_ALL, STRATEGY):
+        if (trainer := values.get(key)) is not None:
+            if trainer not in TRAINERS:
+                known = ", ".join(TRAINERS)
+                raise InputError(f"{file}: {key}: found {show(trainer)}; can be converted: {known}")
+            named.append(trainer)
+    return values, NAMED_MEGATRON in named
 
 
 def _typed(value: str) -> Any:
@@ -214,11 +223,24 @@ def _as_the_actor(s: Settings) -> set[str]:
     return {key for key in of_reference if s.values[key] == s.values.get(key.replace(REF, ACTOR, 1))}
 
 
-def _split_experts(s: Settings, sections: dict[str, Any]) -> None:
-    """How the engine splits a model's experts: within its tp, or over `expert_parallel_size` (vLLM and SGLang)."""
+def _by_model(s: Settings, sections: dict[str, Any]) -> None:
+    """What the engine does by its model: how it splits experts, and whether answers share their prompt's cache.
+
+    vLLM and SGLang split experts within tp, or over `expert_parallel_size`; TensorRT-LLM by the latter within tp
+    (workers/config/rollout.py).
+    """
     ep, generation = s.size(f"{ROLLOUT}.expert_parallel_size", 1), sections["rl"]["generation"]
-    if load_model(sections["model"]).moe is not None and generation["tp"] > 1:
-        generation |= {"ep": ep} if ep > 1 else {"expert_tp": generation["tp"]}
+    within, tp = s.size(f"{ROLLOUT}.moe_tensor_parallel_size", 1), generation["tp"]
+    model = load_model(sections["model"])
+    if model.moe is not None and tp > 1:
+        if within > 1 and ep == 1:
+            ep = tp // within
+        generation |= {"ep": ep} if ep > 1 else {"expert_tp": tp}
+        if within > 1:
+            generation["expert_tp"] = within
+    if model.state_space is not None and generation["prefix_cache"] != "none":
+        generation["prefix_cache"] = "none"
+        s.notes.append(f"{ROLLOUT}.enable_prefix_caching: no prefix of a state-space layer is kept in the simulation")
 
 
 def _generation(s: Settings) -> dict[str, Any]:
@@ -238,5 +260,6 @@ def _generation(s: Settings) -> dict[str, Any]:
         "max_batch_tokens": s.size(f"{ROLLOUT}.max_num_batched_tokens", 8192),
         "kv_cache": {"memory_fraction": s.number(f"{ROLLOUT}.gpu_memory_utilization", 0.5)},
         "prefix_cache": "gpu" if s.flag(f"{ROLLOUT}.enable_prefix_caching", True) else "none",
+        **({"quantization": stored} if (stored := s.choice(f"{ROLLOUT}.quantization", QUANTIZED, "none")) else {}),
         **({} if sampling == {"temperature": 1.0, "top_p": 1.0} else {"sampling": sampling}),
     }

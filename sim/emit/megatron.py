@@ -80,6 +80,10 @@ class Megatron(Emission):
         m, p, mode = self.scenario.model, self.scenario.parallelism, self.training.recompute.mode
         for key in m.variations.keys() - self._variations():
             self.refuse(f"model.{key}", "flags are not written for it")
+        if m.qk_norm is True and m.norm == "layernorm":
+            self.refuse("model.qk_norm", "has norms of queries and keys of the model's kind: qk_norm layernorm", "true")
+        if m.norm == "layernorm" and not (m.bias if m.norm_bias is None else m.norm_bias):
+            self.notes.append("norm_bias false is simulated; Megatron-LM's layer norms have biases (norm_bias: true)")
         if m.mtp_layers > 0 and m.positions == "learned":
             self.refuse("model.positions", "predicts several tokens with positions rope or none only")
         if m.moe is None:

@@ -203,6 +203,8 @@ def _activation(s: Settings) -> str:
         clamped = s.take("activation-func-clamp-value") is not None
         s.choice("glu-linear-offset", {"1.0": True, "1": True, "0.0": True, "0": True}, "0.0")
         return "clamped_swiglu" if clamped else "geglu"
+    if s.flag("xielu"):  # of swiss-ai's fork, which trained Apertus
+        return "xielu"
     return "swiglu" if s.flag("swiglu") else "relu2" if s.flag("squared-relu") else "gelu"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from sim.convert.megatron.attention import MASKLESS
 from sim.convert.megatron.scenario import LISTED, convert_megatron
 from sim.convert.named_models import BY_NAME, known_by_name, named_model, with_prediction
 from sim.convert.scripts.command_line import SWITCHES, flags_of, words_of
@@ -105,6 +106,8 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     if SWITCHES.get(str(flags.get("use-megatron-fsdp")).lower()):
         flags = OF_FSDP | flags
     lora, packs = _lora(file, flags), flags.pop("packing", False)
+    if packs or SWITCHES.get(str(flags.get("padding-free")).lower()) is not False:
+        added[MASKLESS] = "true"  # its default (template/base.py: a 4-dimensional mask without `padding_free` alone)
     read = {name: value for name, value in flags.items() if name not in OWN}
     result = convert_megatron(file, _command(read | added), machine)
     predicted = str(flags.get("mtp-num-layers", "0"))  # none by default, whatever the checkpoint has

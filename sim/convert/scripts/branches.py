@@ -29,7 +29,9 @@ PIECE = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\$\([^()]*\)|\\.|;;|[;\n]|[^'"$
 KEYWORD = re.compile(r"\s*(if|elif|else|then|fi|while|until|for|do|done|case|esac)(?=\s|$)")
 CASE = re.compile(r"\s*(\S+)\s+in(?=\s|$)")
 PATTERN = re.compile(r"\s*\(?([^()]+)\)")
-BEFORE = re.compile(r"\s*(!?\s*(?:\[\[.*?\]\]|\[\s.*?\s\]|\(\(.*?\)\)))\s*(&&|\|\|)")
+TEST = re.compile(r"\s*(!?\s*(?:\[\[.*?\]\]|\[\s.*?\s\]|\(\(.*?\)\)))\s*")
+SIGN = re.compile(r"&&|\|\|")
+GROUP, END_OF_GROUP = re.compile(r"\s*\{(?=\s|$)"), re.compile(r"\s*\}(?=\s|$)")
 MATTERS = re.compile(r"(?m)(?:^|[\s;])(?:--[A-Za-z]|\w+\+?=)")  # a flag or an assignment
 UNSET = re.compile(r"\$\{?\w+\}?")
 NAMED = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
@@ -60,9 +62,9 @@ class OpenTest(Struct, frozen=True):
 
 
 class _Block(Struct):
-    """An open `if`, `case` or loop. `runs`: whether the branch that is read does, None where that is open; `settled`:
-    a branch before was surely taken; `tests`: conditions of the branches of which one may run; `choice`: which one
-    does."""
+    """An open `if`, `case` or loop, or a group behind a test. `runs`: whether the branch that is read does, None where
+    that is open; `settled`: a branch before was surely taken; `tests`: conditions of the branches of which one may run;
+    `choice`: which one does."""
 
     word: str
     start: int
@@ -114,6 +116,23 @@ def _statements(text: str) -> Iterator[tuple[int, int, str]]:
     yield start, len(text), ""
 
 
+def _listed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where each command of a list stands, with the `&&` or `||` before it; those in quotes or in a test are none."""
+    begin = at = start
+    while at < end:
+        test = TEST.match(text, at, end) if text[begin:at].strip() in ("", "&&", "||") else None
+        piece = None if test else PIECE.match(text, at, end)
+        if piece is not None and (sign := SIGN.search(text, *piece.span())) and piece[0][0] not in "'\"$":
+            if text[begin : sign.start()].strip():
+                yield begin, sign.start()
+                begin = sign.start()
+            at = sign.end()
+            continue
+        found = test or piece
+        at = found.end() if found else end
+    yield begin, end
+
+
 class _Reader:
     """Reads statements in order and remembers variables, open blocks and what is to be blank."""
 
@@ -130,6 +149,11 @@ class _Reader:
         while True:
             if self.blocks and self.blocks[-1].wants_pattern and (pattern := PATTERN.match(self.plain, start, end)):
                 start = self._pattern(pattern)
+            ends = END_OF_GROUP.match(self.plain, start, end) if self.blocks and self.blocks[-1].word == "{" else None
+            if ends:
+                self.blocks.pop()
+                self.blank.append(ends.span())
+                start = ends.end()
             found = KEYWORD.match(self.plain, start, end)
             if found is None:
                 break
@@ -197,18 +221,40 @@ class _Reader:
             self.open.append(OpenTest(at, self.text.count("\n", 0, at) + 1, tuple(tests), may_skip))
 
     def _plain(self, start: int, end: int) -> None:
-        """A statement that runs, perhaps after a test."""
-        if found := BEFORE.match(self.plain, start, end):
-            verdict = decided(found[1], self.variables)
-            runs = None if verdict is None else verdict is (found[2] == "&&")
-            if runs is None and MATTERS.search(self.plain, found.end(), end):
-                self._leave_open(start, [f"{found[1]} {found[2]}"], may_skip=True)
-                runs = {0: True, 1: False}.get(self.choices.get(start, -1))
-            if runs is False:
-                self.blank.append((start, end))
-                return
-            self.blank.append(found.span())
-            start = found.end()
+        """A statement that runs, perhaps after tests."""
+        test = TEST.match(self.plain, start, end)
+        if test is None or SIGN.match(self.plain, test.end(), end) is None:
+            self._assign(start, end)
+            return
+        goes_on: bool | None = True
+        for begin, stop in _listed(self.plain, start, end):
+            sign = SIGN.match(self.plain, begin, stop)
+            first = sign.end() if sign else begin
+            skips = sign is not None and goes_on is not None and goes_on is not (sign[0] == "&&")
+            if group := GROUP.match(self.plain, first, stop):
+                self.blocks.append(_Block("{", first, runs=False if skips else goes_on))
+                first = group.end()
+            self.blank.append((begin, stop if skips else first))
+            if skips:
+                continue
+            if test := TEST.fullmatch(self.plain, first, stop):
+                self.blank.append((first, stop))
+                goes_on = self._verdict(test[1], first, stop, end)
+            else:
+                self._assign(first, stop)
+                goes_on = goes_on if goes_on is None else True
+
+    def _verdict(self, test: str, start: int, stop: int, end: int) -> bool | None:
+        """Whether a test before `&&` or `||` holds; None where that is open and no choice says it."""
+        verdict, sign = decided(test, self.variables), SIGN.match(self.plain, stop, end)
+        if verdict is not None or sign is None or not MATTERS.search(self.plain, sign.end(), end):
+            return verdict
+        self._leave_open(start, [f"{test} {sign[0]}"], may_skip=True)
+        runs = {0: True, 1: False}.get(self.choices.get(start, -1))
+        return None if runs is None else runs is (sign[0] == "&&")
+
+    def _assign(self, start: int, end: int) -> None:
+        """The variables that a command sets."""
         for name, more, quoted in ASSIGNMENT.findall(kept_arithmetic(self.plain[start:end]).strip()):
             if name in self.given:
                 continue

@@ -67,6 +67,7 @@ SLURM_VARIABLES = {  # sbatch's manual, "output environment variables"
 }
 QUOTED_COMMAND = re.compile(r"(?s)^(?!\w+\+?=).*\s--[A-Za-z]")  # not what a variable is given
 QUOTED_FLAG = re.compile(r"--[A-Za-z][\w-]*\s")  # of an array, which a shell splits again: ("--fp8-format hybrid")
+OF_SHELL = re.compile(r"(?:\S*/)?(?:ba)?sh -\w*c")  # before a command in quotes
 REDIRECTS = re.compile(r"[0-9&]?>|<")  # output and input, which are no flag's values
 ENDS = (";", "&", "&&", "|", "||")  # of a command
 MAX_CHARACTERS = 8 * 2**20
@@ -96,7 +97,10 @@ def words_of(file: Path, text: str, ends: bool = False) -> list[str]:
             break
     text = re.sub(rf"{QUOTED}|\n", lambda found: found[1] or " ; ", text) if ends else text
     again = (QUOTED_COMMAND.search, QUOTED_FLAG.match)
-    inner = (_split(word) if any(found(word) for found in again) else [word] for word in _split(text))
+    outer = _split(text)
+    of_shells = {i + 2 for i, pair in enumerate(pairwise(outer)) if OF_SHELL.fullmatch(" ".join(pair))}
+    splits = (i in of_shells or any(found(word) for found in again) for i, word in enumerate(outer))
+    inner = (_split(word) if twice else [word] for word, twice in zip(outer, splits, strict=True))
     return [KEPT.sub(_as_written, word) for words in inner for word in words]
 
 

@@ -36,6 +36,7 @@ from sim.variants.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
+SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 LISTED = (
     *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
@@ -159,7 +160,8 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     """
     names = names_of_flags()
     commands = [*_commands(words, names.servers)]
-    started = [one for one in commands if one[1]] or commands  # `docker pull IMAGE` starts nothing
+    # `docker pull IMAGE` starts nothing, and `IMAGE bash -c "…"` what the quotes say.
+    started = [one for one in commands if one[1] and one[1][0] not in SHELLS] or commands
     found = [(name, _settings(file, command, names.servers[name])) for name, command in started]
     if not found:
         known = ", ".join([start for one in names.servers.values() for start in one.starts])

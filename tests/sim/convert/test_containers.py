@@ -182,3 +182,11 @@ docker run --gpus all vllm/vllm-openai:v0.11.0 --model llama3-8b --tensor-parall
     scenario, said = converted(tmp_path, "s.sh", text, "--cluster", "dgx-h100")
     assert (scenario["model"], scenario["parallelism"]["tp"]) == ("llama3-8b", 2)
     assert "the first of" not in said
+
+
+def test_an_image_s_shell_is_no_model(tmp_path: Path) -> None:
+    """What the quotes behind `IMAGE bash -c` say is the server's command."""
+    inner = 'pip install -U "x>=5" && vllm serve llama3-8b -tp 8'
+    text = f"docker run --gpus all vllm/vllm-openai:v0.18.0 bash -lc '{inner}'"
+    scenario, _ = converted(tmp_path, "run.sh", text, "--cluster", "dgx-h100")
+    assert (scenario["model"], scenario["parallelism"]["tp"]) == ("llama3-8b", 8)

@@ -78,6 +78,13 @@ def test_what_is_trained_is_said_elsewhere(tmp_path: Path, flag: str) -> None:
     assert f"{flag.split()[0]}: " in said
 
 
+def test_apertus_activation_is_read(tmp_path: Path) -> None:
+    """Of swiss-ai's fork of Megatron-LM, which trained Apertus."""
+    data, said = converted(tmp_path, "train.sh", MEGATRON.replace("--swiglu", "--xielu"), *CLUSTER)
+    assert data["model"]["mlp"] == "xielu"
+    assert "xielu" not in said.partition("\nversion:")[0]
+
+
 def test_a_script_that_generates_is_refused(tmp_path: Path) -> None:
     for name in ("tools/run_text_generation_server.py", "examples/inference/gpt/gpt_dynamic_inference.py"):
         said = refused(tmp_path, "serve.sh", MEGATRON.replace("pretrain_gpt.py", name), *CLUSTER)

@@ -23,6 +23,7 @@ TOLD = {  # keys, and their section
     "bucket_bytes": "parallelism",
     "zero_grad": "training",
     "loss_chunks": "training",
+    "norm_bias": "model",
 }
 MOE = {"experts": 16, "top_k": 2, "ffn": 512}
 SMALL = {"layers": 8, "hidden": 1024, "heads": 16, "vocab": 32000, "norm": "rmsnorm", "mlp": "swiglu"}
@@ -77,6 +78,7 @@ def test_shipped_scenarios_that_come_back_take_the_same_time_and_memory(
         ({}, {}, {"dp": 8, "zero": 2, "param_gather_overlap": False}),
         ({}, {"precision": "fp8", "fp8_recipe": "tensorwise", "fp8_param_gather": True}, {"dp": 8, "zero": 1}),
         ({"moe": MOE}, {}, {"tp": 4, "sp": True, "zero": 1, "dp_sync": "after_backward"}),
+        ({"norm": "layernorm", "bias": False}, {}, {"dp": 2}),  # whose norms have biases in Megatron-LM
         ({"moe": {**MOE, "max_nodes_per_token": 1}}, {}, {"cp": 2, "dp": 8, "pp": 4, "ep": 4}),
         (
             {"moe": {**MOE, "max_nodes_per_token": 2}},

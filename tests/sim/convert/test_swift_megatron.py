@@ -59,6 +59,14 @@ def test_switches_have_values_and_the_model_is_the_hub_s(tmp_path: Path) -> None
     assert parse_scenario(data)
 
 
+def test_masks_are_made_of_padded_texts_alone(tmp_path: Path) -> None:
+    """`padding_free` is on unless a command says otherwise, and with packing in any case (template/base.py)."""
+    long = DENSE.replace("8192", "32768")
+    assert "attention masks" not in converted(tmp_path, "sft.sh", long, *ON)[1]
+    padded = long.replace("--packing true", "--padding_free false")
+    assert "attention masks from the data loader, 1 GiB" in converted(tmp_path, "sft.sh", padded, *ON)[1]
+
+
 def test_experts_with_adapters_on_attention(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "sft.sh", EXPERTS, *ON)
     t, p = data["training"], data["parallelism"]

@@ -85,6 +85,35 @@ def test_megatron_trains_experts_and_the_engine_splits_them_within_its_degree(tm
     assert data["parallelism"]["dp"] == 8
 
 
+def test_the_group_of_configs_says_who_trains(tmp_path: Path) -> None:
+    """`model_engine=megatron`, which stands in the place of `--config-name`."""
+    named = MEGATRON.replace("--config-path=./config --config-name='ppo_megatron_trainer'", "model_engine=megatron")
+    assert converted_rl(tmp_path, named)[0] == converted_rl(tmp_path, MEGATRON)[0]
+    said = refused(tmp_path, "run.sh", with_keys(COMMAND, "model_engine=veomni"), *OF_RL)
+    assert "run.sh: model_engine: found 'veomni'; can be converted: dp, fsdp, fsdp2, megatron" in said
+    said = refused(tmp_path, "run.sh", with_keys(COMMAND, "actor_rollout_ref.actor.strategy=torchtitan"), *OF_RL)
+    assert "actor.strategy: found 'torchtitan'; can be converted" in said
+
+
+def test_weights_and_experts_of_the_engine(tmp_path: Path) -> None:
+    of_engine = "actor_rollout_ref.rollout"
+    data, said = converted_rl(tmp_path, with_keys(MEGATRON, f"{of_engine}.quantization=fp8"))
+    assert data["rl"]["generation"]["quantization"] == "fp8"
+    assert "not expressed" not in said
+    trtllm = MEGATRON.replace("actor_rollout_ref.rollout.top_p=0.9", "").replace(
+        "actor_rollout_ref.rollout.name=vllm", f"{of_engine}.name=trtllm {of_engine}.moe_tensor_parallel_size=2"
+    )
+    engine = converted_rl(tmp_path, trtllm)[0]["rl"]["generation"]
+    assert (engine["tp"], engine["ep"], engine["expert_tp"]) == (4, 2, 2)
+
+
+def test_a_state_space_model_keeps_no_prefixes(tmp_path: Path) -> None:
+    text = COMMAND.replace("Qwen/Qwen3-8B", "Qwen/Qwen3-Next-80B-A3B-Instruct")
+    data, said = converted_rl(tmp_path, text, "--model", "qwen3-next-80b-a3b")
+    assert data["rl"]["generation"]["prefix_cache"] == "none"
+    assert "enable_prefix_caching: no prefix of a state-space layer is kept" in said
+
+
 def test_ulysses_splits_sequences(tmp_path: Path) -> None:
     text = COMMAND.replace("actor.use_dynamic_bsz=True", "actor.ulysses_sequence_parallel_size=2")
     text = text.replace("ppo_max_token_len_per_gpu=24000", "ppo_micro_batch_size_per_gpu=4")

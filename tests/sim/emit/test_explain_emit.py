@@ -306,6 +306,11 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
             {"model": "mixtral-8x7b", "parallelism": {"sp": False}},
             ["parallelism.sp: found false; Megatron-LM needs sequence parallelism"],
         ),
+        (
+            "megatron",
+            {"model": {"preset": "llama3-70b", "norm": "layernorm", "qk_norm": True}},
+            ["model.qk_norm: found true; Megatron-LM has norms of queries and keys of the model's kind"],
+        ),
         ("deepspeed", {}, ["must be one of torchtitan, torchtitan-python, megatron"]),
     ],
 )
