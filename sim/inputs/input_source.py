@@ -19,6 +19,7 @@ from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
 MOST_BEGINNINGS = 6  # of known words that a message names; of more the first
 MOST_HOMES = 3  # mappings with a key of one name that a message names; of more none
+MOST_KEYS = 6  # of a mapping, in a message
 _THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
 DTYPE_KEYS = ("dtype", "precision")  # endings of keys that hold a dtype
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -249,7 +250,7 @@ _EXPECTED = {
     **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "must be an integer"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping"),
+    "dict_type": "must be a mapping",
     **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
     "string_type": "must be text (put a number in quotes)",
     "finite_number": "must be a finite number",
@@ -293,6 +294,9 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         return f"found {found}; must be {allowed}{hint}"
     if kind == "value_error":
         return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"
+    if kind in ("model_type", "model_attributes_type"):
+        keys = [*_forms_at(model, loc)[0].model_fields]
+        return f"found {found}; must be a mapping of {', '.join(keys[:MOST_KEYS])}{' …' * (len(keys) > MOST_KEYS)}"
     hint = _in_full(kind, problem["input"]) or value_synonym(loc, problem["input"])
     return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}{hint}"
 
