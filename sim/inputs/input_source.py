@@ -20,6 +20,7 @@ from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 MOST_BEGINNINGS = 6  # of known words that a message names; of more the first
 MOST_HOMES = 3  # mappings with a key of one name that a message names; of more none
 MOST_KEYS = 6  # of a mapping, in a message
+_GLUED = re.compile(r"\w+:\S+")  # a key and its value without a space behind the colon
 _THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
 DTYPE_KEYS = ("dtype", "precision")  # endings of keys that hold a dtype
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -209,6 +210,8 @@ def _check_plain(source: Source, value: Any, path: KeyPath) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise source.error(path, f"found the key {show(key)}; keys must be text")
+            if item is None and _GLUED.fullmatch(key):  # YAML reads {pp:8} as a key without a value
+                raise source.error((*path, key), f"is one key without a value; write {key.replace(':', ': ', 1)}")
             _check_plain(source, item, (*path, key))
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
