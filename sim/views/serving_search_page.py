@@ -60,12 +60,24 @@ def layout_words(parallelism: Mapping[str, int], least: int = 2) -> str:
 
     >>> layout_words({"tp": 4, "pp": 1, "dp": 2}), layout_words({"tp": 1})
     ('tp 4, dp 2', 'one GPU')
-    >>> layout_words({"prefill_replicas": 2, "prefill_tp": 1, "decode_replicas": 1, "decode_tp": 1})
-    'prefill replicas 2, prefill tp 1, decode replicas 1, decode tp 1'
+    >>> pools = {"prefill_replicas": 2, "prefill_tp": 1, "decode_replicas": 1, "decode_tp": 4, "decode_ep": 8}
+    >>> layout_words(pools), layout_words({**pools, "services": 2})
+    ('prefill 2 × tp 1, decode 1 × tp 4 ep 8', 'prefill 2 × tp 1, decode 1 × tp 4 ep 8, twice')
     """
-    # Pools of one GPU each are two GPUs, which no degree above 1 says.
-    least = 1 if "prefill_tp" in parallelism else least
+    if "prefill_tp" in parallelism:
+        return _pools_words(parallelism)
     return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parallelism.items() if v >= least) or "one GPU"
+
+
+def _pools_words(parallelism: Mapping[str, int]) -> str:
+    """Say each pool's replicas as the summary of a run does, and how often the pair of pools is there."""
+    words = []
+    for pool in ("prefill", "decode"):
+        degrees = {key: parallelism.get(f"{pool}_{key}", 1) for key in ("tp", "ep")}
+        shown = " ".join(f"{key} {n}" for key, n in degrees.items() if key == "tp" or n > 1)
+        words.append(f"{pool} {parallelism[f'{pool}_replicas']} × {shown}")
+    services = parallelism.get("services", 1)
+    return ", ".join([*words, *(["twice" if services == 2 else f"{services} times"] if services > 1 else [])])
 
 
 def row_words(row: JsonRow, least: int = 2) -> str:
