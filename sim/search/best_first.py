@@ -41,8 +41,8 @@ class BestFirst(Struct, dict=True):
     `fitting`: all simulated layouts that fit in memory, at the end best first. `counts`: number of layouts by COUNTED;
     legal = pruned by memory + pruned by bound + evaluated; evaluated = the sum over FATES. `refusals`: their number by
     reason. `meshes`: the number of legal meshes; `meshes_bounded`: of those that have a bound so far. No layout is
-    evaluated before all of them have one. `too_large_bytes`: as in `Bounds`. `cpu_s`: CPU seconds of all workers, for bounds and for the evaluations
-    of each fate. `wall_s`: seconds of the search. `cores`: workers' cores.
+    evaluated before all of them have one. `too_large_bytes`: as in `Bounds`. `cpu_s`: CPU seconds of all workers, for
+    bounds and for the evaluations of each fate. `wall_s`: seconds of the search. `cores`: workers' cores.
     """
 
     space: Space

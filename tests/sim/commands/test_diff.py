@@ -120,7 +120,9 @@ def test_the_page_and_the_terminal_show_what_changes_most(tmp_path: Path) -> Non
     rows = text[text.index("<h2>Operators") :]
     assert rows.index(most) < min(rows.index(name) for name in operators if name != most)
     changed = sum(pair["a"] != pair["b"] for pair in operators.values())
-    assert f"and {changed - 15} smaller changes, {len(operators) - changed} without change" in " ".join(done.output.split())
+    assert f"and {changed - 15} smaller changes, {len(operators) - changed} without change" in " ".join(
+        done.output.split()
+    )
     assert "https://" not in text.replace("https://bokeh.org", "")[:2000]
 
 
