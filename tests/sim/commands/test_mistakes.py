@@ -280,6 +280,15 @@ def test_a_line_of_json_that_is_wrong_is_told_by_its_number(text: str, said: str
     assert str(error.value).startswith(f"trace.jsonl:7: {said}")
 
 
+def test_a_training_log_in_place_of_json_is_told_where_its_times_go() -> None:
+    log = " [2026-11-29 10:00:00] iteration 10/ 100 | elapsed time per iteration (ms): 5712.3 | lm loss: 1.0E+01 |"
+    with pytest.raises(InputError, match="looks like a training log: give its median step time to `stepsim run"):
+        parse_json(log, "log.txt")
+    with pytest.raises(InputError) as error:
+        parse_json("{", "x.json")
+    assert "log" not in str(error.value)
+
+
 def _traces(path: Path) -> None:
     load_traces([path])
 
