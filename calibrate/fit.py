@@ -34,6 +34,7 @@ from sim.validation.records import Table
 from sim.validation.tables import read_table
 
 FAR_OFF = 100.0  # times too short or too long: no profile is so wrong
+UNEXPLAINED = 3.0  # times too short or too long after the fit: no coefficient made it better
 
 
 def fitted_profile(base: Profile, table: Table, found: Fit, count: int) -> Profile:
@@ -73,19 +74,27 @@ def main(table: Path, profile: str, out: Path, given: int | None, only: tuple[st
     for line in rows.left_out:
         print(f"left out: {line}")
     found = _with_progress(rows, base, only or tuple(PRIORS))
-    for words in far_off(rows.rest or rows.cases, found.before):
+    fitted = None if rows.rest else found.after
+    for words in far_off(rows.rest or rows.cases, found.before, fitted):
         click.echo(f"warning: {words}", err=True)
     fitted_profile(base, read, found, len(rows.cases)).save(out)
     _report(base, found, rows.cases, out)
 
 
-def far_off(cases: Sequence[Case], log_errors: Vector) -> list[str]:
-    """Return a question for each row that no coefficient explains: most are times in milliseconds."""
+def far_off(cases: Sequence[Case], log_errors: Vector, fitted: Vector | None = None) -> list[str]:
+    """Return a question for each row that no coefficient explains: a time in milliseconds, or another scenario.
+
+    `log_errors`: before the fit. `fitted`: after it, if these rows are the fitted ones.
+    """
+    wrong = np.abs(log_errors) > math.log(FAR_OFF)
+    if fitted is not None:
+        wrong |= np.abs(fitted) > math.log(UNEXPLAINED)
     return [
         f"{case.row.id}: measured.step_time_s: {case.row.measured['step_time_s']:.4g}, simulated "
-        f"{case.row.measured['step_time_s'] * math.exp(error):.4g}; is it in seconds, and of one step?"
-        for case, error in zip(cases, log_errors.tolist(), strict=True)
-        if abs(error) > math.log(FAR_OFF)
+        f"{case.row.measured['step_time_s'] * math.exp(error):.4g}; is it in seconds and of one step, and are the "
+        "scenario's model, batch and GPUs the run's? One such row spoils the fit"
+        for case, error, asked in zip(cases, log_errors.tolist(), wrong.tolist(), strict=True)
+        if asked
     ]
 
 

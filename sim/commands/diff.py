@@ -5,6 +5,7 @@ With `--set` and one scenario: as it is, and with the changes.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ def main(a: Path, b: Path | None, report: Report) -> None:
     found = difference(first, second)
     if b is None:
         found["names"][1] += f" with {', '.join(report.overrides)}"
+    elif report.overrides and not found["keys"]:
+        print("note: --set changed both; without B it changes a copy of A, and compares A with that", file=sys.stderr)
     console = console_of(160)
     report.show(found, difference_page, lambda found: print_difference(found, console))
 

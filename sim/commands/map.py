@@ -196,4 +196,4 @@ def print_map(result: MapResult) -> None:
         console.print(f"Fastest measured layouts and their simulation: {source}", highlight=False, markup=False)
         console.print(beside)
     cores = counted(result.cores, "core")
-    console.print(f"{len(cells)} searches in {result.wall_s:.1f} s on {cores}", highlight=False)
+    console.print(f"{counted(len(cells), 'search')} in {result.wall_s:.1f} s on {cores}", highlight=False)

@@ -60,6 +60,9 @@ def _lines() -> Iterator[Callable[[BestFirst], None]]:
 
 def _so_far(search: BestFirst) -> str:
     """How many layouts were looked at, and the best step so far."""
+    if search.meshes_bounded < search.meshes:
+        of = f"{search.meshes_bounded:,} of {counted(search.meshes, 'mesh')} of tp, cp, pp, dp and ep"
+        return f"first, bounds of all layouts: {of} done, {counted(search.counts['legal'], 'layout')} so far"
     c, best = search.counts, min((o.step_time_s for o in search.fitting), default=None)
     found = f", best {seconds(best)}" if best is not None else ""
     return f"{counted(c['legal'], 'layout')}, {c['evaluated']:,} evaluated{found}"

@@ -4,7 +4,7 @@ interactivity."""
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from sim.commands.rich_tables import as_printed, console_of, plain_table
@@ -12,6 +12,7 @@ from sim.core.units import as_written, counted
 from sim.search.serving_found import ServingSearchResult
 
 CURVE_SHOWN = 12
+REFUSED_SHOWN = 3  # layouts of one reason; --json has all
 DEGREES = {"tp", "pp", "dp", "ep"}  # of replicas; pools for prompts and tokens have others
 NO_YES = ("no", "yes")
 CURVE = {  # columns of the curve, and their keys
@@ -30,13 +31,13 @@ def print_serving_search(result: ServingSearchResult, top: int, command: Sequenc
     say = partial(console.print, highlight=False)
     say(f"{result.name}: {counted(result.gpus, 'GPU')} within {', '.join(result.slo)}")
     if result.best:
-        console.print(as_printed(layouts_table(result.best[:top])))
+        console.print(as_printed(layouts_table(result, result.best[:top])))
     if words := _fewest_words(result, command):
         console.print(words, highlight=False, markup=False, soft_wrap=True)
     for engines in result.same_host_times:
         say(same_host_words(engines))
-    for refusal in result.refusals:
-        say(f"not simulated: {row_words(refusal)}: {refusal.reason}", markup=False)
+    for words in refused_words((row_words(each), each.reason) for each in result.refusals):
+        say(words, markup=False)
     shown = result.curve[:: max(1, len(result.curve) // CURVE_SHOWN)]
     if shown:
         say("throughput against speed for a user (best of all layouts and rates):")
@@ -49,6 +50,23 @@ def print_serving_search(result: ServingSearchResult, top: int, command: Sequenc
             figures = [f"{getattr(point, key):,.4g}" for key in CURVE.values()]
             table.add_row(*figures, NO_YES[point.within_slo], row_words(point))
         console.print(table)
+
+
+def refused_words(refusals: Iterable[tuple[str, str]]) -> list[str]:
+    """A line for each reason why layouts were not simulated; `refusals`: a layout in words, and its reason.
+
+    >>> refused_words([("tp 1", "does not fit"), ("tp 3", "must divide heads"), ("tp 2", "does not fit")])
+    ['not simulated: tp 1; tp 2: does not fit', 'not simulated: tp 3: must divide heads']
+    """
+    by_reason: dict[str, list[str]] = {}
+    for layout, reason in refusals:
+        by_reason.setdefault(reason, []).append(layout)
+    lines = []
+    for reason, layouts in by_reason.items():
+        left = len(layouts) - REFUSED_SHOWN
+        more = f" and {counted(left, 'other layout')}" if left > 0 else ""
+        lines.append(f"not simulated: {'; '.join(layouts[:REFUSED_SHOWN])}{more}: {reason}")
+    return lines
 
 
 def _fewest_words(result: ServingSearchResult, command: Sequence[str]) -> str:

@@ -11,6 +11,9 @@ from msgspec import Struct
 from sim.core.errors import InputError
 
 _TOKEN = r'"(?:[^"\\]|\\.)*"|[{}\[\],]'
+_STEPS = re.compile(r"elapsed time per iteration|\biteration +\d+/")  # what Megatron-LM logs for each step
+_LOG = "; it looks like a training log: give its median step time to `stepsim run SCENARIO --measured 5.7s`"
+MOST_READ = 100_000  # characters of a text that is no JSON
 _SHOWN = 60  # characters of a key
 
 
@@ -34,7 +37,10 @@ def parse_json(text: str, label: str, finite: bool = True, line: int | None = No
         raise InputError(f"{label}{_where(text, error.args[0], first)}") from None
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at")  # of some messages, such as "Unterminated string starting at"
-        raise InputError(f"{label}:{first - 1 + error.lineno}: is not JSON: {what} at column {error.colno}") from None
+        log = _LOG if _STEPS.search(text[:MOST_READ]) else ""
+        raise InputError(
+            f"{label}:{first - 1 + error.lineno}: is not JSON: {what} at column {error.colno}{log}"
+        ) from None
     except RecursionError:
         raise InputError(f"{place}: nested too deeply") from None
     except ValueError as error:  # NaN, and integers of thousands of digits

@@ -85,10 +85,10 @@ def plain(value: float) -> str:
 def counted(number: float, noun: str) -> str:
     """A number with its noun, in the plural unless the number is one.
 
-    >>> counted(1, "rank"), counted(2048, "rank"), counted(2, "micro-batch")
-    ('1 rank', '2,048 ranks', '2 micro-batches')
+    >>> counted(1, "rank"), counted(2048, "rank"), counted(2, "micro-batch"), counted(2, "mesh")
+    ('1 rank', '2,048 ranks', '2 micro-batches', '2 meshes')
     """
-    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    ending = "" if number == 1 else "es" if noun.endswith(("ch", "sh")) else "s"
     return f"{count(number)} {noun}{ending}"
 
 

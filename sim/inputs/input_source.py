@@ -19,6 +19,8 @@ from sim.inputs.yaml_input import MAX_DEPTH, KeyPath, dotted, one_line
 
 MOST_BEGINNINGS = 6  # of known words that a message names; of more the first
 MOST_HOMES = 3  # mappings with a key of one name that a message names; of more none
+MOST_KEYS = 6  # of a mapping, in a message
+_GLUED = re.compile(r"\w+:\S+")  # a key and its value without a space behind the colon
 _THOUSANDS = r"([0-9]{1,9})\s*([kKmM])"
 DTYPE_KEYS = ("dtype", "precision")  # endings of keys that hold a dtype
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -215,6 +217,8 @@ def _check_plain(source: Source, value: Any, path: KeyPath) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise source.error(path, f"found the key {show(key)}; keys must be text")
+            if item is None and _GLUED.fullmatch(key):  # YAML reads {pp:8} as a key without a value
+                raise source.error((*path, key), f"is one key without a value; write {key.replace(':', ': ', 1)}")
             _check_plain(source, item, (*path, key))
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
@@ -256,7 +260,7 @@ _EXPECTED = {
     **dict.fromkeys(("int_type", "int_from_float", "int_parsing"), "must be an integer"),
     **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be a mapping"),
+    "dict_type": "must be a mapping",
     **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
     "string_type": "must be text (put a number in quotes)",
     "finite_number": "must be a finite number",
@@ -302,6 +306,9 @@ def _message(kind: str, problem: Mapping[str, Any], model: type[BaseModel], loc:
         return f"found {found}; must be {allowed}{hint}"
     if kind == "value_error":
         return str(context["error"]) if found == "a mapping" else f"found {found}; {context['error']}"
+    if kind in ("model_type", "model_attributes_type"):
+        keys = [*_forms_at(model, loc)[0].model_fields]
+        return f"found {found}; must be a mapping of {', '.join(keys[:MOST_KEYS])}{' …' * (len(keys) > MOST_KEYS)}"
     hint = _in_full(kind, problem["input"]) or value_synonym(loc, problem["input"])
     return f"found {found}; {_EXPECTED.get(kind, problem['msg'])}{hint}"
 

@@ -59,13 +59,13 @@ _STEP = (
     Figure(
         "exposed_comm_s", TIME, "communication with no computation beside it, mean of ranks", "Exposed communication"
     ),
-    Figure("compute_s", TIME, "computation, mean of ranks"),
+    Figure("compute_s", TIME, "computation, mean of ranks", "Computation"),
     Figure("layer_forward_s", TIME, "one middle layer's forward for one micro-batch, its communication included"),
     Figure("layer_backward_s", TIME, "one middle layer's backward for one micro-batch, its communication included"),
     Figure("answers_per_s", RATE, "answers of reinforcement learning in a second", "Answers/s", more_is_better=True),
 )
 _SERVED = (
-    Figure("duration_s", TIME, "from the workload's start to its last token"),
+    Figure("duration_s", TIME, "from the workload's start to its last token", "Duration"),
     Figure("request_latency_s", TIME, "from a request's arrival to its last token", "Request latency", "latency"),
     Figure("queue_time_s", TIME, "from a request's arrival to its first admission"),
     Figure("time_to_first_token_s", TIME, "from a request's arrival to its first token", "Time to first token", "TTFT"),
@@ -75,7 +75,7 @@ _SERVED = (
     Figure("output_tokens_per_s_per_gpu", RATE, "the same on each GPU", "Output tokens/s per GPU", "tok/s/GPU", True),
     Figure("total_tokens_per_s", RATE, "tokens of prompts and answers in a second", more_is_better=True),
     Figure("requests_per_s", RATE, "requests finished in a second", more_is_better=True),
-    Figure("comm_share", SHARE, "communication ÷ time of iterations"),
+    Figure("comm_share", SHARE, "communication ÷ time of iterations", "Communication share"),
 )
 _MEMORY = (
     Figure("peak_memory_bytes", BYTES, "the most in use on a GPU", "Peak memory", "memory"),

@@ -40,8 +40,9 @@ class BestFirst(Struct, dict=True):
 
     `fitting`: all simulated layouts that fit in memory, at the end best first. `counts`: number of layouts by COUNTED;
     legal = pruned by memory + pruned by bound + evaluated; evaluated = the sum over FATES. `refusals`: their number by
-    reason. `too_large_bytes`: as in `Bounds`. `cpu_s`: CPU seconds of all workers, for bounds and for the evaluations
-    of each fate. `wall_s`: seconds of the search. `cores`: workers' cores.
+    reason. `meshes`: the number of legal meshes; `meshes_bounded`: of those that have a bound so far. No layout is
+    evaluated before all of them have one. `too_large_bytes`: as in `Bounds`. `cpu_s`: CPU seconds of all workers, for
+    bounds and for the evaluations of each fate. `wall_s`: seconds of the search. `cores`: workers' cores.
     """
 
     space: Space
@@ -57,6 +58,8 @@ class BestFirst(Struct, dict=True):
     too_large_bytes: float = math.inf
     wall_s: float = 0.0
     cores: int = 0
+    meshes: int = 0
+    meshes_bounded: int = 0
     _heap: list[Bounded] = field(default_factory=list)
     _best_s: dict[Layout, float] = field(default_factory=dict)  # the least time of each `_family`
     _front: list[tuple[float, float]] = field(default_factory=list)
@@ -69,6 +72,7 @@ class BestFirst(Struct, dict=True):
         packed = pack(self.space)
         # A bound of 0 puts all meshes first: each must be bounded before any part is divided.
         self._heap = [Bounded(0.0, 0.0, 0, mesh, 0) for mesh in self._legal_meshes()]
+        self.meshes = len(self._heap)
         heapq.heapify(self._heap)
         running: set[Future[Any]] = set()
         while True:
@@ -123,10 +127,13 @@ class BestFirst(Struct, dict=True):
 
     @property
     def progress(self) -> float:
-        """Return least bound ÷ ceiling, from 0 to 1; the search ends at 1."""
-        if not self._heap:
-            return 1.0
-        return min(1.0, self._heap[0].bound_s / self.ceiling_s)
+        """Return a number from 0 to 1, at which the search ends: half of it for bounds of meshes, half for the rest.
+
+        The second half is least bound ÷ ceiling.
+        """
+        if self.meshes_bounded < self.meshes:
+            return 0.5 * self.meshes_bounded / self.meshes
+        return 0.5 + 0.5 * min(1.0, self._heap[0].bound_s / self.ceiling_s) if self._heap else 1.0
 
     def _next(self, packed: bytes) -> tuple[Any, ...] | None:
         """Return the next task, a function and its arguments: divide the part with the least bound, or simulate it."""
@@ -177,6 +184,7 @@ class BestFirst(Struct, dict=True):
             self._judge(result)
             return
         self.cpu_s["bounding"] += result.cpu_s
+        self.meshes_bounded += result.of_mesh
         self.counts.update(result.counts)
         self.too_large_bytes = min(self.too_large_bytes, result.too_large_bytes)
         for part in result.bounded:

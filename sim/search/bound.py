@@ -29,33 +29,36 @@ class MeshSearch:
     def partial_layouts(self) -> Bounds:
         """Return the partial layouts of the mesh, which is legal, each with the least work of its layouts.
 
-        Layouts whose states alone do not fit in memory are ruled out here, before anything is priced.
+        A partial layout is ruled out here, before anything is priced, if the states of none of its layouts fit in
+        memory. Which of its layouts fit is found when it is divided: most partial layouts never are.
         """
         bounded, counts, too_large_bytes = [], Counter[str](), math.inf
         for partial in partial_layouts_of(self.space, self.mesh):
             found = list(layouts_of(self.space, partial))
             legal = [x for x, fine in found if fine]
-            left = [x for x in legal if self._states_fit(x)]
-            counts.update(enumerated=len(found), legal=len(legal), pruned_by_memory=len(legal) - len(left))
-            if len(left) < len(legal):
-                too_large = [x for x in map(self.memory.states_bytes, legal) if x > self.limit_bytes]
-                too_large_bytes = min(too_large_bytes, *too_large)
-            if left:
-                examples = self._unlike(left)
-                bounded.append(Bounded(min(map(self.time.least_work_s, examples)), 0.0, 1, partial, len(left)))
-        return Bounds(bounded, counts, too_large_bytes)
+            counts.update(enumerated=len(found), legal=len(legal))
+            # The highest ZeRO stage has the smallest states, so mostly the first test decides.
+            if any(map(self._states_fit, sorted(legal, key=lambda x: -x.zero))):
+                examples = self._unlike(legal)
+                bounded.append(Bounded(min(map(self.time.least_work_s, examples)), 0.0, 1, partial, len(legal)))
+            elif legal:
+                counts["pruned_by_memory"] += len(legal)
+                too_large_bytes = min(too_large_bytes, *map(self.memory.states_bytes, legal))
+        return Bounds(bounded, counts, too_large_bytes, of_mesh=True)
 
     def layouts(self, partial: PartialLayout, patience_s: float, ceiling_s: float) -> Bounds:
         """Return the layouts of a partial layout that may fit in memory and take at most `ceiling_s` seconds.
 
         If the work alone takes longer than `patience_s` seconds, return the partial layout with a sharper bound.
         """
-        left = [x for x, fine in layouts_of(self.space, partial) if fine and self._states_fit(x)]
+        legal = [x for x, fine in layouts_of(self.space, partial) if fine]
+        left = [x for x in legal if self._states_fit(x)]
         # ZeRO-3 adds gathers, but its recomputation may stop earlier, so it is bounded by itself.
         least = [y for x in self._unlike(left) for y in ((x,) if x.zero == 3 else least_zeros(x))]
         if (work_s := min(map(self.time.work_bound_s, least))) > patience_s:
-            return Bounds([Bounded(work_s, 0.0, 1, partial, len(left))], Counter())
-        bounded, counts, too_large_bytes = [], Counter[str](), math.inf
+            return Bounds([Bounded(work_s, 0.0, 1, partial, len(legal))], Counter())
+        bounded, counts = [], Counter(pruned_by_memory=len(legal) - len(left))
+        too_large_bytes = min((self.memory.states_bytes(x) for x in legal if not self._states_fit(x)), default=math.inf)
         for layout in left:
             found = self._bounded(layout, ceiling_s)
             if isinstance(found, Bounded):

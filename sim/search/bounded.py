@@ -29,10 +29,12 @@ class Bounded(NamedTuple):
 class Bounds(Struct, frozen=True):
     """Hold the parts of a mesh or a partial layout that the bounds leave; `counts`: number of layouts by outcome.
 
-    `too_large_bytes`: of the layouts that their memory rules out, the least bytes of a worst rank.
+    `too_large_bytes`: of the layouts that their memory rules out, the least bytes of a worst rank. `of_mesh`: whether
+    these are the parts of a mesh.
     """
 
     bounded: list[Bounded]
     counts: Counter[str]
     too_large_bytes: float = math.inf
     cpu_s: float = 0.0  # of computing the bounds
+    of_mesh: bool = False

@@ -61,7 +61,7 @@ def tables(found: Mapping[str, Any]) -> list[Rows]:
         if not key.endswith(SOURCE)
     ]
     out = [Rows("Keys", ("key", "A", "B"), keys)]
-    times = [_row(name, v, *map(figure_of(name).show, (v["a"], v["b"]))) for name, v in found["times"].items()]
+    times = [_row(named_figure(k), v, *map(figure_of(k).show, (v["a"], v["b"]))) for k, v in found["times"].items()]
     out.append(Rows("Result", ("", "A", "B", "change"), times))
     for title, part, shown in PARTS:
         pairs = list(found[part].items())
@@ -127,9 +127,21 @@ def _rich(table: Rows) -> Table:
     rows = table.rows[: table.printed]
     for row in rows:
         out.add_row(*(cell.shown for cell in row))
-    if left := len(table.rows) - len(rows):
-        out.add_row(f"and {left} smaller changes", *[""] * len(others))
+    left = [a.value != b.value for _, a, b, *_ in table.rows[len(rows) :]]
+    counts = ((sum(left), "smaller changes"), (len(left) - sum(left), "without change"))
+    if said := ", ".join(f"{number} {words}" for number, words in counts if number):
+        out.add_row(f"and {said}", *[""] * len(others))
     return out
+
+
+def named_figure(key: str) -> str:
+    """A figure's name, with the statistic of a latency.
+
+    >>> named_figure("step_time_s"), named_figure("request_latency_s.p50"), named_figure("request_latency_s.p99")
+    ('Step time', 'Request latency, median', 'Request latency, p99')
+    """
+    statistic = statistic_of(key)
+    return figure_of(key).name + (f", {'median' if statistic == 'p50' else statistic}" if statistic else "")
 
 
 def key_words(key: str, value: Any) -> str:
@@ -153,8 +165,7 @@ def _card(name: str, pair: Mapping[str, Any]) -> Number:
     from sim.views.headline import Number
 
     figure = figure_of(name)
-    label = figure.name + ", median" * (statistic_of(name) == "p50")
-    return Number(label, figure.show(pair["b"]), f"A {figure.show(pair['a'])}, {_change(pair) or 'equal'}")
+    return Number(named_figure(name), figure.show(pair["b"]), f"A {figure.show(pair['a'])}, {_change(pair) or 'equal'}")
 
 
 def _change(pair: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ TO_CHECK = (  # where a measured step is far from the simulated one; docs/slower
     "check that framework, recompute and micro-batch are the run's, and that the time is a median without the first "
     "steps; `stepsim convert` reads a trainer's configuration, `stepsim replay` a profiler's trace"
 )
+SET_IS_CHANGE = "a --set that the measured run had belongs in the scenario's file"
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON
 LATENCIES = ("request_latency_s", "time_to_first_token_s", "time_per_output_token_s")
 LINK_NAMES = {
@@ -221,11 +222,13 @@ def anchor_numbers(found: Anchor | None) -> list[Number]:
     if found is None:
         return []
     where = "inside" if found.inside_interval else "outside"
-    note = f"simulated {seconds(found.simulated_s)} ({change_percent(found.error)}), measured {where} the 90 % interval"
+    changed = found.anchored_step_time_s != found.measured_s
+    which = f"{seconds(found.simulated_s)}{' without --set' * changed}"
+    note = f"simulated {which} ({change_percent(found.error)}), measured {where} the 90 % interval"
     if not found.inside_interval:
-        note += f"; {TO_CHECK}"
+        note += f"; {TO_CHECK}" + f"; {SET_IS_CHANGE}" * changed
     numbers = [Number("Measured step", seconds(found.measured_s), note, "" if found.inside_interval else "bad")]
-    if found.anchored_step_time_s != found.measured_s:
+    if changed:
         factor = found.measured_s / found.simulated_s
         rate = f"{count(found.anchored_tokens_per_s)} tokens/s; simulated × {factor:.3f}, measured ÷ simulated"
         numbers.append(Number("With --set, scaled", seconds(found.anchored_step_time_s), rate))

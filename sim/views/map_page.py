@@ -25,7 +25,7 @@ _TIP = (
 _TEXTS = ("words", "step", "rate", "mfu", "memory")  # columns that `_TIP` shows
 _ROW_HEIGHT = 62  # pixels
 NOTHING = "nothing fits"
-RUN_HEAD = ("Model", "GPUs", "Measured layout", "Tokens/s/GPU", "Simulated", "Error", "MFU", "Simulated")
+RUN_HEAD = ("Model", "GPUs", "Measured layout", "Tokens/s/GPU", "Simulated", "Error", "MFU", "Simulated MFU")
 RUN_NUMBERS_FROM = 3  # columns of `RUN_HEAD`
 
 
@@ -48,7 +48,7 @@ def map_page(result: MapResult) -> str:
         "map.html",
         "Map of model sizes and GPU counts",
         plots,
-        what=f"{len(result.cells)} searches, at most {n_bytes(result.memory_limit_bytes)} a GPU, "
+        what=f"{counted(len(result.cells), 'search')}, at most {n_bytes(result.memory_limit_bytes)} a GPU, "
         f"{', '.join(result.only)}",
         headline=_headline(result),
         measured=measured,

@@ -60,7 +60,7 @@ def phase_rows(result: RlResult) -> list[tuple[str, ...]]:
         (
             p.name,
             names.get(p.pool, p.pool),
-            seconds(p.start_s) if p.start_s else "0",
+            seconds(p.start_s),
             seconds(p.seconds),
             percent(p.seconds / step_s),
         )

@@ -102,7 +102,7 @@ def _figure(result: SearchResult) -> Any:
     dots = grouped_dots(plot, "schedule", groups, size=8, fill_alpha=0.6)
     line = _columns(result.pareto)
     if len(line["x"]) > 1:
-        look = {"mode": "after", "color": INK, "line_width": 2, "legend_label": "Pareto line"}
+        look = {"mode": "after", "color": INK, "line_width": 2, "legend_label": "Pareto line", "level": "underlay"}
         plot.step("x", "y", source=ColumnDataSource(line), name="pareto", **look)
     limit = result.memory_limit_bytes
     highest = max(line["y"], default=limit)

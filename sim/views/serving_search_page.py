@@ -8,6 +8,8 @@ from typing import Any
 from sim.core.units import count, counted, seconds
 from sim.search.engine_options import choice_words
 from sim.search.serving_found import CurvePoint, FewestGpus, RefusedLayout, ServingLayout, ServingSearchResult
+from sim.serve.results.records import STATISTICS
+from sim.studies.promised_latencies import QUANTITIES
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import explained, grouped_dots, scatter_plot
@@ -18,19 +20,18 @@ _TIP = (
     "<div>@rate requests/s/GPU offered, @kept</div>"
 )
 NO_LIMIT = "no limit found: too few requests"
-HEAD = {  # heads, and what they mean
-    "Layout": "",
-    "Options": "of the engine",
-    "Requests/s": "",
-    "Output tokens/s/GPU": "",
-    "TTFT p50": "median time to first token",
-    "TTFT p99": "",
-    "TPOT p50": "median time per output token, a request's mean",
-    "TPOT p99": "",
-    "ITL p99": "inter-token latency: the time between two tokens",
+FIRST = {"Layout": "", "Options": "of the engine", "Requests/s": "", "Output tokens/s/GPU": ""}  # heads, their meanings
+LATENCIES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token, a request's mean",
+    "itl": "inter-token latency: the time between two tokens",
+    "latency": "a request's whole time",
+}
+LAST = {
     "kWh/M tokens": "of a million output tokens: GPUs alone, at their power limit",
     "Cost/M tokens": "of a million output tokens",
 }
+ALWAYS = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p99"), ("itl", "p99"))
 
 
 def serving_search_page(result: ServingSearchResult) -> str:
@@ -42,15 +43,18 @@ def serving_search_page(result: ServingSearchResult) -> str:
         plots,
         what=f"{counted(result.gpus, 'GPU')} within {', '.join(result.slo)}",
         headline=_headline(result),
-        table=layouts_table(result.best),
+        table=layouts_table(result, result.best),
         same_hosts=[same_host_words(engines) for engines in result.same_host_times],
         refusals=[(row_words(r), r.reason) for r in result.refusals],
     )
 
 
-def layouts_table(rows: Sequence[ServingLayout]) -> SortedTable:
-    """The highest rate of each layout with each engine."""
-    return sorted_table("best", HEAD, [_cells(row) for row in rows])
+def layouts_table(result: ServingSearchResult, rows: Sequence[ServingLayout]) -> SortedTable:
+    """The highest rate of each layout with each engine, and its latencies: some always, and those that are promised."""
+    promised = [tuple(text.partition("=")[0].rsplit("_", 1)) for text in result.slo]
+    shown = [(q, s) for q in LATENCIES for s in STATISTICS if (q, s) in (*ALWAYS, *promised)]
+    latencies = {f"{q.upper() if q != 'latency' else 'Latency'} {s}": LATENCIES[q] for q, s in shown}
+    return sorted_table("best", FIRST | latencies | LAST, [_cells(row, shown) for row in rows])
 
 
 def layout_words(parallelism: Mapping[str, int], least: int = 2) -> str:
@@ -58,12 +62,24 @@ def layout_words(parallelism: Mapping[str, int], least: int = 2) -> str:
 
     >>> layout_words({"tp": 4, "pp": 1, "dp": 2}), layout_words({"tp": 1})
     ('tp 4, dp 2', 'one GPU')
-    >>> layout_words({"prefill_replicas": 2, "prefill_tp": 1, "decode_replicas": 1, "decode_tp": 1})
-    'prefill replicas 2, prefill tp 1, decode replicas 1, decode tp 1'
+    >>> pools = {"prefill_replicas": 2, "prefill_tp": 1, "decode_replicas": 1, "decode_tp": 4, "decode_ep": 8}
+    >>> layout_words(pools), layout_words({**pools, "services": 2})
+    ('prefill 2 × tp 1, decode 1 × tp 4 ep 8', 'prefill 2 × tp 1, decode 1 × tp 4 ep 8, twice')
     """
-    # Pools of one GPU each are two GPUs, which no degree above 1 says.
-    least = 1 if "prefill_tp" in parallelism else least
+    if "prefill_tp" in parallelism:
+        return _pools_words(parallelism)
     return ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in parallelism.items() if v >= least) or "one GPU"
+
+
+def _pools_words(parallelism: Mapping[str, int]) -> str:
+    """Say each pool's replicas as the summary of a run does, and how often the pair of pools is there."""
+    words = []
+    for pool in ("prefill", "decode"):
+        degrees = {key: parallelism.get(f"{pool}_{key}", 1) for key in ("tp", "ep")}
+        shown = " ".join(f"{key} {n}" for key, n in degrees.items() if key == "tp" or n > 1)
+        words.append(f"{pool} {parallelism[f'{pool}_replicas']} × {shown}")
+    services = parallelism.get("services", 1)
+    return ", ".join([*words, *(["twice" if services == 2 else f"{services} times"] if services > 1 else [])])
 
 
 def row_words(row: ServingLayout | CurvePoint | RefusedLayout | FewestGpus, least: int = 2) -> str:
@@ -122,14 +138,13 @@ def _columns(name: str, points: Sequence[CurvePoint]) -> dict[str, list[Any]]:
     }
 
 
-def _cells(row: ServingLayout) -> list[Cell]:
-    """A layout's cells under `HEAD`."""
+def _cells(row: ServingLayout, latencies: Sequence[tuple[str, str]]) -> list[Cell]:
+    """A layout's cells; `latencies`: which quantities and statistics."""
     options, at = choice_words(row.options), row.highest
     first = [word(layout_words(row.parallelism)), word(options) if options else NOTHING]
     if at is None:
-        return [*first, ("0", "none"), *[NOTHING] * (len(HEAD) - 3)]
-    first_token_s, token_s, gap_s = at.time_to_first_token_s, at.time_per_output_token_s, at.inter_token_latency_s
-    times_s = [first_token_s.p50, first_token_s.p99, token_s.p50, token_s.p99, gap_s.p99]
+        return [*first, ("0", "none"), *[NOTHING] * (1 + len(latencies) + len(LAST))]
+    times_s = [getattr(getattr(at, QUANTITIES[quantity]), statistic) for quantity, statistic in latencies]
     energy, cost = at.energy_kwh_per_million_output_tokens, at.cost_per_million_output_tokens
     return [
         *first,

@@ -42,6 +42,7 @@ _LINK_NAMES = {
     "pcie": "PCIe",
 }
 _IDLE = "#c3ccd6"
+BUSY = ("#7d8792", "#e8300a")  # of an idle link and of one that is always busy, on a light and on a dark page
 
 
 def topology_page(cluster: ClusterSpec, loads: Loads | None = None) -> str:
@@ -214,7 +215,7 @@ def _link_columns(graph: Graph, spots: Mapping[str, tuple[float, float]], loads:
             "x1": [spots[b][0] for _, b, _ in edges],
             "y1": [spots[b][1] for _, b, _ in edges],
             "width": [1 + 4 * (each.usable_bytes_per_s / fastest) ** 0.5 for _, _, each in edges],
-            "colour": [_IDLE if loads is None else shade(part) for part in busy],
+            "colour": [_IDLE if loads is None else shade(part, *BUSY) for part in busy],
             "text": [
                 f"{a} – {b}: {_LINK_NAMES[graph.edges[a, b]['kind']]}, {rate(each.usable_bytes_per_s, 'B/s')}"
                 + ("" if loads is None else f", busy {percent(part)}")
@@ -224,8 +225,12 @@ def _link_columns(graph: Graph, spots: Mapping[str, tuple[float, float]], loads:
     )
 
 
-def shade(part: float) -> str:
-    """From a pale grey for an idle link to a dark red for one that is busy all the time."""
-    part = max(0.0, min(1.0, part))
-    pale, dark = (0xE3, 0xE8, 0xEE), (0x8C, 0x14, 0x00)
-    return "#" + "".join(f"{round(a + (b - a) * part**0.5):02x}" for a, b in zip(pale, dark, strict=True))
+def shade(part: float, idle: str = "#e3e8ee", busy: str = "#8c1400") -> str:
+    """From the colour of an idle link to that of one that is busy all the time.
+
+    >>> shade(0.0), shade(1.0)
+    ('#e3e8ee', '#8c1400')
+    """
+    root = max(0.0, min(1.0, part)) ** 0.5
+    a, b = (bytes.fromhex(colour[1:]) for colour in (idle, busy))
+    return "#" + "".join(f"{round(x + (y - x) * root):02x}" for x, y in zip(a, b, strict=True))

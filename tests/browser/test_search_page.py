@@ -30,6 +30,14 @@ def test_drawn_and_sorted(open_page: Callable[[str], Any]) -> None:
     assert page.evaluate(count) == 1
 
 
+def test_the_pareto_line_hides_no_dots(open_page: Callable[[str], Any]) -> None:
+    rows = [row(0.5, 3 * 2.0**33), row(0.9, 2.0**32)]
+    page = open_page(search_page(result(rows)))
+    level = "Bokeh.documents[0].get_model_by_name('%s').level"
+    assert page.evaluate(level % "pareto") == "underlay"
+    assert page.evaluate(level % "schedule:1f1b") == "glyph"
+
+
 def test_a_row_goes_away_as_yaml_and_command(open_page: Callable[[str], Any]) -> None:
     page = open_page(search_page(result([row(0.5, 2.0**33), row(0.9, 2.0**32)])))
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])

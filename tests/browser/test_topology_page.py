@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sim.views.topology_page import layer_of, topology_page
+from sim.views.topology_page import BUSY, layer_of, shade, topology_page
 from tests.topology.link_flows import cluster as nodes
 from topology.graph import build_graph
 from topology.loads import Traffic, link_loads
@@ -46,14 +46,21 @@ def test_links_are_coloured_by_how_busy_a_run_keeps_them(open_page: Any) -> None
     traffic = [Traffic("all_gather", tuple(range(8)), 1e9), Traffic("send_recv", (0, 8), 1e8)]
     page = open_page(topology_page(cluster, link_loads(cluster, traffic, 0.01)))
     colours = dict(page.evaluate(f"[...{LINKS}.text].map((text, i) => [text, {LINKS}.colour[i]])"))
-    inside = {shade for text, shade in colours.items() if text.startswith("gpu0 – nvswitch0")}
-    idle = {shade for text, shade in colours.items() if text.startswith("gpu8 – nvswitch1")}
-    assert inside != idle == {"#e3e8ee"}
+    inside = {colour for text, colour in colours.items() if text.startswith("gpu0 – nvswitch0")}
+    idle = {colour for text, colour in colours.items() if text.startswith("gpu8 – nvswitch1")}
+    assert inside != idle == {shade(0.0, *BUSY)}
     assert all("busy" in text for text in colours)
     assert "Busiest" in page.locator("thead").inner_text()
     rows = {row.split("\t")[0]: row for row in page.locator("tbody tr").all_inner_texts()}
     assert rows["PCIe: PCIe switch to Host"].endswith("0.0 %")
     assert not rows["PCIe: PCIe switch to NIC"].endswith("0.0 %")
+
+
+def test_idle_links_stand_out_from_neither_ground() -> None:
+    """On a dark page a pale line would be the brightest of all."""
+    idle, busy = (bytes.fromhex(colour[1:]) for colour in BUSY)
+    assert 0.35 < sum(idle) / 3 / 255 < 0.65
+    assert max(busy) > 200 > max(idle)
 
 
 def test_of_a_large_cluster_the_page_says_what_it_draws(open_page: Any) -> None:

@@ -232,6 +232,18 @@ def test_a_time_in_milliseconds_is_asked_about(tmp_path: Path) -> None:
     assert words.startswith(f"512-8: measured.step_time_s: {measured['step_time_s']:.4g}, simulated ")
 
 
+def test_a_row_that_the_fit_does_not_explain_is_asked_about(tmp_path: Path) -> None:
+    table(tmp_path)
+    cases = rows_to_fit(read_table(tmp_path / "steps.json"), BASE).cases
+    before = np.full(len(cases), math.log(20.0))  # as of a profile of another machine
+    after = np.zeros(len(cases))
+    assert far_off(cases, before, after) == []
+    after[3] = -math.log(4.0)
+    (words,) = far_off(cases, before, after)
+    assert words.startswith("512-8: measured.step_time_s: ")
+    assert "are the scenario's model, batch and GPUs the run's?" in words
+
+
 def test_a_few_rows_of_a_slower_machine_tell_the_others() -> None:
     """Matmuls and attention a fifth slower than the profile: three rows given, the others are four times nearer."""
     base, names = load_profile("h100-sxm"), ("matmul_speed", "attention_speed")

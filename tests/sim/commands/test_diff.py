@@ -63,6 +63,15 @@ def test_one_scenario_and_overrides() -> None:
     assert "training.global_batch_size" not in both["keys"]
 
 
+def test_equal_scenarios_change_in_nothing_and_are_told_how_set_compares() -> None:
+    done = invoked(main, TP8, TP8, "--set", "training.global_batch_size=16")
+    assert "The scenarios are equal." in done.stdout
+    assert "smaller changes" not in done.stdout
+    assert " without change" in done.stdout
+    assert "note: --set changed both; without B it changes a copy of A" in done.stderr
+    assert "note" not in invoked(main, TP8, TP8_SP).stderr
+
+
 def test_stored_results_and_serving(tmp_path: Path) -> None:
     stored = tmp_path / "r.json"
     result = result_of(ROOT / "scenarios" / "serve_batch1.yaml", ())
@@ -81,7 +90,7 @@ def test_a_training_step_and_serving_have_nothing_to_compare() -> None:
 
 def test_the_tables_name_keys_times_and_memory() -> None:
     said = CliRunner().invoke(main, [TP8, TP8_SP]).stdout
-    assert all(w in said for w in ("parallelism.sp", "step_time_s", "activations", "critical path", "all_gather tp"))
+    assert all(w in said for w in ("parallelism.sp", "Step time", "activations", "critical path", "all_gather tp"))
     assert "…" not in said
 
 
@@ -110,7 +119,10 @@ def test_the_page_and_the_terminal_show_what_changes_most(tmp_path: Path) -> Non
     text = page.read_text()
     rows = text[text.index("<h2>Operators") :]
     assert rows.index(most) < min(rows.index(name) for name in operators if name != most)
-    assert f"and {len(operators) - 15} smaller changes" in done.output
+    changed = sum(pair["a"] != pair["b"] for pair in operators.values())
+    assert f"and {changed - 15} smaller changes, {len(operators) - changed} without change" in " ".join(
+        done.output.split()
+    )
     assert "https://" not in text.replace("https://bokeh.org", "")[:2000]
 
 

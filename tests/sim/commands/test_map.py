@@ -119,3 +119,4 @@ def test_the_command(tmp_path: Path) -> None:
     assert result["format"] == "sim-map/1"
     assert result["cells"][0]["best"]["layout"]["dp"] == 8
     assert "gpt2" in out.read_text()
+    assert "1 search, at most" in out.read_text()

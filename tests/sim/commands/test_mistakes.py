@@ -43,6 +43,12 @@ RUN = ROOT / "scenarios" / "measured" / "tp2.json"
         ("model=https://huggingface.co/google/some-model/tree/main", "looks like a Hugging Face Hub id"),
         ("cluster.nic_bandwidth=400", "here it is cluster.inter_node.nic_bandwidth_bytes_per_s"),
         ("cluster.gpu.peak_flops_per_s=989", "must be a mapping of dtypes, such as {bf16: 989e12}"),
+        ("training.lora=16", "training.lora: found 16; must be a mapping of rank, targets, dropout"),
+        ("parallelism={pp:8}", "parallelism.pp:8: is one key without a value; write pp: 8"),
+        ("cluster={topology:two.json}", "is one key without a value; write topology: two.json"),
+        ("training.lora_rank=16", "unknown key; here it is training.lora.rank"),
+        ("training.lora={r: 16}", "training.lora.r: unknown key; here it is training.lora.rank"),
+        ("faults.stragglers=[{rank: 3, slowdown: 1.3}]", "here it is faults.stragglers.compute_scale"),
         ("parallelism.stages_per_rank=2", "here it is parallelism.virtual_stages"),
         ("parallelism.pipeline_model_parallel_size=8", "unknown key; here it is parallelism.pp"),
         ("tensor_parallel_degree=8", "unknown key; here it is parallelism.tp"),
@@ -272,6 +278,15 @@ def test_a_line_of_json_that_is_wrong_is_told_by_its_number(text: str, said: str
     with pytest.raises(InputError) as error:
         parse_json(text, "trace.jsonl", line=7)
     assert str(error.value).startswith(f"trace.jsonl:7: {said}")
+
+
+def test_a_training_log_in_place_of_json_is_told_where_its_times_go() -> None:
+    log = " [2026-11-29 10:00:00] iteration 10/ 100 | elapsed time per iteration (ms): 5712.3 | lm loss: 1.0E+01 |"
+    with pytest.raises(InputError, match="looks like a training log: give its median step time to `stepsim run"):
+        parse_json(log, "log.txt")
+    with pytest.raises(InputError) as error:
+        parse_json("{", "x.json")
+    assert "log" not in str(error.value)
 
 
 def _traces(path: Path) -> None:

@@ -17,7 +17,7 @@ from msgspec import structs
 import sim
 from sim.commands.options import Study
 from sim.commands.search import main
-from sim.commands.search_tables import _reasons
+from sim.commands.search_tables import _reasons, _so_far
 from sim.commands.sweep import run_sweep
 from sim.core.errors import InputError
 from sim.core.executors import Workers, local_workers
@@ -71,6 +71,22 @@ def test_best_is_that_of_exhaustive_search(variant: int, share: float) -> None:
     assert c["simulated"] == len(found.fitting)
     assert found.cpu_s["bounding"] > 0
     assert all(found.cpu_s[fate] > 0 for fate in FATES if c[fate])
+
+
+def test_a_search_tells_how_many_meshes_have_bounds_before_it_evaluates() -> None:
+    seen: list[tuple[int, int, float, str]] = []
+
+    def look(s: BestFirst) -> None:
+        seen.append((s.meshes_bounded, s.counts["evaluated"], s.progress, _so_far(s)))
+
+    with local_workers(1) as pool:
+        found = BestFirst(small_space(0), math.inf, 1, False, pool, look).run()
+    before = [each for each in seen if each[0] < found.meshes]
+    assert [each[0] for each in before] == list(range(1, found.meshes))
+    assert all(evaluated == 0 and share < 0.5 for _, evaluated, share, _ in before)
+    assert before[0][3].startswith(f"first, bounds of all layouts: 1 of {found.meshes} meshes")
+    assert all(share >= 0.5 and "evaluated" in text for _, _, share, text in seen[len(before) :])
+    assert seen[-1][0] == found.meshes
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])

@@ -23,7 +23,7 @@ from sim.search.bounded import ROUNDING
 from sim.search.least_time import least_time_s
 from sim.search.mesh_prices import MeshPrices
 from sim.search.pipeline_bound import placement_of
-from sim.search.space import Layout, MeshSizes, Space, scenario_of
+from sim.search.space import Layout, MeshSizes, PartialLayout, Space, scenario_of
 from sim.simulation import prepare, simulate
 from tests.sim.search.search_spaces import VARIANTS, all_outcomes, legal_layouts, space_of, varied
 from topology.network import Network
@@ -60,6 +60,17 @@ def test_bounds_are_bounds(data: st.DataObject) -> None:
             check_bounds(variant, x)
         except InputError:
             assert variant == 7 or not space_of(variant).fixed.get("p2p_overlap", True)
+
+
+def test_a_mesh_is_bounded_without_the_states_of_all_its_layouts() -> None:
+    x = next(x for x in legal_layouts(0) if x.tp == 1 and x.cp == 1 and x.pp == 2)
+    search = mesh_search(space_of(0), x)
+    found = search.partial_layouts()
+    computed = vars(search.memory)["_states_of by arguments"]
+    assert len(computed) == 1 < found.counts["legal"]  # one that fits is enough
+    parts = [each.part for each in found.bounded if isinstance(each.part, PartialLayout)]
+    divided = [search.layouts(part, math.inf, math.inf) for part in parts]
+    assert sum(len(each.bounded) for each in divided) == found.counts["legal"]
 
 
 @pytest.mark.parametrize("variant", [0, 1, 6])

@@ -140,7 +140,7 @@ def test_a_pair_of_pools_is_never_called_one_gpu(tmp_path: Path) -> None:
     options = [str(file), "--slo", "ttft_p99=0.05", "--gpus", "2", "--html", str(page)]
     done = CliRunner().invoke(main, options, catch_exceptions=False)
     for text in (page.read_text(), done.stdout):
-        assert "prefill replicas 1, prefill tp 1, decode replicas 1, decode tp 1" in text
+        assert "prefill 1 × tp 1, decode 1 × tp 1" in text
         assert "one GPU" not in text
 
 

@@ -14,7 +14,7 @@ from sim.serve.simulation import simulate_serving
 from sim.simulation import simulate
 from sim.studies.anchor import anchor
 from sim.studies.spending import spending
-from sim.views.headline import TO_CHECK
+from sim.views.headline import SET_IS_CHANGE, TO_CHECK
 from sim.views.scenario_words import layout_line
 from tests.processes import invoked
 from tests.sim.cases import case
@@ -77,6 +77,7 @@ def test_a_step_outside_the_interval_names_what_to_check(measured: str, outside:
     ran = invoked(main, "scenarios/zero3_llama8b_dp64.yaml", "--measured", measured, "--no-advise")
     words = "".join(ran.output.split())  # without spaces, since a word that is longer than a line is cut
     assert (TO_CHECK.replace(" ", "") in words) is outside
+    assert "without--set" not in words
 
 
 def test_what_is_off_by_a_factor_is_scaled_by_it() -> None:
@@ -114,6 +115,8 @@ def test_the_command_measures_against_the_scenario_without_set(tmp_path: Path) -
     assert "Cost per trillion tokens" in ran.output
     assert "at 2 a GPU hour: " in ran.output
     assert "With --set, scaled" in ran.output
+    assert "without --set" in ran.output
+    assert SET_IS_CHANGE.replace(" ", "") in "".join(ran.output.split())
 
 
 @pytest.mark.parametrize(
