@@ -233,6 +233,13 @@ def test_a_promise_that_nobody_keeps_is_no_rate(file: Path) -> None:
     assert result["fewest_gpus"] is None
 
 
+def test_the_table_has_the_percentiles_that_are_promised(file: Path) -> None:
+    done = CliRunner().invoke(main, [str(file), "--slo", "ttft_p90=0.03,latency_mean=0.1", "--gpus", "1"])
+    heads = done.stdout.splitlines()[1:4]
+    found = [" ".join(heads).split().count(word) for word in ("p90", "mean", "p50")]
+    assert found == [1, 1, 2], done.stdout
+
+
 def test_too_few_requests_find_no_limit_and_no_rate_is_shown(tmp_path: Path) -> None:
     """A layout that keeps the promise although all requests come at once."""
     file = tmp_path / "few.yaml"
