@@ -19,6 +19,7 @@ from sim.models.precision.quantizing import (
     weight_casts,
     weight_casts_again,
 )
+from sim.models.precision.swizzles import Scales, swizzles
 
 END_BYTES = 4.0  # of a group's last row
 
@@ -65,17 +66,23 @@ def grouped(
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
     written, added = accumulation(d, f"{name}_wgrad", weights)
     f = fused or Fused()
+    weight: tuple[Scales, float] = ("weights" if fused is None else "compact", float(weights))
+    given: tuple[Scales, float] = ("activations", rows * k)
+    result: tuple[Scales, float] = ("activations", rows * n)
 
     forward = (
         *(() if f.made_input else _quantized_in_loop(d, calls, input_casts(d, name, rows * k, False, original))),
         *_weights_one_by_one(weight_calls, weight_casts(d, name, weights)),
+        *swizzles(d, name, F, given, weight, groups=groups),
         *run(name, F, (per, n, k), flops, (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
     )
     backward = (
         *(() if f.made_gradient else _quantized_in_loop(d, calls, gradient_casts(d, name, rows * n))),
         *_weights_one_by_one(weight_calls, weight_casts_again(d, name, weights)),
+        *swizzles(d, f"{name}_dgrad", I, result, weight, groups=groups),
         *run(f"{name}_dgrad", I, (per, k, n), flops, (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
         *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k, original))),
+        *swizzles(d, f"{name}_wgrad", W, given, result, groups=groups),
         *run(f"{name}_wgrad", W, (n, k, per), flops, rows * (k + n) * operands + written),
         *added,
     )
