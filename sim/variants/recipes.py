@@ -52,6 +52,8 @@ class FormerRecipe(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     activations: Pass | None = None
     after_norm: Pass | None = None
+    quantizes_groups: bool | None = None
+    grouped_activations: Pass | None = None
     swizzled_apart: tuple[Operand, ...] | None = None
     swizzled_together: int | None = None
 
@@ -72,6 +74,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     whose gradients' sums leave Hopper's tensor cores to be added in fp32. `again`: the kernel of the other order, where
     it has a speed of its own. `quantizes_groups`: one kernel quantizes the operands of all groups of a grouped matmul
     (TE `nvte_multi_cast_transpose`, `nvte_group_hadamard_transform_amax` and its like), else each has its own.
+    `grouped_activations`: of a grouped matmul, where they are others than `activations`.
     `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
     `agreed_bytes`: of a tensor's largest values, on which tensor-parallel ranks that have its parts agree by an
     all-reduce before they cast it: of what sequence parallelism gathers (TE module/linear.py:
@@ -106,6 +109,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     kernel: str = ""
     again: str = ""
     quantizes_groups: bool = False
+    grouped_activations: Pass | None = None
     launches_for_scale: int = 0
     agreed_bytes: int = 0
     agrees_everywhere: bool = False
@@ -114,6 +118,11 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     swizzled_apart: tuple[Operand, ...] = ()
     swizzled_together: int = 64
     former: tuple[FormerRecipe, ...] = ()  # newest first
+
+    @property
+    def of_groups(self) -> Recipe:
+        """The recipe as a grouped matmul runs it."""
+        return self if self.grouped_activations is None else replace(self, activations=self.grouped_activations)
 
     def at(self, date: str | None) -> Recipe:
         """The recipe as it was in a month or on a day; None: as it is."""

@@ -59,7 +59,8 @@ def grouped(
     Weights of each group are quantized by a call of their own (Transformer Engine's module/grouped_linear.py:
     `get_weight_workspace`). With `fused` one kernel takes all groups.
     """
-    d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
+    recipe = None if d.recipe is None else d.recipe.of_groups
+    d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over, recipe=recipe)  # gathered in 16 bits
     launches = _launches(d, groups, fused is not None)
     calls, weight_calls, run = launches.calls, launches.weight_calls, partial(_matmul, d, launches, groups)
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n

@@ -190,16 +190,18 @@ def test_transformer_engine_launches_for_each_expert():
     assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="delayed") == (1, False)
 
 
-@pytest.mark.parametrize(("date", "kernels"), [("2026-03", 3), (None, 2)])
+@pytest.mark.parametrize(("date", "kernels"), [("2026-01", 4 * 3), ("2026-03", 2), (None, 2)])
 def test_four_bits_of_all_experts_are_quantized_at_once_and_weights_one_by_one(date, kernels):
-    """Transformer Engine's split_quantize_nvfp4_impl: largest values, then rows and columns in one kernel of all groups
-    (nvte_group_hadamard_transform_cast_fusion) or each in its own."""
+    """Transformer Engine's split_quantize_nvfp4_impl, since 2.12: largest values, then rows and columns in one kernel
+    of all groups (nvte_group_hadamard_transform_cast_fusion). Before, three kernels for each group's own rows; a layer
+    that is not grouped had them until 2.14."""
     training = {"framework": "megatron", "precision": "nvfp4", "seq_len": 512, "global_batch_size": 4}
     training["software_date"] = date
     layout = {"dp": 4, "ep": 4}
     scenario = parse_scenario({"model": MOE, "training": training, "parallelism": layout, "cluster": "dgx-b200"})
     found = layer_block(scenario, 0).forward
-    assert [(i.kernels, i.looped) for i in named(found, "experts_up_cast")] == [(kernels, False)]
+    assert [(i.kernels, i.looped) for i in named(found, "experts_up_cast")] == [(kernels, kernels > 2)]
+    assert {i.kernels for i in named(found, "qkv_cast")} == {2 if date is None else 3}
     assert [i.kernels for i in named(found, "experts_up_weight_cast")] == [4 * 2]
 
 
