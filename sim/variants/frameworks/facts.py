@@ -265,7 +265,7 @@ class Framework(Struct, frozen=True):
     """a grouped matmul and the quantization of its operands are launched expert by expert, in a loop [TE
     common/gemm: multi_stream_cublas_gemm; pytorch/csrc/extensions/cast.cpp: multi_tensor_quantize_impl]"""
     pads_experts: bool = False
-    """rows of 8-bit experts are copied to fill up each expert's to a multiple of a tile, and back [TE fp8_padding.py]"""
+    """rows of 8-bit experts are copied to fill up each expert's to multiples of a tile, and back [TE fp8_padding.py]"""
     fused_experts_tile: int = 0
     """that tile of fused experts; 0: they are not padded [core/.../moe_utils.py: get_align_size_for_quantization]"""
     biases_experts_one_by_one: bool = False
