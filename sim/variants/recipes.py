@@ -84,6 +84,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     `swizzled_numbers`: of one scale, where matmuls read scales in an order of their own; 0: they do not.
     `swizzled_apart`: operands whose scales a kernel before each matmul brings into that order; others' casts write them
     so (`sim.models.precision.swizzles`). `swizzled_together`: groups of a grouped matmul that share such a kernel.
+    `in_prediction`: it holds in modules that predict further tokens, too; else these stay in 16 bits.
     `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
     """
 
@@ -113,6 +114,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     launches_for_scale: int = 0
     agreed_bytes: int = 0
     agrees_everywhere: bool = False
+    in_prediction: bool = True
     has_attention: bool = False
     swizzled_numbers: int = 0
     swizzled_apart: tuple[Operand, ...] = ()

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sim.core.program import Block, BlockKind, ModelPart
 from sim.models.activation_memory.offload_modules import by_module
 from sim.models.activation_memory.recompute import as_block, keep, keep_all, mode_of_layer, modules_of
-from sim.models.dims import Dims, Shard, ceil_div, dims
+from sim.models.dims import Dims, Shard, ceil_div, dims, prediction_dims
 from sim.models.embedding import lookup
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
@@ -33,7 +33,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     (Megatron-LM, core/models/gpt/gpt_model.py: `_postprocess` hands the states on where there is no `post_process`).
     """
     shard = shard or Shard()
-    d = dims(scenario)
+    d = prediction_dims(scenario)
     m, last = scenario.model, scenario.model.layers - 1
     project = linear(d, Linear("mtp_projection", d.tokens, 2 * d.hidden, (ceil_div(d.hidden, d.tp),), "column"))
     before = (
@@ -57,6 +57,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         backward_peak_bytes=max(kept.backward_peak_bytes, around.backward_peak_bytes),
         workspace_bytes=workspace(d, layer) + passing_weight_bytes(d, matrices),
         quantized_bytes=quantized_weight_bytes(d, matrices),
+        in_sixteen_bits=d.in_sixteen_bits,
     )
 
 
