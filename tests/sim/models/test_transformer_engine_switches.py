@@ -66,6 +66,20 @@ def test_what_never_reaches_memory() -> None:
     assert gone == pytest.approx(kept - read)
 
 
+def test_a_squared_relu_never_reaches_memory() -> None:
+    """Without a gate the first matmul's result is as wide as the second's input (ops/fused/grouped_mlp.py:
+    `ScaledSReLU`)."""
+    model = EVEN | {"mlp": "relu2"}
+    (rows, apart), (_, fused) = (
+        experts(scenario(on, model=model, framework="megatron_bridge")) for on in (False, True)
+    )
+    # The activation reads the result and writes its own; its quantization reads that again.
+    assert moved(apart, Phase.FORWARD) - moved(fused, Phase.FORWARD) == pytest.approx(rows * 768 * (4 + 2))
+    assert matmul_flops(apart) == matmul_flops(fused)
+    with pytest.raises(InputError, match="fused_experts: found true; needs experts with a gated activation or relu2"):
+        scenario(True, model=EVEN | {"mlp": "gelu"})
+
+
 def test_one_kernel_takes_all_experts_and_keeps_the_same() -> None:
     (_, apart), (_, fused) = experts(scenario(fused=False)), experts(scenario(fused=True))
     run = [i for part in fused.values() for i in (*part.forward, *part.backward) if isinstance(i, Compute)]
