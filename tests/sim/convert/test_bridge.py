@@ -217,6 +217,15 @@ def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    "key", ["mla_down_proj_fusion: true", "moe_permute_fusion_into_hybridep: true", "num_buckets: 48"]
+)
+def test_keys_of_new_releases_that_are_not_simulated_are_named(tmp_path: Path, key: str) -> None:
+    text = DENSE.replace("model:\n", f"model:\n  {key}\n")
+    _, said = converted(tmp_path, "o.yaml", text, *WITH_8B)
+    assert f"not expressed here: model.{key.partition(':')[0]}\n" in said
+
+
+@pytest.mark.parametrize(
     ("name", "precision", "recipe", "noted"),
     [
         ("bf16_with_fp8_current_scaling_mixed", "fp8", "tensorwise", []),
