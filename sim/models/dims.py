@@ -251,8 +251,19 @@ def layer_dims(scenario: Scenario, layer: int) -> Dims:
     """The sizes of one layer. One in 16 bits is built and run without Transformer Engine's context of 8 bits
     (core/fp8_utils.py: `get_fp8_context`), so that nothing of it is quantized, attention included."""
     d = replace(dims(scenario), cp_method=scenario.parallelism.cp_method_of(layer))
-    if not in_sixteen_bits(scenario, layer):
-        return d
+    return _of_sixteen_bits(d) if in_sixteen_bits(scenario, layer) else d
+
+
+def prediction_dims(scenario: Scenario) -> Dims:
+    """The sizes of a module that predicts a further token. Megatron-Core enters no context of 4 bits for it
+    (core/transformer/multi_token_prediction.py: `_proj_and_transformer_layer`) but for the layers of a model with
+    states, whose stack enters its own (core/models/hybrid/hybrid_block.py), and whose projection is left out here."""
+    d = dims(scenario)
+    leaves = d.recipe is not None and not d.recipe.in_prediction and scenario.model.state_space is None
+    return _of_sixteen_bits(d) if leaves else d
+
+
+def _of_sixteen_bits(d: Dims) -> Dims:
     usual = {"recipe": None, "linear": d.act, "linear_bytes": d.act_bytes, "weight_shards": 1}
     off = dict.fromkeys(("fp8_attention", "transposes_frozen", "eight_bit_parameters"), False)
     return replace(d, in_sixteen_bits=True, **off, **usual)

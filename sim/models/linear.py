@@ -39,6 +39,7 @@ from sim.models.precision.quantizing import (
     weight_casts,
     weight_casts_again,
 )
+from sim.models.precision.swizzles import linear_swizzles
 from sim.models.torch_kernels.row_sums import summed_rows
 
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
@@ -184,21 +185,22 @@ def _over_gathered(
 def _column_forward(d: Dims, spec: Linear) -> Program:
     cut = len(spec.outs) if spec.mode == "column" else 0
     weights = operand_casts(d, spec) + weight_casts(d, spec.name, spec.k * spec.n, cut)
+    swizzled = linear_swizzles(d, spec, F)
     if d.tp == 1 or not d.sp or spec.mode == "plain":
         cast = input_casts(d, spec.name, spec.rows * spec.k, spec.mode == "column" and spec.joins_norm, spec.original)
-        return cast + weights + _gemms(d, spec, spec.rows)
+        return cast + weights + swizzled + _gemms(d, spec, spec.rows)
     own, whole = gather_casts(d, spec.name, F, spec.rows * spec.k, normed=spec.joins_norm)
     size = spec.rows * spec.k * gathered_element_bytes(d)
     # A message about weights' scales would wait for the gather that matmuls overlap with.
     agreed = d.recipe is not None and d.recipe.agrees_everywhere
-    parts = (own + weights, whole) if agreed else (own, whole + weights)
+    parts = (own + weights, whole) if agreed else (own, whole + weights + swizzled)
     return tuple(_over_gathered(d, spec, F, f"{spec.name}_gather", parts, size, _gemms))
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
     before = input_casts(d, spec.name, spec.rows * spec.k, False, spec.original, cut=True)
     before += weight_casts(d, spec.name, spec.k * spec.n, len(spec.outs))
-    before = operand_casts(d, spec) + before
+    before = operand_casts(d, spec) + before + linear_swizzles(d, spec, F)
     if d.tp == 1 or d.partial_rows:
         return before + _gemms(d, spec, spec.rows)
     kind = "reduce_scatter" if d.sp else "all_reduce"
@@ -249,10 +251,13 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     """
     cut = len(spec.outs) if spec.mode == "column" else 0
     cast = gradient_casts(d, spec.name, spec.rows * spec.n, cut) + weight_casts_again(d, spec.name, spec.k * spec.n)
+    cast += linear_swizzles(d, spec, I)
     again = casts_again(d, spec.name, spec.rows * spec.k, spec.original)
     if d.tp == 1 or spec.mode == "plain":
+        again += linear_swizzles(d, spec, W)
         return cast + _input_gradient(d, spec, spec.rows) + again + _weight_gradients(d, spec)
     again += transposes(d, spec.name, spec.rows * spec.k) if d.sp else ()
+    again += linear_swizzles(d, spec, W)
     regathers = d.sp and not d.framework.keeps_gathered
     size, size_again = spec.rows * spec.k * d.act_bytes, spec.rows * spec.k * gathered_element_bytes(d)
     kind = "reduce_scatter" if d.sp else "all_reduce"
@@ -292,15 +297,16 @@ def _gradient_by_rows(d: Dims, spec: Linear, name: str, chunks: int) -> list[tup
 
 
 def _row_backward(d: Dims, spec: Linear) -> Program:
-    weights = weight_casts_again(d, spec.name, spec.k * spec.n)
+    weights = weight_casts_again(d, spec.name, spec.k * spec.n) + linear_swizzles(d, spec, I)
     last = casts_again(d, spec.name, spec.rows * spec.k, spec.original)
     if d.tp == 1 or not d.sp or d.partial_rows:
         cast = gradient_casts(d, spec.name, spec.rows * spec.n)
+        last += linear_swizzles(d, spec, W)
         return cast + weights + _input_gradient(d, spec, spec.rows) + last + _weight_gradients(d, spec)
     own, whole = gather_casts(d, f"{spec.name}_grad", I, spec.rows * spec.n)
     last += casts_again(d, f"{spec.name}_grad", spec.rows * spec.n)
     last += transposes(d, f"{spec.name}_grad", spec.rows * spec.n)
-    last += _weight_gradients(d, spec)
+    last += linear_swizzles(d, spec, W) + _weight_gradients(d, spec)
     size = spec.rows * spec.n * gathered_element_bytes(d)
     casts = (own, whole + weights)
     return (*_over_gathered(d, spec, I, f"{spec.name}_grad_gather", casts, size, _input_gradient), *last)

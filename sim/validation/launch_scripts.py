@@ -7,7 +7,7 @@ file that says so. Keys that a row states itself stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -106,6 +106,7 @@ _WIDER = ("bf16", "fp8", "mxfp8")  # than nvfp4
 def _deepseek() -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, DEEPSEEK_V3)
     mx = ("mxfp8",)
+    yield from _deepseek_of_0_6(partial(script, source="perf_recipes/deepseek of 0.6.2", since="2026-08"))
     yield script(NOT_RECOMPUTED, "3983: recompute_modules []", ("gb300",), since="2026-06", precisions=mx)
     whole = merge(FULL_ITERATION, {"training": {"fp8_output_proj": True}})
     yield script(whole, "3983, 4226, 4458", ("gb200", "gb300", "b300-sxm"), since="2026-06", precisions=mx)
@@ -136,9 +137,29 @@ def _deepseek() -> Iterator[LaunchScript]:
     yield script(GRAPHED_PARTS, "4458", ("b300-sxm",), since="2026-06")
 
 
+def _deepseek_of_0_6(script: Callable[..., LaunchScript]) -> Iterator[LaunchScript]:
+    """Of NVFP4, whose experts are fused there, which is not simulated; and of current scaling."""
+    yield script(merge(NOT_RECOMPUTED, WHOLE_GRAPH | PAIRED), gpus=("gb300",), precisions=("nvfp4",))
+    yield script(_selective("mlp"), gpus=("gb200",), precisions=("fp8", "nvfp4"))
+    yield script(_selective("mla_up_proj", "layernorm", "moe_act"), gpus=("b200-sxm",), precisions=("nvfp4",))
+
+
+def _kimi() -> Iterator[LaunchScript]:
+    script = partial(LaunchScript, _BRIDGE, KIMI_K2)
+    whole = merge(NOT_RECOMPUTED, FULL_ITERATION)
+    yield script(whole, "5168", ("gb300",), since="2026-08", precisions=("mxfp8",))
+    yield script(_selective("mla_up_proj", "mlp"), "configs/kimi", H100)
+    yield script(_selective("mla_up_proj"), "configs/kimi", BLACKWELL)
+    yield script(WITHOUT_ATTENTION, "configs/kimi", ("gb200",), since="2026-06")
+    yield script({"model": {"moe": {"router_fp32": True}}}, "models/kimi/kimi_bridge.py: moe_router_dtype")
+
+
 def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, model)
     yield script(FULL_ITERATION, "4249, 4606", BLACKWELL, since="2026-06", precisions=("mxfp8",))
+    if model == QWEN3_235B:  # experts are fused there, which is not simulated in NVFP4
+        whole = partial(script, WHOLE_GRAPH | PAIRED, "perf_recipes/qwen of 0.6.2", since="2026-08")
+        yield whole(gpus=BLACKWELL, precisions=("nvfp4",), layouts=((8, 3), (4, 12)))
     yield script(HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm")
     yield script(TOKEN_DROP, "configs/qwen3", until="2025-11")
     yield script(WHOLE_GRAPH, "configs/qwen3", BLACKWELL, until="2025-11")
@@ -209,7 +230,7 @@ SCRIPTS = (
     LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen: 2,048 and 8,192 sequences", H100, since="2025-11"),
     LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01"),
     *_gpt_oss(),
-    LaunchScript(_BRIDGE, KIMI_K2, FULL_ITERATION, "5168", ("gb300",), since="2026-08", precisions=("mxfp8",)),
+    *_kimi(),
     *_llama(),
     *_nemo(),
 )

@@ -69,7 +69,8 @@ class Activation(Struct, frozen=True):
     (`writes_activations_out`). `singly`: of eager kernels those that torch does not vectorize, forward and backward:
     accesses and how many. `numbers`: eager kernels of single numbers, forward and backward. `alternate`: a model's own
     code takes each second number of one result for the gate, so that no kernel joins both gradients; `singly` holds
-    there alone. `compiled`: instructions of the fused kernels.
+    there alone. `compiled`: instructions of the fused kernels. `in_experts`: Transformer Engine's matmuls of experts
+    compute it (ops/fused/grouped_mlp.py), as they do gated ones.
     """
 
     gated: bool
@@ -86,6 +87,7 @@ class Activation(Struct, frozen=True):
     numbers: tuple[int, int] = (0, 0)
     alternate: bool = False
     compiled: Instructions = Instructions(0.0, 0.0)
+    in_experts: bool = False
 
 
 _ONE = Passes(2, 1, 3, 1)
@@ -154,7 +156,8 @@ ACTIVATIONS: dict[str, Activation] = {
     # Eager code keeps its result, which is the next matmul's input (torch derivatives.yaml: relu).
     "relu": Activation(False, _ONE, _ONE, (), ("relu input",), TensorRole.INPUT),
     # Backward: the power's x, 2 and product (2, 2, 3), relu (3).
-    "relu2": Activation(False, Passes(4, 2, 10, 4), _ONE, ("relu output",), ("relu output",)),
+    # In experts' matmuls since Transformer Engine 2.17 (`ScaledSReLU`).
+    "relu2": Activation(False, Passes(4, 2, 10, 4), _ONE, ("relu output",), ("relu output",), in_experts=True),
     # xIELU (arXiv 2411.13010) as Transformers' activations.py writes it. Forward: a comparison (2), the positive half
     # (2, 3, 2, 3), the negative one (2, 2, 3, 2, 2, 3), the choice (4). Backward: the choice (5), beta·x twice (4), the
     # square's factors and alpha (3, 3, 2, 4), the negative half's (2, 4, 2, 5), the minimum's (2, 2, 2, 3, 2, and 2 of

@@ -28,6 +28,7 @@ from sim.variants.frameworks.keys import Named
 from sim.variants.frameworks.records import framework_of
 
 RecipeName = Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"]
+Operand = Literal["activations", "weights"]  # of a matmul; gradients of its output are activations
 
 
 class Pass(NamedTuple):
@@ -51,6 +52,10 @@ class FormerRecipe(Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     activations: Pass | None = None
     after_norm: Pass | None = None
+    quantizes_groups: bool | None = None
+    grouped_activations: Pass | None = None
+    swizzled_apart: tuple[Operand, ...] | None = None
+    swizzled_together: int | None = None
 
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,12 +74,17 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     whose gradients' sums leave Hopper's tensor cores to be added in fp32. `again`: the kernel of the other order, where
     it has a speed of its own. `quantizes_groups`: one kernel quantizes the operands of all groups of a grouped matmul
     (TE `nvte_multi_cast_transpose`, `nvte_group_hadamard_transform_amax` and its like), else each has its own.
+    `grouped_activations`: of a grouped matmul, where they are others than `activations`.
     `launches_for_scale`: in a grouped matmul, kernels on one number that each operand's scale takes besides.
     `agreed_bytes`: of a tensor's largest values, on which tensor-parallel ranks that have its parts agree by an
     all-reduce before they cast it: of what sequence parallelism gathers (TE module/linear.py:
     `with_amax_reduction`) and, with `agrees_everywhere`, of every input, weight and output's gradient that is cut,
     because a DTensor's largest value is one of all its shards (torchao float8_tensor_parallel.py, float8_linear.py;
     `tests/real/test_largest_values.py`).
+    `swizzled_numbers`: of one scale, where matmuls read scales in an order of their own; 0: they do not.
+    `swizzled_apart`: operands whose scales a kernel before each matmul brings into that order; others' casts write them
+    so (`sim.models.precision.swizzles`). `swizzled_together`: groups of a grouped matmul that share such a kernel.
+    `in_prediction`: it holds in modules that predict further tokens, too; else these stay in 16 bits.
     `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
     """
 
@@ -100,22 +110,33 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     kernel: str = ""
     again: str = ""
     quantizes_groups: bool = False
+    grouped_activations: Pass | None = None
     launches_for_scale: int = 0
     agreed_bytes: int = 0
     agrees_everywhere: bool = False
+    in_prediction: bool = True
     has_attention: bool = False
+    swizzled_numbers: int = 0
+    swizzled_apart: tuple[Operand, ...] = ()
+    swizzled_together: int = 64
     former: tuple[FormerRecipe, ...] = ()  # newest first
+
+    @property
+    def of_groups(self) -> Recipe:
+        """The recipe as a grouped matmul runs it."""
+        return self if self.grouped_activations is None else replace(self, activations=self.grouped_activations)
 
     def at(self, date: str | None) -> Recipe:
         """The recipe as it was in a month or on a day; None: as it is."""
         own = self
         for former in self.former:
             if date is not None and date < former.until:
-                activations, after_norm = former.activations or own.activations, former.after_norm or own.after_norm
-                own = replace(own, activations=activations, after_norm=after_norm)
+                facts = {k: v for k in _CHANGED if (v := getattr(former, k)) is not None}
+                own = replace(own, **facts)
         return own
 
 
+_CHANGED = tuple(k for k in FormerRecipe.__struct_fields__ if k not in ("until", "source"))
 _FILE = Path(__file__).parents[1] / "presets" / "recipes.yaml"
 _RECORDS = msgspec.yaml.decode(_FILE.read_bytes(), type=list[Recipe])
 RECIPES: dict[tuple[str, str], Recipe] = {(r.quantizer, r.name): r for r in _RECORDS}

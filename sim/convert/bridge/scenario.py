@@ -79,10 +79,9 @@ FUSED = {  # on by default in Megatron-LM's arguments, which have a switch that 
 }
 
 
-def _ends_in_16_bits(layers: int) -> dict[str, Any]:
+def _ends_in_16_bits(first: int, last: int) -> dict[str, Any]:
     """The keys of so many first and last layers in 16 bits."""
-    counts = dict.fromkeys(IN_SIXTEEN_BITS, layers)
-    return {"first_last_layers_bf16": True, **counts}
+    return {"first_last_layers_bf16": True, **dict(zip(IN_SIXTEEN_BITS, (first, last), strict=True))}
 
 
 # `mixed_precision` by a recipe's name (src/megatron/bridge/training/mixed_precision.py).
@@ -92,7 +91,7 @@ FP8: dict[str, dict[str, Any]] = {
         "fp8": "hybrid",
         "fp8_recipe": "tensorwise",
         "fp8_param_gather": True,
-        **_ends_in_16_bits(1),
+        **_ends_in_16_bits(1, 1),
     },
     "fp8_subchannel_scaling": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
     "mxfp8": {
@@ -102,21 +101,24 @@ FP8: dict[str, dict[str, Any]] = {
         "reuse_grad_buf_for_mxfp8_param_ag": True,
     },
 }
+NVFP4 = {"bf16": True, "fp4": "e2m1", "fp4_param_gather": True}
 MIXED: dict[str, dict[str, Any]] = {
     **{f"{bits}_mixed": {bits: True} for bits in ("bf16", "fp16")},
     **{f"{bits}_with_{name}_mixed": {bits: True, **own} for bits in ("bf16", "fp16") for name, own in FP8.items()},
-    "bf16_with_nvfp4_mixed": {"bf16": True, "fp4": "e2m1"},
+    "bf16_with_nvfp4_mixed": NVFP4,
+    "nemotron_3_super_bf16_with_nvfp4_mixed": {**NVFP4, **_ends_in_16_bits(0, 14)},
+    "nemotron_3_ultra_bf16_with_nvfp4_mixed": {**NVFP4, **_ends_in_16_bits(0, 16)},
     "nemotron_h_bf16_with_fp8_current_scaling_mixed": {
         "bf16": True,
         **FP8["fp8_current_scaling"],
-        **_ends_in_16_bits(2),
+        **_ends_in_16_bits(2, 2),
     },
     "nanov2_bf16_with_fp8_current_scaling_mixed": {
         "bf16": True,
         "fp8": "hybrid",
         "fp8_recipe": "blockwise",
         "fp8_param_gather": True,
-        **_ends_in_16_bits(2),
+        **_ends_in_16_bits(2, 2),
     },
 }
 # What pretraining recipes set (`ddp` and `mixed_precision` in src/megatron/bridge/recipes), and providers of models
@@ -145,6 +147,7 @@ NOTED = (
     "deterministic_mode",
     "distribute_saved_activations",
     "fp32_residual_connection",
+    "fp4_param_gather",
     "fp8_param_gather",
     "fp8_params",
     "fsdp_cpu_offload",
@@ -155,14 +158,17 @@ NOTED = (
     "log_max_attention_logit",
     "log_num_zeros_in_grad",
     "memory_efficient_layer_norm",
+    "mla_down_proj_fusion",
     "mixed_precision",  # a recipe that is not known
     "moe_expert_rank_capacity_factor",
     "moe_paged_stash",
+    "moe_permute_fusion_into_hybridep",
     "moe_router_padding_for_fp8",
     "moe_router_padding_for_quantization",
     "moe_shared_expert_overlap",
     "nccl_ub",
     "mtp_use_repeated_layer",
+    "num_buckets",
     "num_micro_batches_with_partial_activation_checkpoints",
     "num_microbatches_with_partial_activation_checkpoints",
     "optimizer_cuda_graph",

@@ -62,18 +62,17 @@ def _in_sixteen_bits(s: Settings, precision: str) -> dict[str, int]:
 
 def _fused_experts(s: Settings, precision: str) -> bool | None:
     """Whether Transformer Engine's kernels of experts also compute the activation: its fused operators, with gate and
-    up interleaved, in MXFP8 (core/transformer/moe/experts.py)."""
-    interleaved = "moe-mlp-glu-interleave-size"
-    if precision != "mxfp8" or not {"num-experts", interleaved} <= s.values.keys():
+    up interleaved or with a squared ReLU that weighs, in MXFP8 (core/transformer/moe/experts.py:
+    `_is_fused_impl_supported`)."""
+    interleaved, weighs = "moe-mlp-glu-interleave-size", "use-fused-weighted-squared-relu"
+    needed = weighs if s.values.get("squared-relu") else interleaved
+    if precision != "mxfp8" or not {"num-experts", needed} <= s.values.keys():
         return None
     if "moe_act" in str(s.values.get("recompute-modules")):
         s.notes.append("fused kernels of experts: simulated apart, as moe_act is recomputed")
         return None
-    if s.values.get("squared-relu"):  # NVIDIA's recipes of Nemotron 3
-        s.notes.append("fused kernels of experts: simulated apart, as squared ReLU has no gate")
-        return None
-    s.take(interleaved)
-    return s.flag("use-transformer-engine-op-fuser") or None
+    s.taken.add(interleaved)  # without a gate nothing is interleaved
+    return (s.flag("use-transformer-engine-op-fuser") and s.flag(needed, True)) or None
 
 
 def _fills_map(s: Settings, precision: str) -> bool | None:

@@ -187,15 +187,15 @@ def _frozen_experts(sections: Sections, t: Training) -> Problems:
 
 
 def _fused_experts(sections: Sections, t: Training) -> Problems:
-    """Transformer Engine's fused kernels are for gated experts in MXFP8, and for some GPUs. They compute the activation
-    within a matmul, so it cannot be recomputed by itself."""
+    """Transformer Engine fuses gated experts and those of a squared ReLU, in MXFP8 and on some GPUs.
+    They compute the activation within a matmul, so it cannot be recomputed by itself."""
     if not t.fused_experts:
         return
     model = sections.model
-    gated = ACTIVATIONS[(model.moe and model.moe.activation) or model.mlp].gated
+    activation = ACTIVATIONS[(model.moe and model.moe.activation) or model.mlp]
     for bad, what in (
         (model.moe is None, "model.moe"),
-        (not gated, "experts with a gated activation"),
+        (not (activation.gated or activation.in_experts), "experts with a gated activation or relu2"),
         (t.precision != "mxfp8", "training.precision mxfp8"),
         (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
         (not sections.cluster.gpu.chip.fuses_experts, f"GPUs of architecture {' or '.join(FUSES_EXPERTS)}"),

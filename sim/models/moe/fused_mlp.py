@@ -12,8 +12,9 @@ kernels:
   columns; both gradients of the first projection read what was quantized.
 
 So the activation in 16 bits and the gradients of both sides of it in 16 bits are never in memory. A kernel serves all
-experts. It is priced as a matmul of its size, and the time of what it moves besides is added. Rows are not filled up by
-kernels of their own: the dispatcher's permutation does this (`moe_router_padding_for_quantization`, HybridEP).
+experts. It is priced as a matmul of its size, and the time of what it moves besides is added. Rows are filled up by
+the dispatcher or the router (HybridEP, `moe_router_padding_for_quantization`), or by kernels of their own
+(`Framework.fused_experts_tile`).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from sim.models.precision.quantizing import (
     weight_casts,
     weight_casts_again,
 )
+from sim.models.precision.swizzles import Scales, swizzles
 
 END_BYTES = 4.0  # of a group's last row
 
@@ -58,24 +59,31 @@ def grouped(
     Weights of each group are quantized by a call of their own (Transformer Engine's module/grouped_linear.py:
     `get_weight_workspace`). With `fused` one kernel takes all groups.
     """
-    d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over)  # experts are gathered in 16 bits
+    recipe = None if d.recipe is None else d.recipe.of_groups
+    d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over, recipe=recipe)  # gathered in 16 bits
     launches = _launches(d, groups, fused is not None)
     calls, weight_calls, run = launches.calls, launches.weight_calls, partial(_matmul, d, launches, groups)
     per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
     flops, operands = 2.0 * rows * k * n, d.linear_bytes
     written, added = accumulation(d, f"{name}_wgrad", weights)
     f = fused or Fused()
+    weight: tuple[Scales, float] = ("weights" if fused is None else "compact", float(weights))
+    given: tuple[Scales, float] = ("activations", rows * k)
+    result: tuple[Scales, float] = ("activations", rows * n)
 
     forward = (
         *(() if f.made_input else _quantized_in_loop(d, calls, input_casts(d, name, rows * k, False, original))),
         *_weights_one_by_one(weight_calls, weight_casts(d, name, weights)),
+        *swizzles(d, name, F, given, weight, groups=groups),
         *run(name, F, (per, n, k), flops, (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
     )
     backward = (
         *(() if f.made_gradient else _quantized_in_loop(d, calls, gradient_casts(d, name, rows * n))),
         *_weights_one_by_one(weight_calls, weight_casts_again(d, name, weights)),
+        *swizzles(d, f"{name}_dgrad", I, result, weight, groups=groups),
         *run(f"{name}_dgrad", I, (per, k, n), flops, (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
         *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k, original))),
+        *swizzles(d, f"{name}_wgrad", W, given, result, groups=groups),
         *run(f"{name}_wgrad", W, (n, k, per), flops, rows * (k + n) * operands + written),
         *added,
     )

@@ -16,22 +16,22 @@ from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import grouped
-from sim.models.moe.routing import Routing, aligned_rows, fills_map, moe_of
+from sim.models.moe.routing import Routing, aligned_rows, fills_map, fuses_experts, lacking_rows, moe_of
 from sim.models.operators import F, I, Operator, W, further_kernels, memory_op
 from sim.variants.activations import ACTIVATIONS
 
 if TYPE_CHECKING:
-    from sim.inputs.model_config import MoeConfig
     from sim.inputs.scenario import Scenario
 
 
 def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
     """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get, of the fullest rank."""
     m, moe, etp = scenario.model, moe_of(scenario), scenario.parallelism.expert_tp
-    rows, ffn = r.fullest * etp, ceil_div(moe.ffn, etp)
+    fused = fuses_experts(scenario, d)  # kernels for MXFP8 alone
+    filled, cut, more = _padding(scenario, d, r, r.fullest * etp)
+    rows, ffn = r.fullest * etp + more, ceil_div(moe.ffn, etp)
     activation = moe.activation or m.mlp
     inner = 2 * ffn if is_gated(activation) else ffn
-    fused = scenario.for_training.fused_experts and d.quantized  # kernels for MXFP8 alone
     make = fused_mlp if fused else partial(_projections, *_originals(scenario, d))
     up, down = make(d, r.experts, rows, inner, ffn)
     if m.bias:
@@ -41,10 +41,9 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     made = () if fused else inside("moe_act", _activated(d, activation, rows * ffn))
     apart = d.experts_apart and r.experts > 1
     made, joined = (_each_by_itself(made, r.experts), (_joined(d, rows),)) if apart else (made, ())
-    even = fused or r.dispatcher.fills_tiles or fills_map(scenario, d)
-    filled, cut = ((), ()) if even else _padding(d, moe, rows, r.experts)
     parts = (*filled, up, *made, down, *cut, *joined)
-    return parts if r.fullest == r.received else tuple(_kept(p, r.received / r.fullest) for p in parts)
+    beyond_mean = (r.fullest - r.received) * etp / rows
+    return tuple(_kept(p, 1 - beyond_mean) for p in parts) if beyond_mean else parts
 
 
 def _each_by_itself(parts: tuple[Operator, ...], experts: int) -> tuple[Operator, ...]:
@@ -94,25 +93,35 @@ def _kept(part: Operator, share: float) -> Operator:
 SORTED_SUM_KERNELS = 8
 
 
-def _padding(d: Dims, moe: MoeConfig, rows: float, experts: int) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """Before and after 8-bit experts, copies of their rows: each expert's are filled up to the matmul's tile, and what
-    was filled is cut off again (Transformer Engine's `Fp8Padding`, `Fp8Unpadding`; backward the other way round).
+def _padding(
+    scenario: Scenario, d: Dims, r: Routing, rows: float
+) -> tuple[tuple[Operator, ...], tuple[Operator, ...], float]:
+    """Before and after 8-bit experts, copies of their `rows`: each expert's are filled up to the matmul's tile, and
+    what was filled is cut off again (Transformer Engine's `Fp8Padding`, `Fp8Unpadding`; backward the other way round);
+    and how many rows more the experts then compute.
 
     The fp32 probabilities of rows are filled up by a kernel of their own (core/transformer/moe/experts.py:
-    `quantization_padding`). Nothing is copied where a capacity or the dispatcher gives every expert a multiple
-    (`Fp8Padding.forward`: "no padding needed"). What is filled up, at most a tile an expert, is not computed here.
+    `quantization_padding`). Nothing is copied where a capacity, the router or the dispatcher gives every expert a
+    multiple (`Fp8Padding.forward`: "no padding needed"; `skip_routed_expert_padding`), nor by fused experts before
+    they had a tile of their own.
     """
-    even = moe.capacity_factor is not None and rows % (experts * aligned_rows(d)) == 0
+    moe, tile = moe_of(scenario), aligned_rows(scenario, d)
+    even = moe.capacity_factor is not None and rows % (r.experts * tile) == 0
+    even = even or r.dispatcher.fills_tiles or fills_map(scenario, d)
+    even = even or (fuses_experts(scenario, d) and not d.framework.fused_experts_tile)
     if d.recipe is None or not d.framework.pads_experts or even:
-        return (), ()
-    n, moved, weights = rows * d.hidden, 2 * rows * d.hidden * d.act_bytes, 2 * rows * FP32_BYTES
+        return (), (), 0.0
+    lacking = lacking_rows(scenario, d) if moe.capacity_factor is None else -rows / r.experts % tile
+    more = lacking * r.experts
+    n, weights = (rows + more) * d.hidden, (2 * rows + more) * FP32_BYTES
+    moved = (2 * rows + more) * d.hidden * d.act_bytes
 
     def copies(name: str, beside: float, kernels: int) -> tuple[Operator, ...]:
         forward = memory_op(name, F, "copy", n, moved + beside, d.act, kernels)
         backward = memory_op(f"{name}_backward", I, "copy", n, moved + beside, d.act, kernels)
         return (Operator(name, (forward,), (backward,), backward_bytes=moved),)
 
-    return copies("experts_padding", weights, 2), copies("experts_unpadding", 0.0, 1)
+    return copies("experts_padding", weights, 2), copies("experts_unpadding", 0.0, 1), more
 
 
 def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Operator:

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 class Routing(Struct, frozen=True):
     """One rank's tokens in an expert layer, copies counted.
 
-    `tokens`: this rank's own, before copying to their top-k experts; `sent`: copies it sends to their
-    experts; `received`: copies that its experts compute, in the mean over layers; `fullest`: in one layer on the rank
-    with most, for which all others wait; `wire`: copies that are sent, the larger of out and in; `arrived`: tokens that
-    a rank gets if each comes to it once; `domain_experts`: experts in a rank's NVLink domain; `dispatcher`: who takes
-    copies there.
+    `tokens`: this rank's own, before copying to their top-k experts; `sent`: copies it sends to their experts;
+    `received`: copies that its experts compute, in the mean over layers, with rows that fill up tiles before or on
+    arrival; `fullest`: in one layer on the rank with most, for which all others wait; `wire`: copies that are sent, the
+    larger of out and in; `arrived`: tokens that a rank gets if each comes to it once; `domain_experts`: experts in a
+    rank's NVLink domain; `dispatcher`: who takes copies there.
     """
 
     tokens: int
@@ -90,28 +90,48 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
     to_nodes = min(1.0, nodes_of_a_token(moe, nodes) / moe.copies)
     share = (to_nodes if nodes > 1 else to_ranks) if dispatcher.once_to_a_place else 1.0
     by_chance = d.framework.routes_by_chance and moe.imbalance == "balanced" and moe.capacity_factor is None
-    if fills_map(scenario, d):
-        more = (aligned_rows(d) - 1) / 2 * (local if dispatcher.copies_on_arrival else moe.experts)
-        received, sent = received + more, sent if dispatcher.copies_on_arrival else sent + more
+    at_home, on_arrival = _filled_up(scenario, d, dispatcher, moe.experts, local)
+    received, sent = received + at_home, sent + at_home
     fullest = received
     if by_chance and p.ep > 1:
         fullest += copies_beyond(moe, tokens * p.ep * p.expert_tp, p.ep) / p.expert_tp
-    wire, beside = max(sent, fullest) * share, moe.experts / nodes
-    return Routing(
-        tokens, min(local, moe.experts), sent, received, fullest, wire, fullest * to_ranks, beside, dispatcher
-    )
+    wire, beside, arrived = max(sent, fullest) * share, moe.experts / nodes, fullest * to_ranks
+    received, fullest = received + on_arrival, fullest + on_arrival
+    return Routing(tokens, min(local, moe.experts), sent, received, fullest, wire, arrived, beside, dispatcher)
 
 
-def aligned_rows(d: Dims) -> int:
+def _filled_up(scenario: Scenario, d: Dims, dispatcher: Dispatcher, experts: int, local: int) -> tuple[float, float]:
+    """Rows that fill each expert's up to a tile: sent from home, and made where tokens arrive. A capacity is taken for
+    a multiple."""
+    by_map = fills_map(scenario, d)
+    by_library = dispatcher.fills_tiles and d.recipe is not None and moe_of(scenario).capacity_factor is None
+    if by_map and not dispatcher.copies_on_arrival:
+        return lacking_rows(scenario, d) * experts, 0.0
+    return 0.0, lacking_rows(scenario, d) * local if by_map or by_library else 0.0
+
+
+def lacking_rows(scenario: Scenario, d: Dims) -> float:
+    """Return the rows that an expert lacks by chance to a whole tile: half a tile, less half a row."""
+    return (aligned_rows(scenario, d) - 1) / 2
+
+
+def aligned_rows(scenario: Scenario, d: Dims) -> int:
     """Rows to a multiple of which each expert's are filled up for matmuls in 8 bits and fewer (Megatron-Core 0.16.1,
-    fp8_utils.py: `get_fp8_align_size`; fp4_utils.py: `get_fp4_align_size`)."""
-    return 16 if d.recipe is None else {"fp8": 16, "mxfp8": 32, "nvfp4": 128}[d.recipe.format]
+    fp8_utils.py: `get_fp8_align_size`; fp4_utils.py: `get_fp4_align_size`; of fused experts since 0.18.0,
+    transformer/moe/moe_utils.py: `get_align_size_for_quantization`)."""
+    tile = 16 if d.recipe is None else {"fp8": 16, "mxfp8": 32, "nvfp4": 128}[d.recipe.format]
+    return max(tile, d.framework.fused_experts_tile) if fuses_experts(scenario, d) else tile
+
+
+def fuses_experts(scenario: Scenario, d: Dims) -> bool:
+    """Tell whether one kernel computes an expert's matmul and its activation, which needs matmuls in 8 bits."""
+    return scenario.for_training.fused_experts and d.quantized
 
 
 def fills_map(scenario: Scenario, d: Dims) -> bool:
     """Tell whether tokens that did not choose an expert are sent to it as well, so that its rows need no copies that
     fill them up (Megatron-Core's `moe_router_padding_for_quantization`): each rank fills each expert's, or where copies
-    are made on arrival each rank its own experts'. By chance half a tile an expert lacks, less half a row."""
+    are made on arrival each rank its own experts'."""
     t = scenario.training
     asked = t is not None and t.moe_router_padding_for_quantization and d.recipe is not None
     return asked and not dispatcher_of(scenario.parallelism).fills_tiles

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sim.core.program import Block, BlockKind, ModelPart
 from sim.models.activation_memory.offload_modules import by_module
 from sim.models.activation_memory.recompute import as_block, keep, keep_all, mode_of_layer, modules_of
-from sim.models.dims import Dims, Shard, ceil_div, dims
+from sim.models.dims import Dims, Shard, ceil_div, dims, prediction_dims
 from sim.models.embedding import lookup
 from sim.models.layer import layer_parts
 from sim.models.linear import linear
@@ -20,6 +20,7 @@ from sim.models.operators import F, I, Linear, Operator, collective, memory_op, 
 from sim.models.output.head import final_norm_parts, output_parts
 from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.streams.hyper_connections import copied_to_streams
+from sim.variants.frameworks.parts import TRANSFORMER_ENGINE
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
@@ -33,7 +34,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     (Megatron-LM, core/models/gpt/gpt_model.py: `_postprocess` hands the states on where there is no `post_process`).
     """
     shard = shard or Shard()
-    d = dims(scenario)
+    d = prediction_dims(scenario)
     m, last = scenario.model, scenario.model.layers - 1
     project = linear(d, Linear("mtp_projection", d.tokens, 2 * d.hidden, (ceil_div(d.hidden, d.tp),), "column"))
     before = (
@@ -42,7 +43,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
             ModelPart.NORM,
             [stream_norm(m, d, name) for name in ("mtp_embedding_norm", "mtp_hidden_norm")],
         ),
-        *of_part(ModelPart.LAYER, [project, *_whole_width(d), *copied_to_streams(d)]),
+        *of_part(ModelPart.LAYER, [_both_states(d), project, *_whole_width(d), *copied_to_streams(d)]),
     )
     layer = by_module(scenario, layer_parts(scenario, d, last, shard))
     predicted = _shared_output(scenario) if scenario.parallelism.mtp_apart is None else ()
@@ -57,7 +58,21 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         backward_peak_bytes=max(kept.backward_peak_bytes, around.backward_peak_bytes),
         workspace_bytes=workspace(d, layer) + passing_weight_bytes(d, matrices),
         quantized_bytes=quantized_weight_bytes(d, matrices),
+        in_sixteen_bits=d.in_sixteen_bits,
     )
+
+
+def _both_states(d: Dims) -> Operator:
+    """The normed embedding and state beside each other, a copy that the projection keeps (torch.cat;
+    `_concat_embeddings`). Backward each norm gets a part of the gradient's rows, which Transformer Engine's copies
+    (pytorch/ops/basic/rmsnorm.py: `grad_output.contiguous()`)."""
+    elements, size = 2.0 * d.rows * d.hidden, d.act_bytes
+    if d.framework.fuses_chains:
+        return Operator("mtp_states")
+    joined = replace(memory_op("mtp_states", F, "copy", elements, 2 * elements * size, d.act), plain_host=True)
+    cut = replace(memory_op("mtp_states_backward", I, "copy", elements, 2 * elements * size, d.act, 2), plain_host=True)
+    backward = (cut,) if d.framework.norm_kernel == TRANSFORMER_ENGINE else ()
+    return Operator("mtp_states", (joined,), backward, forward_bytes=elements * size, backward_bytes=elements * size)
 
 
 def _whole_width(d: Dims) -> tuple[Operator, ...]:

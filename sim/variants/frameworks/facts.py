@@ -265,8 +265,9 @@ class Framework(Struct, frozen=True):
     """a grouped matmul and the quantization of its operands are launched expert by expert, in a loop [TE
     common/gemm: multi_stream_cublas_gemm; pytorch/csrc/extensions/cast.cpp: multi_tensor_quantize_impl]"""
     pads_experts: bool = False
-    """rows of 8-bit grouped matmuls are copied to pad each expert's rows to a multiple of the tile, and back [TE
-    module/fp8_padding.py]"""
+    """rows of 8-bit experts are copied to fill up each expert's to multiples of a tile, and back [TE fp8_padding.py]"""
+    fused_experts_tile: int = 0
+    """that tile of fused experts; 0: they are not padded [core/.../moe_utils.py: get_align_size_for_quantization]"""
     biases_experts_one_by_one: bool = False
     """the bias of an expert's second matmul, weighted for each row, is added expert by expert
     [core/transformer/moe/experts.py: TEGroupedMLP._apply_bias]"""
@@ -366,8 +367,7 @@ class Framework(Struct, frozen=True):
     """small messages before a stage's output and before its gradient, one after the other, while both hosts wait
     [nanotron: parallel/pipeline_parallel/p2p.py, `_send_meta`]"""
     sends_pieces: bool = False
-    """default of `parallelism.p2p_scatter` [megatron/p2p_communication.py of 2021:
-    scatter_gather_tensors_in_pipeline]"""
+    """default of `parallelism.p2p_scatter` [p2p_communication.py of 2021: scatter_gather_tensors_in_pipeline]"""
     plain_host: bool = True
     """an operator costs the host `host_operator_eager_s`; otherwise `host_operator_s` [docs/calibration.md]"""
     captures_layers: bool = False

@@ -111,6 +111,8 @@ _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
 _NO_FUSED_SHARDS = Former("2026-04", {"accumulates_sharded": False}, "Megatron-Core 0.17, Megatron-Bridge 0.4")
 # In Megatron-Core 0.14.0 of October 2025, not yet in 0.13.1 of August.
 _NO_ORIGINALS = Former("2025-10", {"saves_originals": False}, "before Megatron-Core 0.14")
+# transformer/moe of 0.17: no 256 in `get_align_size_for_quantization` (moe_utils.py), fused experts are not padded.
+_NO_FUSED_TILE = Former("2026-06", {"fused_experts_tile": 0}, "before Megatron-Core 0.18")
 # optimizer/layer_wise_optimizer.py of 0.17: "Megatron DDP handle allreduce grad"; 0.18.0 has buckets of whole matrices.
 _ALL_REDUCED = MEGATRON_ZERO._replace(all_reduces_for_matrices=True)
 _MATRICES = Former("2026-06", {"zero": _ALL_REDUCED}, "before Megatron-Core 0.18")
@@ -175,6 +177,7 @@ MEGATRON = Framework(
     router=MEGATRON_ROUTER,
     loops_over_experts=True,
     pads_experts=True,
+    fused_experts_tile=256,
     biases_experts_one_by_one=True,
     splits_experts_over_tp=True,
     needs_sp_for_experts=True,
@@ -202,6 +205,7 @@ MEGATRON = Framework(
     emitted_for=("megatron",),
     former=(
         _MATRICES,
+        _NO_FUSED_TILE,
         _NO_FUSED_SHARDS,
         _EXPERIMENTAL_LATENT_ROPE,
         _NO_ORIGINALS,

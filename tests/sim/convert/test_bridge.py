@@ -217,12 +217,24 @@ def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    "key", ["mla_down_proj_fusion: true", "moe_permute_fusion_into_hybridep: true", "num_buckets: 48"]
+)
+def test_keys_of_new_releases_that_are_not_simulated_are_named(tmp_path: Path, key: str) -> None:
+    text = DENSE.replace("model:\n", f"model:\n  {key}\n")
+    _, said = converted(tmp_path, "o.yaml", text, *WITH_8B)
+    assert f"not expressed here: model.{key.partition(':')[0]}\n" in said
+
+
+@pytest.mark.parametrize(
     ("name", "precision", "recipe", "noted"),
     [
         ("bf16_with_fp8_current_scaling_mixed", "fp8", "tensorwise", []),
         ("nemotron-h-bf16-with-fp8-current-scaling-mixed", "fp8", "tensorwise", []),
         ("bf16_with_mxfp8_mixed", "mxfp8", "mxfp8", []),
         ("fp16_with_fp8_subchannel_scaling_mixed", "fp8", "blockwise", []),
+        ("bf16_with_nvfp4_mixed", "nvfp4", None, ["fp4_param_gather"]),
+        ("nemotron_3_super_bf16_with_nvfp4_mixed", "nvfp4", None, ["fp4_param_gather"]),
+        ("nemotron_3_ultra_bf16_with_nvfp4_mixed", "nvfp4", None, ["fp4_param_gather"]),
         ("bf16_mixed", "bf16", None, []),
         ("my_own_mixed", "bf16", None, ["mixed_precision"]),
     ],
@@ -230,14 +242,19 @@ def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path)
 def test_recipes_of_mixed_precision_by_name(
     tmp_path: Path, name: str, precision: str, recipe: str | None, noted: list[str]
 ) -> None:
-    """src/megatron/bridge/training/mixed_precision.py, of release 0.3.1."""
+    """src/megatron/bridge/training/mixed_precision.py, of releases 0.3.1 and 0.6.2."""
     options = ("--cluster", "dgx-b200", "--gpus", "64", "--model", "qwen3-8b")
     text = OVERRIDES.replace("  expert_model_parallel_size: 4\n  expert_tensor_parallel_size: 1\n", "")
     data, said = converted(tmp_path, "o.yaml", f"{text}mixed_precision: {name}\n", *options)
     assert of(data, "training", "precision", "fp8_recipe") == [precision, recipe]
-    ends = {"bf16_with_fp8_current_scaling_mixed": 1, "nemotron-h-bf16-with-fp8-current-scaling-mixed": 2}.get(name)
+    ends = {
+        "bf16_with_fp8_current_scaling_mixed": [1, 1],
+        "nemotron-h-bf16-with-fp8-current-scaling-mixed": [2, 2],
+        "nemotron_3_super_bf16_with_nvfp4_mixed": [0, 14],
+        "nemotron_3_ultra_bf16_with_nvfp4_mixed": [0, 16],
+    }.get(name, [None, None])
     keys = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
-    assert of(data, "training", *keys) == [ends, ends]
+    assert of(data, "training", *keys) == ends
     in_8_bits = "current_scaling" in name.replace("-", "_") or "mxfp8" in name
     assert data["training"].get("fp8_param_gather", False) == in_8_bits
     listed = said.partition("not expressed here: ")[2].partition("\n")[0]

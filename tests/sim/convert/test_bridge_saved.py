@@ -272,15 +272,22 @@ def test_a_set_that_python_wrote_is_read(tmp_path: Path) -> None:
         assert found["training"]["lora"] == {"rank": 16, "targets": ["qkv"]}
 
 
-@pytest.mark.parametrize(("function", "fused"), [("torch.nn.functional.silu", True), ("x.squared_relu", None)])
-def test_fused_experts_without_a_gate_are_simulated_apart(tmp_path: Path, function: str, fused: bool | None) -> None:
-    """Megatron-Bridge's recipes of Nemotron 3 in MXFP8 on GB200 and GB300 (perf_recipes/nemotronh of 0.6.2)."""
+@pytest.mark.parametrize(
+    ("function", "weighs", "fused"),
+    [("torch.nn.functional.silu", False, True), ("x.squared_relu", True, True), ("x.squared_relu", False, None)],
+)
+def test_fused_experts_have_a_gate_or_a_squared_relu_that_weighs(
+    tmp_path: Path, function: str, weighs: bool, fused: bool | None
+) -> None:
+    """Megatron-Bridge's recipes of Nemotron 3 in MXFP8 on GB200 and GB300 (perf_recipes/nemotronh of 0.6.2), and
+    `_is_fused_impl_supported` of Megatron-Core's experts."""
     sizes = f"""num_layers: 4
   hidden_size: 1024
   num_attention_heads: 16
   vocab_size: 32000
   activation_func: {{_target_: {function}, _call_: false}}
-  gated_linear_unit: {str(fused is True).lower()}
+  gated_linear_unit: {str("silu" in function).lower()}
+  use_fused_weighted_squared_relu: {str(weighs).lower()}
   num_moe_experts: 8
   moe_router_topk: 2
   moe_ffn_hidden_size: 512
@@ -292,6 +299,5 @@ def test_fused_experts_without_a_gate_are_simulated_apart(tmp_path: Path, functi
   sequence_parallel: true"""
     text = SAVED.replace("  hf_model_id: Qwen/Qwen3-8B\n", "").replace("num_layers: 36", sizes)
     text = text.replace("{bf16: true,", "{bf16: true, fp8: e4m3, fp8_recipe: mxfp8,")
-    data, said = converted(tmp_path, "run.yaml", text, "--cluster", "gb200-nvl72", "--gpus", "8")
+    data, _ = converted(tmp_path, "run.yaml", text, "--cluster", "gb200-nvl72", "--gpus", "8")
     assert data["training"].get("fused_experts") is fused
-    assert ("squared ReLU has no gate" in said) is (fused is None)

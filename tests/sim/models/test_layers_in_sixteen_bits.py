@@ -157,3 +157,11 @@ def test_flags_of_trainers() -> None:
         some = scenario(layout=layout, model="llama3.1-8b", precision=precision, **titan, **ENDS)
         linear = tomllib.loads(emit(some, "torchtitan"))["quantize"]["linear"]
         assert linear == {table: {"filter_fqns": ["output", "layers.0.", "layers.30.", "layers.31."]}}
+
+
+@pytest.mark.parametrize(("precision", "leaves"), [("nvfp4", True), ("mxfp8", False)])
+def test_four_bits_leave_prediction_modules_out(precision: str, leaves: bool) -> None:
+    """core/transformer/multi_token_prediction.py enters a context of 8 bits alone."""
+    low, wide = (scenario("deepseek-v3", layout={"dp": 8, "ep": 8}, precision=p) for p in (precision, "bf16"))
+    assert (work(mtp_block(low)) == work(mtp_block(wide))) == leaves
+    assert mtp_block(low).in_sixteen_bits == leaves

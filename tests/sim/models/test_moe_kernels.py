@@ -60,15 +60,19 @@ def test_experts_padded_to_their_capacity_take_as_many_rows_each_and_no_count():
     ],
 )
 def test_rows_of_8_bit_experts_are_copied_to_fill_tiles(precision, framework, capacity, copied):
-    """Filled up before, with fp32 probabilities, and cut off after: all copies read and written once in each pass."""
+    """Filled up before, with fp32 probabilities, and cut off after: all copies read in each pass and written with the
+    rows that fill up tiles, which the matmuls compute, too. Of random counts an expert lacks 7.5 rows."""
     moe = MOE["moe"] | {"capacity_factor": capacity}
     block = layer_block(make(MOE | {"moe": moe}, {"framework": framework, "precision": precision}), 0)
     names = ("experts_padding", "experts_unpadding")
     found = [i for name in names for i in (*named(block.forward, name), *named(block.backward, f"{name}_backward"))]
     rows = TOKENS * 2 if capacity is None else -(-capacity * TOKENS * 2 // 16) * 16
-    moved, weights = 2 * rows * 1024 * 2, 2 * rows * 4
+    more = (16 * 7.5 if capacity is None else 16 * (128 - 116)) if copied else 0
+    moved, weights = (2 * rows + more) * 1024 * 2, (2 * rows + more) * 4
     filled, cut = (moved + weights, 2), (moved, 1)
     assert [(i.bytes, i.kernels) for i in found] == ([filled, filled, cut, cut] if copied else [])
+    (matmul,) = named(block.forward, "experts_down")
+    assert matmul.flops == 2 * (rows + more) * 1024 * MOE["moe"]["ffn"]
 
 
 @pytest.mark.parametrize(("framework", "accesses"), [("megatron", 1 + 2), ("eager", 1 + 2 * 2)])
@@ -190,16 +194,18 @@ def test_transformer_engine_launches_for_each_expert():
     assert launched("megatron", "experts_up_cast", **fp8, fp8_recipe="delayed") == (1, False)
 
 
-@pytest.mark.parametrize(("date", "kernels"), [("2026-03", 3), (None, 2)])
+@pytest.mark.parametrize(("date", "kernels"), [("2026-01", 4 * 3), ("2026-03", 2), (None, 2)])
 def test_four_bits_of_all_experts_are_quantized_at_once_and_weights_one_by_one(date, kernels):
-    """Transformer Engine's split_quantize_nvfp4_impl: largest values, then rows and columns in one kernel of all groups
-    (nvte_group_hadamard_transform_cast_fusion) or each in its own."""
+    """Transformer Engine's split_quantize_nvfp4_impl, since 2.12: largest values, then rows and columns in one kernel
+    of all groups (nvte_group_hadamard_transform_cast_fusion). Before, three kernels for each group's own rows; a layer
+    that is not grouped had them until 2.14."""
     training = {"framework": "megatron", "precision": "nvfp4", "seq_len": 512, "global_batch_size": 4}
     training["software_date"] = date
     layout = {"dp": 4, "ep": 4}
     scenario = parse_scenario({"model": MOE, "training": training, "parallelism": layout, "cluster": "dgx-b200"})
     found = layer_block(scenario, 0).forward
-    assert [(i.kernels, i.looped) for i in named(found, "experts_up_cast")] == [(kernels, False)]
+    assert [(i.kernels, i.looped) for i in named(found, "experts_up_cast")] == [(kernels, kernels > 2)]
+    assert {i.kernels for i in named(found, "qkv_cast")} == {2 if date is None else 3}
     assert [i.kernels for i in named(found, "experts_up_weight_cast")] == [4 * 2]
 
 

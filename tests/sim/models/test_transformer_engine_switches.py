@@ -20,9 +20,11 @@ from sim.validation.launch_scripts import DEEPSEEK_V3, QWEN3_30B, Sizes, with_la
 from tests.sim.cases import scenario_with
 
 LAYOUT = {"dp": 8, "ep": 8}
+# 2,048 copies of tokens for each expert: a multiple of all tiles, so that no rows are filled up
+EVEN = {"preset": "qwen3-30b-a3b", "moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}
 
 
-def scenario(fused: bool, *, model: Any = "qwen3-30b-a3b", cluster: str = "gb200-nvl72", **training: Any) -> Scenario:
+def scenario(fused: bool, *, model: Any = EVEN, cluster: str = "gb200-nvl72", **training: Any) -> Scenario:
     keys = {"seq_len": 4096, "global_batch_size": 8, "precision": "mxfp8", "framework": "megatron", **training}
     return scenario_with({**keys, "fused_experts": fused}, LAYOUT, model=model, cluster=cluster)
 
@@ -35,11 +37,12 @@ def experts(s: Scenario) -> tuple[float, dict[str, Operator]]:
 
 
 def moved(parts: dict[str, Operator], *phases: Phase) -> float:
+    """Bytes moved, but for those of scales that are brought into a matmul's order (`test_swizzles.py`)."""
     return sum(
         i.bytes
         for part in parts.values()
         for i in (*part.forward, *part.backward)
-        if isinstance(i, Compute) and i.phase in phases
+        if isinstance(i, Compute) and i.phase in phases and "swizzle" not in i.name
     )
 
 
@@ -52,8 +55,6 @@ def test_what_never_reaches_memory() -> None:
     rows, apart = experts(scenario(fused=False))
     same, fused = experts(scenario(fused=True))
     assert rows == same
-    for name in ("experts_padding", "experts_unpadding"):
-        del apart[name]
     ffn = 768
     # The activation reads gate and up, writes its result (2 bytes each); its quantization reads that again.
     assert moved(apart, Phase.FORWARD) - moved(fused, Phase.FORWARD) == pytest.approx(rows * ffn * (6 + 2))
@@ -65,11 +66,25 @@ def test_what_never_reaches_memory() -> None:
     assert gone == pytest.approx(kept - read)
 
 
+def test_a_squared_relu_never_reaches_memory() -> None:
+    """Without a gate the first matmul's result is as wide as the second's input (ops/fused/grouped_mlp.py:
+    `ScaledSReLU`)."""
+    model = EVEN | {"mlp": "relu2"}
+    (rows, apart), (_, fused) = (
+        experts(scenario(on, model=model, framework="megatron_bridge")) for on in (False, True)
+    )
+    # The activation reads the result and writes its own; its quantization reads that again.
+    assert moved(apart, Phase.FORWARD) - moved(fused, Phase.FORWARD) == pytest.approx(rows * 768 * (4 + 2))
+    assert matmul_flops(apart) == matmul_flops(fused)
+    with pytest.raises(InputError, match="fused_experts: found true; needs experts with a gated activation or relu2"):
+        scenario(True, model=EVEN | {"mlp": "gelu"})
+
+
 def test_one_kernel_takes_all_experts_and_keeps_the_same() -> None:
     (_, apart), (_, fused) = experts(scenario(fused=False)), experts(scenario(fused=True))
-    matmuls = [i for part in fused.values() for i in (*part.forward, *part.backward) if "cast" not in i.name]
-    assert [i.kernels for i in matmuls if isinstance(i, Compute)] == [1] * 6
-    assert len(matmuls) == 6
+    run = [i for part in fused.values() for i in (*part.forward, *part.backward) if isinstance(i, Compute)]
+    assert [i.kernels for i in run if i.kind == "grouped_gemm"] == [1] * 6
+    assert {i.kind for i in run if "swizzle" not in i.name} == {"grouped_gemm", "cast"}
     kept = [sum(s.bytes for part in parts.values() for s in part.saved) for parts in (apart, fused)]
     assert kept[0] == pytest.approx(kept[1])
 
@@ -79,6 +94,40 @@ def test_a_step_is_shorter_and_its_flops_are_the_same() -> None:
     assert 0.7 < fused.step_time_s / apart.step_time_s < 0.98
     (_, one), (_, other) = experts(scenario(fused=False)), experts(scenario(fused=True))
     assert matmul_flops(one) == matmul_flops(other)
+
+
+@pytest.mark.parametrize(
+    ("fused", "date", "dispatcher", "tile", "copied"),
+    [
+        (True, None, "all_to_all", 256, True),
+        (True, None, "hybridep", 256, False),
+        (True, "2026-05", "all_to_all", 1, False),
+        (True, "2026-05", "hybridep", 32, False),
+        (False, None, "all_to_all", 32, True),
+        (False, None, "hybridep", 32, False),
+    ],
+)
+def test_rows_of_each_expert_are_filled_up(
+    fused: bool, date: str | None, dispatcher: str, tile: int, copied: bool
+) -> None:
+    """core/transformer/moe/moe_utils.py since 0.18: 256 rows with the fuser of operators, else 32. Of random counts an
+    expert lacks half a tile, less half a row; it is sent none of them."""
+    s = scenario_with(
+        {"seq_len": 4096, "global_batch_size": 8, "precision": "mxfp8", "framework": "megatron", "fused_experts": fused}
+        | {"software_date": date},
+        LAYOUT | {"ep_dispatcher": dispatcher},
+        model="qwen3-30b-a3b",
+        cluster="gb200-nvl72",
+    )
+    none = s.model_copy(
+        update={"training": s.for_training.model_copy(update={"precision": "bf16", "fused_experts": False})}
+    )
+    (_, parts), (_, plain) = experts(s), experts(none)
+    more = 16 * (tile - 1) / 2
+    assert matmul_flops(parts) - matmul_flops(plain) == pytest.approx(3 * 2 * more * 2048 * 3 * 768)
+    assert ("experts_padding" in parts) == copied
+    d = dims(s)
+    assert routing(s, d, 0, Shard()).wire == routing(none, dims(none), 0, Shard()).wire
 
 
 @pytest.mark.parametrize(
