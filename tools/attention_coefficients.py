@@ -92,6 +92,25 @@ def _cudnn_masks(*names: str) -> Coefficients:
     }
 
 
+_EFFICIENT_A100 = (
+    "assumption: slower than FlashAttention-2 by as much as on an H200 (2.58 and 2.17, heads of 64 and 128, and 2.73 "
+    "and 2.42 backward; scenarios/cuda/h200.json), since both have Ampere's instructions alone (mma.sync)"
+)
+_MASKED_A100 = (
+    "the memory-efficient kernel's time, which torch takes for masks where cuDNN's is not preferred (sdp_utils.cpp: "
+    "check_for_attn_mask); geometric mean of heads of 64 and 128. {}"
+)
+
+
+def _efficient_masks(*names: str) -> Coefficients:
+    return {
+        f"{name}_{part}": (value, _MASKED_A100.format(_EFFICIENT_A100))
+        for name in names
+        for part, value in (("masked_slowdown", 2.37), ("masked_backward_slowdown", 2.57))
+    }
+
+
+_EFFICIENT_HEADS = "the memory-efficient kernel (mem_eff_attention/gemm_kernel_utils.h: ThreadK)"
 _flash2_heads = partial(_heads, "FlashAttention-2 (static_switch.h: HEADDIM_SWITCH)", 32.0)
 _flash1_heads = partial(_heads, "FlashAttention-1 (fmha_api.cpp)", 64.0)
 _triton_heads = partial(_heads, "flash_attn_triton.py (BLOCK_HEADDIM)", 64.0)
@@ -108,9 +127,13 @@ A100_FLASH2 = (
     _flash("megatron", (0.651, 0.735, 0), 284, 0.85, _TE.format("flash2"))
     | _flash("torch", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
     | _flash("torch_2024", (0.651, 0.735, 0), 284, 0.85, "flash2, which torch has had since 2.2")
-    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "torch", "flash2", "torch_2024")}
+    | _flash("efficient", (0.252, 0.339, 0), 284, 0.78, _EFFICIENT_A100)
+    | {f"{name}_group_sums": (1.0, _SUMS) for name in ("megatron", "torch", "flash2", "torch_2024", "efficient")}
     | _flash2_heads("megatron", "torch", "torch_2024")
+    | _heads(_EFFICIENT_HEADS, 32.0, "efficient")
+    | _efficient_masks("torch")
     | _flash_dropout("attention", "flash1", "flash2", "megatron", "torch", "torch_2024")
+    | _efficient_dropout()
 )
 H100_FLASH = (
     _flash("attention", (0.331, 0.386, 0.375), 170, 0.85, _FLASH2)
@@ -126,7 +149,7 @@ H100_FLASH = (
     | _flash("megatron", (0.417, 0.621, 0.621), 140, 0.85, _TE.format("cudnn"))
     | _flash("triton", (0.417, 0.415, 0), 156, 0.85, _FLASH)
     | _flash2_heads("attention", "flash2", "torch_2024", "flash3")
-    | _heads("the memory-efficient kernel (mem_eff_attention/gemm_kernel_utils.h: ThreadK)", 32.0, "efficient")
+    | _heads(_EFFICIENT_HEADS, 32.0, "efficient")
     | _flash1_heads("flash1")
     | _triton_heads("triton", "triton_2022")
     | _cudnn_heads("cudnn", "torch", "megatron")

@@ -185,7 +185,7 @@ _OPS: dict[str, tuple[Traffic, Maker]] = {
     "elementwise:random": (_accesses(1), lambda x: partial(x.bernoulli_, 0.9)),
     "elementwise:max_last": (_accesses(1), lambda x: partial(torch.max, x, -1)),
     "copy:cat": (_accesses(2), _rotated),
-    "copy:slice_backward": (_accesses(2.5, 2), _slice_backward),
+    "copy:slice_backward": (_accesses(2, 2), _slice_backward),  # zeros, and half of them read and written
     "embedding:index": (_accesses(2), lambda x: partial(torch.ops.aten.index, x, [_shuffled(x)])),
     "embedding:index_put": (
         _accesses(3),

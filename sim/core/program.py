@@ -106,6 +106,21 @@ class BlockRef(NamedTuple):
     run: int = 0
 
 
+class SumShape(NamedTuple):
+    """What a sum goes over: `rows` numbers for each of `columns` results.
+
+    `neighbours`: numbers that lie together in memory are added up; else they belong to different results. `joined`:
+    one stride leads from each number of a result to the next. `stride`: elements from a number to its neighbour, in the
+    order in which threads go.
+    """
+
+    rows: float
+    columns: float
+    neighbours: bool = False
+    joined: bool = True
+    stride: int = 1
+
+
 class Compute(Struct, frozen=True):
     """One operator on one rank. `name` is a label for people; nothing may depend on it.
 
@@ -156,7 +171,7 @@ class Compute(Struct, frozen=True):
     sent_tokens: bool = False  # a moe_layer on a rank whose only tokens are those that an all-to-all sends to it
     random_numbers: float = 0.0  # drawn by a kernel that memory binds
     rows_in_turn: float = 0.0  # rows that one warp adds one after another in a loop
-    summed_rows: float = 0.0  # of a sum over a matrix's rows: what one thread block adds before it waits for others
+    sums: SumShape | None = None  # what a sum goes over, where thread blocks may share it
     clocks: float = 0.0  # of one multiprocessor, for a kernel's instructions; all multiprocessors share them
     lone_clocks: float = 0.0  # of one thread block, while the others wait or have ended
     instructions: float = 0.0  # of all threads, where they were counted in the kernel's machine code

@@ -11,7 +11,7 @@ from itertools import chain
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
-from sim.core.program import Comm, Compute, Item, NeededBy, Phase, Program, Saved, TensorRole, Wait
+from sim.core.program import Comm, Compute, Item, NeededBy, Phase, Program, Saved, SumShape, TensorRole, Wait
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
@@ -40,7 +40,6 @@ from sim.models.precision.quantizing import (
     weight_casts_again,
 )
 from sim.models.precision.swizzles import linear_swizzles
-from sim.models.torch_kernels.row_sums import summed_rows
 
 CHUNKS = 4  # of a chunked overlap, as Transformer Engine's userbuffers split a matmul on up to 8 ranks
 
@@ -239,8 +238,7 @@ def _weight_gradients(d: Dims, spec: Linear) -> Program:
             moved, kernels = elements * d.act_bytes, 1 + d.autocast  # the sum, and its cast to fp32
             summed = memory_op(f"{spec.out_name(i)}_bias_grad", W, "elementwise", elements, moved, d.act, kernels)
             # Transformer Engine's matmul sums a bias's gradient, too (BGRADB).
-            rows = summed_rows(elements / n, n) if d.framework.plain_host else 0.0
-            items.append(replace(summed, summed_rows=rows))
+            items.append(replace(summed, sums=SumShape(elements / n, n) if d.framework.plain_host else None))
     return tuple(items)
 
 

@@ -52,8 +52,8 @@ from sim.prices.unvectorized import (
     SUMS_ROWS,
     least_seconds,
     optimizer_slowdown,
-    row_sum_seconds,
     sm_clocks_per_s,
+    sum_seconds,
 )
 from sim.prices.unvectorized import UNCERTAINTY as UNVECTORIZED_UNCERTAINTY
 from sim.variants.frameworks.parts import AttentionKernel
@@ -224,9 +224,10 @@ class Costs:
     def _summing_rows(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a sum over rows, whose thread blocks wait for each other."""
         # A CPU has no such blocks, and a profile's points of such sums were measured with the wait.
-        if not op.summed_rows or not self._sm_clocks_per_s or (op.kernel == SUMS_ROWS and self._points.knows(op)):
+        if op.sums is None or not self._sm_clocks_per_s or (op.kernel == SUMS_ROWS and self._points.knows(op)):
             return cost
-        return cost._replace(seconds=cost.seconds + row_sum_seconds(op))
+        seconds = sum_seconds(op.sums, cost.seconds, self._sm_clocks_per_s, self.gpu.sm_count)
+        return cost._replace(seconds=seconds)
 
     def _drawing(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a kernel that draws random numbers."""

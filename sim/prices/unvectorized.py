@@ -14,7 +14,9 @@ Constants of one half of these chains predict the other half with a mean error o
 from __future__ import annotations
 
 from sim.core.operator_kinds import PLACE_CLOCKS
-from sim.core.program import DEPTHWISE, TORCH_SOFTMAX_UNALIGNED, Compute
+from sim.core.program import DEPTHWISE, TORCH_SOFTMAX_UNALIGNED, Compute, SumShape
+from sim.models.torch_kernels.latencies import LOAD_CLOCKS
+from sim.models.torch_kernels.row_sums import shared_sum
 from topology.spec import GpuSpec
 
 CAST_CLOCKS = 0.34  # for an element of each operand, with the result, if dtypes differ
@@ -32,11 +34,10 @@ NARROW_OPTIMIZER, NARROW_OPTIMIZER_BYTES = 1.28, 16.0
 # For a row that a warp adds in a loop: it waits for an index and then for the row. 2,048 rows of 2,880 or 5,760
 # numbers take 2.1 ms on an H100 (gradients of gpt-oss's biases, scenarios/measured/gpu_programs).
 ROW_IN_TURN_S = 1.03e-6
-# torch's sum over the rows of a matrix: blocks add parts, and the last one adds the parts (ATen/native/cuda/
-# Reduce.cuh: global_reduce). 25 shapes of 2,048 to 16,384 rows on an H100 (biases' gradients of Transformers models,
-# scenarios/measured/gpu_programs) take so much longer than their bytes.
-SUM_START_S = 5e-6
-SUMMED_ROW_S = 1.5e-9
+# torch's sum over the rows of a matrix, for each wave of the blocks that share rows, beside the bytes and the loads of
+# the last block (ATen/native/cuda/Reduce.cuh: global_reduce): the median of the shapes of 2,048 to 16,384 rows on an
+# H100 (biases' gradients of Transformers models, scenarios/measured/gpu_programs).
+SUM_WAVE_S = 5.4e-6
 # For a product of a depthwise convolution in torch's own kernel (cuda/DepthwiseConv2d.cu). On an H100 filters of four
 # over 2,304 channels of 1,027 samples take 27.7 us forward and 42.9 us for both gradients (Mamba 2,
 # scenarios/measured/gpu_programs). Square filters of 1, 3 and 5, whose loops are unrolled, were not measured.
@@ -52,9 +53,16 @@ def sm_clocks_per_s(gpu: GpuSpec) -> float:
     return peak / gpu.sm_flops_per_clock if gpu.sm_flops_per_clock else 0.0
 
 
-def row_sum_seconds(op: Compute) -> float:
-    """Return the seconds that a sum over the rows of a matrix takes beside those of its bytes; 0 of other kernels."""
-    return SUM_START_S + op.summed_rows * SUMMED_ROW_S if op.summed_rows else 0.0
+def sum_seconds(shape: SumShape, bytes_s: float, clocks_per_s: float, sm_count: int) -> float:
+    """Return the seconds of a sum whose bytes take `bytes_s`.
+
+    A thread's loads wait for each other, which few threads do not hide. Where blocks share the numbers of a result, the
+    last one starts when all others have ended.
+    """
+    shared = shared_sum(shape, sm_count)
+    load_s = LOAD_CLOCKS * sm_count / clocks_per_s
+    seconds = max(bytes_s, shared.loads * load_s)
+    return seconds + (shared.waves * SUM_WAVE_S + shared.turns * load_s if shared.parts > 1 else 0.0)
 
 
 def optimizer_slowdown(op: Compute) -> float:

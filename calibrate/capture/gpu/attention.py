@@ -3,8 +3,9 @@
 aten/src/ATen/native/transformers: of the kernels that the code allows (`sdpa_kernel`) torch takes the first that can
 run (cuda/sdp_utils.cpp, `select_sdp_backend`; sdp_utils_cpp.h). They are cuDNN's (`check_prefer_cudnn_attention`: on
 compute capability 9 and 10), FlashAttention-2, the memory-efficient one, and plain matmuls with a softmax. A GPU of
-another kind takes FlashAttention-2 before cuDNN's kernel; there `sim.models.captured.operators` prices
-FlashAttention-2. What the code does around a kernel is in attention.cpp, `scaled_dot_product_attention`.
+another kind takes FlashAttention-2 before cuDNN's kernel, and the memory-efficient one for a mask; an A100's profile
+has their speeds under cuDNN's name. What the code does around a kernel is in attention.cpp,
+`scaled_dot_product_attention`.
 """
 
 from __future__ import annotations

@@ -15,14 +15,13 @@ def joined_gradients(d: Dims, elements: int) -> Operator:
     """The gradients of queries, keys and values, `elements` in all, become one tensor for the matmul before them.
 
     Where each is put into zeros of that size (`select`), all three together read their elements, write them and three
-    times as many zeros; profiles' points of such a copy count that tensor twice (`calibrate.timings.elementwise`: 7
-    accesses in all). Two sums follow.
+    times as many zeros. Two sums follow.
 
     Where heads lie beside each other, each with its three parts (`heads`), a second kernel copies what was joined.
     Where the parts lie in several pieces (`shards`), the forward copies each of them (`reshape`).
     """
     if d.code.split == "select":
-        put = memory_op("split_backward", I, "copy", elements, 7 * elements * d.act_bytes, d.act, 6, "slice_backward")
+        put = memory_op("split_backward", I, "copy", elements, 5 * elements * d.act_bytes, d.act, 6, "slice_backward")
         added = replace(accumulate(d, "split_gradient_sum", 2 * elements), kernels=2)
         return Operator("split", (), (replace(put, single_elements=float(elements)), added))
     joined = memory_op("split_backward", I, "copy", elements, 2 * elements * d.act_bytes, d.act, kernel="cat")

@@ -20,6 +20,7 @@ from sim.core.program import ALIGNED, DEPTHWISE, Compute, Phase, Role
 from sim.inputs.program_file import CONVOLUTIONS, CapturedOperator, Tensor
 from sim.models.captured.layout import NARROW, has_channels_last, is_transposed
 from sim.models.captured.recurrent import multiplied
+from sim.models.captured.reductions import single_places, summed_to
 
 CUDNN_CHANNELS = 32  # from which cuDNN runs depthwise convolutions of fp16
 CUDNN_FILTERS = (1, 3, 5)  # the widths of square filters for which it does
@@ -56,7 +57,7 @@ def convolution_computes(op: CapturedOperator, phase: Phase) -> tuple[Compute, .
     moved = [_moved(op, x, y, phase)] if not (depthwise or last) and _moves_channels(x, weight, y) else []
     bias: list[Compute] = []
     if backward and any(len(t.shape) == 1 for t in op.outputs):
-        bias.append(_around(op, phase, y, y.bytes, "reduce_first"))
+        bias.append(_bias_gradient(op, phase, y))
     elif not backward and len(op.inputs) > 2 and not own:
         bias.append(_around(op, phase, y, 2.0 * y.bytes, "broadcast", y.elements))
     return (*copies, products, *moved, *bias)
@@ -205,6 +206,13 @@ def _depthwise(op: CapturedOperator, phase: Phase, own: bool) -> Compute:
         single_elements=products if own and over_samples else 0.0,
         clocks=0.0 if over_samples else longer * count * y.elements * of_one,
     )
+
+
+def _bias_gradient(op: CapturedOperator, phase: Phase, y: Tensor) -> Compute:
+    """The sum over images and their places; with the channels first these lie apart, and a thread computes each."""
+    sums = summed_to(y, (1, y.shape[1], *(1,) * (len(y.shape) - 2)))
+    places = 0.0 if sums is None else single_places(sums)
+    return replace(_around(op, phase, y, y.bytes, "reduce_first", places), sums=sums)
 
 
 def _around(op: CapturedOperator, phase: Phase, y: Tensor, size: float, kernel: str, single: float = 0.0) -> Compute:

@@ -19,7 +19,9 @@ from sim.core.operator_kinds import PLACE_CLOCKS
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.layout import NARROW, has_channels_last
-from sim.models.captured.ordering import LOAD_CLOCKS, chosen_clocks, scan_clocks, selected_clocks
+from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
+from sim.models.captured.reductions import sum_shape
+from sim.models.torch_kernels.latencies import LOAD_CLOCKS
 from sim.models.torch_kernels.layer_norm_clocks import Clocks, layer_norm_clocks
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
 from sim.models.torch_kernels.softmax_rows import VECTOR_BYTES
@@ -52,7 +54,7 @@ GATHER_CLOCKS, SCATTER_ADD_CLOCKS = 1.0, 3.2  # an element along a row
 # (Indexing.cu: indexFuncLargeIndex).
 INDEX_ADD_CLOCKS = PLACE_CLOCKS
 ROLL_CLOCKS = 1.24
-# A sum over the last dimension, for each row: 64 numbers of a row take as long as 256.
+# A sum of neighbours, for each row: 64 numbers of a row take as long as 256.
 SUM_CLOCKS, SUM_NARROW_CLOCKS, SHORTEST_SUM = 60.0, 100.0, 32
 STRIDED_SUM_CLOCKS = 1.8  # for each element, if they do not lie together (Mamba 2 and Falcon-H1)
 
@@ -89,15 +91,15 @@ def _batch_norm(op: CapturedOperator) -> Clocks:
 
 
 def _sum(op: CapturedOperator) -> Clocks:
-    """Return those of a sum over the last dimension; of other sums and of short rows none are known."""
-    x, out = op.inputs[0], op.outputs[0]
-    row = x.shape[-1] if x.shape else 1
-    kept = out.shape[:-1] if out.shape[-1:] == (1,) and len(out.shape) == len(x.shape) else out.shape
-    if kept != x.shape[:-1] or row < SHORTEST_SUM:
+    """Return those of a sum of neighbours, or of numbers that do not lie together; of short rows none are known."""
+    shape = sum_shape(op)
+    if shape is None or not shape.joined:
+        return Clocks()  # a thread computes each place (`single_places`)
+    if shape.stride > 1:
+        return Clocks(shape.rows * shape.columns * STRIDED_SUM_CLOCKS)
+    if not shape.neighbours or shape.rows < SHORTEST_SUM:
         return Clocks()
-    if x.strides:
-        return Clocks(x.elements * STRIDED_SUM_CLOCKS)
-    return Clocks(out.elements * (SUM_NARROW_CLOCKS if x.dtype in NARROW else SUM_CLOCKS))
+    return Clocks(shape.columns * (SUM_NARROW_CLOCKS if op.inputs[0].dtype in NARROW else SUM_CLOCKS))
 
 
 def _top_k(op: CapturedOperator) -> Clocks:

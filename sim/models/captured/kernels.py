@@ -279,7 +279,8 @@ KERNELS: dict[str, Kernels] = {
     **_of(Kernels("copy"), "clone stack split_with_sizes_copy _chunk_cat _local_scalar_dense"),
     "aten.copy_": Kernels("copy", moved=read_bytes),  # the target is among the inputs, and written alone
     "aten.cat": Kernels("copy", kernel="cat"),
-    **_of(Kernels("copy", 2, _times(1, 2), kernel="slice_backward"), "slice_backward select_backward"),
+    # native/TensorShape.cpp: zeros, and a copy into a part of them
+    **_of(Kernels("copy", 2, _times(2, 1), kernel="slice_backward"), "slice_backward select_backward"),
     "aten.diagonal_backward": Kernels("copy", 2, lambda op: 2.0 * read_bytes(op) + written_bytes(op)),  # on zeros
     "aten.diagonal_copy": Kernels("copy", moved=_times(0, 2)),
     # PadNd.cpp: a filled result, into whose middle the input is copied; the others: a copy of the first input

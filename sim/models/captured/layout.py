@@ -10,7 +10,6 @@ import math
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.bytes import FOREACH
 from sim.models.captured.indices import accumulates
-from sim.models.torch_kernels.row_sums import summed_rows
 
 FLOATS = ("fp64", "fp32", "bf16", "fp16", "fp8")
 _POINTWISE = (
@@ -178,7 +177,7 @@ def _in_one_order(out: Tensor, operands: tuple[Tensor, ...]) -> bool:
     shape = out.shape
     if any(x.shape != shape for x in operands):
         return False
-    strides = [x.strides or _contiguous(shape) for x in (out, *operands)]
+    strides = [x.strides or contiguous(shape) for x in (out, *operands)]
     dims = sorted((d for d, n in enumerate(shape) if n > 1), key=lambda d: strides[0][d])
     expected = 1
     for d in dims:
@@ -188,7 +187,8 @@ def _in_one_order(out: Tensor, operands: tuple[Tensor, ...]) -> bool:
     return True
 
 
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a tensor whose elements lie together, in elements."""
     strides: list[int] = []
     count = 1
     for n in reversed(shape):
@@ -214,24 +214,6 @@ def _reduction(x: Tensor, out: Tensor) -> str:
     keeps = len(out.shape) == len(x.shape)
     last = out.shape[-1] == 1 if keeps else out.shape != x.shape[len(x.shape) - len(out.shape) :]
     return "reduce_last" if last else "reduce_first"
-
-
-def rows_of_sum(op: CapturedOperator) -> float:
-    """Return the rows that a thread block of a sum over leading dimensions adds up; 0 of other operators.
-
-    >>> x = Tensor("bf16", (8192, 1024), ())
-    >>> def sum_to(*shape):
-    ...     return CapturedOperator("aten.sum", "backward", "", (x,), (Tensor("bf16", shape, ()),), 1, False)
-    >>> rows_of_sum(sum_to(1, 1024)), rows_of_sum(sum_to(8192, 1))
-    (8192.0, 0.0)
-    """
-    if op.name not in ("aten.sum", "aten.mean") or not op.inputs or not op.outputs:
-        return 0.0
-    x, out = op.inputs[0], op.outputs[0]
-    if _reduction(x, out) != "reduce_first" or x.strides:
-        return 0.0
-    columns = max(1, math.prod(out.shape))
-    return summed_rows(math.prod(x.shape) / columns, columns)
 
 
 def has_channels_last(x: Tensor) -> bool:

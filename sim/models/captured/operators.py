@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from sim.core.attention_pairs import Alignment, half_diagonal_pairs
 from sim.core.operator_kinds import ATTENTION_LAUNCHES, shape_flops
-from sim.core.program import ALIGNED, TORCH_SOFTMAX_UNALIGNED, Comm, Compute, Phase, Role
+from sim.core.program import ALIGNED, TORCH_SOFTMAX_UNALIGNED, Comm, Compute, Phase, Role, SumShape
 from sim.inputs.program_file import BYTES, CONVOLUTIONS, CapturedOperator, HostCopy, Tensor
 from sim.models.captured.bytes import FOREACH, written_bytes
 from sim.models.captured.convolutions import convolution, convolution_computes, copy_before
@@ -26,11 +26,11 @@ from sim.models.captured.layout import (
     is_transposed,
     is_transposing,
     kernel_of,
-    rows_of_sum,
     single_elements,
 )
 from sim.models.captured.ordering import SMALL_SORT, row_of
 from sim.models.captured.recurrent import RECURRENT, multiplied, recurrent_computes
+from sim.models.captured.reductions import single_places, sum_shape
 from sim.models.captured.solvers import SOLVERS, TRIANGULAR, solver
 from sim.models.captured.waits import READ, waits_of
 from sim.models.operators import further_kernels
@@ -313,6 +313,7 @@ def _by_bytes(op: CapturedOperator) -> Compute:
     floats = [x for x in (*op.outputs, *op.inputs) if x.dtype in FLOATS]
     elements = max((x.elements for x in (*op.outputs, *op.inputs)), default=1)
     kernel = _kernel(op, kind, found.kernel)
+    sums = sum_shape(op)
     return Compute(
         op.name,
         kind,
@@ -323,14 +324,20 @@ def _by_bytes(op: CapturedOperator) -> Compute:
         _phase(op),
         found.kernels,
         kernel=kernel,
-        single_elements=float(elements) if kernel == TORCH_SOFTMAX_UNALIGNED else single_elements(op),
+        single_elements=_single_elements(op, kernel, sums),
         casts=casts_of(op),
         rows_in_turn=rows_in_turn(op),
-        summed_rows=rows_of_sum(op),
+        sums=sums,
         clocks=instructions.shared,
         lone_clocks=instructions.alone,
         random_numbers=float(op.outputs[0].elements) if op.outputs and draws(op.name) else 0.0,
     )
+
+
+def _single_elements(op: CapturedOperator, kernel: str, sums: SumShape | None) -> float:
+    if sums is not None:
+        return single_places(sums)
+    return float(op.inputs[0].elements) if kernel == TORCH_SOFTMAX_UNALIGNED else single_elements(op)
 
 
 def _kernel(op: CapturedOperator, kind: str, kernel: str) -> str:

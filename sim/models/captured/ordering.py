@@ -10,6 +10,7 @@ import math
 
 from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.indices import PLACE_BYTES, SORT_STARTS, passes
+from sim.models.torch_kernels.latencies import CACHED_CLOCKS, FETCHED_BYTES, LOAD_CLOCKS
 from sim.models.torch_kernels.layer_norm_clocks import MULTIPROCESSORS, Clocks
 from sim.models.torch_kernels.top_k import LONGEST_ROW, top_k_clocks
 
@@ -28,10 +29,8 @@ CUMULATIVE_CLOCKS = 1.5  # an element of a cumulative sum
 # scenarios/measured/gpu_kernels/h200.json).
 TURN_CLOCKS, SCAN_THREADS_LOG2, LEAST_THREADS_LOG2 = 3150.0, 9, 4
 # tensor_kernel_scan_outer_dim: a thread adds up a column, one row after another, and no load passes the store before
-# it. What a load from memory and one from the first cache take on an H100 (arXiv 2402.13499, latencies), of which each
-# fetch from memory brings 64 bytes. An issue of torch (122170) shows 322 ns a row of 32 numbers on a GPU that it does
-# not name; this gives 243 ns on an H200.
-LOAD_CLOCKS, CACHED_CLOCKS, FETCHED_BYTES = 479.0, 41.0, 64
+# it. An issue of torch (122170) shows 322 ns a row of 32 numbers on a GPU that it does not name; the latencies of an
+# H100's memory give 243 ns on an H200.
 BLOCK_THREADS, THREADS = 512, 2048  # of a block of such columns; of a multiprocessor
 
 

@@ -1,44 +1,84 @@
-"""Sums over the rows of a matrix, such as a bias's gradient, as torch runs them on a GPU.
+"""Sums of many numbers each, such as a bias's gradient over the rows of a matrix, as torch runs them on a GPU.
 
-Thread blocks share the rows of a column. Each adds up its part, and the last block that ends adds up the parts, one
-after another (ATen/native/cuda/Reduce.cuh: setReduceConfig, global_reduce).
+Where results are few and rows many, thread blocks share the numbers of a result. Each adds up its part, and the last
+block that ends adds up the parts, one after another (ATen/native/cuda/Reduce.cuh: setReduceConfig, global_reduce).
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
-from sim.models.torch_kernels.layer_norm_clocks import MULTIPROCESSORS
+from sim.core.program import SumShape
 
-WIDEST = 4  # neighbouring columns of a thread, if the columns are a multiple of as many
+WIDEST = 4  # neighbours that a thread loads at once: columns, or numbers of a long row
+VECTOR_ROW = 128  # from which a thread loads neighbours of a row at once
 BLOCK_THREADS, WARP_THREADS, THREADS = 512, 32, 2048  # at most of a block; of a warp; of a multiprocessor
+# Threads of a multiprocessor that run at once. torch asks for registers for a quarter of `THREADS` at least
+# (Reduce.cuh: reduce_kernel's launch bounds). Half of them fits the times on an H100: sums of more blocks wait once
+# more (`prices.unvectorized.SUM_WAVE_S`).
+RUNNING_THREADS = 1024
 LEAST_ROWS, MOST_ROWS = 16, 256  # of a thread, where blocks share a column's rows
-# Rows of the parts of one turn in the shapes whose rows were timed: 4 threads of 4 parts, each of 4 threads' rows.
-TURN_ROWS = 4 * 4 * LEAST_ROWS
+AT_ONCE = 4  # numbers that a thread loads before it adds them (Reduce.cuh: vt0)
 
 
-def summed_rows(rows: float, columns: float) -> float:
-    """Return the rows that wait for the last block: so many for each turn in which its threads add a part each.
+class SharedSum(NamedTuple):
+    """How torch shares a sum: the parts of a result and their blocks' waves; how many parts the last block adds at
+    once; a thread's numbers."""
+
+    parts: int
+    numbers: int
+    threads: int = 1
+    waves: float = 1.0
+
+    @property
+    def turns(self) -> int:
+        """Turns in which the threads of the last block add a part each; 0 if one block has all numbers of a result."""
+        return math.ceil(self.parts / self.threads) if self.parts > 1 else 0
+
+    @property
+    def loads(self) -> int:
+        """Loads of a thread that wait for each other."""
+        return math.ceil(self.numbers / AT_ONCE)
+
+
+def shared_sum(shape: SumShape, multiprocessors: int) -> SharedSum:
+    """Return how a GPU shares a sum.
 
     There are no more parts than blocks that fill the GPU, so more rows make the parts longer, and not their number. Of
     few columns a block has many threads, which take fewer turns.
 
-    >>> [summed_rows(rows, 128) for rows in (2048, 16384, 200704)]
-    [2048.0, 16384.0, 135168.0]
-    >>> [summed_rows(16384, columns) for columns in (4, 512, 2048, 32768)]
-    [256.0, 16384.0, 8448.0, 1024.0]
+    >>> [shared_sum(SumShape(rows, 128), 132).turns for rows in (512, 2048, 16384, 200704)]
+    [0, 8, 64, 528]
+    >>> [shared_sum(SumShape(16384, columns), 132).turns for columns in (4, 512, 2048, 32768)]
+    [0, 64, 33, 4]
+    >>> shared_sum(SumShape(512, 768), 132).loads  # six blocks, whose threads add up 128 rows each
+    32
+    >>> shared_sum(SumShape(200704, 128, neighbours=True, joined=False), 132)  # of images' channels
+    SharedSum(parts=5, numbers=79, threads=512, waves=2.4242424242424243)
     """
-    width = math.gcd(WIDEST, int(columns))
+    rows, columns = shape.rows, shape.columns
+    if shape.neighbours:
+        width = 1
+        dims = rows / (WIDEST if shape.joined and rows >= VECTOR_ROW else 1), columns
+    else:
+        width = math.gcd(WIDEST, int(columns))
+        dims = columns / width, rows
     threads = BLOCK_THREADS // width
-    across, along = (min(threads, 1 << (max(1, int(n)).bit_length() - 1)) for n in (columns / width, rows))
-    block_width = min(across, WARP_THREADS)
-    block_rows = min(along, threads // block_width)
-    block_width = min(across, threads // block_rows)
-    blocks = math.ceil(columns / (block_width * width))
-    of_a_thread = math.ceil(rows / block_rows)
-    at_once = MULTIPROCESSORS * (THREADS // (block_width * block_rows))
+    first, second = (min(threads, 1 << (max(1, int(n)).bit_length() - 1)) for n in dims)
+    block_width = min(first, WARP_THREADS)
+    block_height = min(second, threads // block_width)
+    block_width = min(first, threads // block_height)
+    of_lane, results = (math.ceil(rows / block_width), 1) if shape.neighbours else (math.ceil(rows), block_width)
+    if of_lane < min(block_height * LEAST_ROWS, MOST_ROWS):
+        return SharedSum(1, of_lane)  # each thread, or each warp, has results of its own
+    blocks = math.ceil(columns / (results * width))
+    of_thread = math.ceil(of_lane / block_height)
+    at_once = multiprocessors * (THREADS // (block_width * block_height))
     parts = 1
-    if of_a_thread >= MOST_ROWS and blocks <= at_once:
-        fill, least, most = math.ceil(at_once / blocks), *(math.ceil(of_a_thread / n) for n in (MOST_ROWS, LEAST_ROWS))
+    if of_thread >= MOST_ROWS and blocks <= at_once:
+        fill, least, most = math.ceil(at_once / blocks), *(math.ceil(of_thread / n) for n in (MOST_ROWS, LEAST_ROWS))
         parts = max(min(fill, most), least)
-    return float(TURN_ROWS * math.ceil(parts / block_rows))
+    adding = block_height * (block_width if shape.neighbours else 1)
+    running = multiprocessors * max(1, RUNNING_THREADS // (block_width * block_height))
+    return SharedSum(parts, math.ceil(of_thread / parts), adding, max(1.0, blocks * parts / running))

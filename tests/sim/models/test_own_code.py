@@ -10,6 +10,7 @@ from captured_layers import BATCH, LAYER, MODELS, SEQ, capture
 from model_programs import make
 
 from sim.core.program import Compute
+from sim.inputs.program_file import CapturedOperator
 from sim.models.captured.operators import computes_of
 from sim.models.layer import layer_block
 
@@ -21,13 +22,20 @@ def layer_of(name: str, **training: Any) -> Any:
     return layer_block(make(MODELS[name], {**sizes, **training}), 1)
 
 
+def _left_out(name: str, op: CapturedOperator) -> bool:
+    """Tell whether the time of an RMSNorm's other kernels has that of this one (sim.models.norm: rms_norm_eager): the
+    mean's gradient, written to all elements, and the square's, doubled."""
+    of_norm = name in ("olmo2", "phi3") and op.phase == "backward" and "norm" in op.module
+    return of_norm and (op.name == "aten.div" or (op.name == "aten.mul" and len(op.inputs) == 1))
+
+
 @pytest.mark.parametrize("name", ["codegen", "cohere", "falcon", "olmo2", "phi3"])
 def test_kernels_beside_matmuls_move_what_the_captured_ones_move(tmp_path: Path, name: str) -> None:
     program, layer = capture(tmp_path, name, "sdpa", weights="bf16"), layer_of(name)
     for phase, items in (("forward", layer.forward), ("backward", layer.backward)):
         mine = [o for o in program.operators if o.phase == phase and LAYER[name] in o.module and o.launches]
-        kernels = [o for o in mine if not ("mm" in o.name or "attention" in o.name)]
-        moved = sum(t.bytes for o in kernels for t in (*o.inputs, *o.outputs))
+        kernels = [o for o in mine if not ("mm" in o.name or "attention" in o.name or _left_out(name, o))]
+        moved = sum(i.bytes for o in kernels for i in computes_of(o))
         described = [i for i in items if isinstance(i, Compute) and i.kind not in MATMULS]
         found = sum(i.bytes for i in described if not i.name.endswith("_accumulate"))  # one backward adds nothing up
         assert found == pytest.approx(moved, rel=0.08)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from sim.core.program import Compute, Phase
 from sim.inputs.program_file import CapturedOperator, Tensor
+from sim.models.captured.kernels import moved_bytes
 from sim.models.captured.layout import is_vectorized, single_elements
 from sim.models.captured.operators import compute_of
 from sim.prices.operator_prices import Costs
@@ -91,6 +92,12 @@ def test_what_torch_vectorizes() -> None:
     assert is_vectorized(made("sum", scalar, swapped))
     part = Tensor("fp32", (4, 2, 16), ())
     assert single_elements(made("slice_backward", x, part)) == 4 * 2 * 16
+
+
+def test_a_gradient_of_a_part_writes_zeros_once() -> None:
+    """One of 64 rows, whose loop's gradients Qwen3-Next takes 1,000 times: the rest of the result is zeros alone."""
+    part, whole = Tensor("fp32", (32, 64, 128), ()), Tensor("fp32", (32, 64, 64, 128), ())
+    assert moved_bytes(made("select_backward", whole, part)) == whole.bytes + 2 * part.bytes
 
 
 def test_points_of_such_kernels_have_their_instructions() -> None:

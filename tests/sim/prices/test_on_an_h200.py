@@ -97,13 +97,20 @@ def gradients_of_rows() -> Iterator[tuple[float, float]]:
 
 
 def convolutions_of_samples() -> Iterator[tuple[float, float]]:
-    """Whisper's, whose steps decided no constant; their inputs' copies and biases are operators of their own."""
-    found = [o for step, o in of_steps("convolution") if step == "whisper_small_amp"]
+    """Whisper's, whose steps decided no constant; their inputs' copies and biases are operators of their own.
+
+    So is the sum that is the gradient of the first one's bias.
+    """
+    step = "whisper_small_amp"
+    sums = {tuple(n for n in o["shapes"][0] if n > 1): o["seconds"] for name, o in of_steps("sum") if name == step}
+    found = [o for name, o in of_steps("convolution") if name == step]
     for o in found:
         first, second, third = (tensor("bf16", tuple(n for n in shape if n > 1)) for shape in o["shapes"][:3])
         if o["name"] == "aten::convolution_backward":
-            outputs = [second, third] if second.shape[1] > third.shape[0] // 2 else [third, tensor("bf16", ONE)]
-            yield seconds("convolution_backward", [first, second, third], outputs), o["seconds"]
+            both = second.shape[1] > third.shape[0] // 2
+            outputs = [second, third] if both else [third, tensor("bf16", ONE)]
+            bias_s = 0.0 if both else sums[first.shape]
+            yield seconds("convolution_backward", [first, second, third], outputs), o["seconds"] + bias_s
         else:
             stride = 2 if first.shape[1] == second.shape[0] else 1
             result = tensor("bf16", (first.shape[0], second.shape[0], first.shape[2] // stride))

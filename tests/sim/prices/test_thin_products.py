@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from sim.core.program import SumShape
 from sim.inputs.program_file import CapturedOperator, Tensor
-from sim.models.captured.operators import compute_of
+from sim.models.captured.operators import compute_of, computes_of
+from sim.models.torch_kernels.row_sums import shared_sum
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
+from sim.prices.unvectorized import sm_clocks_per_s
 from topology.presets import GPUS
 
 COSTS = Costs(load_profile("h100-sxm"), GPUS["h100-sxm"])
@@ -22,10 +27,15 @@ def product(dtype: str, *shape: int) -> tuple[float, int]:
     return COSTS.compute(compute_of(op)).seconds, x.bytes + w.bytes + y.bytes
 
 
-def added(rows: int, columns: int) -> float:
-    """Return the rows that wait for others in a sum over rows."""
-    x, out = Tensor("bf16", (rows, columns), ()), Tensor("bf16", (1, columns), ())
-    return compute_of(CapturedOperator("aten.sum", "backward", "", (x,), (out,), 1, False)).summed_rows
+def turns(rows: int, columns: int, gpu: str = "h100-sxm") -> int:
+    """Return the turns in which the last thread block of a sum over rows adds up parts."""
+    return shared_sum(SumShape(rows, columns), GPUS[gpu].sm_count).turns
+
+
+def summed(x: Tensor, *shape: int) -> float:
+    """Return the clocks of a multiprocessor that each number of a sum takes on an H100."""
+    op = CapturedOperator("aten.sum", "backward", "", (x,), (Tensor(x.dtype, shape, ()),), 1, False)
+    return COSTS.compute(compute_of(op)).seconds * sm_clocks_per_s(GPUS["h100-sxm"]) / x.elements
 
 
 @pytest.mark.parametrize("shape", [(1_000_000, 1, 512), (1, 4096, 4096), (8192, 1, 1, 1024)])
@@ -57,11 +67,49 @@ def test_a_cache_holds_no_more_than_its_bytes() -> None:
 
 
 def test_the_parts_of_a_sum_are_no_more_than_fill_the_gpu() -> None:
-    """Gradients of biases of 32,768 and 65,536 rows: what is added beside the bytes is the same."""
-
-    assert added(32768, 2048) == added(65536, 2048) == 132 * 16 * 4  # blocks of a column, rows and threads of a block
+    """Gradients of biases of 32,768 and 65,536 rows: the last block adds as many parts. 16 blocks of 128 threads are on
+    a multiprocessor, 16 of them share the columns, and four threads of a block add up a column."""
+    assert turns(32768, 2048) == turns(65536, 2048) == 132 * 16 // 16 // 4
+    assert turns(65536, 2048, "a100-sxm") == math.ceil(108 * 16 / 16 / 4)
 
 
 def test_a_block_of_few_columns_adds_its_parts_at_once() -> None:
-    """The gradient of a bias of four numbers, over 524,288 points: 256 parts, which 128 threads add in two turns."""
-    assert added(524288, 4) == 2 * added(2048, 4) == 512
+    """The gradient of a bias of four numbers, over 524,288 points: 256 parts, which 128 threads add in two turns. One
+    block has all of 2,048 points."""
+    assert (turns(524288, 4), turns(2048, 4)) == (2, 0)
+
+
+def test_a_sum_of_few_threads_waits_for_its_loads() -> None:
+    """Six thread blocks add up 512 rows of 768 numbers, each thread 128 rows, four at once."""
+    x = Tensor("bf16", (512, 768), ())
+    op = CapturedOperator("aten.sum", "backward", "", (x,), (Tensor("bf16", (1, 768), ()),), 1, False)
+    assert COSTS.compute(compute_of(op)).seconds == pytest.approx(32 * 479 / 1.98e9, rel=0.15)
+
+
+def test_a_sum_of_a_heads_neighbours_streams_wherever_the_heads_lie() -> None:
+    """The mean of squares over heads of 128 numbers, with heads and tokens exchanged, reads rows as they lie."""
+    rows = Tensor("fp32", (2, 4096, 32, 128), ())
+    exchanged = rows._replace(strides=(16777216, 128, 524288, 1))
+    assert summed(exchanged, 2, 4096, 32, 1) == summed(rows, 2, 4096, 32, 1) < 0.7
+
+
+def test_a_sum_against_the_order_of_memory_takes_clocks() -> None:
+    """Gradients of repeated keys, whose tokens lie together, are written head by head."""
+    keys = Tensor("bf16", (8, 2, 4096, 256), ())
+    tokens_together = keys._replace(strides=(2097152, 1048576, 1, 4096))
+    assert summed(keys, 8, 1, 4096, 256) < 0.4
+    assert summed(tokens_together, 8, 1, 4096, 256) == pytest.approx(1.8, rel=0.02)
+
+
+def test_a_sum_over_images_and_places_computes_each_place() -> None:
+    """The gradient of a convolution's bias: channels lie between images and places. Channels last are a matrix."""
+    images = Tensor("bf16", (64, 1024, 16, 16), ())
+    assert summed(images, 1, 1024, 1, 1) == pytest.approx(0.7, rel=0.05)
+    assert summed(images._replace(strides=(262144, 1, 16384, 1024)), 1, 1024, 1, 1) < 0.6
+    weight = Tensor("bf16", (1024, 3, 14, 14), ())
+    pixels = Tensor("bf16", (64, 3, 224, 224), ())
+    gradients = (weight, Tensor("bf16", (1024,), ()))
+    op = CapturedOperator("aten.convolution_backward", "backward", "", (images, pixels, weight), gradients, 1, False)
+    bias = computes_of(op)[-1]
+    assert bias.sums is not None
+    assert bias.single_elements == images.elements
