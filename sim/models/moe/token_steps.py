@@ -1,0 +1,63 @@
+"""Kernels that copy tokens for their experts and add up results, where torch's operators do so, step by step."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class IndexedStep(Struct, frozen=True):
+    """One step of `_Trip` where tokens are copied by torch's indexing (`copies_by_index`), each operator a kernel.
+
+    `small`: further kernels of each operator that has some, which torch's C++ issues in a loop; `passes`: how many of
+    each are passes of a sort by 64 bits. `copy_bytes`: bytes of indices and weights for each copy. `of_copies`,
+    `of_tokens`: for each element of the copies or tokens, accesses in the activations' dtype, and further bytes.
+    `unvectorized`: how many of the kernels handle the numbers of the copies one by one; `singly`: their accesses, which
+    are among these, for each element of the copies and of the tokens.
+    """
+
+    kernels: int
+    small: tuple[int, ...]
+    copy_bytes: float
+    of_copies: tuple[float, float] = (0.0, 0.0)
+    of_tokens: tuple[float, float] = (0.0, 0.0)
+    passes: int = 0
+    unvectorized: int = 0
+    singly: tuple[float, float] = (0.0, 0.0)
+
+    def moved_bytes(self, copies: float, tokens: float, hidden: int, e: float) -> float:
+        """Bytes that the step reads and writes; `e`: bytes of an element in the activations' dtype."""
+        each = ((copies, self.of_copies), (tokens, self.of_tokens))
+        return copies * self.copy_bytes + sum(n * hidden * (own * e + more) for n, (own, more) in each)
+
+    def singly_bytes(self, copies: float, tokens: float, hidden: int, e: float) -> float:
+        """Bytes of these that kernels read and write one number at a time."""
+        of_copies, of_tokens = self.singly
+        return (copies * of_copies + tokens * of_tokens) * hidden * e
+
+
+# transformers/integrations/moe.py, grouped_mm_experts_forward, with weights in fp32; indices have 64 bits. Forward:
+# experts sorted (24; ten kernels more), a copy's token (16), rows copied by index, weights likewise (16), experts as
+# 32-bit integers (12), counted (4), summed up. Home: results times weights in fp32 (e + 4), the order's inverse (8,
+# 24), rows put back (8), each token's summed (4) and cast (4; 4 + e).
+# Backward of home: the cast (e + 4), the sum's gradient to each copy (4; 4), rows to the experts' order (zeros 4,
+# accumulated 12), times results (8 + e) and weights (8), cast (4 + e), and the weights' gradients summed over rows (4).
+# Backward of forward: weights' gradients to the tokens' order (4, 16), zeros of tokens (e), in which copies are added
+# up (e; 2e). Each accumulation makes and sorts its indices by eight kernels more (torch:
+# aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel; a sort takes cub's radix sort by 64 bits); its
+# lanes' loads are a warp apart (indexing_backward_kernel), a copy's (e) and, of all copies of a token in a row, the
+# token's (2e).
+INDEXED = {
+    "permute": IndexedStep(7, (10,), 72.0, (1.0, 0.0), (1.0, 0.0), passes=8),
+    "unpermute": IndexedStep(6, (), 32.0, (1.0, 16.0), (1.0, 8.0)),
+    "unpermute_backward": IndexedStep(8, (8,), 0.0, (2.0, 44.0), (1.0, 8.0)),
+    "permute_backward": IndexedStep(4, (8, 8), 20.0, (1.0, 0.0), (3.0, 0.0), unvectorized=1, singly=(1.0, 2.0)),
+}
+# Where weights and results have one dtype (Qwen2MoeTopKRouter casts its weights; under autocast all have fp32) nothing
+# is cast. Home: results times weights (2e), the order's inverse (8, 24), rows put back (2e), each token's sum (e; e).
+# Backward: the sum's gradient to each copy (e; e), zeros (e) and accumulated rows (3e), times results (3e) and weights
+# (2e), and the weights' gradients summed over rows (e). torch does not vectorize products with one weight a row, and
+# copies of a token's gradient (Loops.cuh: gpu_kernel_impl_nocast).
+INDEXED_IN_ONE_DTYPE = INDEXED | {
+    "unpermute": IndexedStep(5, (), 32.0, (5.0, 0.0), (1.0, 0.0), unvectorized=1, singly=(2.0, 0.0)),
+    "unpermute_backward": IndexedStep(6, (8,), 0.0, (11.0, 0.0), (1.0, 0.0), unvectorized=3, singly=(6.0, 0.0)),
+}
