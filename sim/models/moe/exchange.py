@@ -13,7 +13,7 @@ from sim.models.dims import Dims
 from sim.models.graphed_parts import gradients_handed_over, graph_scope, replayed, results_held
 from sim.models.moe.router import filled_map
 from sim.models.moe.routing import Routing, fills_map, moe_of
-from sim.models.moe.token_steps import INDEXED, INDEXED_IN_ONE_DTYPE
+from sim.models.moe.token_steps import IndexedStep, token_steps
 from sim.models.operators import F, I, Operator, collective, further_kernels, memory_op
 from sim.variants.dispatchers import INDEX_BYTES, Dispatcher
 
@@ -45,17 +45,20 @@ class _Trip(Struct, frozen=True):
         """A rank's own tokens copied and sorted by expert, or their copies added up; nothing if experts' ranks do."""
         if self.way.copies_on_arrival:
             return ()
-        if self.d.framework.copies_by_index:
-            return self._by_index(name, phase)
+        if step := self._step(name):
+            return self._by_index(name, phase, step, self.r.sent, self.r.tokens)
         n, kernels = self.r.sent * self.d.hidden, 1 if self.maps else 2
         return (memory_op(name, phase, "permute", n, moved, self.d.act, kernels),)
 
-    def _by_index(self, name: str, phase: Phase) -> Program:
+    def _step(self, name: str) -> IndexedStep | None:
+        """The step as torch's operators, if they do it."""
+        steps = token_steps(self.d)
+        return None if steps is None else steps.of(self.d).get(name)
+
+    def _by_index(self, name: str, phase: Phase, step: IndexedStep, copies: float, tokens: float) -> Program:
         """The step `name` by torch's indexing: vectorized kernels, unvectorized ones, and small ones that sort."""
-        d, n = self.d, self.r.sent * self.d.hidden
-        one_dtype = d.code.casts_router_weights or d.act_bytes == FP32_BYTES
-        step = (INDEXED_IN_ONE_DTYPE if one_dtype else INDEXED)[name]
-        sizes = (self.r.sent, self.r.tokens, d.hidden, d.act_bytes)
+        d, n = self.d, copies * self.d.hidden
+        sizes = (copies, tokens, d.hidden, d.act_bytes)
         moved_singly, singly = step.singly_bytes(*sizes), step.unvectorized
         copied = memory_op(
             name, phase, "permute", n, step.moved_bytes(*sizes) - moved_singly, d.act, step.kernels - singly
@@ -171,8 +174,11 @@ class _Trip(Struct, frozen=True):
             copied = memory_op(name, phase, "permute", n, moved * d.act_bytes, d.act)
             made = self._arrival_maps(name, phase)
             return (*made, *filled, copied) if phase is F else (copied, *made)
-        if not self.sorts_chunks:
+        steps, step = token_steps(d), self._step(name)
+        if not self.sorts_chunks and not (steps is not None and steps.fills_rows):
             return ()
+        if step is not None:
+            return self._by_index(name, phase, step, self.r.fullest * p.expert_tp, 0.0)
         kernels = 2 if self.maps and phase is F else 1  # the forward makes a map, one number for each row
         return (memory_op(name, phase, "permute", n, 2 * n * d.act_bytes, d.act, kernels),)
 
@@ -241,6 +247,8 @@ def combine(scenario: Scenario, d: Dims, r: Routing) -> Operator:
         size = d.tokens * d.hidden * e
         forward += (collective("moe_output_gather", "all_gather", size, F),)
         backward += (collective("moe_input_grad_gather", "all_gather", size, I),)
-    kept = (Saved("expert results", 0.0 if d.framework.weights_experts_after_activation else n * e),)
+    steps = token_steps(d)
+    width = e if steps is None else steps.result_bytes or e
+    kept = (Saved("expert results", 0.0 if d.framework.weights_experts_after_activation else n * width),)
     held = (n + r.received * d.hidden) * e
     return Operator("combine", forward, backward, kept, forward_bytes=n * e, backward_bytes=held)

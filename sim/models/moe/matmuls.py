@@ -17,6 +17,7 @@ from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import grouped
 from sim.models.moe.routing import Routing, aligned_rows, fills_map, moe_of
+from sim.models.moe.token_steps import token_steps
 from sim.models.operators import F, I, Operator, W, further_kernels, memory_op
 from sim.variants.activations import ACTIVATIONS
 
@@ -125,7 +126,10 @@ def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Opera
     apart = not d.framework.merges_projections
     sums = memory_op(f"{part.name}_bias_grad", W, "elementwise", elements, (3 if apart else 1) * e * elements, d.act)
     starts: Program = ()
-    if d.framework.copies_by_index:  # index_put sorts the rows, and adds those of one expert one after another
+    steps = token_steps(d)
+    if (
+        steps is not None and steps.sorts_biases
+    ):  # index_put sorts the rows, and adds those of one expert one after another
         sums = replace(sums, rows_in_turn=rows / experts)
         starts = (
             *launches_alone(f"{part.name}_bias_grad_zeros", W, 1),

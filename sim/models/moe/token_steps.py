@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from msgspec import Struct
+
+from sim.core.dtypes import FP32_BYTES
+from sim.models.dims import Dims
 
 
 class IndexedStep(Struct, frozen=True):
-    """One step of `_Trip` where tokens are copied by torch's indexing (`copies_by_index`), each operator a kernel.
+    """One step on tokens' way where torch's indexing copies them (`Framework.token_steps`), each operator a kernel.
 
     `small`: further kernels of each operator that has some, which torch's C++ issues in a loop; `passes`: how many of
     each are passes of a sort by 64 bits. `copy_bytes`: bytes of indices and weights for each copy. `of_copies`,
@@ -61,3 +67,72 @@ INDEXED_IN_ONE_DTYPE = INDEXED | {
     "unpermute": IndexedStep(5, (), 32.0, (5.0, 0.0), (1.0, 0.0), unvectorized=1, singly=(2.0, 0.0)),
     "unpermute_backward": IndexedStep(6, (8,), 0.0, (11.0, 0.0), (1.0, 0.0), unvectorized=3, singly=(6.0, 0.0)),
 }
+
+
+# torchtitan 0.3.0, under torch.compile: models/common/token_dispatcher.py. Home: copies sorted (24; ten kernels more),
+# a copy's token and weight (24), rows copied. Back: zeros of tokens, results times weights (e; e); ops/scatter_add.py
+# copies the zeros and adds rows up by `index_put_with_sort_kernel`. Backward of that: rows gathered, times weights, and
+# with results summed over a row; backward of home: zeros of tokens, in which copies are added up.
+# Arrivals (`_permute`): places of rows in seven kernels (32), rows copied; `_unpermute` puts them back; backward the
+# same, but that rows are added to zeros (torch/_inductor/utils.py: from Hopper on without a sort).
+TITAN = {
+    "permute": IndexedStep(3, (10,), 48.0, (1.0, 0.0), (1.0, 0.0), passes=8),
+    "unpermute": IndexedStep(4, (8,), 12.0, (3.0, 0.0), (5.0, 0.0), unvectorized=1, singly=(1.0, 2.0)),
+    "unpermute_backward": IndexedStep(3, (), 12.0, (5.0, 0.0), (1.0, 0.0)),
+    "permute_backward": IndexedStep(2, (), 8.0, (1.0, 0.0), (3.0, 0.0)),
+    "sort_chunks": IndexedStep(8, (), 32.0, (2.0, 0.0)),
+    "unsort_chunks": IndexedStep(1, (), 8.0, (2.0, 0.0)),
+    "unsort_chunks_backward": IndexedStep(1, (), 8.0, (2.0, 0.0)),
+    "sort_chunks_backward": IndexedStep(2, (), 8.0, (4.0, 0.0)),
+}
+# torchtitan 0.2.1 and 0.2.2, in which models/moe/moe.py, MoE.forward, is not compiled (models/llama4/infra/
+# parallelize.py: apply_compile), nor what FSDP and expert parallelism do around the experts. Home as above, in four
+# kernels. Back: zeros of copies (e), rows put into them (2e), their fp32 copy (e + 4), a product of matrices with the
+# weights (4; 4), cast (4 + e). Backward: cast (e + 4), both matrices' gradients (4 + 4; 4), cast (4 + e), rows looked
+# up (2e); backward of home as above, by a sort. Arrivals (models/moe/utils.py: `_permute`, with one rank, too): places
+# of rows in ten kernels (12), a row of zeros joined (2e), rows copied (2e); `_unpermute` puts them back (2e) and cuts
+# that row off, whose backward copies into zeros (3e) before rows are looked up (2e); copies are added to zeros (e; 3e).
+TITAN_2025 = {
+    "permute": IndexedStep(4, (10,), 64.0, (1.0, 0.0), (1.0, 0.0), passes=8),
+    "unpermute": IndexedStep(5, (), 12.0, (4.0, 8.0), (1.0, 8.0)),
+    "unpermute_backward": IndexedStep(5, (), 12.0, (3.0, 12.0), (1.0, 8.0)),
+    "permute_backward": IndexedStep(2, (8,), 8.0, (1.0, 0.0), (3.0, 0.0), unvectorized=1, singly=(1.0, 2.0)),
+    "sort_chunks": IndexedStep(12, (), 12.0, (4.0, 0.0)),
+    "unsort_chunks": IndexedStep(1, (), 8.0, (2.0, 0.0)),
+    "unsort_chunks_backward": IndexedStep(3, (), 8.0, (5.0, 0.0)),
+    "sort_chunks_backward": IndexedStep(2, (8,), 8.0, (4.0, 0.0), unvectorized=1, singly=(3.0, 0.0)),
+}
+
+
+class TokenSteps(NamedTuple):
+    """Hold how a framework copies tokens by torch's operators.
+
+    `steps`: by name; `in_one_dtype`: where weights and results have one dtype, if that differs. `result_bytes`: of a
+    number of an expert's result, as it is kept for the gradient of its weight; 0: in the activations' dtype.
+    `fills_rows`: rows are copied to fill up each expert's even if one rank has all experts. `sorts_biases`: a bias's
+    gradient is summed by a sort of rows.
+    """
+
+    steps: Mapping[str, IndexedStep]
+    in_one_dtype: Mapping[str, IndexedStep] | None = None
+    result_bytes: float = 0.0
+    fills_rows: bool = False
+    sorts_biases: bool = False
+
+    def of(self, d: Dims) -> Mapping[str, IndexedStep]:
+        """The steps for these sizes."""
+        one_dtype = d.code.casts_router_weights or d.act_bytes == FP32_BYTES
+        return self.in_one_dtype if one_dtype and self.in_one_dtype is not None else self.steps
+
+
+# By `Framework.token_steps`.
+TOKEN_STEPS: Mapping[str, TokenSteps] = {
+    "transformers": TokenSteps(INDEXED, INDEXED_IN_ONE_DTYPE, sorts_biases=True),
+    "torchtitan": TokenSteps(TITAN),
+    "torchtitan_2025": TokenSteps(TITAN_2025, result_bytes=FP32_BYTES, fills_rows=True),
+}
+
+
+def token_steps(d: Dims) -> TokenSteps | None:
+    """Return how the framework copies tokens by torch's operators; None if by kernels of its own."""
+    return TOKEN_STEPS.get(d.framework.token_steps)
