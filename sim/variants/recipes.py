@@ -74,7 +74,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     all-reduce before they cast it: of what sequence parallelism gathers (TE module/linear.py:
     `with_amax_reduction`) and, with `agrees_everywhere`, of every input, weight and output's gradient that is cut,
     because a DTensor's largest value is one of all its shards (torchao float8_tensor_parallel.py, float8_linear.py;
-    `tests/real/test_largest_values.py`).
+    `tests/real/test_largest_values.py`). `agreed_row_bytes`: of the largest value of each row, as a matmul reads it, on
+    which they agree likewise where each has a part of the row.
     `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
     """
 
@@ -103,6 +104,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     launches_for_scale: int = 0
     agreed_bytes: int = 0
     agrees_everywhere: bool = False
+    agreed_row_bytes: int = 0
     has_attention: bool = False
     former: tuple[FormerRecipe, ...] = ()  # newest first
 
