@@ -110,7 +110,8 @@ class TokenSteps(NamedTuple):
     `steps`: by name; `in_one_dtype`: where weights and results have one dtype, if that differs. `result_bytes`: of a
     number of an expert's result, as it is kept for the gradient of its weight; 0: in the activations' dtype.
     `fills_rows`: rows are copied to fill up each expert's even if one rank has all experts. `sorts_biases`: a bias's
-    gradient is summed by a sort of rows.
+    gradient is summed by a sort of rows. `fuses_sums`: two gradients of experts' input are added up where the copies'
+    are.
     """
 
     steps: Mapping[str, IndexedStep]
@@ -118,6 +119,7 @@ class TokenSteps(NamedTuple):
     result_bytes: float = 0.0
     fills_rows: bool = False
     sorts_biases: bool = False
+    fuses_sums: bool = False
 
     def of(self, d: Dims) -> Mapping[str, IndexedStep]:
         """The steps for these sizes."""
@@ -128,7 +130,7 @@ class TokenSteps(NamedTuple):
 # By `Framework.token_steps`.
 TOKEN_STEPS: Mapping[str, TokenSteps] = {
     "transformers": TokenSteps(INDEXED, INDEXED_IN_ONE_DTYPE, sorts_biases=True),
-    "torchtitan": TokenSteps(TITAN),
+    "torchtitan": TokenSteps(TITAN, fuses_sums=True),
     "torchtitan_2025": TokenSteps(TITAN_2025, result_bytes=FP32_BYTES, fills_rows=True),
 }
 

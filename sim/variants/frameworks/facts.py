@@ -276,6 +276,8 @@ class Framework(Struct, frozen=True):
     counts_copies: str = ""
     """the copies for each expert are counted, and the counts gathered or exchanged ahead, for which the host waits
     [core/transformer/moe/token_dispatcher.py: preprocess; torchtitan: `_sync_token_count_exchange`]"""
+    splits_expert_halves: bool = False
+    """experts' gate and up projections are two grouped matmuls [torchtitan: models/common/moe.py, w1 and w3]"""
     routes_by_chance: bool = False
     """balanced experts are chosen at random, so that in each layer all ranks of ep wait for the one with most copies
     [core/transformer/moe/moe_utils.py: apply_random_logits]"""

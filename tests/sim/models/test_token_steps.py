@@ -66,3 +66,22 @@ def test_torchtitans_steps_of_early_2026_by_hand(top_k):
 @pytest.mark.parametrize(("date", "chunks"), [(None, False), ("2026-01", True), ("2025-08", False)])
 def test_torchtitan_fills_rows_of_one_rank_where_it_did(date, chunks):
     assert bool(bytes_and_kernels(titan(date).forward, "sort_chunks")[1]) is chunks
+
+
+@pytest.mark.parametrize(("date", "accesses", "kernels"), [(None, 1, 0), ("2026-01", 3, 1), ("2025-08", 3, 1)])
+def test_torchtitans_experts_have_two_matmuls_of_one_input(date, accesses, kernels):
+    """`_grouped_mm` of w1 and of w3: [rows, h] x [h, ffn] each; the input is kept once, its gradients are added up. A
+    merged projection (Megatron) has as many flops and parameters."""
+    block, merged = titan(date), layer_block(make(MOE, {"framework": "megatron"}), 0)
+    shapes = [i.shape for i in block.forward if isinstance(i, Compute) and i.kind == "grouped_gemm"]
+    assert shapes == [(16, TOKENS * 2 // 16, 512, 1024)] * 2 + [(16, TOKENS * 2 // 16, 1024, 512)]
+    for pair in ((block.forward, merged.forward), (block.backward, merged.backward)):
+        ours, theirs = (sum(i.flops for i in p if isinstance(i, Compute) and i.kind == "grouped_gemm") for p in pair)
+        assert ours == theirs
+    assert block.expert_params == merged.expert_params
+    (summed,) = [i for i in block.backward if isinstance(i, Compute) and i.name == "experts_dgrad_sum"]
+    assert (summed.bytes, summed.kernels) == (accesses * TOKENS * 2 * 1024 * 2, kernels)
+    assert [s.bytes for s in block.saved if "experts" in s.name and s.name.endswith(" input")] == [
+        TOKENS * 2 * 1024 * 2,
+        TOKENS * 2 * 512 * 2,
+    ]
