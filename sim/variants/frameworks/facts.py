@@ -122,8 +122,7 @@ class Framework(Struct, frozen=True):
     routing_bytes: float = 4.0
     """bytes of indices and weights saved for each token copy in an expert layer [permutation of 32 bits]"""
     token_steps: str = ""
-    """whose operators of torch sort, copy and put back tokens, and weight and add up experts' results, kernel by kernel
-    [transformers/integrations/moe.py: grouped_mm_experts_forward; torchtitan: models/common/token_dispatcher.py]"""
+    """whose operators copy tokens and weight experts' results, kernel by kernel [transformers/integrations/moe.py]"""
     maps_copies: bool = False
     """a map of tokens and experts is made and kept, by which one kernel copies tokens and another adds copies up
     [TE pytorch/triton/permutation.py: make_row_id_map, make_chunk_sort_map]"""
@@ -274,8 +273,7 @@ class Framework(Struct, frozen=True):
     """the router's fp32 weights of token copies are sent to their experts by a separate all-to-all
     [core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.token_dispatch]"""
     counts_copies: str = ""
-    """the copies for each expert are counted, and the counts gathered or exchanged ahead, for which the host waits
-    [core/transformer/moe/token_dispatcher.py: preprocess; torchtitan: `_sync_token_count_exchange`]"""
+    """each expert's copies are counted, and the host waits for all ranks' counts [moe/token_dispatcher.py: preprocess]"""
     splits_expert_halves: bool = False
     """experts' gate and up projections are two grouped matmuls [torchtitan: models/common/moe.py, w1 and w3]"""
     routes_by_chance: bool = False
