@@ -273,7 +273,7 @@ class Framework(Struct, frozen=True):
     """the router's fp32 weights of token copies are sent to their experts by a separate all-to-all
     [core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.token_dispatch]"""
     counts_copies: str = ""
-    """each expert's copies are counted, and the host waits for all ranks' counts [moe/token_dispatcher.py: preprocess]"""
+    """each expert's copies are counted, and the host waits for all ranks' counts [token_dispatcher.py: preprocess]"""
     splits_expert_halves: bool = False
     """experts' gate and up projections are two grouped matmuls [torchtitan: models/common/moe.py, w1 and w3]"""
     routes_by_chance: bool = False
