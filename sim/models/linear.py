@@ -197,8 +197,8 @@ def _column_forward(d: Dims, spec: Linear) -> Program:
 
 
 def _row_forward(d: Dims, spec: Linear) -> Program:
-    before = input_casts(d, spec.name, spec.rows * spec.k, False, spec.original, cut=True)
-    before += weight_casts(d, spec.name, spec.k * spec.n, len(spec.outs))
+    before = input_casts(d, spec.name, spec.rows * spec.k, False, spec.original, cut_rows=spec.rows)
+    before += weight_casts(d, spec.name, spec.k * spec.n, len(spec.outs), cut_rows=spec.n)
     before = operand_casts(d, spec) + before + linear_swizzles(d, spec, F)
     if d.tp == 1 or d.partial_rows:
         return before + _gemms(d, spec, spec.rows)
@@ -248,7 +248,8 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     Under sequence parallelism the input is gathered again, unless the framework kept it whole.
     """
     cut = len(spec.outs) if spec.mode == "column" else 0
-    cast = gradient_casts(d, spec.name, spec.rows * spec.n, cut) + weight_casts_again(d, spec.name, spec.k * spec.n)
+    cast = gradient_casts(d, spec.name, spec.rows * spec.n, cut, spec.rows)
+    cast += weight_casts_again(d, spec.name, spec.k * spec.n, cut, spec.k)
     cast += linear_swizzles(d, spec, I)
     again = casts_again(d, spec.name, spec.rows * spec.k, spec.original)
     if d.tp == 1 or spec.mode == "plain":

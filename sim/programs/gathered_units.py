@@ -120,7 +120,11 @@ def _live_blocks(order: Sequence[Block], dp: DataParallel) -> int:
 
 def gathered_elements(blocks: Sequence[Block], dp: DataParallel) -> float:
     """The most elements of whole parameters that are there at once: two units', all where they stay, or as many as may
-    be there. Where a framework's units are known they are neighbours, beside the root or what stays."""
+    be there. Where a framework's units are known they are neighbours, beside the root or what stays.
+
+    `live_elements` limits what is gathered ahead and kept; what a module is about to use, its tensor or all experts of
+    a layer, comes on top (deepspeed/runtime/zero/partitioned_param_coordinator.py: `_fetch_sub_module_impl`). Mostly
+    that is the output layer, before which the forward has filled the limit."""
     engine, sizes = dp.engine, [_elements(b, dp) for b in blocks]
     if not dp.reshard:
         return sum(sizes)
@@ -133,4 +137,7 @@ def gathered_elements(blocks: Sequence[Block], dp: DataParallel) -> float:
         root = sum(n for n, b in zip(sizes, blocks, strict=True) if in_root(engine, b))
         cycled = [n for n, b in zip(sizes, blocks, strict=True) if not in_root(engine, b)]
         return root + max((a + b for a, b in pairwise((0.0, *cycled))), default=0.0)
-    return max(min(sum(sizes), engine.live_elements), sum(sorted(sizes, reverse=True)[:2]))
+    if not engine.live_elements:
+        return sum(sorted(sizes, reverse=True)[:2])
+    largest = max((max(n, b.expert_params) for b in blocks for n in b.tensors), default=0)
+    return min(sum(sizes), engine.live_elements + largest)

@@ -80,7 +80,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     all-reduce before they cast it: of what sequence parallelism gathers (TE module/linear.py:
     `with_amax_reduction`) and, with `agrees_everywhere`, of every input, weight and output's gradient that is cut,
     because a DTensor's largest value is one of all its shards (torchao float8_tensor_parallel.py, float8_linear.py;
-    `tests/real/test_largest_values.py`).
+    `tests/real/test_largest_values.py`). `agreed_row_bytes`: of the largest value of each row, as a matmul reads it, on
+    which they agree likewise where each has a part of the row.
     `swizzled_numbers`: of one scale, where matmuls read scales in an order of their own; 0: they do not.
     `swizzled_apart`: operands whose scales a kernel before each matmul brings into that order; others' casts write them
     so (`sim.models.precision.swizzles`). `swizzled_together`: groups of a grouped matmul that share such a kernel.
@@ -115,6 +116,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     agreed_bytes: int = 0
     agrees_everywhere: bool = False
     in_prediction: bool = True
+    agreed_row_bytes: int = 0
     has_attention: bool = False
     swizzled_numbers: int = 0
     swizzled_apart: tuple[Operand, ...] = ()

@@ -25,3 +25,22 @@ def test_torch_agrees_on_what_a_scale_needs(placement: Placement, messages: int)
         assert counted.get_total_counts() == messages
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("placement", "dim", "messages"),
+    [(Shard(1), -1, 1), (Shard(1), 0, 0), (Shard(0), 0, 1), (Shard(0), -1, 0), (Replicate(), -1, 0)],
+)
+def test_torch_agrees_on_the_scales_of_rows_that_are_cut(placement: Placement, dim: int, messages: int) -> None:
+    """Rowwise scaling takes the largest value along `dim` (torchao: `get_maybe_axiswise_dim`), in fp64."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    try:
+        mesh = init_device_mesh("cpu", (4,))
+        x = DTensor.from_local(torch.ones(8, 16), mesh, [placement], run_check=False)
+        with CommDebugMode() as counted:  # type: ignore[no-untyped-call]
+            largest = torch.amax(torch.abs(x), dim=dim, keepdim=True)
+            scale = 448 / torch.clamp(largest.to(torch.float64), min=1e-12)
+            _ = x * scale.to(torch.float32)
+        assert counted.get_total_counts() == messages
+    finally:
+        torch.distributed.destroy_process_group()

@@ -13,6 +13,7 @@ from sim.models.dims import Dims
 from sim.models.graphed_parts import gradients_handed_over, graph_scope, replayed, results_held
 from sim.models.moe.router import filled_map
 from sim.models.moe.routing import Routing, fills_map, moe_of
+from sim.models.moe.token_steps import IndexedStep, token_steps
 from sim.models.operators import F, I, Operator, collective, further_kernels, memory_op
 from sim.variants.dispatchers import INDEX_BYTES, Dispatcher
 
@@ -22,56 +23,6 @@ if TYPE_CHECKING:
 
 
 MAP_KERNELS, MAP_ACCESSED_BYTES, MAP_NUMBER_BYTES = 3, 25.0, 4.0
-
-
-class IndexedStep(Struct, frozen=True):
-    """One step of `_Trip` where tokens are copied by torch's indexing (`copies_by_index`), each operator a kernel.
-
-    `small`: further kernels of each operator that has some, which torch's C++ issues in a loop; `passes`: how many of
-    each are passes of a sort by 64 bits. `copy_bytes`: bytes of indices and weights for each copy. `of_copies`,
-    `of_tokens`: for each element of the copies or tokens, accesses in the activations' dtype, and further bytes.
-    `unvectorized`: how many of the kernels handle the numbers of the copies one by one, and their accesses.
-    """
-
-    kernels: int
-    small: tuple[int, ...]
-    copy_bytes: float
-    of_copies: tuple[float, float] = (0.0, 0.0)
-    of_tokens: tuple[float, float] = (0.0, 0.0)
-    passes: int = 0
-    unvectorized: tuple[int, float] = (0, 0.0)
-
-    def moved_bytes(self, copies: float, tokens: float, hidden: int, e: float) -> float:
-        """Bytes that the step reads and writes; `e`: bytes of an element in the activations' dtype."""
-        each = ((copies, self.of_copies), (tokens, self.of_tokens))
-        return copies * self.copy_bytes + sum(n * hidden * (own * e + more) for n, (own, more) in each)
-
-
-# transformers/integrations/moe.py, grouped_mm_experts_forward, with weights in fp32; indices have 64 bits. Forward:
-# experts sorted (24; ten kernels more), a copy's token (16), rows copied by index, weights likewise (16), experts as
-# 32-bit integers (12), counted (4), summed up. Home: results times weights in fp32 (e + 4), the order's inverse (8,
-# 24), rows put back (8), each token's summed (4) and cast (4; 4 + e).
-# Backward of home: the cast (e + 4), the sum's gradient to each copy (4; 4), rows to the experts' order (zeros 4,
-# accumulated 12), times results (8 + e) and weights (8), cast (4 + e), and the weights' gradients summed over rows (4).
-# Backward of forward: weights' gradients to the tokens' order (4, 16), zeros of tokens (e), in which copies are added
-# up (e; 2e). Each accumulation makes and sorts its indices by eight kernels more (torch:
-# aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel; a sort takes cub's radix sort by 64 bits); its
-# lanes' loads are a warp apart (indexing_backward_kernel).
-INDEXED = {
-    "permute": IndexedStep(7, (10,), 72.0, (1.0, 0.0), (1.0, 0.0), passes=8),
-    "unpermute": IndexedStep(6, (), 32.0, (1.0, 16.0), (1.0, 8.0)),
-    "unpermute_backward": IndexedStep(8, (8,), 0.0, (2.0, 44.0), (1.0, 8.0)),
-    "permute_backward": IndexedStep(4, (8, 8), 20.0, (1.0, 0.0), (3.0, 0.0), unvectorized=(1, 2.0)),
-}
-# Where weights and results have one dtype (Qwen2MoeTopKRouter casts its weights; under autocast all have fp32) nothing
-# is cast. Home: results times weights (2e), the order's inverse (8, 24), rows put back (2e), each token's sum (e; e).
-# Backward: the sum's gradient to each copy (e; e), zeros (e) and accumulated rows (3e), times results (3e) and weights
-# (2e), and the weights' gradients summed over rows (e). torch does not vectorize products with one weight a row, and
-# copies of a token's gradient (Loops.cuh: gpu_kernel_impl_nocast).
-INDEXED_IN_ONE_DTYPE = INDEXED | {
-    "unpermute": IndexedStep(5, (), 32.0, (5.0, 0.0), (1.0, 0.0), unvectorized=(1, 2.0)),
-    "unpermute_backward": IndexedStep(6, (8,), 0.0, (11.0, 0.0), (1.0, 0.0), unvectorized=(3, 6.0)),
-}
 
 
 class _Trip(Struct, frozen=True):
@@ -94,20 +45,24 @@ class _Trip(Struct, frozen=True):
         """A rank's own tokens copied and sorted by expert, or their copies added up; nothing if experts' ranks do."""
         if self.way.copies_on_arrival:
             return ()
-        if self.d.framework.copies_by_index:
-            return self._by_index(name, phase)
+        if step := self._step(name):
+            return self._by_index(name, phase, step, self.r.sent, self.r.tokens)
         n, kernels = self.r.sent * self.d.hidden, 1 if self.maps else 2
         return (memory_op(name, phase, "permute", n, moved, self.d.act, kernels),)
 
-    def _by_index(self, name: str, phase: Phase) -> Program:
+    def _step(self, name: str) -> IndexedStep | None:
+        """The step as torch's operators, if they do it."""
+        steps = token_steps(self.d)
+        return None if steps is None else steps.of(self.d).get(name)
+
+    def _by_index(self, name: str, phase: Phase, step: IndexedStep, copies: float, tokens: float) -> Program:
         """The step `name` by torch's indexing: vectorized kernels, unvectorized ones, and small ones that sort."""
-        d, n = self.d, self.r.sent * self.d.hidden
-        one_dtype = d.code.casts_router_weights or d.act_bytes == FP32_BYTES
-        step = (INDEXED_IN_ONE_DTYPE if one_dtype else INDEXED)[name]
-        singly, accesses = step.unvectorized
-        moved_singly = n * accesses * d.act_bytes
-        moved = step.moved_bytes(self.r.sent, self.r.tokens, d.hidden, d.act_bytes) - moved_singly
-        copied = memory_op(name, phase, "permute", n, moved, d.act, step.kernels - singly)
+        d, n = self.d, copies * self.d.hidden
+        sizes = (copies, tokens, d.hidden, d.act_bytes)
+        moved_singly, singly = step.singly_bytes(*sizes), step.unvectorized
+        copied = memory_op(
+            name, phase, "permute", n, step.moved_bytes(*sizes) - moved_singly, d.act, step.kernels - singly
+        )
         alone = memory_op(f"{name}_singly", phase, "elementwise", n, moved_singly, d.act, singly)
         alone = replace(alone, single_elements=float(singly * n))
         small = (further_kernels(f"{name}_starts", phase, each, step.passes) for each in step.small)
@@ -219,8 +174,11 @@ class _Trip(Struct, frozen=True):
             copied = memory_op(name, phase, "permute", n, moved * d.act_bytes, d.act)
             made = self._arrival_maps(name, phase)
             return (*made, *filled, copied) if phase is F else (copied, *made)
-        if not self.sorts_chunks:
+        steps, step = token_steps(d), self._step(name)
+        if not self.sorts_chunks and not (steps is not None and steps.fills_rows):
             return ()
+        if step is not None:
+            return self._by_index(name, phase, step, self.r.fullest * p.expert_tp, 0.0)
         kernels = 2 if self.maps and phase is F else 1  # the forward makes a map, one number for each row
         return (memory_op(name, phase, "permute", n, 2 * n * d.act_bytes, d.act, kernels),)
 
@@ -289,6 +247,8 @@ def combine(scenario: Scenario, d: Dims, r: Routing) -> Operator:
         size = d.tokens * d.hidden * e
         forward += (collective("moe_output_gather", "all_gather", size, F),)
         backward += (collective("moe_input_grad_gather", "all_gather", size, I),)
-    kept = (Saved("expert results", 0.0 if d.framework.weights_experts_after_activation else n * e),)
+    steps = token_steps(d)
+    width = e if steps is None else steps.result_bytes or e
+    kept = (Saved("expert results", 0.0 if d.framework.weights_experts_after_activation else n * width),)
     held = (n + r.received * d.hidden) * e
     return Operator("combine", forward, backward, kept, forward_bytes=n * e, backward_bytes=held)

@@ -15,8 +15,9 @@ from sim.models.activations.kernels import activation, is_gated
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
-from sim.models.moe.grouped import grouped
+from sim.models.moe.grouped import Fused, grouped
 from sim.models.moe.routing import Routing, aligned_rows, fills_map, fuses_experts, lacking_rows, moe_of
+from sim.models.moe.token_steps import token_steps
 from sim.models.operators import F, I, Operator, W, further_kernels, memory_op
 from sim.variants.activations import ACTIVATIONS
 
@@ -32,7 +33,8 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     rows, ffn = r.fullest * etp + more, ceil_div(moe.ffn, etp)
     activation = moe.activation or m.mlp
     inner = 2 * ffn if is_gated(activation) else ffn
-    make = fused_mlp if fused else partial(_projections, *_originals(scenario, d))
+    halves = is_gated(activation) and d.framework.splits_expert_halves and not m.bias
+    make = fused_mlp if fused else partial(_projections, *_originals(scenario, d), halves)
     up, down = make(d, r.experts, rows, inner, ffn)
     if m.bias:
         up = _biased(d, up, rows, r.experts, inner)
@@ -74,11 +76,34 @@ def _originals(scenario: Scenario, d: Dims) -> tuple[bool, bool]:
 
 
 def _projections(
-    first: bool, second: bool, d: Dims, experts: int, rows: float, inner: int, ffn: int
+    first: bool, second: bool, halves: bool, d: Dims, experts: int, rows: float, inner: int, ffn: int
 ) -> tuple[Operator, Operator]:
-    """Both projections, with the activation's kernels between them; `first`, `second`: see `_originals`."""
-    up = grouped(d, "experts_up", experts, rows, inner, d.hidden, original=first)
+    """Both projections, with the activation's kernels between them; `first`, `second`: see `_originals`; `halves`: gate
+    and up have a matmul each."""
+    if halves:
+        up = _gate_and_up(d, experts, rows, ffn, first)
+    else:
+        up = grouped(d, "experts_up", experts, rows, inner, d.hidden, original=first)
     return replace(up, module="expert_fc1"), grouped(d, "experts_down", experts, rows, d.hidden, ffn, original=second)
+
+
+def _gate_and_up(d: Dims, experts: int, rows: float, ffn: int, original: bool) -> Operator:
+    """Gate and up as two grouped matmuls of one input, which is quantized once (torch/_functorch/compile_utils.py:
+    `fx_graph_cse`). Both gradients of it are added up: by a kernel, or where the next one reads them."""
+    gate = grouped(d, "experts_gate", experts, rows, ffn, d.hidden, original=original)
+    up = grouped(d, "experts_up", experts, rows, ffn, d.hidden, keep=False, fused=Fused(made_input=True))
+    steps, size = token_steps(d), rows * d.hidden * d.act_bytes
+    accesses, kernels = (1, 0) if steps is not None and steps.fuses_sums else (3, 1)
+    summed = memory_op("experts_dgrad_sum", I, "elementwise", rows * d.hidden, accesses * size, d.act, kernels)
+    return replace(
+        gate,
+        name="experts_up",
+        forward=(*gate.forward, *up.forward),
+        backward=(*gate.backward, *up.backward, summed),
+        expert_params=gate.expert_params + up.expert_params,
+        weights=gate.weights + up.weights,
+        backward_bytes=up.backward_bytes + size,
+    )
 
 
 def _kept(part: Operator, share: float) -> Operator:
@@ -134,7 +159,9 @@ def _biased(d: Dims, part: Operator, rows: float, experts: int, n: int) -> Opera
     apart = not d.framework.merges_projections
     sums = memory_op(f"{part.name}_bias_grad", W, "elementwise", elements, (3 if apart else 1) * e * elements, d.act)
     starts: Program = ()
-    if d.framework.copies_by_index:  # index_put sorts the rows, and adds those of one expert one after another
+    steps = token_steps(d)
+    if steps is not None and steps.sorts_biases:
+        # index_put sorts the rows, and adds those of one expert one after another.
         sums = replace(sums, rows_in_turn=rows / experts)
         starts = (
             *launches_alone(f"{part.name}_bias_grad_zeros", W, 1),

@@ -19,8 +19,28 @@ if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
     from sim.inputs.training_config import GraphPart
 
-COUNT_KERNELS = 9  # six sums and copies of counts on the device, three copies to the host
 COUNT_BYTES = 8  # torch.long
+
+
+class _Counts(NamedTuple):
+    """How copies are counted: kernels, bytes for each token and expert, and the message that carries the counts, by its
+    name and kind; over ep alone, or `both` it and expert_tp."""
+
+    kernels: int
+    entry_bytes: float
+    name: str
+    message: str
+    both: bool
+
+
+# By `Framework.counts_copies`. Megatron-Core: six sums and copies of counts on the device, three copies to the host.
+# torchtitan 0.3.0: the map of tokens and experts is set to zero and filled (1; models/common/moe.py: MoE.forward) and
+# summed (1); of what is sent and of what comes, sums by rank are copied to the host (models/common/token_dispatcher.py:
+# `_sync_token_count_exchange`). Before, a histogram took the map's place.
+COUNTS = {
+    "gathered": _Counts(9, 1.0, "gather_counts", "all_gather", True),
+    "exchanged": _Counts(7, 2.0, "exchange_counts", "all_to_all", False),
+}
 
 
 class _Casts(NamedTuple):
@@ -190,8 +210,8 @@ def _copies_in_all() -> Program:
 
 def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Program:
     """How many copies go to each expert, of all ranks, which sizes the exchange (`counts_copies`): the map of tokens
-    and experts is summed, its sums are gathered over expert_tp and ep. A capacity drops copies, so
-    that sizes are not known with one either, unless experts are filled up to it (Megatron-Core, transformer/moe/
+    and experts is summed, its sums are gathered over expert_tp and ep, or exchanged over ep. A capacity drops copies,
+    so that sizes are not known with one either, unless experts are filled up to it (Megatron-Core, transformer/moe/
     token_dispatcher.py: `preprocess`, `drop_and_pad`).
 
     DeepEP counts in a kernel of its own and gathers within its exchange, whatever the framework (Megatron-Core,
@@ -206,13 +226,14 @@ def _counts(d: Dims, moe: MoeConfig, r: Routing, ep: int, expert_tp: int) -> Pro
         choices = r.tokens * moe.top_k
         layout = memory_op("dispatch_layout", F, "elementwise", choices, INDEX_BYTES * choices, d.act)
         return (replace(layout, plain_host=True),)
-    if ranks == 1 or not d.framework.counts_copies or moe.pad_to_capacity:
+    way = COUNTS.get(d.framework.counts_copies)
+    if way is None or moe.pad_to_capacity or (ranks if way.both else ep) == 1:
         return ()
     group = "ep" if ep > 1 else "expert_tp"
-    n = r.tokens * moe.experts
-    count = memory_op("count_copies", F, "elementwise", n, n, d.act, COUNT_KERNELS)
+    n, size = r.tokens * moe.experts, moe.experts * COUNT_BYTES
+    count = memory_op("count_copies", F, "elementwise", n, way.entry_bytes * n, d.act, way.kernels)
     return (
         replace(count, plain_host=True),
         # One gather over both axes, a few KiB: it takes what the wider-spread group's start takes, whatever the bytes.
-        collective("gather_counts", "all_gather", ranks * moe.experts * COUNT_BYTES, F, group=group),
+        collective(way.name, way.message, size * ranks if way.both else size, F, group=group),
     )

@@ -33,27 +33,37 @@ def casts(d: Dims, name: str, phase: Phase, elements: float) -> Program:
 
 
 def input_casts(
-    d: Dims, name: str, elements: float, normed: bool, original: bool = False, cut: bool = False
+    d: Dims, name: str, elements: float, normed: bool, original: bool = False, cut_rows: int = 0
 ) -> Program:
     """`casts` of a matmul's input; `normed`: a norm has made it. `original`: the forward needs one order alone, as the
-    16-bit input is kept and quantized again (`casts_again`). `cut`: each rank of tp has a part of it."""
+    16-bit input is kept and quantized again (`casts_again`). `cut_rows`: rows of which each rank of tp has a part."""
     if d.recipe is None:
         return ()
     step = _step(d.recipe, normed)
     step = step._replace(copies=1) if original else step
-    return _agreeing(d, name, F, elements, step, cut and d.recipe.agrees_everywhere)
+    return _agreeing(d, name, F, elements, step, _agreed_bytes(d.recipe, cut_rows))
 
 
-def _agreeing(d: Dims, name: str, phase: Phase, elements: float, step: Pass, agrees: bool, tensors: int = 1) -> Program:
-    """The kernels of a cast. `agrees`: between the pass that finds the largest value, unless a norm has found it, and
-    the cast the ranks of tp agree on that value, of each of so many `tensors`."""
-    if d.recipe is None or not (agrees and d.tp > 1 and d.recipe.agreed_bytes):
+def _agreed_bytes(recipe: Recipe, rows: int) -> float:
+    """Bytes on which ranks agree that each have a part of so many rows of a tensor, along which a matmul reads it."""
+    return float(rows * recipe.agreed_row_bytes or (recipe.agreed_bytes if rows and recipe.agrees_everywhere else 0))
+
+
+def _agreeing(
+    d: Dims, name: str, phase: Phase, elements: float, step: Pass, agreed_bytes: float, tensors: int = 1
+) -> Program:
+    """The kernels of a cast. `agreed_bytes`: between the pass that finds the largest value, unless a norm has found it,
+    and the cast the ranks of tp agree on that value, or those of rows, of each of so many `tensors`. A kernel that
+    finds the values of rows and casts these at once becomes two."""
+    if d.recipe is None or d.tp == 1 or not agreed_bytes:
         return _kernels(d, f"{name}_cast", phase, elements, step)
     found: Program = ()
-    if step.sixteen > 1:
+    if step.sixteen == 1 and d.recipe.agreed_row_bytes:
+        found = _kernels(d, f"{name}_largest", phase, elements, Pass(1, 0, 1))
+    elif step.sixteen > 1:
         found = _kernels(d, f"{name}_largest", phase, elements, Pass(1, 0, 1))
         step = step._replace(sixteen=step.sixteen - 1, kernels=step.kernels - 1)
-    agreed = (collective(f"{name}_largest_all_reduce", "all_reduce", float(d.recipe.agreed_bytes), phase),) * tensors
+    agreed = (collective(f"{name}_largest_all_reduce", "all_reduce", agreed_bytes, phase),) * tensors
     return (*found, *agreed, *_kernels(d, f"{name}_cast", phase, elements, step))
 
 
@@ -75,13 +85,13 @@ def casts_again(d: Dims, name: str, elements: float, original: bool = False) -> 
     return _of_other_order(d.recipe, made)
 
 
-def gradient_casts(d: Dims, name: str, elements: float, cut: int = 0) -> Program:
+def gradient_casts(d: Dims, name: str, elements: float, cut: int = 0, cut_rows: int = 0) -> Program:
     """Quantizing the gradient of a matmul's output for both of its products. `cut`: of how many outputs each rank of tp
-    has a part."""
+    has a part; `cut_rows`: rows of each."""
     if d.recipe is None:
         return ()
-    agrees = cut > 0 and d.recipe.agrees_everywhere
-    made = _agreeing(d, f"{name}_grad", I, elements, d.recipe.activations, agrees, cut)
+    agreed = _agreed_bytes(d.recipe, cut_rows if cut else 0)
+    made = _agreeing(d, f"{name}_grad", I, elements, d.recipe.activations, agreed, cut)
     return made + casts_again(d, f"{name}_grad", elements)
 
 
@@ -96,7 +106,7 @@ def gather_casts(d: Dims, name: str, phase: Phase, elements: int, normed: bool =
     step = _step(d.recipe, normed)
     if d.recipe.one_scale:
         step = step._replace(copies=1) if step.sixteen else NOTHING
-    return _agreeing(d, name, phase, ceil_div(elements, d.tp), step, True), ()
+    return _agreeing(d, name, phase, ceil_div(elements, d.tp), step, float(d.recipe.agreed_bytes)), ()
 
 
 def transposes(d: Dims, name: str, elements: float) -> Program:
@@ -106,7 +116,7 @@ def transposes(d: Dims, name: str, elements: float) -> Program:
     return _kernels(d, f"{name}_transpose", W, elements, TRANSPOSE) if needed else ()
 
 
-def weight_casts(d: Dims, name: str, size: float, cut: int = 0) -> Program:
+def weight_casts(d: Dims, name: str, size: float, cut: int = 0, cut_rows: int = 0) -> Program:
     """Quantizing weights in the forward. Where they are kept (Transformer Engine), once a step, in its first
     micro-batch: counted at 1/micro-batches in each; what ZeRO-3 gathers for each micro-batch in 16 bits is quantized
     as often, what it gathers in the format on each rank's own shard. Frozen weights are quantized as often, unless
@@ -116,16 +126,17 @@ def weight_casts(d: Dims, name: str, size: float, cut: int = 0) -> Program:
     tensor/utils.py: `post_all_gather_processing`); those in MXFP8 arrive in 16 bits and are cast (Megatron-Core,
     distributed/param_and_grad_buffer.py: `finish_param_sync` with `reuse_grad_buf_for_mxfp8_param_ag`).
 
-    `cut`: of how many weights each rank of tp has a part, on whose scales the ranks agree if `agrees_everywhere`. Left
-    out: where FSDP gathers 8 bits, its ranks agree instead (torchao float8/fsdp_utils.py: `fsdp_pre_all_gather`), ahead
-    of the gather.
+    `cut`: of how many weights each rank of tp has a part, on whose scales the ranks agree if `agrees_everywhere`;
+    `cut_rows`: rows of a weight, along which the forward reads it, of which each has a part. Left out: where FSDP
+    gathers 8 bits, its ranks agree instead (torchao float8/fsdp_utils.py: `fsdp_pre_all_gather`), ahead of the gather.
     """
     if d.recipe is None:
         return ()
     if d.eight_bit_parameters and gathers_parameters(d.recipe):
         return _weights(d, f"{name}_weight_transpose", F, size, TRANSPOSE)
-    if cut and d.recipe.agrees_everywhere and d.weight_shards == 1:
-        return _agreeing(d, f"{name}_weight", F, size, d.recipe.weights, True, cut)
+    agreed = _agreed_bytes(d.recipe, cut_rows if d.recipe.agreed_row_bytes else cut)
+    if agreed and d.weight_shards == 1:
+        return _agreeing(d, f"{name}_weight", F, size, d.recipe.weights, agreed, cut)
     return _weights(d, f"{name}_weight_cast", F, size, d.recipe.weights)
 
 
@@ -135,15 +146,20 @@ def gathers_parameters(recipe: Recipe) -> bool:
     return recipe.format == "fp8"
 
 
-def weight_casts_again(d: Dims, name: str, size: float) -> Program:
+def weight_casts_again(d: Dims, name: str, size: float, cut: int = 0, cut_rows: int = 0) -> Program:
     """The other order of weights, where it is made in the backward; of frozen ones in each
-    (`Dims.transposes_frozen`)."""
+    (`Dims.transposes_frozen`). `cut`: of how many weights each rank of tp has a part of the rows that the backward
+    reads, `cut_rows` of each, on whose scales the ranks agree."""
     if d.recipe is None:
         return ()
     if d.transposes_frozen:
         moved = 2 * d.quantized_weight_element_bytes * size
         return (memory_op(f"{name}_weight_transpose", I, "cast", size, moved, d.act, 1, d.recipe.kernel),)
-    return _of_other_order(d.recipe, _weights(d, f"{name}_weight_cast_again", I, size, d.recipe.weights_again))
+    made = _of_other_order(d.recipe, _weights(d, f"{name}_weight_cast_again", I, size, d.recipe.weights_again))
+    if not (made and cut and d.tp > 1 and d.recipe.agreed_row_bytes):
+        return made
+    agreed = float(cut_rows * d.recipe.agreed_row_bytes)
+    return (collective(f"{name}_weight_largest_all_reduce", "all_reduce", agreed, I),) * cut + made
 
 
 def _of_other_order(recipe: Recipe, made: Program) -> Program:

@@ -121,9 +121,8 @@ class Framework(Struct, frozen=True):
     core/transformer/moe/moe_utils.py: RouterGatingLinearFunction]"""
     routing_bytes: float = 4.0
     """bytes of indices and weights saved for each token copy in an expert layer [permutation of 32 bits]"""
-    copies_by_index: bool = False
-    """tokens are sorted, copied and put back by torch's indexing, and an expert's results are weighted and added up in
-    fp32 [transformers/integrations/moe.py: grouped_mm_experts_forward]"""
+    token_steps: str = ""
+    """whose operators copy tokens and weight experts' results, kernel by kernel [transformers/integrations/moe.py]"""
     maps_copies: bool = False
     """a map of tokens and experts is made and kept, by which one kernel copies tokens and another adds copies up
     [TE pytorch/triton/permutation.py: make_row_id_map, make_chunk_sort_map]"""
@@ -274,9 +273,10 @@ class Framework(Struct, frozen=True):
     sends_probabilities: bool = False
     """the router's fp32 weights of token copies are sent to their experts by a separate all-to-all
     [core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.token_dispatch]"""
-    counts_copies: bool = False
-    """the token copies for each expert are counted, and the counts gathered, before an exchange
-    [core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.preprocess]"""
+    counts_copies: str = ""
+    """each expert's copies are counted, and the host waits for all ranks' counts [token_dispatcher.py: preprocess]"""
+    splits_expert_halves: bool = False
+    """experts' gate and up projections are two grouped matmuls [torchtitan: models/common/moe.py, w1 and w3]"""
     routes_by_chance: bool = False
     """balanced experts are chosen at random, so that in each layer all ranks of ep wait for the one with most copies
     [core/transformer/moe/moe_utils.py: apply_random_logits]"""

@@ -90,13 +90,18 @@ _COMPILED = Framework(
     zero=TITAN_ZERO,
     loss=COMPILED_LOSS,
     router=COMPILED_ROUTER,
+    token_steps="torchtitan",
+    counts_copies="exchanged",
+    splits_expert_halves=True,
     uses_torch_compile=True,
     emitted_for=("torchtitan",),
     family="torch",
     former=(
         NORM_SUMS_APART[0],
+        Former("2026-05", {"token_steps": "torchtitan_2025"}, "torchtitan before pull requests 2741 and 2775"),
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
         NORM_SUMS_APART[1],
+        Former("2025-11", {"token_steps": ""}, "torchtitan before pull request 1895: blocks with experts are compiled"),
         # Then the last layer stayed, and embedding, norm and output were the root's.
         Former(
             "2025-08",
@@ -127,7 +132,7 @@ _TRANSFORMERS = Framework(
     masks_windows=True,
     # transformers/integrations/moe.py: grouped_mm_experts_forward; four 64-bit indices, one fp32 weight
     routing_bytes=36.0,
-    copies_by_index=True,
+    token_steps="transformers",
     router=TRANSFORMERS_ROUTER,
     joins_split_gradients=True,
     reduces_each_input=True,
@@ -211,6 +216,9 @@ _RECORDS = (
         name="transformers_compiled",
         kin="transformers",
         zero=ACCELERATE_ZERO,
+        token_steps="",
+        counts_copies="",
+        splits_expert_halves=False,
         masks_windows=True,
         masks_causal=True,
         returns_logits=True,

@@ -86,3 +86,27 @@ def test_weights_scales_do_not_wait_for_a_gather_that_is_overlapped() -> None:
     names = [i.name for i in forward if isinstance(i, Comm)]
     assert names[:3] == ["x_largest_all_reduce", *["x_weight_largest_all_reduce"] * 2]
     assert names[3].startswith("x_gather")
+
+
+@pytest.mark.parametrize("sp", [True, False])
+def test_torchao_agrees_on_the_scales_of_rows_that_are_cut(sp: bool) -> None:
+    """A row layer's forward reads rows of its input and weight of which each rank has a part; a column layer's backward
+    those of its outputs' gradients and of its weights: 4 and 10 messages of 8 bytes a row. `tests/real` counts them
+    with torch's DTensor."""
+    layout = {"tp": 4, "sp": sp}
+    s = scenario(layout=layout, framework="compiled", fp8_recipe="rowwise")
+    block, h = layer_block(s, 0), s.model.hidden
+    rows, forward, backward = 8.0 * M, agreed(block.forward), agreed(block.backward)
+    assert [size for _, size in forward] == [rows, 8.0 * h, rows, 8.0 * h]
+    assert sorted(size for _, size in backward) == sorted([rows] * 5 + [8.0 * h] * 5)
+    alone = scenario(layout={"dp": 4}, framework="compiled", fp8_recipe="rowwise")
+    assert not agreed(layer_block(alone, 0).forward)
+
+
+def test_values_of_rows_are_found_before_they_are_agreed_on() -> None:
+    """A kernel that finds a row's largest value and casts the row at once becomes two, which read 16 bits each."""
+    s = scenario(layout={"tp": 8, "sp": True}, framework="compiled", fp8_recipe="rowwise")
+    part = linear(dims(s), Linear("x", M, K, (N,), mode="row"))
+    items = [i for i in part.forward if isinstance(i, Compute | Comm)]
+    of_input = [(i.name, i.bytes) for i in items if i.name in ("x_largest", "x_largest_all_reduce", "x_cast")]
+    assert of_input == [("x_largest", 2.0 * M * K), ("x_largest_all_reduce", 8.0 * M), ("x_cast", 3.0 * M * K)]

@@ -14,7 +14,7 @@ from sim.inputs.huggingface import model_of_config
 from sim.inputs.scenario import parse_scenario
 from sim.models.dims import dims
 from sim.models.layer import layer_block
-from sim.models.moe.exchange import INDEXED_IN_ONE_DTYPE
+from sim.models.moe.token_steps import INDEXED_IN_ONE_DTYPE
 from sim.models.norm import layer_norm_in_fp32, rms_norm_eager
 from sim.models.rope import rope, rope_join
 from sim.variants.activations import ACTIVATIONS
