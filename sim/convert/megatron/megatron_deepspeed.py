@@ -14,7 +14,7 @@ from typing import Any
 from sim.convert.scripts.named_files import named_mapping
 from sim.convert.settings import Settings
 from sim.core.errors import InputError
-from sim.variants.frameworks.records import DEEPSPEED_ZERO
+from sim.variants.frameworks.deepspeed import DEEPSPEED_ZERO
 
 PRECISIONS = ("bf16", "fp16")
 BF16_SHARDS = "DeepSpeed's bf16 optimizer shards its states also with ZeRO stage 0 (runtime/bf16_optimizer.py): zero 1"

@@ -9,7 +9,7 @@ from sim.convert.trainer_arguments.deepspeed_settings import AUTO
 from sim.core.dtypes import dtype_bytes
 from sim.inputs.model_config import ModelConfig
 from sim.inputs.model_input import load_model
-from sim.variants.frameworks.records import DEEPSPEED_ZERO
+from sim.variants.frameworks.deepspeed import DEEPSPEED_ZERO
 
 UNREAD_OF_OFFLOAD = ("super_offload",)
 CPU_OPTIMIZER = ("offload_optimizer", "cpu")

@@ -52,7 +52,8 @@ ATTENTION = "aten._scaled_dot_product_"
 VARLEN = "torch_attn._varlen_attn"
 FLEX = ("calibrate.flex_attention", "calibrate.flex_attention_backward")
 # Speeds of a profile: what torch picks (cuDNN's kernel on Hopper, FlashAttention-2 on Ampere); the FlashAttention-2
-# that torch bundles; Triton's; the memory-efficient kernel, whose speed in 16 bits profiles of Hopper state.
+# that torch bundles; Triton's; the memory-efficient kernel, whose speed in 16 bits profiles of an A100 and of Hopper
+# state.
 KERNEL_OF = {
     "cudnn": "torch",
     "flash": "torch_2024",

@@ -85,17 +85,18 @@ TITAN = {
     "unsort_chunks_backward": IndexedStep(1, (), 8.0, (2.0, 0.0)),
     "sort_chunks_backward": IndexedStep(2, (), 8.0, (4.0, 0.0)),
 }
-# torchtitan 0.2.1 and 0.2.2, in which models/moe/moe.py, MoE.forward, is not compiled (models/llama4/infra/
-# parallelize.py: apply_compile), nor what FSDP and expert parallelism do around the experts. Home as above, in four
-# kernels. Back: zeros of copies (e), rows put into them (2e), their fp32 copy (e + 4), a product of matrices with the
-# weights (4; 4), cast (4 + e). Backward: cast (e + 4), both matrices' gradients (4 + 4; 4), cast (4 + e), rows looked
-# up (2e); backward of home as above, by a sort. Arrivals (models/moe/utils.py: `_permute`, with one rank, too): places
-# of rows in ten kernels (12), a row of zeros joined (2e), rows copied (2e); `_unpermute` puts them back (2e) and cuts
-# that row off, whose backward copies into zeros (3e) before rows are looked up (2e); copies are added to zeros (e; 3e).
+# torchtitan 0.2.1 and 0.2.2, in which models/moe/moe.py, MoE.forward, is not compiled
+# (models/llama4/infra/parallelize.py: apply_compile), nor what FSDP and expert parallelism do around the experts. Home
+# as above, in four kernels. Back: zeros of copies (e), rows put into them (2e), their fp32 copy (e + 4), a product of
+# matrices with the weights (4; 4), cast (4 + e). Backward: cast (e + 4), both matrices' gradients (4 + 4; 4 + 4), cast
+# (4 + e), rows looked up (2e); backward of home as above, by a sort. Arrivals (models/moe/utils.py: `_permute`, with
+# one rank, too): places of rows in ten kernels (12), a row of zeros joined (2e), rows copied (2e); `_unpermute` puts
+# them back (2e) and cuts that row off, whose backward copies into zeros (3e) before rows are looked up (2e); copies are
+# added to zeros (e; 3e).
 TITAN_2025 = {
     "permute": IndexedStep(4, (10,), 64.0, (1.0, 0.0), (1.0, 0.0), passes=8),
     "unpermute": IndexedStep(5, (), 12.0, (4.0, 8.0), (1.0, 8.0)),
-    "unpermute_backward": IndexedStep(5, (), 12.0, (3.0, 12.0), (1.0, 8.0)),
+    "unpermute_backward": IndexedStep(5, (), 12.0, (3.0, 12.0), (1.0, 12.0)),
     "permute_backward": IndexedStep(2, (8,), 8.0, (1.0, 0.0), (3.0, 0.0), unvectorized=1, singly=(1.0, 2.0)),
     "sort_chunks": IndexedStep(12, (), 12.0, (4.0, 0.0)),
     "unsort_chunks": IndexedStep(1, (), 8.0, (2.0, 0.0)),

@@ -158,8 +158,9 @@ def weight_casts_again(d: Dims, name: str, size: float, cut: int = 0, cut_rows: 
     made = _of_other_order(d.recipe, _weights(d, f"{name}_weight_cast_again", I, size, d.recipe.weights_again))
     if not (made and cut and d.tp > 1 and d.recipe.agreed_row_bytes):
         return made
+    found = _kernels(d, f"{name}_weight_largest", I, size, Pass(1, 0, 1))  # its rows' kernel becomes two
     agreed = float(cut_rows * d.recipe.agreed_row_bytes)
-    return (collective(f"{name}_weight_largest_all_reduce", "all_reduce", agreed, I),) * cut + made
+    return (*found, *(collective(f"{name}_weight_largest_all_reduce", "all_reduce", agreed, I),) * cut, *made)
 
 
 def _of_other_order(recipe: Recipe, made: Program) -> Program:

@@ -3,10 +3,11 @@
 Blackwell's matmuls of MXFP8 and NVFP4 read scales in tiles of 128 x 4. Transformer Engine calls it swizzling. Its call
 of a matmul does it right before the matmul, for each operand whose cast has not written them so (pytorch/csrc/util.cpp:
 `swizzle_scaling_factors`; since 2.12 pytorch/csrc/extensions/swizzle.cpp: `swizzle_scales_for_gemm`). A cast does so
-where its quantizer has `optimize_for_gemm`; `Recipe.swizzled_apart` says which operands' casts do not.
+where its quantizer has `optimize_for_gemm`; `Recipe.swizzled_apart` says which operands' casts do not. torchao's do so
+for no operand (prototype/mx_formats/mx_tensor.py: `_addmm_mx_dispatch`; prototype/moe_training/mxfp8_grouped_mm.py).
 
-In all releases scales are compact, not in that order, behind a gather of sequence parallelism (module/linear.py:
-`_get_quantizers`), and so are those of weights that are parameters in the format (module/base.py:
+In all releases of Transformer Engine scales are compact, not in that order, behind a gather of sequence parallelism
+(module/linear.py: `_get_quantizers`), and so are those of weights that are parameters in the format (module/base.py:
 `_enable_weight_preswizzle`) or of fused experts (ops/fused/grouped_mlp.py).
 """
 

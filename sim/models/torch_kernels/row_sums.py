@@ -57,12 +57,12 @@ def shared_sum(shape: SumShape, multiprocessors: int) -> SharedSum:
     >>> shared_sum(SumShape(200704, 128, neighbours=True, joined=False), 132)  # of images' channels
     SharedSum(parts=5, numbers=79, threads=512, waves=2.4242424242424243)
     """
-    rows, columns = shape.rows, shape.columns
+    rows, columns, widest = shape.rows, shape.columns, WIDEST if shape.stride == 1 else 1
     if shape.neighbours:
         width = 1
-        dims = rows / (WIDEST if shape.joined and rows >= VECTOR_ROW else 1), columns
+        dims = rows / (widest if shape.joined and rows >= VECTOR_ROW else 1), columns
     else:
-        width = math.gcd(WIDEST, int(columns))
+        width = math.gcd(widest, int(columns))
         dims = columns / width, rows
     threads = BLOCK_THREADS // width
     first, second = (min(threads, 1 << (max(1, int(n)).bit_length() - 1)) for n in dims)

@@ -110,3 +110,19 @@ def test_values_of_rows_are_found_before_they_are_agreed_on() -> None:
     items = [i for i in part.forward if isinstance(i, Compute | Comm)]
     of_input = [(i.name, i.bytes) for i in items if i.name in ("x_largest", "x_largest_all_reduce", "x_cast")]
     assert of_input == [("x_largest", 2.0 * M * K), ("x_largest_all_reduce", 8.0 * M), ("x_cast", 3.0 * M * K)]
+
+
+def test_largest_values_of_a_weights_other_rows_are_found_before_they_are_agreed_on() -> None:
+    """A column layer's backward reads rows of weights of which each rank has a part: one read more than a rank alone,
+    which transposes 16 bits and then finds values and casts at once."""
+
+    def of_weights(**layout: int) -> list[tuple[str, float]]:
+        s = scenario(layout=layout, framework="compiled", fp8_recipe="rowwise")
+        part = linear(dims(s), Linear("x", M, K, (N,), mode="column"))
+        items = [i for i in part.backward if isinstance(i, Compute | Comm)]
+        return [(i.name, i.bytes) for i in items if i.name.startswith("x_weight_")]
+
+    again = ("x_weight_cast_again", 7.0 * K * N)
+    assert of_weights(dp=8) == [again]
+    agreed = ("x_weight_largest_all_reduce", 8.0 * K)
+    assert of_weights(tp=8) == [("x_weight_largest", 2.0 * K * N), agreed, again]

@@ -56,6 +56,9 @@ def test_torchtitans_steps_of_early_2026_by_hand(top_k):
     moved, kernels = bytes_and_kernels(block.forward, "unpermute")
     assert moved == copies * (2 + 4 + 6 + 4) + tokens * (4 + 6) + 12 * TOKENS * top_k
     assert kernels == 5
+    # of tokens the cast, which both gradients read; of copies theirs, results read again, its cast, rows looked up
+    moved, _ = bytes_and_kernels(block.backward, "unpermute_backward")
+    assert moved == copies * (4 + 4 + 6 + 4) + tokens * (6 + 4 + 4) + 12 * TOKENS * top_k
     (kept,) = [s.bytes for s in block.saved if s.name == "expert results"]
     assert kept == 4 * copies
     # rows are filled up on one rank, too: joined with a row of zeros and copied

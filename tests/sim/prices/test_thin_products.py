@@ -79,6 +79,14 @@ def test_a_block_of_few_columns_adds_its_parts_at_once() -> None:
     assert (turns(524288, 4), turns(2048, 4)) == (2, 0)
 
 
+def test_threads_load_numbers_at_once_only_where_they_lie_together() -> None:
+    """512 columns of 16,384 rows: a thread takes four columns, or one of those that lie apart (Reduce.cuh:
+    setReduceConfig, `fastest_moving_stride`). Blocks have then 128 threads, or 512, of which 4 or 16 add a column."""
+    together, apart = (shared_sum(SumShape(16384, 512, stride=stride), 132) for stride in (1, 2))
+    assert (together.parts, together.threads) == (256, 4)
+    assert (apart.parts, apart.threads) == (33, 16)
+
+
 def test_a_sum_of_few_threads_waits_for_its_loads() -> None:
     """Six thread blocks add up 512 rows of 768 numbers, each thread 128 rows, four at once."""
     x = Tensor("bf16", (512, 768), ())
