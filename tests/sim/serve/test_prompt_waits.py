@@ -112,3 +112,23 @@ def test_replicas_that_share_experts_compute_prompts_together() -> None:
 def test_where_prompts_cannot_wait(inference: dict[str, Any], parallelism: dict[str, int], why: str) -> None:
     with pytest.raises(InputError, match=why):
         serving(inference, model=MOE, parallelism=parallelism)
+
+
+@pytest.mark.parametrize(
+    ("inference", "said"),
+    [
+        ({"batch_wait": {"iterations": 5}}, "batch_wait: of no effect unless iterations and tokens_ratio are both"),
+        (
+            {"batching": "static", "batch_wait": {"iterations": 5, "tokens_ratio": 0.5}},
+            "batch_wait: of no effect with batching static",
+        ),
+        (
+            {"batching": "static", "capacity_policy": "max_utilization"},
+            "capacity_policy: of no effect with batching static",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said(inference: dict[str, Any], said: str) -> None:
+    assert any(said in text for text in serving({"engine": "trtllm-1.2", **inference}).warnings)
+    plain = {key: value for key, value in inference.items() if key == "batching"}
+    assert not any(said in text for text in serving({"engine": "trtllm-1.2", **plain}).warnings)
