@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sim.convert.scripts.command_line import flags_of, words_of
+from sim.convert.scripts.containers import SHELLS
 from sim.convert.serving import pools as pools
 from sim.convert.serving.adapters import adapters_of
 from sim.convert.serving.checkpoints import described, prefixes_of, weights_of, with_prediction
@@ -36,7 +37,7 @@ from sim.variants.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
-SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
+TO_SHELL = (*SHELLS, "-c", "-lc")  # the last two behind `--entrypoint bash IMAGE`
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 LISTED = (
     *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
@@ -161,7 +162,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     names = names_of_flags()
     commands = [*_commands(words, names.servers)]
     # `docker pull IMAGE` starts nothing, and `IMAGE bash -c "…"` what the quotes say.
-    started = [one for one in commands if one[1] and one[1][0] not in SHELLS] or commands
+    started = [one for one in commands if one[1] and one[1][0].rpartition("/")[2] not in TO_SHELL] or commands
     found = [(name, _settings(file, command, names.servers[name])) for name, command in started]
     if not found:
         known = ", ".join([start for one in names.servers.values() for start in one.starts])
@@ -285,7 +286,7 @@ def _engine(s: Settings, product: str, words: list[str]) -> str:
     engine = engine_named((product, *tags))
     assert engine is not None  # each server of the file has a record
     why = f"by the version in {tags[0]}" if tags else "the newest of its product"
-    s.notes.append(f"engine {engine.name}: {why}; inference.engine names another version")
+    s.notes.append(f"engine {engine.name}: {why}; for another version write inference.engine")
     return engine.name
 
 
