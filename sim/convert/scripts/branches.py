@@ -31,6 +31,7 @@ CASE = re.compile(r"\s*(\S+)\s+in(?=\s|$)")
 PATTERN = re.compile(r"\s*\(?([^()]+)\)")
 TEST = re.compile(r"\s*(!?\s*(?:\[\[.*?\]\]|\[\s.*?\s\]|\(\(.*?\)\)))\s*")
 SIGN = re.compile(r"&&|\|\|")
+OPENS = re.compile(r"(?:^|&&|\|\|)\s*\{(?=\s|$)")  # a group, first or in a list
 GROUP, END_OF_GROUP = re.compile(r"\s*\{(?=\s|$)"), re.compile(r"\s*\}(?=\s|$)\s*")
 MATTERS = re.compile(r"(?m)(?:^|[\s;])(?:--[A-Za-z]|\w+\+?=)")  # a flag or an assignment
 UNSET = re.compile(r"\$\{?\w+\}?")
@@ -163,8 +164,15 @@ class _Reader:
                 break
             self.blank.append(found.span(1))
             start = self._keyword(found[1], found.end(), end)
+        in_group = bool(self.blocks) and self.blocks[-1].word == "{"
         if any(block.runs is False for block in self.blocks):
             self.blank.append((start, end))
+            if in_group and OPENS.search(self.plain[start:end]):  # whose end is not the outer group's
+                self.blocks.append(_Block("{", start, runs=False))
+        elif in_group and (group := GROUP.match(self.plain, start, end)):
+            self.blocks.append(_Block("{", start))
+            self.blank.append(group.span())
+            self._plain(group.end(), end)
         elif self.plain[start:end].strip():
             self._plain(start, end)
 

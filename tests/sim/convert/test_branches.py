@@ -108,6 +108,8 @@ def test_conditions(condition: str, holds: bool | None) -> None:
         ("A=1\n[ $A = 1 ] && { B=2; } || { B=3; }\nD=4", "A=1 B=2; D=4"),
         ("A=1\n[ $A = 2 ] && { B=2; } || { B=3; }\nD=4", "A=1 B=3; D=4"),
         ("A=1\n[ $A = 2 ] || {\n B=2\n} && C=3\nD=4", "A=1 B=2 C=3 D=4"),
+        ("A=2\n[ $A = 1 ] && {\n [ $A = 2 ] && { B=1; }\n C=3\n}\nD=4", "A=2 D=4"),
+        ("A=1\n[ $A = 1 ] && {\n { B=2; }\n C=3\n} || D=3\nE=4", "A=1 B=2; C=3 E=4"),
         ("for A in 1 2; do if [ $A = 1 ]; then B=2; fi; done", "B=2;"),
         ("A='if x; then'\nB=2", "A='if x; then' B=2"),
         ("fi\nA=1", "fi A=1"),
