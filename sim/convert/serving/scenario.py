@@ -311,17 +311,21 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     return without_none({"tp": tp, "pp": pp, "dp": dp, **experts, **split})
 
 
+def _told(s: Settings, name: str) -> bool | None:
+    """What a switch, or the one that turns it off, says; None where neither is given."""
+    return True if s.flag(name) else False if s.flag(f"not_{name}") else None
+
+
 def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
-    tokens, offload = _tokens(s), s.number("offload_gib")
-    chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
+    tokens, offload, chunked = _tokens(s), s.number("offload_gib"), _told(s, "chunked")
     if tokens is not None and tokens < 0:
         tokens, chunked = _without_chunks(s), False
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
-    block = s.whole("block")
+    names, block = names_of_flags(), s.whole("block")
     kept = {
-        "dtype": s.choice("cache", names_of_flags().caches, "auto") or None,
+        "dtype": s.choice("cache", names.caches, "auto") or None,
         "block_tokens": block,
         "memory_bytes": cache_bytes(s),
         "max_tokens": cache_tokens(s, model, block),
@@ -337,9 +341,9 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
             "max_batch_tokens": tokens,
             "max_prompt_tokens": s.whole("prompt_tokens") or None,  # 0: no limit
             "chunked_prefill": chunked,
-            "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
+            "async_scheduling": _told(s, "async"),
             "schedule_conservativeness": s.number("conservativeness"),
-            "capacity_policy": s.choice("policy", names_of_flags().policies, "GUARANTEED_NO_EVICT") or None,
+            "capacity_policy": s.choice("policy", names.policies, "GUARANTEED_NO_EVICT") or None,
             "stream_interval": s.whole("interval"),
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),
