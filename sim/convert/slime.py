@@ -81,6 +81,7 @@ def convert_slime(file: Path, text: str, machine: Machine, seq_len: int | None =
     _split_experts(s, sections["model"], rl["generation"])
     s.missing.update(LENGTHS)
     s.taken.add(MASKLESS)  # its batches have lengths of texts
+    s.unknown.add("sglang-dp-size")  # a flag of SGLang's, which has no key here: --sglang-pp-size is not meant
     left = [name for name in s.left() if not HARMLESS.fullmatch(name.lstrip("-"))]
     return s.converted("megatron", machine, {**sections, "rl": rl}, left=left)
 

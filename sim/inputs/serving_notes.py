@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sim.inputs.workloads import Inference, PoolSize
     from sim.variants.engines.defaults import ServerPool
 
+WAITS = ("batch_wait", "balanced_prompts")
 LIMITS = {"tokens": "max_batch_tokens", "running": "max_running_requests"}  # keys by fields of a `Server`
 
 
@@ -78,9 +79,11 @@ def _key_notes(i: Inference, p: Parallelism, given: Set[str], model: ModelConfig
         yield f"inference.chunked_prefill: of no effect; engine {i.engine} mixes no prompts and tokens with {beside}"
     if not i.cuda_graphs and not engine.defaults.graphs_to:
         yield f"inference.cuda_graphs: of no effect with engine {i.engine}, which keeps none"
-    for key in ("batch_wait", "balanced_prompts"):
+    for key in WAITS:
         if getattr(i, key) is not None and i.disaggregated is not None:
             yield f"inference.{key}: of no effect with inference.disaggregated, where no prompts run beside tokens"
+    if i.batch_wait is not None and not (i.batch_wait.iterations and i.batch_wait.tokens_ratio):
+        yield "inference.batch_wait: of no effect unless iterations and tokens_ratio are both above 0"
     for key in ("memory_fraction", "free_fraction"):
         if i.kv_cache.memory_bytes is not None and key in i.kv_cache.model_fields_set:
             yield f"inference.kv_cache.{key}: of no effect beside kv_cache.memory_bytes"
@@ -122,9 +125,10 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     unsaid = engine.defaults_on(gpu.architecture, server._replace(running=None), longest, whole)
     usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
     usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
-    for key, values in usual.items():
-        if getattr(i, key) not in values:
-            yield f"inference.{key}: of no effect with batching static"
+    usual |= {"capacity_policy": {None}, "schedule_conservativeness": {None}}
+    written = [key for key, values in usual.items() if getattr(i, key) not in values]
+    for key in (*written, *(key for key in WAITS if getattr(i, key) is not None)):
+        yield f"inference.{key}: of no effect with batching static"
     by_server = {own.memory_fraction, unsaid.memory_fraction}
     shares = {"memory_fraction": by_server, "free_fraction": {own.free_fraction, 1.0}}
     for key, alike in shares.items():

@@ -115,9 +115,11 @@ def quality(scenario: Path, scores: Sequence[Score], overrides: Sequence[str] = 
     if all(row.refused for row in rows):
         raise InputError(f"{rows[0].refused}; none of {counted(len(rows), 'model')} can be served")
     fitting = [row for row in rows if row.fits_in_memory]
-    marks = [{f"best_by_{name}": not _is_beaten(row, fitting, name) for name in BESIDE} for row in fitting]
-    marked = {row.model: replace(row, **own) for row, own in zip(fitting, marks, strict=True)}
-    return tuple(marked.get(row.model, row) for row in rows)
+    return tuple(_marked(row, fitting) if row.fits_in_memory else row for row in rows)
+
+
+def _marked(row: ScoredModel, fitting: Sequence[ScoredModel]) -> ScoredModel:
+    return replace(row, **{f"best_by_{name}": not _is_beaten(row, fitting, name) for name in BESIDE})
 
 
 def _is_beaten(row: ScoredModel, others: Sequence[ScoredModel], name: str) -> bool:

@@ -9,7 +9,7 @@ from sim.core.units import count, counted, seconds
 from sim.search.engine_options import choice_words
 from sim.search.serving_found import CurvePoint, FewestGpus, RefusedLayout, ServingLayout, ServingSearchResult
 from sim.serve.results.records import STATISTICS
-from sim.studies.promised_latencies import QUANTITIES
+from sim.studies.promised_latencies import QUANTITIES, parse_slo
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import explained, grouped_dots, scatter_plot
@@ -51,7 +51,7 @@ def serving_search_page(result: ServingSearchResult) -> str:
 
 def layouts_table(result: ServingSearchResult, rows: Sequence[ServingLayout]) -> SortedTable:
     """The highest rate of each layout with each engine, and its latencies: some always, and those that are promised."""
-    promised = [tuple(text.partition("=")[0].rsplit("_", 1)) for text in result.slo]
+    promised = [(p.quantity, p.statistic) for p in parse_slo(",".join(result.slo))]
     shown = [(q, s) for q in LATENCIES for s in STATISTICS if (q, s) in (*ALWAYS, *promised)]
     latencies = {f"{q.upper() if q != 'latency' else 'Latency'} {s}": LATENCIES[q] for q, s in shown}
     return sorted_table("best", FIRST | latencies | LAST, [_cells(row, shown) for row in rows])

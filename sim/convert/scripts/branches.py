@@ -31,7 +31,8 @@ CASE = re.compile(r"\s*(\S+)\s+in(?=\s|$)")
 PATTERN = re.compile(r"\s*\(?([^()]+)\)")
 TEST = re.compile(r"\s*(!?\s*(?:\[\[.*?\]\]|\[\s.*?\s\]|\(\(.*?\)\)))\s*")
 SIGN = re.compile(r"&&|\|\|")
-GROUP, END_OF_GROUP = re.compile(r"\s*\{(?=\s|$)"), re.compile(r"\s*\}(?=\s|$)")
+OPENS = re.compile(r"(?:^|&&|\|\|)\s*\{(?=\s|$)")  # a group, first or in a list
+GROUP, END_OF_GROUP = re.compile(r"\s*\{(?=\s|$)"), re.compile(r"\s*\}(?=\s|$)\s*")
 MATTERS = re.compile(r"(?m)(?:^|[\s;])(?:--[A-Za-z]|\w+\+?=)")  # a flag or an assignment
 UNSET = re.compile(r"\$\{?\w+\}?")
 NAMED = re.compile(r"(?<![\w$])[A-Za-z_]\w*")
@@ -64,7 +65,7 @@ class OpenTest(Struct, frozen=True):
 class _Block(Struct):
     """An open `if`, `case` or loop, or a group behind a test. `runs`: whether the branch that is read does, None where
     that is open; `settled`: a branch before was surely taken; `tests`: conditions of the branches of which one may run;
-    `choice`: which one does."""
+    `choice`: which one does; `held`: of a group, whether a `&&` behind it goes on."""
 
     word: str
     start: int
@@ -74,6 +75,7 @@ class _Block(Struct):
     choice: int | None = None
     subject: str = ""  # of `case`
     wants_pattern: bool = False
+    held: bool | None = True
 
     def branch(self, verdict: bool | None, condition: str) -> None:
         """Begin a branch whose condition has this verdict."""
@@ -151,16 +153,26 @@ class _Reader:
                 start = self._pattern(pattern)
             ends = END_OF_GROUP.match(self.plain, start, end) if self.blocks and self.blocks[-1].word == "{" else None
             if ends:
-                self.blocks.pop()
+                held = self.blocks.pop().held
                 self.blank.append(ends.span())
                 start = ends.end()
+                if SIGN.match(self.plain, start, end) and all(block.runs is not False for block in self.blocks):
+                    self._list(start, end, held)
+                    return
             found = KEYWORD.match(self.plain, start, end)
             if found is None:
                 break
             self.blank.append(found.span(1))
             start = self._keyword(found[1], found.end(), end)
+        in_group = bool(self.blocks) and self.blocks[-1].word == "{"
         if any(block.runs is False for block in self.blocks):
             self.blank.append((start, end))
+            if in_group and OPENS.search(self.plain[start:end]):  # whose end is not the outer group's
+                self.blocks.append(_Block("{", start, runs=False))
+        elif in_group and (group := GROUP.match(self.plain, start, end)):
+            self.blocks.append(_Block("{", start))
+            self.blank.append(group.span())
+            self._plain(group.end(), end)
         elif self.plain[start:end].strip():
             self._plain(start, end)
 
@@ -226,13 +238,17 @@ class _Reader:
         if test is None or SIGN.match(self.plain, test.end(), end) is None:
             self._assign(start, end)
             return
-        goes_on: bool | None = True
+        self._list(start, end, True)
+
+    def _list(self, start: int, end: int, goes_on: bool | None) -> None:
+        """Commands with `&&` and `||` between them; `goes_on`: whether what stands before them held."""
         for begin, stop in _listed(self.plain, start, end):
             sign = SIGN.match(self.plain, begin, stop)
             first = sign.end() if sign else begin
             skips = sign is not None and goes_on is not None and goes_on is not (sign[0] == "&&")
             if group := GROUP.match(self.plain, first, stop):
-                self.blocks.append(_Block("{", first, runs=False if skips else goes_on))
+                held = goes_on if skips or goes_on is None else True
+                self.blocks.append(_Block("{", first, runs=False if skips else held, held=held))
                 first = group.end()
             self.blank.append((begin, stop if skips else first))
             if skips:

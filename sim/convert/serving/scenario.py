@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sim.convert.scripts.command_line import flags_of, words_of
+from sim.convert.scripts.containers import SHELLS
 from sim.convert.serving import pools as pools
 from sim.convert.serving.adapters import adapters_of
 from sim.convert.serving.checkpoints import described, prefixes_of, weights_of, with_prediction
@@ -36,7 +37,7 @@ from sim.variants.engines.names import engine_named
 
 VERSIONED = re.compile(r"(?::|==)v?\d+\.\d")  # a container's tag, or a package's version
 OPTIMIZATION = re.compile(r"^-O(?=\d$)")  # vLLM's -O0, its --optimization-level 0
-SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh")
+TO_SHELL = (*SHELLS, "-c", "-lc")  # the last two behind `--entrypoint bash IMAGE`
 TENSORRT_LLM = "TensorRT-LLM"  # whose YAML has keys of its own
 LISTED = (
     *("cudagraph-capture-sizes", "cuda-graph-sizes", "cuda-graph-bs", "cuda-graph-bs-decode"),
@@ -161,7 +162,7 @@ def _servers(file: Path, text: str, words: list[str]) -> list[tuple[str, Setting
     names = names_of_flags()
     commands = [*_commands(words, names.servers)]
     # `docker pull IMAGE` starts nothing, and `IMAGE bash -c "…"` what the quotes say.
-    started = [one for one in commands if one[1] and one[1][0] not in SHELLS] or commands
+    started = [one for one in commands if one[1] and one[1][0].rpartition("/")[2] not in TO_SHELL] or commands
     found = [(name, _settings(file, command, names.servers[name])) for name, command in started]
     if not found:
         known = ", ".join([start for one in names.servers.values() for start in one.starts])
@@ -285,7 +286,7 @@ def _engine(s: Settings, product: str, words: list[str]) -> str:
     engine = engine_named((product, *tags))
     assert engine is not None  # each server of the file has a record
     why = f"by the version in {tags[0]}" if tags else "the newest of its product"
-    s.notes.append(f"engine {engine.name}: {why}; inference.engine names another version")
+    s.notes.append(f"engine {engine.name}: {why}; for another version write inference.engine")
     return engine.name
 
 
@@ -310,17 +311,21 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
     return without_none({"tp": tp, "pp": pp, "dp": dp, **experts, **split})
 
 
+def _told(s: Settings, name: str) -> bool | None:
+    """What a switch, or the one that turns it off, says; None where neither is given."""
+    return True if s.flag(name) else False if s.flag(f"not_{name}") else None
+
+
 def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
-    tokens, offload = _tokens(s), s.number("offload_gib")
-    chunked = True if s.flag("chunked") else False if s.flag("not_chunked") else None
+    tokens, offload, chunked = _tokens(s), s.number("offload_gib"), _told(s, "chunked")
     if tokens is not None and tokens < 0:
         tokens, chunked = _without_chunks(s), False
     dtype, mode = (str(s.take(name, "auto")) for name in ("dtype", "deepep_mode"))
     # vLLM, config/compilation.py or platforms/cuda.py; SGLang, _handle_deepep_moe
     without_graphs = s.values.get("all2all") == "deepep_high_throughput" or (by_deepep(s) and mode == "normal")
-    block = s.whole("block")
+    names, block = names_of_flags(), s.whole("block")
     kept = {
-        "dtype": s.choice("cache", names_of_flags().caches, "auto") or None,
+        "dtype": s.choice("cache", names.caches, "auto") or None,
         "block_tokens": block,
         "memory_bytes": cache_bytes(s),
         "max_tokens": cache_tokens(s, model, block),
@@ -336,9 +341,9 @@ def _inference(s: Settings, product: str, model: str) -> dict[str, Any]:
             "max_batch_tokens": tokens,
             "max_prompt_tokens": s.whole("prompt_tokens") or None,  # 0: no limit
             "chunked_prefill": chunked,
-            "async_scheduling": True if s.flag("async") else False if s.flag("not_async") else None,
+            "async_scheduling": _told(s, "async"),
             "schedule_conservativeness": s.number("conservativeness"),
-            "capacity_policy": s.choice("policy", names_of_flags().policies, "GUARANTEED_NO_EVICT") or None,
+            "capacity_policy": s.choice("policy", names.policies, "GUARANTEED_NO_EVICT") or None,
             "stream_interval": s.whole("interval"),
             "two_batch_overlap": True if s.flag("two_batches") else None,
             "eplb": _eplb(s),

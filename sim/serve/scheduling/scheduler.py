@@ -246,8 +246,9 @@ class Scheduler(RunningSequences):
         added = adding * (1 + self.drafted)
         budget, tokens = self.token_budget - added, [0]
         for sequence in begun:
-            tokens.append(self.part(sequence.remaining, budget) if budget > 0 else 0)
-            budget -= tokens[-1]
+            counted = self.part(sequence.remaining, budget) if budget > 0 else 0
+            tokens.append(self._seen(sequence, counted))
+            budget -= counted
         room = self.cache.available - self.output.share * (self.reserved - self.cache.private)
         for sequence in islice(self.waiting, min(known, self.limits.running - len(self.running) - self.ended)):
             found = self.matched(sequence)
@@ -256,9 +257,15 @@ class Scheduler(RunningSequences):
             room -= wanted - (0 if self.counts_found else found.hit // self.cache.block_tokens)
             if not counted or room < 0:
                 break
-            tokens.append(counted)
+            tokens.append(self._seen(sequence, counted))
             budget -= counted
         return Prospect(sum([t > 0 for t in tokens]), sum(tokens), adding, added)
+
+    def _seen(self, sequence: Sequence, counted: int) -> int:
+        """Tokens of a prompt, of which an iteration computes `counted`, by which others wait: where what is found
+        counts, all of the prompt's (TensorRT-LLM before 1.3, `_waiting_requests`: `len(get_tokens(0))`)."""
+        whole = sequence.request.prompt_tokens + sequence.generated
+        return whole if counted and self.counts_found else counted
 
     def prompt_tokens(self, beside: int) -> int:
         """Return the most tokens of prompts in an iteration of prompts; `beside`: blocks that others take in it."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.sim.convert.converting import converted, refused
 
 COMPOSE = """
@@ -184,9 +186,17 @@ docker run --gpus all vllm/vllm-openai:v0.11.0 --model llama3-8b --tensor-parall
     assert "the first of" not in said
 
 
-def test_an_image_s_shell_is_no_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("started", "flag"),
+    [
+        ("{} bash -lc", "-tp"),
+        ("--rm {} /usr/bin/bash -c", "-tp"),
+        ("--entrypoint /bin/bash {} -c", "--tensor-parallel-size"),
+    ],
+)
+def test_an_image_s_shell_is_no_model(tmp_path: Path, started: str, flag: str) -> None:
     """What the quotes behind `IMAGE bash -c` say is the server's command."""
-    inner = 'pip install -U "x>=5" && vllm serve llama3-8b -tp 8'
-    text = f"docker run --gpus all vllm/vllm-openai:v0.18.0 bash -lc '{inner}'"
+    inner = f'pip install -U "x>=5" && vllm serve llama3-8b {flag} 8'
+    text = f"docker run --gpus all {started.format('vllm/vllm-openai:v0.18.0')} '{inner}'"
     scenario, _ = converted(tmp_path, "run.sh", text, "--cluster", "dgx-h100")
     assert (scenario["model"], scenario["parallelism"]["tp"]) == ("llama3-8b", 8)

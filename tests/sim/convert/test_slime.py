@@ -72,6 +72,13 @@ def test_engines_and_the_trainer_take_turns(tmp_path: Path) -> None:
     assert "not expressed here: --no-offload-rollout" in said
 
 
+def test_a_flag_of_sglang_s_is_not_taken_for_another(tmp_path: Path) -> None:
+    text = COMMAND.replace("--balance-data", "--sglang-enable-dp-attention --sglang-dp-size 2")
+    _, said = converted_rl(sized(tmp_path), text)
+    assert "not expressed here: --sglang-dp-size, --sglang-enable-dp-attention" in said
+    assert "did you mean" not in said
+
+
 def test_a_step_ahead_and_the_steps_of_a_rollout(tmp_path: Path) -> None:
     text = COMMAND.replace("train.py", "train_async.py").replace("--global-batch-size 256", "--num-steps-per-rollout 4")
     data, _ = converted_rl(sized(tmp_path), text)

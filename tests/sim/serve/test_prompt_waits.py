@@ -49,14 +49,16 @@ def test_prompts_wait_for_tokens_or_iterations() -> None:
         assert [s.finish_s for s in same.sequences] == [s.finish_s for s in alone.sequences]
 
 
-def test_chunks_wait_too() -> None:
+@pytest.mark.parametrize(("engine", "between"), [("trtllm-1.2", [1, 1]), ("trtllm-1.3", [1, 4])])
+def test_chunks_wait_too(engine: str, between: list[int]) -> None:
+    """Before 1.3 the whole prompt counts, of which a chunk is computed: here it has more tokens than an iteration."""
     requests = (FIRST, Request(0.001, 600, 4))
-    common: dict[str, Any] = {"engine": "trtllm-1.2", "max_batch_tokens": 257, "chunked_prefill": True}
+    common: dict[str, Any] = {"engine": engine, "max_batch_tokens": 257, "chunked_prefill": True}
     plain = every_way(serving(common), requests)[0]
     waited = every_way(serving({**common, "batch_wait": {"iterations": 3, "tokens_ratio": 1.0}}), requests)[0]
     numbers = [[n for n, _ in with_prompts(sim.replicas[0])] for sim in (plain, waited)]
     assert [b - a for a, b in zip(numbers[0][1:], numbers[0][2:], strict=False)] == [1, 1]
-    assert [b - a for a, b in zip(numbers[1][1:], numbers[1][2:], strict=False)] == [1, 4]
+    assert [b - a for a, b in zip(numbers[1][1:], numbers[1][2:], strict=False)] == between
 
 
 def test_how_iterations_are_counted() -> None:
@@ -110,3 +112,23 @@ def test_replicas_that_share_experts_compute_prompts_together() -> None:
 def test_where_prompts_cannot_wait(inference: dict[str, Any], parallelism: dict[str, int], why: str) -> None:
     with pytest.raises(InputError, match=why):
         serving(inference, model=MOE, parallelism=parallelism)
+
+
+@pytest.mark.parametrize(
+    ("inference", "said"),
+    [
+        ({"batch_wait": {"iterations": 5}}, "batch_wait: of no effect unless iterations and tokens_ratio are both"),
+        (
+            {"batching": "static", "batch_wait": {"iterations": 5, "tokens_ratio": 0.5}},
+            "batch_wait: of no effect with batching static",
+        ),
+        (
+            {"batching": "static", "capacity_policy": "max_utilization"},
+            "capacity_policy: of no effect with batching static",
+        ),
+    ],
+)
+def test_what_has_no_effect_is_said(inference: dict[str, Any], said: str) -> None:
+    assert any(said in text for text in serving({"engine": "trtllm-1.2", **inference}).warnings)
+    plain = {key: value for key, value in inference.items() if key == "batching"}
+    assert not any(said in text for text in serving({"engine": "trtllm-1.2", **plain}).warnings)

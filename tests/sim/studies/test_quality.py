@@ -76,6 +76,15 @@ def test_a_model_that_cannot_be_served_says_why(tmp_path: Path) -> None:
         quality(SERVING, read_scores(path), FEW)
 
 
+def test_a_model_may_stand_in_several_lines(tmp_path: Path) -> None:
+    path = tmp_path / "scores.csv"
+    path.write_text("model,score,set\nllama3.2-1b,2,\nllama3.2-1b,1,inference.quantization=fp8\n")
+    found = quality(SERVING, read_scores(path), FEW)
+    assert [row.score for row in found] == [2, 1]
+    assert found[0].figure("peak_memory_bytes") > found[1].figure("peak_memory_bytes")
+    assert [row.is_best("peak_memory_bytes") for row in found] == [True, True]
+
+
 def test_the_command(tmp_path: Path) -> None:
     out = tmp_path / "quality.html"
     command = ("sim.quality", *(x for s in FEW for x in ("--set", s)))
