@@ -11,7 +11,7 @@ import pytest
 from sim.commands.layout_options import limit_bytes, parse_only
 from sim.core.errors import InputError
 from sim.core.json_text import parse_json
-from sim.inputs.explain import all_keys, explain, explain
+from sim.inputs.explain import all_keys, explain
 from sim.inputs.measured_run import load_measured
 from sim.inputs.scenario import json_schema, load_scenario
 from sim.inputs.synonyms import NO_KEY, synonyms, value_synonyms
