@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -61,36 +60,13 @@ def grouped(
     """
     recipe = None if d.recipe is None else d.recipe.of_groups
     d = replace(d, weight_shards=1, reduced_over=d.experts_reduced_over, recipe=recipe)  # gathered in 16 bits
-    launches = _launches(d, groups, fused is not None)
-    calls, weight_calls, run = launches.calls, launches.weight_calls, partial(_matmul, d, launches, groups)
-    per, e, weights = max(1, round(rows / groups)), d.act_bytes, groups * k * n
-    flops, operands = 2.0 * rows * k * n, d.linear_bytes
-    written, added = accumulation(d, f"{name}_wgrad", weights)
-    f = fused or Fused()
-    weight: tuple[Scales, float] = ("weights" if fused is None else "compact", float(weights))
-    given: tuple[Scales, float] = ("activations", rows * k)
-    result: tuple[Scales, float] = ("activations", rows * n)
-
-    forward = (
-        *(() if f.made_input else _quantized_in_loop(d, calls, input_casts(d, name, rows * k, False, original))),
-        *_weights_one_by_one(weight_calls, weight_casts(d, name, weights)),
-        *swizzles(d, name, F, given, weight, groups=groups),
-        *run(name, F, (per, n, k), flops, (rows * k + weights) * operands + rows * n * e + f.forward_bytes),
-    )
-    backward = (
-        *(() if f.made_gradient else _quantized_in_loop(d, calls, gradient_casts(d, name, rows * n))),
-        *_weights_one_by_one(weight_calls, weight_casts_again(d, name, weights)),
-        *swizzles(d, f"{name}_dgrad", I, result, weight, groups=groups),
-        *run(f"{name}_dgrad", I, (per, k, n), flops, (rows * n + weights) * operands + rows * k * e + f.dgrad_bytes),
-        *(() if f.made_input else _quantized_in_loop(d, calls, casts_again(d, name, rows * k, original))),
-        *swizzles(d, f"{name}_wgrad", W, given, result, groups=groups),
-        *run(f"{name}_wgrad", W, (n, k, per), flops, rows * (k + n) * operands + written),
-        *added,
-    )
-    size = rows * k * (e if original else saved_element_bytes(d))
+    own = _Grouped(d, name, groups, rows, n, k, fused, original, _launches(d, groups, fused is not None))
+    weights = groups * k * n
+    size = rows * k * (d.act_bytes if original else saved_element_bytes(d))
     saved = (Saved(f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
-    held = rows * (k + n) * e + weight_gradient_bytes(d, weights)
-    return Operator(name, forward, backward, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)
+    held = rows * (k + n) * d.act_bytes + weight_gradient_bytes(d, weights)
+    passes = own.forward(), own.backward()
+    return Operator(name, *passes, saved, expert_params=weights, weights=((n, k),), backward_bytes=held)
 
 
 class _Launches(NamedTuple):
@@ -119,21 +95,72 @@ def _launches(d: Dims, groups: int, fused: bool) -> _Launches:
     )
 
 
-def _matmul(
-    d: Dims,
-    launches: _Launches,
-    groups: int,
-    what: str,
-    phase: Phase,
-    shape: tuple[int, int, int],
-    flops: float,
-    moved: float,
-) -> Program:
-    """The kernels of one pass: `shape` of each group, `moved` bytes of all."""
-    shapes, kernels = (groups, *shape), launches.kernels
-    found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
-    ends = (Comm("group_ends", "offload", "host", END_BYTES * groups, phase),) if launches.waits_for_ends else ()
-    return (*ends, replace(found, looped=launches.looped))
+class _Grouped(NamedTuple):
+    """One grouped matmul: the arguments of `grouped`, and how it is launched."""
+
+    d: Dims
+    name: str
+    groups: int
+    rows: float
+    n: int
+    k: int
+    fused: Fused | None
+    original: bool
+    launches: _Launches
+
+    def forward(self) -> Program:
+        """Casts of the input and the weights, and the result."""
+        d, name, calls = self.d, self.name, self.launches
+        f = self.fused or Fused()
+        given, weights = self.rows * self.k, self.groups * self.k * self.n
+        moved = (given + weights) * d.linear_bytes + self.rows * self.n * d.act_bytes + f.forward_bytes
+        cast = () if f.made_input else input_casts(d, name, given, False, self.original)
+        return (
+            *_quantized_in_loop(d, calls.calls, cast),
+            *_weights_one_by_one(calls.weight_calls, weight_casts(d, name, weights)),
+            *self._swizzled(name, F, "input", "weight"),
+            *self._matmul(name, F, (self._rows_of_group, self.n, self.k), moved),
+        )
+
+    def backward(self) -> Program:
+        """The input's gradient, then the weights'."""
+        d, name, calls, rows, n, k = self.d, self.name, self.launches, self.rows, self.n, self.k
+        f, weights, per = self.fused or Fused(), self.groups * k * n, self._rows_of_group
+        written, added = accumulation(d, f"{name}_wgrad", weights)
+        cast = () if f.made_gradient else gradient_casts(d, name, rows * n)
+        again = () if f.made_input else casts_again(d, name, rows * k, self.original)
+        to_input = (rows * n + weights) * d.linear_bytes + rows * k * d.act_bytes + f.dgrad_bytes
+        return (
+            *_quantized_in_loop(d, calls.calls, cast),
+            *_weights_one_by_one(calls.weight_calls, weight_casts_again(d, name, weights)),
+            *self._swizzled(f"{name}_dgrad", I, "result", "weight"),
+            *self._matmul(f"{name}_dgrad", I, (per, k, n), to_input),
+            *_quantized_in_loop(d, calls.calls, again),
+            *self._swizzled(f"{name}_wgrad", W, "input", "result"),
+            *self._matmul(f"{name}_wgrad", W, (n, k, per), rows * (k + n) * d.linear_bytes + written),
+            *added,
+        )
+
+    @property
+    def _rows_of_group(self) -> int:
+        return max(1, round(self.rows / self.groups))
+
+    def _swizzled(self, what: str, phase: Phase, *operands: str) -> Program:
+        weight: Scales = "weights" if self.fused is None else "compact"
+        known: dict[str, tuple[Scales, float]] = {
+            "input": ("activations", self.rows * self.k),
+            "weight": (weight, float(self.groups * self.k * self.n)),
+            "result": ("activations", self.rows * self.n),
+        }
+        return swizzles(self.d, what, phase, *(known[name] for name in operands), groups=self.groups)
+
+    def _matmul(self, what: str, phase: Phase, shape: tuple[int, int, int], moved: float) -> Program:
+        """The kernels of one pass: `shape` of each group, `moved` bytes of all."""
+        d, shapes, kernels = self.d, (self.groups, *shape), self.launches.kernels
+        flops = 2.0 * self.rows * self.k * self.n
+        found = Compute(what, "grouped_gemm", shapes, d.linear, flops, moved, phase, kernels, ROLES[phase], d.matmul)
+        ends = Comm("group_ends", "offload", "host", END_BYTES * self.groups, phase)
+        return (*((ends,) if self.launches.waits_for_ends else ()), replace(found, looped=self.launches.looped))
 
 
 def _quantized_in_loop(d: Dims, calls: int, quantized: Program) -> Program:
