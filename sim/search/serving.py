@@ -18,7 +18,7 @@ from sim.core.errors import InputError
 from sim.core.executors import Workers, results, tracked
 from sim.inputs.input_source import Source
 from sim.inputs.overrides import merge
-from sim.inputs.scenario import resolve
+from sim.inputs.scenario import Scenario, resolve
 from sim.prices.profiles import load_profile
 from sim.search.engine_options import Choice, as_section, by_engine, of_one_host
 from sim.search.serving_found import (
@@ -59,19 +59,7 @@ def search_serving(
         InputError: for a scenario that is wrong, no serving workload, or has a section that `--slo` does not support.
     """
     base = resolve(asked.source, asked.name)
-    cp, serving = base.parallelism.cp, base.for_serving
-    for refused, why in (
-        (serving.batching == "static", "inference.batching: a static batch has no rate of requests; write continuous"),
-        (serving.autoscaling is not None, "inference.autoscaling: --slo searches replicas that are always on"),
-        (
-            serving.requests.max_concurrency is not None,
-            "inference.requests.max_concurrency: --slo searches the rate of requests; leave it out",
-        ),
-        (serving.afd is not None, "inference.afd: --slo searches GPUs that compute attention and experts"),
-        (cp > 1, f"parallelism.cp: found {cp}; --slo searches tp, pp, dp, ep and pools"),
-    ):
-        if refused:
-            raise InputError(f"{asked.source.label}: {why}")
+    _check(base, asked.source.label)
     pools = base.for_serving.disaggregated
     gpus = asked.gpus or (base.parallelism.ranks if pools is None else pools.ranks)
     # Pipelines and many replicas first: their iterations are simulated one by one, so they take longest.
@@ -94,6 +82,27 @@ def search_serving(
         refusals=tuple(r for unit, each in zip(units, of_unit, strict=True) for r in _refusals(unit, each)),
         same_host_times=of_one_host([str(choice["engine"]) for choice in asked.choices if "engine" in choice]),
     )
+
+
+def _check(base: Scenario, label: str) -> None:
+    """Refuse what a search of rates cannot have.
+
+    Raises:
+        InputError: naming the section; `label` names the file.
+    """
+    cp, serving = base.parallelism.cp, base.for_serving
+    for refused, why in (
+        (serving.batching == "static", "inference.batching: a static batch has no rate of requests; write continuous"),
+        (serving.autoscaling is not None, "inference.autoscaling: --slo searches replicas that are always on"),
+        (
+            serving.requests.max_concurrency is not None,
+            "inference.requests.max_concurrency: --slo searches the rate of requests; leave it out",
+        ),
+        (serving.afd is not None, "inference.afd: --slo searches GPUs that compute attention and experts"),
+        (cp > 1, f"parallelism.cp: found {cp}; --slo searches tp, pp, dp, ep and pools"),
+    ):
+        if refused:
+            raise InputError(f"{label}: {why}")
 
 
 class _Found(Struct, frozen=True):
