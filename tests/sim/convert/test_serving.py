@@ -289,7 +289,7 @@ def test_benchmarks_that_start_the_engine_and_servers_without_one(
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("text-generation-launcher --model-id llama3-8b", "whose configuration it is cannot be told"),
+        ("text-generation-launcher --model-id llama3-8b", "which is not read: this engine has no record here"),
         (f"vllm serve --max-num-seqs 4\n{BENCH}", "names no model: give --model"),
         (f"vllm serve llama3-8b --max-num-seqs many\n{BENCH}", "--max-num-seqs: found 'many'; must be a whole number"),
         (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import synthetic
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.results.memory import MemoryCurve
+from sim.studies.compared import ActionPair, Comparison, Ends, MemoryPair, Pair, RankPair, Steps
 from sim.views.compare_page import compare_page, paired_tracks
 from sim.views.curves import curve_columns
 from sim.views.figures import timeline_figure
@@ -68,29 +68,30 @@ def test_a_timeline_of_nothing_still_makes_a_page() -> None:
     assert "simulated step" in timeline_page(synthetic.result_of(empty, []), empty, [])
 
 
-def comparison() -> dict[str, Any]:
-    pair = {"simulated": 0.8, "measured": 1.0, "error": -0.2}
-    return {
-        "format": "sim-compare/1",
-        "scenario": "<b>x</b>",
-        "profile": "paired",
-        "step_time_s": pair,
-        "step_time_interval_s": [0.7, 0.9],
-        "noise": 0.01,
-        "quiet": True,
-        "others_cores": None,
-        "steps": {"count": 2, "min_s": 0.9, "max_s": 1.1},
-        "action_ends": {"mean": 0.0, "max": 0.0},
-        "memory_over_steps": [],
-        "actions": {
-            "F": pair | {"simulated_count": 3, "measured_count": 3},
-            "W": pair | {"simulated_count": 0, "measured_count": 3},
-        },
-        "ranks": [{"rank": 0, "compute_s": pair}],
-        "memory": [{"rank": 0, "peak_bytes": pair}],
-        "tolerance": 0.1,
-        "within_tolerance": False,
+def comparison() -> Comparison:
+    pair = Pair.of(0.8, 1.0)
+    actions = {
+        kind: ActionPair.of(0.8, 1.0, simulated_count=count, measured_count=3) for kind, count in (("F", 3), ("W", 0))
     }
+    return Comparison(
+        scenario="<b>x</b>",
+        profile="paired",
+        step_time_s=pair,
+        step_time_interval_s=(0.7, 0.9),
+        noise=0.01,
+        quiet=True,
+        others_cores=None,
+        warnings=(),
+        steps=Steps(2, 0.9, 1.1),
+        actions=actions,
+        replay=None,
+        action_ends=Ends(0.0, 0.0),
+        ranks=(RankPair(0, pair, pair),),
+        memory=(MemoryPair(0, pair),),
+        memory_over_steps=(),
+        tolerance=0.1,
+        within_tolerance=False,
+    )
 
 
 def test_comparison_draws_a_class_of_ranks_once_above_its_measured_ranks() -> None:
