@@ -38,7 +38,7 @@ def main(a: Path, b: Path | None, report: Report) -> None:
     if b is None:
         found["names"][1] += f" with {', '.join(report.overrides)}"
     elif report.overrides and not found["keys"]:
-        print("note: --set changed both; without B it changes a copy of A, and compares A with that", file=sys.stderr)
+        print("note: --set changed both A and B; to compare A with A changed by --set, leave B out", file=sys.stderr)
     console = console_of(160)
     report.show(found, difference_page, lambda found: print_difference(found, console))
 

@@ -125,7 +125,7 @@ def _longest(s: Settings) -> int:
         return whole
     if s.values.get(PROMPT) is None or s.values.get(ANSWER) is None:
         missing = next(name for name in (PROMPT, ANSWER) if s.values.get(name) is None)
-        raise InputError(f"{s.file}: --{missing}: is missing, so nothing says the longest sequence: give --seq-len N")
+        raise InputError(f"{s.file}: --{missing}: is missing, so the longest sequence is not known; give --seq-len N")
     return s.size(PROMPT) + s.size(ANSWER)
 
 

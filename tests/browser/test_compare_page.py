@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from sim.inputs.measured_run import load_measured
-from sim.studies.compared import ActionPair, Comparison, Ends, MemoryPair, Pair, RankPair, Steps
+from sim.studies.compared import Pair
 from sim.studies.comparison import compare, simulate_run
 from sim.studies.measured import own_profile, to_timeline
 from sim.studies.regression import scenario_of
@@ -23,28 +23,8 @@ MODEL = "Bokeh.documents[0].get_model_by_name"
 def compared() -> str:
     """The page of a pipeline of four, simulated, and 6 % slower measured."""
     simulated, measured = (synthetic.one_f_one_b(p=4, m=8, copies=1, scale=scale) for scale in (1.0, 1.06))
-    measured_s = measured.step_time_s
-    pair = Pair.of(simulated.step_time_s, measured_s)
-    action = ActionPair.of(pair.simulated, pair.measured, simulated_count=8, measured_count=8)
-    result = Comparison(
-        scenario="pp4",
-        profile="cpu",
-        step_time_s=pair,
-        step_time_interval_s=(0.9 * pair.simulated, 1.1 * pair.simulated),
-        noise=0.01,
-        quiet=True,
-        others_cores=0.1,
-        warnings=(),
-        steps=Steps(2, measured_s, measured_s),
-        actions={"F": action, "B": action},
-        replay=None,
-        action_ends=Ends(0.01, 0.02),
-        ranks=tuple(RankPair(rank, pair, pair) for rank in range(4)),
-        memory=tuple(MemoryPair(rank, Pair.of(1e9, 1.1e9)) for rank in range(4)),
-        memory_over_steps=(),
-        tolerance=0.1,
-        within_tolerance=True,
-    )
+    pair = Pair.of(simulated.step_time_s, measured.step_time_s)
+    result = synthetic.comparison_of(pair, actions={"F": 8, "B": 8}, ranks=4, name="pp4", others_cores=0.1)
     return compare_page(result, simulated, measured)
 
 

@@ -21,7 +21,8 @@ def waits_of(s: Settings, layout: Mapping[str, Any]) -> dict[str, Any]:
     if iterations and ratio and not shared:
         found["batch_wait"] = {"iterations": iterations, "tokens_ratio": ratio}
     elif iterations or ratio:
-        why = "not with attention of each rank's own" if shared else "only both together let prompts wait"
+        alone = "prompts wait only if both are above 0"
+        why = "with data-parallel attention no prompt waits by them" if shared else alone
         s.notes.append(f"batch_wait_timeout_iters, batch_wait_max_tokens_ratio: without effect, {why}")
     if balanced and shared:
         found["balanced_prompts"] = balance

@@ -117,7 +117,7 @@ def _preemption(sections: Sections, inference: Inference) -> Problems:
 
 
 def _capacity_policy(sections: Sections, inference: Inference) -> Problems:
-    """`capacity_policy` needs an engine that has both."""
+    """`capacity_policy` needs an engine that has both policies."""
     if inference.capacity_policy is None or engine_of(inference.engine).admission.policies:
         return
     able = ", ".join([name for name, other in ENGINES.items() if other.admission.policies])
@@ -135,8 +135,8 @@ def _conservativeness(sections: Sections, inference: Inference) -> Problems:
 
 
 def _waits(sections: Sections, inference: Inference) -> Problems:
-    """Prompts wait for others on an engine that can, of one replica or (_torch/pyexecutor/py_executor.py, _schedule)
-    of several that share experts."""
+    """`batch_wait` and `balanced_prompts` need an engine that has them. The first is for replicas on their own, the second
+    for replicas that share experts (_torch/pyexecutor/py_executor.py, _schedule)."""
     p = sections.parallelism
     shared = max([one.sharing_replicas for one in inference.layouts(p)])
     for key, of_shared in (("batch_wait", False), ("balanced_prompts", True)):

@@ -91,7 +91,7 @@ def _batch_norm(op: CapturedOperator) -> Clocks:
 
 
 def _sum(op: CapturedOperator) -> Clocks:
-    """Return those of a sum of neighbours, or of numbers that do not lie together; of short rows none are known."""
+    """Return the clocks of a sum over neighbours, or over numbers that do not lie together; short rows have none known."""
     shape = sum_shape(op)
     if shape is None or not shape.joined:
         return Clocks()  # a thread computes each place (`single_places`)

@@ -101,8 +101,10 @@ def routing(scenario: Scenario, d: Dims, layer: int, shard: Shard) -> Routing:
 
 
 def _filled_up(scenario: Scenario, d: Dims, dispatcher: Dispatcher, experts: int, local: int) -> tuple[float, float]:
-    """Rows that fill each expert's up to a tile: sent from home, and made where tokens arrive. A capacity is taken for
-    a multiple."""
+    """Rows that fill up experts' tiles: those that are sent from home, and those that are made where tokens arrive.
+
+    With a capacity each expert's rows are assumed to fill whole tiles.
+    """
     by_map = fills_map(scenario, d)
     by_library = dispatcher.fills_tiles and d.recipe is not None and moe_of(scenario).capacity_factor is None
     if by_map and not dispatcher.copies_on_arrival:
@@ -111,7 +113,7 @@ def _filled_up(scenario: Scenario, d: Dims, dispatcher: Dispatcher, experts: int
 
 
 def lacking_rows(scenario: Scenario, d: Dims) -> float:
-    """Return the rows that an expert lacks by chance to a whole tile: half a tile, less half a row."""
+    """Return the rows that an expert lacks to whole tiles in the mean: (tile − 1)/2."""
     return (aligned_rows(scenario, d) - 1) / 2
 
 

@@ -22,7 +22,7 @@ from sim.models.dims import Dims, ceil_div
 from sim.models.operators import F, I, Linear, memory_op
 from sim.variants.recipes import Operand
 
-Scales = Operand | Literal["compact"]  # whose cast is which operand's; compact: in no release in a matmul's order
+Scales = Operand | Literal["compact"]  # compact: no release writes these scales in a matmul's order
 SCALE_BYTES = 1  # E8M0 of MXFP8, E4M3 of NVFP4
 
 
@@ -47,7 +47,7 @@ def swizzles(d: Dims, name: str, phase: Phase, *operands: tuple[Scales, float], 
 
 
 def linear_swizzles(d: Dims, spec: Linear, phase: Phase) -> Program:
-    """Return those before a linear layer's matmuls of `phase`."""
+    """Return the kernels that swizzle scales before a linear layer's matmuls of `phase`."""
     gathers = d.sp and d.tp > 1
     into: Scales = "compact" if gathers and spec.mode == "column" else "activations"
     out: Scales = "compact" if gathers and spec.mode == "row" and not d.partial_rows else "activations"

@@ -124,8 +124,13 @@ BALANCE = "attention_dp_config: {enable_balance: true, batching_wait_iters: 0, t
     ("config", "model", "expected", "told"),
     [
         (WAITS, "llama3-8b", {"batch_wait": {"iterations": 20, "tokens_ratio": 0.9}}, ""),
-        ("batch_wait_timeout_iters: 20\n", "llama3-8b", {}, "only both together let prompts wait"),
-        (f"{WAITS}enable_attention_dp: true\n", "qwen3-30b-a3b", {}, "not with attention of each rank's own"),
+        ("batch_wait_timeout_iters: 20\n", "llama3-8b", {}, "prompts wait only if both are above 0"),
+        (
+            f"{WAITS}enable_attention_dp: true\n",
+            "qwen3-30b-a3b",
+            {},
+            "with data-parallel attention no prompt waits by them",
+        ),
         (
             f"{BALANCE}enable_attention_dp: true\n",
             "qwen3-30b-a3b",

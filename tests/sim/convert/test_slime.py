@@ -20,7 +20,7 @@ set -ex
 SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
 source "${SCRIPT_DIR}/models/sizes.sh"
 ROLLOUT_ARGS=(
-   --prompt-data /root/dapo.jsonl --num-rollout 3000 --rm-type deepscaler
+   --prompt-data /data/dapo.jsonl --num-rollout 3000 --rm-type deepscaler
    --rollout-batch-size 32 --n-samples-per-prompt 8 --rollout-max-prompt-len 1024 --rollout-max-response-len 8192
    --rollout-temperature 0.8 --global-batch-size 256 --balance-data
 )
@@ -31,11 +31,11 @@ PERF_ARGS=(
    --use-dynamic-batch-size --max-tokens-per-gpu 9216
 )
 RUNTIME_ENV_JSON="{
-  \\"env_vars\\": {\\"PYTHONPATH\\": \\"/root/Megatron-LM/\\"}
+  \\"env_vars\\": {\\"PYTHONPATH\\": \\"/opt/Megatron-LM/\\"}
 }"
 ray start --head --num-gpus 8
 ray job submit --runtime-env-json="${RUNTIME_ENV_JSON}" -- python3 train.py \\
-   --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-num-gpus 4 --hf-checkpoint /root/GLM-Z1-9B-0414 \\
+   --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-num-gpus 4 --hf-checkpoint /models/GLM-Z1-9B-0414 \\
    --rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 --attention-dropout 0.0 --hidden-dropout 0.0 \\
    --advantage-estimator gspo --attention-backend flash ${MODEL_ARGS[@]} ${ROLLOUT_ARGS[@]} ${PERF_ARGS[@]}
 """
@@ -106,7 +106,7 @@ def test_what_is_no_step_without_a_critic_is_refused(tmp_path: Path) -> None:
     assert "--loss-type: found 'sft_loss'; can be converted: policy_loss" in said
     text = COMMAND.replace("--rollout-max-prompt-len 1024", "")
     said = refused(tmp_path, "run.sh", text, *OF_RL)
-    assert "--rollout-max-prompt-len: is missing, so nothing says the longest sequence: give --seq-len N" in said
+    assert "--rollout-max-prompt-len: is missing, so the longest sequence is not known; give --seq-len N" in said
     data, _ = converted_rl(tmp_path, text, "--seq-len", "9216")
     assert of(data, "rl", "prompt_len") == [{"mean": 100}]
     assert "attention masks" not in converted_rl(tmp_path, text, "--seq-len", "65536")[1]

@@ -13,6 +13,7 @@ from sim.inputs.scenario import Scenario, parse_scenario
 from sim.results.memory import AtMost, MemoryCurve
 from sim.results.records import Engine, MemoryRow, Provenance
 from sim.results.result import Contention, MeanRank, MiddleLayer, RankRow, StepResult, Utilization
+from sim.studies.compared import ActionPair, Comparison, Ends, MemoryPair, Pair, RankPair, Steps
 
 GIB = 2.0**30
 
@@ -179,3 +180,34 @@ def result_of(timeline: Timeline, curves: list[MemoryCurve], name: str = "1f1b_p
         engine=Engine(tasks=len(timeline), events=2 * len(timeline), wall_s=0.05, path="static"),
     )
     return replace(result, **changes)
+
+
+def comparison_of(
+    pair: Pair, *, actions: dict[str, int], ranks: int = 1, name: str = "x", **changed: Any
+) -> Comparison:
+    """A comparison in which all figures are as far apart as the step times. `actions`: the simulated ones of each kind,
+    of which as many as F were measured."""
+    sides = {"simulated": pair.simulated, "measured": pair.measured}
+    found = Comparison(
+        scenario=name,
+        profile="paired",
+        step_time_s=pair,
+        step_time_interval_s=(0.9 * pair.simulated, 1.1 * pair.simulated),
+        noise=0.01,
+        quiet=True,
+        others_cores=None,
+        warnings=(),
+        steps=Steps(2, 0.9 * pair.measured, 1.1 * pair.measured),
+        actions={
+            kind: ActionPair.of(**sides, simulated_count=count, measured_count=actions["F"])
+            for kind, count in actions.items()
+        },
+        replay=None,
+        action_ends=Ends(0.0, 0.0),
+        ranks=tuple(RankPair(rank, pair, pair) for rank in range(ranks)),
+        memory=tuple(MemoryPair(rank, pair) for rank in range(ranks)),
+        memory_over_steps=(),
+        tolerance=0.1,
+        within_tolerance=pair.error is not None and abs(pair.error) <= 0.1,
+    )
+    return replace(found, **changed)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from sim.core.timeline import Detail, RankClass, Span, from_spans
 from sim.results.memory import MemoryCurve
-from sim.studies.compared import ActionPair, Comparison, Ends, MemoryPair, Pair, RankPair, Steps
+from sim.studies.compared import Pair
 from sim.views.compare_page import compare_page, paired_tracks
 from sim.views.curves import curve_columns
 from sim.views.figures import timeline_figure
@@ -68,32 +68,6 @@ def test_a_timeline_of_nothing_still_makes_a_page() -> None:
     assert "simulated step" in timeline_page(synthetic.result_of(empty, []), empty, [])
 
 
-def comparison() -> Comparison:
-    pair = Pair.of(0.8, 1.0)
-    actions = {
-        kind: ActionPair.of(0.8, 1.0, simulated_count=count, measured_count=3) for kind, count in (("F", 3), ("W", 0))
-    }
-    return Comparison(
-        scenario="<b>x</b>",
-        profile="paired",
-        step_time_s=pair,
-        step_time_interval_s=(0.7, 0.9),
-        noise=0.01,
-        quiet=True,
-        others_cores=None,
-        warnings=(),
-        steps=Steps(2, 0.9, 1.1),
-        actions=actions,
-        replay=None,
-        action_ends=Ends(0.0, 0.0),
-        ranks=(RankPair(0, pair, pair),),
-        memory=(MemoryPair(0, pair),),
-        memory_over_steps=(),
-        tolerance=0.1,
-        within_tolerance=False,
-    )
-
-
 def test_comparison_draws_a_class_of_ranks_once_above_its_measured_ranks() -> None:
     simulated = synthetic.one_f_one_b(p=2, m=2, copies=2)
     measured = synthetic.one_f_one_b(p=4, m=2, copies=1)
@@ -110,7 +84,8 @@ def test_comparison_draws_a_class_of_ranks_once_above_its_measured_ranks() -> No
 
 def test_comparison_shows_errors_with_sign_and_missing_sides() -> None:
     simulated, measured = (synthetic.one_f_one_b(p=2, m=2, copies=1, scale=s) for s in (1.0, 1.1))
-    html = compare_page(comparison(), simulated, measured)
+    result = synthetic.comparison_of(Pair.of(0.8, 1.0), actions={"F": 3, "W": 0}, name="<b>x</b>")
+    html = compare_page(result, simulated, measured)
     assert "−20.0 %" in html
     assert "out of tolerance of 10.0 %" in html
     assert "<b>x</b>" not in html
