@@ -81,9 +81,7 @@ class Megatron(Emission):
         for key in m.variations.keys() - self._variations():
             self.refuse(f"model.{key}", "flags are not written for it")
         if m.qk_norm is True and m.norm == "layernorm":
-            self.refuse(
-                "model.qk_norm", "takes the model's norm for queries and keys, too; write qk_norm: layernorm", "true"
-            )
+            self.refuse("model.qk_norm", "takes layer norms there, too; write qk_norm: layernorm", "true")
         if m.norm == "layernorm" and not (m.bias if m.norm_bias is None else m.norm_bias):
             self.notes.append("norm_bias false is simulated; Megatron-LM's layer norms have biases (norm_bias: true)")
         if m.mtp_layers > 0 and m.positions == "learned":

@@ -22,7 +22,7 @@ def waits_of(s: Settings, layout: Mapping[str, Any]) -> dict[str, Any]:
         found["batch_wait"] = {"iterations": iterations, "tokens_ratio": ratio}
     elif iterations or ratio:
         alone = "prompts wait only if both are above 0"
-        why = "with data-parallel attention no prompt waits by them" if shared else alone
+        why = "no prompt waits so with data-parallel attention" if shared else alone
         s.notes.append(f"batch_wait_timeout_iters, batch_wait_max_tokens_ratio: without effect, {why}")
     if balanced and shared:
         found["balanced_prompts"] = balance

@@ -135,8 +135,8 @@ def _conservativeness(sections: Sections, inference: Inference) -> Problems:
 
 
 def _waits(sections: Sections, inference: Inference) -> Problems:
-    """`batch_wait` and `balanced_prompts` need an engine that has them. The first is for replicas on their own, the second
-    for replicas that share experts (_torch/pyexecutor/py_executor.py, _schedule)."""
+    """`batch_wait` and `balanced_prompts` need an engine that has them. The first is for replicas on their own, the
+    second for replicas that share experts (_torch/pyexecutor/py_executor.py, _schedule)."""
     p = sections.parallelism
     shared = max([one.sharing_replicas for one in inference.layouts(p)])
     for key, of_shared in (("batch_wait", False), ("balanced_prompts", True)):

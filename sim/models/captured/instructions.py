@@ -91,7 +91,7 @@ def _batch_norm(op: CapturedOperator) -> Clocks:
 
 
 def _sum(op: CapturedOperator) -> Clocks:
-    """Return the clocks of a sum over neighbours, or over numbers that do not lie together; short rows have none known."""
+    """Return the clocks of a sum over neighbours, or over numbers that do not lie together; 0 for short rows."""
     shape = sum_shape(op)
     if shape is None or not shape.joined:
         return Clocks()  # a thread computes each place (`single_places`)

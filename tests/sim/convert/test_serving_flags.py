@@ -129,7 +129,7 @@ BALANCE = "attention_dp_config: {enable_balance: true, batching_wait_iters: 0, t
             f"{WAITS}enable_attention_dp: true\n",
             "qwen3-30b-a3b",
             {},
-            "with data-parallel attention no prompt waits by them",
+            "no prompt waits so with",
         ),
         (
             f"{BALANCE}enable_attention_dp: true\n",

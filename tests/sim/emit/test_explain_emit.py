@@ -309,7 +309,7 @@ def test_megatron_gets_what_its_own_checks_ask_for() -> None:
         (
             "megatron",
             {"model": {"preset": "llama3-70b", "norm": "layernorm", "qk_norm": True}},
-            ["model.qk_norm: found true; Megatron-LM takes the model's norm for queries and keys, too"],
+            ["model.qk_norm: found true; Megatron-LM takes layer norms there, too; write qk_norm: layernorm"],
         ),
         ("deepspeed", {}, ["must be one of torchtitan, torchtitan-python, megatron"]),
     ],
