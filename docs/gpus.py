@@ -33,7 +33,7 @@ def _row(gpu: GpuSpec) -> str:
         f"{gpu.memory_bytes / 2**30:.0f}",
         f"{gpu.memory_bandwidth_bytes_per_s / 1e12:.4g}",
         f"{sixteen / 1e12:,.4g}",
-        f"{eight / 1e12:,.4g}" if eight else "",
+        f"{eight / 1e12:,.{0 if eight >= 1e15 else 1}f}".removesuffix(".0") if eight else "",
         f"{gpu.power_limit_w:g}",
     ]
     # The document of most figures stands for the rest; the file has all of them.

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "cpu", "other"]
+Architecture = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin", "cpu", "other"]
 CollectivesOf = Literal["v100", "a100", "h100", "b200", "gb200", "gb300"]  # GPUs of topology.timing.TIMINGS
 
 A100_FLOP_J = 0.96e-12
@@ -49,6 +49,9 @@ class Chip(Struct, frozen=True):
     cache_bytes: float = 0.0
     """the largest L2 cache that a GPU of it has, 0: unknown [NVIDIA's whitepapers of V100, Turing, A100, Ada, H100
     (full GH100) and RTX Blackwell (GB202; a B200 has 126 MB)]"""
+    kernels_of: Architecture | None = None
+    """the architecture whose kernels and defaults serving engines have on it, None: its own [compute capability 10.7 is
+    of Blackwell's family, 10.x]"""
     rounds_fp32: bool = False
     """torch may round fp32 operands to tf32 [torch: allow_tf32; on CUDA alone]"""
     sends_to_all: bool = False
@@ -99,6 +102,20 @@ ARCHITECTURES: Mapping[Architecture, Chip] = {
         large_workspaces=True,
         reads_both_orders=True,
         fuses_experts=True,
+        rounds_fp32=True,
+    ),
+    # Nobody published measurements: NCCL's constants are those of `src/graph/topo.h` and `src/tuning/nvls.cc` of 2.32.
+    "rubin": Chip(
+        "gb300",
+        nvlink_bytes_per_s=50e9,
+        nvlink_efficiency=31.2 / 50,
+        nvls_efficiency=0.74,
+        has_cuda=True,
+        mixes_ll128=True,
+        large_workspaces=True,
+        reads_both_orders=True,
+        fuses_experts=True,
+        kernels_of="blackwell",
         rounds_fp32=True,
     ),
     "cpu": Chip(is_host=True, rounds_fp32=True),

@@ -69,6 +69,11 @@ class GpuSpec(_Spec):
         """Return what all GPUs of its architecture have in common."""
         return ARCHITECTURES[self.architecture]
 
+    @property
+    def kernel_architecture(self) -> Architecture:
+        """Return the architecture whose kernels and defaults serving engines have on this GPU."""
+        return self.chip.kernels_of or self.architecture
+
     def same_multiprocessors(self, other: "GpuSpec") -> bool:
         """Tell whether only the board differs: one architecture, as many FLOPs a clock and multiprocessor."""
         rate = self.sm_flops_per_clock

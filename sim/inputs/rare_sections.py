@@ -73,7 +73,7 @@ def with_engine_defaults(inference: Inference, model: ModelConfig, parallelism: 
 
     def defaults_of(size: Parallelism | PoolSize, pool: ServerPool) -> Defaults:
         server = server_of(gpu, model, inference, size, parallelism.pp, pool)
-        return engine.defaults_on(gpu.architecture, server, longest, whole)
+        return engine.defaults_on(gpu.kernel_architecture, server, longest, whole)
 
     own = defaults_of(size, "all" if pools is None else "decode")
     if pools is not None:

@@ -47,7 +47,7 @@ def cache_dtype(inference: Inference, gpu: GpuSpec, model: ModelConfig) -> str:
     linear, _ = linear_format(inference, gpu.peak_flops_per_s)
     published = inference.quantization == model.checkpoint_quantization and inference.quantization in PUBLISHED
     said = model.checkpoint_cache == "fp8" if published else linear in NARROW
-    selected = model.mla is not None and model.indexer is not None and gpu.architecture == "blackwell"
+    selected = model.mla is not None and model.indexer is not None and gpu.kernel_architecture == "blackwell"
     narrow = (engine.fp8_cache and said) or (engine.fp8_selected and selected)
     narrow &= inference.attention == "fused"
     return "fp8" if narrow else sixteen_bit(inference.precision)
@@ -59,6 +59,6 @@ def with_block_tokens(own: Defaults, inference: Inference, model: ModelConfig, g
     if model.mla is None or model.state_space is not None:
         return own
     kept = inference.kv_cache.dtype or cache_dtype(inference, gpu, model)
-    kernel = gpu.architecture, gpu.memory_bytes, dtype_bytes(kept) < 2, model.indexer is not None
+    kernel = gpu.kernel_architecture, gpu.memory_bytes, dtype_bytes(kept) < 2, model.indexer is not None
     tokens = engine_of(inference.engine).latent_blocks.on(*kernel)
     return own._replace(block_tokens=tokens) if tokens else own

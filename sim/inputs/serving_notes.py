@@ -121,8 +121,8 @@ def _static_notes(sections: Sections, i: Inference) -> Iterator[str]:
     p, gpu = sections.parallelism, sections.cluster.gpu
     server = server_of(gpu, sections.model, i, p, p.pp)
     whole, longest, engine = not i.chunked_prefill, i.longest(sections.model), engine_of(i.engine)
-    own = engine.defaults_on(gpu.architecture, server, longest, whole)
-    unsaid = engine.defaults_on(gpu.architecture, server._replace(running=None), longest, whole)
+    own = engine.defaults_on(gpu.kernel_architecture, server, longest, whole)
+    unsaid = engine.defaults_on(gpu.kernel_architecture, server._replace(running=None), longest, whole)
     usual = {key: {getattr(own, key)} for key in ("max_running_requests", "max_batch_tokens", "chunked_prefill")}
     usual |= {"prefix_cache": {"none", own.prefix_cache}, "preemption": {"recompute"}}
     usual |= {"capacity_policy": {None}, "schedule_conservativeness": {None}}
@@ -151,7 +151,7 @@ def _share_notes(sections: Sections, i: Inference, given: Set[str]) -> Iterator[
     gpu, pp, whole = sections.cluster.gpu, sections.parallelism.pp, not i.chunked_prefill
     for key, share, size, pool in _sized(sections.parallelism, i):
         server = server_of(gpu, sections.model, i, size, pp, pool)._replace(**unsaid)
-        own = engine_of(i.engine).defaults_on(gpu.architecture, server, i.longest(sections.model), whole)
+        own = engine_of(i.engine).defaults_on(gpu.kernel_architecture, server, i.longest(sections.model), whole)
         if own.takes_all and share == own.memory_fraction:
             why = f"with this {said} engine {i.engine} leaves no memory for weights and cache, unless this key is given"
             yield f"inference.{key}memory_fraction: {why}; simulated with {share:g}"

@@ -8,7 +8,7 @@ from topology.spec import ClusterSpec, InterNode, IntraNode
 
 NAMES = {"v100", "a100-sxm", "a100-pcie", "h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200", "gb300"}
 CLUSTER_NAMES = {"dgx-v100", "dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "dgx-b300"}
-CLUSTER_NAMES |= {"cpu-host", "gb200-nvl72", "gb300-nvl72"}
+CLUSTER_NAMES |= {"cpu-host", "gb200-nvl72", "gb300-nvl72", "vr200-nvl72"}
 
 
 def test_the_promised_names_are_there_and_each_has_a_source() -> None:
@@ -40,21 +40,38 @@ def test_eight_gpus_make_the_peak_printed_for_the_system(cluster: str, dtype: st
 
 @pytest.mark.parametrize(
     ("cluster", "dtype", "rack_flops_per_s"),
-    [("gb200-nvl72", "nvfp4", 720e15), ("gb200-nvl72", "fp8", 360e15), ("gb300-nvl72", "nvfp4", 1080e15)],
+    [
+        ("gb200-nvl72", "nvfp4", 720e15),
+        ("gb200-nvl72", "fp8", 360e15),
+        ("gb300-nvl72", "nvfp4", 1080e15),
+        ("vr200-nvl72", "nvfp4", 2520e15),
+        ("vr200-nvl72", "fp8", 1260e15),
+        ("vr200-nvl72", "bf16", 288e15),
+    ],
 )
 def test_72_gpus_make_the_dense_peak_printed_for_the_rack(cluster: str, dtype: str, rack_flops_per_s: float) -> None:
     assert 72 * CLUSTERS[cluster].gpu.peak_flops_per_s[dtype] == pytest.approx(rack_flops_per_s)
+
+
+def test_engines_run_blackwells_kernels_on_rubin() -> None:
+    """Compute capability 10.7 is of the family 10.x, but its matmuls and links are its own."""
+    rubin = GPUS["vr200"]
+    assert (rubin.architecture, rubin.kernel_architecture) == ("rubin", "blackwell")
+    assert GPUS["h100-sxm"].kernel_architecture == "hopper"
+    assert not rubin.same_multiprocessors(GPUS["gb300"])
 
 
 def test_links_add_up_to_the_systems_totals() -> None:
     both_ways = {name: 2 * c.intra_node.bandwidth_bytes_per_s * c.domain_gpus for name, c in CLUSTERS.items()}
     assert both_ways["dgx-b200"] == 14.4e12
     assert both_ways["gb200-nvl72"] == pytest.approx(130e12, rel=0.01)
+    assert both_ways["vr200-nvl72"] == pytest.approx(260e12, rel=0.01)
     network = {
         name: c.inter_node.nics_per_node * c.inter_node.nic_bandwidth_bytes_per_s for name, c in CLUSTERS.items()
     }
     assert network["dgx-h100"] == 8 * 400e9 / 8
     assert network["dgx-b300"] == 8 * 800e9 / 8
+    assert network["vr200-nvl72"] == 4 * 1.6e12 / 8
     assert network["dgx-v100"] == 4 * 100e9 / 8
 
 

@@ -25,5 +25,5 @@ def offline_tokens(s: Settings, machine: Machine, engine: str, benchmark: str) -
     if benchmark not in BENCHMARKS or record.product != "vLLM" or record.since < V1 or stated:
         return None
     gpu = resolve_cluster(machine.cluster, 1, Source(str(s.file), {"cluster": machine.cluster})).gpu
-    served = record.defaults_on(gpu.architecture, Server(gpu.memory_bytes), 0).max_batch_tokens
+    served = record.defaults_on(gpu.kernel_architecture, Server(gpu.memory_bytes), 0).max_batch_tokens
     return SMALL if served == SMALL_SERVER else LARGE

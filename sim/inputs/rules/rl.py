@@ -114,7 +114,7 @@ def inference_of(generation: Generation, requests: RequestPattern, model: ModelC
         given["sampling"] = DRAWN.model_dump()
     inference = Inference.model_validate({**given, "requests": requests}, strict=True)
     server = server_of(gpu, model, inference, layout_of(generation, model), generation.pp)
-    own = engine.defaults_on(gpu.architecture, server, model.longest)
+    own = engine.defaults_on(gpu.kernel_architecture, server, model.longest)
     own = engine.within_budget(with_block_tokens(own, inference, model, gpu), generation.max_batch_tokens)
     return inference.with_defaults(own, False, cache_dtype(inference, gpu, model))
 

@@ -44,7 +44,7 @@ class AllReduces(Struct, frozen=True):
 def all_reduces(pricing: Pricing, own: Mapping[str, OwnAllReduce]) -> AllReduces | None:
     """Prices of an engine's own all-reduce kernels (`own`, by GPU architecture); None if NCCL does them all."""
     cluster = pricing.plan.scenario.cluster
-    architecture = cluster.gpu.architecture
+    architecture = cluster.gpu.kernel_architecture
     every_two_joined = cluster.intra_node.switched or cluster.intra_node.all_linked
     if architecture not in own or architecture not in TIMES or not every_two_joined or cluster.others:
         return None

@@ -118,7 +118,7 @@ def _experts_dtype(i: Inference, engine: Engine, peaks: Mapping[str, float], act
 def _latents(scenario: Scenario, engine: Engine, linear: str) -> ServedLatents:
     """Which kernels of latent attention an engine has on a scenario's GPUs, whose layers multiply in `linear`; over
     selected keys none that attends to all in the latent's width."""
-    own, architecture = engine.latents, scenario.cluster.gpu.architecture
+    own, architecture = engine.latents, scenario.cluster.gpu.kernel_architecture
     graphs, context = prompt_sizes(scenario, engine), own.absorbed_context.get(architecture, 0.0)
     dense, blocks = scenario.model.indexer is None, QUANTIZATIONS[scenario.model.checkpoint_quantization].in_fp8
     return ServedLatents(

@@ -38,7 +38,7 @@ def quantizing(scenario: Scenario, linear: str) -> tuple[Quantizing, ...]:
     checkpoint = QUANTIZATIONS[scenario.model.checkpoint_quantization]
     engine, blocks = engine_of(i.engine), linear == "fp8" and checkpoint.in_fp8
     if blocks:
-        fused = _compiled(scenario) and scenario.cluster.gpu.architecture == "hopper"
+        fused = _compiled(scenario) and scenario.cluster.gpu.kernel_architecture == "hopper"
         return engine.quantizing_blocks if fused else ()
     if not _compiled(scenario) if engine.quantizing_compiled else i.lora is not None:
         return ()
@@ -62,7 +62,7 @@ def norm_in_sum_bytes(scenario: Scenario, norms: SummedNorms | None) -> float:
     if cluster.gpu.name in norms.but or (norms.experts and (p.sharing_replicas > 1 or i.all2all_backend == "deepep")):
         return 0.0
     token_bytes = m.hidden * dtype_bytes(sixteen_bit(i.precision))
-    return norms.most_bytes(cluster.gpu.architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
+    return norms.most_bytes(cluster.gpu.kernel_architecture, cluster.gpu.memory_bytes, p.tp, token_bytes)
 
 
 def experts_sum_norms(scenario: Scenario) -> bool:
@@ -94,7 +94,7 @@ def shared_experts(scenario: Scenario) -> tuple[float, bool]:
     gpu, one = scenario.cluster.gpu, m.moe.shared_experts == 1
     alike = m.code == "deepseek_v3" and m.moe.experts in own.fused and one and scenario.parallelism.ep == 1
     other = i.lora is not None or i.two_batch_overlap or i.all2all_backend == "deepep"
-    large = is_datacenter_blackwell(gpu.architecture, gpu.memory_bytes)
+    large = is_datacenter_blackwell(gpu.kernel_architecture, gpu.memory_bytes)
     fused = alike and not other and not large and "fp4" not in i.quantization
     if fused:
         return FUSED_TOKENS, True

@@ -184,14 +184,14 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     gpu, p, served = scenario.cluster.gpu, scenario.parallelism, scenario.for_serving
     drafts = served.speculative
     server = server_of(gpu, scenario.model, served, p, p.pp)
-    own = engine.defaults_on(gpu.architecture, server, served.longest(scenario.model))
+    own = engine.defaults_on(gpu.kernel_architecture, server, served.longest(scenario.model))
     each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.tokens
     overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
     graphs = _graphs(engine, served, own.graphs_to, each) if served.cuda_graphs else ()
     prompts = graphs if engine.prompt_graphs else prompt_sizes(scenario, engine)
     tokens = served.max_running_requests * (1 if drafts is None else 1 + drafts.tokens)
     whole_to = tokens if engine.whole_to_running else None
-    times = engine.host_on(gpu.architecture)
+    times = engine.host_on(gpu.kernel_architecture)
     moe = scenario.model.moe
     grouped = moe is not None and moe.chooses_groups and moe.groups != 1
     asked = served.sampling
@@ -239,7 +239,7 @@ def _beside(graphs: PromptGraphs, scenario: Scenario) -> bool:
 def _of_model(graphs: PromptGraphs, scenario: Scenario) -> bool:
     """Whether an engine has prompts' graphs of a scenario's model on its GPUs."""
     m, gpu = scenario.model, scenario.cluster.gpu
-    large = is_datacenter_blackwell(gpu.architecture, gpu.memory_bytes)
+    large = is_datacenter_blackwell(gpu.kernel_architecture, gpu.memory_bytes)
     if large and m.code == "qwen2_moe" and not graphs.experts_blackwell:
         return False
     if m.state_space is not None and m.code == "qwen2_moe" and not graphs.states:

@@ -44,8 +44,8 @@ SIXTEEN_BITS = 2.0  # bytes; of a cache in fewer FlashAttention 2 reads none (fa
 def tiled_attentions(scenario: Scenario, d: ServingDims, attentions: tuple[Attention, ...]) -> tuple[bool, ...]:
     """Which of a model's attentions have such kernels on a scenario's GPUs."""
     gpu, engine = scenario.cluster.gpu, engine_of(scenario.for_serving.engine)
-    of_datacenter = is_datacenter_blackwell(gpu.architecture, gpu.memory_bytes)
-    here = ("datacenter_blackwell" if of_datacenter else gpu.architecture) in engine.tiled_heads
+    of_datacenter = is_datacenter_blackwell(gpu.kernel_architecture, gpu.memory_bytes)
+    here = ("datacenter_blackwell" if of_datacenter else gpu.kernel_architecture) in engine.tiled_heads
     one_kernel = d.fused_attention and d.cp == 1 and d.kv_bytes == SIXTEEN_BITS
     return tuple([here and one_kernel and _has_kernel(attention) for attention in attentions])
 
