@@ -18,6 +18,7 @@ from sim.models.optimizers.step import (
 )
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel, after_backward
+from sim.programs.held_tensors import loops_at_the_end
 from sim.programs.shared_gradients import sum_shared_once
 from sim.programs.stages import Stage
 from sim.programs.updated_parameters import early_gather, gather_after_optimizer
@@ -54,7 +55,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
     whole = OPTIMIZERS[t.optimizer].whole_matrices
     dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if whole else NOTHING_DEALT
-    end = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
+    end = source.step_items(dense + experts, dealt, loops_at_the_end(blocks, dp))  # nothing without parameters
     if dp.zero:
         out += shard_items(dense + experts, t)
     out += [*end.prepared, *_overflow_flags(plan, dp)]
@@ -80,7 +81,8 @@ def _first_stage_first(stages: tuple[Stage, ...], plan: Plan) -> Program:
         own = -(-dense // dp.shard) + -(-experts // dp.expert_shard)
         # Each loops over its own parameters on the host.
         share = sum(len(b.tensors) for b in blocks) / max(1, sum(len(b.tensors) for b in all_blocks))
-        update = (_of_host(i, share) for i in source.step_items(own, NOTHING_DEALT).update)
+        items = source.step_items(own, NOTHING_DEALT, loops_at_the_end(blocks, dp)).update
+        update = (_of_host(i, share) for i in items)
         updates.append((*update, *dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)))
     gathered, end = early_gather(stages[0].blocks, dp)
     return (*updates[0], *gathered, *updates[1], *end)

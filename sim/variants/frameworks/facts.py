@@ -10,6 +10,7 @@ from sim.variants.frameworks.parts import (
     ContextKernels,
     Former,
     RouterKernels,
+    TensorLoop,
     UnfusedLoss,
     ZeroEngine,
 )
@@ -300,8 +301,8 @@ class Framework(Struct, frozen=True):
     """with precision fp16 and fp32 gradients, the loss's scale is taken out of them by a pass of its own, which also
     looks for overflows [torch/amp/grad_scaler.py: _unscale_grads_; torch/distributed/fsdp/sharded_grad_scaler.py;
     core/optimizer/optimizer.py: _unscale_main_grads_and_check_for_nan]"""
-    adamw_by_operators: bool = False
-    """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
+    adamw_loop: TensorLoop = TensorLoop()
+    """AdamW's kernels for each tensor, see `TensorLoop` [composer/optim/decoupled_weight_decay.py: adamw]"""
     ropes_in_projection: bool = False
     """one kernel takes a projection's result apart and rotates it [core: apply_fused_qkv_rotary_pos_emb]"""
     lion_operators: tuple[int, ...] = ()

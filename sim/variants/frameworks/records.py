@@ -21,6 +21,7 @@ from sim.variants.frameworks.parts import (
     TRANSFORMERS_ROUTER,
     ContextKernels,
     Former,
+    TensorLoop,
     UnfusedLoss,
     ZeroEngine,
 )
@@ -270,7 +271,7 @@ _RECORDS = (
         attention_copies=4,
         attention_copy_kernels=(30, 7),
         adamw_kernels=(),
-        adamw_by_operators=True,
+        adamw_loop=TensorLoop(9, reads_steps=True),
         # Parameter: decay, add_ (2 each); moment: lerp, lerp_ (2); update: written, its sign (2), read.
         lion_operators=(4, 2, 3, 4, 5),
         family="torch",
@@ -288,6 +289,12 @@ _RECORDS = (
                 "llm-foundry, scripts/train/benchmarking/sweep.sh: image 2.0.1_cu118",
             ),
             TORCH_CHECKPOINT,
+            Former("2023-06", {"adamw_loop": TensorLoop(9)}, "composer before 0.15: `step` is a number of the host"),
+            Former(
+                "2023-05",
+                {"zero": REPLICAS_COPIED.as_first_fsdp._replace(one_tensor_a_unit=True)},
+                "composer before 0.14: torch 1.13, which has no `use_orig_params`",
+            ),
             Former("2023-05", {"cross_entropy": "unfused"}, "mosaicml/examples, mosaic_gpt.py: ComposerMosaicGPT.loss"),
         ),
     ),
