@@ -116,7 +116,8 @@ class Described:
     def step_items(self, n_params: int, dealt: Dealt, loops: Loops) -> EndOfStep:
         """Clipping and optimizer step of `n_params` parameters; `dealt`: how Muon sees those of this rank."""
         t = self.scenario.for_training
-        prepared, (norm, scaling) = prepared_gradients(n_params, t), clip_items(n_params, t, loops)
+        clipped = n_params if loops.clipped is None else loops.clipped
+        prepared, (norm, scaling) = prepared_gradients(n_params, t), clip_items(clipped, t, loops)
         return EndOfStep(prepared, norm, scaling, optimizer_items(n_params, t, dealt, loops))
 
     def flops_per_token(self, causal_half: bool) -> float:

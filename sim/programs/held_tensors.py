@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sim.core.program import Block
 from sim.models.optimizers.loops import Loops
 from sim.programs.data_parallel import DataParallel
 
 
-def loops_at_the_end(blocks: Iterable[Block], dp: DataParallel) -> Loops:
-    """Return over how many tensors the slowest rank loops; torch's first FSDP clips each of them by itself
-    (torch/distributed/fsdp/fully_sharded_data_parallel.py: `_get_grad_norm`, `clip_grad_norm_`)."""
-    return Loops(held_tensors(blocks, dp), dp.zero >= 2 and dp.engine.fsdp_version == 1)
+def loops_at_the_end(blocks: Sequence[Block], dp: DataParallel) -> Loops:
+    """Return over how many tensors the slowest rank loops, and what it clips."""
+    whole = sum(b.params + b.expert_params for b in blocks) if dp.zero in dp.engine.clips_whole_at else None
+    return Loops(held_tensors(blocks, dp), dp.zero in dp.engine.clips_tensors_at, whole)
 
 
 def held_tensors(blocks: Iterable[Block], dp: DataParallel) -> int:

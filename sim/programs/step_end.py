@@ -151,6 +151,7 @@ def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
 def _groups_of_norm(plan: Plan, dp: DataParallel) -> list[str]:
     """The groups over which a number that each rank has of its own gradients (norm, overflow) is reduced."""
     model = "tp" if plan.scenario.for_training.optimizer_post_validation else "model"
-    shards = ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
+    own = dp.zero not in dp.engine.clips_whole_at
+    shards = ["shard"] if dp.zero >= 1 and dp.shard > 1 and own else []
     shards += ["replica"] if dp.outer > 1 else []
     return [*([model] if plan.group_size(model) > 1 else []), *shards]

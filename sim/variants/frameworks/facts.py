@@ -343,8 +343,7 @@ class Framework(Struct, frozen=True):
     checks_gradients: bool = False
     """the gradient buffer is read for NaNs [core/distributed: check_grads]"""
     averages_gradients: bool = False
-    """the gradient buffer is scaled to a mean by a kernel before the reduction, not by NCCL [core/distributed:
-    start_grad_sync]"""
+    """the gradient buffer is scaled to a mean by a kernel, not by NCCL [core/distributed: start_grad_sync]"""
     zeroes_gradients: bool = False
     """the gradient buffer is zeroed; otherwise gradients are freed [core/distributed: zero_grad_buffer]"""
     keeps_gradients_at: tuple[int, ...] = ()

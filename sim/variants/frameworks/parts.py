@@ -261,12 +261,15 @@ class ZeroEngine(NamedTuple):
     take that one's place (megatron/core/distributed/torch_fully_sharded_data_parallel.py, which makes units of layers,
     embedding and output, too). `flat_at`: the values of `parallelism.zero` with which the optimizer has a rank's shards
     as vectors, not as rows of matrices. `one_tensor_a_unit`: such a vector is one parameter to it, else it has the
-    parts of the unit's tensors that lie there (torch/distributed/fsdp: `use_orig_params`).
+    parts of the unit's tensors that lie there (torch/distributed/fsdp: `use_orig_params`). `clips_tensors_at`: values
+    with which clipping loops over tensors; `clips_whole_at`: with which each rank clips whole gradients, not its shard.
     """
 
     fsdp_version: int = 2
     or_torch: bool = False
     one_tensor_a_unit: bool = False
+    clips_tensors_at: tuple[int, ...] = ()
+    clips_whole_at: tuple[int, ...] = ()
     flat_at: tuple[int, ...] = ()
 
     all_reduced_at: tuple[int, ...] = ()
@@ -323,6 +326,7 @@ class ZeroEngine(NamedTuple):
         return self._replace(
             fsdp_version=1,
             flat_at=(2, 3),  # `FlatParameter`
+            clips_tensors_at=(2, 3),  # fully_sharded_data_parallel.py: `_get_grad_norm`, `clip_grad_norm_`
             copies_gathered=False,
             gathers_apart=False,
             joining_accesses=2,

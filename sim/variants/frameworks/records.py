@@ -323,7 +323,10 @@ _RECORDS = (
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         adds_gradients_late=True,
         autocasts=False,  # trainer.py: the model is made in 16 bits
-        zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,), fsdp_version=0),
+        # optim/clip_grads.py: clip_grad_norm, "in case of Zero1, we need to clip all fp32 grads"
+        zero=ZeroEngine(
+            all_reduced_at=(1,), at_once_at=(1,), fsdp_version=0, clips_tensors_at=(0, 1), clips_whole_at=(0, 1)
+        ),
         gathers_tensor_by_tensor=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
         keeps_gradients_at=EVERY_STAGE,  # the same file: build_grad_buffers

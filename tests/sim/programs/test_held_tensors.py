@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.core.program import BLOCK_END, Compute, Program
+from sim.core.program import BLOCK_END, Comm, Compute, Program
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.models.optimizers.loops import Loops
 from sim.models.optimizers.step import optimizer_items
@@ -101,3 +101,16 @@ def test_torch_s_first_fsdp_clips_tensor_by_tensor() -> None:
         assert loops(own).clips is (version == 1)
     held = loops(scenario()).tensors
     assert clipped == {1: (held, held), 2: (1, 1)}
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_nanotron_clips_whole_gradients_tensor_by_tensor(zero: int) -> None:
+    """optim/clip_grads.py: all fp32 gradients with ZeRO-1, too, whose norm is summed over the model's ranks alone."""
+    program = ends(scenario(zero, framework="nanotron", param_dtype="bf16", parallelism={"tp": 1}))
+    found = {i.name: i for i in program if isinstance(i, Compute)}
+    plan = make_plan(scenario(zero, framework="nanotron", param_dtype="bf16"))
+    blocks = stage_blocks(plan, plan.parts[0], 0)
+    params, count = sum(b.params for b in blocks), sum(len(b.tensors) for b in blocks)
+    assert (found["grad_norm"].bytes, found["grad_norm"].kernels) == (4 * params, count)
+    assert (found["grad_scale"].bytes, found["grad_scale"].kernels) == (8 * params, count)
+    assert not [i for i in program if isinstance(i, Comm) and i.name == "gradient norm"]
