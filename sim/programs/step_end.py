@@ -21,6 +21,7 @@ from sim.programs.data_parallel import DataParallel, after_backward
 from sim.programs.held_tensors import loops_at_the_end
 from sim.programs.shared_gradients import sum_shared_once
 from sim.programs.stages import Stage
+from sim.programs.step_metrics import metric_items
 from sim.programs.updated_parameters import early_gather, gather_after_optimizer
 from sim.ranks.plan import Plan
 from sim.variants.optimizers import OPTIMIZERS
@@ -68,7 +69,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     out += _with_host(end.update, dense + experts, dealt, t) if visits else end.update
     out += dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)
     out += gather_after_optimizer(blocks, dp)
-    return tuple(out)
+    return (*out, *metric_items(plan, t))
 
 
 def _first_stage_first(stages: tuple[Stage, ...], plan: Plan) -> Program:

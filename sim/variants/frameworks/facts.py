@@ -175,8 +175,8 @@ class Framework(Struct, frozen=True):
     native_loss: UnfusedLoss | None = None
     """kernels of the loss in compiled parts (cross_entropy: native) [core/fusions/fused_cross_entropy.py]"""
     metric_losses: int = 0
-    """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient
-    [composer/trainer/trainer.py: _eval_train_metrics]"""
+    """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient; their sums are
+    gathered each step [composer/trainer/trainer.py: _eval_train_metrics, _compute_and_log_metrics]"""
     widens_logits: bool = False
     """under autocast a model's 16-bit results are copied to fp32, its logits among them
     [accelerate/accelerator.py: prepare_model; utils/operations.py: convert_outputs_to_fp32; not `_prepare_fsdp2`]"""
