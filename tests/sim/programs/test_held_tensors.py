@@ -114,3 +114,13 @@ def test_nanotron_clips_whole_gradients_tensor_by_tensor(zero: int) -> None:
     assert (found["grad_norm"].bytes, found["grad_norm"].kernels) == (4 * params, count)
     assert (found["grad_scale"].bytes, found["grad_scale"].kernels) == (8 * params, count)
     assert not [i for i in program if isinstance(i, Comm) and i.name == "gradient norm"]
+
+
+def test_nanotron_adds_gradients_up_in_a_loop() -> None:
+    """optim/gradient_accumulator.py, `backward`: behind loss.backward(), so that no autograd function issues it."""
+    own = scenario(0, dp=1, framework="nanotron", param_dtype="bf16", global_batch_size=4)
+    costs, plan = costs_of(own, load_profile(own.calibration)), make_plan(own)
+    layer = stage_blocks(plan, plan.parts[0], 0)[1]
+    added = [i for i in layer.backward if isinstance(i, Compute) and i.name.endswith("wgrad_accumulate")]
+    assert len(added) == 4
+    assert [costs.host_s(i) for i in added] == [costs.coefficients.group_launch_s] * 4
