@@ -159,7 +159,7 @@ class Compute(Struct, frozen=True):
     plain_host: bool = False  # torch's own functions issue the kernels, whatever the framework
     looped: bool = False  # one call of a library issues the kernels, in a loop over groups
     within_call: bool = False  # the call that issues the operator beside this one issues this one, too
-    one_call: bool = False  # one operator of torch issues all its kernels, in C++
+    one_call: bool = False  # one operator of torch issues all its kernels in C++, or a loop without autograd does
     # Bound by memory, over strided tensors or unlike dtypes, for which torch has no vectorized kernel.
     strided: bool = False
     # Elements that a `strided` kernel handles one at a time, where their number is known; `strided` is false then.

@@ -283,7 +283,8 @@ def accumulation(d: Dims, name: str, size: float) -> tuple[float, Program]:
         moved += 2.0 * d.grad_bytes * size / d.micro_batches
     unlike = d.framework.reads_strided and d.grad_bytes != d.act_bytes
     kernel = memory_op(f"{name}_accumulate", W, "elementwise", size, moved, d.act, strided=unlike)
-    return d.act_bytes * size, (kernel,) if moved else ()
+    # Added in a loop behind the backward, a tensor's kernel takes the host no more than a library's next one.
+    return d.act_bytes * size, (replace(kernel, within_call=d.framework.adds_gradients_late),) if moved else ()
 
 
 def _into_bucket(d: Dims, name: str, size: float) -> tuple[float, Program]:

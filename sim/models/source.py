@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.models.captured.model import CapturedModel
     from sim.models.captured.source import Captured
+    from sim.models.optimizers.loops import Loops
     from sim.models.optimizers.muon import Dealt
 
 
@@ -112,11 +113,12 @@ class Described:
         """Return the number of parameters that several stages of a pipeline hold, on one rank."""
         return copied_table_params(self.scenario)
 
-    def step_items(self, n_params: int, dealt: Dealt) -> EndOfStep:
+    def step_items(self, n_params: int, dealt: Dealt, loops: Loops) -> EndOfStep:
         """Clipping and optimizer step of `n_params` parameters; `dealt`: how Muon sees those of this rank."""
         t = self.scenario.for_training
-        prepared, (norm, scaling) = prepared_gradients(n_params, t), clip_items(n_params, t)
-        return EndOfStep(prepared, norm, scaling, optimizer_items(n_params, t, dealt))
+        clipped = n_params if loops.clipped is None else loops.clipped
+        prepared, (norm, scaling) = prepared_gradients(n_params, t), clip_items(clipped, t, loops)
+        return EndOfStep(prepared, norm, scaling, optimizer_items(n_params, t, dealt, loops))
 
     def flops_per_token(self, causal_half: bool) -> float:
         """Model FLOPs of a token, the numerator of MFU; a frozen indexer has no gradients."""

@@ -18,8 +18,10 @@ from sim.models.optimizers.step import (
 )
 from sim.models.source import source_of
 from sim.programs.data_parallel import DataParallel, after_backward
+from sim.programs.held_tensors import loops_at_the_end
 from sim.programs.shared_gradients import sum_shared_once
 from sim.programs.stages import Stage
+from sim.programs.step_metrics import metric_items
 from sim.programs.updated_parameters import early_gather, gather_after_optimizer
 from sim.ranks.plan import Plan
 from sim.variants.optimizers import OPTIMIZERS
@@ -54,7 +56,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
         out.append(Comm("DualPipe copies' gradients", "all_reduce", "copies", size, Phase.OPTIMIZER))
     whole = OPTIMIZERS[t.optimizer].whole_matrices
     dealt = dealt_out(blocks, dp.shard, dp.expert_shard, dp.zero) if whole else NOTHING_DEALT
-    end = source.step_items(dense + experts, dealt)  # nothing on a stage without parameters
+    end = source.step_items(dense + experts, dealt, loops_at_the_end(blocks, dp))  # nothing without parameters
     if dp.zero:
         out += shard_items(dense + experts, t)
     out += [*end.prepared, *_overflow_flags(plan, dp)]
@@ -67,7 +69,7 @@ def epilogue(stages: tuple[Stage, ...], plan: Plan, tied: bool) -> Program:
     out += _with_host(end.update, dense + experts, dealt, t) if visits else end.update
     out += dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)
     out += gather_after_optimizer(blocks, dp)
-    return tuple(out)
+    return (*out, *metric_items(plan, t))
 
 
 def _first_stage_first(stages: tuple[Stage, ...], plan: Plan) -> Program:
@@ -80,7 +82,8 @@ def _first_stage_first(stages: tuple[Stage, ...], plan: Plan) -> Program:
         own = -(-dense // dp.shard) + -(-experts // dp.expert_shard)
         # Each loops over its own parameters on the host.
         share = sum(len(b.tensors) for b in blocks) / max(1, sum(len(b.tensors) for b in all_blocks))
-        update = (_of_host(i, share) for i in source.step_items(own, NOTHING_DEALT).update)
+        items = source.step_items(own, NOTHING_DEALT, loops_at_the_end(blocks, dp)).update
+        update = (_of_host(i, share) for i in items)
         updates.append((*update, *dp.eight_bit.casts(blocks, dp.shard, dp.expert_shard)))
     gathered, end = early_gather(stages[0].blocks, dp)
     return (*updates[0], *gathered, *updates[1], *end)
@@ -149,6 +152,7 @@ def _norm_reductions(plan: Plan, dp: DataParallel) -> list[Item]:
 def _groups_of_norm(plan: Plan, dp: DataParallel) -> list[str]:
     """The groups over which a number that each rank has of its own gradients (norm, overflow) is reduced."""
     model = "tp" if plan.scenario.for_training.optimizer_post_validation else "model"
-    shards = ["shard"] if dp.zero >= 1 and dp.shard > 1 else []
+    own = dp.zero not in dp.engine.clips_whole_at
+    shards = ["shard"] if dp.zero >= 1 and dp.shard > 1 and own else []
     shards += ["replica"] if dp.outer > 1 else []
     return [*([model] if plan.group_size(model) > 1 else []), *shards]

@@ -12,6 +12,7 @@ from sim.models.optimizers.step import EndOfStep
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+    from sim.models.optimizers.loops import Loops
     from sim.models.optimizers.muon import Dealt
 
 
@@ -67,7 +68,7 @@ class Captured:
         """Nothing: what was captured begins with the forward."""
         return ()
 
-    def step_items(self, n_params: int, dealt: Dealt) -> EndOfStep:
+    def step_items(self, n_params: int, dealt: Dealt, loops: Loops) -> EndOfStep:
         """Clipping and optimizer as recorded, cut to the rank's share of the parameters."""
         return self.model.step_items(n_params)
 

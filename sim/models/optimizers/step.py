@@ -8,10 +8,12 @@ from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.operator_kinds import HOST_UPDATE
-from sim.core.program import Compute, ModelPart, Phase, Program
+from sim.core.program import BLOCK_END, Compute, ModelPart, Phase, Program
 from sim.models.operators import items_of_part, memory_op
+from sim.models.optimizers.loops import ONCE, Loops
 from sim.models.optimizers.muon import Dealt, muon_items
 from sim.models.torch_kernels.lists_of_tensors import FUNCTION_CLOCKS, NORM_CLOCKS
+from sim.variants.frameworks.parts import TensorLoop
 from sim.variants.frameworks.records import framework_of
 from sim.variants.optimizers import ADAFACTOR, ADAMW, LION, OPTIMIZERS, REMAINDERS, Optimizer
 
@@ -35,8 +37,8 @@ NOTHING_DEALT = Dealt()  # to an optimizer that updates whole matrices
 INT8_BLOCK = 256  # numbers that share an fp32 scale (bitsandbytes, functional.py: `optimizer_update_8bit_blockwise`)
 
 
-def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) -> Program:
-    """The update of a rank's `n_params` parameters (of its shard, if they are sharded), in one pass.
+def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT, loops: Loops = ONCE) -> Program:
+    """The update of a rank's `n_params` parameters (of its shard, if they are sharded), in one pass or a loop.
 
     Muon updates the matrices that are `dealt` to it (`sim.models.optimizers.muon`), and AdamW the rest. AdamW reads the
     gradient; it reads and writes the parameter and two moments (24 bytes in fp32). With an fp32 master copy, it also
@@ -64,37 +66,62 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT) ->
         rest = _one_pass(OPTIMIZERS[optimizer.others_by], dealt.rest, t, held, updated, written)
         step = (*rest, *muon_items(dealt.matrices, main_gradient_bytes(t), updated, moment_bytes(t), written))
     else:
-        step = _one_pass(optimizer, n_params, t, held, updated, written)
+        step = _one_pass(optimizer, n_params, t, held, updated, written, loops.tensors)
     return items_of_part(ModelPart.OPTIMIZER, step)
 
 
 def _one_pass(
-    optimizer: Optimizer, n_params: int, t: Training, held: KeptBytes, updated: float, written: float
+    optimizer: Optimizer, n_params: int, t: Training, held: KeptBytes, updated: float, written: float, tensors: int = 1
 ) -> Program:
-    """One kernel that updates `n_params` parameters; `held`, `updated` and `written` are bytes of each."""
+    """One kernel that updates `n_params` parameters; `held`, `updated` and `written` are bytes of each. `tensors`: over
+    which an optimizer loops that is made of operators."""
     if n_params <= 0:
         return ()
     if optimizer is ADAMW and adamw_kernels(t) == "foreach":
         return _foreach(n_params, t, updated, written)
+    loop = framework_of(t).adamw_loop
+    if optimizer is ADAMW and loop.kernels:
+        return _adamw_loop(n_params, n_params * (ADAMW_OPERATOR_ACCESSES * updated + written), loop, tensors)
     by_operators = {ADAFACTOR.name: ADAFACTOR_OPERATORS, LION.name: framework_of(t).lion_operators}
     if operators := by_operators.get(optimizer.name):
-        return _by_operators(optimizer, n_params, t, updated, written, operators)
+        return _by_operators(optimizer, n_params, t, updated, written, operators, tensors)
     state = 2.0 * (updated + held.moments)
     moved = n_params * (main_gradient_bytes(t) + state + written)
-    framework = framework_of(t)
-    if optimizer is ADAMW and framework.adamw_by_operators:
-        moved = n_params * (ADAMW_OPERATOR_ACCESSES * updated + written)
     step = memory_op(optimizer.name, Phase.OPTIMIZER, "optimizer", n_params, moved, "fp32", kernel=optimizer.name)
     # Instructions bound torch's fused AdamW where all is in 16 bits.
-    of_torch = optimizer is ADAMW and framework.plain_host and not framework.adamw_by_operators
+    of_torch = optimizer is ADAMW and framework_of(t).plain_host
     return (replace(step, single_elements=float(n_params)) if of_torch else step,)
 
 
+def _adamw_loop(n_params: int, moved_bytes: float, loop: TensorLoop, tensors: int) -> Program:
+    """AdamW tensor by tensor, of which all are taken for equally large. Where the host reads each one's number of steps
+    (an operator more, behind one that counts it up), it issues a tensor's kernels once those before have ended."""
+    if not loop.reads_steps:
+        return (_looped("adamw", n_params, moved_bytes, loop.kernels * tensors),)
+    counted = _looped("adamw_steps", tensors, tensors * 2 * FP32_BYTES, tensors)
+    step = _looped("adamw", n_params / tensors, moved_bytes / tensors, loop.kernels + 1)
+    return (counted, *((BLOCK_END, step) * tensors))
+
+
+def _looped(name: str, elements: float, moved_bytes: float, kernels: int) -> Compute:
+    """Kernels of a loop over tensors, which needs no autograd: torch's AdamW issued its 80 kernels over ten tensors in
+    0.70 ms on an H100 and 0.72 on an H200 (`optimizer:adamw_single_tensor` of scenarios/cuda/h100.json, h200.json)."""
+    made = memory_op(name, Phase.OPTIMIZER, "elementwise", elements, moved_bytes, "fp32", kernels)
+    return replace(made, one_call=True)
+
+
 def _by_operators(
-    optimizer: Optimizer, n_params: int, t: Training, updated: float, written: float, operators: tuple[int, ...]
+    optimizer: Optimizer,
+    n_params: int,
+    t: Training,
+    updated: float,
+    written: float,
+    operators: tuple[int, ...],
+    tensors: int,
 ) -> Program:
-    """An update of torch's operators. `operators`: accesses of the parameter, the gradient, a moment and a temporary
-    update, and kernels. Adafactor casts what has 16 bits to fp32 first, and the parameter back."""
+    """An update of torch's operators, in a loop over `tensors`. `operators`: accesses of the parameter, the gradient, a
+    moment and a temporary update, and kernels. Adafactor casts what has 16 bits to fp32 first, and the parameter back.
+    """
     of_parameter, of_gradient, of_moment, of_update, kernels = operators
     gradient, moment = main_gradient_bytes(t), moment_bytes(t)
     casts, update = 0.0, updated
@@ -103,7 +130,7 @@ def _by_operators(
         updated = gradient = update = FP32_BYTES
     each = of_parameter * updated + of_gradient * gradient + of_moment * moment + of_update * update
     moved = n_params * (each + casts + written)
-    return (memory_op(optimizer.name, Phase.OPTIMIZER, "elementwise", n_params, moved, "fp32", kernels),)
+    return (_looped(optimizer.name, n_params, moved, kernels * tensors),)
 
 
 def adamw_kernels(t: Training) -> str:
@@ -251,8 +278,9 @@ def _multiplied(name: str, n_params: int, t: Training) -> Compute:
     return replace(made, clocks=FUNCTION_CLOCKS * n_params) if framework_of(t).plain_host else made
 
 
-def clip_items(n_params: int, t: Training) -> tuple[Program, Program]:
-    """The gradients' norm (read once), and their scaling by the clipping factor (read and written).
+def clip_items(n_params: int, t: Training, loops: Loops = ONCE) -> tuple[Program, Program]:
+    """The gradients' norm (read once), and their scaling by the clipping factor (read and written), in one pass each
+    or, where clipping loops, in a kernel for each tensor.
 
     Between the two the squared norms of all ranks' parts are summed: four bytes over the model's groups.
     """
@@ -260,9 +288,11 @@ def clip_items(n_params: int, t: Training) -> tuple[Program, Program]:
         return (), ()
     size = n_params * main_gradient_bytes(t)
     norm = memory_op("grad_norm", Phase.OPTIMIZER, "elementwise", n_params, size, "fp32", kernel="grad_norm")
-    if framework_of(t).plain_host:  # torch.nn.utils.clip_grad_norm_
-        norm = replace(norm, clocks=NORM_CLOCKS * n_params)
     scaling = _multiplied("grad_scale", n_params, t)
+    if loops.clips:
+        norm, scaling = (replace(i, kernels=loops.tensors, clocks=0.0, one_call=True) for i in (norm, scaling))
+    elif framework_of(t).plain_host:  # torch.nn.utils.clip_grad_norm_
+        norm = replace(norm, clocks=NORM_CLOCKS * n_params)
     return items_of_part(ModelPart.OPTIMIZER, (norm,)), items_of_part(ModelPart.OPTIMIZER, (scaling,))
 
 

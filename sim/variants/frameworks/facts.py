@@ -10,6 +10,7 @@ from sim.variants.frameworks.parts import (
     ContextKernels,
     Former,
     RouterKernels,
+    TensorLoop,
     UnfusedLoss,
     ZeroEngine,
 )
@@ -174,8 +175,8 @@ class Framework(Struct, frozen=True):
     native_loss: UnfusedLoss | None = None
     """kernels of the loss in compiled parts (cross_entropy: native) [core/fusions/fused_cross_entropy.py]"""
     metric_losses: int = 0
-    """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient
-    [composer/trainer/trainer.py: _eval_train_metrics]"""
+    """how often torch's cross-entropy of the logits is computed again for metrics, without a gradient; their sums are
+    gathered each step [composer/trainer/trainer.py: _eval_train_metrics, _compute_and_log_metrics]"""
     widens_logits: bool = False
     """under autocast a model's 16-bit results are copied to fp32, its logits among them
     [accelerate/accelerator.py: prepare_model; utils/operations.py: convert_outputs_to_fp32; not `_prepare_fsdp2`]"""
@@ -300,8 +301,8 @@ class Framework(Struct, frozen=True):
     """with precision fp16 and fp32 gradients, the loss's scale is taken out of them by a pass of its own, which also
     looks for overflows [torch/amp/grad_scaler.py: _unscale_grads_; torch/distributed/fsdp/sharded_grad_scaler.py;
     core/optimizer/optimizer.py: _unscale_main_grads_and_check_for_nan]"""
-    adamw_by_operators: bool = False
-    """AdamW is nine kernels for each tensor [composer/optim/decoupled_weight_decay.py: adamw]"""
+    adamw_loop: TensorLoop = TensorLoop()
+    """AdamW's kernels for each tensor, see `TensorLoop` [composer/optim/decoupled_weight_decay.py: adamw]"""
     ropes_in_projection: bool = False
     """one kernel takes a projection's result apart and rotates it [core: apply_fused_qkv_rotary_pos_emb]"""
     lion_operators: tuple[int, ...] = ()
@@ -342,8 +343,7 @@ class Framework(Struct, frozen=True):
     checks_gradients: bool = False
     """the gradient buffer is read for NaNs [core/distributed: check_grads]"""
     averages_gradients: bool = False
-    """the gradient buffer is scaled to a mean by a kernel before the reduction, not by NCCL [core/distributed:
-    start_grad_sync]"""
+    """the gradient buffer is scaled to a mean by a kernel, not by NCCL [core/distributed: start_grad_sync]"""
     zeroes_gradients: bool = False
     """the gradient buffer is zeroed; otherwise gradients are freed [core/distributed: zero_grad_buffer]"""
     keeps_gradients_at: tuple[int, ...] = ()

@@ -260,11 +260,16 @@ class ZeroEngine(NamedTuple):
     `fsdp_version`: of torch's FSDP, which ZeRO-2 and -3 are; 0 where it is another's. `or_torch`: torch's FSDP2 can
     take that one's place (megatron/core/distributed/torch_fully_sharded_data_parallel.py, which makes units of layers,
     embedding and output, too). `flat_at`: the values of `parallelism.zero` with which the optimizer has a rank's shards
-    as vectors, not as rows of matrices.
+    as vectors, not as rows of matrices. `one_tensor_a_unit`: such a vector is one parameter to it, else it has the
+    parts of the unit's tensors that lie there (torch/distributed/fsdp: `use_orig_params`). `clips_tensors_at`: values
+    with which clipping loops over tensors; `clips_whole_at`: with which each rank clips whole gradients, not its shard.
     """
 
     fsdp_version: int = 2
     or_torch: bool = False
+    one_tensor_a_unit: bool = False
+    clips_tensors_at: tuple[int, ...] = ()
+    clips_whole_at: tuple[int, ...] = ()
     flat_at: tuple[int, ...] = ()
 
     all_reduced_at: tuple[int, ...] = ()
@@ -321,6 +326,7 @@ class ZeroEngine(NamedTuple):
         return self._replace(
             fsdp_version=1,
             flat_at=(2, 3),  # `FlatParameter`
+            clips_tensors_at=(2, 3),  # fully_sharded_data_parallel.py: `_get_grad_norm`, `clip_grad_norm_`
             copies_gathered=False,
             gathers_apart=False,
             joining_accesses=2,
@@ -340,6 +346,17 @@ class ZeroEngine(NamedTuple):
             return self.bucket_bytes
         least, each = self.bucket_elements
         return round(max(least, each * dp) * element_bytes)
+
+
+class TensorLoop(NamedTuple):
+    """Hold how an optimizer's loop over tensors runs AdamW: its `kernels` for each tensor (0: AdamW is no such loop).
+
+    `reads_steps`: the number of a tensor's steps lies on the device, where a kernel counts it up. Before the tensor's
+    kernels the host reads it, and waits for those of the tensor before.
+    """
+
+    kernels: int = 0
+    reads_steps: bool = False
 
 
 class Former(NamedTuple):

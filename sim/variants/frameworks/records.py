@@ -23,6 +23,7 @@ from sim.variants.frameworks.parts import (
     TRANSFORMERS_ROUTER,
     ContextKernels,
     Former,
+    TensorLoop,
     UnfusedLoss,
     ZeroEngine,
 )
@@ -272,7 +273,7 @@ _RECORDS = (
         attention_copies=4,
         attention_copy_kernels=(30, 7),
         adamw_kernels=(),
-        adamw_by_operators=True,
+        adamw_loop=TensorLoop(9, reads_steps=True),
         # Parameter: decay, add_ (2 each); moment: lerp, lerp_ (2); update: written, its sign (2), read.
         lion_operators=(4, 2, 3, 4, 5),
         family="torch",
@@ -290,6 +291,12 @@ _RECORDS = (
                 "llm-foundry, scripts/train/benchmarking/sweep.sh: image 2.0.1_cu118",
             ),
             TORCH_CHECKPOINT,
+            Former("2023-06", {"adamw_loop": TensorLoop(9)}, "composer before 0.15: `step` is a number of the host"),
+            Former(
+                "2023-05",
+                {"zero": REPLICAS_COPIED.as_first_fsdp._replace(one_tensor_a_unit=True)},
+                "composer before 0.14: torch 1.13, which has no `use_orig_params`",
+            ),
             Former("2023-05", {"cross_entropy": "unfused"}, "mosaicml/examples, mosaic_gpt.py: ComposerMosaicGPT.loss"),
         ),
     ),
@@ -318,7 +325,10 @@ _RECORDS = (
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         adds_gradients_late=True,
         autocasts=False,  # trainer.py: the model is made in 16 bits
-        zero=ZeroEngine(all_reduced_at=(1,), at_once_at=(1,), fsdp_version=0),
+        # optim/clip_grads.py: clip_grad_norm, "in case of Zero1, we need to clip all fp32 grads"
+        zero=ZeroEngine(
+            all_reduced_at=(1,), at_once_at=(1,), fsdp_version=0, clips_tensors_at=(0, 1), clips_whole_at=(0, 1)
+        ),
         gathers_tensor_by_tensor=True,
         zeroes_gradients=True,  # optim/gradient_accumulator.py: zero_grad
         keeps_gradients_at=EVERY_STAGE,  # the same file: build_grad_buffers

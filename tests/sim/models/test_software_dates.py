@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from sim.models.layer import layer_block
 from sim.models.linear import linear
 from sim.models.operators import Linear, Operator
 from sim.models.output.head import cross_entropy, output_parts
+from sim.models.parameters import count_parameters
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from sim.prices.rank_prices import Pricing
@@ -231,11 +234,18 @@ def test_megatron_of_2023_keeps_nothing_for_transformer_engine() -> None:
 
 
 def test_adamw_operator_by_operator_moves_22_accesses() -> None:
-    def adamw_s(framework: str) -> float:
-        rows = result(scenario(framework=framework, param_dtype="fp32"))["time_by_operator"][0]["operators"]
+    """The same as torch's AdamW tensor by tensor, which moves 20, within 8 % on an H100 (scenarios/cuda/h100.json)."""
+
+    def adamw_s(own: Scenario) -> float:
+        rows = result(own)["time_by_operator"][0]["operators"]
         return sum(row["seconds"] for row in rows if row["operator"] == "adamw")
 
-    assert adamw_s("composer") == pytest.approx(adamw_s("eager") * 22 / 7, rel=0.01)
+    own = scenario(framework="composer", param_dtype="fp32")
+    table = json.loads((Path(__file__).parents[3] / "scenarios" / "cuda" / "h100.json").read_text(encoding="utf-8"))
+    (point,) = [p for p in table["points"] if p["op"] == "optimizer:adamw_single_tensor"]
+    measured_s = point["seconds"][-1] / (point["shape"][-1][0] / 28)  # of a number
+    parameters = count_parameters(own.model).total
+    assert adamw_s(own) / parameters == pytest.approx(measured_s * 22 / 20, rel=0.08)
 
 
 def test_copies_around_attention_are_counted() -> None:
