@@ -67,7 +67,12 @@ OF_PADDING = (
     *("tensor_model_parallel_size", "make_vocab_size_divisible_by", "pad_vocab_size", "use_tokenizer_vocab_size"),
 )
 SINKS = {"learnable": True, "vanilla": False}
-SIZES_OF_EXPERTS = {"num_moe_experts": "experts", "moe_ffn_hidden_size": "ffn", "moe_router_topk": "top_k"}
+SIZES_OF_EXPERTS = {
+    "num_moe_experts": "experts",
+    "moe_ffn_hidden_size": "ffn",
+    "moe_router_topk": "top_k",
+    "moe_latent_size": "latent",
+}
 
 
 def model_with_own_sizes(name: str, section: Mapping[str, Any], whole: bool) -> str | dict[str, Any]:

@@ -176,6 +176,7 @@ def shared_experts_beside(sections: Sections, t: Training) -> Problems:
     )
     for bad, what in (
         (moe is None or not moe.shared_width, "model.moe with shared experts"),
+        (moe is not None and moe.latent is not None, "model.moe without latent"),
         (not framework_of(t).sends_probabilities, "framework megatron, megatron_bridge or nemo"),
         (p.ep_overlap, "parallelism.ep_overlap false"),
         (by_library, "parallelism.ep_dispatcher all_to_all"),
