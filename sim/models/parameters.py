@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 class ParameterCount(Struct, frozen=True):
     """Numbers of parameters with the vocabulary unpadded.
 
-    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts, norms,
-    connections (hyper-connections), ngrams and layer_inputs (their tables, matrices and norms): the main model.
-    `active` is what one token uses of it. `router` has
-    the projections around experts of narrower tokens, too. `mtp` stands apart (multi-token-prediction modules, without the embedding and
-    head that they share with the main model). Not counted: load-balancing biases of routers (DeepSeek-V3 keeps one per
-    expert, which no gradient trains).
+    `total` is the sum of embedding, positions, head, attention, mlp, router (with the projections around experts of
+    narrower tokens), shared_experts, experts, norms, connections (hyper-connections), ngrams and layer_inputs (their
+    tables, matrices and norms): the main model. `active` is what one token uses of it. `mtp` stands apart
+    (multi-token-prediction modules, without the embedding and head that they share with the main model). Not counted:
+    load-balancing biases of routers (DeepSeek-V3 keeps one per expert, which no gradient trains).
     """
 
     total: int

@@ -111,5 +111,5 @@ def test_shared_experts_beside_exchanges_are_refused() -> None:
     """transformer/moe/moe_layer.py, `preprocess`: "Shared expert overlap with MoE latent projections is not supported
     during training"."""
     model = NARROW | {"moe": NARROW["moe"] | {"shared_experts": 1}}
-    with pytest.raises(InputError, match="moe_shared_expert_overlap: found true; needs model.moe without latent"):
+    with pytest.raises(InputError, match=r"moe_shared_expert_overlap: found true; needs model\.moe without latent"):
         make(model, MEGATRON | {"moe_shared_expert_overlap": True}, dp=4, ep=4)
