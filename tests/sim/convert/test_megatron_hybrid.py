@@ -65,6 +65,7 @@ def test_nemotron_3_super(tmp_path: Path) -> None:
     text = SIZES.format(script="pretrain_hybrid.py", flags=flags)
     found, said = converted(tmp_path, "train.sh", text.replace("--num-layers 56 ", ""), *HERE)
     model = load_model(found["model"])
+    assert model.moe is not None
     assert (model.moe.latent, model.mtp_layers) == (1024, 1)
     assert count_parameters(model) == count_parameters(shipped)
     assert "not expressed" not in said
