@@ -136,6 +136,7 @@ OF_RECIPE = (
     "what the YAML leaves to its recipe: bf16, the distributed optimizer, its messages overlapped, as pretraining "
     "recipes have them; else Megatron-LM's defaults, also of sequence parallelism and expert_tensor_parallel_size"
 )
+BY_MODULE = "quant_recipe"  # formats of single modules, an object
 # Keys that change a step and are not simulated: a note names those that a file sets. All other keys that are not read
 # name files, logs, schedules and defaults.
 NOTED = (
@@ -175,6 +176,7 @@ NOTED = (
     "overlap_dispatch_backward_with_experts_wgrad",
     "overlap_param_gather_with_optimizer_step",
     "qk_clip",
+    BY_MODULE,
     "rampup_batch_size",
     "reduce_scatter_with_fp32_accumulation",
     "suggested_communication_unit_size",
@@ -289,7 +291,7 @@ def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], paral
     simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap", PADS) if training.get(key)}
     simulated |= {"moe_router_padding_for_fp8"} if PADS in simulated else set()
     simulated |= {"delay_wgrad_compute"} if merged.get("overlap_moe_expert_parallel_comm") else set()
-    simulated |= {"fsdp_double_buffer"} if merged.get("use_megatron_fsdp") else set()
+    simulated |= {"fsdp_double_buffer", "num_buckets"} if merged.get("use_megatron_fsdp") else set()  # it has units
     simulated |= {key for key, own in OF_PIPELINE.items() if own in parallelism}
     on = [key for key in NOTED if merged.get(key) not in OFF and key not in simulated]
     asked_for = OF_OVERLAP if merged.get("tp_comm_overlap") else ()
@@ -333,7 +335,7 @@ def _merged(data: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[dict[str
         elif isinstance(values, dict) and section == "mixed_precision" and "_target_" in values:
             values = dict.fromkeys(IN_SIXTEEN_BITS, 0) | values  # the defaults of `MixedPrecisionConfig`
         for key, value in values.items() if isinstance(values, dict) else ():
-            if (known := plain(value)) is not None:
+            if (known := isinstance(value, dict) or None if key == BY_MODULE else plain(value)) is not None:
                 path = f"{section}.{key}"
                 merged[key], written[key] = known, paths.get(path, f"{paths.get(section, section)}.{key}")
     if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number

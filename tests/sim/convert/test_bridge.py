@@ -217,7 +217,13 @@ def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "key", ["mla_down_proj_fusion: true", "moe_permute_fusion_into_hybridep: true", "num_buckets: 48"]
+    "key",
+    [
+        "mla_down_proj_fusion: true",
+        "moe_permute_fusion_into_hybridep: true",
+        "num_buckets: 48",
+        "quant_recipe: {configs: {bf16: {}}}",
+    ],
 )
 def test_keys_of_new_releases_that_are_not_simulated_are_named(tmp_path: Path, key: str) -> None:
     text = DENSE.replace("model:\n", f"model:\n  {key}\n")
@@ -331,3 +337,21 @@ ddp: {data_parallel_sharding_strategy: optim_grads_params}
 """
     found, _ = converted(tmp_path, "a.yaml", text, "--cluster", "dgx-h100", "--gpus", "8", "--model", "llama3-8b")
     assert (found["parallelism"]["zero"], found["training"]["seq_len"]) == (3, 4096)
+
+
+def test_fsdp_has_units_in_place_of_buckets(tmp_path: Path) -> None:
+    own = "  num_buckets: 48\n  use_megatron_fsdp: true\n  data_parallel_sharding_strategy: optim_grads_params\n"
+    _, said = converted(tmp_path, "o.yaml", DENSE + own, *WITH_8B)
+    assert "num_buckets" not in said
+
+
+def test_nccl_ep_is_simulated_as_the_library_whose_kernels_it_has(tmp_path: Path) -> None:
+    more = "  moe_token_dispatcher_type: flex\n  moe_flex_dispatcher_backend: ncclep\n"
+    data, said = converted(
+        tmp_path,
+        "o.yaml",
+        DENSE.replace("model:\n", f"model:\n{more}"),
+        *("--cluster", "dgx-h100", "--gpus", "64", "--model", "qwen3-30b-a3b"),
+    )
+    assert data["parallelism"]["ep_dispatcher"] == "hybridep"
+    assert "model.moe_flex_dispatcher_backend ncclep: simulated as hybridep, whose kernels it has" in said
