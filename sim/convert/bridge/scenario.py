@@ -188,6 +188,7 @@ NOTED = (
 # Likewise where they are false: parts of the overlap of tensor parallelism, which need the whole.
 OF_OVERLAP = ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", "tp_comm_overlap_ag", "tp_comm_overlap_rs")
 PADS = "moe_router_padding_for_quantization"
+WIDTH_OF_SHARED, WIDTH_OF_LATENT = "moe-shared-expert-intermediate-size", "moe-latent-size"
 PACKED = "packed_sequence_specs"  # of `dataset`
 AS_ONE = "dataset.packed_sequence_specs: a sequence is simulated as one text; training.packing describes several"
 OF_OFFLOADED_LAYERS = ("cpu_offloading_num_layers", "cpu_offloading_weights")
@@ -299,7 +300,8 @@ def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], paral
 
 
 def set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
-    """Take the numbers of layers and experts, on which other flags depend, from `--model` where the file lacks them.
+    """Take the numbers of layers and experts, and widths of these, on which other flags depend, from `--model` where the
+    file lacks them.
 
     Raises:
         InputError: where nothing says how many layers there are.
@@ -309,6 +311,8 @@ def set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
         flags.setdefault("num-layers", model.layers)
         if model.moe is not None:
             flags.setdefault("num-experts", model.moe.experts)
+            widths = {WIDTH_OF_SHARED: model.moe.shared_width or None, WIDTH_OF_LATENT: model.moe.latent}
+            flags |= {name: width for name, width in widths.items() if width and name not in flags}
     elif "num-layers" not in flags:
         raise InputError(f"{file}: leaves the model to its recipe: give --model NAME (`stepsim models` lists them)")
 

@@ -355,3 +355,16 @@ def test_nccl_ep_is_simulated_as_the_library_whose_kernels_it_has(tmp_path: Path
     )
     assert data["parallelism"]["ep_dispatcher"] == "hybridep"
     assert "model.moe_flex_dispatcher_backend ncclep: simulated as hybridep, whose kernels it has" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "beside"), [("deepseek-v3", True), ("qwen3-30b-a3b", None), ("nemotron3-super-120b-a12b", None)]
+)
+def test_shared_experts_of_a_named_model_run_beside_exchanges(tmp_path: Path, model: str, beside: bool | None) -> None:
+    """Where the model has some, and its experts see whole tokens."""
+    text = DENSE.replace("model:\n", "model:\n  moe_shared_expert_overlap: true\n")
+    text = text.replace("pipeline_model_parallel_size: 2", "pipeline_model_parallel_size: 1")
+    named = ("--cluster", "dgx-h100", "--gpus", "64", "--model", model)
+    data, said = converted(tmp_path, "o.yaml", text, *named)
+    assert data["training"].get("moe_shared_expert_overlap") is beside
+    assert ("not expressed here: model.moe_shared_expert_overlap" in said) is not bool(beside)
