@@ -212,6 +212,7 @@ class ModelConfig(UserInput):
     each number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms (gated: Qwen 4).
     `shared_kv_layers`: so many last layers attend to keys and values of the last layer of their kind before them, and
     have an MLP of `shared_kv_ffn` (Gemma 4 E2B); `layer_embedding`: each layer adds an embedding of its own.
+    `mtp_repeated`: all prediction modules are one, which runs `mtp_layers` times (Nemotron 3 Super).
     `norm_gate_rank`: behind norms before attention and before experts stands a gate of low rank (A.X K2).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
     `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
@@ -291,6 +292,7 @@ class ModelConfig(UserInput):
     shared_kv_ffn: int | None = Field(default=None, ge=1, le=100_000_000, description="null: ffn")
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
+    mtp_repeated: bool = False
     moe: MoeConfig | None = None
     checkpoint_quantization: Quantization = Field(
         default="none", description="how the published weights are stored, which serving engines go by"

@@ -109,4 +109,9 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
     module += streams_of(model).head_parameters
-    return ParameterCount(total=total, active=total - idle, **parts, mtp=model.mtp_layers * module)
+    return ParameterCount(
+        total=total,
+        active=total - idle,
+        **parts,
+        mtp=(min(1, model.mtp_layers) if model.mtp_repeated else model.mtp_layers) * module,
+    )

@@ -168,7 +168,6 @@ NOTED = (
     "moe_router_padding_for_quantization",
     "moe_shared_expert_overlap",
     "nccl_ub",
-    "mtp_use_repeated_layer",
     "num_buckets",
     "num_micro_batches_with_partial_activation_checkpoints",
     "num_microbatches_with_partial_activation_checkpoints",
@@ -300,8 +299,8 @@ def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], paral
 
 
 def set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
-    """Take the numbers of layers and experts, and widths of these, on which other flags depend, from `--model` where the
-    file lacks them.
+    """Take the numbers of layers and experts, and experts' widths, from `--model` where the file lacks them, as flags
+    depend on them.
 
     Raises:
         InputError: where nothing says how many layers there are.

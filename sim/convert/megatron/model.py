@@ -77,6 +77,7 @@ def _sizes(s: Settings) -> dict[str, Any]:
         "mlp": _activation(s),
         "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
         "mtp_layers": s.integer("mtp-num-layers", 0),
+        "mtp_repeated": (s.flag("mtp-use-repeated-layer") and s.integer("mtp-num-layers", 0) > 1) or None,
     }
 
 

@@ -327,6 +327,8 @@ def _layers(m: ModelConfig) -> Problems:
     if m.mtp_layers and not (whole[-1] or (apart and attends and computes)):
         why = "the last layer must have attention and an MLP, or each layer be one of both"
         yield ("mtp_layers",), f"found {m.mtp_layers}; {why}"
+    if m.mtp_repeated and m.mtp_layers < 2:
+        yield ("mtp_repeated",), f"found true; needs mtp_layers of 2 or more, found {m.mtp_layers}"
     if m.head_bias and m.tied_embeddings:
         yield ("head_bias",), "found true; an output matrix that is the embedding's (tied_embeddings) has none"
     if m.qk_norm_over != "head" and not m.qk_norm:

@@ -28,6 +28,24 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
 
 
+def mtp_blocks(scenario: Scenario, shard: Shard) -> tuple[Block, ...]:
+    """All modules, of which one is made, as they are equal. With `mtp_repeated` the first, whose gradients are the last
+    to be complete, has the parameters of all (Megatron-LM, core/transformer/multi_token_prediction.py:
+    `mtp_use_repeated_layer`)."""
+    m = scenario.model
+    first = mtp_block(scenario, shard)
+    further = _without_parameters(first) if m.mtp_repeated else first
+    return (first, *[further] * (m.mtp_layers - 1))[: m.mtp_layers]
+
+
+def _without_parameters(block: Block) -> Block:
+    """The block as it runs once more with the parameters of another."""
+    numbers = dict.fromkeys(("params", "expert_params", "frozen_params", "four_bit_params", "quantized_bytes"), 0)
+    tensors = dict.fromkeys(("tensors", "shared", "matrices", "expert_matrices"), ())
+    moments = tuple((size, 0) for size, _ in block.backward_moments)
+    return replace(block, **numbers, **tensors, backward_moments=moments)
+
+
 def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     """Look-up of the next token, two norms, 2h → h projection, a layer, final norm, output, loss.
 

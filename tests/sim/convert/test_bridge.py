@@ -368,3 +368,14 @@ def test_shared_experts_of_a_named_model_run_beside_exchanges(tmp_path: Path, mo
     data, said = converted(tmp_path, "o.yaml", text, *named)
     assert data["training"].get("moe_shared_expert_overlap") is beside
     assert ("not expressed here: model.moe_shared_expert_overlap" in said) is not bool(beside)
+
+
+@pytest.mark.parametrize(("layers", "repeated"), [(2, True), (1, None)])
+def test_a_module_that_is_repeated_is_one(tmp_path: Path, layers: int, repeated: bool | None) -> None:
+    more = f"  mtp_num_layers: {layers}\n  mtp_use_repeated_layer: true\n"
+    text = DENSE.replace("model:\n", f"model:\n{more}").replace("  pipeline_model_parallel_size: 2\n", "")
+    named = ("--cluster", "dgx-b200", "--gpus", "64", "--model", "nemotron3-super-120b-a12b")
+    data, said = converted(tmp_path, "o.yaml", text, *named)
+    model = data["model"] if isinstance(data["model"], dict) else {}
+    assert (model.get("mtp_layers"), model.get("mtp_repeated")) == ((2, True) if repeated else (None, None))
+    assert "mtp_use_repeated_layer" not in said
