@@ -337,6 +337,8 @@ def _merged(data: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[dict[str
             values = MIXED.get(known, {})
         elif isinstance(values, dict) and section == "mixed_precision" and "_target_" in values:
             values = dict.fromkeys(IN_SIXTEEN_BITS, 0) | values  # the defaults of `MixedPrecisionConfig`
+        if isinstance(values, dict) and section == "mixed_precision":
+            values = {"fp8_recipe": "tensorwise"} | values  # likewise
         for key, value in values.items() if isinstance(values, dict) else ():
             if (known := isinstance(value, dict) or None if key == BY_MODULE else plain(value)) is not None:
                 path = f"{section}.{key}"

@@ -379,3 +379,9 @@ def test_a_module_that_is_repeated_is_one(tmp_path: Path, layers: int, repeated:
     model = data["model"] if isinstance(data["model"], dict) else {}
     assert (model.get("mtp_layers"), model.get("mtp_repeated")) == ((2, True) if repeated else (None, None))
     assert "mtp_use_repeated_layer" not in said
+
+
+def test_a_mapping_of_precision_has_its_own_default_of_scales(tmp_path: Path) -> None:
+    """`MixedPrecisionConfig.fp8_recipe` of Megatron-Bridge is tensorwise, where Megatron-LM's argument is delayed."""
+    data, _ = converted(tmp_path, "o.yaml", DENSE + "mixed_precision: {bf16: true, fp8: hybrid}\n", *WITH_8B)
+    assert (data["training"]["precision"], data["training"]["fp8_recipe"]) == ("fp8", "tensorwise")
