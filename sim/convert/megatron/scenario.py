@@ -202,7 +202,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "optimizer_dtype": moments(s),
             "master_weights": master_weights(s, precision, recipe),
             "optimizer_offload": optimizer_offload(s),
-            "activation_offload": activation_offload(s),
+            "activation_offload": activation_offload(s, machine),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             **fusions(s, framework),

@@ -385,3 +385,23 @@ def test_a_mapping_of_precision_has_its_own_default_of_scales(tmp_path: Path) ->
     """`MixedPrecisionConfig.fp8_recipe` of Megatron-Bridge is tensorwise, where Megatron-LM's argument is delayed."""
     data, _ = converted(tmp_path, "o.yaml", DENSE + "mixed_precision: {bf16: true, fp8: hybrid}\n", *WITH_8B)
     assert (data["training"]["precision"], data["training"]["fp8_recipe"]) == ("fp8", "tensorwise")
+
+
+@pytest.mark.parametrize(
+    ("least", "modules"),
+    [(None, ["expert_fc1", "moe_act"]), (200_000_000, ["moe_act"]), (500_000_000, None)],
+)
+def test_large_tensors_of_fused_experts_are_offloaded(
+    tmp_path: Path, least: int | None, modules: list[str] | None
+) -> None:
+    """Megatron-Bridge's recipes of Nemotron 3 Ultra offload the activation's input alone, by a least size. A rank has
+    8,192 tokens and 22 copies of each: their input has 1,024 numbers, the activation's 2,688."""
+    more = "  fine_grained_activation_offloading: true\n  offload_modules: [fused_group_mlp]\n"
+    more += "  recompute_granularity: selective\n  recompute_modules: [moe_act]\n"
+    more += f"  min_offloaded_tensor_size: {least}\n" if least else ""
+    text = DENSE.replace("model:\n", f"model:\n{more}").replace("  pipeline_model_parallel_size: 2\n", "")
+    text = text.replace("tensor_model_parallel_size: 4", "tensor_model_parallel_size: 1").replace("sequence_p", "# ")
+    named = ("--cluster", "gb200-nvl72", "--gpus", "64", "--model", "nemotron3-super-120b-a12b")
+    data, said = converted(tmp_path, "o.yaml", text, *named)
+    assert data["training"].get("activation_offload") == ({"modules": modules} if modules else None)
+    assert "not simulated: fused_group_mlp" not in said
