@@ -340,9 +340,10 @@ def _merged(data: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[dict[str
         if isinstance(values, dict) and section == "mixed_precision":
             values = {"fp8_recipe": "tensorwise"} | values  # likewise
         for key, value in values.items() if isinstance(values, dict) else ():
-            if (known := isinstance(value, dict) or None if key == BY_MODULE else plain(value)) is not None:
+            one = (isinstance(value, dict) or None) if key == BY_MODULE else plain(value)
+            if one is not None:
                 path = f"{section}.{key}"
-                merged[key], written[key] = known, paths.get(path, f"{paths.get(section, section)}.{key}")
+                merged[key], written[key] = one, paths.get(path, f"{paths.get(section, section)}.{key}")
     if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number
         merged = {key: value for key, value in merged.items() if key not in OF_OFFLOADED_LAYERS}
     more = of_nemo(data, merged) if is_nemo(data) else with_activation(merged) | with_graphs(merged)
