@@ -41,7 +41,8 @@ class MoeConfig(UserInput):
     `shared_experts` experts of the same size see every token, or one of `shared_ffn`; `shared_gate`: what they give is
     weighted by a number that each token gets (Qwen2-MoE). `router_fp32`: the router multiplies in fp32.
     `zero_experts`: further choices of the router that give a token itself (LongCat-Flash, arXiv 2509.01322).
-    `activation`: of routed experts, where it is not the model's (Hunyuan 4).
+    `activation`: of routed experts, where it is not the model's (Hunyuan 4). `latent`: numbers of a token that routed
+    experts take and give, if a projection makes it narrower for them (Nemotron 3 Super, arXiv 2512.20856, section 2.2).
     `capacity_factor` null: no token is dropped; `pad_to_capacity`: experts with fewer are filled up to it. `groups`:
     experts are chosen among those of a token's `top_groups` best groups, and each copy is sent by itself;
     `max_nodes_per_token` limits the choice as well.
@@ -55,6 +56,7 @@ class MoeConfig(UserInput):
     shared_gate: bool = False
     zero_experts: int = Field(default=0, ge=0, le=100_000)
     activation: Activation | None = None
+    latent: int | None = Field(default=None, ge=1, le=10_000_000, description="null: hidden")
     router_bias: bool = False
     router_fp32: bool = False
     dense_layers: int = Field(default=0, ge=0, le=MAX_LAYERS)
@@ -210,6 +212,7 @@ class ModelConfig(UserInput):
     each number, through matrices of rank `hyper_connection_rank`, takes the place of weights and norms (gated: Qwen 4).
     `shared_kv_layers`: so many last layers attend to keys and values of the last layer of their kind before them, and
     have an MLP of `shared_kv_ffn` (Gemma 4 E2B); `layer_embedding`: each layer adds an embedding of its own.
+    `mtp_repeated`: all prediction modules are one, which runs `mtp_layers` times (Nemotron 3 Super).
     `norm_gate_rank`: behind norms before attention and before experts stands a gate of low rank (A.X K2).
     `max_positions` 0 stands for the workload's sequence length until a scenario fills it in. `trained_positions` is
     `max_position_embeddings` of the model's config.json, which no workload changes: serving engines go by it. Where it
@@ -289,6 +292,7 @@ class ModelConfig(UserInput):
     shared_kv_ffn: int | None = Field(default=None, ge=1, le=100_000_000, description="null: ffn")
     parallel_block: Literal[False, True, "two_norms"] = False
     mtp_layers: int = Field(default=0, ge=0, le=1_000)
+    mtp_repeated: bool = False
     moe: MoeConfig | None = None
     checkpoint_quantization: Quantization = Field(
         default="none", description="how the published weights are stored, which serving engines go by"

@@ -111,12 +111,14 @@ def _copies(d: Dims, name: str, kernels: int, size: float) -> Compute:
 def _results(scenario: Scenario, d: Dims, r: Routing) -> tuple[float, ...]:
     """Bytes of the results of a graph that ends inside an expert layer: the stream, the tokens to dispatch, their
     weights in fp32, and what shared experts give."""
-    moe, t, row = scenario.model.moe, scenario.for_training, d.hidden * d.act_bytes
-    assert moe is not None
-    sorted_here = "moe_preprocess" in graph_scope(scenario) and not r.dispatcher.copies_on_arrival
-    tokens, weights = (r.sent, r.sent) if sorted_here else (r.tokens, r.tokens * moe.experts)
-    shared = (r.tokens * row,) if moe.shared_width and not t.moe_shared_expert_overlap else ()
-    return (r.tokens * row, tokens * row, weights * FP32_BYTES, *shared)
+    m, t, prepared = scenario.model, scenario.for_training, "moe_preprocess" in graph_scope(scenario)
+    assert m.moe is not None
+    row = m.hidden * d.act_bytes
+    narrow = (m.moe.latent or m.hidden) * d.act_bytes if prepared else row
+    sorted_here = prepared and not r.dispatcher.copies_on_arrival
+    tokens, weights = (r.sent, r.sent) if sorted_here else (r.tokens, r.tokens * m.moe.experts)
+    shared = (r.tokens * row,) if m.moe.shared_width and not t.moe_shared_expert_overlap else ()
+    return (r.tokens * row, tokens * narrow, weights * FP32_BYTES, *shared)
 
 
 def gradients_handed_over(scenario: Scenario, d: Dims, r: Routing) -> Program:
@@ -129,12 +131,14 @@ def gradients_handed_over(scenario: Scenario, d: Dims, r: Routing) -> Program:
 
 def results_held(scenario: Scenario, d: Dims, r: Routing) -> tuple[Saved, ...]:
     """What stays of such a graph's results, beyond what its operators keep: sorted copies of tokens, and the results of
-    shared experts. The stream and the unsorted tokens are inputs of the norm and the router."""
+    shared experts, and narrower tokens. The stream and the whole tokens are inputs of the norm and the router."""
     if "moe_router" not in graph_scope(scenario):
         return ()
     _, tokens, _, *shared = _results(scenario, d, r)
-    sorted_here = "moe_preprocess" in graph_scope(scenario) and not r.dispatcher.copies_on_arrival
-    held = ("graph's tokens", tokens if sorted_here else 0.0), ("graph's shared results", sum(shared))
+    moe = scenario.model.moe
+    narrow = moe is not None and moe.latent is not None
+    made_here = "moe_preprocess" in graph_scope(scenario) and (narrow or not r.dispatcher.copies_on_arrival)
+    held = ("graph's tokens", tokens if made_here else 0.0), ("graph's shared results", sum(shared))
     return tuple(Saved(name, size, graphed=True) for name, size in held if size)
 
 

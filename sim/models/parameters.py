@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 class ParameterCount(Struct, frozen=True):
     """Numbers of parameters with the vocabulary unpadded.
 
-    `total` is the sum of embedding, positions, head, attention, mlp, router, shared_experts, experts, norms,
-    connections (hyper-connections), ngrams and layer_inputs (their tables, matrices and norms): the main model.
-    `active` is what one token uses of it. `mtp` stands apart (multi-token-prediction modules, without the embedding and
-    head that they share with the main model). Not counted: load-balancing biases of routers (DeepSeek-V3 keeps one per
-    expert, which no gradient trains).
+    `total` is the sum of embedding, positions, head, attention, mlp, router (with the projections around experts of
+    narrower tokens), shared_experts, experts, norms, connections (hyper-connections), ngrams and layer_inputs (their
+    tables, matrices and norms): the main model. `active` is what one token uses of it. `mtp` stands apart
+    (multi-token-prediction modules, without the embedding and head that they share with the main model). Not counted:
+    load-balancing biases of routers (DeepSeek-V3 keeps one per expert, which no gradient trains).
     """
 
     total: int
@@ -50,13 +51,24 @@ class ParameterCount(Struct, frozen=True):
     mtp: int
 
 
+def predicting_layers(model: ModelConfig) -> tuple[int, int]:
+    """The layers (from 0) whose attention and whose MLP a multi-token-prediction module has: the model's last; of a
+    model whose layers are one thing each, the last of each (Nemotron 3 Super, `mtp_hybrid_override_pattern: "*E"`)."""
+
+    def last(kinds: Sequence[str], *without: str) -> int:
+        return max((i for i, kind in enumerate(kinds) if kind not in without), default=model.layers - 1)
+
+    layers = range(model.layers)
+    attends = last([model.attention_kind(i) for i in layers], "none", "state_space")
+    return attends, last([model.mlp_kind(i) for i in layers], "none")
+
+
 def prediction_layer(model: ModelConfig) -> LayerSpec:
-    """The transformer layer inside a multi-token-prediction module: of the same kind as the model's last layers."""
-    moe = model.moe
-    mlp = mlp_spec(model, 0 if moe is None else -(-(moe.dense_layers + 1) // moe.every) * moe.every - 1)
-    last = model.layers - 1
-    rest = (norm_elements(model), norm_position(model, last), model.parallel_block, streams_of(model))
-    return LayerSpec(attention_spec(model, last), mlp, *rest, norm_gate=norm_gate_of(model))
+    """The transformer layer inside a multi-token-prediction module: of the same kinds as `predicting_layers`."""
+    attends, last = predicting_layers(model)
+    mlp = mlp_spec(model, last)
+    rest = (norm_elements(model), norm_position(model, attends), model.parallel_block, streams_of(model))
+    return LayerSpec(attention_spec(model, attends), mlp, *rest, norm_gate=norm_gate_of(model))
 
 
 def count_parameters(model: ModelConfig) -> ParameterCount:
@@ -97,4 +109,9 @@ def count_parameters(model: ModelConfig) -> ParameterCount:
     # A prediction module (arXiv 2412.19437, 2.2): a layer, two input norms, a 2h -> h matrix, an output norm.
     module = prediction_layer(model).parameters + 2 * model.hidden**2 + 3 * norm_elements(model)
     module += streams_of(model).head_parameters
-    return ParameterCount(total=total, active=total - idle, **parts, mtp=model.mtp_layers * module)
+    return ParameterCount(
+        total=total,
+        active=total - idle,
+        **parts,
+        mtp=(min(1, model.mtp_layers) if model.mtp_repeated else model.mtp_layers) * module,
+    )

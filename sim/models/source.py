@@ -16,7 +16,7 @@ from sim.models.layer import layer_block
 from sim.models.layers import layer_kinds
 from sim.models.optimizers.step import EndOfStep, clip_items, optimizer_items, prepared_gradients
 from sim.models.output.head import copied_table_params, final_norm_block, head_block, stranded_logits_bytes, tied_params
-from sim.models.output.mtp import mtp_block, mtp_output_block
+from sim.models.output.mtp import mtp_blocks, mtp_output_block
 from sim.models.output.preference import scores_rewards
 from sim.models.warm_up import warm_up_flops_per_token, warms_up, without_backward
 
@@ -61,11 +61,11 @@ class Described:
         """Return what ends the last stage: the head, and modules that predict one token further, or where these have a
         stage of their own, their outputs."""
         s = self.scenario
-        modules = s.model.mtp_layers  # all equal, so one is made
+        modules = s.model.mtp_layers
         if modules == 0:
             return self._ends(head_block(s))
         apart = s.parallelism.mtp_apart is not None
-        return self._ends(head_block(s), *[mtp_output_block(s) if apart else mtp_block(s, shard)] * modules)
+        return self._ends(head_block(s), *([mtp_output_block(s)] * modules if apart else mtp_blocks(s, shard)))
 
     def apart(self, shard: Shard) -> tuple[Block, ...]:
         """Return what comes between the layers and the last stage: the final norm, and the prediction modules where
@@ -73,7 +73,7 @@ class Described:
         s = self.scenario
         if s.parallelism.mtp_apart is None:
             return ()
-        return self._ends(final_norm_block(s), *[mtp_block(s, shard)] * s.model.mtp_layers)
+        return self._ends(final_norm_block(s), *mtp_blocks(s, shard))
 
     def _ends(self, *blocks: Block) -> tuple[Block, ...]:
         return tuple(map(without_backward, blocks)) if warms_up(self.scenario) else blocks

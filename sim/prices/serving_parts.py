@@ -30,6 +30,7 @@ def model_key(m: ModelConfig, tp: int = 1) -> str:
     """Return a name with every size that determines the measured engine's computation on `tp` ranks."""
     e = m.moe
     experts = "" if e is None else f" experts={e.top_k}/{e.experts}+{e.shared_experts} of {e.ffn} from {e.dense_layers}"
+    experts += "" if e is None or e.latent is None else f" latent={e.latent}"
     # The name has every size that changes a kernel's shape, so the profile of another model is never used.
     return (
         f"serve layers={m.layers} hidden={m.hidden} heads={m.heads} kv_heads={m.kv_heads} head_dim={m.head_dim} "

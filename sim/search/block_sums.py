@@ -21,10 +21,15 @@ from sim.search.mesh_prices import MeshPrices, PricedBlock
 from sim.search.pipeline_bound import StagePlacement
 
 KINDS = (Kind.F, Kind.B, Kind.I, Kind.W)
-# Numbers of a model's different blocks; those of layers are 0 and up. NORM and MODULE: prediction modules on a stage
-# of their own.
-EMBEDDING, HEAD, MTP, NORM, MODULE = -1, -2, -3, -4, -5
+# Numbers of a model's different blocks; those of layers are 0 and up. MTP: the first prediction module, or where these
+# have a stage of their own (NORM, then MODULE, the first of them) their outputs; FURTHER: modules behind the first.
+EMBEDDING, HEAD, MTP, NORM, MODULE, FURTHER = -1, -2, -3, -4, -5, -6
 Signature = tuple[int, ...]  # the numbers of a stage's blocks, first to last
+
+
+def modules(first: int, count: int) -> Signature:
+    """The numbers of so many prediction modules, of which `first` is the first's; the others are equal."""
+    return (first, *[FURTHER] * (count - 1))[:count]
 
 
 class Blocks:
@@ -46,14 +51,16 @@ class Blocks:
                 self.priced[number] = PricedBlock(source.layer(layer, shard), prices, paired)
             order.append(number)
         self.order = tuple(order)
-        # All multi-token-prediction modules are equal, so one stands for all.
-        head, *modules = source.last(shard)
+        head, *predicting = source.last(shard)
         self.priced[EMBEDDING] = PricedBlock(source.first(), prices, paired)
         self.priced[HEAD] = PricedBlock(head, prices, paired)
-        if modules:
-            self.priced[MTP] = PricedBlock(modules[0], prices, paired)
-        for number, block in zip((NORM, MODULE), source.apart(shard), strict=False):
+        if predicting:
+            self.priced[MTP] = PricedBlock(predicting[0], prices, paired)
+        apart = source.apart(shard)
+        for number, block in zip((NORM, MODULE), apart, strict=False):
             self.priced[number] = PricedBlock(block, prices, paired)
+        for block in (apart[1:] or predicting)[1:2]:
+            self.priced[FURTHER] = PricedBlock(block, prices, paired)
         # The plan belongs to the mesh and has micro-batches of one sequence; the message needs this scenario's size.
         self.message_bytes = stage_input_bytes(replace(plan, scenario=scenario))
 
@@ -61,9 +68,9 @@ class Blocks:
     def work_s(self, gathered: bool) -> float:
         """Return the least seconds of one micro-batch's forward and backward of all blocks, whole or split backward."""
         # Summing by number is faster than summing 126 layers for each of thousands of layouts.
-        modules = self.scenario.model.mtp_layers
-        counts = Counter({EMBEDDING: 1, HEAD: 1, MTP: modules, **Counter(self.order)})
-        counts |= {NORM: 1, MODULE: modules} if NORM in self.priced else {}
+        n = self.scenario.model.mtp_layers
+        apart = (NORM, *modules(MODULE, n), *[MTP] * n) if NORM in self.priced else modules(MTP, n)
+        counts = Counter((EMBEDDING, HEAD, *self.order, *apart))
         return sum(n * self.priced[number].work_s(gathered) for number, n in counts.items() if n)
 
     @cached

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sim.core.program import BlockKind
 from sim.programs.stages import Stage, with_copy
 from sim.ranks.plan import cut_model
-from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MODULE, MTP, NORM, Blocks, Cut, Signature
+from sim.search.block_sums import EMBEDDING, HEAD, KINDS, MODULE, MTP, NORM, Blocks, Cut, Signature, modules
 from sim.search.cached import cached
 from sim.search.mesh_prices import MeshPrices, PricedBlock
 from sim.search.pipeline_bound import Actions, StagePlacement
@@ -64,8 +64,10 @@ class MeshBlocks:
     def _cut(self, order: Signature, count: int) -> Cut:
         """Cut the model into `count` stages; schedules with equally many stages share the cut and its results."""
         n, out = self.space.base.model.mtp_layers, []
-        for part in cut_model(stage_layers(self.space, count), self.space.fixed["mtp_stage"]):
-            ends = (NORM,) * part.normed + (MODULE,) * n * part.predicts + (HEAD, *[MTP] * n) * part.head
+        parts = cut_model(stage_layers(self.space, count), self.space.fixed["mtp_stage"])
+        of_head = [MTP] * n if any(part.predicts for part in parts) else modules(MTP, n)
+        for part in parts:
+            ends = (NORM,) * part.normed + modules(MODULE, n) * part.predicts + (HEAD, *of_head) * part.head
             out.append((EMBEDDING,) * part.embedding + order[part.layers.start : part.layers.stop] + ends)
         return Cut(order, tuple(out))
 

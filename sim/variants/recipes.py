@@ -82,7 +82,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     because a DTensor's largest value is one of all its shards (torchao float8_tensor_parallel.py, float8_linear.py;
     `tests/real/test_largest_values.py`). `agreed_row_bytes`: of the largest value of each row, as a matmul reads it, on
     which they agree likewise where each has a part of the row.
-    `swizzled_numbers`: of one scale, where matmuls read scales in an order of their own; 0: they do not.
+    `numbers_of_swizzled_scale`: of one scale, where matmuls read scales in an order of their own; 0: they do not.
     `swizzled_apart`: operands whose scales a kernel before each matmul brings into that order; others' casts write them
     so (`sim.models.precision.swizzles`). `swizzled_together`: groups of a grouped matmul that share such a kernel.
     `in_prediction`: it holds in modules that predict further tokens, too; else these stay in 16 bits.
@@ -118,7 +118,7 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     in_prediction: bool = True
     agreed_row_bytes: int = 0
     has_attention: bool = False
-    swizzled_numbers: int = 0
+    numbers_of_swizzled_scale: int = 0
     swizzled_apart: tuple[Operand, ...] = ()
     swizzled_together: int = 64
     former: tuple[FormerRecipe, ...] = ()  # newest first

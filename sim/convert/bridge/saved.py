@@ -67,7 +67,13 @@ OF_PADDING = (
     *("tensor_model_parallel_size", "make_vocab_size_divisible_by", "pad_vocab_size", "use_tokenizer_vocab_size"),
 )
 SINKS = {"learnable": True, "vanilla": False}
-SIZES_OF_EXPERTS = {"num_moe_experts": "experts", "moe_ffn_hidden_size": "ffn", "moe_router_topk": "top_k"}
+REPEATED = "mtp_use_repeated_layer"
+SIZES_OF_EXPERTS = {
+    "num_moe_experts": "experts",
+    "moe_ffn_hidden_size": "ffn",
+    "moe_router_topk": "top_k",
+    "moe_latent_size": "latent",
+}
 
 
 def model_with_own_sizes(name: str, section: Mapping[str, Any], whole: bool) -> str | dict[str, Any]:
@@ -80,6 +86,8 @@ def model_with_own_sizes(name: str, section: Mapping[str, Any], whole: bool) -> 
         own |= {"moe": experts} if experts else {}
     if (whole or "mtp_num_layers" in section) and (predicted := section.get("mtp_num_layers") or 0) != named.mtp_layers:
         own["mtp_layers"] = predicted
+    if section.get(REPEATED) and int(section.get("mtp_num_layers") or named.mtp_layers) > 1:
+        own["mtp_repeated"] = True
     return {"preset": name, **own} if own else name
 
 

@@ -136,6 +136,7 @@ OF_RECIPE = (
     "what the YAML leaves to its recipe: bf16, the distributed optimizer, its messages overlapped, as pretraining "
     "recipes have them; else Megatron-LM's defaults, also of sequence parallelism and expert_tensor_parallel_size"
 )
+BY_MODULE = "quant_recipe"  # formats of single modules, an object
 # Keys that change a step and are not simulated: a note names those that a file sets. All other keys that are not read
 # name files, logs, schedules and defaults.
 NOTED = (
@@ -167,7 +168,6 @@ NOTED = (
     "moe_router_padding_for_quantization",
     "moe_shared_expert_overlap",
     "nccl_ub",
-    "mtp_use_repeated_layer",
     "num_buckets",
     "num_micro_batches_with_partial_activation_checkpoints",
     "num_microbatches_with_partial_activation_checkpoints",
@@ -175,6 +175,7 @@ NOTED = (
     "overlap_dispatch_backward_with_experts_wgrad",
     "overlap_param_gather_with_optimizer_step",
     "qk_clip",
+    BY_MODULE,
     "rampup_batch_size",
     "reduce_scatter_with_fp32_accumulation",
     "suggested_communication_unit_size",
@@ -186,6 +187,7 @@ NOTED = (
 # Likewise where they are false: parts of the overlap of tensor parallelism, which need the whole.
 OF_OVERLAP = ("tp_comm_bulk_dgrad", "tp_comm_bulk_wgrad", "tp_comm_overlap_ag", "tp_comm_overlap_rs")
 PADS = "moe_router_padding_for_quantization"
+WIDTH_OF_SHARED, WIDTH_OF_LATENT = "moe-shared-expert-intermediate-size", "moe-latent-size"
 PACKED = "packed_sequence_specs"  # of `dataset`
 AS_ONE = "dataset.packed_sequence_specs: a sequence is simulated as one text; training.packing describes several"
 OF_OFFLOADED_LAYERS = ("cpu_offloading_num_layers", "cpu_offloading_weights")
@@ -289,7 +291,7 @@ def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], paral
     simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap", PADS) if training.get(key)}
     simulated |= {"moe_router_padding_for_fp8"} if PADS in simulated else set()
     simulated |= {"delay_wgrad_compute"} if merged.get("overlap_moe_expert_parallel_comm") else set()
-    simulated |= {"fsdp_double_buffer"} if merged.get("use_megatron_fsdp") else set()
+    simulated |= {"fsdp_double_buffer", "num_buckets"} if merged.get("use_megatron_fsdp") else set()  # it has units
     simulated |= {key for key, own in OF_PIPELINE.items() if own in parallelism}
     on = [key for key in NOTED if merged.get(key) not in OFF and key not in simulated]
     asked_for = OF_OVERLAP if merged.get("tp_comm_overlap") else ()
@@ -297,7 +299,8 @@ def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], paral
 
 
 def set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
-    """Take the numbers of layers and experts, on which other flags depend, from `--model` where the file lacks them.
+    """Take the numbers of layers and experts, and experts' widths, from `--model` where the file lacks them, as flags
+    depend on them.
 
     Raises:
         InputError: where nothing says how many layers there are.
@@ -307,6 +310,8 @@ def set_sizes(file: Path, flags: dict[str, Any], machine: Machine) -> None:
         flags.setdefault("num-layers", model.layers)
         if model.moe is not None:
             flags.setdefault("num-experts", model.moe.experts)
+            widths = {WIDTH_OF_SHARED: model.moe.shared_width or None, WIDTH_OF_LATENT: model.moe.latent}
+            flags |= {name: width for name, width in widths.items() if width and name not in flags}
     elif "num-layers" not in flags:
         raise InputError(f"{file}: leaves the model to its recipe: give --model NAME (`stepsim models` lists them)")
 
@@ -332,10 +337,13 @@ def _merged(data: Mapping[str, Any], paths: Mapping[str, str]) -> tuple[dict[str
             values = MIXED.get(known, {})
         elif isinstance(values, dict) and section == "mixed_precision" and "_target_" in values:
             values = dict.fromkeys(IN_SIXTEEN_BITS, 0) | values  # the defaults of `MixedPrecisionConfig`
+        if isinstance(values, dict) and section == "mixed_precision":
+            values = {"fp8_recipe": "tensorwise"} | values  # likewise
         for key, value in values.items() if isinstance(values, dict) else ():
-            if (known := plain(value)) is not None:
+            one = (isinstance(value, dict) or None) if key == BY_MODULE else plain(value)
+            if one is not None:
                 path = f"{section}.{key}"
-                merged[key], written[key] = known, paths.get(path, f"{paths.get(section, section)}.{key}")
+                merged[key], written[key] = one, paths.get(path, f"{paths.get(section, section)}.{key}")
     if not merged.get("cpu_offloading"):  # the switch of `TransformerConfig`, where Megatron-LM's own is the number
         merged = {key: value for key, value in merged.items() if key not in OF_OFFLOADED_LAYERS}
     more = of_nemo(data, merged) if is_nemo(data) else with_activation(merged) | with_graphs(merged)

@@ -55,11 +55,11 @@ def _switched_on(s: Settings, framework: str) -> dict[str, Any]:
 
 
 def _shared_beside(s: Settings, framework: str) -> bool | None:
-    """On where the script has shared experts, and NCCL exchanges tokens; else left to the notes."""
+    """On where the script has shared experts; else left to the notes."""
     flag, width = "moe-shared-expert-overlap", s.values.get("moe-shared-expert-intermediate-size")
     simulated = "num-experts" in s.values and width and framework_at(framework, None).sends_probabilities
-    others = s.values.get("moe-token-dispatcher-type") == "flex" or s.values.get("overlap-moe-expert-parallel-comm")
-    if not s.values.get(flag) or not simulated or others or "shared_experts" in str(s.values.get("recompute-modules")):
+    other = s.values.get("overlap-moe-expert-parallel-comm") or s.values.get("moe-latent-size")
+    if not s.values.get(flag) or not simulated or other or "shared_experts" in str(s.values.get("recompute-modules")):
         return None
     return s.flag(flag) or None
 

@@ -42,6 +42,8 @@ def take_sizes(s: Settings) -> None:
         return
     stages = pattern.split(STAGE)
     found: dict[str, Any] = {"num-layers": str(sum(map(len, stages)))}
+    if modules := _predicting(s, pattern):
+        found["mtp-num-layers"] = str(modules)
     if len(stages) > 1:
         found["pipeline-model-parallel-layout"] = STAGE.join("t" * len(stage) for stage in stages)
     s.values = {**found, **s.values}
@@ -79,13 +81,32 @@ def _pattern(s: Settings) -> str | None:
     given = s.values.get(name)
     if given in (None, "none", True):
         return None
-    pattern = str(given).strip("\"' ")
+    pattern = str(given).strip("\"' ").partition(PREDICTION)[0]
     unknown = next((letter for letter in pattern if letter not in {*KINDS, STAGE}), None)
     if unknown is not None or not 0 < len(pattern) <= MAX_LAYERS:
-        what = "no layers of further predictions" if unknown == PREDICTION else f"not {show(unknown)}"
         allowed = "M (Mamba 2), * (attention), - (an MLP), E (experts), and | between pipeline stages"
-        raise InputError(f"{s.place(name)}: found {show(pattern[:40])}; can be simulated: {allowed}; {what}")
+        what = f"found {show(pattern[:40])}; can be simulated: {allowed}; not {show(unknown)}"
+        raise InputError(f"{s.place(name)}: {what}")
     return pattern
+
+
+def _predicting(s: Settings, pattern: str) -> int:
+    """The number of modules that predict further tokens, whose layers stand behind the `pattern` of the model's.
+
+    Raises:
+        InputError: for a module of other layers than attention and the model's last kind of MLP.
+    """
+    name, older = _name(s), "mtp-hybrid-override-pattern"
+    modules = str(s.values.get(name)).strip("\"' ").split(PREDICTION)[1:]
+    own = s.take(older)
+    given = [(name, module) for module in modules]
+    given += [(older, str(own).strip("\"' "))] if own not in (None, "none") else []
+    last = next((letter for letter in reversed(pattern) if letter in (EXPERTS, MLP)), EXPERTS)
+    for flag, module in given:
+        if module != ATTENTION + last:
+            why = f"prediction modules of layers {ATTENTION + last} can be simulated with this model"
+            raise InputError(f"{s.place(flag)}: found {show(module)}; {why}")
+    return len(modules)
 
 
 def _by_ratios(s: Settings, layers: int) -> str:

@@ -42,8 +42,6 @@ def model_of(s: Settings) -> dict[str, Any]:
     """
     layers = s.integer("num-layers")
     model = {**_sizes(s), **_norms_and_biases(s), **_attention(s, layers), **_states(s, layers)}
-    if s.take("moe-latent-size") is not None:
-        raise InputError(f"{s.place('moe-latent-size')}: experts between narrower projections are not simulated")
     experts = s.take("num-experts") is not None
     if is_hybrid(s):
         model |= kinds_of(s, model)
@@ -79,6 +77,7 @@ def _sizes(s: Settings) -> dict[str, Any]:
         "mlp": _activation(s),
         "tied_embeddings": not s.flag("untie-embeddings-and-output-weights"),
         "mtp_layers": s.integer("mtp-num-layers", 0),
+        "mtp_repeated": (s.flag("mtp-use-repeated-layer") and s.integer("mtp-num-layers", 0) > 1) or None,
     }
 
 
@@ -273,6 +272,7 @@ def _experts(s: Settings, model: dict[str, Any]) -> dict[str, Any]:
             "experts": s.integer("num-experts"),
             "top_k": s.integer("moe-router-topk", 2),
             "ffn": ffn,
+            "latent": s.whole("moe-latent-size"),
             **_shared(s, ffn),
             "capacity_factor": s.number("moe-expert-capacity-factor"),
             "pad_to_capacity": s.flag("moe-pad-expert-input-to-capacity") or None,

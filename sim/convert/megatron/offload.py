@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from sim.convert.settings import Settings
+from sim.convert.settings import Machine, Settings
+from sim.inputs.model_input import load_model
 from sim.inputs.training_config import OffloadModule
+from sim.variants.activations import ACTIVATIONS
 
 HOST_OVERLAPS = "--overlap-cpu-optimizer-d2h-h2d: transfers to and from the host are simulated beside nothing"
 MODULES = get_args(OffloadModule)
+FUSED_EXPERTS = "fused_group_mlp"  # all that Transformer Engine's fused operators of experts keep
+LEAST = 1024 * 1024  # --min-offloaded-tensor-size's default
 
 
 def optimizer_offload(s: Settings) -> Any:
@@ -24,7 +28,7 @@ def optimizer_offload(s: Settings) -> Any:
     return True if s.flag("offload-optimizer-states") else None
 
 
-def activation_offload(s: Settings) -> dict[str, Any] | None:
+def activation_offload(s: Settings, machine: Machine) -> dict[str, Any] | None:
     """Layers whose activations go to the host (`validate_args`: a number above 0 is the switch), or parts of layers."""
     layers = s.integer("cpu-offloading-num-layers", 0)
     s.flag("cpu-offloading")  # of Megatron-Bridge, beside the number
@@ -33,6 +37,30 @@ def activation_offload(s: Settings) -> dict[str, Any] | None:
     named = str(s.take("offload-modules") or "").replace(",", " ").split()
     if not s.flag("fine-grained-activation-offloading"):
         return None
+    if FUSED_EXPERTS in named:
+        named = [name for name in named if name != FUSED_EXPERTS] + _kept_by_experts(s, machine)
     if unknown := [name for name in named if name not in MODULES]:
         s.notes.append(f"{s.written_as('offload-modules')}: not simulated: {', '.join(unknown)}")
     return {"modules": known} if (known := [name for name in named if name in MODULES]) else None
+
+
+def _kept_by_experts(s: Settings, machine: Machine) -> list[str]:
+    """The parts of an expert's MLP whose kept tensor is large enough to go, where experts are loaded evenly: the first
+    matmul's input and the activation's, of all copies of a rank's tokens (core/transformer/moe/experts.py:
+    `offload_fused_group_mlp`, core/pipeline_parallel/fine_grained_activation_offload.py: `min_offloaded_tensor_size`).
+    """
+    split = s.integer("tensor-model-parallel-size", 1) * s.integer("context-parallel-size", 1)
+    if machine.model is None:
+        first = s.whole("moe-latent-size") or s.integer("hidden-size")
+        inner = s.size("moe-ffn-hidden-size", s.integer("ffn-hidden-size", 0)) * (2 if s.values.get("swiglu") else 1)
+        copies = s.integer("moe-router-topk", 2)
+    else:
+        model = load_model(machine.model)
+        if model.moe is None:
+            return []
+        gated = ACTIVATIONS[model.moe.activation or model.mlp].gated
+        first, inner = model.moe.latent or model.hidden, model.moe.ffn * (2 if gated else 1)
+        copies = model.moe.top_k
+    rows = s.integer("seq-length") * s.integer("micro-batch-size") * copies / split
+    least = s.integer("min-offloaded-tensor-size", LEAST)
+    return [name for name, width in (("expert_fc1", first), ("moe_act", inner)) if rows * width >= least]

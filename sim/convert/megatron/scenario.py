@@ -42,6 +42,7 @@ DTYPES: dict[str, str | None] = {"bf16": "bf16", "fp32": "fp32"}
 MPI = ("mpirun", "mpiexec")
 SRUN = {"N": "nodes", "n": "np"}
 MOST_OF_SRUN = 40  # words of its own
+BACKEND, NCCL_EP = "moe-flex-dispatcher-backend", "ncclep"
 MARKS = ("num-layers", "micro-batch-size")  # which one training has once
 LISTED = (  # flags with several values
     *("recompute-modules", "offload-modules", "cuda-graph-scope", "cuda-graph-modules", "num-experts", "cp-comm-type"),
@@ -201,7 +202,7 @@ def _training(s: Settings, dp: int, machine: Machine) -> dict[str, Any]:
             "optimizer_dtype": moments(s),
             "master_weights": master_weights(s, precision, recipe),
             "optimizer_offload": optimizer_offload(s),
-            "activation_offload": activation_offload(s),
+            "activation_offload": activation_offload(s, machine),
             "gradient_clipping": (s.number("clip-grad", 1.0) or 0.0) > 0,
             **attention,
             **fusions(s, framework),
@@ -263,12 +264,15 @@ def _recompute(s: Settings) -> Any:
 def _dispatcher(s: Settings) -> str | None:
     """The library that `flex` calls (transformer/moe/token_dispatcher.py, `MoEFlexTokenDispatcher`); None: no `flex`.
 
-    A library that is not simulated is reported, and DeepEP taken in its place.
+    NCCL EP's kernels for many tokens are HybridEP's (Megatron-Core 0.19 names NCCL's `nccl_ep/device/
+    hybridep_adapter.cu`). A library that is not simulated is reported, and DeepEP taken in its place.
     """
     if s.values.get("moe-token-dispatcher-type") != "flex":
         return None
-    backends = {name: name for name in DISPATCHERS if name != "all_to_all"}
-    return s.choice("moe-flex-dispatcher-backend", backends, "deepep") or "deepep"
+    backends = {name: name for name in DISPATCHERS if name != "all_to_all"} | {NCCL_EP: "hybridep"}
+    if s.values.get(BACKEND) == NCCL_EP:
+        s.notes.append(f"{s.written_as(BACKEND)} {NCCL_EP}: simulated as hybridep, whose kernels it has")
+    return s.choice(BACKEND, backends, "deepep") or "deepep"
 
 
 def _layout(s: Settings, machine: Machine, gpus: int | None) -> dict[str, Any]:

@@ -160,8 +160,6 @@ def _nemotron_h(config: Config) -> Config:
     require(config, "mlp_hidden_act", ("relu2",))
     for key in ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"):
         require(config, key, (False, None))
-    require(config, "moe_latent_size", (None,))
-    require(config, "num_nextn_predict_layers", (0, None))
     for key in ("n_group", "n_shared_experts"):
         require(config, key, (1, None))
     names = config.get("layers_block_type") or [_NEMOTRON.get(sign, sign) for sign in config["hybrid_override_pattern"]]
@@ -188,9 +186,11 @@ def _nemotron_h(config: Config) -> Config:
     }
     if "experts" not in found["mlp_pattern"]:
         return found
-    shared = {"shared_ffn": config["moe_shared_expert_intermediate_size"]}
-    moe = router(config, "n_routed_experts") | {"router_fp32": True}
-    return found | {"moe": moe | shared, "code": "deepseek_v3"}
+    own = {"shared_ffn": config["moe_shared_expert_intermediate_size"], "latent": config.get("moe_latent_size")}
+    moe = router(config, "n_routed_experts") | {"router_fp32": True} | own
+    require(config, "mtp_hybrid_override_pattern", ("*E", None))
+    require(config, "mtp_layers_block_type", (["attention", "moe"], None))
+    return found | {"moe": moe, "code": "deepseek_v3", "mtp_layers": config.get("num_nextn_predict_layers")}
 
 
 def _jamba(config: Config) -> Config:

@@ -149,7 +149,7 @@ def of_megatron(sections: Sections, t: Training) -> Problems:
             "fused_single_qkv_rope",
             (
                 (own, "framework megatron, megatron_bridge or nemo"),
-                (m.positions == "rope" and t.apply_rope_fusion is not False, "model.positions rope, fused"),
+                (m.positions == "rope", "model.positions rope"),
                 (plain, "queries without norms, gates and latents, and no training.packing"),
                 (t.attention == "fused", "training.attention fused"),
                 (m.program is None, "a described model"),
@@ -169,16 +169,13 @@ def of_megatron(sections: Sections, t: Training) -> Problems:
 
 
 def shared_experts_beside(sections: Sections, t: Training) -> Problems:
-    """Megatron-Core's shared experts beside NCCL's exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
+    """Megatron-Core's shared experts beside the exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
     moe, p, r = sections.model.moe, sections.parallelism, t.recompute
-    by_library = p.ep_dispatcher not in (None, "all_to_all") or (
-        moe is not None and moe.max_nodes_per_token is not None
-    )
     for bad, what in (
         (moe is None or not moe.shared_width, "model.moe with shared experts"),
+        (moe is not None and moe.latent is not None, "model.moe without latent"),
         (not framework_of(t).sends_probabilities, "framework megatron, megatron_bridge or nemo"),
         (p.ep_overlap, "parallelism.ep_overlap false"),
-        (by_library, "parallelism.ep_dispatcher all_to_all"),
         (r.mode == "selective" and "shared_experts" in r.modules, "recompute without module shared_experts"),
     ):
         if t.moe_shared_expert_overlap and bad:

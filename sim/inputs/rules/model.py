@@ -301,6 +301,7 @@ def _layers(m: ModelConfig) -> Problems:
     """Return what layers are made of, each an attention and an MLP, of which one may be missing."""
     kinds = [(m.attention_kind(i), m.mlp_kind(i)) for i in range(m.layers)]
     whole = [attention not in ("none", "state_space") and mlp != "none" for attention, mlp in kinds]
+    apart = all("none" in kind for kind in kinds)
     if ("none", "none") in kinds:
         yield ("mlp_pattern",), "found a layer with neither attention nor MLP"
     block = f"found {show(m.parallel_block)}"
@@ -319,8 +320,15 @@ def _layers(m: ModelConfig) -> Problems:
                 yield (key,), f"found {show(found)}; with norm_gate_rank only {show(allowed)} is simulated"
     if m.norm_position == "by_kind" and m.state_space is None:
         yield ("norm_position",), "found 'by_kind'; needs layers with a state (model.state_space)"
-    if m.mtp_layers and not whole[-1]:
-        yield ("mtp_layers",), f"found {m.mtp_layers}; the last layer must have attention and an MLP"
+    attends, computes = (
+        any(kind not in ("none", "state_space") for kind, _ in kinds),
+        any(k != "none" for _, k in kinds),
+    )
+    if m.mtp_layers and not (whole[-1] or (apart and attends and computes)):
+        why = "the last layer must have attention and an MLP, or each layer be one of both"
+        yield ("mtp_layers",), f"found {m.mtp_layers}; {why}"
+    if m.mtp_repeated and m.mtp_layers < 2:
+        yield ("mtp_repeated",), f"found true; needs mtp_layers of 2 or more, found {m.mtp_layers}"
     if m.head_bias and m.tied_embeddings:
         yield ("head_bias",), "found true; an output matrix that is the embedding's (tied_embeddings) has none"
     if m.qk_norm_over != "head" and not m.qk_norm:

@@ -308,16 +308,15 @@ def mlp_spec(model: ModelConfig, layer: int) -> Mlp | None:
     if model.mlp_kind(layer) == "none":
         return None
 
-    def dense(ffn: int, activation: str = model.mlp) -> DenseMlp:
-        return DenseMlp(model.hidden, ffn, activation, model.bias, model.merged_projections)
+    def dense(ffn: int, activation: str = model.mlp, hidden: int = model.hidden) -> DenseMlp:
+        return DenseMlp(hidden, ffn, activation, model.bias, model.merged_projections)
 
     moe = model.moe
     if moe is None or not model.is_moe_layer(layer):
         shared = layer >= model.layers - model.shared_kv_layers
         return dense(model.shared_kv_ffn or model.ffn if shared else model.ffn)
-    return Experts(
-        moe, dense(moe.ffn, moe.activation or model.mlp), dense(moe.shared_width) if moe.shared_width else None
-    )
+    one = dense(moe.ffn, moe.activation or model.mlp, moe.latent or model.hidden)
+    return Experts(model.hidden, moe, one, dense(moe.shared_width) if moe.shared_width else None)
 
 
 def ngrams_of(model: ModelConfig, layer: int) -> NgramEmbedding | None:

@@ -12,9 +12,11 @@ from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.activation_memory.recompute_modules import runs_again
 from sim.models.dims import Dims, Shard, ceil_div
 from sim.models.layers.dense_mlp import DenseMlp
+from sim.models.layers.matrix import Matrix
 from sim.models.moe.every_expert import every_expert
 from sim.models.moe.exchange import combine, dispatch
 from sim.models.moe.fullest import fullest_rank
+from sim.models.moe.latent import around, latent_matrices
 from sim.models.moe.matmuls import expert_matmuls
 from sim.models.moe.one_by_one import gradients_of_each
 from sim.models.moe.router import dispatch_choices, router
@@ -22,7 +24,7 @@ from sim.models.moe.routing import fills_map, places_by_chance, routing
 from sim.models.moe.shared import shared_parts
 from sim.models.moe.shared_beside import beside_exchanges
 from sim.models.operators import F, I, Operator, collective, gemm, memory_op
-from sim.models.serving.operators import ServedElements, ServingDims
+from sim.models.serving.operators import ServedElements, ServingDims, served_linear
 
 if TYPE_CHECKING:
     from sim.inputs.model_config import MoeConfig
@@ -34,19 +36,21 @@ LOW_LATENCY_TOKENS = 256
 
 
 class Experts(Struct, frozen=True):
-    """Experts of a layer: `one` is the shape of each routed expert; `shared` sees every token."""
+    """Experts of a layer of width `hidden`: `one` is the shape of each routed expert; `shared` sees every token."""
 
     part: ClassVar = ModelPart.EXPERTS
     module: ClassVar[RecomputeModule] = "moe"
     bias_after: ClassVar = False  # they add their own biases
 
+    hidden: int
     moe: MoeConfig
     one: DenseMlp
     shared: DenseMlp | None
 
     def train(self, scenario: Scenario, d: Dims, layer: int, shard: Shard) -> tuple[Operator, ...]:
         """Router, permutation, all-to-all, experts, all-to-all, weighted sum; shared experts see every token."""
-        r, e, p = routing(scenario, d, layer, shard), d.of_experts, scenario.parallelism
+        r, p = routing(scenario, d, layer, shard), scenario.parallelism
+        e = replace(d.of_experts, hidden=self.one.hidden)
         fills = fills_map(scenario, d)
         chosen = (router(d, self.moe, r), *dispatch_choices(d, self.moe, r, p.ep, p.expert_tp, fills=fills))
         own = () if self.shared is None else self._shared(scenario, d, self.shared)
@@ -59,7 +63,8 @@ class Experts(Struct, frozen=True):
                 there, back, shared = beside_exchanges(there, back, shared, second=len(own) - 1)
             else:  # Megatron-Core captures them with the router, but for the sum
                 shared = (*(replace(part, graph="moe_router") for part in shared[:-1]), *shared[-1:])
-            routed = (*chosen, there, *expert_matmuls(scenario, e, r), back)
+            before, behind = around(d, self.latents, r.tokens)
+            routed = (*chosen, *before, there, *expert_matmuls(scenario, e, r), back, *behind)
         if d.code.experts_one_by_one and p.ep == 1 and d.lora is None:
             shapes = self.one.matrices(p.expert_tp)
             elements, matrices = sum(m.elements for m in shapes), sum(len(m.outputs) for m in shapes)
@@ -79,28 +84,35 @@ class Experts(Struct, frozen=True):
     def _zero_experts(self, d: Dims, tokens: int) -> Operator:
         """A token times the weights of its zero experts, added to what the others give (arXiv 2509.01322, section
         2.1): one kernel; backward the token's and the weights' gradients. The router keeps the token."""
-        size = tokens * self.one.hidden * d.act_bytes
+        n = tokens * self.hidden
+        size = n * d.act_bytes
         return Operator(
             "zero_experts",
-            (memory_op("zero_experts", F, "elementwise", tokens * self.one.hidden, 3 * size, d.act),),
-            (memory_op("zero_experts_backward", I, "elementwise", tokens * self.one.hidden, 5 * size, d.act, 2),),
+            (memory_op("zero_experts", F, "elementwise", n, 3 * size, d.act),),
+            (memory_op("zero_experts_backward", I, "elementwise", n, 5 * size, d.act, 2),),
             backward_bytes=2 * size,
         )
 
     @property
+    def latents(self) -> tuple[Matrix, ...]:
+        """The projections around routed experts of narrower tokens."""
+        return latent_matrices(self.hidden, self.moe.latent, self.one.bias)
+
+    @property
     def router_elements(self) -> int:
-        """Weights of the router, which every rank has whole."""
-        return self.one.hidden * self.moe.choices
+        """Weights of the router and of the projections around routed experts, which every rank has whole."""
+        return self.hidden * self.moe.choices + sum(m.elements for m in self.latents)
 
     @property
     def router_parameters(self) -> int:
-        """Weights of the router, and its biases."""
-        return self.router_elements + (self.moe.choices if self.moe.router_bias else 0)
+        """Weights of the router and of those projections, and their biases."""
+        biases = sum(m.parameters - m.elements for m in self.latents)
+        return self.router_elements + biases + (self.moe.choices if self.moe.router_bias else 0)
 
     @property
     def gate_elements(self) -> int:
         """Weights that make the shared experts' gate."""
-        return self.one.hidden if self.moe.shared_gate else 0
+        return self.hidden if self.moe.shared_gate else 0
 
     @property
     def expert_parameters(self) -> int:
@@ -136,7 +148,7 @@ class Experts(Struct, frozen=True):
 
     def widest(self, tp: int) -> float:
         """Numbers of a token that its experts make between the projections, at least the token itself."""
-        return max(self.moe.ffn * self.moe.top_k / tp, float(self.one.hidden))
+        return max(self.moe.ffn * self.moe.top_k / tp, float(self.hidden))
 
     def serve(self, d: ServingDims, tokens: int) -> Program:
         """Router, this rank's part of the routed experts, shared experts.
@@ -144,7 +156,7 @@ class Experts(Struct, frozen=True):
         Tokens are whole on every rank of a tp group, so experts split within it need no all-to-all: the sum over tp
         adds their parts. Experts split over more ranks than tp get their tokens by all-to-all from the other replicas.
         """
-        moe, hidden = self.moe, self.one.hidden
+        moe, hidden = self.moe, self.hidden
         shared = () if self.shared is None or d.shared_tp else self.shared.compute(d, tokens, "shared")
         if moe.shared_gate:
             n = tokens * hidden
@@ -154,7 +166,8 @@ class Experts(Struct, frozen=True):
             n = tokens * hidden
             shared = (memory_op("zero_experts", F, "elementwise", n, 3 * n * d.act_bytes, d.act), *shared)
         router, routed = () if d.shared_tp else (self._router(d, tokens),), self.routed(d, tokens)
-        return (*router, *routed, *self._joined(d, tokens, routed, shared))
+        down, up = [served_linear(d, m, tokens) for m in self.latents] or ((), ())
+        return (*router, *down, *routed, *up, *self._joined(d, tokens, routed, shared))
 
     def _joined(self, d: ServingDims, tokens: int, routed: Program, shared: Program) -> Program:
         """Return the kernels of shared experts, of which few tokens' run beside those of routed ones, and the sum of
@@ -162,13 +175,13 @@ class Experts(Struct, frozen=True):
         if self.shared is None or d.shared_tp:
             return shared
         beside = sum([isinstance(item, Compute) for item in routed]) if tokens <= d.shared_beside else 0
-        n = tokens * self.one.hidden
+        n = tokens * self.hidden
         total = memory_op("shared_sum", F, "elementwise", n, 3 * n * d.act_bytes, d.act)
         own = [replace(item, beside=beside) if isinstance(item, Compute) else item for item in shared]
         return (*own, *(() if d.fuses_shared else (total,)))
 
     def _router(self, d: ServingDims, tokens: int) -> Item:
-        return gemm("router", F, tokens, self.moe.choices, self.one.hidden, d.act)
+        return gemm("router", F, tokens, self.moe.choices, self.hidden, d.act)
 
     def routed(self, d: ServingDims, tokens: int) -> Program:
         """The fullest rank's part of the routed experts, where each of the replicas that share them has `tokens`."""

@@ -1,10 +1,12 @@
 """Shared experts that run beside the exchanges of the routed ones (`training.moe_shared_expert_overlap`).
 
-Megatron-Core gives them a stream of their own (transformer/moe/shared_experts.py: SharedExpertMLP). Its all-to-all
-dispatcher issues their first matmul and the activation behind the exchange that takes tokens to their experts, and
-their second matmul behind the one home (token_dispatcher.py: `dispatch_postprocess`, `combine_postprocess`); backwards
-likewise, since an exchange's node of the graph is made the first to run (`set_tensor_grad_fn_sequence_sr`). Gate and
-sum are behind both. That they may still run when an exchange has ended is left out.
+Megatron-Core gives them a stream of their own (transformer/moe/shared_experts.py: SharedExpertMLP). Its dispatchers, of
+NCCL's all-to-all and of libraries, issue their first matmul and the activation behind the exchange that takes tokens to
+their experts, and their second matmul behind the one home (token_dispatcher.py: `dispatch_postprocess`, or
+`token_dispatch` of MoEFlexTokenDispatcher since 0.18, whose shared experts wait for what was issued before it alone;
+`combine_postprocess`); backwards likewise, since an exchange's node of the graph is made the first to run
+(`set_tensor_grad_fn_sequence_sr`). Gate and sum are behind both. That they may still run when an exchange has ended is
+left out.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ further.
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -18,12 +19,31 @@ from sim.models.linear import linear
 from sim.models.norm import stream_norm
 from sim.models.operators import F, I, Linear, Operator, collective, memory_op, of_part, workspace
 from sim.models.output.head import final_norm_parts, output_parts
+from sim.models.parameters import predicting_layers
 from sim.models.precision.quantizing import passing_weight_bytes, quantized_weight_bytes
 from sim.models.streams.hyper_connections import copied_to_streams
 from sim.variants.frameworks.parts import TRANSFORMER_ENGINE
 
 if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
+
+
+def mtp_blocks(scenario: Scenario, shard: Shard) -> tuple[Block, ...]:
+    """All modules, of which one is made, as they are equal. With `mtp_repeated` the first, whose gradients are the last
+    to be complete, has the parameters of all (Megatron-LM, core/transformer/multi_token_prediction.py:
+    `mtp_use_repeated_layer`)."""
+    m = scenario.model
+    first = mtp_block(scenario, shard)
+    further = _without_parameters(first) if m.mtp_repeated else first
+    return (first, *[further] * (m.mtp_layers - 1))[: m.mtp_layers]
+
+
+def _without_parameters(block: Block) -> Block:
+    """The block as it runs once more with the parameters of another."""
+    numbers = dict.fromkeys(("params", "expert_params", "frozen_params", "four_bit_params", "quantized_bytes"), 0)
+    tensors = dict.fromkeys(("tensors", "shared", "matrices", "expert_matrices"), ())
+    moments = tuple((size, 0) for size, _ in block.backward_moments)
+    return replace(block, **numbers, **tensors, backward_moments=moments)
 
 
 def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
@@ -35,7 +55,7 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
     """
     shard = shard or Shard()
     d = prediction_dims(scenario)
-    m, last = scenario.model, scenario.model.layers - 1
+    m, places = scenario.model, sorted({*predicting_layers(scenario.model)})
     project = linear(d, Linear("mtp_projection", d.tokens, 2 * d.hidden, (ceil_div(d.hidden, d.tp),), "column"))
     before = (
         *of_part(ModelPart.EMBEDDING, [replace(lookup(scenario, d), params=0)]),
@@ -45,10 +65,10 @@ def mtp_block(scenario: Scenario, shard: Shard | None = None) -> Block:
         ),
         *of_part(ModelPart.LAYER, [_both_states(d), project, *_whole_width(d), *copied_to_streams(d)]),
     )
-    layer = by_module(scenario, layer_parts(scenario, d, last, shard))
+    layer = by_module(scenario, tuple(chain(*(layer_parts(scenario, d, place, shard) for place in places))))
     predicted = _shared_output(scenario) if scenario.parallelism.mtp_apart is None else ()
     after = (*final_norm_parts(scenario, d), *predicted)
-    kept = keep(d, layer, mode_of_layer(scenario, last), modules=modules_of(scenario))
+    kept = keep(d, layer, mode_of_layer(scenario, places[-1]), modules=modules_of(scenario))
     around = keep(d, (*before, *after), "none")
     matrices = (project, *layer)
     block = as_block("multi-token prediction", BlockKind.MTP, "", (*before, *layer, *after), kept)

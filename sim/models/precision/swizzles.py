@@ -33,13 +33,13 @@ def swizzles(d: Dims, name: str, phase: Phase, *operands: tuple[Scales, float], 
     of its own.
     """
     recipe = d.recipe
-    if recipe is None or not recipe.swizzled_numbers:
+    if recipe is None or not recipe.numbers_of_swizzled_scale:
         return ()
     apart = {"compact", *recipe.swizzled_apart, *(("weights",) if d.eight_bit_parameters else ())}
     kernels, made = groups if d.experts_apart else ceil_div(groups, recipe.swizzled_together), []
     for i, (kind, elements) in enumerate(operands):
         if kind in apart:
-            scales = elements / recipe.swizzled_numbers
+            scales = elements / recipe.numbers_of_swizzled_scale
             moved = 2 * SCALE_BYTES * scales
             op = memory_op(f"{name}_{kind}{i}_swizzle", phase, "copy", scales, moved, d.act, kernels)
             made.append(replace(op, within_call=True))

@@ -61,8 +61,12 @@ FUSIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def facts_off(training: object) -> frozenset[str]:
-    """Return the facts of a record that a scenario's `training` turns off by the keys of `FUSIONS`."""
-    return frozenset(fact for key, facts in FUSIONS.items() if getattr(training, key) is False for fact in facts)
+    """Return the facts of a record that a scenario's `training` turns off by the keys of `FUSIONS`. The kernel of
+    `fused_single_qkv_rope` is asked for by that key alone (transformer/attention.py: `split_qkv`)."""
+    off = {key: facts for key, facts in FUSIONS.items() if getattr(training, key) is False}
+    if getattr(training, "fused_single_qkv_rope", False):
+        off.pop("apply_rope_fusion", None)
+    return frozenset(fact for facts in off.values() for fact in facts)
 
 
 def has_fusions(framework: Framework) -> bool:

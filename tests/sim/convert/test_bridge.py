@@ -217,7 +217,13 @@ def test_values_of_bridges_keys_that_are_not_simulated_are_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "key", ["mla_down_proj_fusion: true", "moe_permute_fusion_into_hybridep: true", "num_buckets: 48"]
+    "key",
+    [
+        "mla_down_proj_fusion: true",
+        "moe_permute_fusion_into_hybridep: true",
+        "num_buckets: 48",
+        "quant_recipe: {configs: {bf16: {}}}",
+    ],
 )
 def test_keys_of_new_releases_that_are_not_simulated_are_named(tmp_path: Path, key: str) -> None:
     text = DENSE.replace("model:\n", f"model:\n  {key}\n")

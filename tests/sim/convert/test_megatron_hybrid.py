@@ -54,6 +54,23 @@ def test_nemotron_h(tmp_path: Path) -> None:
     assert "not expressed" not in said
 
 
+def test_nemotron_3_super(tmp_path: Path) -> None:
+    """The flags of Megatron-Bridge's `Nemotron3SuperProvider` give the shipped model, its prediction module too."""
+    shipped = load_model("nemotron3-super-120b-a12b")
+    pattern = letters({"attention_pattern": shipped.attention_pattern, "mlp_pattern": shipped.mlp_pattern})
+    flags = f"""--hybrid-layer-pattern {pattern}/*E --num-query-groups 2 --ffn-hidden-size 2688 --kv-channels 128
+        --mamba-num-heads 128 --squared-relu --vocab-size 131072 --num-experts 512 --moe-router-topk 22
+        --moe-latent-size 1024 --moe-shared-expert-intermediate-size 5376 --moe-router-dtype fp32
+        --moe-grouped-gemm""".replace("\n", " ")
+    text = SIZES.format(script="pretrain_hybrid.py", flags=flags)
+    found, said = converted(tmp_path, "train.sh", text.replace("--num-layers 56 ", ""), *HERE)
+    model = load_model(found["model"])
+    assert model.moe is not None
+    assert (model.moe.latent, model.mtp_layers) == (1024, 1)
+    assert count_parameters(model) == count_parameters(shipped)
+    assert "not expressed" not in said
+
+
 def test_stages_of_a_pattern_and_experts(tmp_path: Path) -> None:
     flags = "--hybrid-layer-pattern ME*E|ME*EM|MEM|E --num-experts 16 --moe-ffn-hidden-size 512 --moe-grouped-gemm"
     text = SIZES.format(script="pretrain_hybrid.py", flags=f"{flags} --pipeline-model-parallel-size 2")
@@ -85,9 +102,12 @@ model: {num_layers: 4, hidden_size: 1024, num_attention_heads: 16, seq_length: 2
             "--hybrid-override-pattern: found 3 layers; must be as many as --num-layers, 56",
         ),
         ("--hybrid-layer-pattern M-MG", "--hybrid-layer-pattern: found 'M-MG'; can be simulated: M (Mamba 2), "),
-        ("--hybrid-layer-pattern M*E/*E", "; no layers of further predictions"),
+        ("--hybrid-layer-pattern M*E/ME", "--hybrid-layer-pattern: found 'ME'; prediction modules of layers *E can"),
+        (
+            "--hybrid-override-pattern M*- --mtp-hybrid-override-pattern *E",
+            "--mtp-hybrid-override-pattern: found '*E'; prediction modules of layers *- can",
+        ),
         ("--window-size 128,0 --hybrid-attention-ratio 0.1", "--window-size: windows beside layers of Mamba"),
-        ("--moe-latent-size 1024", "--moe-latent-size: experts between narrower projections are not simulated"),
     ],
 )
 def test_what_is_not_simulated_is_refused(tmp_path: Path, flags: str, problem: str) -> None:

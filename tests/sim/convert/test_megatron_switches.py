@@ -56,7 +56,7 @@ def test_layers_in_sixteen_bits(tmp_path: Path, flags: str, ends: tuple[int | No
         (EXPERTS, {"moe_router_fusion": None, "moe_shared_expert_overlap": None}),
         (f"{EXPERTS} --moe-router-fusion", {"moe_router_fusion": True}),
         (f"{SHARED} --moe-shared-expert-overlap", {"moe_shared_expert_overlap": True}),
-        (f"{SHARED} --moe-shared-expert-overlap --moe-token-dispatcher-type flex", {"moe_shared_expert_overlap": None}),
+        (f"{SHARED} --moe-shared-expert-overlap --moe-token-dispatcher-type flex", {"moe_shared_expert_overlap": True}),
         (f"{EXPERTS} --moe-shared-expert-overlap", {"moe_shared_expert_overlap": None}),
     ],
 )

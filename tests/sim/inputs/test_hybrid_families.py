@@ -50,10 +50,45 @@ def test_a_value_that_cannot_be_computed_with_is_refused(tmp_path: Path, name: s
         load_model(path)
 
 
-@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "n_group", "n_shared_experts", "moe_latent_size"])
+@pytest.mark.parametrize("key", ["mtp_hybrid_override_pattern", "n_group", "n_shared_experts"])
 def test_what_nemotron_asks_for_beyond_the_simulated_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(InputError, match=f"{key}: found 2; only"):
         load_model(written(tmp_path, CONFIGS["nemotron3_nano_30b"]["config"] | {key: 2}))
+
+
+NANO = CONFIGS["nemotron3_nano_30b"]["config"]
+# nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B's config.json
+ULTRA = {
+    "hidden_size": 8192,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 131072,
+    "mamba_num_heads": 256,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_routed_experts": 512,
+    "num_experts_per_tok": 22,
+    "moe_intermediate_size": 5120,
+    "moe_latent_size": 2048,
+    "moe_shared_expert_intermediate_size": 10240,
+    "num_nextn_predict_layers": 1,
+    "mtp_layers_block_type": ["attention", "moe"],
+    "layers_block_type": [*["mamba", "moe"] * 48, *["attention"] * 12],
+}
+
+
+def test_nemotron_3_ultra_has_its_published_size(tmp_path: Path) -> None:
+    """550 billion parameters, 55 of them active without the embedding, as the name says; where attention stands among
+    the layers changes neither."""
+    left_out = ("hybrid_override_pattern", "num_hidden_layers")
+    config = {key: value for key, value in NANO.items() if key not in left_out} | ULTRA
+    model = load_model(written(tmp_path, config))
+    count = count_parameters(model)
+    assert model.moe is not None
+    assert (model.moe.latent, model.mtp_layers) == (2048, 1)
+    assert count.total / 1e9 == pytest.approx(550, abs=1)
+    assert (count.active - count.embedding) / 1e9 == pytest.approx(55, abs=0.1)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -87,6 +87,7 @@ ROUNDED = {
     "deepseek-v4-pro": (1600.0, 30.0),
     "qwen3-next-80b-a3b": (80.0, 0.5),
     "qwen3.5-35b-a3b": (35.0, 0.5),
+    "nemotron3-super-120b-a12b": (120.6, 0.1),
 }
 
 

@@ -99,6 +99,8 @@ def test_one_kernel_rotates_and_splits_the_projection(kv_heads: int) -> None:
     assert kernels({}, fused, model, "rope") == [(1, 2 * whole), (1, 2 * whole)]
     assert kernels({}, fused, model, "split_copies") == [(0, 0), (0, 0)]
     assert kernels({}, {}, model, "split_copies") != [(0, 0), (0, 0)]
+    # attention.py asks for `fused_single_qkv_rope` alone before it leaves the projection's result in one
+    assert kernels({}, fused | {"apply_rope_fusion": False}, model, "rope") == [(1, 2 * whole), (1, 2 * whole)]
 
 
 def test_gradients_by_tokens_take_the_place_of_the_mean_over_ranks() -> None:

@@ -29,9 +29,10 @@ def between(program: Program, handle: str) -> list[str]:
     return [i.name for i in program[start:end] if isinstance(i, Compute)]
 
 
-def test_each_matmul_runs_beside_its_exchange() -> None:
+@pytest.mark.parametrize("dispatcher", ["all_to_all", "deepep", "hybridep"])
+def test_each_matmul_runs_beside_its_exchange(dispatcher: str) -> None:
     """The first and the activation while tokens travel there, the second while they travel home; backwards likewise."""
-    block = layer_block(scenario(True), 0)
+    block = layer_block(scenario(True, ep_dispatcher=dispatcher), 0)
     there, home = between(block.forward, "dispatch_beside"), between(block.forward, "combine_beside")
     assert there[0] == "shared_mlp_up"
     assert len(there) == 2
@@ -60,7 +61,6 @@ def test_it_hides_time() -> None:
     ("layout", "model", "framework", "what"),
     [
         ({}, {}, "megatron", "model.moe with shared experts"),
-        ({"ep_dispatcher": "deepep"}, MOE, "megatron", "parallelism.ep_dispatcher all_to_all"),
         ({"ep_overlap": True}, MOE, "megatron", "parallelism.ep_overlap false"),
         ({}, MOE, "eager", "framework megatron, megatron_bridge or nemo"),
     ],

@@ -105,6 +105,11 @@ VARIANTS: tuple[dict[str, Any], ...] = (
         "training": {"framework": "megatron", "zero_grad": "keep"},
         "parallelism": {"accumulate_unsharded": True, "dp_sync": "after_backward"},
     },
+    {"model": {**MOE, "mtp_layers": 3, "mtp_repeated": True}},
+    {
+        "model": {"mtp_layers": 2, "mtp_repeated": True},
+        "parallelism": {"dp": 2, "pp": 4, "mtp_stage": 2},
+    },
 )
 
 

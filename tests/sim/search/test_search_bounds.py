@@ -62,6 +62,16 @@ def test_bounds_are_bounds(data: st.DataObject) -> None:
             assert variant == 7 or not space_of(variant).fixed.get("p2p_overlap", True)
 
 
+@pytest.mark.parametrize("variant", [-2, -1])
+def test_a_repeated_module_is_bounded(variant: int) -> None:
+    """All but the first run of its parameters have none of their own, beside the output layer and on a stage apart."""
+    number = len(VARIANTS) + variant
+    assert "mtp_repeated" in VARIANTS[number]["model"]
+    layouts = legal_layouts(number)
+    for x in layouts[:: max(1, len(layouts) // 12)]:
+        check_bounds(number, x)
+
+
 def test_a_mesh_is_bounded_without_the_states_of_all_its_layouts() -> None:
     x = next(x for x in legal_layouts(0) if x.tp == 1 and x.cp == 1 and x.pp == 2)
     search = mesh_search(space_of(0), x)
