@@ -95,7 +95,7 @@ class FoundPrefixes(Struct):
         one token is always computed."""
         request = sequence.request
         if sequence.remote or sequence.swapped:
-            return 0, sequence.remote or sequence.swapped
+            return 0, sequence.swapped or sequence.remote - sequence.again
         wanted = min(request.prefix_tokens, request.prompt_tokens - 1)
         if not request.prefix or wanted <= 0:
             return 0, 0

@@ -153,7 +153,7 @@ class SglangScheduler(Scheduler):
         if sequence.prompts:
             self.entered.append(sequence)
             if tokens == sequence.remaining:
-                self.promised += min(sequence.request.output_tokens, CLIP)
+                self.promised += self._output(sequence)
         return super().piece(sequence, tokens)
 
     def _may_enter(self, sequence: Sequence, shared_blocks: int) -> bool:
@@ -161,11 +161,16 @@ class SglangScheduler(Scheduler):
             return self._may_be_taken_over(sequence)
         block = self.cache.block_tokens
         whole = (self.cache.blocks_of(sequence.remaining) - shared_blocks) * block
-        wanted = whole + min(sequence.request.output_tokens, CLIP)
+        wanted = whole + self._output(sequence)
         if wanted < self._free_tokens() or not self.running:
             return True
         self.full = True
         return False
+
+    def _output(self, sequence: Sequence) -> int:
+        """Tokens of output for which a request needs room when it enters: one where it leaves with its first
+        (srt/disaggregation/prefill.py, `_process_req`: max_new_tokens is 1)."""
+        return 1 if self.hands_over else min(sequence.request.output_tokens, CLIP)
 
     def _may_be_taken_over(self, sequence: Sequence) -> bool:
         """Whether a request whose prompt others have computed enters, or one that was put out goes on."""
