@@ -118,8 +118,9 @@ class Handover:
         if sequence.finish_s >= 0:
             return
         self.prefilling[replica].held += 1
-        held = self.prefilling[replica].replica.scheduler.held_for_others(sequence)
-        if (ahead := self.ahead.pop(sequence, None)) is not None:
+        ahead = self.ahead.pop(sequence, None)
+        held = self.prefilling[replica].replica.scheduler.held_for_others(sequence, goes=ahead is None)
+        if ahead is not None:
             ahead.sequence.admitted_s = sequence.admitted_s
             left = held.computed - ahead.sent
             self.clock.process(self._transfer(ahead.sequence, ahead.order, replica, ahead.decode, held, left))

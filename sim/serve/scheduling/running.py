@@ -151,11 +151,12 @@ class RunningSequences(FoundPrefixes):
         self.reserved -= sequence.reserved
         sequence.private = sequence.shared = sequence.reserved = 0
 
-    def held_for_others(self, sequence: Sequence) -> Sequence:
-        """What stays here of a sequence that goes on elsewhere, until `free`: its blocks, but no use of its adapter."""
+    def held_for_others(self, sequence: Sequence, goes: bool = True) -> Sequence:
+        """What stays here of a sequence that goes on elsewhere, until `free`: its blocks, but no use of its adapter. If
+        it does not go, another sequence does in its place, and it stays itself."""
         if self.adapters is not None:
             self.adapters.leave(sequence.request.adapter)
-        held = copy.copy(sequence)
+        held = copy.copy(sequence) if goes else sequence
         held.request = sequence.request._replace(adapter="")
         return held
 

@@ -254,11 +254,11 @@ class SglangScheduler(Scheduler):
             behind = next((i for i, x in enumerate(self.waiting) if not x.preemptions), behind)
         self.waiting.insert(behind, victim)
 
-    def held_for_others(self, sequence: Sequence) -> Sequence:
+    def held_for_others(self, sequence: Sequence, goes: bool = True) -> Sequence:
         """As `Scheduler.held_for_others`. A prefill server forgets in each round that the batch was full
         (srt/disaggregation/prefill.py, `event_loop_overlap_disagg_prefill`)."""
         self.full = False
-        return super().held_for_others(sequence)
+        return super().held_for_others(sequence, goes)
 
     def own_tokens(self, sequence: Sequence, hit: int) -> int:
         """As `FoundPrefixes.own_tokens`; who looks for them uses them."""
