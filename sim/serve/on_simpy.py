@@ -210,8 +210,9 @@ def serve_on_simpy(
     concurrency: int | None = None,
     before_s: float = 0.0,
 ) -> None:
-    """Let all requests, in order of arrival, come in by `enter` until all are served. Clients have at most `concurrency` of them under way; a request that must wait for another's end
-    is sent then, as with `vllm bench serve --max-concurrency`, and takes `before_s` to the engine."""
+    """Let all requests, in order of arrival, come in by `enter`, until all are served. Clients have at most
+    `concurrency` of them under way; a request that must wait for another's end is sent then, as with
+    `vllm bench serve --max-concurrency`, and takes `before_s` to the engine."""
     places = None if concurrency is None else simpy.Container(clock, init=concurrency)
 
     def sent_anew(after_s: float) -> Process:

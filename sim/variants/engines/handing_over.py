@@ -26,3 +26,16 @@ class HandingOver(NamedTuple):
     asks: Asks = "at_once"
     room_first: bool = False
     swaps: bool = False
+
+
+# tests/v1/kv_connector/nixl_integration/toy_proxy_server.py: max_tokens 1 for the prefill server, whose answer it waits
+# for; the client's tokens are the decode server's. v1/core/sched/scheduler.py, _update_waiting_for_remote_kv (0.20,
+# 0.33): the last token of what came is computed again. Taken for all releases.
+VLLM = HandingOver("sampled", "with_text")
+# srt/disaggregation: decode.py, DecodePreallocQueue.pop_preallocated (disaggregation_decode_allocation_policy: early),
+# and process_batch_result_prebuilt; prefill.py, PrefillBootstrapQueue.pop_bootstrapped and send_kv_chunk (0.5.23).
+SGLANG = HandingOver("copied", room_first=True)
+# serve/openai_disagg_server.py, merge_streaming_responses, later openai_disagg_service.py: the prefill server's answer
+# is waited for, has the prompt's tokens, and is not passed on. _torch/pyexecutor/py_executor.py:
+# _prepare_disagg_gen_transmission_complete, then _handle_first_token_response. Earlier proxies passed it on.
+TRTLLM = HandingOver("copied", "with_tokens")

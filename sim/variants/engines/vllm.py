@@ -14,7 +14,7 @@ from sim.variants.engines.graph_sizes import (
     vllm_031_sizes,
     vllm_08_sizes,
 )
-from sim.variants.engines.handing_over import HandingOver
+from sim.variants.engines.handing_over import VLLM as PROXIED
 from sim.variants.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
 from sim.variants.engines.kernel_facts import LARGEST_BYTES, SharedExperts, TwoBatches
 from sim.variants.engines.outside_memory import VLLM, VLLM_08, VLLM_11, VLLM_20
@@ -51,10 +51,6 @@ _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
 # before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
 _VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
 _WATERMARK = 0.01  # core/block_manager.py
-# tests/v1/kv_connector/nixl_integration/toy_proxy_server.py: max_tokens 1 for the prefill server, whose answer it waits
-# for; the client's tokens are the decode server's. v1/core/sched/scheduler.py, _update_waiting_for_remote_kv (0.20,
-# 0.33): the last token of what came is computed again. Taken for all releases.
-_PROXIED = HandingOver("sampled", "with_text")
 _LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
 _DRAFTING_WHOLE = Case({"chunked_prefill": False}, drafting=True)  # use_spec_decode, in the same lines
 
@@ -79,7 +75,7 @@ _FIRST_VLLM = Engine(
     decode_attention="per_head",
     stages_drafting=False,  # nothing was read of releases before V1 about drafts beside stages, adapters or pools
     adapters_drafting=False,
-    handing_over=_PROXIED,
+    handing_over=PROXIED,
     whole_prompts=True,
     copies_blocks=True,  # csrc/cache_kernels.cu, swap_blocks: a cudaMemcpyAsync for each block; worker/cache_engine.py
     swaps=False,  # core/scheduler.py, _preempt: by swapping only requests of several sequences
@@ -108,7 +104,7 @@ _VLLM_05 = Engine(
     host=hosts(V5),
     stages_drafting=False,  # as vllm-0.2
     adapters_drafting=False,
-    handing_over=_PROXIED,
+    handing_over=PROXIED,
     runs_by_stage=True,  # engine/llm_engine.py: a scheduler of max_num_seqs for each stage
     padded_experts=("alike", "alike"),
     whole_prompts=True,
@@ -161,7 +157,7 @@ _VLLM_09 = Engine(
     overlaps_stages=False,
     overlaps_drafting=(False, False),
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
-    handing_over=_PROXIED,
+    handing_over=PROXIED,
     graph_sizes=vllm_08_sizes,
     asked_graphs=AskedGraphs(vllm_08_sizes),  # config/scheduler.py, cuda_graph_sizes
     prompt_graphs=True,
