@@ -192,6 +192,7 @@ def _scheduler(
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
     if i.speculative is not None:
         scheduler.drafted = i.speculative.tokens
+        scheduler.lookahead = i.speculative.tokens if engine.looks_ahead else 0
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
     return scheduler
 

@@ -83,6 +83,7 @@ class Engine:
     runs_by_stage: bool = fact(False, "max_running_requests are of an iteration, and as many run for each stage")
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
+    looks_ahead: bool = fact(False, "who runs has blocks for as many tokens more as a draft writes before the check")
     handing_over: HandingOver = fact(HandingOver(), "how pools hand computed prompts over")  # noqa: RUF009  a tuple
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         vllm_05_sizes, "batches with a CUDA graph, of graphs_to and max_running_requests"

@@ -160,6 +160,7 @@ _VLLM_09 = Engine(
     handing_over=PROXIED,
     graph_sizes=vllm_08_sizes,
     asked_graphs=AskedGraphs(vllm_08_sizes),  # config/scheduler.py, cuda_graph_sizes
+    looks_ahead=True,  # v1/core/sched/scheduler.py, num_lookahead_tokens, of 0.8.5, 0.20 and 0.33
     prompt_graphs=True,
     whole_graphs=False,
     whole_prompts=True,
