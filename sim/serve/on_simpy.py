@@ -27,14 +27,16 @@ Process = Generator[simpy.Event, Any, None]
 
 
 class ReplicaProcess:
-    """A replica on SimPy's clock. `on_left`: are told who left, with all tokens or for another replica; `held`:
-    computed prompts that are still to be copied to other replicas; `on_copied_away`: are told when one has been."""
+    """A replica on SimPy's clock. `on_left`: are told who left, with all tokens or for another replica; `on_chunk`: of
+    whose prompt a chunk has been computed, but not the last; `held`: computed prompts that are still to be copied to
+    other replicas; `on_copied_away`: are told when one has been."""
 
     def __init__(self, clock: Clock, replica: Replica, costs: IterationCosts, group: bool, alone: bool = True) -> None:
         self.clock, self.replica, self.costs = clock, replica, costs
         self.worker = Worker(replica, costs, group)
         self.stages = [simpy.Resource(clock) for _ in costs.stages]
         self.on_left: list[Callable[[Sequence], None]] = []
+        self.on_chunk: list[Callable[[Sequence], None]] = []
         self.held = 0
         self.on_copied_away: list[Callable[[], None]] = []
         self.in_flight = 0
@@ -62,7 +64,12 @@ class ReplicaProcess:
 
     def end(self, work: Work) -> None:
         """An iteration has ended."""
-        self._leave(self.worker.end(work, self.clock.now))
+        left = self.worker.end(work, self.clock.now)
+        for piece in work.batch.pieces if self.on_chunk else ():
+            if not piece.samples:
+                for tell in self.on_chunk:
+                    tell(piece.sequence)
+        self._leave(left)
 
     def _leave(self, sequences: Items[Sequence]) -> None:
         for sequence in sequences:
@@ -188,17 +195,24 @@ def replica_processes(clock: Clock, pool: Pool, group: bool) -> list[ReplicaProc
     return members
 
 
+def take_in(processes: Items[ReplicaProcess], choose: Callable[[Sequence], int], sequence: Sequence) -> None:
+    """A request comes to the replica of a pool that `choose` sends it to."""
+    chosen = processes[choose(sequence)]
+    chosen.replica.sequences.append(sequence)
+    chosen.take(sequence)
+
+
 def serve_on_simpy(
     clock: Clock,
     pools: Items[Items[ReplicaProcess]],
     requests: Items[Sequence],
-    choose: Callable[[Sequence], int],
+    enter: Callable[[Sequence], None],
     concurrency: int | None = None,
     before_s: float = 0.0,
 ) -> None:
-    """Let all requests, in order of arrival, come to the replicas of the first pool that `choose` sends them to, until
-    all are served. Clients have at most `concurrency` of them under way; a request that must wait for another's end
-    is sent then, as with `vllm bench serve --max-concurrency`, and takes `before_s` to the engine."""
+    """Let all requests, in order of arrival, come in by `enter`, until all are served. Clients have at most
+    `concurrency` of them under way; a request that must wait for another's end is sent then, as with
+    `vllm bench serve --max-concurrency`, and takes `before_s` to the engine."""
     places = None if concurrency is None else simpy.Container(clock, init=concurrency)
 
     def sent_anew(after_s: float) -> Process:
@@ -221,9 +235,7 @@ def serve_on_simpy(
             if places is not None:
                 yield places.get(1)
             sequence.arrival_s = clock.now
-            chosen = pools[0][choose(sequence)]
-            chosen.replica.sequences.append(sequence)
-            chosen.take(sequence)
+            enter(sequence)
 
     for replica in (r for pool in pools for r in pool):
         replica.on_left.append(ended)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from sim.core.gc_paused import no_collection
@@ -122,14 +123,14 @@ def _serve(
             QuickPass(replica, own, group, inference.requests.max_concurrency).run()
         return (), ()
     from sim.engine.simpy_events import Clock
-    from sim.serve.on_simpy import replica_processes, serve_on_simpy
+    from sim.serve.on_simpy import replica_processes, serve_on_simpy, take_in
     from sim.serve.replicas.autoscaler import Autoscaler, Unserved
     from sim.serve.replicas.handover import Handover
 
     clock = Clock()
     routers = [ROUTERS[inference.router]([r.scheduler for r in pool.replicas]) for pool in pools]
     processes = [replica_processes(clock, pool, group) for pool in pools]
-    handover = Handover(clock, pools, processes, routers[1]) if len(pools) > 1 else None
+    handover = Handover(clock, pools, processes, routers) if len(pools) > 1 else None
     scalers: list[Autoscaler] = []
     if (rule := inference.autoscaling) is not None:
         unserved, begin_s = Unserved(len(sequences), processes), sequences[0].request.arrival_s
@@ -138,7 +139,8 @@ def _serve(
     for replica in pools[0].replicas:
         replica.sequences.clear()  # the router deals them out
     most, before_s = inference.requests.max_concurrency, before_engine_s(pools[0].costs, sequences)
-    serve_on_simpy(clock, processes, sequences, routers[0].choose, most, before_s)
+    enter = partial(take_in, processes[0], routers[0].choose) if handover is None else handover.enter
+    serve_on_simpy(clock, processes, sequences, enter, most, before_s)
     return tuple(handover.transfers) if handover else (), tuple([span for s in scalers for span in s.finished()])
 
 

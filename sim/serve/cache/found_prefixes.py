@@ -54,6 +54,7 @@ class FoundPrefixes(Struct):
     one_behind: bool = False
     watermark: float | None = None  # as `Engine.watermark`
     keeps_ended: bool = False  # as `Admission.keeps_ended`
+    lookahead: int = 0  # tokens for which who runs has blocks beyond those that an iteration computes
     reserved: int = 0  # blocks of all that run, once each has all its tokens
 
     @property
@@ -95,7 +96,7 @@ class FoundPrefixes(Struct):
         one token is always computed."""
         request = sequence.request
         if sequence.remote or sequence.swapped:
-            return 0, sequence.remote or sequence.swapped
+            return 0, sequence.swapped or sequence.remote - sequence.again
         wanted = min(request.prefix_tokens, request.prompt_tokens - 1)
         if not request.prefix or wanted <= 0:
             return 0, 0
@@ -205,9 +206,14 @@ class FoundPrefixes(Struct):
         return self.cache.available if self.tiers is None else self.cache.free
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a sequence needs for so many more tokens."""
+        """Blocks that a sequence needs for so many more tokens, and for what a draft writes behind them; no request
+        needs more than its tokens do (vLLM, v1/core/kv_cache_manager.py, allocate_slots: up to max_model_len)."""
         have = sequence.private + sequence.shared // self.cache.block_tokens
-        more = self.cache.blocks_of(sequence.computed + tokens) - have
+        written = sequence.computed + tokens
+        if self.lookahead:
+            request = sequence.request
+            written = max(written, min(written + self.lookahead, request.prompt_tokens + request.output_tokens))
+        more = self.cache.blocks_of(written) - have
         return more if more > 0 else 0
 
     def grow(self, sequence: Sequence, tokens: int) -> bool:

@@ -109,13 +109,12 @@ def decode_pool(
     untiered = given.kv_cache.model_copy(update={"tiers": None})  # prefixes are the other pool's
     engine = engine_of(given.engine)
     changes: dict[str, object] = {"prefix_cache": "none", "kv_cache": untiered}
-    own = given.model_copy(update=changes | ({"preemption": "swap"} if engine.swaps_handed_over else {}))
+    own = given.model_copy(update=changes | ({"preemption": "swap"} if engine.handing_over.swaps else {}))
     alone = sized.model_copy(update={"inference": own})
     pool = _pool("decode", alone, profile, requests, first_rank, [[] for _ in range(size.replicas)])
     for replica in pool.replicas:  # the first tokens are the other pool's
         if isinstance(replica.scheduler, SglangScheduler):
             replica.scheduler.takes_over = True
-        replica.scheduler.undrafted = 0 if engine.hands_drafts_over else 1
     return pool
 
 
@@ -193,6 +192,7 @@ def _scheduler(
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
     if i.speculative is not None:
         scheduler.drafted = i.speculative.tokens
+        scheduler.lookahead = i.speculative.tokens if engine.looks_ahead else 0
         scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
     return scheduler
 

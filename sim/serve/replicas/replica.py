@@ -77,6 +77,7 @@ class Worker:
     def begin(self, now: float) -> Work | None:
         """The next iteration, or None if nobody can compute now."""
         s = self.scheduler
+        self._send_first_tokens(now)
         if self.idle and s.one_behind:
             s.catch_up()
         work = self._put_together(now)
@@ -162,6 +163,14 @@ class Worker:
         for sequence in left:
             sequence.last_after_s = first_s if sequence.first_token_s == end_s else mean_s
 
+    def _send_first_tokens(self, now: float) -> None:
+        """Let the first tokens that came with their sequences' caches leave, before an iteration is put together."""
+        there = self.scheduler.first_tokens(now)
+        if there and self.front is not None:
+            last_s = self.front.after_s(len(there), math.inf)[1]
+            for sequence in there:
+                sequence.first_after_s = last_s
+
     def _none_left(self) -> None:
         """Who was done leaves at once where there is no next iteration."""
         s = self.scheduler
@@ -170,6 +179,7 @@ class Worker:
 
     def steady_steps(self, now: float) -> int:
         """As `Lockstep.steady_steps`."""
+        self._send_first_tokens(now)
         return 0 if self.lockstep is None else self.lockstep.steady_steps(now)
 
     def run_ends(self, now: float, steps: int, until_s: float = math.inf) -> list[float]:

@@ -273,7 +273,7 @@ def _transfer_use(sim: ServingSimulation) -> TransferUse:
     moved = sim.transfers
     size = max(pool.capacity.stage_token_bytes for pool in sim.pools)
     return TransferUse(
-        count=len(moved),
+        count=sum(t.last for t in moved),
         bytes_per_gpu=sum(t.tokens for t in moved) * size,
         transfer_s=percentiles([t.end_s - t.start_s for t in moved]),
         wait_s=percentiles([t.start_s - t.asked_s for t in moved]),

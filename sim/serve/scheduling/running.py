@@ -39,6 +39,7 @@ class RunningSequences(FoundPrefixes):
     acceptance: Accepts | None = None
     hands_over: bool = False  # sequences leave with their first token, for a replica that adds the others
     fetch: Callable[[Sequence], None] | None = None  # asks another replica for what it has computed of a sequence
+    arrived: list[Sequence] = field(default_factory=list)  # whose first tokens have come from another replica
     adapters: AdapterSlots | None = None
     output: ReservedOutput = field(default_factory=ReservedOutput)  # for which a request that enters leaves room
     known: int = 0  # of those who wait, the first ones, who had come when the last iteration was put together
@@ -61,7 +62,7 @@ class RunningSequences(FoundPrefixes):
         hit, loaded, own = matched[:3]
         if not sequence.preemptions and not sequence.remote:
             self.counts.prompt_tokens += sequence.request.prompt_tokens
-        found = hit + loaded + own - sequence.lost - sequence.remote
+        found = hit + loaded + own - sequence.lost - max(0, sequence.remote - sequence.again)
         self.counts.hit_tokens += max(0, found)
         self.counts.recomputed_tokens += max(0, -found)
         if sequence.admitted_s < 0:
@@ -78,7 +79,7 @@ class RunningSequences(FoundPrefixes):
         self.running.append(sequence)
         if sequence.remote:
             assert self.fetch is not None
-            sequence.remote, sequence.ready_s = 0, math.inf
+            sequence.remote, sequence.again, sequence.ready_s = 0, 0, math.inf
             self.fetch(sequence)
         elif loaded:
             if self.tiers is not None and not sequence.swapped:
@@ -117,6 +118,8 @@ class RunningSequences(FoundPrefixes):
     def _preempt(self, victim: Sequence, now_s: float) -> None:
         self.counts.preemptions += 1
         victim.preemptions += 1
+        if victim.generated and victim.first_token_s < 0:  # it is still to come; a simplification: it is there now
+            victim.first_token_s = victim.last_output_s = now_s
         victim.lost = victim.computed
         if 0 < victim.computed <= self.swap_tokens and victim.ready_s < math.inf:
             at_s = max(now_s, victim.ready_s)
@@ -148,13 +151,24 @@ class RunningSequences(FoundPrefixes):
         self.reserved -= sequence.reserved
         sequence.private = sequence.shared = sequence.reserved = 0
 
-    def held_for_others(self, sequence: Sequence) -> Sequence:
-        """What stays here of a sequence that goes on elsewhere, until `free`: its blocks, but no use of its adapter."""
+    def held_for_others(self, sequence: Sequence, goes: bool = True) -> Sequence:
+        """What stays here of a sequence that goes on elsewhere, until `free`: its blocks, but no use of its adapter. If
+        it does not go, another sequence does in its place, and it stays itself."""
         if self.adapters is not None:
             self.adapters.leave(sequence.request.adapter)
-        held = copy.copy(sequence)
+        held = copy.copy(sequence) if goes else sequence
         held.request = sequence.request._replace(adapter="")
         return held
+
+    def first_tokens(self, now_s: float) -> list[Sequence]:
+        """Sequences whose first tokens, which another replica has computed, leave for their clients now."""
+        if not self.arrived:
+            return []
+        there = [x for x in self.arrived if x.ready_s <= now_s and x.first_token_s < 0]
+        self.arrived = [x for x in self.arrived if x.ready_s > now_s and x.first_token_s < 0]
+        for x in there:
+            x.first_token_s = x.last_output_s = now_s
+        return there
 
     def adapter_ready_s(self, sequence: Sequence, now_s: float) -> float:
         """When a running sequence's adapter is there, `now_s` at least."""

@@ -153,7 +153,7 @@ class SglangScheduler(Scheduler):
         if sequence.prompts:
             self.entered.append(sequence)
             if tokens == sequence.remaining:
-                self.promised += min(sequence.request.output_tokens, CLIP)
+                self.promised += self._output(sequence)
         return super().piece(sequence, tokens)
 
     def _may_enter(self, sequence: Sequence, shared_blocks: int) -> bool:
@@ -161,11 +161,16 @@ class SglangScheduler(Scheduler):
             return self._may_be_taken_over(sequence)
         block = self.cache.block_tokens
         whole = (self.cache.blocks_of(sequence.remaining) - shared_blocks) * block
-        wanted = whole + min(sequence.request.output_tokens, CLIP)
+        wanted = whole + self._output(sequence)
         if wanted < self._free_tokens() or not self.running:
             return True
         self.full = True
         return False
+
+    def _output(self, sequence: Sequence) -> int:
+        """Tokens of output for which a request needs room when it enters: one where it leaves with its first
+        (srt/disaggregation/prefill.py, `_process_req`: max_new_tokens is 1)."""
+        return 1 if self.hands_over else min(sequence.request.output_tokens, CLIP)
 
     def _may_be_taken_over(self, sequence: Sequence) -> bool:
         """Whether a request whose prompt others have computed enters, or one that was put out goes on."""
@@ -249,11 +254,11 @@ class SglangScheduler(Scheduler):
             behind = next((i for i, x in enumerate(self.waiting) if not x.preemptions), behind)
         self.waiting.insert(behind, victim)
 
-    def held_for_others(self, sequence: Sequence) -> Sequence:
+    def held_for_others(self, sequence: Sequence, goes: bool = True) -> Sequence:
         """As `Scheduler.held_for_others`. A prefill server forgets in each round that the batch was full
         (srt/disaggregation/prefill.py, `event_loop_overlap_disagg_prefill`)."""
         self.full = False
-        return super().held_for_others(sequence)
+        return super().held_for_others(sequence, goes)
 
     def own_tokens(self, sequence: Sequence, hit: int) -> int:
         """As `FoundPrefixes.own_tokens`; who looks for them uses them."""

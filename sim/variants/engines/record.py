@@ -12,6 +12,7 @@ from sim.core.sampler import Sampler
 from sim.variants.engines.admission import Admission, CapacityPolicy
 from sim.variants.engines.defaults import Case, Defaults, Drafts, Server
 from sim.variants.engines.graph_sizes import AskedGraphs, vllm_05_sizes
+from sim.variants.engines.handing_over import HandingOver
 from sim.variants.engines.host_times import HostTimes
 from sim.variants.engines.kernel_facts import (
     LatentBlocks,
@@ -82,10 +83,8 @@ class Engine:
     runs_by_stage: bool = fact(False, "max_running_requests are of an iteration, and as many run for each stage")
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
-    hands_drafts_over: bool = fact(
-        True,
-        "a replica that takes a computed prompt over checks drafted tokens at once; else it adds its first token alone",
-    )
+    looks_ahead: bool = fact(False, "who runs has blocks for as many tokens more as a draft writes before the check")
+    handing_over: HandingOver = fact(HandingOver(), "how pools hand computed prompts over")  # noqa: RUF009  a tuple
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         vllm_05_sizes, "batches with a CUDA graph, of graphs_to and max_running_requests"
     )
@@ -187,9 +186,6 @@ class Engine:
         "none", "max_prompt_tokens may limit what an iteration computes of a prompt; others: only beside other requests"
     )
     swaps: bool = fact(True, "told to, copies a preempted sequence's cache to host memory and back")
-    swaps_handed_over: bool = fact(
-        False, "a replica that takes computed prompts over does so by itself; these sequences go on before others enter"
-    )
     copies_blocks: bool = fact(
         False,
         "the cache goes to host memory and back block by block, keys and values of each layer in a copy of their own; "

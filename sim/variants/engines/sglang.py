@@ -20,6 +20,7 @@ from sim.variants.engines.graph_sizes import (
     sglang_0510_prompt_sizes,
     sglang_0523_prompt_sizes,
 )
+from sim.variants.engines.handing_over import SGLANG as AHEAD
 from sim.variants.engines.hosts import SGLANG, SGLANG_10, hosts
 from sim.variants.engines.kernel_facts import (
     LARGEST_BYTES,
@@ -116,6 +117,7 @@ _SGLANG_04 = Engine(
     shares_stages=True,  # srt/managers/scheduler.py: pp_max_micro_batch_size, max_running_requests // pp_size
     overlaps_drafting=(False, False),
     drafts_as_told=True,  # srt/server_args.py, later arg_groups/serving_hook.py: speculative_draft_model_quantization
+    handing_over=AHEAD,
     stages_drafting=False,  # srt/server_args.py (0.5.6, 3977 to 3982): refused
     adapters_drafting=False,  # srt/server_args.py (0.5.6, 4141 to 4146): refused with a draft model or layer
     drafting_tokens=of_sequences(sglang_04_drafting_sizes),
@@ -189,7 +191,7 @@ _SGLANG_048 = replace(
     source="as sglang-0.4.7; chunks, graphs and memory by the GPU's memory (srt/server_args.py and "
     "model_executor/cuda_graph_runner.py of 0.4.8 to 0.5.2); decode servers copy what they retract to the host "
     "(sgl-project/sglang pull request 7196; srt/disaggregation/decode.py, resume_retracted_reqs)",
-    swaps_handed_over=True,
+    handing_over=AHEAD._replace(swaps=True),
     fraction=sglang_048_fraction,
     cases=(
         Case({"graphs_to": 80}, tp=4),

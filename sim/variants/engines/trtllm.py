@@ -9,6 +9,7 @@ from sim.core.sampler import Sampler
 from sim.variants.engines.admission import Admission
 from sim.variants.engines.defaults import Defaults
 from sim.variants.engines.graph_sizes import AskedGraphs, of_sequences, trtllm_10_sizes, trtllm_13_sizes
+from sim.variants.engines.handing_over import TRTLLM as HANDING_OVER
 from sim.variants.engines.hosts import A100_BY_H100, FP8_EXPERTS, TRITON, TRTLLM, TRTLLM_06, TRTLLM_1, hosts
 from sim.variants.engines.kernel_facts import LatentBlocks, LatentKernels, RopeKernels, SharedExperts, SummedNorms
 from sim.variants.engines.outside_memory import TRTLLM as OUTSIDE
@@ -100,6 +101,7 @@ _TRTLLM_1 = Engine(
     "again (_torch/pyexecutor/cuda_graph_runner.py); drafts: _torch/speculative/interface.py, "
     "support_overlap_scheduler",
     host=hosts(TRTLLM_1),
+    handing_over=HANDING_OVER,
     interval_skips_text=True,
     sent_together=1,  # executor/result.py, _aresult_step: a request makes its text when its own piece is due
     joins_pieces=False,  # likewise: one response of its queue after another

@@ -14,6 +14,7 @@ from sim.variants.engines.graph_sizes import (
     vllm_031_sizes,
     vllm_08_sizes,
 )
+from sim.variants.engines.handing_over import VLLM as PROXIED
 from sim.variants.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
 from sim.variants.engines.kernel_facts import LARGEST_BYTES, SharedExperts, TwoBatches
 from sim.variants.engines.outside_memory import VLLM, VLLM_08, VLLM_11, VLLM_20
@@ -74,7 +75,7 @@ _FIRST_VLLM = Engine(
     decode_attention="per_head",
     stages_drafting=False,  # nothing was read of releases before V1 about drafts beside stages, adapters or pools
     adapters_drafting=False,
-    hands_drafts_over=False,
+    handing_over=PROXIED,
     whole_prompts=True,
     copies_blocks=True,  # csrc/cache_kernels.cu, swap_blocks: a cudaMemcpyAsync for each block; worker/cache_engine.py
     swaps=False,  # core/scheduler.py, _preempt: by swapping only requests of several sequences
@@ -103,7 +104,7 @@ _VLLM_05 = Engine(
     host=hosts(V5),
     stages_drafting=False,  # as vllm-0.2
     adapters_drafting=False,
-    hands_drafts_over=False,
+    handing_over=PROXIED,
     runs_by_stage=True,  # engine/llm_engine.py: a scheduler of max_num_seqs for each stage
     padded_experts=("alike", "alike"),
     whole_prompts=True,
@@ -156,9 +157,10 @@ _VLLM_09 = Engine(
     overlaps_stages=False,
     overlaps_drafting=(False, False),
     adapters_drafting=False,  # 0.10.2, v1/worker/gpu_input_batch.py, make_lora_inputs: one adapter a sampled request
-    hands_drafts_over=False,  # v1/core/sched/scheduler.py: what came from elsewhere lacks its last token, so no drafts
+    handing_over=PROXIED,
     graph_sizes=vllm_08_sizes,
     asked_graphs=AskedGraphs(vllm_08_sizes),  # config/scheduler.py, cuda_graph_sizes
+    looks_ahead=True,  # v1/core/sched/scheduler.py, num_lookahead_tokens, of 0.8.5, 0.20 and 0.33
     prompt_graphs=True,
     whole_graphs=False,
     whole_prompts=True,

@@ -78,6 +78,7 @@ def worker(case: Case, group: bool) -> Worker:
         scheduler.one_behind = given["asynchronous"]
     scheduler.cache.blocks = scheduler.cache.free = given["blocks"]
     scheduler.acceptance = Accepted()
+    scheduler.lookahead = 0  # n-grams, which were recorded, write no cache
     return Worker(pool.replicas[0], pool.costs, group)
 
 

@@ -17,6 +17,7 @@ from sim.serve.prices.costs import iteration_costs
 from sim.serve.prices.load import Load
 from sim.serve.requests import Request
 from sim.serve.results.result import ServingSimulation
+from sim.serve.scheduling.sequences import Sequence
 from sim.serve.simulation import simulate_serving
 from sim.views.serving_summary import cache_lines
 from tests.sim.serve.serving_cases import SMALL, WEIGHTS_AND_BUFFERS, finished, requests_of, serving, settings_of
@@ -170,3 +171,13 @@ def test_the_summary_says_what_was_accepted() -> None:
     lines = dict(cache_lines(drafted(1.0).outcome))
     assert lines["drafts"] == "96 tokens, 100.0 % accepted; 5 tokens a check (5 expected)"
     assert "drafts" not in dict(cache_lines(simulate_serving(serving()).outcome))
+
+
+@pytest.mark.parametrize(("engine", "lacks"), [("vllm-0.8", 1), ("vllm-0.33", 1), ("sglang-0.5", 0), ("bundled", 0)])
+def test_vllm_has_blocks_for_what_a_draft_writes(engine: str, lacks: int) -> None:
+    """Beside 24 tokens six are checked, for which two blocks of 16 suffice; five more are drafted (num_lookahead_tokens
+    of vLLM). No request has blocks for more than its tokens."""
+    inference = {"engine": engine, "speculative": {"draft": SMALL, "tokens": 5}, "kv_cache": {"block_tokens": 16}}
+    scheduler = simulate_serving(serving(inference)).replicas[0].scheduler
+    assert scheduler.lacks(Sequence(Request(0.0, 24, 100), 0, computed=24, private=2), 6) == lacks
+    assert scheduler.lacks(Sequence(Request(0.0, 24, 6), 0, computed=24, private=2), 6) == 0
