@@ -83,7 +83,7 @@ class RecordedOperator:
 
     `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32. `host_copy`: of a copy between the host's
     memory and the GPU's. `drops`: an attention that drops probabilities at random. `dims_behind`: the dimensions behind
-    the one that it goes along.
+    the one that it goes along. `graphed`: a CUDA graph launches it.
     """
 
     name: str
@@ -97,6 +97,7 @@ class RecordedOperator:
     host_copy: HostCopy | None = None
     drops: bool = False
     dims_behind: int = 0
+    graphed: bool = False
 
 
 @dataclass(slots=True)
@@ -165,6 +166,16 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self.again = False
+
+    @contextmanager
+    def one_graph(self) -> Iterator[None]:
+        """Record what runs within the block as one CUDA graph: the host launches it with its first kernel."""
+        start = len(self.rows)
+        try:
+            yield
+        finally:
+            for row in [row for row in self.rows[start:] if row.launches][1:]:
+                row.graphed = True
 
     def records(self) -> bool:
         """Return whether what runs now is part of the recorded step."""
