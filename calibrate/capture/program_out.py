@@ -83,6 +83,7 @@ def _operators(
         "drops": [int(r.drops) for r in rows],
         "dims_behind": [r.dims_behind for r in rows],
         "graphed": [int(r.graphed) for r in rows],
+        "window": [r.window for r in rows],
     }
 
 

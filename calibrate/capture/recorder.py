@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from calibrate.capture.arguments import argument, dims_behind, window
 from calibrate.capture.gpu.autocast import CudaOperators
 from calibrate.capture.gpu.composites import calls_of
 from calibrate.capture.gpu.float32_products import rounds_to_tf32
@@ -48,10 +49,6 @@ ALLOCATE = (
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_")
 CAUSAL = "is_causal"
-ALONG = (  # operators whose kernels depend on the dimension that they go along
-    *("aten.cumsum", "aten.cumsum_", "aten.cumprod", "aten.logcumsumexp", "aten.cummax", "aten.cummin"),
-    *("aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.median", "aten.nanmedian"),
-)
 DROPOUT = "dropout_p"
 STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in whose place another is captured
 # What a kernel on a GPU allocates while it runs: something as large as this argument (aten/src/ATen/native/cuda:
@@ -83,7 +80,7 @@ class RecordedOperator:
 
     `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32. `host_copy`: of a copy between the host's
     memory and the GPU's. `drops`: an attention that drops probabilities at random. `dims_behind`: the dimensions behind
-    the one that it goes along. `graphed`: a CUDA graph launches it.
+    the one that it goes along. `graphed`: a CUDA graph launches it. `window`: places of a pool's window.
     """
 
     name: str
@@ -98,6 +95,7 @@ class RecordedOperator:
     drops: bool = False
     dims_behind: int = 0
     graphed: bool = False
+    window: int = 0
 
 
 @dataclass(slots=True)
@@ -262,10 +260,11 @@ class Recorder(TorchDispatchMode):
                 inputs,
                 outputs,
                 0 if by_host else launches(func, name, inputs, outputs),
-                bool(_argument(func, args, kwargs, CAUSAL)),
+                bool(argument(func, args, kwargs, CAUSAL)),
                 self.device != "cpu" and rounds_to_tf32(name, inputs),
-                drops=bool(_argument(func, args, kwargs, DROPOUT)) and "attention" in name,
-                dims_behind=_dims_behind(func, args, kwargs) if name in ALONG else 0,
+                drops=bool(argument(func, args, kwargs, DROPOUT)) and "attention" in name,
+                dims_behind=dims_behind(func, name, args, kwargs),
+                window=window(func, name, args, kwargs),
             )
         )
 
@@ -377,18 +376,3 @@ def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     dtype = str(x.dtype).removeprefix("torch.")
     strides = () if x.is_contiguous() else tuple(int(s) for s in x.stride())
     return SHORT.get(dtype, dtype), tuple(int(n) for n in x.shape), strides
-
-
-def _dims_behind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return how many dimensions lie behind the one that an operator goes along, by default the last."""
-    dim = _argument(func, args, kwargs, "dim")
-    count = args[0].dim()
-    return 0 if dim is None or not count else count - 1 - dim % count
-
-
-def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """Return an argument of an operator's call; None if the operator has none of the name, or has its default."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.name == name:
-            return kwargs.get(name, args[i] if i < len(args) else None)
-    return None

@@ -41,7 +41,9 @@ OWN_CHANNELS_FIRST = {"forward": BatchNorm(0.85, 1.5, 130.0), "backward": BatchN
 CUDNN_CHANNELS_FIRST = {"forward": BatchNorm(0.6, 0.85, 50.0), "backward": BatchNorm(0.5, 2.71, 65.0)}
 OWN_CHANNELS_LAST = {"forward": BatchNorm(1.2), "backward": BatchNorm(1.0)}
 CUDNN_CHANNELS_LAST = {"forward": BatchNorm(0.85), "backward": BatchNorm(1.3)}
-POOL_CLOCKS, POOL_BACKWARD_CLOCKS = 4.2, 11.6  # for each result of windows of 3 x 3
+# For each result of windows of 3 x 3, which were measured. A thread goes through the places of a result's window, and
+# in the backward through the windows that a place lies in (DilatedMaxPool2d.cu).
+POOL_CLOCKS, POOL_BACKWARD_CLOCKS, POOL_WINDOW = 4.2, 11.6, 9
 GATHER_CLOCKS, SCATTER_ADD_CLOCKS = 1.0, 3.2  # an element along a row
 # An element of a row that is added at its index: neighbours lie together, so only its place is computed
 # (Indexing.cu: indexFuncLargeIndex).
@@ -161,6 +163,10 @@ def _frames_in_turn(place: int) -> Callable[[CapturedOperator], Clocks]:
     return lambda op: Clocks(0.0, op.inputs[place].shape[0] * LOAD_CLOCKS)
 
 
+def _pool(results: Tensor, window: int, clocks: float) -> Clocks:
+    return Clocks(results.elements * clocks * (window or POOL_WINDOW) / POOL_WINDOW)
+
+
 def _each_result(clocks: float) -> Callable[[CapturedOperator], Clocks]:
     return lambda op: Clocks(op.outputs[0].elements * clocks)
 
@@ -181,8 +187,8 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.native_layer_norm_backward": _layer_norm,
     "aten.native_batch_norm": _batch_norm,
     "aten.native_batch_norm_backward": _batch_norm,
-    "aten.max_pool2d_with_indices": _each_result(POOL_CLOCKS),
-    "aten.max_pool2d_with_indices_backward": _each_input(0, POOL_BACKWARD_CLOCKS),
+    "aten.max_pool2d_with_indices": lambda op: _pool(op.outputs[0], op.window, POOL_CLOCKS),
+    "aten.max_pool2d_with_indices_backward": lambda op: _pool(op.inputs[0], op.window, POOL_BACKWARD_CLOCKS),
     "aten.gather": _gather,
     **dict.fromkeys(("aten.scatter_add", "aten.scatter_add_"), _scatter_add),
     # ScatterGatherKernel.cu: the kernel of a scatter_add of single elements, with other functions

@@ -65,6 +65,27 @@ def test_places_of_tokens_are_counted_along_columns(tmp_path: Path) -> None:
     assert computes_of(rows)[0].lone_clocks == 3150.0  # one turn of a block
 
 
+def test_a_pool_goes_through_the_places_of_its_windows(tmp_path: Path) -> None:
+    """Halves of an image, as in a U-Net, and windows that overlap, as before a ResNet's blocks."""
+
+    def make() -> Any:
+        conv = torch.nn.Conv2d(3, 64, 3, padding=1)
+        x = torch.randn(2, 3, 32, 32)
+
+        def loss() -> Any:
+            y = conv(x)
+            halves, overlapping = torch.nn.functional.max_pool2d(y, 2), torch.nn.functional.max_pool2d(y, 3, 2, 1)
+            return (halves + overlapping).sum()
+
+        return conv, loss
+
+    program = captured(tmp_path, make)
+    for name in ("max_pool2d_with_indices", "max_pool2d_with_indices_backward"):
+        found = {o.window: computes_of(o)[0].clocks for o in launched(program, name)}
+        assert sorted(found) == [4, 9]
+        assert found[4] == pytest.approx(4 / 9 * found[9])
+
+
 def test_long_columns_are_sorted_in_transposed_copies(tmp_path: Path) -> None:
     def make() -> Any:
         weight = torch.nn.Linear(EXPERTS, 2 * TOKENS)
