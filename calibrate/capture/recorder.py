@@ -214,15 +214,24 @@ class Recorder(TorchDispatchMode):
             with self:
                 return steps()
         before = tensors_in((args, kwargs))
-        inputs = [(describe(x), self.storage(x)) for x in _read_once(func, before)] if self.phase else []
+        by_host = self._by_host(before)
+        read = before if by_host else self._read_by_kernel(before)
+        inputs = [(describe(x), self.storage(x)) for x in _read_once(func, read)] if self.phase else []
         out = self._read(args[0]) if func is SCALAR else func(*args, **kwargs)
         if not self.operators.compiled:  # a traced graph would lose what another tensor replaces
             out = _laid_out(func, args, out, LAYOUTS if self.device == "cpu" else {**LAYOUTS, **LAYOUTS_ON_GPU})
         self.in_place.ran(func, out)
         self.answers.see(func, args, out)
         if self.phase:
-            self._record(func, args, kwargs, inputs, out, self._by_host(before))
+            self._record(func, args, kwargs, inputs, out, by_host)
         return out
+
+    def _read_by_kernel(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors that a kernel reads: it gets a single number of the host as an argument.
+
+        ATen/native/TensorIterator.h: is_cpu_scalar; cuda/BinaryDivTrueKernel.cu and its like.
+        """
+        return [x for x in tensors if self.device == "cpu" or x.dim() or not self.places.on_host(x)]
 
     def _by_host(self, read: list[torch.Tensor]) -> bool:
         """Return whether the host computes what an operator reads, so that it starts no kernel."""

@@ -86,6 +86,27 @@ def test_a_pool_goes_through_the_places_of_its_windows(tmp_path: Path) -> None:
         assert found[4] == pytest.approx(4 / 9 * found[9])
 
 
+def test_a_single_number_of_the_host_is_an_argument_of_a_kernel(tmp_path: Path) -> None:
+    """DeBERTa divides by the root of a number that it makes without a device; one made on `x.device` is the GPU's."""
+
+    def make() -> Any:
+        linear, x = torch.nn.Linear(8, 16), torch.randn(4, 8)
+
+        def loss() -> Any:
+            root = torch.sqrt(torch.tensor(16.0) * 2)
+            there = torch.tensor(3.0, device=x.device) + torch.tensor(2.0).to(x.device)
+            return (linear(x) / root * there).sum()
+
+        return linear, loss
+
+    program = captured(tmp_path, make)
+    divided = launched(program, "div")
+    assert [[x.shape for x in o.inputs] for o in divided] == [[(4, 16)], [(4, 16)]]  # forward and backward
+    assert not launched(program, "sqrt")
+    assert [len(o.inputs) for o in launched(program, "mul")] == [2, 2]
+    assert launched(program, "add", "forward")
+
+
 def test_long_columns_are_sorted_in_transposed_copies(tmp_path: Path) -> None:
     def make() -> Any:
         weight = torch.nn.Linear(EXPERTS, 2 * TOKENS)
