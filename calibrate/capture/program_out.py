@@ -82,6 +82,8 @@ def _operators(
         "host_copy": [-1 if r.host_copy is None else copies(r.host_copy) for r in rows],
         "drops": [int(r.drops) for r in rows],
         "dims_behind": [r.dims_behind for r in rows],
+        "graphed": [int(r.graphed) for r in rows],
+        "window": [r.window for r in rows],
     }
 
 

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
+from calibrate.capture.arguments import argument, dims_behind, window
 from calibrate.capture.gpu.autocast import CudaOperators
 from calibrate.capture.gpu.composites import calls_of
 from calibrate.capture.gpu.float32_products import rounds_to_tf32
@@ -48,10 +49,6 @@ ALLOCATE = (
 NO_KERNEL = (*ALLOCATE, "aten.lift_fresh")  # a constant of the code gets its name as a tensor
 NO_OPERATOR = ("prim.device", "profiler.", "aten.sym_", "aten.is_same_size", "aten.is_pinned", "aten._has_")
 CAUSAL = "is_causal"
-ALONG = (  # operators whose kernels depend on the dimension that they go along
-    *("aten.cumsum", "aten.cumsum_", "aten.cumprod", "aten.logcumsumexp", "aten.cummax", "aten.cummin"),
-    *("aten.sort", "aten.argsort", "aten.topk", "aten.kthvalue", "aten.median", "aten.nanmedian"),
-)
 DROPOUT = "dropout_p"
 STANDS_FOR = {"calibrate.grouped_mm": "aten._grouped_mm"}  # torch's operator in whose place another is captured
 # What a kernel on a GPU allocates while it runs: something as large as this argument (aten/src/ATen/native/cuda:
@@ -83,7 +80,7 @@ class RecordedOperator:
 
     `causal`: of attention. `tf32`: a GPU rounds its fp32 numbers to tf32. `host_copy`: of a copy between the host's
     memory and the GPU's. `drops`: an attention that drops probabilities at random. `dims_behind`: the dimensions behind
-    the one that it goes along.
+    the one that it goes along. `graphed`: a CUDA graph launches it. `window`: places of a pool's window.
     """
 
     name: str
@@ -97,6 +94,8 @@ class RecordedOperator:
     host_copy: HostCopy | None = None
     drops: bool = False
     dims_behind: int = 0
+    graphed: bool = False
+    window: int = 0
 
 
 @dataclass(slots=True)
@@ -166,6 +165,16 @@ class Recorder(TorchDispatchMode):
         finally:
             self.again = False
 
+    @contextmanager
+    def one_graph(self) -> Iterator[None]:
+        """Record what runs within the block as one CUDA graph: the host launches it with its first kernel."""
+        start = len(self.rows)
+        try:
+            yield
+        finally:
+            for row in [row for row in self.rows[start:] if row.launches][1:]:
+                row.graphed = True
+
     def records(self) -> bool:
         """Return whether what runs now is part of the recorded step."""
         return bool(self.phase)
@@ -205,15 +214,24 @@ class Recorder(TorchDispatchMode):
             with self:
                 return steps()
         before = tensors_in((args, kwargs))
-        inputs = [(describe(x), self.storage(x)) for x in _read_once(func, before)] if self.phase else []
+        by_host = self._by_host(before)
+        read = before if by_host else self._read_by_kernel(before)
+        inputs = [(describe(x), self.storage(x)) for x in _read_once(func, read)] if self.phase else []
         out = self._read(args[0]) if func is SCALAR else func(*args, **kwargs)
         if not self.operators.compiled:  # a traced graph would lose what another tensor replaces
             out = _laid_out(func, args, out, LAYOUTS if self.device == "cpu" else {**LAYOUTS, **LAYOUTS_ON_GPU})
         self.in_place.ran(func, out)
         self.answers.see(func, args, out)
         if self.phase:
-            self._record(func, args, kwargs, inputs, out, self._by_host(before))
+            self._record(func, args, kwargs, inputs, out, by_host)
         return out
+
+    def _read_by_kernel(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors that a kernel reads: it gets a single number of the host as an argument.
+
+        ATen/native/TensorIterator.h: is_cpu_scalar; cuda/BinaryDivTrueKernel.cu and its like.
+        """
+        return [x for x in tensors if self.device == "cpu" or x.dim() or not self.places.on_host(x)]
 
     def _by_host(self, read: list[torch.Tensor]) -> bool:
         """Return whether the host computes what an operator reads, so that it starts no kernel."""
@@ -251,10 +269,11 @@ class Recorder(TorchDispatchMode):
                 inputs,
                 outputs,
                 0 if by_host else launches(func, name, inputs, outputs),
-                bool(_argument(func, args, kwargs, CAUSAL)),
+                bool(argument(func, args, kwargs, CAUSAL)),
                 self.device != "cpu" and rounds_to_tf32(name, inputs),
-                drops=bool(_argument(func, args, kwargs, DROPOUT)) and "attention" in name,
-                dims_behind=_dims_behind(func, args, kwargs) if name in ALONG else 0,
+                drops=bool(argument(func, args, kwargs, DROPOUT)) and "attention" in name,
+                dims_behind=dims_behind(func, name, args, kwargs),
+                window=window(func, name, args, kwargs),
             )
         )
 
@@ -366,18 +385,3 @@ def describe(x: torch.Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     dtype = str(x.dtype).removeprefix("torch.")
     strides = () if x.is_contiguous() else tuple(int(s) for s in x.stride())
     return SHORT.get(dtype, dtype), tuple(int(n) for n in x.shape), strides
-
-
-def _dims_behind(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return how many dimensions lie behind the one that an operator goes along, by default the last."""
-    dim = _argument(func, args, kwargs, "dim")
-    count = args[0].dim()
-    return 0 if dim is None or not count else count - 1 - dim % count
-
-
-def _argument(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
-    """Return an argument of an operator's call; None if the operator has none of the name, or has its default."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.name == name:
-            return kwargs.get(name, args[i] if i < len(args) else None)
-    return None

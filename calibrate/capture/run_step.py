@@ -103,6 +103,7 @@ def _recorded(
         flex_attention_fused(known),
         triton_kernels(recorder, known.forget_filled),
         recorder,
+        nullcontext() if step.compiled else MadeSeen(recorder.places),
         operators,
         kept_in_backward(operators),
         watched(recorder.modules),

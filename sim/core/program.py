@@ -179,7 +179,7 @@ class Compute(Struct, frozen=True):
     masked: bool = False  # a fused attention gets a tensor that says which pairs are hidden, and computes all pairs
     block: BlockRef | None = None
     part: ModelPart = ModelPart.OTHER  # whose work it is; no price depends on it
-    graphed: bool = False  # a CUDA graph of a layer's parts replays it, so that the host takes no time for it
+    graphed: bool = False  # a CUDA graph replays it, so that the host takes no time for it
     # Serving: it runs on a second stream beside so many computations, which are those before it and its neighbours with
     # the same number; 0: behind them.
     beside: int = 0

@@ -45,6 +45,8 @@ ROW_KEYS = (
     "host_copy",
     "drops",
     "dims_behind",
+    "graphed",
+    "window",
 )
 DEVICES = ("cpu", "cuda")
 TO_DEVICE, TO_HOST = "host_to_device", "device_to_host"
@@ -102,6 +104,8 @@ class CapturedOperator(NamedTuple):
     `tf32`: its fp32 numbers are rounded to tf32 on a GPU that has it. `host_copy`: of a copy between the host's memory
     and the GPU's, which moves the bytes of its outputs. `drops`: an attention that drops probabilities at random.
     `dims_behind`: how many dimensions lie behind the one that a sort, a top-k or a sum so far goes along.
+    `graphed`: a CUDA graph launches it, so that the host takes no time for it. `window`: places of a pool's window; 0:
+    not known, or no pool.
     """
 
     name: str
@@ -117,6 +121,8 @@ class CapturedOperator(NamedTuple):
     host_copy: HostCopy | None = None
     drops: bool = False
     dims_behind: int = 0
+    graphed: bool = False
+    window: int = 0
 
 
 class Storage(NamedTuple):
@@ -254,7 +260,7 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
     found = []
     # Programs that were captured before these columns existed lack them.
     count = len(listed(rows.get("name"), f"{path}: operators.name"))
-    absent = {"tf32": 0, "host_copy": -1, "drops": 0, "dims_behind": 0}
+    absent = {"tf32": 0, "host_copy": -1, "drops": 0, "dims_behind": 0, "graphed": 0, "window": 0}
     rows = {**{key: [value] * count for key, value in absent.items()}, **rows}
     for i, values in enumerate(rows_of(rows, ROW_KEYS, f"{path}: operators")):
         row, where = dict(zip(ROW_KEYS, values, strict=True)), f"{path}: operators[{i}]"
@@ -273,6 +279,8 @@ def _operators(tables: Mapping[str, Any], rows: Mapping[str, Any], path: Path) -
                 None if row["host_copy"] == -1 else _pick(copies, row["host_copy"], f"{where}.host_copy"),
                 bool(whole(row["drops"], f"{where}.drops", 0, 1)),
                 whole(row["dims_behind"], f"{where}.dims_behind", 0),
+                bool(whole(row["graphed"], f"{where}.graphed", 0, 1)),
+                whole(row["window"], f"{where}.window", 0),
             )
         )
     return tuple(found)

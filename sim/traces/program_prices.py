@@ -51,7 +51,8 @@ class ProgramPrices:
             self.unknown[op.name] += 1
         if found is None:
             items = computes_of(op, not self.on_host)
-            host_s = 0.0 if self.on_host else sum(self.costs.host_s(item, plain=True) for item in items)
+            issued = () if self.on_host or op.graphed else items
+            host_s = sum(self.costs.host_s(item, plain=True) for item in issued)
             found = self._operators[op] = sum(self.costs.compute(item).seconds for item in items), host_s
         return found
 

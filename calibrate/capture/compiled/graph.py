@@ -30,11 +30,12 @@ from calibrate.capture.script.collectives import NAMESPACES
 
 
 def compiled_function(
-    function: Callable[..., Any], recorder: Recorder, schedules: Schedules | None = None
+    function: Callable[..., Any], recorder: Recorder, schedules: Schedules | None = None, graphed: bool = False
 ) -> Callable[..., Any]:
     """Return `function`, of tensors alone, with compiled forward and backward graphs. The first call traces it.
 
-    `schedules`: those of the capture's other functions, whose graphs may be the same.
+    `schedules`: those of the capture's other functions, whose graphs may be the same. `graphed`: each graph is a CUDA
+    graph (torch/_inductor/cudagraph_trees.py).
     """
     schedules = schedules or Schedules()
 
@@ -43,7 +44,8 @@ def compiled_function(
         schedule = schedules.of(gm, example_inputs)
 
         def run(args: list[Any]) -> Any:
-            with torch._C.DisableTorchFunction():  # all of a graph's tensors lie on the GPU
+            of_cuda = recorder.one_graph() if graphed else nullcontext()
+            with torch._C.DisableTorchFunction(), of_cuda:  # all of a graph's tensors lie on the GPU
                 return _Run(schedule, recorder, args).run()
 
         run._boxed_call = True  # type: ignore[attr-defined]  # torch frees the inputs that the list alone holds

@@ -42,10 +42,7 @@ SHARDED = (FSDPModule, FullyShardedDataParallel)  # modules whose hooks gather p
 REASON_LETTERS = 160
 GRAPHED = ("reduce-overhead", "max-autotune")  # modes with CUDA graphs (torch/_inductor/__init__.py: list_mode_options)
 GRAPHS_OPTION = "triton.cudagraphs"
-GRAPHS_LEFT_OUT = (
-    "kernels are captured as if the host issued each; its CUDA graphs save that time (training.cuda_graphs: step in a "
-    "scenario)"
-)
+IN_GRAPHS = "CUDA graphs launch the kernels, so that the host takes time for each graph alone"
 
 
 class Compiled:
@@ -228,7 +225,7 @@ class Regions:
             return tuple(x for x in out if isinstance(x, torch.Tensor))
 
         self._schedules = self._schedules or Schedules()
-        run = compiled_function(function, self.recorder, self._schedules)
+        run = compiled_function(function, self.recorder, self._schedules, code.graphed)
         with self._unrecorded(tensors):
             _both_ways(run, tensors)
         return Traced(run, shape["result"], shape["spec"], tuple(code.loose))
@@ -257,7 +254,7 @@ class Regions:
         said = [f"torch.compile: captured as compiled graphs: {', '.join(sorted(self.compiled))}"] * bool(self.compiled)
         if self.graphed:
             names = ", ".join(sorted(self.graphed))
-            said.append(f"torch.compile: {names}: {GRAPHS_LEFT_OUT}")
+            said.append(f"torch.compile: {names}: {IN_GRAPHS}")
         for name, why in sorted(self.eager.items()):
             short = why if len(why) <= REASON_LETTERS else why[: REASON_LETTERS - 1] + "…"
             said.append(f"torch.compile: {name} is captured eagerly, because it cannot be traced as one graph: {short}")

@@ -70,7 +70,8 @@ class Places:
 class MadeSeen(TorchFunctionMode):
     """Notes where what torch's functions make lies, within code that names the GPU by the device of its tensors.
 
-    So torch's optimizers do: they count steps on the host, unless the count is of a fused kernel or a CUDA graph.
+    So do torch's optimizers, which count steps on the host, unless the count is of a fused kernel or a CUDA graph, and
+    models, which may make a single number there (`torch.sqrt(torch.tensor(64.0))`).
     """
 
     def __init__(self, places: Places) -> None:
@@ -82,7 +83,9 @@ class MadeSeen(TorchFunctionMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         # The code of a step names no device. So what it makes is the GPU's, but for single numbers.
-        if all(x.dim() == 0 for x in tree_leaves(out) if isinstance(x, torch.Tensor)):
+        # A device that is given by its place (`x.to(y.device)`) is a tensor's, which may be the GPU.
+        single = all(x.dim() == 0 for x in tree_leaves(out) if isinstance(x, torch.Tensor))
+        if single and not any(isinstance(x, torch.device) for x in args):
             self.places.see(args, kwargs or {}, out)
         return out
 

@@ -3,7 +3,7 @@
 `Clocks.shared` are of one multiprocessor, and all share them. `Clocks.alone` are of one thread block that works while
 others wait or have ended. The constants are of torch 2.11 on an H200 at 1.98 GHz, read off single operators by shape
 (scenarios/measured/gpu_kernels/h200.json); the training steps in scenarios/measured/gpu_programs_h200 showed which
-operators need them. fp16 is taken to be as bf16.
+operators need them. fp16 is taken to be as bf16 where torch runs its own kernels.
 
 Batch norms (cuda/Normalization.cuh): one thread block adds up a channel, so few channels of many places leave
 multiprocessors idle. Channels that lie last in memory are added up by rows.
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from sim.core.operator_kinds import PLACE_CLOCKS
-from sim.inputs.program_file import CapturedOperator
+from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.bytes import FOREACH
-from sim.models.captured.layout import NARROW, has_channels_last
+from sim.models.captured.layout import FLOATS, NARROW, has_channels_last
 from sim.models.captured.ordering import chosen_clocks, scan_clocks, selected_clocks
 from sim.models.captured.reductions import sum_shape
 from sim.models.torch_kernels.latencies import LOAD_CLOCKS
@@ -35,20 +35,15 @@ class BatchNorm(NamedTuple):
     plane: float = 0.0
 
 
-# forward and backward, by 16 bits and fp32 (which cuDNN runs)
-CHANNELS_FIRST = {
-    ("forward", True): BatchNorm(0.85, 1.5, 130.0),
-    ("forward", False): BatchNorm(0.6, 0.85, 50.0),
-    ("backward", True): BatchNorm(0.59, 3.27, 65.0),
-    ("backward", False): BatchNorm(0.5, 2.71, 65.0),
-}
-CHANNELS_LAST = {
-    ("forward", True): BatchNorm(1.2),
-    ("forward", False): BatchNorm(0.85),
-    ("backward", True): BatchNorm(1.0),
-    ("backward", False): BatchNorm(1.3),
-}
-POOL_CLOCKS, POOL_BACKWARD_CLOCKS = 4.2, 11.6  # for each result of windows of 3 x 3
+# Forward and backward, of torch's own kernels (bf16) and of cuDNN's, measured in fp32. cuDNN's kernels of channels that
+# lie last stream: 0.85 and 1.3 clocks are three and five sweeps of 4 bytes at 3.7 to 4 TB/s, so 16 bits take half.
+OWN_CHANNELS_FIRST = {"forward": BatchNorm(0.85, 1.5, 130.0), "backward": BatchNorm(0.59, 3.27, 65.0)}
+CUDNN_CHANNELS_FIRST = {"forward": BatchNorm(0.6, 0.85, 50.0), "backward": BatchNorm(0.5, 2.71, 65.0)}
+OWN_CHANNELS_LAST = {"forward": BatchNorm(1.2), "backward": BatchNorm(1.0)}
+CUDNN_CHANNELS_LAST = {"forward": BatchNorm(0.85), "backward": BatchNorm(1.3)}
+# For each result of windows of 3 x 3, which were measured. A thread goes through the places of a result's window, and
+# in the backward through the windows that a place lies in (DilatedMaxPool2d.cu).
+POOL_CLOCKS, POOL_BACKWARD_CLOCKS, POOL_WINDOW = 4.2, 11.6, 9
 GATHER_CLOCKS, SCATTER_ADD_CLOCKS = 1.0, 3.2  # an element along a row
 # An element of a row that is added at its index: neighbours lie together, so only its place is computed
 # (Indexing.cu: indexFuncLargeIndex).
@@ -66,7 +61,6 @@ def _direction(op: CapturedOperator) -> str:
 def _layer_norm(op: CapturedOperator) -> Clocks:
     """Return a layer norm's; its first input is the input, or the result's gradient.
 
-    >>> from sim.inputs.program_file import Tensor
     >>> x, w = Tensor("bf16", (32768, 1024), ()), Tensor("bf16", (1024,), ())
     >>> forward = CapturedOperator("aten.native_layer_norm", "forward", "", (x, w, w), (x,), 1, False)
     >>> round(_layer_norm(forward).shared / 132 / 1.98e3)  # microseconds on an H200; measured: 78.7
@@ -84,10 +78,23 @@ def _batch_norm(op: CapturedOperator) -> Clocks:
     x = op.inputs[1] if _direction(op) == "backward" else op.inputs[0]
     if len(x.shape) < 3:
         return Clocks()
-    last = has_channels_last(x)
-    costs = (CHANNELS_LAST if last else CHANNELS_FIRST)[_direction(op), x.dtype in NARROW]
+    own, last = _is_own_batch_norm(op, x), has_channels_last(x)
+    if last:
+        costs = (OWN_CHANNELS_LAST if own else CUDNN_CHANNELS_LAST)[_direction(op)]
+    else:
+        costs = (OWN_CHANNELS_FIRST if own else CUDNN_CHANNELS_FIRST)[_direction(op)]
+    streamed = 0.5 if last and not own and x.dtype in NARROW else 1.0
     planes = x.shape[0] * x.shape[1]
-    return Clocks(x.elements * costs.element + planes * costs.plane, x.elements / x.shape[1] * costs.place)
+    return Clocks(x.elements * costs.element * streamed + planes * costs.plane, x.elements / x.shape[1] * costs.place)
+
+
+def _is_own_batch_norm(op: CapturedOperator, x: Tensor) -> bool:
+    """Tell whether torch's own kernel runs, not cuDNN's.
+
+    It does for bf16, and for fp16 whose weights are fp16, too (Normalization.cpp: _select_batch_norm_backend).
+    """
+    weights = next((t.dtype for t in op.inputs if len(t.shape) == 1), "")
+    return x.dtype == "bf16" or (x.dtype == "fp16" and weights != "fp32")
 
 
 def _sum(op: CapturedOperator) -> Clocks:
@@ -110,20 +117,42 @@ def _selected(op: CapturedOperator) -> Clocks:
     return selected_clocks(op, op.inputs[0].dtype in NARROW) if len(op.outputs) > 1 else Clocks()
 
 
-def _gather(op: CapturedOperator) -> Clocks:
-    """Return none for whole rows, which are read 16 bytes at once (IndexKernelUtils.h: fast_gather_kernel_eligible).
+def _whole_rows(rows: Tensor, places: Tensor, width: int) -> bool:
+    """Tell whether each place stands for a whole row of `width` elements, which a kernel moves 16 bytes at once.
 
-    >>> from sim.inputs.program_file import Tensor
+    IndexKernelUtils.h of torch 2.14: fast_gather_kernel_eligible, fast_scatter_add_kernel_eligible.
+    """
+    expanded = len(places.shape) == 2 and places.strides == (1, 0) and not rows.strides
+    row_bytes = rows.shape[-1] * rows.bytes // max(1, rows.elements) if rows.shape else 0
+    return expanded and rows.shape[-1] == places.shape[-1] == width and row_bytes % VECTOR_BYTES == 0
+
+
+def _gather(op: CapturedOperator) -> Clocks:
+    """Return none for whole rows.
+
     >>> x, places = Tensor("bf16", (64, 256), ()), Tensor("int64", (32, 256), (1, 0))
     >>> def gather(places): return CapturedOperator("aten.gather", "forward", "", (x, places), (x,), 1, False)
     >>> _gather(gather(places)).shared, _gather(gather(places._replace(strides=()))).shared
     (0.0, 16384.0)
     """
     x, places = op.inputs[:2]
-    rows = len(places.shape) == 2 and places.strides == (1, 0) and not x.strides
-    bytes_of_row = x.shape[-1] * x.bytes // max(1, x.elements) if x.shape else 0
-    whole = rows and x.shape[-1] == places.shape[-1] and bytes_of_row % VECTOR_BYTES == 0
+    whole = _whole_rows(x, places, places.shape[-1] if places.shape else 1)
     return Clocks() if whole else Clocks(op.outputs[0].elements * GATHER_CLOCKS)
+
+
+def _scatter_add(op: CapturedOperator) -> Clocks:
+    """Return none for whole rows of floats (IndexKernelUtils.h: vectorized_scatter_add_kernel_launch).
+
+    >>> nodes, rows = Tensor("bf16", (8, 64), ()), Tensor("bf16", (32, 64), ())
+    >>> places = Tensor("int64", (32, 64), (1, 0))
+    >>> def add(places):
+    ...     return CapturedOperator("aten.scatter_add_", "forward", "", (nodes, places, rows), (nodes,), 1, False)
+    >>> _scatter_add(add(places)).shared, round(_scatter_add(add(places._replace(strides=()))).shared)
+    (0.0, 6554)
+    """
+    target, places, added = op.inputs[:3]
+    whole = added.dtype in FLOATS and not target.strides and _whole_rows(added, places, target.shape[-1])
+    return Clocks() if whole else Clocks(added.elements * SCATTER_ADD_CLOCKS)
 
 
 def _frames_in_turn(place: int) -> Callable[[CapturedOperator], Clocks]:
@@ -132,6 +161,10 @@ def _frames_in_turn(place: int) -> Callable[[CapturedOperator], Clocks]:
     The frames are the first dimension of the input at `place`. A thread reads one of its frame's probabilities.
     """
     return lambda op: Clocks(0.0, op.inputs[place].shape[0] * LOAD_CLOCKS)
+
+
+def _pool(results: Tensor, window: int, clocks: float) -> Clocks:
+    return Clocks(results.elements * clocks * (window or POOL_WINDOW) / POOL_WINDOW)
 
 
 def _each_result(clocks: float) -> Callable[[CapturedOperator], Clocks]:
@@ -154,12 +187,11 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.native_layer_norm_backward": _layer_norm,
     "aten.native_batch_norm": _batch_norm,
     "aten.native_batch_norm_backward": _batch_norm,
-    "aten.max_pool2d_with_indices": _each_result(POOL_CLOCKS),
-    "aten.max_pool2d_with_indices_backward": _each_input(0, POOL_BACKWARD_CLOCKS),
+    "aten.max_pool2d_with_indices": lambda op: _pool(op.outputs[0], op.window, POOL_CLOCKS),
+    "aten.max_pool2d_with_indices_backward": lambda op: _pool(op.inputs[0], op.window, POOL_BACKWARD_CLOCKS),
     "aten.gather": _gather,
-    "aten.scatter_add": _each_input(-1, SCATTER_ADD_CLOCKS),
-    "aten.scatter_add_": _each_input(-1, SCATTER_ADD_CLOCKS),
-    # ScatterGatherKernel.cu: the same kernel with other functions
+    **dict.fromkeys(("aten.scatter_add", "aten.scatter_add_"), _scatter_add),
+    # ScatterGatherKernel.cu: the kernel of a scatter_add of single elements, with other functions
     "aten.scatter_reduce": _each_input(-1, SCATTER_ADD_CLOCKS),
     "aten.scatter_reduce_": _each_input(-1, SCATTER_ADD_CLOCKS),
     "aten.scatter": _each_input(1, GATHER_CLOCKS),

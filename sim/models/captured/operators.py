@@ -90,7 +90,8 @@ def computes_of(op: CapturedOperator, on_gpu: bool = True) -> tuple[Compute, ...
         small = found.small_kernels(op)
         ones = further_kernels(op.name, _phase(op), small, found.sort_passes(op))
         made = (*_copies_before(op), compute_of(op), *((ones,) if small else ()))
-    return tuple(replace(c, one_call=True) if c.kernels > 1 and not c.within_call else c for c in made)
+    calls = (replace(c, one_call=True) if c.kernels > 1 and not c.within_call else c for c in made)
+    return tuple(replace(c, graphed=True) if op.graphed else c for c in calls)
 
 
 def _copies_before(op: CapturedOperator) -> list[Compute]:

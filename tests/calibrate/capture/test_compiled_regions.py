@@ -12,7 +12,9 @@ import pytest
 from sim.inputs.program_file import CapturedProgram, read_program
 from sim.inputs.script_program import RankProgram, What
 from sim.models.captured.operators import compute_of
+from sim.traces.program_prices import ProgramPrices
 from tests.calibrate.capture.captured_scripts import captures_of_scripts
+from topology.presets import CLUSTERS
 
 torch = pytest.importorskip("torch", reason="capturing runs torch's own code")
 
@@ -287,7 +289,27 @@ def test_gradients_of_late_layers_are_reduced_during_a_compiled_backward(
 @pytest.mark.parametrize(
     "how", [{"mode": "reduce-overhead"}, {"mode": "max-autotune"}, {"options": {"triton.cudagraphs": True}}], ids=str
 )
-def test_cuda_graphs_of_compiled_code_are_told(tmp_path: Path, how: dict[str, Any]) -> None:
-    _, notes = captured(tmp_path, lambda model: torch.compile(in_turn(model), **how))
+def test_cuda_graphs_launch_the_kernels_of_compiled_code(tmp_path: Path, how: dict[str, Any]) -> None:
+    """The host issues one kernel of the forward and one of the backward, which stand for the graphs' launches."""
+    program, notes = captured(tmp_path, lambda model: torch.compile(in_turn(model), **how))
     assert [note.partition(":")[0] for note in notes] == ["torch.compile"] * 2
-    assert "training.cuda_graphs: step" in notes[1]
+    assert "CUDA graphs launch the kernels" in notes[1]
+    launched = [o for o in program.operators if o.launches]
+    compiled = [o for o in launched if o.name.startswith("inductor.") or o.name == "aten.mm"]
+    assert sum(not o.graphed for o in compiled) <= 2 < sum(o.graphed for o in compiled)
+    assert not any(o.graphed for o in launched if o.phase == "optimizer")
+
+
+def test_the_host_takes_no_time_for_what_a_cuda_graph_launches(tmp_path: Path) -> None:
+    graphed, _ = captured(tmp_path, lambda model: torch.compile(in_turn(model), mode="reduce-overhead"))
+    issued, _ = captured(tmp_path, lambda model: torch.compile(in_turn(model)))
+    prices = ProgramPrices(CLUSTERS["dgx-h100"])
+
+    def seconds(program: CapturedProgram) -> tuple[float, float]:
+        each = [prices.operator(o) for o in program.operators if o.launches]
+        return sum(device for device, _ in each), sum(host for _, host in each)
+
+    saved, each_s = sum(o.graphed for o in graphed.operators), prices.costs.coefficients.host_operator_eager_s
+    assert each_s
+    assert seconds(graphed)[0] == pytest.approx(seconds(issued)[0])
+    assert seconds(issued)[1] - seconds(graphed)[1] == pytest.approx(saved * each_s)

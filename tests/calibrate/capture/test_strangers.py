@@ -65,6 +65,48 @@ def test_places_of_tokens_are_counted_along_columns(tmp_path: Path) -> None:
     assert computes_of(rows)[0].lone_clocks == 3150.0  # one turn of a block
 
 
+def test_a_pool_goes_through_the_places_of_its_windows(tmp_path: Path) -> None:
+    """Halves of an image, as in a U-Net, and windows that overlap, as before a ResNet's blocks."""
+
+    def make() -> Any:
+        conv = torch.nn.Conv2d(3, 64, 3, padding=1)
+        x = torch.randn(2, 3, 32, 32)
+
+        def loss() -> Any:
+            y = conv(x)
+            halves, overlapping = torch.nn.functional.max_pool2d(y, 2), torch.nn.functional.max_pool2d(y, 3, 2, 1)
+            return (halves + overlapping).sum()
+
+        return conv, loss
+
+    program = captured(tmp_path, make)
+    for name in ("max_pool2d_with_indices", "max_pool2d_with_indices_backward"):
+        found = {o.window: computes_of(o)[0].clocks for o in launched(program, name)}
+        assert sorted(found) == [4, 9]
+        assert found[4] == pytest.approx(4 / 9 * found[9])
+
+
+def test_a_single_number_of_the_host_is_an_argument_of_a_kernel(tmp_path: Path) -> None:
+    """DeBERTa divides by the root of a number that it makes without a device; one made on `x.device` is the GPU's."""
+
+    def make() -> Any:
+        linear, x = torch.nn.Linear(8, 16), torch.randn(4, 8)
+
+        def loss() -> Any:
+            root = torch.sqrt(torch.tensor(16.0) * 2)
+            there = torch.tensor(3.0, device=x.device) + torch.tensor(2.0).to(x.device)
+            return (linear(x) / root * there).sum()
+
+        return linear, loss
+
+    program = captured(tmp_path, make)
+    divided = launched(program, "div")
+    assert [[x.shape for x in o.inputs] for o in divided] == [[(4, 16)], [(4, 16)]]  # forward and backward
+    assert not launched(program, "sqrt")
+    assert [len(o.inputs) for o in launched(program, "mul")] == [2, 2]
+    assert launched(program, "add", "forward")
+
+
 def test_long_columns_are_sorted_in_transposed_copies(tmp_path: Path) -> None:
     def make() -> Any:
         weight = torch.nn.Linear(EXPERTS, 2 * TOKENS)

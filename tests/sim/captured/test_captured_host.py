@@ -35,3 +35,10 @@ def test_the_host_calls_an_operator_once_however_many_kernels_it_starts(
     assert c.group_launch_s < c.host_operator_eager_s
     issued_s = sum(costs.host_s(x, plain=True) for x in made)
     assert issued_s == pytest.approx(c.host_operator_eager_s + (kernels - 1) * c.group_launch_s)
+
+
+def test_a_kernel_that_a_cuda_graph_launches_says_so() -> None:
+    """Then steps and replays take no host time for it (`prices.rank_prices`, `traces.program_prices`)."""
+    op = CapturedOperator("aten.native_group_norm", "forward", "", (IMAGES, CHANNELS, CHANNELS), (IMAGES,), 1, False)
+    assert not any(c.graphed for c in computes_of(op))
+    assert all(c.graphed for c in computes_of(op._replace(graphed=True)))

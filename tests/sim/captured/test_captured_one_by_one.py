@@ -42,9 +42,33 @@ def test_what_is_repeated_once_is_a_copy() -> None:
 
 
 def test_a_reduction_by_index_takes_as_long_as_a_sum_by_index() -> None:
-    """Messages of a graph: the largest of each node's takes the same kernel as their sum."""
-    given = NODES, MESSAGES, EDGES
+    """Messages of a graph: the largest of each node's takes the kernel of their sum, if each number has a place."""
+    given = NODES, MESSAGES._replace(strides=()), EDGES
     assert seconds("aten.scatter_reduce_", given, NODES) == seconds("aten.scatter_add_", given, NODES)
+    given = NODES, MESSAGES, EDGES
     assert seconds("aten.scatter_reduce_", given, NODES) > 2 * seconds(
         "aten.index_add_", (NODES, OF_EDGE, EDGES), NODES
     )
+
+
+@pytest.mark.parametrize(("width", "streams"), [(256, True), (252, False)])
+def test_a_sum_of_whole_rows_by_index_streams(width: int, streams: bool) -> None:
+    """torch 2.14 adds rows of a multiple of 16 bytes at once: messages of a graph, copied from expanded indices."""
+    nodes, places, edges = (x._replace(shape=(x.shape[0], width)) for x in (NODES, MESSAGES, EDGES))
+    bytes_s = (edges.bytes + 2 * nodes.bytes) / GPUS["h200-sxm"].memory_bandwidth_bytes_per_s
+    assert (seconds("aten.scatter_add_", (nodes, places, edges), nodes) < 2 * bytes_s) == streams
+    assert seconds("aten.scatter_add_", (nodes, places._replace(strides=()), edges), nodes) > 10 * bytes_s
+
+
+@pytest.mark.parametrize("strides", [(), (64 * 56 * 56, 1, 64 * 56, 64)], ids=["channels first", "channels last"])
+@pytest.mark.parametrize("pass_", ["", "_backward"])
+def test_fp16_batch_norms_are_of_cudnn_unless_their_weights_are_fp16(pass_: str, strides: tuple[int, ...]) -> None:
+    """As under torch.autocast, whose weights stay in fp32, and as in a model in fp16; those of bf16 are torch's own."""
+
+    def norm(dtype: str, weights: str) -> float:
+        x, w, mean = Tensor(dtype, (128, 64, 56, 56), strides), Tensor(weights, (64,), ()), Tensor("fp32", (64,), ())
+        return seconds(f"aten.native_batch_norm{pass_}", ((x,) if not pass_ else (x, x)) + (w, mean, mean), x)
+
+    assert norm("fp16", "fp16") == norm("bf16", "fp32") == norm("bf16", "bf16")
+    assert norm("fp16", "fp32") < 0.9 * norm("bf16", "fp32")
+    assert norm("fp16", "fp32") <= norm("fp32", "fp32")
