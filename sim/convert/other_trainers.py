@@ -17,7 +17,6 @@ ALIKE = (
     ("MaxText", ("per_device_batch_size", "max_target_length"), OF_JAX, ""),
     ("MaxText", ("ici_fsdp_parallelism",), OF_JAX, ""),
     ("Levanter", ("trainer.train_batch_size", "model.type"), OF_JAX, ""),
-    ("NeMo RL", ("policy.train_global_batch_size", "policy.train_micro_batch_size"), "", OF_RL),
     ("NeMo AutoModel", ("step_scheduler.local_batch_size",), "", ""),
     ("VeOmni", ("train.data_parallel_mode",), "", ""),
     ("VeOmni", ("model.model_path", "train.micro_batch_size"), "", ""),
@@ -30,7 +29,7 @@ OTHERS = (
     ("OLMo-core", ("train_module", "data_loader")),  # the config.json that a run saves
 )
 READ = (
-    "Megatron-Bridge, NeMo, NeMo 2, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
+    "Megatron-Bridge, NeMo, NeMo 2, NeMo RL, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
     "torchtune, LitGPT, nanotron, LLM Foundry, GPT-NeoX"
 )
 
@@ -81,7 +80,7 @@ COMMANDS = (
     ("Colossal-AI", ("colossalai run",), ""),
     ("OLMo", (OLMO_CORE, "OLMo"), ""),
     ("MaxText", ("MaxText.train", "MaxText/train.py", "maxtext.trainers"), ": it runs on JAX"),
-    ("NeMo RL", ("run_grpo.py", "run_grpo_math.py", "nemo_rl"), OF_RL),
+    ("NeMo RL", ("run_grpo.py", "run_grpo_math.py", "run_sft.py", "nemo_rl"), ": convert the YAML behind its --config"),
     ("prime-rl", ("prime_rl", "uv run rl "), OF_RL),
     ("LMDeploy", ("lmdeploy serve", "lmdeploy chat"), OF_ENGINE),
     ("Text Generation Inference", ("text-generation-launcher", "text-generation-inference"), OF_ENGINE),
