@@ -100,8 +100,11 @@ def _verl(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.prime_rl import convert_prime_rl, is_prime_rl
     from sim.convert.torchtitan.scenario import convert_torchtitan
 
+    if file.suffix == ".toml" and is_prime_rl(text):
+        return convert_prime_rl(file, text, asked.machine)
     return convert_torchtitan(file, text, asked.machine, asked.config)
 
 

@@ -41,6 +41,7 @@ LENGTHS = {
 EAGER = "{}: the engine is simulated with CUDA graphs all the same"
 PROMPT, ANSWER = "data.max_prompt_length", "data.max_response_length"
 DYNAMIC, ULYSSES = f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ulysses_sequence_parallel_size"
+BYPASSES = "algorithm.rollout_correction.bypass_mode"
 CONFIG = "--config-name"
 PACKS = (
     "micro-batches: verl packs {tokens:,} tokens (ppo_max_token_len_per_gpu · ulysses_sequence_parallel_size); here "
@@ -210,6 +211,7 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
         "prompt_len": {"max": s.size(PROMPT, 512)},
         "output_len": {"max": s.size(ANSWER, 512)},
         "reference": ("host" if on_host or not megatron else "gpu") if uses_reference else "none",
+        **({"log_probs": "engine"} if s.flag(BYPASSES) else {}),
         "sequences": "packed" if s.flag(DYNAMIC) else "mean" if joined else "padded",
         "sleep_level": 2 if s.flag(f"{ROLLOUT}.free_cache_engine", True) else 0,
         "offload_training": any(offloads),

@@ -1,7 +1,7 @@
-"""A config of NeMo RL with what it inherits (`defaults`), and with its interpolations (`${policy.precision}`) filled in.
+"""A config of NeMo RL with what it inherits (`defaults`), and its interpolations (`${policy.precision}`) filled in.
 
-nemo_rl/utils/config.py of NVIDIA-NeMo/RL: parents in order, the later ones and the file itself overruling; a mapping with
-`_override_` replaces its parent's; add, sub, mul, div and max of two values.
+nemo_rl/utils/config.py of NVIDIA-NeMo/RL: parents in order, the later ones and the file itself overruling; a mapping
+with `_override_` replaces its parent's; add, sub, mul, div and max of two values.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ supervised fine-tuning, by DTensor (FSDP2) or Megatron-Core.
 
 Names and meaning: NVIDIA-NeMo/RL of 2026. The trainer has no defaults of its own: they stand in the YAMLs that a file
 inherits (examples/configs). The reference's weights are on the host, and its log-probabilities are computed unless
-`grpo.skip_reference_policy_logprobs_calculation` says otherwise (models/megatron/setup.py: `setup_reference_model_state`;
-models/automodel/setup.py). Engines sleep at level 1 and keep prefixes (models/generation/vllm/vllm_worker.py).
+`grpo.skip_reference_policy_logprobs_calculation` says otherwise (models/megatron/setup.py:
+`setup_reference_model_state`). Engines sleep at level 1 and keep prefixes (models/generation/vllm/vllm_worker.py).
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ HARMLESS = (
     *(f"grpo.{key}" for key in ("max_num", "max_val", "val_", "seed", "normalize", "use_leave", "overlong", "reward")),
     *("grpo.adv_estimator", "grpo.calculate_adv", "grpo.async_grpo."),
 )
-ON_POLICY = "loss_fn.force_on_policy_ratio"
+ON_POLICY, THRESHOLD = "loss_fn.force_on_policy_ratio", "grpo.seq_logprob_error_threshold"
 SKIPS_REFERENCE = "grpo.skip_reference_policy_logprobs_calculation"
 PACKS = (
     "micro-batches: NeMo RL packs {tokens:,} tokens (train_mb_tokens); here {packed:,}, so that whole sequences of "
     "training.seq_len divide the batch"
 )
-SORTED = f"{BATCHING}: sequences of like length share a micro-batch there, padded to the longest; packed ones are simulated"
+SORTED = (
+    f"{BATCHING}: sequences of like length share a micro-batch there, padded to the longest; packed ones are simulated"
+)
 TURNS = "grpo.max_rollout_turns {}: an answer is simulated as one, without the waits and prompts between its turns"
 LOGPROBS = "policy.logprob_batch_size {}: log-probabilities are simulated in micro-batches of the training's size"
 AGE = "grpo.async_grpo: engines never wait for the trainer there; simulated is one step ahead (rl.steps_off: 1)"
@@ -171,11 +173,17 @@ def _rl(s: Settings, model: str, of_engines: int | None) -> dict[str, Any]:
         "prompt_len": {"max": longest},
         "output_len": {"max": min(answer, length)},
         "reference": "none" if s.flag(SKIPS_REFERENCE) else "host",
+        **({"log_probs": "engine"} if _on_policy(s) else {}),
         "sequences": "packed" if _packs(s) else "padded",
         **({} if shares else {"colocated": False}),
         **({"steps_off": 1} if ahead and not shares else {}),
         "generation": _generation(s, model, of_engines),
     }
+
+
+def _on_policy(s: Settings) -> bool:
+    """Tell whether no forward gives log-probabilities (`_policy_logprobs_required`)."""
+    return s.flag(ON_POLICY) and s.values.get(THRESHOLD) is None
 
 
 def _generation(s: Settings, model: str, of_engines: int | None) -> dict[str, Any]:
@@ -230,9 +238,9 @@ def _drawn(s: Settings) -> dict[str, Any]:
 
 def _left(s: Settings, sections: Mapping[str, Any]) -> list[str]:
     """Names that nothing read and that may change a step. What is false, empty or of the other trainer changes none."""
-    other = "policy.dtensor_cfg." if s.values.get(f"{MEGATRON}.enabled") is True else "policy.megatron_cfg."
-    other = (other, *(("policy.optimizer.",) if other == "policy.dtensor_cfg." else ()))
+    megatron = s.values.get(f"{MEGATRON}.enabled") is True
+    other = (f"{DTENSOR}.", "policy.optimizer.") if megatron else (f"{MEGATRON}.",)
     of_engine = () if "rl" in sections else (f"{ENGINE}.",)
     told = [name for name in s.left() if s.values[name] not in (False, "", [], {}, 0)]
     found = [name for name in told if not name.startswith((*HARMLESS, *other, *of_engine))]
-    return found + ([ON_POLICY] if s.values.get(ON_POLICY) is True and "rl" in sections else [])
+    return found

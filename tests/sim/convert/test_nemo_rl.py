@@ -53,8 +53,10 @@ policy:
       overlap_param_gather: true, average_in_collective: true, use_custom_fsdp: false,
       data_parallel_sharding_strategy: optim_grads_params}
     fp8_cfg: null
-  dynamic_batching: {enabled: False, train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}"}
-  sequence_packing: {enabled: True, train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}",
+  dynamic_batching: {enabled: False,
+    train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}"}
+  sequence_packing: {enabled: True,
+    train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}",
     algorithm: modified_first_fit_decreasing, sequence_length_round: 64}
   make_sequence_length_divisible_by: ${policy.dtensor_cfg.tensor_parallel_size}
   max_grad_norm: 1.0
@@ -94,8 +96,10 @@ defaults: [experts.yaml]
 grpo: {async_grpo: {enabled: true}}
 policy:
   train_global_batch_size: 2048
-  megatron_cfg: {pipeline_model_parallel_size: 2, moe_token_dispatcher_type: flex, moe_flex_dispatcher_backend: hybridep}
-  generation: {colocated: {enabled: false, resources: {num_nodes: 2, gpus_per_node: 8}}, vllm_cfg: {gpu_memory_utilization: 0.8}}
+  megatron_cfg: {pipeline_model_parallel_size: 2,
+    moe_token_dispatcher_type: flex, moe_flex_dispatcher_backend: hybridep}
+  generation: {colocated: {enabled: false, resources: {num_nodes: 2, gpus_per_node: 8}},
+    vllm_cfg: {gpu_memory_utilization: 0.8}}
 """
 TUNING = """
 sft: {max_num_steps: 60, seed: 42}
@@ -163,6 +167,9 @@ def test_engines_on_gpus_of_their_own_run_a_step_ahead(tmp_path: Path) -> None:
     assert of(data, "rl", "colocated", "steps_off") == [False, 1]
     assert data["rl"]["generation"]["replicas"] == 16 // 2
     assert "engines never wait" in said
+    assert "log_probs" not in data["rl"]
+    on_policy = APART + "loss_fn: {force_on_policy_ratio: true}\n"
+    assert converted(tmp_path, "mine.yaml", on_policy, *OF_RL)[0]["rl"]["log_probs"] == "engine"
 
 
 def test_fine_tuning_with_adapters(tmp_path: Path) -> None:
@@ -197,6 +204,7 @@ def test_what_is_not_simulated_is_refused_or_named(tmp_path: Path) -> None:
 
 def test_a_section_may_replace_its_parents(tmp_path: Path) -> None:
     _with_parents(tmp_path)
-    text = "defaults: base.yaml\npolicy:\n  model_name: Qwen/Qwen3-8B\n  sequence_packing: {_override_: true, enabled: false}\n"
+    replaced = "{_override_: true, enabled: false}"
+    text = f"defaults: base.yaml\npolicy: {{model_name: Qwen/Qwen3-8B, sequence_packing: {replaced}}}\n"
     data, _ = converted(tmp_path, "mine.yaml", text, *OF_RL)
     assert of(data, "rl", "sequences") == ["padded"]

@@ -282,3 +282,11 @@ def test_a_critics_own_degrees_are_named(tmp_path: Path) -> None:
 
 def test_estimators_without_a_critic_have_none(tmp_path: Path) -> None:
     assert "critic" not in converted_rl(tmp_path, COMMAND)[0]["rl"]
+
+
+def test_answers_may_keep_the_log_probabilities_of_the_engine(tmp_path: Path) -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    data, said = converted_rl(tmp_path, with_keys(COMMAND, f"{bypass}=True"))
+    assert data["rl"]["log_probs"] == "engine"
+    assert "not expressed" not in said
+    assert "log_probs" not in converted_rl(tmp_path, with_keys(COMMAND, f"{bypass}=False"))[0]["rl"]
