@@ -2,8 +2,8 @@
 
 Names and defaults: PrimeIntellect-ai/prime-rl of 2026, packages/prime-rl-configs/src/prime_rl/configs (trainer.py,
 sft.py, orchestrator.py, inference.py, rl.py). FSDP2 keeps parameters in `optimization_dtype` and computes in bf16.
-Engines have GPUs of their own and never wait for the trainer. The loss starts from the engine's log-probabilities, and there is no
-reference. Sequences are packed to `seq_len` tokens.
+Engines have GPUs of their own and never wait for the trainer. The loss starts from the engine's log-probabilities, and
+there is no reference. Sequences are packed to `seq_len` tokens.
 """
 
 from __future__ import annotations

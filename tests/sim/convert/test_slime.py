@@ -116,7 +116,7 @@ def test_what_is_no_step_without_a_critic_is_refused(tmp_path: Path) -> None:
 
 
 def test_answers_may_keep_the_log_probabilities_of_the_engine(tmp_path: Path) -> None:
-    text = COMMAND.replace("--balance-data", "--balance-data --use-rollout-logprobs")
-    assert converted_rl(sized(tmp_path), text)[0]["rl"]["log_probs"] == "engine"
+    folder, text = sized(tmp_path), COMMAND.replace("--balance-data", "--use-rollout-logprobs")
+    assert converted_rl(folder, text)[0]["rl"]["log_probs"] == "engine"
     text = COMMAND.replace("--balance-data", "--use-rollout-logprobs --get-mismatch-metrics")
-    assert "log_probs" not in converted_rl(sized(tmp_path), text)[0]["rl"]
+    assert "log_probs" not in converted_rl(folder, text)[0]["rl"]
