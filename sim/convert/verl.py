@@ -32,7 +32,10 @@ TRAINERS = ("dp", "fsdp", "fsdp2", NAMED_MEGATRON)
 WITH_CRITIC = "gae"
 WITHOUT_CRITIC = ("grpo", "grpo_passk", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg")
 QUANTIZED = {"fp8": "fp8"}  # by the engine itself, as it loads the weights
-ENGINES = {"vllm": "vllm-v1", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
+# Versions that verl 0.9.1 requires (its metadata, extras `vllm` and `sglang`; setup.py names none of TensorRT-LLM).
+PINNED = {"vllm": "vLLM 0.24.0", "sglang": "SGLang 0.5.12"}
+ENGINES = {"vllm": "vllm-0.21", "sglang": "sglang-0.5.11", "trtllm": "trtllm-1.0"}
+OF_RELEASE = "engine {}: verl 0.9.1 requires {}; for another release write rl.generation.engine"
 USUAL_ROLLOUT = "vllm"
 LENGTHS = {
     "rl.prompt_len.mean": "the mean length of its prompts, which its data would say",
@@ -248,6 +251,8 @@ def _by_model(s: Settings, sections: dict[str, Any]) -> None:
 def _generation(s: Settings) -> dict[str, Any]:
     """The engine's keys."""
     engine = s.choice(f"{ROLLOUT}.name", ENGINES, USUAL_ROLLOUT)
+    name = str(s.values.get(f"{ROLLOUT}.name", USUAL_ROLLOUT))
+    s.notes += [OF_RELEASE.format(engine, PINNED[name])] if name in PINNED else []
     if s.flag(f"{ROLLOUT}.enforce_eager"):
         s.notes.append(EAGER.format(f"{ROLLOUT}.enforce_eager"))
     drawn = {"temperature": s.number(f"{ROLLOUT}.temperature", 1.0), "top_p": s.number(f"{ROLLOUT}.top_p", 1.0)}
