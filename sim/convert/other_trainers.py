@@ -11,18 +11,15 @@ from sim.core.errors import InputError
 from sim.variants.engines.names import OWN_ENGINE
 
 # By program: keys of which its files have all, `-` written as `_`, and those of sections behind a dot.
-OF_JAX, OF_RL = "of JAX, ", " (a scenario with `rl` describes its step: docs/rl.md)"
+OF_JAX = "of JAX, "
 # Files of these have keys of trainers that are converted, too, and would be taken for theirs.
 ALIKE = (
     ("MaxText", ("per_device_batch_size", "max_target_length"), OF_JAX, ""),
     ("MaxText", ("ici_fsdp_parallelism",), OF_JAX, ""),
     ("Levanter", ("trainer.train_batch_size", "model.type"), OF_JAX, ""),
-    ("NeMo RL", ("policy.train_global_batch_size", "policy.train_micro_batch_size"), "", OF_RL),
     ("NeMo AutoModel", ("step_scheduler.local_batch_size",), "", ""),
     ("VeOmni", ("train.data_parallel_mode",), "", ""),
     ("VeOmni", ("model.model_path", "train.micro_batch_size"), "", ""),
-    ("prime-rl", ("orchestrator",), "", OF_RL),
-    ("prime-rl", ("orchestrator.batch_size",), "", OF_RL),
 )
 OTHERS = (
     ("verl", ("actor_rollout_ref",)),
@@ -30,7 +27,7 @@ OTHERS = (
     ("OLMo-core", ("train_module", "data_loader")),  # the config.json that a run saves
 )
 READ = (
-    "Megatron-Bridge, NeMo, NeMo 2, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
+    "Megatron-Bridge, NeMo, NeMo 2, NeMo RL, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
     "torchtune, LitGPT, nanotron, LLM Foundry, GPT-NeoX"
 )
 
@@ -81,8 +78,8 @@ COMMANDS = (
     ("Colossal-AI", ("colossalai run",), ""),
     ("OLMo", (OLMO_CORE, "OLMo"), ""),
     ("MaxText", ("MaxText.train", "MaxText/train.py", "maxtext.trainers"), ": it runs on JAX"),
-    ("NeMo RL", ("run_grpo.py", "run_grpo_math.py", "nemo_rl"), OF_RL),
-    ("prime-rl", ("prime_rl", "uv run rl "), OF_RL),
+    ("NeMo RL", ("run_grpo.py", "run_grpo_math.py", "run_sft.py", "nemo_rl"), ": convert the YAML behind its --config"),
+    ("prime-rl", ("prime_rl", "uv run rl ", "uv run sft "), ": convert the TOML behind its @"),
     ("LMDeploy", ("lmdeploy serve", "lmdeploy chat"), OF_ENGINE),
     ("Text Generation Inference", ("text-generation-launcher", "text-generation-inference"), OF_ENGINE),
     ("llama.cpp", ("llama-server", "llama-cli", "llama-bench"), OF_ENGINE),

@@ -100,8 +100,11 @@ def _verl(file: Path, text: str, asked: Asked) -> Converted:
 
 
 def _torchtitan(file: Path, text: str, asked: Asked) -> Converted:
+    from sim.convert.prime_rl import convert_prime_rl, is_prime_rl
     from sim.convert.torchtitan.scenario import convert_torchtitan
 
+    if file.suffix == ".toml" and is_prime_rl(text):
+        return convert_prime_rl(file, text, asked.machine)
     return convert_torchtitan(file, text, asked.machine, asked.config)
 
 
@@ -189,6 +192,7 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.megatron.gpt_neox import convert_gpt_neox, is_gpt_neox
     from sim.convert.megatron.scenario import convert_megatron
     from sim.convert.nanotron import convert_nanotron, is_nanotron
+    from sim.convert.nemo_rl.scenario import convert_nemo_rl, is_nemo_rl
     from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.convert.trainer_arguments.scenario import convert_deepspeed, is_training_arguments
@@ -200,6 +204,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
         raise InputError(f"{file}: holds no mapping; a trainer's configuration does")
     refuse_other_kind(file, data, "a trainer's configuration is wanted")
     refuse_alike(file, data)
+    if is_nemo_rl(data):
+        return convert_nemo_rl(file, data, asked.machine)
     if is_litgpt(data):
         return convert_litgpt(file, data, asked.machine, asked.seq_len)
     if is_nemo_recipe(data):

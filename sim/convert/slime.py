@@ -143,6 +143,7 @@ def _rl(s: Settings, gpus: int, at_once: bool) -> dict[str, Any]:
     """The section `rl`."""
     shares = s.flag("colocate")
     prompt, answer = s.whole(PROMPT), s.whole(ANSWER)
+    at_engine = s.flag("use-rollout-logprobs") and not s.flag("get-mismatch-metrics")  # actor.py: `train_actor`
     uses_reference = s.flag("use-kl-loss") or bool(s.number("kl-coef", 0.0))
     return {
         "prompts_per_step": s.size("rollout-batch-size"),
@@ -152,6 +153,7 @@ def _rl(s: Settings, gpus: int, at_once: bool) -> dict[str, Any]:
         "colocated": shares,
         **({"steps_off": 1} if at_once else {}),
         "reference": "host" if uses_reference else "none",
+        **({"log_probs": "engine"} if at_engine else {}),
         "sequences": "packed" if s.flag("use-dynamic-batch-size") else "mean",
         **({"sleep_level": 2, "offload_training": s.flag("offload-train", True)} if shares else {}),
         "generation": _generation(s, gpus if shares else None),

@@ -32,7 +32,10 @@ TRAINERS = ("dp", "fsdp", "fsdp2", NAMED_MEGATRON)
 WITH_CRITIC = "gae"
 WITHOUT_CRITIC = ("grpo", "grpo_passk", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "opo", "gpg")
 QUANTIZED = {"fp8": "fp8"}  # by the engine itself, as it loads the weights
-ENGINES = {"vllm": "vllm-v1", "sglang": "sglang-0.5", "trtllm": "trtllm-1.0"}
+# Versions that verl 0.9.1 requires (its metadata, extras `vllm` and `sglang`; setup.py names none of TensorRT-LLM).
+PINNED = {"vllm": "vLLM 0.24.0", "sglang": "SGLang 0.5.12"}
+ENGINES = {"vllm": "vllm-0.21", "sglang": "sglang-0.5.11", "trtllm": "trtllm-1.0"}
+OF_RELEASE = "engine {}: verl 0.9.1 requires {}; for another release write rl.generation.engine"
 USUAL_ROLLOUT = "vllm"
 LENGTHS = {
     "rl.prompt_len.mean": "the mean length of its prompts, which its data would say",
@@ -41,6 +44,7 @@ LENGTHS = {
 EAGER = "{}: the engine is simulated with CUDA graphs all the same"
 PROMPT, ANSWER = "data.max_prompt_length", "data.max_response_length"
 DYNAMIC, ULYSSES = f"{ACTOR}.use_dynamic_bsz", f"{ACTOR}.ulysses_sequence_parallel_size"
+BYPASSES = "algorithm.rollout_correction.bypass_mode"
 CONFIG = "--config-name"
 PACKS = (
     "micro-batches: verl packs {tokens:,} tokens (ppo_max_token_len_per_gpu · ulysses_sequence_parallel_size); here "
@@ -210,6 +214,7 @@ def _rl(s: Settings, megatron: bool) -> dict[str, Any]:
         "prompt_len": {"max": s.size(PROMPT, 512)},
         "output_len": {"max": s.size(ANSWER, 512)},
         "reference": ("host" if on_host or not megatron else "gpu") if uses_reference else "none",
+        **({"log_probs": "engine"} if s.flag(BYPASSES) else {}),
         "sequences": "packed" if s.flag(DYNAMIC) else "mean" if joined else "padded",
         "sleep_level": 2 if s.flag(f"{ROLLOUT}.free_cache_engine", True) else 0,
         "offload_training": any(offloads),
@@ -246,6 +251,8 @@ def _by_model(s: Settings, sections: dict[str, Any]) -> None:
 def _generation(s: Settings) -> dict[str, Any]:
     """The engine's keys."""
     engine = s.choice(f"{ROLLOUT}.name", ENGINES, USUAL_ROLLOUT)
+    name = str(s.values.get(f"{ROLLOUT}.name", USUAL_ROLLOUT))
+    s.notes += [OF_RELEASE.format(engine, PINNED[name])] if name in PINNED else []
     if s.flag(f"{ROLLOUT}.enforce_eager"):
         s.notes.append(EAGER.format(f"{ROLLOUT}.enforce_eager"))
     drawn = {"temperature": s.number(f"{ROLLOUT}.temperature", 1.0), "top_p": s.number(f"{ROLLOUT}.top_p", 1.0)}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from sim.core.dtypes import normalise_dtype
 from sim.core.json_values import is_integer, is_number
-from sim.inputs.input_source import Source, found_file, nearest, show, validate, without_nulls
+from sim.inputs.input_source import Source, found_file, nearest, refuse_unknown_nulls, show, validate, without_nulls
 from sim.inputs.overrides import merge
 from sim.inputs.units import with_units
 from sim.inputs.yaml_input import KeyPath
@@ -38,6 +38,7 @@ def resolve_cluster(value: Any, ranks: int, source: Source, path: KeyPath = ("cl
     """
     if isinstance(value, str):
         _preset(CLUSTERS, value, source, path)  # an unknown name is told at the key that has it
+    refuse_unknown_nulls(ClusterSpec, value, source, path, ("preset", "mixed"))
     given: Any = without_nulls({"preset": value} if isinstance(value, str) else value)
     if not isinstance(given, dict):
         raise source.error(path, f"found {show(value)}; must be a preset's name or a mapping")

@@ -240,6 +240,7 @@ def without_nulls(value: Any) -> Any:
 
 def validate(model: type[ModelT], data: Any, source: Source, path: KeyPath) -> ModelT:
     """`data` as `model`; InputError for the first thing wrong with it, unknown keys before all else."""
+    refuse_unknown_nulls(model, data, source, path)
     try:
         return model.model_validate(without_nulls(data), strict=True)
     except ValidationError as error:
@@ -248,6 +249,32 @@ def validate(model: type[ModelT], data: Any, source: Source, path: KeyPath) -> M
         loc = _without_tags(first["loc"], first["type"] == "extra_forbidden")
         message = _message(first["type"], first, model, loc, path)
         raise source.error((*path, *loc), message) from None
+
+
+def refuse_unknown_nulls(
+    model: type[BaseModel], data: Any, source: Source, path: KeyPath, beside: tuple[str, ...] = ()
+) -> None:
+    """Raise for a key that is null and unknown, which `without_nulls` would hide; `beside`: keys that are read before
+    the mapping is one of `model`."""
+    for loc, forms in _unknown_nulls([model], data, ()):
+        if loc[-1] not in beside:
+            raise source.error((*path, *loc), unknown_key(loc[-1], forms[0].model_fields, str(path[0]) if path else ""))
+
+
+def _unknown_nulls(
+    forms: list[type[BaseModel]], value: Any, loc: KeyPath
+) -> Iterator[tuple[KeyPath, list[type[BaseModel]]]]:
+    """Keys that are null and that no form of their mapping has, with these forms."""
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _unknown_nulls(forms, item, (*loc, index))
+    elif isinstance(value, dict) and forms:
+        for key, item in value.items():
+            fields = [form.model_fields[key] for form in forms if key in form.model_fields]
+            if item is None and not fields:
+                yield (*loc, key), forms
+            inner = [found for field in fields for found in _models_in(field.annotation)]
+            yield from _unknown_nulls(inner, item, (*loc, key))
 
 
 def _without_tags(loc: KeyPath, ends_in_own_key: bool) -> KeyPath:

@@ -131,6 +131,10 @@ class Rl(UserInput):
     reference: Literal["none", "host", "gpu"] = Field(
         default="host", description="the frozen policy of the KL term; host: kept in host memory, swapped in and out"
     )
+    log_probs: Literal["trainer", "engine"] = Field(
+        default="trainer",
+        description="whose log-probabilities of the answers the loss starts from; engine: the trainer makes no forward",
+    )
     critic: Literal["none", "host", "gpu"] = Field(
         default="none", description="PPO's value model, as large as the policy; host: its states come for its turns"
     )

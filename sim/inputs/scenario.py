@@ -335,7 +335,7 @@ def _class_of(section: str) -> type[BaseModel]:
 
 
 def _check_sections(source: Source, data: dict[str, Any]) -> None:
-    _check_key((), data, KEYS, source)
+    _check_key((), source.data, KEYS, source)
     for section in SECTIONS:
         if isinstance(data.get(section), dict):
             _check_key((section,), data[section], (*_class_of(section).model_fields, "preset"), source)

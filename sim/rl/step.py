@@ -52,6 +52,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
         moved = copy(self._moved_bytes) if rl.colocated and rl.offload_training else 0.0
         swaps = 3 * copy(self.states.parameters) if rl.reference == "host" else 0.0
         again = self.forward.seconds if rl.reference != "none" else 0.0
+        own = self.forward.seconds if rl.log_probs == "trainer" else 0.0
         update_s, (low, high) = self.update.outcome.step_time_s, self.update.outcome.step_time_interval_s
         n = self.batch.updates
         return [
@@ -60,7 +61,7 @@ class RlStep(Struct, frozen=True, eq=False, dict=True):
             _over_links("engine sleeps", "generation", sleeps),
             _over_links("training states to GPU", "training", moved),
             *self._scoring(),
-            _forwards("policy log-probabilities", K.LOGPROBS, self.forward),
+            _forwards("policy log-probabilities", K.LOGPROBS, self.forward, own),
             _over_links("reference swapped in and out", "training", swaps),
             _forwards("reference log-probabilities", K.REFERENCE, self.forward, again),
             *self._critics_turns(),

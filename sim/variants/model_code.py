@@ -118,6 +118,9 @@ MODEL_CODE: dict[str, ModelCode] = {
     "aria": ModelCode(
         router=GPT_OSS_ROUTER._replace(backward_kernels=3, backward_accesses=1), casts_router_weights=True
     ),
+    # beam/modeling_beam.py: BeamTopKRouter, as DeepSeek V3's but for the scale, which the experts' result gets;
+    # BeamAttention (`gate_proj`)
+    "beam": ModelCode(router=GROUPED_SIGMOID_ROUTER, gate_apart=True, router_without_autocast=True),
     # bloom/modeling_bloom.py: BloomAttention. ALiBi is what `baddbmm` adds the scaled product to.
     "bloom": ModelCode(fused=False, scale="matmul", transposes_keys=False, split="select"),
     # codegen/modeling_codegen.py: CodeGenAttention.forward (`mp_num`, `embed_positions` in fp32); scores as GPT-J's

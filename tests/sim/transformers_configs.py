@@ -40,6 +40,7 @@ OWN: dict[str, dict[str, Any]] = {
     "axk2": LATENT | ROUTED | {"n_shared_experts": 1, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16, "v_head_dim": 64},
     "bailing_hybrid": LATENT | {"num_local_experts": EXPERTS, "moe_intermediate_size": 128},
     "bamba": {"mamba_n_heads": 16, "mamba_d_head": 64, "attn_layer_indices": [2, 6]},
+    "beam": {"head_dim": 64, "num_experts": EXPERTS, "num_experts_per_tok": 4, "moe_intermediate_size": 128},
     "bloom": {"n_layer": LAYERS, "n_head": 8},
     "cohere2_moe": {"num_experts": EXPERTS, "num_shared_experts": 2},
     "deepseek_v2": LATENT | ROUTED | {"first_k_dense_replace": 1, "n_group": 1},

@@ -75,6 +75,20 @@ OWN = (
     *("freeze-aligner", "cached-dataset", "packing-num-proc", "streaming", "lazy-tokenize", "add-version", "template"),
 )
 
+# Of pairs (trainers/dpo_trainer.py, rlhf_mixin.py): the reference is a second model or, beside adapters, the trained
+# one without them; the other flags are of numbers that a loss multiplies.
+OTHER_REFERENCES = ("ref-adapters", "ref-adapter-load", "mcore-ref-adapter")
+SMALL = (
+    "beta",
+    "rpo-alpha",
+    "label-smoothing",
+    "loss-type",
+    "f-divergence-type",
+    "ref-load",
+    "ref-model",
+    "mcore-ref-model",
+)
+OF_PAIRS = "batch sizes: of each pair of answers two sequences are counted"
 IN_MEGATRON = "-mcore"  # how its examples end a folder of weights that were turned into Megatron's, until release 4
 
 
@@ -89,11 +103,9 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
     Raises:
         InputError: for other objectives than next tokens, an unknown model and a missing length.
     """
-    found = COMMAND.search(text)
-    if found is not None and found[1] not in ("sft", "pt"):
-        raise InputError(f"{file}: megatron {found[1]}: can be converted: training on given texts (sft, pt)")
     flags = DEFAULTS | flags_of(words_of(file, text, ends=True), listed=(*LISTED, MODULES))
     notes: list[str] = []
+    in_pairs = _in_pairs(file, text, flags)
     machine = _machine(file, text, machine, flags, notes)
     length = seq_len or flags.pop(LENGTH, None)
     if length is None:
@@ -115,8 +127,33 @@ def convert_swift(file: Path, text: str, machine: Machine, seq_len: int | None =
         result.scenario["model"] = with_prediction(str(machine.model), int(predicted))
     if lora:
         result.scenario["training"]["lora"] = lora
+    if in_pairs:
+        for key in ("micro_batch_size", "global_batch_size"):
+            result.scenario["training"][key] *= 2
+        result.scenario["training"]["preference"] = {"loss": "dpo"}
+        notes.append(OF_PAIRS)
     packed = ["packing: a sequence is simulated as one text; training.packing describes several shorter ones"]
     return replace(result, notes=(*notes, *result.notes, *(packed if packs else ())))
+
+
+def _in_pairs(file: Path, text: str, flags: dict[str, Any]) -> bool:
+    """Tell whether the command trains on pairs of answers, and take the flags of that.
+
+    Raises:
+        InputError: for other objectives than that and next tokens.
+    """
+    found = COMMAND.search(text)
+    if found is None or found[1] in ("sft", "pt"):
+        return False
+    kind = flags.pop("rlhf-type", None)
+    if found[1] != "rlhf" or kind != "dpo":
+        named = f"{found[1]}{'' if kind is None else f' --rlhf_type {kind}'}"
+        raise InputError(f"{file}: megatron {named}: can be converted: sft, pt, and rlhf --rlhf_type dpo")
+    if odd := next((name for name in OTHER_REFERENCES if flags.get(name)), None):
+        raise InputError(f"{file}: --{odd}: a reference by adapters of its own is not simulated")
+    for name in SMALL:
+        flags.pop(name, None)
+    return True
 
 
 def _machine(file: Path, text: str, machine: Machine, flags: dict[str, Any], notes: list[str]) -> Machine:

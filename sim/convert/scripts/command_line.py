@@ -70,6 +70,7 @@ QUOTED_FLAG = re.compile(r"--[A-Za-z][\w-]*\s")  # of an array, which a shell sp
 OF_SHELL = re.compile(r"(?:\S*/)?(?:ba)?sh -\w*c")  # before a command in quotes
 REDIRECTS = re.compile(r"[0-9&]?>|<")  # output and input, which are no flag's values
 ENDS = (";", "&", "&&", "|", "||")  # of a command
+SHOWN = ("echo", "printf")  # commands whose words are shown and not run
 MAX_CHARACTERS = 8 * 2**20
 MOST_ROUNDS = 10  # of values put in for variables
 LONGEST_VALUE = 100_000  # characters of a variable that is made of itself
@@ -195,12 +196,14 @@ def require_one(file: Path, words: list[str], mark: str) -> None:
     """Refuse several commands with the flag `mark`, of which one would get the other's flags.
 
     Raises:
-        InputError: where commands that have it differ, and the longest does not have all flags of the others, as it
-            has where `echo $ARGUMENTS` stands before it.
+        InputError: where commands that have it differ, and the longest does not have all flags of the others. Those
+            that only show them (`printf "$CMD\\n"`) count where no other has it.
     """
     groups = groupby(words, lambda word: word in ENDS)
-    commands = [flags_of(list(group)) for ends, group in groups if not ends]
-    found = [flags for flags in commands if mark in flags]
+    commands = [list(group) for ends, group in groups if not ends]
+    having = [(command[0] in SHOWN, flags) for command in commands if mark in (flags := flags_of(command))]
+    run = [flags for shown, flags in having if not shown]
+    found = run or [flags for _, flags in having]
     longest = max(found, key=len, default={})
     if any(not flags.items() <= longest.items() for flags in found):
         given = ", ".join(dict.fromkeys(str(flags[mark]) for flags in found))

@@ -1,7 +1,7 @@
 """Hugging Face's keys of families that Transformers 5.24 has first, as a scenario's `model`. Only numbers are read.
 
 Sources: Transformers 5.24, models/flint/modular_flint.py, models/lara_mini/modular_lara_mini.py,
-models/cohere_compass/modular_cohere_compass.py.
+models/cohere_compass/modular_cohere_compass.py, models/beam/modular_beam.py.
 """
 
 from __future__ import annotations
@@ -70,7 +70,30 @@ def _cohere_compass(config: Config) -> Config:
     return found | window(config, "sliding_window", [])
 
 
+def _beam(config: Config) -> Config:
+    """Beam (Reflection): windows with rope, all tokens in each sixth layer and the last, gated attention with norms of
+    each head, norms on both sides; the first layers dense, then DeepSeek's experts without a shared one."""
+    require(config, "attention_bias", (False, None))
+    require(config, "hidden_act", ("silu", None))
+    count, kinds = config["num_hidden_layers"], config.get("mlp_layer_types")
+    dense = min(3, count) if kinds is None else next((i for i, kind in enumerate(kinds) if kind == "sparse"), count)
+    if kinds is not None and "dense" in kinds[dense:]:
+        raise NotExpressibleError(f"mlp_layer_types: found {show(kinds)}; can be simulated: the first layers dense")
+    ropes = config.get("rope_parameters") or {"sliding_attention": {}, "full_attention": None}
+    require({"rope_parameters": ropes.get("full_attention")}, "rope_parameters", (None,))
+    types = ["full" if (i + 1) % 6 == 0 or i == count - 1 else "sliding" for i in range(count)]
+    groups = config.get("topk_group", 4) if config.get("n_group", 8) != 1 else None
+    moe = router(config, "num_experts") | {"dense_layers": dense, "router_fp32": True, "max_nodes_per_token": groups}
+    own = {"qk_norm": True, "attention_gate": True, "norm_position": "both", "norm_in_fp32": True, "moe": moe}
+    cap = config.get("final_logit_softcapping", 30.0)
+    whole = {"head_dim": 128, "sliding_window": 512, **config}
+    windows = window(whole, "sliding_window", types)
+    found = llama(whole) | own | windows | {"logit_softcap": cap, "code": "beam"}
+    return found | (IN_WINDOWS_ALONE if "full" in windows.get("attention_pattern", ()) else {})
+
+
 FAMILIES: dict[str, Callable[[Config], Config]] = {
+    "beam": _beam,
     "cohere_compass_text": _cohere_compass,
     "flint": _flint,
     "lara_mini": _lara_mini,

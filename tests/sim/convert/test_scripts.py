@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sim.inputs.model_input import load_model
-from tests.sim.convert.converting import converted, refused
+from tests.sim.convert.converting import converted, of, refused
 from tests.sim.convert.launch_files import MEGATRON
 
 SLURM = """
@@ -312,3 +312,14 @@ def test_a_loop_that_counts_and_appends_is_written_out(tmp_path: Path) -> None:
     for once in ("for i in 1 2; do", "for ((i=0; j<2; i++)); do"):
         said = refused(tmp_path, "a.sh", f"P='*-'\n{once} P+='X'; done\n{command}", "--cluster", "dgx-h100")
         assert "a.sh:3: --hybrid-layer-pattern: found '*-X'" in said
+
+
+def test_a_command_that_is_shown_before_it_runs_is_one_command(tmp_path: Path) -> None:
+    """`printf` takes the end of a line from the last word."""
+    flags = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --micro-batch-size 1"
+    command = f'cmd="torchrun --nproc_per_node 8 pretrain_gpt.py {flags} --bf16 --vocab-size 50257"'
+    text = f'{command}\nprintf "Executing...\\n${{cmd}}\\n"\neval $cmd 2>&1 | tee logs.txt\n'
+    data, _ = converted(tmp_path, "train.sh", text, "--cluster", "dgx-h100")
+    assert of(data, "model", "layers", "vocab") == [4, 50257]
+    twice = text.replace("printf", "torchrun other.py")
+    assert "2 commands have --num-layers (4): keep" in refused(tmp_path, "train.sh", twice, "--cluster", "dgx-h100")

@@ -113,3 +113,10 @@ def test_what_is_no_step_without_a_critic_is_refused(tmp_path: Path) -> None:
     said = refused(tmp_path, "run.sh", COMMAND.replace("-engine 2", "-engine 3"), *OF_RL)
     assert "--rollout-num-gpus-per-engine: found 3; must be a multiple of --sglang-pp-size (1) that divides 4" in said
     assert "add --set rl.prompt_len.mean=N" in refused(tmp_path, "run.sh", COMMAND, "--cluster", "dgx-h100")
+
+
+def test_answers_may_keep_the_log_probabilities_of_the_engine(tmp_path: Path) -> None:
+    folder, text = sized(tmp_path), COMMAND.replace("--balance-data", "--use-rollout-logprobs")
+    assert converted_rl(folder, text)[0]["rl"]["log_probs"] == "engine"
+    text = COMMAND.replace("--balance-data", "--use-rollout-logprobs --get-mismatch-metrics")
+    assert "log_probs" not in converted_rl(folder, text)[0]["rl"]

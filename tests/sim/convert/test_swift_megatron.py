@@ -91,7 +91,7 @@ def test_selective_recomputation_is_the_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("megatron sft", "megatron rlhf", "can be converted: training on given texts"),
+        ("megatron sft", "megatron rlhf", "can be converted: sft, pt, and rlhf --rlhf_type dpo"),
         ("Qwen/Qwen3-32B", "nobody/no-model", "model: found 'nobody/no-model'"),
         ("--max_length 8192", "--lr 1", "--max_length: is required and missing"),
         ("--lr 1e-5", "--train_type lora --lora_rank q", "--lora-rank: found 'q'; must be a whole number"),
@@ -144,3 +144,31 @@ def test_a_folder_of_converted_weights_names_the_model(tmp_path: Path) -> None:
     assert "--load Qwen3-32B-mcore is read as qwen3-32b, by its name" in said
     said = refused(tmp_path, "sft.sh", DENSE.replace("--model Qwen/Qwen3-32B", "--load ours-mcore"), *ON)
     assert "does not name the model: give --model NAME" in said
+
+
+def test_pairs_of_answers_are_two_sequences_each(tmp_path: Path) -> None:
+    staged = EXPERTS.replace("megatron sft", "megatron rlhf --rlhf_type dpo --beta 0.1 --loss_type sigmoid")
+    assert "is simulated without pipeline stages" in refused(tmp_path, "dpo.sh", staged, *ON)
+    pairs, texts = (
+        each.replace("pipeline_model_parallel_size 2", "tensor_model_parallel_size 2") for each in (staged, EXPERTS)
+    )
+    data, said = converted(tmp_path, "dpo.sh", pairs, *ON)
+    before, _ = converted(tmp_path, "sft.sh", texts, *ON)
+    assert data["training"]["preference"] == {"loss": "dpo"}
+    for key in ("micro_batch_size", "global_batch_size"):
+        assert data["training"][key] == 2 * before["training"][key]
+    assert "two sequences are counted" in said
+    assert "not expressed" not in said
+    parse_scenario(data)
+    whole = DENSE.replace("megatron sft", "megatron rlhf --rlhf_type dpo")
+    data, _ = converted(tmp_path, "dpo.sh", whole.replace("--cross_entropy_loss_fusion true", ""), *ON)
+    assert "lora" not in data["training"]
+    parse_scenario(data)
+
+
+def test_other_objectives_of_reinforcement_learning_are_refused(tmp_path: Path) -> None:
+    for kind in ("grpo", "gkd", "kto"):
+        said = refused(tmp_path, "x.sh", DENSE.replace("megatron sft", f"megatron rlhf --rlhf_type {kind}"), *ON)
+        assert f"megatron rlhf --rlhf_type {kind}: can be converted: sft, pt, and rlhf --rlhf_type dpo" in said
+    own = EXPERTS.replace("megatron sft", "megatron rlhf --rlhf_type dpo --ref_adapters /a")
+    assert "--ref-adapters: a reference by adapters of its own" in refused(tmp_path, "x.sh", own, *ON)

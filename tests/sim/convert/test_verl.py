@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sim.convert.verl import ENGINES, PINNED
+from sim.variants.engines.names import engine_named
 from tests.sim.convert.converting import OF_RL, converted, converted_rl, of, refused
 
 COMMAND = """
@@ -65,7 +67,7 @@ def test_fsdp_and_an_engine_take_turns(tmp_path: Path) -> None:
     assert of(data, "rl", "prompt_len", "output_len") == [{"max": 512, "mean": 100}, {"max": 1024, "mean": 300}]
     assert of(data, "rl", "reference", "sequences", "offload_training") == ["host", "packed", False]
     engine = data["rl"]["generation"]
-    assert (engine["engine"], engine["tp"], engine["kv_cache"]) == ("sglang-0.5", 2, {"memory_fraction": 0.6})
+    assert (engine["engine"], engine["tp"], engine["kv_cache"]) == ("sglang-0.5.11", 2, {"memory_fraction": 0.6})
     assert data["training"]["micro_batch_size"] == 10  # of 24,000 // 1,536 = 15 that divides 1,280 / 8
     assert "verl packs 24,000 tokens" in said
     assert "not expressed" not in said
@@ -105,6 +107,17 @@ def test_weights_and_experts_of_the_engine(tmp_path: Path) -> None:
     )
     engine = converted_rl(tmp_path, trtllm)[0]["rl"]["generation"]
     assert (engine["tp"], engine["ep"], engine["expert_tp"]) == (4, 2, 2)
+
+
+def test_engines_are_those_that_the_newest_release_requires(tmp_path: Path) -> None:
+    """verl 0.9.1 requires vLLM 0.24.0 and SGLang 0.5.12: the records of these versions."""
+    for name, version in PINNED.items():
+        record = engine_named((version,))
+        assert record is not None
+        text = COMMAND.replace('rollout_name="sglang"', f'rollout_name="{name}"')
+        data, said = converted_rl(tmp_path, text)
+        assert data["rl"]["generation"]["engine"] == record.name == ENGINES[name]
+        assert f"engine {record.name}: verl 0.9.1 requires {version}" in said
 
 
 def test_a_state_space_model_keeps_no_prefixes(tmp_path: Path) -> None:
@@ -282,3 +295,11 @@ def test_a_critics_own_degrees_are_named(tmp_path: Path) -> None:
 
 def test_estimators_without_a_critic_have_none(tmp_path: Path) -> None:
     assert "critic" not in converted_rl(tmp_path, COMMAND)[0]["rl"]
+
+
+def test_answers_may_keep_the_log_probabilities_of_the_engine(tmp_path: Path) -> None:
+    bypass = "algorithm.rollout_correction.bypass_mode"
+    data, said = converted_rl(tmp_path, with_keys(COMMAND, f"{bypass}=True"))
+    assert data["rl"]["log_probs"] == "engine"
+    assert "not expressed" not in said
+    assert "log_probs" not in converted_rl(tmp_path, with_keys(COMMAND, f"{bypass}=False"))[0]["rl"]

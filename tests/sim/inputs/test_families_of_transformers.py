@@ -29,9 +29,10 @@ from tests.sim.transformers_configs import (
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-# Weights that docs/models.md names as not counted: routers' biases, norms around experts (Gemma 4, A.X K1).
+# Weights that docs/models.md names as not counted: routers' biases, biases of heads' gates (Beam), norms around experts
+# (Gemma 4, A.X K1).
 NOT_COUNTED = (
-    *("e_score_correction_bias", "expert_bias", "act_fn.alpha_p", "act_fn.alpha_n"),
+    *("e_score_correction_bias", "expert_bias", "self_attn.gate_bias", "act_fn.alpha_p", "act_fn.alpha_n"),
     *(
         "mlp.post_mlp_layernorm.weight",
         "router.scale",
@@ -104,6 +105,7 @@ def test_gemma_3_s_released_configs_leave_out_what_is_as_in_transformers(tmp_pat
         ("apertus1p5_text", "output_vocab_size", 64),
         ("axk2", "attention_bias", True),
         ("axk2", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
+        ("beam", "mlp_layer_types", ["sparse", "dense"] * (LAYERS // 2)),
         ("deepseek_v4", "n_shared_experts", 2),
         ("dots1", "n_group", 4),
         ("flint", "mlp_only_layers", [0, 3]),
@@ -172,6 +174,10 @@ def test_biases_of_some_matrices_alone_are_refused(tmp_path: Path, family: str, 
         ("falcon", {"num_ln_in_parallel_attn": 3}),
         ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}),
         ("falcon", {"parallel_attn": False, "multi_query": False, "bias": True, "alibi": True}),
+        (
+            "beam",
+            {"mlp_layer_types": ["dense"] + ["sparse"] * (LAYERS - 1), "layer_types": ["full_attention"] * LAYERS},
+        ),
         ("cohere_compass_text", {"layer_types": None, "rope_parameters": {"full_attention": ROPE}}),
         ("flint", {"mlp_only_layers": [0, 1, 2], "attention_bias": True}),
         ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 1, "global_head_dim": 128}),
@@ -225,13 +231,19 @@ def test_keys_other_than_the_usual_ones_count_as_in_transformers(
         ("jetmoe", "are experts"),
         ("diffllama", "difference of two softmaxes"),
         ("gemma3n_text", ""),
+        ("inkling2_text", "short convolutions"),
+        ("diffusion_gemma_text", "reads the prompt with one pass"),
+        ("voxtral_realtime_text", "MLP of the delay"),
+        ("phi4flash", "gated memory units"),
         ("bitnet", "weights of three values"),
         ("xlstm", "recurrences"),
     ],
 )
 def test_families_of_other_kinds_are_refused_with_what_they_are(tmp_path: Path, family: str, why: str) -> None:
-    (tmp_path / "config.json").write_text(transformers.CONFIG_MAPPING[family]().to_json_string(use_diff=False))
-    with pytest.raises(InputError, match=f"model_type: found '{family}', a model w.*{why}.*can be captured"):
+    known = family in transformers.CONFIG_MAPPING  # the code of some is on the Hub alone
+    config = json.loads(transformers.CONFIG_MAPPING[family]().to_json_string(use_diff=False)) if known else SIZES
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": family}))
+    with pytest.raises(InputError, match=f"model_type: found '{family}', a model .*{why}.*can be captured"):
         load_model(str(tmp_path / "config.json"))
 
 

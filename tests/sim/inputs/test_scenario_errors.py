@@ -37,6 +37,14 @@ CASES: list[tuple[str, str]] = [
     # unknown keys
     ("paralelism.tp=2", "good.yaml: --set paralelism.tp: paralelism: unknown key; did you mean 'parallelism'?"),
     ("parallelism.tpp=2", "--set parallelism.tpp: unknown key; did you mean 'tp'?"),
+    # also where their value is null, which means the default of a known key
+    ("paralelism=null", "good.yaml: --set paralelism: unknown key; did you mean 'parallelism'?"),
+    ("parallelism.tpp=null", "--set parallelism.tpp: unknown key; did you mean 'tp'?"),
+    ("model.moe={expertz: null}", "--set model.moe: model.moe.expertz: unknown key; did you mean 'experts'?"),
+    ("training.recompute={mode: full, evry: null}", "training.recompute.evry: unknown key; did you mean 'every'?"),
+    ("cluster.nodez=null", "--set cluster.nodez: unknown key; did you mean 'nodes'?"),
+    ("cluster.gpu.memoryy=null", "--set cluster.gpu.memoryy: unknown key; did you mean 'memory_bytes'?"),
+    ("faults.stragglerz=null", "--set faults.stragglerz: unknown key; did you mean 'stragglers'?"),
     ("model.laeyrs=2", "--set model.laeyrs: unknown key; did you mean 'layers'?"),
     ("model.moe={experts: 8, topk: 2, ffn: 64}", "model.moe.topk: unknown key; did you mean 'top_k'?"),
     (

@@ -65,6 +65,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "slow trainer": {"parallelism": {"dp": 1}, "rl": {"generation": {"replicas": 4}}},
     "no copies": {"rl": {"sleep_level": 0, "offload_training": False, "reference": "gpu"}},
     "plain": {"rl": {"reference": "none"}},
+    "of engine": {"rl": {"log_probs": "engine"}},
     "critic": {"rl": {"critic": "gpu"}},
     "critic on host": {"rl": {"critic": "host"}},
     "tp": {"parallelism": {"dp": 2, "tp": 2, "sp": True}},
@@ -92,6 +93,13 @@ def test_a_synchronous_step_is_the_sum_of_its_parts_simulated_alone() -> None:
     whole = served + 2 * update.step_time_s + 2 * forward + sum(copies) + sim.transfer.seconds
     assert sim.step_time_s == pytest.approx(whole, rel=1e-12)
     assert sim.outcome.critical_path == pytest.approx(parts)
+
+
+def test_log_probabilities_of_the_engine_spare_the_trainer_a_forward() -> None:
+    sim, usual = ran("of engine"), ran()
+    assert "policy log-probabilities" not in seconds(sim)
+    assert usual.step_time_s - sim.step_time_s == pytest.approx(usual.forward.seconds)
+    assert "reference log-probabilities" in seconds(sim)
 
 
 def test_a_critic_takes_a_forward_and_updates_of_the_policys_size_without_logits() -> None:
