@@ -60,7 +60,7 @@ def clusters() -> str:
     ]
     none = replace(result([], price=2.5), why_none_legal="tp 16: must divide the GPUs of a node")
     found.append(ClusterSearch("a100-pcie", none))
-    return clusters_page(ClustersResult(name="small", gpus=8, clusters=tuple(found)))
+    return clusters_page(ClustersResult(name="small", gpus=(8,), clusters=tuple(found)))
 
 
 def serving_search() -> str:
