@@ -46,7 +46,7 @@ def clusters_page(result: ClustersResult) -> str:
 def place_cells(result: ClustersResult, one: ClusterSearch) -> list[Cell]:
     """The cells under `PLACE` of one of several searches: what tells it from the others."""
     gpus = one.search.gpus
-    return [word(one.cluster) if one.cluster else NOTHING, (str(gpus), f"{gpus:,}") if result.gpus[1:] else NOTHING]
+    return [word(one.cluster) if one.cluster else NOTHING, (f"{gpus}.0", f"{gpus:,}") if result.gpus[1:] else NOTHING]
 
 
 def name_of(result: ClustersResult, one: ClusterSearch) -> str:
