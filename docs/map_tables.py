@@ -9,7 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs.command_line import parser
-from sim.commands.map import BASE, GPUS, MEASURED, MODELS, ONLY, parse_gpus, parse_list, run_map
+from sim.commands.layout_options import parse_gpus
+from sim.commands.map import BASE, GPUS, MEASURED, MODELS, ONLY, parse_list, run_map
 from sim.commands.options import Narrowing, Study
 from sim.inputs.shipped import scenarios_folder
 from sim.validation.best_measured import MeasuredBest, best_measured

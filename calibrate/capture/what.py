@@ -32,7 +32,8 @@ def maker(what: str, options: Options) -> Callable[[], Step]:
         return _of_config(path / "config.json" if path.is_dir() else path, options)
     module, found, name = what.partition(":")
     if not found or not name:
-        raise InputError(f"WHAT: found {what!r}; allowed: a config.json, its folder, or package.module:function")
+        other = f"; write --script {what} --world-size N for a training script" if what.endswith(".py") else ""
+        raise InputError(f"WHAT: found {what!r}; allowed: a config.json, its folder, or package.module:function{other}")
     return function_maker(module, name)
 
 

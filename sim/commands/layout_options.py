@@ -1,4 +1,4 @@
-"""The options of a search about layouts: values of keys, alone or linked, bytes, prices, clusters."""
+"""The options of a search about layouts: values of keys, alone or linked, GPUs, bytes, prices, clusters."""
 
 from __future__ import annotations
 
@@ -104,6 +104,21 @@ def with_trainer(only: dict[str, list[Any]], name: str, trainer: Trainer) -> dic
             found = ",".join(map(str, only[key]))
             raise InputError(f"--only {key}={found}: {name} has {', '.join(map(str, has))}")
     return out
+
+
+def parse_gpus(text: str) -> list[int]:
+    """Numbers of GPUs, written between commas, in ascending order.
+
+    >>> parse_gpus("64,8")
+    [8, 64]
+
+    Raises:
+        InputError: for anything else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and len(word) < 8 and int(word) > 0 for word in words):
+        raise InputError(f"--gpus: found {text!r}; must be whole numbers above 0 between commas, such as 8,64,512")
+    return sorted({int(word) for word in words})
 
 
 def limit_bytes(text: str | None) -> float | None:

@@ -17,6 +17,7 @@ import click
 
 from sim.commands.command import Command
 from sim.commands.files_named import FILE
+from sim.commands.layout_options import parse_gpus
 from sim.commands.options import SCENARIO, Narrowing, Study, narrowing_options, study_options
 from sim.commands.rich_tables import console_of, plain_table
 from sim.core.errors import InputError
@@ -75,21 +76,6 @@ def parse_list(text: str) -> list[str]:
     if not words or len(set(words)) < len(words):
         raise InputError(f"--models: found {text!r}; must be different names between commas")
     return words
-
-
-def parse_gpus(text: str) -> list[int]:
-    """Numbers of GPUs, written between commas, in ascending order.
-
-    >>> parse_gpus("64,8")
-    [8, 64]
-
-    Raises:
-        InputError: for anything else.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and len(word) < 8 and int(word) > 0 for word in words):
-        raise InputError(f"--gpus: found {text!r}; must be whole numbers above 0 between commas, such as 8,64,512")
-    return sorted({int(word) for word in words})
 
 
 def run_map(

@@ -49,6 +49,6 @@ def print_quality(result: QualityResult) -> None:
     for row in sorted(result.models, key=lambda row: -row.score):
         table.add_row(*cells(row))
     console.print(
-        f"{result.name} with the scores of {result.scores}; ✓ where no model has more of both", highlight=False
+        f"{result.name} with the scores of {result.scores}; ✓ where no other model is better in both", highlight=False
     )
     console.print(table)

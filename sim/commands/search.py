@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from sim.commands.command import Command
 from sim.commands.files_named import OutputSeries
-from sim.commands.layout_options import Prices, limit_bytes, parse_clusters, parse_only, with_trainer
+from sim.commands.layout_options import Prices, limit_bytes, parse_clusters, parse_gpus, parse_only, with_trainer
 from sim.commands.options import (
     STUDY_OPTIONS,
+    TOKENS,
     Narrowing,
     Study,
     each_narrowing_option,
@@ -26,6 +27,7 @@ from sim.commands.options import (
 )
 from sim.core.errors import InputError
 from sim.core.files import write_text
+from sim.core.units import plain
 
 if TYPE_CHECKING:
     from sim.core.executors import Workers
@@ -41,6 +43,7 @@ _OF_SERVING = {  # what a search of serving has in place of an option of trainin
     "--save": "for serving, the table names the degrees, which `stepsim run … --set parallelism.tp=N` takes",
     "--only": "for serving, --set and --vary choose what is searched",
     "--cluster A,B": "for serving, search each cluster by itself and compare the costs (--price)",
+    "--gpus N,N": "for serving, give one number; the result names the fewest GPUs for the scenario's rate",
 }
 POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 
@@ -48,7 +51,7 @@ POOL_FROM_MESHES = 24  # fewer are done before other processes have started
 class SearchOptions(Study, frozen=True, kw_only=True, dict=True):
     """Hold the options that were given; each field is the option of its name, `trainer` is --for."""
 
-    gpus: int | None = None
+    gpus: str | None = None
     objective: str | None = None
     top: int = 10
     only: tuple[str, ...] = ()
@@ -59,6 +62,7 @@ class SearchOptions(Study, frozen=True, kw_only=True, dict=True):
     slo: str | None = None
     vary: tuple[str, ...] = ()
     price: str | None = None
+    tokens: float | None = None
     save: Path | None = None
 
 
@@ -67,9 +71,9 @@ search_options = gathered(
     "options",
     click.option(
         "--gpus",
-        type=click.IntRange(1, 10_000_000),  # `sim.inputs.parallelism.MAX_RANKS`, whose import takes a while
-        metavar="N",
-        help="number of GPUs; by default the scenario's ranks or, without tp, cp, pp and dp, its cluster's GPUs",
+        metavar="N,…",
+        help="number of GPUs; several are compared; by default the scenario's ranks or, without tp, cp, pp and dp, its "
+        "cluster's GPUs",
     ),
     click.option(
         "--objective",
@@ -116,6 +120,12 @@ search_options = gathered(
         help="adds the cost of a trillion tokens (with --slo: a million output tokens); several clusters: NAME=PRICE,…",
     ),
     click.option(
+        "--tokens",
+        type=TOKENS,
+        metavar="N",
+        help="tokens of the whole training, such as 15T; adds days and, with --price, its cost",
+    ),
+    click.option(
         "--save", type=SAVED, metavar="FOLDER", help="write each listed layout there as a scenario: 1.yaml, 2.yaml, …"
     ),
     *STUDY_OPTIONS,
@@ -133,17 +143,20 @@ def main(scenario: Path, options: SearchOptions) -> int:
     for option, given in (("--for", options.trainer), ("--cluster", options.cluster)):
         if given == "":
             raise InputError(f"{option}: found ''; name one, or leave the option out")
+    gpus = () if options.gpus is None else parse_gpus(options.gpus)
     if len(names) == 1:
         options = replace(options, overrides=(*options.overrides, f"cluster={names[0]}"))
     if options.slo is not None:
-        _refuse_of_training(options, names)
-        return _serving(scenario, options, options.slo, prices)
+        _refuse_of_training(options, names, gpus)
+        return _serving(scenario, options, options.slo, prices, gpus[0] if gpus else None)
     if options.vary:
         raise InputError(
             "--vary: is for searches of serving (--slo); of a training step `stepsim sweep` varies any key"
         )
+    if options.tokens is not None:
+        options = replace(options, overrides=(*options.overrides, f"training.tokens={plain(options.tokens)}"))
     asked = Asked(
-        options.gpus,
+        gpus[0] if len(gpus) == 1 else None,
         Narrowing(options.only, options.memory_limit),
         options.top,
         options.whole_front,
@@ -151,15 +164,21 @@ def main(scenario: Path, options: SearchOptions) -> int:
         options.trainer or "",
         prices,
     )
-    return _training(scenario, options, asked, names, options.save)
+    if len(names) > 1 or len(gpus) > 1:
+        if options.save is not None:
+            raise InputError("--save: can be given for one cluster and one number of GPUs only")
+        return _several(scenario, options, asked, names[1:] and names, gpus)
+    return _training(scenario, options, asked, options.save)
 
 
-def _refuse_of_training(options: SearchOptions, clusters: Sequence[str]) -> None:
+def _refuse_of_training(options: SearchOptions, clusters: Sequence[str], gpus: Sequence[int]) -> None:
     """Raise for the first option that a search of serving does not have."""
     for option, value in (
         ("--for", options.trainer),
         ("--save", options.save),
         ("--cluster A,B", clusters[1:]),
+        ("--gpus N,N", gpus[1:]),
+        ("--tokens", options.tokens),
         ("--whole-front", options.whole_front),
         ("--only", options.only),
         ("--memory-limit", options.memory_limit),
@@ -170,19 +189,21 @@ def _refuse_of_training(options: SearchOptions, clusters: Sequence[str]) -> None
             raise InputError(f"{option}: is for searches of training steps; {instead}")
 
 
-def _training(path: Path, study: Study, asked: Asked, clusters: Sequence[str], save: Path | None) -> int:
-    """Layouts of a training step, on each of several clusters; exit code 1 where none fits."""
-    from sim.commands.search_tables import print_clusters, print_result
+def _several(path: Path, study: Study, asked: Asked, clusters: Sequence[str], gpus: Sequence[int]) -> int:
+    """Layouts of a training step on several clusters or numbers of GPUs; exit code 1 where none fits."""
+    from sim.commands.search_tables import print_clusters
+    from sim.views.clusters_page import clusters_page
+
+    several = search_clusters(path, study, clusters, asked, gpus)
+    study.show(several, clusters_page, print_clusters)
+    return 0 if any(one.search.best for one in several.clusters) else 1
+
+
+def _training(path: Path, study: Study, asked: Asked, save: Path | None) -> int:
+    """Layouts of a training step; exit code 1 where none fits."""
+    from sim.commands.search_tables import print_result
     from sim.views.search_page import search_page
 
-    if len(clusters) > 1:
-        if save is not None:
-            raise InputError("--save: can be given for one cluster only")
-        from sim.views.clusters_page import clusters_page
-
-        several = search_clusters(path, study, clusters, asked)
-        study.show(several, clusters_page, print_clusters)
-        return 0 if any(one.search.best for one in several.clusters) else 1
     result = search_one(path, study, asked)
     if save is not None:
         _save(save, result)
@@ -225,7 +246,7 @@ def _named(text: str, name: str) -> str:
     return f"name: {json.dumps(name, ensure_ascii=False)}\n{''.join(lines)}"
 
 
-def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> int:
+def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices, gpus: int | None) -> int:
     """Rates of a serving workload's layouts; exit code 1 where none keeps the latencies `slo`."""
     from sim.commands.serving_search import print_serving_search
     from sim.commands.sweep import parse_vary
@@ -238,9 +259,7 @@ def _serving(path: Path, options: SearchOptions, slo: str, prices: Prices) -> in
 
     source = read_source(path, options.overrides)
     choices = choices_of(parse_vary(options.vary)) if options.vary else ({},)
-    asked = ServingSearch(
-        source, name_of(path), parse_slo(slo), options.gpus, prices.of(_cluster_name(source)), choices
-    )
+    asked = ServingSearch(source, name_of(path), parse_slo(slo), gpus, prices.of(_cluster_name(source)), choices)
     result = search_serving(asked, options.pool)
     command = run_words(path, options.overrides)
     options.show(result, serving_search_page, lambda found: print_serving_search(found, options.top, command))
@@ -263,7 +282,7 @@ def search_one(path: Path, study: Study, asked: Asked) -> SearchResult:
     from sim.search.found import make_result
     from sim.search.runnable import runnable
     from sim.search.space import mesh_is_legal, meshes_of
-    from sim.studies.spending import TRILLION, gpu_hours_of
+    from sim.search.whole_training import with_costs
 
     unsaid = _unsaid(path, study.overrides, asked.trainer)
     overrides = (*study.overrides, *unsaid)
@@ -274,31 +293,31 @@ def search_one(path: Path, study: Study, asked: Asked) -> SearchResult:
         found, best = search_space(space, limit, asked, pool, report)
 
     def with_run(row: BestLayout) -> BestLayout:
-        rate = row.tokens_per_s_per_gpu
-        cost = gpu_hours_of(TRILLION, rate) * price if price is not None and rate else None
         run = runnable(space, row.layout, source, path, study.overrides, unsaid)
-        return replace(row, runnable=run, cost_per_trillion_tokens=cost)
+        return with_costs(replace(row, runnable=run), price)
 
     return make_result(found, asked.objective, [with_run(row) for row in best], price)
 
 
-def search_clusters(path: Path, study: Study, names: Sequence[str], asked: Asked) -> ClustersResult:
-    """Search as many GPUs of each of several clusters.
+def search_clusters(
+    path: Path, study: Study, names: Sequence[str], asked: Asked, gpus: Sequence[int] = ()
+) -> ClustersResult:
+    """Search each number of `gpus`, by default the scenario's, of several clusters, by default the scenario's own.
 
     Raises:
         InputError: as `search_one`.
     """
     from sim.search.found import ClusterSearch, ClustersResult
 
-    gpus = asked.gpus or space_of(path, study.overrides, None, asked.narrowing)[0].gpus
-    asked = replace(asked, gpus=gpus)
-    found = []
-    for name in names:
-        asked.prices.of(name)  # wrong prices are said before the first search
-    for name in names:
-        on_it = replace(study, overrides=(*study.overrides, f"cluster={name}"))
-        found.append(ClusterSearch(name, search_one(path, on_it, asked)))
-    return ClustersResult(name=found[0].search.name, gpus=gpus, clusters=tuple(found))
+    gpus = gpus or (asked.gpus or space_of(path, study.overrides, None, asked.narrowing)[0].gpus,)
+    searches = []
+    for name in names or ("",):
+        overrides = (*study.overrides, f"cluster={name}") if name else study.overrides
+        searches += [(name, replace(study, overrides=overrides), replace(asked, gpus=n)) for n in gpus]
+    for _, on_it, one in searches:  # what is wrong is said before the first search
+        one.prices.of(_cluster_name(space_of(path, on_it.overrides, one.gpus, one.narrowing)[2]))
+    found = tuple(ClusterSearch(name, search_one(path, on_it, one)) for name, on_it, one in searches)
+    return ClustersResult(name=found[0].search.name, gpus=tuple(gpus), clusters=found)
 
 
 def _unsaid(path: Path, overrides: Sequence[str], trainer: str) -> list[str]:

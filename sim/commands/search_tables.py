@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from sim.search.best_first import BestFirst
-    from sim.search.found import BestLayout, ClustersResult, SearchResult
+    from sim.search.found import BestLayout, ClusterSearch, ClustersResult, SearchResult
     from sim.search.runnable import Runnable
+    from sim.views.sorted_table import Cell
 
 FOUND = re.compile(r"found [^;]*; ")
 REFUSALS_SHOWN = 3  # the most frequent; --json has all
@@ -72,6 +73,7 @@ def print_result(result: SearchResult, saved: Path | None = None) -> None:
     """A table of the best layouts, what was looked at, and what runs the first of them. `saved`: the folder of their
     files."""
     from sim.views.search_page import limit_words
+    from sim.views.sorted_table import word
 
     console = console_of()
     c = result.counts
@@ -81,7 +83,7 @@ def print_result(result: SearchResult, saved: Path | None = None) -> None:
         console.print(f"No layout is legal{with_only}: {result.why_none_legal}", highlight=False, markup=False)
         return
     if result.best:
-        console.print(_table("", ((str(number), row) for number, row in enumerate(result.best, 1))))
+        console.print(_table([""], (([word(str(number))], row) for number, row in enumerate(result.best, 1))))
     else:
         console.print(_none_fits(result), highlight=False)
     took = f"{result.wall_s:.1f} s on {counted(result.cores, 'core')}"
@@ -132,35 +134,39 @@ def _print_runnable(first: Runnable, listed: int, saved: Path | None, console: C
 
 
 def print_clusters(result: ClustersResult) -> None:
-    """The best layout of each cluster, most tokens a second and GPU first, or least cost where prices are given."""
+    """The best layout of each cluster, most tokens a second and GPU first, or least cost where prices are given; of
+    several numbers of GPUs, those of the fewest first."""
+    from sim.views.clusters_page import NONE_FITS, PLACE, name_of, place_cells
+
     console = console_of()
-    console.print(f"{result.name}: the best layout of {counted(result.gpus, 'GPU')} of each cluster", highlight=False)
+    console.print(f"{result.name}: {result.what}", highlight=False)
 
-    def rank(found: tuple[str, BestLayout]) -> tuple[bool, float]:
-        best = found[1]
+    def rank(one: ClusterSearch) -> tuple[int, bool, float]:
+        best = one.search.best[0]
         cost = best.cost_per_trillion_tokens
-        return cost is None, cost if cost is not None else -best.tokens_per_s_per_gpu
+        return one.search.gpus, cost is None, cost if cost is not None else -best.tokens_per_s_per_gpu
 
-    found = [(one.cluster, one.search.best[0]) for one in result.clusters if one.search.best]
+    found = [one for one in result.clusters if one.search.best]
     if found:
-        console.print(_table("Cluster", sorted(found, key=rank)))
+        rows = ((place_cells(result, one), one.search.best[0]) for one in sorted(found, key=rank))
+        console.print(_table(PLACE, rows))
     for one in result.clusters:
         if not one.search.best:
-            why = one.search.why_none_legal or "no legal layout fits in memory"
-            console.print(f"{one.cluster}: {why}", highlight=False, markup=False)
-    for cluster, best in found:
-        if best.runnable is not None:
-            console.print(f"{cluster}: {best.runnable.command}", highlight=False, markup=False, soft_wrap=True)
+            why = one.search.why_none_legal or NONE_FITS
+            console.print(f"{name_of(result, one)}: {why}", highlight=False, markup=False)
+    for one in found:
+        if (run := one.search.best[0].runnable) is not None:
+            words = f"{name_of(result, one)}: {run.command}"
+            console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
-def _table(first: str, rows: Iterable[tuple[str, BestLayout]]) -> Table:
-    """Layouts, each behind its number or its cluster."""
-    from sim.views.search_page import COLUMNS, cells, cost_cell
-    from sim.views.sorted_table import sorted_table, word
+def _table(first: Iterable[str], rows: Iterable[tuple[Sequence[Cell], BestLayout]]) -> Table:
+    """Layouts, each behind the cells of the `first` columns."""
+    from sim.views.search_page import COLUMNS, COSTS, cells, cost_cells
+    from sim.views.sorted_table import sorted_table
 
-    head = {first: "", **COLUMNS, "Cost of 1T tokens": ""}
-    shown = [[word(name), *cells(row, short=True), cost_cell(row)] for name, row in rows]
-    return as_printed(sorted_table("", head, shown))
+    head = {**dict.fromkeys(first, ""), **COLUMNS, **COSTS}
+    return as_printed(sorted_table("", head, [[*own, *cells(row, short=True), *cost_cells(row)] for own, row in rows]))
 
 
 def _counts_words(c: Mapping[str, int]) -> str:

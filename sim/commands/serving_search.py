@@ -25,11 +25,11 @@ CURVE = {  # columns of the curve, and their keys
 def print_serving_search(result: ServingSearchResult, top: int, command: Sequence[str]) -> None:
     """A table of the best layouts, the fewest GPUs for the scenario's own rate, and the curve. `command`: what
     simulates the searched scenario."""
-    from sim.views.serving_search_page import layouts_table, row_words, same_host_words
+    from sim.views.serving_search_page import layouts_table, row_words, same_host_words, searched_words
 
     console = console_of()
     say = partial(console.print, highlight=False)
-    say(f"{result.name}: {counted(result.gpus, 'GPU')} within {', '.join(result.slo)}")
+    say(f"{result.name}: {searched_words(result)}")
     if result.best:
         console.print(as_printed(layouts_table(result, result.best[:top])))
     if words := _fewest_words(result, command):

@@ -68,12 +68,12 @@ def results(workers: Workers, task: Callable[..., T], work: Iterable[tuple[Any, 
         yield waiting.popleft().result()
 
 
-def tracked(found: Iterable[T], what: str, count: int) -> Iterator[T]:
+def tracked(found: Iterable[T], what: str, count: int, hint: str = "") -> Iterator[T]:
     """Yield what `found` yields, with a progress bar on standard error if that is a terminal, else with lines there if
-    it takes long."""
+    it takes long. `hint`: what makes it shorter."""
     if not sys.stderr.isatty():
-        begin_s, done = time.monotonic(), 0
-        with lines_while(lambda: f"{what}: {done:,} of {count:,} after {time.monotonic() - begin_s:,.0f} s"):
+        begin_s, done, then = time.monotonic(), 0, f"; {hint}" * bool(hint)
+        with lines_while(lambda: f"{what}: {done:,} of {count:,} after {time.monotonic() - begin_s:,.0f} s{then}"):
             for one in found:
                 yield one
                 done += 1

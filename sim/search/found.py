@@ -6,9 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sim.core.units import counted
 from sim.inputs.scenario import Scenario
 from sim.results.beside_allocator import is_tight, memory_limit, most_proposed_bytes, most_proposed_bytes_of_any
 from sim.results.records import Record
+from sim.results.training_run import TrainingRun
 from sim.search.best_first import BestFirst, pareto
 from sim.search.evaluation import LayoutMeans, Outcome
 from sim.search.runnable import Runnable
@@ -31,7 +33,8 @@ class BestLayout(FoundLayout, frozen=True, kw_only=True):
     """One of the best layouts, with the whole scenario, so that it runs without the search's options.
 
     `memory_limit_bytes`: what it may take of a GPU; `tight`: it leaves too little of that for CUDA and NCCL. A map's
-    cells have no `runnable`, and a search without a price no cost.
+    cells have no `runnable`, and a search without a price no cost. `training_run`: the whole training, where
+    `training.tokens` gives its length; `training_cost`: its GPU hours at the price.
     """
 
     inlined = ("means", "runnable")
@@ -42,6 +45,8 @@ class BestLayout(FoundLayout, frozen=True, kw_only=True):
     scenario: Scenario
     runnable: Runnable | None = None
     cost_per_trillion_tokens: float | None = None
+    training_run: TrainingRun | None = None
+    training_cost: float | None = None
 
 
 class Refusal(Record, frozen=True):
@@ -82,7 +87,7 @@ class SearchResult(Record, frozen=True, kw_only=True):
 
 
 class ClusterSearch(Record, frozen=True):
-    """The search of one of several clusters."""
+    """The search of one cluster and number of GPUs among several. `cluster`: empty if it is the scenario's own."""
 
     inlined = ("search",)
 
@@ -91,12 +96,23 @@ class ClusterSearch(Record, frozen=True):
 
 
 class ClustersResult(Record, frozen=True, kw_only=True):
-    """A search of as many GPUs of each of several clusters."""
+    """A search of each of several clusters, each with every number of `gpus`."""
 
-    format: str = "sim-search-clusters/1"
+    format: str = "sim-search-clusters/2"
     name: str
-    gpus: int
+    gpus: tuple[int, ...]
     clusters: tuple[ClusterSearch, ...]
+
+    @property
+    def what(self) -> str:
+        """Say which layouts are compared.
+
+        >>> ClustersResult(name="x", gpus=(8, 16), clusters=()).what
+        'the best layouts of 8 and 16 GPUs'
+        """
+        *first, last = map(str, self.gpus)
+        gpus = f"{', '.join(first)} and {last} GPUs" if first else counted(self.gpus[0], "GPU")
+        return f"the best layouts of {gpus}" + " of each cluster" * any(one.cluster for one in self.clusters)
 
 
 def make_result(

@@ -35,6 +35,7 @@ from sim.studies.promised_latencies import Promise
 from sim.studies.spending import MILLION, gpu_hours_of, token_cost
 
 POOL_FROM_TASKS = 6  # fewer are mostly done before other processes have started
+SHORTER = "fewer GPUs, and fewer or shorter requests (inference.requests), take less time"
 
 
 class ServingSearch(Struct, frozen=True):
@@ -67,7 +68,7 @@ def search_serving(
     engines = by_engine(asked.choices)
     work = [(asked, gpus, unit, choices) for unit in units for choices in engines]
     with pool(len(work) >= POOL_FROM_TASKS) as workers:
-        found = list(tracked(results(workers, _searched, work), "layouts", len(work)))
+        found = list(tracked(results(workers, _searched, work), "layouts", len(work), SHORTER))
     of_unit = [found[i : i + len(engines)] for i in range(0, len(found), len(engines))]
     # All layouts fill the same GPUs, so the rate alone ranks them.
     layouts = sorted((each.layout for each in found if each.layout is not None), key=lambda row: -row.rate_per_s)

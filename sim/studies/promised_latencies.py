@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from sim.core.errors import InputError
+from sim.core.units import seconds
 from sim.inputs.units import parse_time_s
 from sim.serve.results.records import STATISTICS, Percentiles
 from sim.serve.results.result import ServingSimulation
@@ -42,6 +43,16 @@ class Promise(Struct, frozen=True):
         return f"{self.quantity}_{self.statistic}={self.seconds:g}{unit}"
 
     @property
+    def words(self) -> str:
+        """Return the promise as a page and a table write it.
+
+        >>> Promise("ttft", "p99", 0.25).words, Promise("latency", "mean", 2).words
+        ('TTFT p99 ≤ 250.0 ms', 'latency mean ≤ 2.000 s')
+        """
+        name = self.quantity if self.quantity == "latency" else self.quantity.upper()
+        return f"{name} {self.statistic} ≤ {seconds(self.seconds)}"
+
+    @property
     def key(self) -> str:
         """Return the result's key of the quantity."""
         return QUANTITIES[self.quantity]
@@ -69,14 +80,14 @@ def parse_slo(text: str) -> tuple[Promise, ...]:
             allowed = f"one of {', '.join(QUANTITIES)}, then _ and one of {', '.join(STATISTICS)}, then = and seconds"
             raise InputError(f"--slo {part.strip()}: must be {allowed}, such as ttft_p99=0.25")
         try:
-            seconds = parse_time_s(value)
+            most_s = parse_time_s(value)
         except ValueError as error:
             raise InputError(f"--slo {part.strip()}: found {value!r}; {error}, such as 0.25 or 250ms") from None
-        if seconds >= WITH_UNIT_S[quantity] and value[-1] in "0123456789.":
+        if most_s >= WITH_UNIT_S[quantity] and value[-1] in "0123456789.":
             raise InputError(f"--slo {part.strip()}: {value} seconds? write {value}ms or {value}s")
         if any((p.quantity, p.statistic) == (quantity, statistic) for p in out):
             raise InputError(f"--slo {part.strip()}: {name} is given twice")
-        out.append(Promise(quantity, statistic, seconds))
+        out.append(Promise(quantity, statistic, most_s))
     return tuple(out)
 
 

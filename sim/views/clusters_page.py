@@ -1,4 +1,4 @@
-"""The standalone page of a search over several clusters: the best layout of each, side by side."""
+"""The standalone page of a search over several clusters or numbers of GPUs: the best layouts of each, side by side."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from sim.search.found import ClusterSearch, ClustersResult
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.scatter import explained, grouped_dots, scatter_plot
-from sim.views.search_page import COLUMNS, cells, copied, cost_cell, layout_columns, mesh_words
-from sim.views.sorted_table import sorted_table, word
+from sim.views.search_page import COLUMNS, COSTS, cells, copied, cost_cells, layout_columns, mesh_words
+from sim.views.sorted_table import NOTHING, Cell, sorted_table, word
 
+PLACE = {"Cluster": "", "GPUs": ""}  # the first columns of a table of several searches
 NONE_FITS = "no legal layout fits in memory"
 _TIP = "<div><b>@cluster: @words</b></div><div>@step a step, @throughput tokens/s/GPU, @memory</div>"
 
@@ -23,27 +24,43 @@ def clusters_page(result: ClustersResult) -> str:
     return still_page(
         "clusters.html",
         f"Clusters: {result.name}",
-        {"clusters": _figure(found)} if found else {},
-        what=f"the best layouts of {counted(result.gpus, 'GPU')} of each cluster",
-        headline=_headline(found),
+        {"clusters": _figure(result, found)} if found else {},
+        what=result.what,
+        headline=_headline(result, found),
+        of="number of GPUs" if len(result.gpus) > 1 else "cluster",
         table=sorted_table(
             "clusters",
-            {"Cluster": "", **COLUMNS, "Cost of 1T tokens": "of GPU hours, in the currency of the price"},
-            [[word(one.cluster), *cells(row), cost_cell(row)] for one in found for row in one.search.best],
+            {**PLACE, **COLUMNS, **COSTS},
+            [[*place_cells(result, one), *cells(row), *cost_cells(row)] for one in found for row in one.search.best],
             [copied(row) for one in found for row in one.search.best],
-            wide=1,
+            wide=len(PLACE),
         ),
-        without=[(one.cluster, one.search.why_none_legal or NONE_FITS) for one in result.clusters if one not in found],
+        without=[
+            (name_of(result, one), one.search.why_none_legal or NONE_FITS)
+            for one in result.clusters
+            if one not in found
+        ],
     )
 
 
-def _headline(found: Sequence[ClusterSearch]) -> list[Number]:
+def place_cells(result: ClustersResult, one: ClusterSearch) -> list[Cell]:
+    """The cells under `PLACE` of one of several searches: what tells it from the others."""
+    gpus = one.search.gpus
+    return [word(one.cluster) if one.cluster else NOTHING, (f"{gpus}.0", f"{gpus:,}") if result.gpus[1:] else NOTHING]
+
+
+def name_of(result: ClustersResult, one: ClusterSearch) -> str:
+    """One of several searches, by what tells it from the others."""
+    return ", ".join(filter(None, (one.cluster, counted(one.search.gpus, "GPU") if result.gpus[1:] else "")))
+
+
+def _headline(result: ClustersResult, found: Sequence[ClusterSearch]) -> list[Number]:
     if not found:
-        return [Number("Best cluster", "none", "no legal layout fits on any", "bad")]
+        return [Number("Best layout", "none", "no legal layout fits on any", "bad")]
     quickest = max(found, key=lambda one: one.search.best[0].tokens_per_s_per_gpu)
     best = quickest.search.best[0]
     numbers = [
-        Number("Most tokens/s/GPU", quickest.cluster, count(best.tokens_per_s_per_gpu), "good"),
+        Number("Most tokens/s/GPU", name_of(result, quickest), count(best.tokens_per_s_per_gpu), "good"),
         Number("Its step", seconds(best.step_time_s), mesh_words(best.layout)),
         Number("Its MFU", percent(best.means.mfu), n_bytes(best.peak_memory_bytes)),
     ]
@@ -51,17 +68,21 @@ def _headline(found: Sequence[ClusterSearch]) -> list[Number]:
     if priced:
         cost, least = min(priced, key=lambda pair: pair[0])
         note = f"{count(cost)} a trillion tokens at {least.search.price_per_gpu_hour:g} a GPU hour"
-        numbers.append(Number("Least cost", least.cluster, note, "good"))
+        numbers.append(Number("Least cost", name_of(result, least), note, "good"))
+    runs = [(run.days, one) for one in found if (run := one.search.best[0].training_run) is not None]
+    if runs:
+        days, soonest = min(runs, key=lambda pair: pair[0])
+        numbers.append(Number("Fewest days", f"{days:,.1f}", name_of(result, soonest), "good"))
     return numbers
 
 
-def _figure(found: Sequence[ClusterSearch]) -> Any:
+def _figure(result: ClustersResult, found: Sequence[ClusterSearch]) -> Any:
     plot = scatter_plot("clusters", "peak memory of the fullest GPU in GiB", "tokens/s/GPU")
     groups = {
-        one.cluster: {
+        name_of(result, one): {
             "x": [r.peak_memory_bytes / 2**30 for r in one.search.best],
             "y": [r.tokens_per_s_per_gpu for r in one.search.best],
-            "cluster": [one.cluster] * len(one.search.best),
+            "cluster": [name_of(result, one)] * len(one.search.best),
             **layout_columns(one.search.best),
         }
         for one in found

@@ -12,7 +12,7 @@ from sim.views.page import still_page
 from sim.views.palette import BLUE, GREY, INK
 from sim.views.scatter import scatter_plot
 
-HEAD = ("Model", "Score", "Tokens/s/GPU", "", "Memory", "", "TTFT p50", "TPOT p50")
+HEAD = ("Model", "Score", "Tokens/s/GPU", "Pareto", "Memory", "Pareto", "TTFT p50", "TPOT p50")
 THROUGHPUT, MEMORY = BESIDE
 _ON, _OFF = BLUE, GREY
 
@@ -39,8 +39,16 @@ def quality_page(result: QualityResult) -> str:
         headline=[*numbers, Number("Models", count(len(rows)), f"{count(len(done))} served within memory")],
         head=HEAD,
         rows=[cells(row) for row in rows],
-        sources=list(dict.fromkeys(f"{row.model}: {row.source}" for row in result.models if row.source)),
+        sources=sources(result.models),
     )
+
+
+def sources(models: Sequence[ScoredModel]) -> list[str]:
+    """Each source of scores, and the models that it has."""
+    named: dict[str, list[str]] = {}
+    for row in models:
+        named.setdefault(row.source, []).append(row.model)
+    return [f"{', '.join(of)}: {source}" for source, of in named.items() if source]
 
 
 def cells(row: ScoredModel) -> tuple[str, ...]:
@@ -80,6 +88,6 @@ def _plot(rows: Sequence[ScoredModel], name: str, label: str, unit: float) -> An
         }
     )
     plot.scatter("x", "y", source=source, size=10, color="fill")
-    placed = {"text_align": "align", "x_offset": "shift", "y_offset": 4}
+    placed = {"text_align": "align", "x_offset": "shift", "y_offset": -5}
     plot.text("x", "y", "model", source=source, **placed, text_color=INK, text_font_size="12px")
     return plot

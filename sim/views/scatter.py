@@ -32,6 +32,7 @@ def scatter_plot(
         tools=tools,
         active_drag="box_zoom" if tools == TOOLS else "auto",
         name=name,
+        border_fill_color=None,  # of a white one a line is left at the edges of a dark page
         **ranges,
     )
     plot.toolbar.logo = None

@@ -27,6 +27,11 @@ COLUMNS = {  # of a table of layouts: heads, and what they mean
     "Micro-batch": "sequences",
     "Recompute": "",
 }
+COSTS = {  # of a training on the layout: heads, and what they mean
+    "Days": "of the whole training, without failures",
+    "Cost": "of the whole training's GPU hours, in the currency of the price",
+    "Cost of 1T tokens": "of GPU hours, in the currency of the price",
+}
 _TICKS = "return (tick / 2 ** 30).toFixed(Math.abs(ticks[1] - ticks[0]) < 2 ** 30 ? 1 : 0) + ' GiB'"
 _TIP = (
     "<div><b>@words</b><div>@step a step, @memory</div>"
@@ -37,7 +42,8 @@ _TIP = (
 def search_page(result: SearchResult) -> str:
     """HTML of a search that opens without network."""
     front = sorted_table("pareto", COLUMNS, [cells(row) for row in result.pareto])
-    best = sorted_table("best", COLUMNS, [cells(row) for row in result.best], [copied(row) for row in result.best])
+    rows = [[*cells(row), *cost_cells(row)] for row in result.best]
+    best = sorted_table("best", {**COLUMNS, **COSTS}, rows, [copied(row) for row in result.best])
     return still_page(
         "search.html",
         f"Search: {result.name}",
@@ -66,10 +72,13 @@ def copied(row: BestLayout) -> list[tuple[str, str]]:
     return [(name, text) for name, text in texts if text]
 
 
-def cost_cell(row: BestLayout) -> Cell:
-    """The cost of a trillion tokens, where prices are given."""
-    cost = row.cost_per_trillion_tokens
-    return NOTHING if cost is None else (f"{cost:.3f}", count(cost))
+def cost_cells(row: BestLayout) -> list[Cell]:
+    """Days of the whole training, where its tokens are given, and costs, where prices are given."""
+    run, days = row.training_run, NOTHING
+    if run is not None:
+        days = f"{run.days:.6f}", f"{run.days:,.1f}"
+    costs = (row.training_cost, row.cost_per_trillion_tokens if run is None else None)
+    return [days, *(NOTHING if cost is None else (f"{cost:.3f}", count(cost)) for cost in costs)]
 
 
 def mesh_words(layout: Layout, short: bool = False) -> str:

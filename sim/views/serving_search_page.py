@@ -41,12 +41,18 @@ def serving_search_page(result: ServingSearchResult) -> str:
         "serving_search.html",
         f"Serving search: {result.name}",
         plots,
-        what=f"{counted(result.gpus, 'GPU')} within {', '.join(result.slo)}",
+        what=searched_words(result),
         headline=_headline(result),
         table=layouts_table(result, result.best),
         same_hosts=[same_host_words(engines) for engines in result.same_host_times],
         refusals=[(row_words(r), r.reason) for r in result.refusals],
     )
+
+
+def searched_words(result: ServingSearchResult) -> str:
+    """Say how many GPUs keep which latencies."""
+    limits = ", ".join(promise.words for promise in parse_slo(",".join(result.slo)))
+    return f"{counted(result.gpus, 'GPU')} within {limits}"
 
 
 def layouts_table(result: ServingSearchResult, rows: Sequence[ServingLayout]) -> SortedTable:

@@ -118,7 +118,8 @@ def _figure(result: SweepResult) -> Any:
         shown: dict[str, Any] = {"source": source, "color": colour, "legend_label": name or metric.name}
         if faults:
             plot.line("x", "healthy", line_dash="dashed", line_alpha=0.6, **shown)
-        plot.line("x", "y", line_width=2, **shown)
+        if len(set(source.data["x"])) == len(rows):  # linked keys may have several rows at one place
+            plot.line("x", "y", line_width=2, **shown)
         dots.append(plot.scatter("x", "y", size=8, fill_alpha="fits", **shown))
     return explained(plot, dots, _TIP + _LOST * result.about_faults)
 

@@ -182,6 +182,7 @@ def _figure(graph: Graph, cluster: ClusterSpec, loads: Loads | None) -> Any:
         x_range=Range1d(start=-1.1, end=1.1),
         y_range=Range1d(start=low - 0.6, end=0.6),
         toolbar_location="right",
+        border_fill_color=None,  # of a white one a line is left at the edges of a dark page
     )
     plot.toolbar.logo = None
     plot.axis.visible = plot.grid.visible = False

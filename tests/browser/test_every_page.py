@@ -4,6 +4,7 @@ sort, what a legend hides is hidden, and text is told from its ground."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def clusters() -> str:
     ]
     none = replace(result([], price=2.5), why_none_legal="tp 16: must divide the GPUs of a node")
     found.append(ClusterSearch("a100-pcie", none))
-    return clusters_page(ClustersResult(name="small", gpus=8, clusters=tuple(found)))
+    return clusters_page(ClustersResult(name="small", gpus=(8,), clusters=tuple(found)))
 
 
 def serving_search() -> str:
@@ -155,6 +156,22 @@ def test_it_fits_every_screen_light_and_dark(open_page: Callable[[str], Any], ma
         for head in page.locator("main table th.num button").all()[:1]:
             head.click()
             assert page.locator("th[aria-sort]").count() >= 1
+
+
+@pytest.mark.parametrize("make", [search, topology])
+def test_a_plot_has_no_light_edge_on_a_dark_page(open_page: Callable[[str], Any], make: Callable[[], str]) -> None:
+    from PIL import Image
+
+    page = open_page(make())
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    page.wait_for_function("document.documentElement.dataset.ready === 'true'")
+    page.wait_for_function("Bokeh.documents[0].roots()[0].background_fill_color === '#12181e'")
+    page.wait_for_timeout(300)
+    shot = page.locator(".plot").first.screenshot()
+    with Image.open(BytesIO(shot)) as image:
+        edge = [image.convert("L").getpixel((0, y)) for y in range(1, image.height - 1)]
+    assert max(edge) < 45
 
 
 @pytest.mark.parametrize(("make", "name"), [(clusters, "cluster:dgx-b200"), (serving_search, "layout:tp 2")])

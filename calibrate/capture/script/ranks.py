@@ -41,7 +41,7 @@ def capture_ranks(
             "ranks": list(chosen),
             "world_size": world_size,
             "gpus_per_node": gpus_per_node,
-            "out": str(out.with_name(f"{out.name}.rank{rank}.json.gz")),
+            "out": str(out.with_name(f"{out.name.removesuffix('.json.gz')}.rank{rank}.json.gz")),
             "objects": None,
             "balanced": balanced,
         }

@@ -115,6 +115,7 @@ def test_lives_of_storages(program: dict[str, Any]) -> None:
         ("mine:missing", "has no missing"),
         ("nowhere.json", "nowhere.json: no such file"),
         ("mine", "allowed: a config.json, its folder, or package.module:function"),
+        ("train.py", "write --script train.py --world-size N for a training script"),
     ],
 )
 def test_what_fails_is_one_message(tmp_path: Path, what: str, said: str) -> None:

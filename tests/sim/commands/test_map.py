@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from sim.commands.map import ONLY, parse_gpus, parse_list, run_map
+from sim.commands.layout_options import parse_gpus
+from sim.commands.map import ONLY, parse_list, run_map
 from sim.commands.options import Narrowing, Study
 from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario

@@ -167,6 +167,14 @@ def test_linked_keys_vary_together_and_are_compared_by_tokens_a_second() -> None
         run_sweep(FILE, ["parallelism.dp,training.global_batch_size=1,2"], Study())
 
 
+def test_linked_rows_at_one_place_have_no_line_between_them() -> None:
+    """A vertical line between two numbers of micro-batches of one length would look like a change over the length."""
+    line = '"name":"Line"'
+    longer = "training.seq_len,training.micro_batch_size=1024:1,2048:1"
+    assert line in sweep_page(run_sweep(FILE, [longer], Study()))
+    assert line not in sweep_page(run_sweep(FILE, [f"{longer},2048:2"], Study()))
+
+
 def test_serving_is_swept_too(capsys: pytest.CaptureFixture[str]) -> None:
     file = ROOT / "scenarios" / "serve_llama8b.yaml"
     few = ["inference.requests.count=8"]

@@ -165,6 +165,47 @@ def test_clusters_are_compared_by_their_best_layouts_and_prices(file: Path) -> N
         assert best.cost_per_trillion_tokens == pytest.approx(price * 1e12 / best.tokens_per_s_per_gpu / 3600)
 
 
+def test_numbers_of_gpus_are_compared_by_days_and_cost(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    only = [word for key in ("cp=1", "tp=1", "pp=1", "recompute=none", "zero=1") for word in ("--only", key)]
+    options = (*only, "--tokens", "1T", "--price", "2", "--set", "training.recompute=none", "--json", "-")
+    assert exit_code(main, str(file), "--gpus", "16,8", *options) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["format"], found["gpus"]) == ("sim-search-clusters/2", [8, 16])
+    for one, gpus in zip(found["clusters"], (8, 16), strict=True):
+        best = one["best"][0]
+        assert best["scenario"]["parallelism"]["dp"] == one["gpus"] == gpus
+        days = 1e12 / best["tokens_per_s_per_gpu"] / gpus / 86400
+        assert best["training_run"]["days"] == pytest.approx(days)
+        assert best["training_cost"] == pytest.approx(2 * 24 * gpus * days)
+        words = shlex.split(best["command"])
+        changes = [word for word in words[words.index("--set") :] if word != "--set"]
+        run = simulate(load_scenario(file, changes)).outcome.training_run
+        assert run is not None
+        assert run.days == best["training_run"]["days"]
+
+
+def test_tables_of_several_numbers_of_gpus(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    only = [word for key in ("cp=1", "tp=1", "pp=1", "recompute=none", "zero=1", "dp=8") for word in ("--only", key)]
+    page = tmp_path / "several.html"
+    options = (*only, "--set", "training.recompute=none", "--html", str(page))
+    assert exit_code(main, str(file), "--gpus", "8,16", *options) == 0
+    said = capsys.readouterr().out
+    assert f"{file.stem}: the best layouts of 8 and 16 GPUs" in said
+    assert " GPUs  Layout" in said
+    assert "16 GPUs: " in said  # no layout of them has dp 8
+    text = page.read_text()
+    assert "Best layouts of each number of GPUs" in text
+    assert "Fewest days" not in text  # without --tokens
+    for words, wrong in (
+        (("--gpus", "8,x"), "--gpus: found '8,x'; must be whole numbers above 0 between commas"),
+        (("--gpus", "8,16", "--save", "x"), "--save: can be given for one cluster and one number of GPUs only"),
+        (("--gpus", "8,16", "--slo", "ttft_p99=1"), "--gpus N,N: is for searches of training steps"),
+        (("--tokens", "1T", "--slo", "ttft_p99=1"), "--tokens: is for searches of training steps"),
+    ):
+        assert exit_code(main, str(file), *words) == 2
+        assert wrong in capsys.readouterr().err
+
+
 def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--only", "tp=1", "--only", "pp=1", "--only", "cp=1", "--top", "2", "--set", "training.recompute=none")
     folder = tmp_path / "found"
@@ -181,7 +222,7 @@ def test_what_is_saved_is_what_is_listed(file: Path, tmp_path: Path, capsys: pyt
         (("--price", "a=b"), "--price: found 'a=b'"),
         (
             ("--cluster", "dgx-h100,dgx-h200", "--only", "tp=1", "--save", "x"),
-            "--save: can be given for one cluster only",
+            "--save: can be given for one cluster and one number of GPUs only",
         ),
     ):
         assert exit_code(main, str(file), *words) == 2

@@ -12,6 +12,7 @@ from sim.core.errors import InputError
 from sim.inputs.scenario import load_scenario
 from sim.serve.simulation import simulate_serving
 from sim.studies.quality import ScoredModel, quality, read_scores
+from sim.views.quality_page import sources
 from tests.modules import run_module
 
 ROOT = Path(__file__).parents[3]
@@ -94,3 +95,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert result["format"] == "sim-quality/1"
     assert "llama3-70b" in [row["model"] for row in result["models"]]
     assert all(text in out.read_text() for text in ("llama3-70b", "Score and memory"))
+
+
+def test_a_source_is_named_once_for_all_its_models() -> None:
+    named = sources(list(rows().values()))
+    assert len(named) == len({row.source for row in rows().values()})
+    assert sum(words.count("llama3-70b") for words in named) == 1
