@@ -273,7 +273,7 @@ _RECORDS = (
         attention_copies=4,
         attention_copy_kernels=(30, 7),
         adamw_kernels=(),
-        adamw_loop=TensorLoop(8, reads_steps=True),  # a ninth decays; llm-foundry's YAML files: `weight_decay: 0.0`
+        adamw_loop=TensorLoop(8, reads_steps=True),  # a ninth decays; MPT's YAML files: `weight_decay: 0.0`
         # Parameter: decay, add_ (2 each); moment: lerp, lerp_ (2); update: written, its sign (2), read.
         lion_operators=(4, 2, 3, 4, 5),
         family="torch",
