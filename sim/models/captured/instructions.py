@@ -141,7 +141,7 @@ def _gather(op: CapturedOperator) -> Clocks:
 
 
 def _scatter_add(op: CapturedOperator) -> Clocks:
-    """Return none for whole rows of floats (IndexKernelUtils.h: vectorized_scatter_add_kernel_launch).
+    """Return none for whole rows of floats (IndexKernelUtils.h since torch 2.14: vectorized_scatter_add_kernel_launch).
 
     >>> nodes, rows = Tensor("bf16", (8, 64), ()), Tensor("bf16", (32, 64), ())
     >>> places = Tensor("int64", (32, 64), (1, 0))

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 # (2), shifted (2), addcdiv.
 FOREACH_ACCESSES = {"parameter": 4, "gradient": 2, "moments": 8, "root": 6}
 FOREACH_KERNELS = 8
-# Decay (2 accesses), first moment scaled (2) and joined by the gradient (3), second moment likewise (2 and 3), its root
-# (2) divided (2) and shifted (2), the parameter moved (4).
-ADAMW_OPERATOR_ACCESSES = 22
+# First moment scaled (2 accesses) and joined by the gradient (3), second likewise (2 and 3), its root (2) divided (2)
+# and shifted (2), the parameter moved (4). Without decay, for which a kernel runs only where it is not zero.
+ADAMW_OPERATOR_ACCESSES = 20
 # transformers/optimization.py (`Adafactor.step`), of a matrix without a first moment and decay, in fp32. Parameter: its
 # norm, `add_` (2); gradient: squared, multiplied; update: squared (1), eps added (2), means of rows and columns (2),
 # made (1), multiplied by the gradient (2), its norm (1), divided (2), multiplied by the rate (2), negated (2),

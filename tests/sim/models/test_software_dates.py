@@ -233,8 +233,8 @@ def test_megatron_of_2023_keeps_nothing_for_transformer_engine() -> None:
     assert now["buffers"] - then["buffers"] == pytest.approx(2 * sum(n * k for n, k in shapes) + 32 * 2**20)
 
 
-def test_adamw_operator_by_operator_moves_22_accesses() -> None:
-    """The same as torch's AdamW tensor by tensor, which moves 20, within 8 % on an H100 (scenarios/cuda/h100.json)."""
+def test_adamw_operator_by_operator_moves_20_accesses() -> None:
+    """As many as torch's AdamW tensor by tensor, within 8 % on an H100 (scenarios/cuda/h100.json)."""
 
     def adamw_s(own: Scenario) -> float:
         rows = result(own)["time_by_operator"][0]["operators"]
@@ -245,7 +245,7 @@ def test_adamw_operator_by_operator_moves_22_accesses() -> None:
     (point,) = [p for p in table["points"] if p["op"] == "optimizer:adamw_single_tensor"]
     measured_s = point["seconds"][-1] / (point["shape"][-1][0] / 28)  # of a number
     parameters = count_parameters(own.model).total
-    assert adamw_s(own) / parameters == pytest.approx(measured_s * 22 / 20, rel=0.08)
+    assert adamw_s(own) / parameters == pytest.approx(measured_s, rel=0.08)
 
 
 def test_copies_around_attention_are_counted() -> None:

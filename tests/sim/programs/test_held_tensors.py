@@ -64,12 +64,12 @@ def test_composer_reads_each_tensor_s_steps_since_0_15() -> None:
     assert counted.kernels == 4
     assert [item is BLOCK_END for item in rest] == [True, False] * 4
     updates = [item for item in rest if isinstance(item, Compute)]
-    assert [u.kernels for u in updates] == [10] * 4
-    assert sum(u.bytes for u in updates) == 1000 * 22 * 4
+    assert [u.kernels for u in updates] == [9] * 4
+    assert sum(u.bytes for u in updates) == 1000 * 20 * 4  # without decay: `weight_decay: 0.0`
 
     (before,) = optimizer_items(1000, scenario(software_date="2023-05").for_training, loops=Loops(4))
     assert isinstance(before, Compute)
-    assert (before.kernels, before.bytes) == (9 * 4, 1000 * 22 * 4)
+    assert (before.kernels, before.bytes) == (8 * 4, 1000 * 20 * 4)
 
 
 @pytest.mark.parametrize(("optimizer", "kernels"), [("lion", 5), ("adafactor", 12)])
@@ -82,14 +82,18 @@ def test_other_loops(optimizer: str, kernels: int) -> None:
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_host_s_time_of_a_loop_as_measured(gpu: str) -> None:
-    """torch's AdamW over ten small tensors one by one, which is eight kernels for each, waits for the host."""
+    """torch's AdamW over ten small tensors one by one, which is eight kernels for each, waits for the host. So long do
+    ten tensors more take, beside what the first call takes."""
     table = json.loads((Path(__file__).parents[3] / "scenarios" / "cuda" / f"{gpu}.json").read_text(encoding="utf-8"))
     (measured_s,) = [p["seconds"][0] for p in table["points"] if p["op"] == "optimizer:adamw_single_tensor"]
     own = scenario(software_date="2023-05")
-    (item,) = optimizer_items(1000, own.for_training, loops=Loops(10))
-    assert isinstance(item, Compute)
-    host_s = costs_of(own, load_profile(own.calibration)).host_s(item, plain=True)
-    assert host_s * 80 / item.kernels == pytest.approx(measured_s, rel=0.05)
+    costs, took_s = costs_of(own, load_profile(own.calibration)), []
+    for tensors in (10, 20):
+        (item,) = optimizer_items(1000, own.for_training, loops=Loops(tensors))
+        assert isinstance(item, Compute)
+        assert item.kernels == 8 * tensors
+        took_s.append(costs.host_s(item, plain=True))
+    assert took_s[1] - took_s[0] == pytest.approx(measured_s, rel=0.05)
 
 
 def test_torch_s_first_fsdp_clips_tensor_by_tensor() -> None:
