@@ -71,7 +71,7 @@ NEVER_WAITS = (
     "ahead (rl.steps_off: 1)"
 )
 TURNED_ON = ("compile", "ac", "ac_offloading", "optim_cpu_offload", "fused_lm_head_token_chunk_size")
-LEFT_OPEN = "{} not given: simulated as off, the default until prime-rl turned it on late in 2026"
+LEFT_OPEN = "{} not given: simulated as off, the default until newer releases of 2026 turned these on"
 
 
 def is_prime_rl(text: str) -> bool:
