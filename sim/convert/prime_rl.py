@@ -107,9 +107,9 @@ def convert_prime_rl(file: Path, text: str, machine: Machine) -> Converted:
     length = t.size("model.seq_len" if of_rl else "data.seq_len", usual)
     of_others = {k: v for k, v in values.items() if not _trains(k, of_rl) and v is not None}
     o = Settings(file, of_others, notes=t.notes, taken={"seq_len", "model.name"})
+    batch = o.size("orchestrator.batch_size") if of_rl else t.size("data.batch_size", 128)
     starts = o if of_rl else t
     gpus, of_engines = _gpus(starts, machine, of_rl)
-    batch = o.size("orchestrator.batch_size") if of_rl else t.size("data.batch_size", 128)
     layout = _layout(t, gpus, model, _copies(t, starts, gpus))
     micro = 1 if of_rl else t.size("data.micro_batch_size", 1)
     training = {"seq_len": length, "micro_batch_size": micro, "global_batch_size": batch, **_training(t)}
@@ -289,9 +289,25 @@ def _sends(t: Settings, o: Settings) -> None:
     o.notes += [FILES] if by == "filesystem" else []
 
 
+def _group(o: Settings) -> int:
+    """Answers to a prompt: those of the orchestrator, or of its environments, which overrule it.
+
+    Raises:
+        InputError: where environments differ.
+    """
+    keys = ("group_size", "rollouts_per_example")
+    usual = o.size(_first(o, *(f"orchestrator.{key}" for key in keys)), 1)
+    name = _first(o, "orchestrator.train.env", "orchestrator.env")
+    found = {next((env[key] for key in keys if key in env), usual) for env in o.listed(name, dict)} or {usual}
+    if len(found) > 1 or not all(type(size) is int and size > 0 for size in found):
+        words = " and ".join(sorted(map(str, found)))
+        raise InputError(f"{o.file}: {name}: found group_size {words}; must be the same whole number in all")
+    return int(found.pop())
+
+
 def _rl(o: Settings, model: str, length: int, batch: int, of_engines: int) -> dict[str, Any]:
     """The section `rl`; an answer has room up to its own limit and the orchestrator's."""
-    group = o.size(_first(o, "orchestrator.group_size", "orchestrator.rollouts_per_example"), 1)
+    group = _group(o)
     if batch % group:
         raise InputError(
             f"{o.file}: orchestrator.batch_size: found {batch}; must be a multiple of {group} answers a group"

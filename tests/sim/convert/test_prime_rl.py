@@ -173,6 +173,15 @@ def test_names_of_newer_releases(tmp_path: Path) -> None:
     assert "trainer.model.fp8: found true; its fp8 is not simulated" in said
 
 
+def test_environments_have_groups_of_their_own(tmp_path: Path) -> None:
+    text = MATH.replace('name = "math"', 'name = "math"\ngroup_size = 8')
+    data, _ = converted(tmp_path, "rl.toml", text, *OF_RL)
+    assert of(data, "rl", "prompts_per_step", "generations_per_prompt") == [64, 8]
+    more = '\n[[orchestrator.train.env]]\nname = "code"\n'
+    said = refused(tmp_path, "rl.toml", text.replace("[inference.parallel]", f"{more}[inference.parallel]"), *OF_RL)
+    assert "orchestrator.train.env: found group_size 16 and 8; must be the same whole number in all" in said
+
+
 def test_groups_of_nodes_hold_the_model(tmp_path: Path) -> None:
     text = MATH.replace("num_train_nodes = 2", "num_train_nodes = 4\nnodes_per_fsdp_group = 2")
     data, _ = converted(tmp_path, "rl.toml", text, *OF_RL)
