@@ -307,7 +307,7 @@ def search_clusters(
     Raises:
         InputError: as `search_one`.
     """
-    from sim.search.found import ClusterSearch, ClustersResult
+    from sim.search.found import ClusterSearch, several_searches
 
     gpus = gpus or (asked.gpus or space_of(path, study.overrides, None, asked.narrowing)[0].gpus,)
     searches = []
@@ -316,8 +316,7 @@ def search_clusters(
         searches += [(name, replace(study, overrides=overrides), replace(asked, gpus=n)) for n in gpus]
     for _, on_it, one in searches:  # what is wrong is said before the first search
         one.prices.of(_cluster_name(space_of(path, on_it.overrides, one.gpus, one.narrowing)[2]))
-    found = tuple(ClusterSearch(name, search_one(path, on_it, one)) for name, on_it, one in searches)
-    return ClustersResult(name=found[0].search.name, gpus=tuple(gpus), clusters=found)
+    return several_searches(gpus, [ClusterSearch(name, search_one(path, on_it, one)) for name, on_it, one in searches])
 
 
 def _unsaid(path: Path, overrides: Sequence[str], trainer: str) -> list[str]:

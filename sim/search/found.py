@@ -96,23 +96,44 @@ class ClusterSearch(Record, frozen=True):
 
 
 class ClustersResult(Record, frozen=True, kw_only=True):
-    """A search of each of several clusters, each with every number of `gpus`."""
+    """A search of each of several clusters. `gpus`: of each search; a tuple where several numbers are compared, which
+    is format 2."""
 
-    format: str = "sim-search-clusters/2"
+    format: str
     name: str
-    gpus: tuple[int, ...]
+    gpus: int | tuple[int, ...]
     clusters: tuple[ClusterSearch, ...]
+
+    @property
+    def of_sizes(self) -> bool:
+        """Tell whether several numbers of GPUs are compared."""
+        return not isinstance(self.gpus, int)
 
     @property
     def what(self) -> str:
         """Say which layouts are compared.
 
-        >>> ClustersResult(name="x", gpus=(8, 16), clusters=()).what
+        >>> several_searches((8, 16), ()).what
         'the best layouts of 8 and 16 GPUs'
         """
-        *first, last = map(str, self.gpus)
-        gpus = f"{', '.join(first)} and {last} GPUs" if first else counted(self.gpus[0], "GPU")
+        if isinstance(self.gpus, int):
+            gpus = counted(self.gpus, "GPU")
+        else:
+            *first, last = map(str, self.gpus)
+            gpus = f"{', '.join(first)} and {last} GPUs"
         return f"the best layouts of {gpus}" + " of each cluster" * any(one.cluster for one in self.clusters)
+
+
+def several_searches(gpus: Sequence[int], searches: Sequence[ClusterSearch]) -> ClustersResult:
+    """The result of these searches of so many GPUs each: in format 1 with one number, else in format 2.
+
+    >>> several_searches((8,), ()).format, several_searches((8, 16), ()).format
+    ('sim-search-clusters/1', 'sim-search-clusters/2')
+    """
+    name = searches[0].search.name if searches else ""
+    if len(gpus) == 1:
+        return ClustersResult(format="sim-search-clusters/1", name=name, gpus=gpus[0], clusters=tuple(searches))
+    return ClustersResult(format="sim-search-clusters/2", name=name, gpus=tuple(gpus), clusters=tuple(searches))
 
 
 def make_result(

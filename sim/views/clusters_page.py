@@ -27,7 +27,7 @@ def clusters_page(result: ClustersResult) -> str:
         {"clusters": _figure(result, found)} if found else {},
         what=result.what,
         headline=_headline(result, found),
-        of="number of GPUs" if len(result.gpus) > 1 else "cluster",
+        of="number of GPUs" if result.of_sizes else "cluster",
         table=sorted_table(
             "clusters",
             {**PLACE, **COLUMNS, **COSTS},
@@ -46,12 +46,12 @@ def clusters_page(result: ClustersResult) -> str:
 def place_cells(result: ClustersResult, one: ClusterSearch) -> list[Cell]:
     """The cells under `PLACE` of one of several searches: what tells it from the others."""
     gpus = one.search.gpus
-    return [word(one.cluster) if one.cluster else NOTHING, (f"{gpus}.0", f"{gpus:,}") if result.gpus[1:] else NOTHING]
+    return [word(one.cluster) if one.cluster else NOTHING, (f"{gpus}.0", f"{gpus:,}") if result.of_sizes else NOTHING]
 
 
 def name_of(result: ClustersResult, one: ClusterSearch) -> str:
     """One of several searches, by what tells it from the others."""
-    return ", ".join(filter(None, (one.cluster, counted(one.search.gpus, "GPU") if result.gpus[1:] else "")))
+    return ", ".join(filter(None, (one.cluster, counted(one.search.gpus, "GPU") if result.of_sizes else "")))
 
 
 def _headline(result: ClustersResult, found: Sequence[ClusterSearch]) -> list[Number]:

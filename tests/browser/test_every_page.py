@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sim.search.found import BestLayout, ClusterSearch, ClustersResult
+from sim.search.found import BestLayout, ClusterSearch, several_searches
 from sim.search.serving_found import (
     CurvePoint,
     FewestGpus,
@@ -61,7 +61,7 @@ def clusters() -> str:
     ]
     none = replace(result([], price=2.5), why_none_legal="tp 16: must divide the GPUs of a node")
     found.append(ClusterSearch("a100-pcie", none))
-    return clusters_page(ClustersResult(name="small", gpus=(8,), clusters=tuple(found)))
+    return clusters_page(several_searches((8,), found))
 
 
 def serving_search() -> str:

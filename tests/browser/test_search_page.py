@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sim.search.found import ClusterSearch, ClustersResult
+from sim.search.found import ClusterSearch, several_searches
 from sim.search.runnable import Runnable
 from sim.views.clusters_page import clusters_page
 from sim.views.search_page import search_page
@@ -68,7 +68,7 @@ def test_layouts_of_clusters_have_room(open_page: Callable[[str], Any]) -> None:
     wide = {"schedule": "interleaved_1f1b", "virtual_stages": 20, "tp_overlap": "wgrad", "sp": True, "cp": 4}
     best = replace(row(0.5, 3 * 2.0**33, Runnable("x", "y", "z"), **wide), cost_per_trillion_tokens=5e5)
     found = ClusterSearch("mi300x-node", result([best], price=2.5))
-    page = open_page(clusters_page(ClustersResult(name="small", gpus=(1024,), clusters=(found,))))
+    page = open_page(clusters_page(several_searches((1024,), (found,))))
     page.set_viewport_size({"width": 1440, "height": 900})
     of_text = "const r = document.createRange(); r.selectNodeContents(e);"
     lines = f"e => {{ {of_text} return new Set([...r.getClientRects()].map(b => b.top)).size }}"

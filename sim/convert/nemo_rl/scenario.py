@@ -237,10 +237,8 @@ def _drawn(s: Settings) -> dict[str, Any]:
 
 
 def _left(s: Settings, sections: Mapping[str, Any]) -> list[str]:
-    """Names that nothing read and that may change a step. What is false, empty or of the other trainer changes none."""
+    """Names that nothing read and that may change a step. What is null or of the other trainer changes none."""
     megatron = s.values.get(f"{MEGATRON}.enabled") is True
     other = (f"{DTENSOR}.", "policy.optimizer.") if megatron else (f"{MEGATRON}.",)
     of_engine = () if "rl" in sections else (f"{ENGINE}.",)
-    told = [name for name in s.left() if s.values[name] not in (False, "", [], {}, 0)]
-    found = [name for name in told if not name.startswith((*HARMLESS, *other, *of_engine))]
-    return found
+    return [name for name in s.left() if not name.startswith((*HARMLESS, *other, *of_engine))]

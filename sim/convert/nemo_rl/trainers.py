@@ -46,6 +46,7 @@ def by_megatron(s: Settings, machine: Machine, sizes: dict[str, int]) -> dict[st
     keys, written = _keys(s)
     bits = _precision(s)
     s.taken.add("policy.max_grad_norm")  # of which optimizer.clip_grad is made
+    s.taken.add(f"{MEGATRON}.optimizer.fp16")  # as policy.precision says
     merged = PROVIDER | sizes | {"micro_batch_size": 1, "bf16": bits == "bf16", "fp16": bits == "fp16"} | keys
     if s.flag(f"{MEGATRON}.activation_checkpointing"):
         merged |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}

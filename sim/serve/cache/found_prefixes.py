@@ -206,8 +206,9 @@ class FoundPrefixes(Struct):
         return self.cache.available if self.tiers is None else self.cache.free
 
     def lacks(self, sequence: Sequence, tokens: int) -> int:
-        """Blocks that a sequence needs for so many more tokens, and for what a draft writes behind them; no request
-        needs more than its tokens do (vLLM, v1/core/kv_cache_manager.py, allocate_slots: up to max_model_len)."""
+        """Blocks that a sequence needs for so many more tokens, and for what a draft writes behind them. A
+        simplification: that ends with the request's own tokens, so that a request that fits alone is served; vLLM's
+        ends with max_model_len (v1/core/kv_cache_manager.py, allocate_slots)."""
         have = sequence.private + sequence.shared // self.cache.block_tokens
         written = sequence.computed + tokens
         if self.lookahead:

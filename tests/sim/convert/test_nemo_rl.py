@@ -195,6 +195,9 @@ def test_what_is_not_simulated_is_refused_or_named(tmp_path: Path) -> None:
     assert "neither megatron_cfg.enabled nor dtensor_cfg.enabled is true" in said
     _, said = converted(tmp_path, "x.yaml", _changed(BASE, policy__draft__enabled=True), *OF_RL)
     assert "not expressed here: policy.draft.enabled" in said
+    for value in (False, 0, ""):
+        _, said = converted(tmp_path, "x.yaml", _changed(BASE, policy__other__part=value), *OF_RL)
+        assert "not expressed here: policy.other.part" in said
     mistyped = BASE.replace("activation_checkpointing: false,\n", "activation_checkpointin: true,\n", 1)
     _, said = converted(tmp_path, "x.yaml", mistyped, *OF_RL)
     assert "activation_checkpointin is not read: did you mean activation_checkpointing?" in said.replace(

@@ -127,3 +127,79 @@ def test_deepep_turns_clipping_off(tmp_path: Path) -> None:
     data, _ = converted(tmp_path, "rl.toml", text, *OF_RL)
     assert of(data, "parallelism", "ep_dispatcher") == ["deepep"]
     assert of(data, "training", "gradient_clipping") == [False]
+
+
+def test_no_key_is_dropped_in_silence(tmp_path: Path) -> None:
+    """Of the orchestrator, at the top, and with a value that turns something off."""
+    more = """
+[orchestrator.concurrency]
+max_inflight = 0
+[experimental]
+quick = false
+[weight_broadcast]
+type = "nccl"
+quantize_in_weight_transfer = true
+"""
+    text = MATH.replace('[weight_broadcast]\ntype = "nccl"\n', "").replace(
+        "ep = 8", "ep = 8\nmoe_use_grouped_mm = false"
+    )
+    _, said = converted(tmp_path, "rl.toml", text + more, *OF_RL)
+    (told,) = [line for line in said.splitlines() if "not expressed here" in line]
+    for name in (
+        *("orchestrator.concurrency.max_inflight", "experimental.quick", "trainer.model.moe_use_grouped_mm"),
+        "weight_broadcast.quantize_in_weight_transfer",
+    ):
+        assert name in said.replace("\n# ", " "), (name, told)
+    assert "trainer.model.fused_lm_head_token_chunk_size not given: simulated as off" in said.replace("\n# ", " ")
+
+
+def test_names_of_newer_releases(tmp_path: Path) -> None:
+    text = MATH.replace(
+        "[inference.parallel]\ntp = 8", "[inference.vllm]\ntensor_parallel_size = 4\nenforce_eager = true"
+    )
+    text = text.replace("ep = 8", 'ep = "auto"\nmoe.dispatch.type = "deepep"')
+    text = text.replace("group_size = 16\n", "seq_len = 8192\n")
+    data, said = converted(tmp_path, "rl.toml", text, *OF_RL)
+    assert (data["rl"]["generation"]["tp"], data["rl"]["generation"]["replicas"]) == (4, 4)
+    assert of(data, "parallelism", "ep", "ep_dispatcher") == [8, "deepep"]
+    assert of(data, "training", "gradient_clipping") == [False]
+    assert of(data, "rl", "generations_per_prompt") == [1]
+    assert data["rl"]["output_len"]["max"] == 8192
+    assert "inference.vllm.enforce_eager: the engine is simulated with CUDA graphs" in said.replace("\n# ", " ")
+    assert "not expressed" not in said
+    said = refused(tmp_path, "rl.toml", text + '[trainer.model.quantization]\ntype = "fp8"\n', *OF_RL)
+    assert "trainer.model.quantization.type: found 'fp8'; its fp8 is not simulated" in said
+    said = refused(tmp_path, "rl.toml", MATH.replace("ep = 8", "ep = 8\nfp8 = true"), *OF_RL)
+    assert "trainer.model.fp8: found true; its fp8 is not simulated" in said
+
+
+def test_environments_have_groups_of_their_own(tmp_path: Path) -> None:
+    text = MATH.replace('name = "math"', 'name = "math"\ngroup_size = 8')
+    data, _ = converted(tmp_path, "rl.toml", text, *OF_RL)
+    assert of(data, "rl", "prompts_per_step", "generations_per_prompt") == [64, 8]
+    more = '\n[[orchestrator.train.env]]\nname = "code"\n'
+    said = refused(tmp_path, "rl.toml", text.replace("[inference.parallel]", f"{more}[inference.parallel]"), *OF_RL)
+    assert "orchestrator.train.env: found group_size 16 and 8; must be the same whole number in all" in said
+
+
+def test_groups_of_nodes_hold_the_model(tmp_path: Path) -> None:
+    text = MATH.replace("num_train_nodes = 2", "num_train_nodes = 4\nnodes_per_fsdp_group = 2")
+    data, _ = converted(tmp_path, "rl.toml", text, *OF_RL)
+    assert of(data, "parallelism", "dp", "shard_size") == [32, 16]
+    said = refused(tmp_path, "rl.toml", text.replace("group = 2", "group = 3"), *OF_RL)
+    assert "nodes_per_fsdp_group: found 3; groups of so many nodes must divide 32 GPUs" in said
+    said = refused(tmp_path, "rl.toml", MATH, *OF_RL, "--gpus", "64")
+    assert "--gpus 64: the file has 16 GPUs that train and 16 of engines" in said
+
+
+def test_fine_tunings_loss_length_and_parts_that_are_off(tmp_path: Path) -> None:
+    on = ("--cluster", "dgx-h200", "--gpus", "8")
+    text = ONE_GPU.replace("seq_len = 4096\n", "").replace("[model]", 'loss_impl = "liger_fused"\n[model]\nac = "None"')
+    data, said = converted(tmp_path, "sft.toml", text + '[optim]\nmax_norm = "None"\n', *on)
+    assert of(data, "training", "seq_len", "cross_entropy", "gradient_clipping") == [128, "chunked", False]
+    assert "recompute" not in data["training"]
+    assert "model.ac," not in said
+    text = MATH.replace("max_completion_tokens = 16384", "max_tokens = 4096\ntemperature = 0.6")
+    data, _ = converted(tmp_path, "rl.toml", text, *OF_RL)
+    assert data["rl"]["output_len"]["max"] == 4096
+    assert data["rl"]["generation"]["sampling"]["temperature"] == 0.6

@@ -72,8 +72,8 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         ("a.yaml", "model: {model_path: x}\ntrain: {micro_batch_size: 1}", "is a file of VeOmni, which is not read"),
         (
             "a.toml",
-            "[model]\nname = 'x'\n[orchestrator]\nbatch_size = 8",
-            "orchestrator.group_size: is required and missing",
+            "[model]\nname = 'x'\n[orchestrator]\ngroup_size = 8",
+            "orchestrator.batch_size: is required and missing",
         ),
         (
             "a.sh",

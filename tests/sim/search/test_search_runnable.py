@@ -158,6 +158,7 @@ def test_linked_values_stand_together(file: Path) -> None:
 def test_clusters_are_compared_by_their_best_layouts_and_prices(file: Path) -> None:
     only = asked("cp=1 tp=1 pp=1 recompute=none micro_batch_size=1", prices=Prices("dgx-h200=2,dgx-b200=6"))
     found = search_clusters(file, HERE, ["dgx-h200", "dgx-b200"], only)
+    assert (found.format, found.gpus) == ("sim-search-clusters/1", 8)
     assert [one.cluster for one in found.clusters] == ["dgx-h200", "dgx-b200"]
     for one, price in zip(found.clusters, (2, 6), strict=True):
         best = one.search.best[0]
