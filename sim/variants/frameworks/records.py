@@ -9,8 +9,6 @@ are meant.
 
 from __future__ import annotations
 
-from functools import cache
-
 from msgspec.structs import replace
 
 from sim.variants.frameworks.deepspeed import DEEPSPEED_ZERO
@@ -345,7 +343,6 @@ def framework_of(training: Named) -> Framework:
     return framework_at(training.framework, training.software_date)
 
 
-@cache
 def framework_at(name: str, date: str | None) -> Framework:
     """A record as it was in a month or on a day ("2024-12", "2024-12-23"); None: as it is.
 
@@ -388,7 +385,6 @@ def frees_gradients(training: Trained, zero: int) -> bool:
     return training.zero_grad == "set_to_none"
 
 
-@cache
 def attention_picks() -> frozenset[str]:
     """Kernels that frameworks pick by themselves: where a profile has no such coefficients, the usual kernel's hold."""
     dates = [f.until for record in FRAMEWORKS.values() for f in record.former]

@@ -24,7 +24,9 @@ def _leaves(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]
 
 
 def _help(command: click.Command) -> str:
-    return " ".join(command.get_help(click.Context(command, **command.context_settings)).split())
+    """The help on lines that are wide enough to break no name at its hyphen."""
+    wide = {**command.context_settings, "terminal_width": 10_000}
+    return " ".join(command.get_help(click.Context(command, **wide)).split())
 
 
 @pytest.mark.parametrize(("name", "command"), [pytest.param(n, c, id=n) for n, c in _leaves(main, "stepsim")])
