@@ -79,12 +79,13 @@ class Blocks:
         # The sum is a lower bound: in a stage each block starts when the one before ends, with no stream freer.
         return sum([self.priced[n].action_s(kind, gathered) for n in stage])
 
-    def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float]:
-        """Return `action_s` with ZeRO-3's gathers and reductions, and how much later their stream ends, in seconds.
+    def zero3_s(self, kind: Kind, stage: Signature, dp: DataParallel) -> tuple[float, float, bool]:
+        """Return `action_s` with ZeRO-3's gathers and reductions, how much later their stream ends, in seconds, and
+        whether the action begins with a gather.
 
         Each block's parameters are gathered one block ahead, and its gradients are reduced after it. Both queue on one
         stream in the order of the program: a gather, then the reduction of the block before. The second number delays
-        the first gather of the next action.
+        the next action if that begins with a gather.
         """
         # Backward gathers the last block first.
         blocks = [self.priced[n] for n in (stage if kind is Kind.F else stage[::-1])]
@@ -111,7 +112,7 @@ class Blocks:
             done = max(done, arrived[i]) + block.action_s(kind, True)
             if reduces and not in_root(dp.engine, block.block):  # those of a root come last, which the bound leaves out
                 stream = max(stream, done) + block.reduces_s
-        return done, max(0.0, stream - done)
+        return done, max(0.0, stream - done), bool(needed) and needed[0]
 
 
 class Cut(Struct, frozen=True, eq=False, dict=True):

@@ -66,7 +66,11 @@ class TimeBound:
         sharding = self.mesh_blocks.sharding(x)
         dp, none = self.prices.dp(*sharding), np.zeros(len(cut.stages))
         alone = self.mesh_blocks.alone(blocks, cut, self.mesh_blocks.gathered(x))
-        queued, lag = self._queued(blocks, cut, sharding.alone) if self.mesh_blocks.gathered(x) else (alone, none)
+        queued, lag = alone, none
+        if self.mesh_blocks.gathered(x):
+            queued, lag, gathers_first = self._queued(blocks, cut, sharding.alone)
+            # Any action of the rank may be the next one. What begins without a gather does not wait for reductions.
+            lag = lag * placement.least(gathers_first)[placement.rank_of_stage]
         # With ZeRO-3 the last backward includes its gathers, and reductions may hide under all of it.
         last = queued.weight_grad if placement.backward == "split" else queued.backward
         total, final = self._reductions_s(sharding, cut)
@@ -79,12 +83,14 @@ class TimeBound:
         )
 
     @cached
-    def _queued(self, blocks: Blocks, cut: Cut, alone: bool) -> tuple[Actions, Floats]:
-        """Return the seconds of actions with ZeRO-3's gathers (weight gradients have none), and `StageSeconds.lag`."""
+    def _queued(self, blocks: Blocks, cut: Cut, alone: bool) -> tuple[Actions, Floats, Floats]:
+        """Return the seconds of actions with ZeRO-3's gathers (weight gradients have none), how much later a backward's
+        reductions end, and whether all actions of a stage begin with a gather (1 or 0), by stage."""
         dp, kinds = self.prices.dp(3, alone), (Kind.F, Kind.B, Kind.I)
-        each = cut.each(lambda stage: [seconds for k in kinds for seconds in blocks.zero3_s(k, stage, dp)])
-        f, _, b, lag, i, _ = each.T
-        return Actions(f, b, i, self.mesh_blocks.alone(blocks, cut, True).weight_grad), lag
+        each = cut.each(lambda stage: [number for k in kinds for number in blocks.zero3_s(k, stage, dp)])
+        f, _, gathers_f, b, lag, gathers_b, i, _, _ = each.T
+        actions = Actions(f, b, i, self.mesh_blocks.alone(blocks, cut, True).weight_grad)
+        return actions, lag, np.minimum(gathers_f, gathers_b)
 
     def _sends(self, blocks: Blocks, placement: StagePlacement) -> tuple[Floats, Floats]:
         p = blocks.scenario.parallelism

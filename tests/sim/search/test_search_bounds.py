@@ -47,6 +47,14 @@ def check_bounds(variant: int, x: Layout) -> None:
     assert search.memory.least_bytes(x) <= search.memory.least_bytes(x, True) <= peak
 
 
+def test_a_backward_that_begins_without_a_gather_waits_for_no_reduction() -> None:
+    """Megatron's output layer stays gathered, so the last stage's next backward starts beside the last reduction."""
+    layout = {"tp": 1, "sp": False, "cp": 1, "pp": 4, "dp": 2, "ep": 1, "zero": 3, "schedule": "gpipe"}
+    rest = {"virtual_stages": 1, "micro_batch_size": 1, "recompute": "none", "tp_overlap": "none"}
+    megatron = next(i for i, v in enumerate(VARIANTS) if v.get("parallelism") == {"p2p_overlap": True})
+    check_bounds(megatron, Layout(**layout, **rest))
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_bounds_are_bounds(data: st.DataObject) -> None:
