@@ -120,9 +120,8 @@ def test_a_key_given_as_an_option_says_how_it_is_set(option: str, key: str) -> N
 
 def test_an_option_of_a_whole_number_says_so() -> None:
     said = stepsim("search", "tp8", "--workers", "abc", code=2).stderr
-    assert said == (
-        "error: Invalid value for '--workers': 'abc' is not a whole number. (`stepsim search --help` shows the options)\n"
-    )
+    told = "error: Invalid value for '--workers': 'abc' is not a whole number."
+    assert said == f"{told} (`stepsim search --help` shows the options)\n"
 
 
 def test_lists() -> None:
