@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -103,6 +103,14 @@ class Settings(Struct, dict=True):
         )
         self.sections.append(own)
         return own
+
+    def under(self, prefixes: Iterable[str]) -> Iterator[tuple[str, str, Any]]:
+        """Yield the settings directly under each prefix, in the prefixes' order: name without it, whole name, value."""
+        for prefix in prefixes:
+            for path, value in self.values.items():
+                name = path.removeprefix(prefix)
+                if path.startswith(prefix) and "." not in name:
+                    yield name, path, value
 
     def take(self, name: str, default: Any = None) -> Any:
         """A value, or the default where there is none."""

@@ -70,15 +70,12 @@ def _keys(s: Settings) -> tuple[dict[str, Any], dict[str, str]]:
     """The values by the names of Megatron-Core's configs, and where each stands; what is null decides nothing."""
     keys: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for prefix in PREFIXES:
-        for path, value in s.values.items():
-            name = path.removeprefix(prefix)
-            if path.startswith(prefix) and "." not in name:
-                written[name] = path
-                if value is not None:
-                    keys[name] = _unbracketed(value)
-                else:
-                    keys.pop(name, None)
+    for name, path, value in s.under(PREFIXES):
+        written[name] = path
+        if value is not None:
+            keys[name] = _unbracketed(value)
+        else:
+            keys.pop(name, None)
     return keys, {name: path for name, path in written.items() if name in keys}
 
 

@@ -74,11 +74,9 @@ def _keys(s: Settings) -> tuple[dict[str, Any], dict[str, str]]:
     """The values by the names of Megatron-Core's configs, and where each stands."""
     keys: dict[str, Any] = {}
     written: dict[str, str] = {}
-    for prefix in PREFIXES:
-        for path, value in s.values.items():
-            name = path.removeprefix(prefix)
-            if path.startswith(prefix) and "." not in name and name not in (*UNUSED, *OWN):
-                keys[name], written[name] = value, path
+    for name, path, value in s.under(PREFIXES):
+        if name not in (*UNUSED, *OWN):
+            keys[name], written[name] = value, path
     return keys, written
 
 
