@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 
 class Loops(NamedTuple):
-    """Hold over how many tensors a rank loops, and whether clipping does, too, where an optimizer does. `clipped`: the
-    parameters whose gradients a rank clips, if they are not those that it updates (None)."""
+    """Say how a rank loops over tensors at the end of a step.
+
+    `tensors`: over how many of them. `clips`: whether clipping is such a loop, too. `clipped`: the number of parameters
+    whose gradients the rank clips; None: those that it updates.
+    """
 
     tensors: int = 1
     clips: bool = False

@@ -73,8 +73,10 @@ def optimizer_items(n_params: int, t: Training, dealt: Dealt = NOTHING_DEALT, lo
 def _one_pass(
     optimizer: Optimizer, n_params: int, t: Training, held: KeptBytes, updated: float, written: float, tensors: int = 1
 ) -> Program:
-    """One kernel that updates `n_params` parameters; `held`, `updated` and `written` are bytes of each. `tensors`: over
-    which an optimizer loops that is made of operators."""
+    """Return the update of `n_params` parameters, of which each has so many bytes `held`, `updated` and `written`.
+
+    It is one kernel, or a loop over `tensors` for an optimizer that is made of operators.
+    """
     if n_params <= 0:
         return ()
     if optimizer is ADAMW and adamw_kernels(t) == "foreach":
@@ -94,8 +96,11 @@ def _one_pass(
 
 
 def _adamw_loop(n_params: int, moved_bytes: float, loop: TensorLoop, tensors: int) -> Program:
-    """AdamW tensor by tensor, of which all are taken for equally large. Where the host reads each one's number of steps
-    (an operator more, behind one that counts it up), it issues a tensor's kernels once those before have ended."""
+    """Return AdamW tensor by tensor; all tensors are taken for equally large.
+
+    Where the host reads each tensor's number of steps, two operators are added for each tensor: one counts the step,
+    one copies the number to the host. The host then issues a tensor's kernels only after the kernels before have ended.
+    """
     if not loop.reads_steps:
         return (_looped("adamw", n_params, moved_bytes, loop.kernels * tensors),)
     counted = _looped("adamw_steps", tensors, tensors * 2 * FP32_BYTES, tensors)
