@@ -18,7 +18,7 @@ from sim.models.precision.casts import casts_apart
 
 
 def latent_matrices(hidden: int, latent: int | None, bias: bool) -> tuple[Matrix, ...]:
-    """The projection to `latent` numbers and that from them; nothing if experts see the whole token."""
+    """Return the projections to `latent` numbers and back to `hidden`; none if experts take whole tokens (`latent` None)."""
     if latent is None:
         return ()
     return (
@@ -28,8 +28,11 @@ def latent_matrices(hidden: int, latent: int | None, bias: bool) -> tuple[Matrix
 
 
 def around(d: Dims, matrices: tuple[Matrix, ...], tokens: int) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """What runs before the exchange and behind it. The router keeps the 16-bit input of both; an input in fewer bits is
-    kept by itself."""
+    """Return what runs before tokens are exchanged, and what runs after.
+
+    The first projection reads the router's input, which the router keeps for the backward in 16 bits. A copy of it in
+    fewer bits is kept for the projection itself.
+    """
     if not matrices:
         return (), ()
     down, up = matrices

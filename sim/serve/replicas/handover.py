@@ -35,8 +35,11 @@ from sim.serve.scheduling.sequences import Sequence
 
 
 class Transfer(NamedTuple):
-    """A computed prompt, or a part of it, that moved: between which replicas, when it was asked for, and when it was on
-    its way. `last`: nothing of the prompt came behind it."""
+    """The cache of a computed prompt, or of a part of it, that moved from a prefill to a decode replica.
+
+    It has the two replicas, when the part was asked for, and when it was on its way. `last`: it is the prompt's last
+    part.
+    """
 
     prefill: int
     decode: int
@@ -48,8 +51,10 @@ class Transfer(NamedTuple):
 
 
 class Ahead(Struct, eq=False):
-    """A decode replica has set room aside for `sequence`, whose prompt is to be computed. `order`: as the sequence's
-    then; `sent`: tokens of the prompt that have left."""
+    """Blocks that a decode replica has set aside for `sequence`, whose prompt is not computed yet.
+
+    `order`: the sequence's order when they were set aside. `sent`: tokens of the prompt that have left.
+    """
 
     sequence: Sequence
     decode: int
@@ -82,7 +87,7 @@ class Handover:
             process.replica.scheduler.fetch = partial(self._asked, i)
 
     def enter(self, sequence: Sequence) -> None:
-        """A request comes: to a prefill replica, or to a decode replica where room is set aside first."""
+        """Take a new request to a prefill replica; to a decode replica if the engine sets room aside first."""
         if self.rules.room_first and sequence.request.output_tokens > 1:
             sequence.remote, sequence.generated = sequence.request.prompt_tokens, 1
             self.decoding[self.to_decode.choose(sequence)].take(sequence)
@@ -90,7 +95,7 @@ class Handover:
             take_in(self.prefilling, self.to_prefill.choose, sequence)
 
     def _asked(self, decode: int, sequence: Sequence) -> None:
-        """A decode replica has room for a request."""
+        """Go on with a request for which a decode replica has set blocks aside."""
         order = sequence.order
         if not self.rules.room_first:
             source, held = self.sources.pop(sequence)
@@ -153,7 +158,7 @@ class Handover:
     def _transfer(
         self, sequence: Sequence, order: int, source: int, decode: int, held: Sequence, tokens: int
     ) -> Process:
-        """What is left of a prompt moves; then its blocks are free, and its sequence goes on if it is still there."""
+        """Copy the rest of a prompt's cache, free its blocks, and let its sequence go on if it was not preempted."""
         yield from self._send(source, decode, tokens)
         self.prefilling[source].copied_away(held)
         if sequence.running and sequence.order == order:  # else it was preempted meanwhile, and is recomputed
