@@ -50,7 +50,7 @@ def serving_search_page(result: ServingSearchResult) -> str:
 
 
 def searched_words(result: ServingSearchResult) -> str:
-    """Say how many GPUs keep which latencies."""
+    """Return the number of GPUs and the limits of latency that a layout must keep, in words."""
     limits = ", ".join(promise.words for promise in parse_slo(",".join(result.slo)))
     return f"{counted(result.gpus, 'GPU')} within {limits}"
 

@@ -18,7 +18,7 @@ from sim.models.precision.casts import casts_apart
 
 
 def latent_matrices(hidden: int, latent: int | None, bias: bool) -> tuple[Matrix, ...]:
-    """Return the projections to `latent` numbers and back to `hidden`; none if experts take whole tokens (`latent` None)."""
+    """Return the projections to `latent` numbers and back to `hidden`; none without `latent`."""
     if latent is None:
         return ()
     return (
