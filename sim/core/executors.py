@@ -84,6 +84,23 @@ def tracked(found: Iterable[T], what: str, count: int, hint: str = "") -> Iterat
     yield from track(found, what, count, console=Console(stderr=True), transient=True)
 
 
+HOLDS_SIGNALS_BACK = hasattr(signal, "pthread_sigmask")  # Windows does not
+
+
+class _Pool(ProcessPoolExecutor):
+    """Processes that start with Ctrl-C held back: one that came while they import would print a traceback of theirs."""
+
+    def submit(self, task: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Hand out a task, and start a process for it while there are fewer than wanted."""
+        if not HOLDS_SIGNALS_BACK:
+            return super().submit(task, *args, **kwargs)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return super().submit(task, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 @contextmanager
 def local_workers(count: int, start: str | None = "spawn") -> Iterator[Workers]:
     """`count` processes, or this one if it is one.
@@ -94,7 +111,7 @@ def local_workers(count: int, start: str | None = "spawn") -> Iterator[Workers]:
     if count <= 1:
         yield Workers(_OnTheSpot(), lambda: 1)
         return
-    pool = ProcessPoolExecutor(count, multiprocessing.get_context(start), stay_with, (os.getpid(),))
+    pool = _Pool(count, multiprocessing.get_context(start), stay_with, (os.getpid(),))
     try:
         yield Workers(pool, lambda: count)
     except BaseException:
@@ -121,6 +138,8 @@ def _stop_sending(pool: ProcessPoolExecutor) -> None:
 def stay_with(parent: int) -> None:
     """Make this process end soon after `parent`, however that ends, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if HOLDS_SIGNALS_BACK:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def watch() -> None:
         while os.getppid() == parent:

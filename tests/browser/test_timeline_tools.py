@@ -15,6 +15,7 @@ from tests.browser.test_timeline_page import MODEL, at, frame, x_range
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
+INK = f"({MODEL}('memory').yaxis?.[0]?.major_label_text_color ?? {MODEL}('memory').left[0].major_label_text_color)"
 WIDTHS = (480, 1440, 1920)
 SCREENS = ((480, "dark"), (1440, "light"), (1920, "dark"))
 
@@ -267,15 +268,13 @@ def test_tables_sort_and_go_away_as_csv(page: Any) -> None:
 def test_dark_by_system_and_by_button(page: Any) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     page.emulate_media(color_scheme="light")
-    page.wait_for_timeout(100)
+    page.wait_for_function(f"{INK} === '#5b6875'")
     light = page.evaluate(paper)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function(f"{paper} !== {light!r}")
-    ink = f"{MODEL}('memory').yaxis?.[0]?.major_label_text_color ?? {MODEL}('memory').left[0].major_label_text_color"
-    assert page.evaluate(ink) == "#a3afbb"
+    page.wait_for_function(f"{paper} !== {light!r} && {INK} === '#a3afbb'")
     page.locator("#theme").click()
     assert page.evaluate(paper) == light
-    assert page.evaluate(ink) == "#5b6875"
+    assert page.evaluate(INK) == "#5b6875"
     page.evaluate("localStorage.clear()")
     page.emulate_media(color_scheme="light")
 

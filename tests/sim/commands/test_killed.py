@@ -80,6 +80,29 @@ def test_workers_end_with_the_command(command: tuple[str, ...], number: signal.S
     check_files(tmp_path)
 
 
+STARTING = """
+import os, signal, threading, time
+from sim.core.executors import local_workers
+if __name__ == "__main__":
+    with local_workers(8) as workers:
+        for wait_s in (0.01, 0.03, 0.1, 0.3):
+            threading.Timer(wait_s, os.killpg, (0, signal.SIGINT)).start()
+        signal.signal(signal.SIGINT, lambda *_: None)
+        for _ in range(8):
+            workers.executor.submit(time.sleep, 0.5)
+"""
+
+
+def test_workers_that_still_start_leave_ctrl_c_to_the_command(tmp_path: Path) -> None:
+    """Else each prints a traceback, amid the last words of the command."""
+    file = tmp_path / "starting.py"
+    file.write_text(STARTING, encoding="utf-8")
+    found = subprocess.run(
+        [sys.executable, str(file)], cwd=ROOT, capture_output=True, text=True, start_new_session=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+
+
 LARGE_TASKS = """
 import time
 from sim.core.executors import local_workers
