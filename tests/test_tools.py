@@ -77,3 +77,11 @@ def test_the_page_of_programs_has_the_steps_of_the_h200_that_were_predicted_befo
     page = tool["PAGE"].read_text()
     table = "\n".join(tool["steps"](tool["PREDICTED_BEFORE"]))
     assert tool["with_table"](page, tool["STEPS_ON_PAGE"], table) == page  # else: python tools/gpu_programs.py steps
+
+
+def test_the_power_in_8_bits_counts_each_table_once() -> None:
+    """One table has a row that is right at 1.2, the other three rows of which the middle one is right at 1.6."""
+    tool = runpy.run_path(str(TOOLS / "fit_power.py"), run_name="loaded")
+    one, other = ([[value - right for value in tool["VALUES"]] for right in rows] for rows in ((1.2,), (1.5, 1.6, 1.9)))
+    assert tool["value_of"]({"one": one, "other": other}) == pytest.approx(1.4)
+    assert tool["value_of"]({"one": one, "other": other}, without="one") == pytest.approx(1.6)

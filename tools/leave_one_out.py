@@ -39,6 +39,14 @@ WITHOUT: Mapping[str, Mapping[str, Mapping[str, float]]] = {
     "vtrain_single_node": {"a100-sxm": VTRAIN},
     "megatron_sc21_table1": {"a100-sxm": {"power_at_peak": 1.17}},  # the prior
     "mosaic_mpt_a100_80gb": {"a100-sxm": MPT},
+    # As tools/fit_power.py prints them.
+    "mlperf_training_gpt3": {"b200-sxm": {"power_at_peak_8_bits": 1.48}},
+    "mlperf_training_lora": {
+        "b200-sxm": {"power_at_peak_8_bits": 1.35},
+        "gb200": {"power_at_peak_8_bits": 1.70},
+    },
+    "mlperf_training_405b": {"gb200": {"power_at_peak_8_bits": 1.78}},
+    "megatron_bridge_h100_gb200": {"gb200": {"power_at_peak_8_bits": 1.78}},
 }
 
 

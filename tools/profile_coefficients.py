@@ -57,6 +57,18 @@ _POWER = {
     "b300": "a B200's watts, 500 and 0.573 a Tflop/s in 16 bits, by a B300's 1,100 W",
     "gb300": "a B200's watts, 500 and 0.573 a Tflop/s in 16 bits, at a GB300's 2,500 by its 1,400 W",
 }
+_FITTED = (
+    "tools/fit_power.py: dense steps in 8 bits of {}; not a power that was measured, as a B200 and a GB200 differ more "
+    "than one chip on two boards should"
+)
+_WATTS = "a {}'s energy for a flop, by this GPU's {:,} W"
+# In 8 bits: value and source.
+NARROW_POWER: dict[str, tuple[float, str]] = {
+    "b200": (1.41, _FITTED.format("mlperf_training_lora and mlperf_training_gpt3")),
+    "gb200": (1.75, _FITTED.format("megatron_bridge_h100_gb200, mlperf_training_405b and mlperf_training_lora")),
+    "b300": (1.33, _WATTS.format("B200", 1100)),
+    "gb300": (1.57, _WATTS.format("GB200", 1400)),
+}
 _FALLBACK = "assumption: a large matmul of a dtype that was not measured reaches 0.75 of its peak"
 _SPREAD = (
     "clocks of equal GPUs under their power limit differ by 8 % (P. Sinha et al. 2022, arXiv 2208.11035), read as 5.4 "
@@ -200,6 +212,7 @@ def _gpu(name: str, power: str, power_at_peak: float, attention: Coefficients) -
     older = gpu.architecture in _OLDER
     draw = {
         "power_at_peak": (power_at_peak, _POWER.get(power, "")),
+        **({"power_at_peak_8_bits": NARROW_POWER[power]} if power in NARROW_POWER else {}),
         **({} if older else {"power_spread": (0.015, _SPREAD)}),
         "collective_sm_share": (round(24 / gpu.sm_count, 3), _SHARE),
     }

@@ -132,6 +132,9 @@ class Coefficients:
     )
     # Relative to the limit, because the limit is a property of each GPU.
     power_at_peak: float = _constant(0.0, "power drawn at the tensor cores' peak ÷ power limit; 0: no limit")
+    power_at_peak_8_bits: float = _constant(
+        0.0, "power drawn at the peak of 8 and 4 bits ÷ power limit; 0: as in 16 bits"
+    )
     power_spread: float = _constant(0.0, "spread (σ ÷ mean) of the clocks of equal GPUs at their power limit")
     # Two constants, because plain torch and Megatron's fused modules run different Python code for each kernel.
     host_operator_s: float = _constant(0.0, "host time for issuing one kernel in Megatron")

@@ -85,7 +85,7 @@ class Costs:
         self._device = measured_device(profile, gpu) if not profile.reference else Device.of(gpu)
         reference = reference_gpu(profile, gpu)
         measured_on = Device.of(reference) if profile.reference else self._device
-        self.power = PowerLimit.of(self.coefficients.power_at_peak, gpu, reference, acts=options.power)
+        self.power = PowerLimit.of(self.coefficients, gpu, reference, acts=options.power)
         self._borrowed = borrowed_uncertainty(gpu, reference)
         self._points = TablePrices(profile, self._device, measured_on, self.coefficients, self.launch_overhead_s)
         self._corrections = PointCorrections(self.coefficients, gpu, self._device)

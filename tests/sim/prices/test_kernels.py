@@ -12,7 +12,7 @@ from sim.core.errors import InputError
 from sim.core.operator_kinds import shape_flops
 from sim.core.program import Compute, Phase
 from sim.prices.attention_speed import AttentionPeak, attention_peak, flash_seconds
-from sim.prices.coefficients import AttentionSpeed, Coefficients
+from sim.prices.coefficients import AttentionSpeed, Coefficients, PriceOptions
 from sim.prices.interpolation import Surface
 from sim.prices.kernel_file import kernel_file
 from sim.prices.kernel_shapes import Shapes
@@ -95,6 +95,28 @@ def test_the_same_chip_draws_the_same_watts_on_any_board() -> None:
     b300, gb300 = (load_profile(g).coefficients.power_at_peak for g in ("b300-sxm", "gb300"))
     assert gb300 * GPUS["gb300"].power_limit_w == pytest.approx(watts, rel=0.005)
     assert b300 * GPUS["b300-sxm"].power_limit_w == pytest.approx(b200 * GPUS["b200-sxm"].power_limit_w, rel=0.005)
+
+
+def test_matmuls_in_8_bits_draw_their_own_power() -> None:
+    """A GPU without a figure of 8 bits draws what it draws in 16; newer boards need their relatives' energy a FLOP."""
+    b200, matmul = load_profile("b200-sxm"), gemm(8192, 8192, 8192, "fp8")
+    alike = replace(b200, coefficients=dataclasses.replace(b200.coefficients, power_at_peak_8_bits=0.0))
+    burst = Costs(b200, GPUS["b200-sxm"], PriceOptions(power=False)).compute(matmul).seconds
+    used = matmul.flops / (burst * GPUS["b200-sxm"].peak_flops_per_s["fp8"])
+    for profile, at_peak in ((b200, b200.coefficients.power_at_peak_8_bits), (alike, b200.coefficients.power_at_peak)):
+        found = Costs(profile, GPUS["b200-sxm"]).compute(matmul).seconds
+        assert found / burst == pytest.approx(0.5 + (at_peak - 0.5) * used, rel=1e-6)
+    assert Costs(alike, GPUS["b200-sxm"]).compute(gemm(8192, 8192, 8192)).seconds == pytest.approx(
+        Costs(b200, GPUS["b200-sxm"]).compute(gemm(8192, 8192, 8192)).seconds
+    )
+    for name, other in (("b300-sxm", "b200-sxm"), ("gb300", "gb200")):
+        energies = [
+            (load_profile(n).coefficients.power_at_peak_8_bits - 0.5)
+            * GPUS[n].power_limit_w
+            / GPUS[n].peak_flops_per_s["fp8"]
+            for n in (name, other)
+        ]
+        assert energies[0] == pytest.approx(energies[1], rel=0.01)
 
 
 def test_a_step_waits_for_the_slowest_of_its_gpus_under_the_power_limit() -> None:

@@ -274,6 +274,6 @@ def test_options_switch_off_what_a_measurement_did_not_have() -> None:
     off = PriceOptions(host=False, group_launch=False).applied(stated)
     assert (off.host_operator_s, off.host_operator_eager_s, off.group_launch_s) == (0, None, 0)
     h100 = GPUS["h100-sxm"]
-    assert PowerLimit.of(stated.power_at_peak, h100, h100).at_peak > 1
-    assert PowerLimit.of(stated.power_at_peak, h100, h100, acts=False).at_peak == 0
+    assert PowerLimit.of(stated, h100, h100).at_peak > 1
+    assert PowerLimit.of(stated, h100, h100, acts=False).at_peak == 0
     assert PriceOptions().applied(stated) is stated
