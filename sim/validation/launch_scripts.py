@@ -138,8 +138,8 @@ def _deepseek() -> Iterator[LaunchScript]:
 
 
 def _deepseek_of_0_6(script: Callable[..., LaunchScript]) -> Iterator[LaunchScript]:
-    """Of NVFP4, whose experts are fused there, which is not simulated; and of current scaling."""
-    yield script(merge(NOT_RECOMPUTED, WHOLE_GRAPH | PAIRED), gpus=("gb300",), precisions=("nvfp4",))
+    """Of NVFP4 and of current scaling."""
+    yield script(merge(NOT_RECOMPUTED, FULL_ITERATION), gpus=("gb300",), precisions=("nvfp4",))
     yield script(_selective("mlp"), gpus=("gb200",), precisions=("fp8", "nvfp4"))
     yield script(_selective("mla_up_proj", "layernorm", "moe_act"), gpus=("b200-sxm",), precisions=("nvfp4",))
 
@@ -157,8 +157,8 @@ def _kimi() -> Iterator[LaunchScript]:
 def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, model)
     yield script(FULL_ITERATION, "4249, 4606", BLACKWELL, since="2026-06", precisions=("mxfp8",))
-    if model == QWEN3_235B:  # experts are fused there, which is not simulated in NVFP4
-        whole = partial(script, WHOLE_GRAPH | PAIRED, "perf_recipes/qwen of 0.6.2", since="2026-08")
+    if model == QWEN3_235B:
+        whole = partial(script, FULL_ITERATION, "perf_recipes/qwen of 0.6.2", since="2026-08")
         yield whole(gpus=BLACKWELL, precisions=("nvfp4",), layouts=((8, 3), (4, 12)))
     yield script(HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm")
     yield script(TOKEN_DROP, "configs/qwen3", until="2025-11")

@@ -62,11 +62,11 @@ def _in_sixteen_bits(s: Settings, precision: str) -> dict[str, int]:
 
 def _fused_experts(s: Settings, precision: str) -> bool | None:
     """Whether Transformer Engine's kernels of experts also compute the activation: its fused operators, with gate and
-    up interleaved or with a squared ReLU that weighs, in MXFP8 (core/transformer/moe/experts.py:
+    up interleaved or with a squared ReLU that weighs, in MXFP8 and NVFP4 (core/transformer/moe/experts.py:
     `_is_fused_impl_supported`)."""
     interleaved, weighs = "moe-mlp-glu-interleave-size", "use-fused-weighted-squared-relu"
     needed = weighs if s.values.get("squared-relu") else interleaved
-    if precision != "mxfp8" or not {"num-experts", needed} <= s.values.keys():
+    if precision not in ("mxfp8", "nvfp4") or not {"num-experts", needed} <= s.values.keys():
         return None
     if "moe_act" in str(s.values.get("recompute-modules")):
         s.notes.append("fused kernels of experts: simulated apart, as moe_act is recomputed")

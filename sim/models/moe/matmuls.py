@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
     """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get, of the fullest rank."""
     m, moe, etp = scenario.model, moe_of(scenario), scenario.parallelism.expert_tp
-    fused = fuses_experts(scenario, d)  # kernels for MXFP8 alone
+    fused = fuses_experts(scenario, d)
     filled, cut, more = _padding(scenario, d, r, r.fullest * etp)
     rows, ffn = r.fullest * etp + more, ceil_div(moe.ffn, etp)
     activation = moe.activation or m.mlp
