@@ -18,8 +18,8 @@ compute the activation and its backward, and write 16 bits: the activation's res
 pass as the kernel has found its largest values, and both halves' gradients, which are quantized as any gradient.
 
 In both formats a kernel serves all experts. It is priced as a matmul of its size, and the time of what it moves besides
-is added. Rows are filled up by the dispatcher or the router (HybridEP, `moe_router_padding_for_quantization`), or by kernels of their own
-(`Framework.fused_experts_tile`).
+is added. Rows are filled up by the dispatcher or the router (HybridEP, `moe_router_padding_for_quantization`), or by
+kernels of their own (`Framework.fused_experts_tile`).
 """
 
 from __future__ import annotations
