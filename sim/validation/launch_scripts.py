@@ -51,6 +51,7 @@ LLAMA3_8B, LLAMA3_70B, LLAMA31_405B = Sizes(32, 4096, 0), Sizes(80, 8192, 0), Si
 LLAMA2_13B, GPT3_5B, GPT3_20B, GPT3_175B = (Sizes(*x, 0) for x in ((40, 5120), (24, 4096), (44, 6144), (96, 12288)))
 H100, DGX, NVL72 = ("h100-sxm",), ("b200-sxm", "b300-sxm"), ("gb200", "gb300")
 BLACKWELL = (*DGX, *NVL72)
+B200, B300, VR200 = ("b200-sxm",), ("b300-sxm",), ("vr200",)
 
 
 def _graphs_of(*scope: str) -> dict[str, Any]:
@@ -68,6 +69,7 @@ PAIRED = {"parallelism": {"ep_overlap": True}}
 FULL_ITERATION = merge(WHOLE_GRAPH | PAIRED, {"training": {"fused_experts": True}})
 HEAD_NORMS = {"model": {"qk_norm": True}}
 SHARED_BESIDE = {"training": {"moe_shared_expert_overlap": True}}  # with NCCL's exchanges, unless they pair
+DEEP_EP, HYBRID_EP = ({"parallelism": {"ep_dispatcher": name}} for name in ("deepep", "hybridep"))
 NOT_RECOMPUTED = {"training": {"recompute": "none"}}
 # recipes/deepseek/deepseek_v3.py: set_deepseek_v3_pipeline_model_parallel_layout; a script's Et|(tt|)*30mL on 32 stages
 # and Et*4|(t*4|)*14tmL on pp 2.
@@ -114,8 +116,9 @@ def _deepseek() -> Iterator[LaunchScript]:
     yield script(  # of B200's layouts the only one with virtual stages
         merge(_selective("mla_up_proj", "mlp"), graphed),
         "configs/deepseek",
-        ("b200-sxm",),
+        B200,
         since="2026-06",
+        until="2026-08",
         precisions=mx,
         layouts=((8, 2),),
     )
@@ -128,7 +131,8 @@ def _deepseek() -> Iterator[LaunchScript]:
     yield script({"model": {"mtp_layers": 1}}, "recipes/deepseek/deepseek_v3.py: mtp_num_layers")
     yield script({"model": {"moe": {"router_fp32": True}}}, "models/deepseek/deepseek_provider.py: moe_router_dtype")
     shared = "the same: moe_shared_expert_overlap; configs/deepseek: enable_deepep False"
-    yield script(SHARED_BESIDE, shared, NVL72, until="2026-01")
+    yield script(SHARED_BESIDE, shared, NVL72, until="2025-11")
+    yield script(SHARED_BESIDE, shared, B200, until="2026-01")
     for layouts, layers in DEEPSEEK_STAGES.items():
         yield script({"parallelism": {"layers_per_stage": layers}}, "DEEPSEEK_STAGES", layouts=layouts)
     yield script(TOKEN_DROP, "configs/deepseek", BLACKWELL, until="2025-11")
@@ -138,8 +142,10 @@ def _deepseek() -> Iterator[LaunchScript]:
 
 
 def _deepseek_of_0_6(script: Callable[..., LaunchScript]) -> Iterator[LaunchScript]:
-    """Of NVFP4 and of current scaling."""
+    """Of NVFP4, of current scaling and of B200."""
     yield script(merge(NOT_RECOMPUTED, FULL_ITERATION), gpus=("gb300",), precisions=("nvfp4",))
+    graphed = merge(_selective("mla_up_proj"), GRAPHED_PARTS)
+    yield script(graphed, gpus=B200, precisions=("mxfp8",), layouts=((8, 2),))
     yield script(_selective("mlp"), gpus=("gb200",), precisions=("fp8", "nvfp4"))
     yield script(_selective("mla_up_proj", "layernorm", "moe_act"), gpus=("b200-sxm",), precisions=("nvfp4",))
 
@@ -179,6 +185,50 @@ def _gpt_oss() -> Iterator[LaunchScript]:
     yield script(PAIRED, "configs/gpt_oss", ("b300-sxm",), precisions=mx, since="2026-06")
     yield script(GRAPHED_PARTS, "configs/gpt_oss", ("gb300", "b300-sxm"))
     yield script(_selective("layernorm", "moe_act"), "configs/gpt_oss", (*H100, "gb200", "b200-sxm"))
+
+
+def _dispatchers() -> Iterator[LaunchScript]:
+    """Who takes tokens to experts' ranks: presets whose `moe_flex_dispatcher_backend` is used, as the dispatcher's type
+    is flex (configs/*/*_llm_pretrain.py, training/flex_dispatcher_backend.py), by the pull request that chose it. With
+    all others NCCL does, such as Qwen3 235B on H100 and with a few exceptions on B200."""
+    script = partial(LaunchScript, _BRIDGE)
+    mx = ("mxfp8",)
+    yield script(DEEPSEEK_V3, DEEP_EP, "configs/deepseek: enable_deepep True", H100, until="2026-01")
+    low = ("mxfp8", "nvfp4")
+    yield script(DEEPSEEK_V3, DEEP_EP, "configs/deepseek: V2", B200, "2026-06", "2026-08", low, ((8, 2),))
+    yield script(DEEPSEEK_V3, HYBRID_EP, "2288", (*H100, *DGX), "2026-01")
+    yield script(QWEN3_235B, HYBRID_EP, "3490", B300, "2026-05")
+    yield script(QWEN3_235B, HYBRID_EP, "perf_recipes/qwen: whole graphs", B200, "2026-06", "9999", low, ((8, 3),))
+    yield script(QWEN3_30B, HYBRID_EP, "2357", (*NVL72, *B300), "2026-02")
+    yield script(QWEN3_30B, HYBRID_EP, "2477, 2499", (*H100, *B200), "2026-03", layouts=((1, 1),))
+    yield script(GPT_OSS_120B, HYBRID_EP, "3561", ("gb200",), "2026-04", "2026-05")
+    yield script(GPT_OSS_120B, HYBRID_EP, "4173", (*NVL72, *VR200), "2026-06", precisions=mx)
+    yield script(GPT_OSS_120B, HYBRID_EP, "configs/gpt_oss: V2", B300, "2026-06")
+    for model in (DEEPSEEK_V3, QWEN3_235B):
+        yield script(model, HYBRID_EP, "1367", NVL72, "2025-11")
+    yield script(KIMI_K2, HYBRID_EP, "configs/kimi", NVL72)
+    for model in (DEEPSEEK_V3, QWEN3_30B, QWEN3_235B, KIMI_K2):
+        yield script(model, HYBRID_EP, "perf_recipes of 0.6.2", VR200)
+
+
+def _vera_rubin() -> Iterator[LaunchScript]:
+    """Of 0.6.2, those for 256 GPUs where two have the same layout."""
+    script = partial(LaunchScript, _BRIDGE, source="perf_recipes of 0.6.2", gpus=VR200, since="2026-08")
+    whole, mx = merge(NOT_RECOMPUTED, FULL_ITERATION), ("mxfp8",)
+    projected = {"training": {"fp8_output_proj": True}}
+    wide, narrow = (partial(script, DEEPSEEK_V3, layouts=(layout,)) for layout in ((2, 8), (4, 4)))
+    yield wide(merge(whole, projected), precisions=mx)
+    yield wide(merge(whole, {"parallelism": {"layers_per_stage": [5, *[4] * 14, 0]}}), precisions=("nvfp4",))
+    yield wide(_selective("mla_up_proj"), precisions=("fp8",))
+    yield narrow(merge(_selective("mla_up_proj"), FULL_ITERATION), precisions=mx)
+    yield narrow(merge(_selective("mlp"), GRAPHED_PARTS), precisions=("fp8", "nvfp4"))
+    yield narrow(merge(_selective("moe_act"), GRAPHED_PARTS), precisions=("bf16",))
+    for model in (QWEN3_30B, QWEN3_235B, GPT_OSS_120B):
+        yield script(model, FULL_ITERATION, precisions=mx)
+    yield script(QWEN3_30B, WITHOUT_ATTENTION)
+    yield script(QWEN3_235B, GRAPHED_PARTS)
+    yield script(GPT_OSS_120B, GRAPHED_PARTS)
+    yield script(KIMI_K2, _selective("mla_up_proj"))
 
 
 def _llama() -> Iterator[LaunchScript]:
@@ -223,6 +273,8 @@ def _nemo() -> Iterator[LaunchScript]:
 
 
 SCRIPTS = (
+    *_dispatchers(),
+    *_vera_rubin(),
     *_deepseek(),
     *_qwen3(QWEN3_30B),
     *_qwen3(QWEN3_235B),

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from sim.validation.launch_scripts import DEEPSEEK_V3, KIMI_K2, QWEN3_235B, Sizes, with_launch_script
+from sim.validation.launch_scripts import (
+    DEEPSEEK_V3,
+    GPT_OSS_120B,
+    KIMI_K2,
+    QWEN3_30B,
+    QWEN3_235B,
+    Sizes,
+    with_launch_script,
+)
 
 MODULES = ("mla_up_proj", "layernorm", "moe_act")
 
@@ -43,6 +51,56 @@ def test_what_runs_again_and_what_graphs_hold(
     """Megatron-Bridge 0.6.2: perf_recipes/deepseek; scripts/performance/configs/kimi."""
     training = with_launch_script(row(model, cluster, precision, date, pp=4, ep=64))["training"]
     assert (training["recompute"], training.get("cuda_graphs")) == (recompute, graphs)
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "precision", "date", "found"),
+    [
+        (DEEPSEEK_V3, "dgx-h100", "fp8", "2025-09", "deepep"),
+        (DEEPSEEK_V3, "dgx-h100", "fp8", "2026-02", "hybridep"),
+        (DEEPSEEK_V3, "gb200-nvl72", "mxfp8", "2025-09", None),
+        (DEEPSEEK_V3, "gb200-nvl72", "mxfp8", "2025-11", "hybridep"),
+        (DEEPSEEK_V3, "dgx-b200", "mxfp8", "2025-11", None),
+        (DEEPSEEK_V3, "vr200-nvl72", "bf16", "2026-08", "hybridep"),
+        (QWEN3_235B, "dgx-h100", "fp8", "2026-08", None),
+        (QWEN3_235B, "dgx-b200", "bf16", "2026-08", None),
+        (QWEN3_235B, "dgx-b300", "bf16", "2026-04", None),
+        (QWEN3_235B, "dgx-b300", "bf16", "2026-08", "hybridep"),
+        (QWEN3_30B, "gb200-nvl72", "mxfp8", "2025-11", None),
+        (QWEN3_30B, "gb200-nvl72", "mxfp8", "2026-02", "hybridep"),
+        (GPT_OSS_120B, "gb200-nvl72", "bf16", "2026-04", "hybridep"),
+        (GPT_OSS_120B, "gb200-nvl72", "bf16", "2026-06", None),
+        (GPT_OSS_120B, "gb200-nvl72", "mxfp8", "2026-06", "hybridep"),
+        (KIMI_K2, "dgx-b200", "bf16", "2026-08", None),
+    ],
+)
+def test_who_takes_tokens_to_experts(model: Sizes, cluster: str, precision: str, date: str, found: str | None) -> None:
+    """Megatron-Bridge's presets: `enable_deepep`, later `moe_flex_dispatcher_backend`, where the type is flex."""
+    made = with_launch_script(row(model, cluster, precision, date, pp=4, virtual_stages=4, ep=64))
+    assert made["parallelism"].get("ep_dispatcher") == found
+    beside = made["training"].get("moe_shared_expert_overlap")
+    assert beside is (True if model == DEEPSEEK_V3 and found is None else None)
+
+
+@pytest.mark.parametrize(
+    ("precision", "pp", "stages", "recompute", "graphs", "paired"),
+    [
+        ("mxfp8", 2, 8, "none", "step", True),
+        ("nvfp4", 2, 8, "none", "step", True),
+        ("fp8", 2, 8, modules("mla_up_proj"), None, None),
+        ("mxfp8", 4, 4, modules("mla_up_proj"), "step", True),
+        ("nvfp4", 4, 4, modules("mlp"), "layers", None),
+        ("bf16", 4, 4, modules("moe_act"), "layers", None),
+    ],
+)
+def test_scripts_of_vera_rubin(
+    precision: str, pp: int, stages: int, recompute: Any, graphs: str | None, paired: bool | None
+) -> None:
+    """perf_recipes/deepseek/vr200 of Megatron-Bridge 0.6.2."""
+    layout = {"pp": pp, "virtual_stages": stages, "ep": 32}
+    made = with_launch_script(row(DEEPSEEK_V3, "vr200-nvl72", precision, "2026-08", **layout))
+    assert (made["training"]["recompute"], made["training"].get("cuda_graphs")) == (recompute, graphs)
+    assert made["parallelism"].get("ep_overlap") is paired
 
 
 @pytest.mark.parametrize(
