@@ -171,7 +171,9 @@ def of_megatron(sections: Sections, t: Training) -> Problems:
 def shared_experts_beside(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's shared experts beside the exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
     moe, p, r = sections.model.moe, sections.parallelism, t.recompute
+    by_library = p.ep_dispatcher not in (None, "all_to_all") and not framework_of(t).shares_beside_libraries
     for bad, what in (
+        (by_library, "parallelism.ep_dispatcher all_to_all before Megatron-Core 0.18 (June 2026)"),
         (moe is None or not moe.shared_width, "model.moe with shared experts"),
         (moe is not None and moe.latent is not None, "model.moe without latent"),
         (not framework_of(t).sends_probabilities, "framework megatron, megatron_bridge or nemo"),
