@@ -65,6 +65,8 @@ WHOLE_GRAPH = {"training": {"cuda_graphs": "step", "cuda_graph_scope": []}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
 TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}}
 PAIRED = {"parallelism": {"ep_overlap": True}}
+ATTENTION_IN_8_BITS = {"training": {"fp8_dot_product_attention": True}}
+PROJECTED_IN_8_BITS = {"training": {"fp8_output_proj": True}}
 # Scripts that set cuda_graph_impl full_iteration also set moe_a2a_overlap and cutedsl_fused_grouped_mlp.
 FULL_ITERATION = merge(WHOLE_GRAPH | PAIRED, {"training": {"fused_experts": True}})
 HEAD_NORMS = {"model": {"qk_norm": True}}
@@ -79,6 +81,7 @@ DEEPSEEK_STAGES: dict[tuple[tuple[int, int], ...], list[int]] = {
     ((16, 1), (8, 2), (4, 4), (2, 8)): [*[4] * 15, 1],
     ((8, 4),): [1, *[2] * 30, 0],
 }
+LATE_STAGES = [5, *[4] * 14, 0]  # Et*5|(t*4|)*14mL of NVFP4 since August 2026
 # Layers whose activations wait on the host, by GPU and precision. The 405B's on GB200 are those of autumn 2025, when
 # tables have it in this layout; later they were 95 and 92.
 OFFLOADED_LAYERS = {
@@ -88,8 +91,15 @@ OFFLOADED_LAYERS = {
         ("gb300", "bf16"): 30,
         ("gb300", "fp8"): 20,
         ("b200-sxm", "fp8"): 5,
+        ("vr200", "bf16"): 30,
     },
-    LLAMA31_405B: {("gb200", "fp8"): 80, ("gb300", "bf16"): 40, ("gb300", "fp8"): 10},
+    LLAMA31_405B: {
+        ("gb200", "fp8"): 80,
+        ("gb300", "bf16"): 40,
+        ("b300-sxm", "bf16"): 40,
+        ("vr200", "bf16"): 40,
+        ("gb300", "fp8"): 10,
+    },
 }
 
 
@@ -110,7 +120,7 @@ def _deepseek() -> Iterator[LaunchScript]:
     mx = ("mxfp8",)
     yield from _deepseek_of_0_6(partial(script, source="perf_recipes/deepseek of 0.6.2", since="2026-08"))
     yield script(NOT_RECOMPUTED, "3983: recompute_modules []", ("gb300",), since="2026-06", precisions=mx)
-    whole = merge(FULL_ITERATION, {"training": {"fp8_output_proj": True}})
+    whole = merge(FULL_ITERATION, PROJECTED_IN_8_BITS)
     yield script(whole, "3983, 4226, 4458", ("gb200", "gb300", "b300-sxm"), since="2026-06", precisions=mx)
     graphed = merge(GRAPHED_PARTS, PAIRED)
     yield script(  # of B200's layouts the only one with virtual stages
@@ -143,7 +153,16 @@ def _deepseek() -> Iterator[LaunchScript]:
 
 def _deepseek_of_0_6(script: Callable[..., LaunchScript]) -> Iterator[LaunchScript]:
     """Of NVFP4, of current scaling and of B200."""
-    yield script(merge(NOT_RECOMPUTED, FULL_ITERATION), gpus=("gb300",), precisions=("nvfp4",))
+    late, low = {"parallelism": {"layers_per_stage": LATE_STAGES}}, ("nvfp4",)
+    yield script(late, gpus=("gb300",), precisions=low, layouts=((2, 8),))
+    whole = merge(merge(NOT_RECOMPUTED, FULL_ITERATION), ATTENTION_IN_8_BITS)
+    yield script(whole, gpus=("gb300",), precisions=low)
+    yield script(ATTENTION_IN_8_BITS, gpus=("gb300", *B300), precisions=("mxfp8",), zero=(1,))
+    on_host = {"training": {"activation_offload": {"modules": ["core_attn", "attn_proj"]}}}
+    ungraphed = {"training": {"cuda_graphs": "none", "cuda_graph_scope": [], "fused_experts": False}}
+    again = _selective("layernorm", "mla_up_proj", "moe_act")
+    unpaired = {"parallelism": {"ep_overlap": False}}
+    yield script(merge(merge(again, unpaired), merge(on_host, ungraphed)), gpus=("gb300",), zero=(3,))
     graphed = merge(_selective("mla_up_proj"), GRAPHED_PARTS)
     yield script(graphed, gpus=B200, precisions=("mxfp8",), layouts=((8, 2),))
     yield script(_selective("mlp"), gpus=("gb200",), precisions=("fp8", "nvfp4"))
@@ -162,6 +181,9 @@ def _kimi() -> Iterator[LaunchScript]:
 
 def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, model)
+    in_8_bits = partial(script, ATTENTION_IN_8_BITS, "perf_recipes/qwen of 0.6.2", precisions=("mxfp8",))
+    # Of the 235B those with virtual stages, whose graphs are whole.
+    yield in_8_bits((*BLACKWELL, *VR200), "2026-08", layouts=((1, 1), (8, 3), (4, 12)))
     yield script(FULL_ITERATION, "4249, 4606", BLACKWELL, since="2026-06", precisions=("mxfp8",))
     if model == QWEN3_235B:
         whole = partial(script, FULL_ITERATION, "perf_recipes/qwen of 0.6.2", since="2026-08")
@@ -171,6 +193,8 @@ def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
     yield script(WHOLE_GRAPH, "configs/qwen3", BLACKWELL, until="2025-11")
     later = partial(script, source="configs/qwen", since="2026-01")
     if model == QWEN3_30B:
+        h100 = partial(script, WITHOUT_ATTENTION, "2477", H100, "2026-03", precisions=("bf16",), layouts=((1, 1),))
+        yield h100()
         yield later(WITHOUT_ATTENTION, gpus=("gb300", "b300-sxm"))
         yield later(WITHOUT_ATTENTION, gpus=("gb200",), precisions=("mxfp8",))
     yield later(GRAPHED_PARTS, gpus=BLACKWELL if model == QWEN3_30B else NVL72)
@@ -180,9 +204,11 @@ def _gpt_oss() -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, GPT_OSS_120B, since="2026-01")
     mx = ("mxfp8",)
     graphed = merge(NOT_RECOMPUTED, FULL_ITERATION)
+    in_8_bits = merge(ATTENTION_IN_8_BITS, PROJECTED_IN_8_BITS)
+    yield script(in_8_bits, "perf_recipes/gpt_oss of 0.6.2", (*NVL72, *VR200), precisions=mx, since="2026-08")
     yield script(graphed, "4173", NVL72, precisions=mx, since="2026-06")
     yield script(PAIRED, "configs/gpt_oss: 1,280 sequences", ("gb200",))
-    yield script(PAIRED, "configs/gpt_oss", ("b300-sxm",), precisions=mx, since="2026-06")
+    yield script(PAIRED, "configs/gpt_oss", B300, precisions=mx, since="2026-06", until="2026-08")
     yield script(GRAPHED_PARTS, "configs/gpt_oss", ("gb300", "b300-sxm"))
     yield script(_selective("layernorm", "moe_act"), "configs/gpt_oss", (*H100, "gb200", "b200-sxm"))
 
@@ -215,10 +241,10 @@ def _vera_rubin() -> Iterator[LaunchScript]:
     """Of 0.6.2, those for 256 GPUs where two have the same layout."""
     script = partial(LaunchScript, _BRIDGE, source="perf_recipes of 0.6.2", gpus=VR200, since="2026-08")
     whole, mx = merge(NOT_RECOMPUTED, FULL_ITERATION), ("mxfp8",)
-    projected = {"training": {"fp8_output_proj": True}}
     wide, narrow = (partial(script, DEEPSEEK_V3, layouts=(layout,)) for layout in ((2, 8), (4, 4)))
-    yield wide(merge(whole, projected), precisions=mx)
-    yield wide(merge(whole, {"parallelism": {"layers_per_stage": [5, *[4] * 14, 0]}}), precisions=("nvfp4",))
+    yield wide(ATTENTION_IN_8_BITS, precisions=("mxfp8", "nvfp4"))
+    yield wide(merge(whole, PROJECTED_IN_8_BITS), precisions=mx)
+    yield wide(merge(whole, {"parallelism": {"layers_per_stage": LATE_STAGES}}), precisions=("nvfp4",))
     yield wide(_selective("mla_up_proj"), precisions=("fp8",))
     yield narrow(merge(_selective("mla_up_proj"), FULL_ITERATION), precisions=mx)
     yield narrow(merge(_selective("mlp"), GRAPHED_PARTS), precisions=("fp8", "nvfp4"))
@@ -229,6 +255,7 @@ def _vera_rubin() -> Iterator[LaunchScript]:
     yield script(QWEN3_235B, GRAPHED_PARTS)
     yield script(GPT_OSS_120B, GRAPHED_PARTS)
     yield script(KIMI_K2, _selective("mla_up_proj"))
+    yield script(LLAMA3_8B, WHOLE_GRAPH)
 
 
 def _llama() -> Iterator[LaunchScript]:
@@ -280,7 +307,10 @@ SCRIPTS = (
     *_qwen3(QWEN3_235B),
     # Every preset of these rows' layouts that has the switch `moe_a2a_overlap` sets it; the first are of December 2025.
     LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen: 2,048 and 8,192 sequences", H100, since="2025-11"),
-    LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01"),
+    LaunchScript(
+        _BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01", layouts=((2, 12),)
+    ),
+    LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "perf_recipes/qwen of 0.6.2", H100, "2026-08", precisions=("bf16",)),
     *_gpt_oss(),
     *_kimi(),
     *_llama(),

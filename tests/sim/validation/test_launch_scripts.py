@@ -83,6 +83,54 @@ def test_who_takes_tokens_to_experts(model: Sizes, cluster: str, precision: str,
 
 
 @pytest.mark.parametrize(
+    ("model", "cluster", "precision", "date", "layout", "found"),
+    [
+        (QWEN3_30B, "gb200-nvl72", "mxfp8", "2026-08", (1, 1), (True, None)),
+        (QWEN3_30B, "gb200-nvl72", "mxfp8", "2026-06", (1, 1), (None, None)),
+        (QWEN3_235B, "dgx-b200", "mxfp8", "2026-08", (8, 3), (True, None)),
+        (QWEN3_235B, "gb300-nvl72", "nvfp4", "2026-08", (4, 12), (None, None)),
+        (DEEPSEEK_V3, "gb200-nvl72", "mxfp8", "2026-08", (4, 4), (None, True)),
+        (DEEPSEEK_V3, "gb300-nvl72", "mxfp8", "2026-08", (2, 8), (True, True)),
+        (DEEPSEEK_V3, "gb300-nvl72", "nvfp4", "2026-08", (2, 8), (True, None)),
+        (GPT_OSS_120B, "gb200-nvl72", "mxfp8", "2026-08", (1, 1), (True, True)),
+        (GPT_OSS_120B, "dgx-b300", "mxfp8", "2026-08", (1, 1), (None, None)),
+    ],
+)
+def test_attention_and_the_output_in_8_bits(
+    model: Sizes, cluster: str, precision: str, date: str, layout: tuple[int, int], found: tuple[Any, Any]
+) -> None:
+    """perf_recipes of 0.6.2: `mixed_precision.fp8_dot_product_attention`, `fp8_output_proj`."""
+    pp, stages = layout
+    training = with_launch_script(row(model, cluster, precision, date, pp=pp, virtual_stages=stages, ep=8, zero=1))
+    training = training["training"]
+    assert (training.get("fp8_dot_product_attention"), training.get("fp8_output_proj")) == found
+
+
+def test_deepseek_with_fsdp_waits_on_the_host_and_is_not_graphed() -> None:
+    """perf_recipes/deepseek/common.py: `_apply_deepseek_v3_64gpu_gb300_fsdp_configs`."""
+    made = with_launch_script(row(DEEPSEEK_V3, "gb300-nvl72", "mxfp8", "2026-08", pp=1, ep=64, zero=3))
+    training = made["training"]
+    assert training["activation_offload"] == {"modules": ["core_attn", "attn_proj"]}
+    assert training["recompute"] == modules("layernorm", "mla_up_proj", "moe_act")
+    assert (training["cuda_graphs"], training["fused_experts"]) == ("none", False)
+    assert made["parallelism"]["ep_overlap"] is False
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout", "found"),
+    [
+        ("bf16", {"pp": 2, "virtual_stages": 12}, (None, True)),
+        ("bf16", {"pp": 1}, ("layers", True)),
+        ("fp8", {"pp": 1}, (None, None)),
+    ],
+)
+def test_qwen3_30b_on_h100(precision: str, layout: dict[str, int], found: tuple[Any, Any]) -> None:
+    """perf_recipes/qwen/h100; before, 12 virtual stages whose exchanges hide."""
+    made = with_launch_script(row(QWEN3_30B, "dgx-h100", precision, "2026-08", ep=8, **layout))
+    assert (made["training"].get("cuda_graphs"), made["parallelism"].get("ep_overlap")) == found
+
+
+@pytest.mark.parametrize(
     ("precision", "pp", "stages", "recompute", "graphs", "paired"),
     [
         ("mxfp8", 2, 8, "none", "step", True),
