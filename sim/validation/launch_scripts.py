@@ -15,6 +15,7 @@ from sim.inputs.model_input import load_model, model_presets
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import form_of
 from sim.schedules import FORMS
+from sim.variants.optimizers import REMAINDERS
 from topology.presets import CLUSTERS
 
 
@@ -29,7 +30,8 @@ class Sizes(NamedTuple):
 class LaunchScript(NamedTuple):
     """Keys that `framework`'s script sets for a model, in releases from the month `since` on and before `until`.
 
-    `gpus`, `precisions`, `layouts` (pp and virtual stages), `zero`, `mlp`: what the script is for, empty for all.
+    `gpus`, `precisions`, `recipes`, `layouts` (pp and virtual stages), `zero`, `mlp`: what the script is for, empty for
+    all.
     """
 
     framework: str
@@ -43,6 +45,7 @@ class LaunchScript(NamedTuple):
     layouts: tuple[tuple[int, int], ...] = ()
     zero: tuple[int, ...] = ()
     mlp: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
 
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
@@ -213,6 +216,19 @@ def _gpt_oss() -> Iterator[LaunchScript]:
     yield script(_selective("layernorm", "moe_act"), "configs/gpt_oss", (*H100, "gb200", "b200-sxm"))
 
 
+def _parameters() -> Iterator[LaunchScript]:
+    """What recipes of all releases say of parameters, their gradients and the optimizer's states."""
+    kept = {"training": {"fp8_param_gather": True}}
+    script = partial(LaunchScript, _BRIDGE, changes=kept, source="training/mixed_precision.py: fp8_param_gather")
+    for model in (DEEPSEEK_V3, QWEN3_30B, QWEN3_235B, GPT_OSS_120B, LLAMA3_8B, LLAMA3_70B, LLAMA31_405B):
+        yield script(model, precisions=("fp8", "mxfp8"), recipes=("default", "tensorwise", "mxfp8"), zero=(1,))
+    script = partial(LaunchScript, _BRIDGE, DEEPSEEK_V3)
+    yield script({"training": {"optimizer_dtype": "bf16"}}, "recipes/deepseek/deepseek_v3.py: exp_avg_dtype")
+    remainders, bf16 = {"training": {"master_weights": REMAINDERS}}, ("bf16",)
+    yield script(remainders, "the same: use_precision_aware_optimizer", precisions=bf16, zero=(1,))
+    yield script({"parallelism": {"dp_sync": "after_backward"}}, "configs/deepseek: overlap_grad_reduce False", H100)
+
+
 def _dispatchers() -> Iterator[LaunchScript]:
     """Who takes tokens to experts' ranks: presets whose `moe_flex_dispatcher_backend` is used, as the dispatcher's type
     is flex (configs/*/*_llm_pretrain.py, training/flex_dispatcher_backend.py), by the pull request that chose it. With
@@ -300,6 +316,7 @@ def _nemo() -> Iterator[LaunchScript]:
 
 
 SCRIPTS = (
+    *_parameters(),
     *_dispatchers(),
     *_vera_rubin(),
     *_deepseek(),
@@ -336,6 +353,7 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
     row = {
         "gpus": cluster.gpu.name,
         "precisions": training.get("precision", "bf16"),
+        "recipes": training.get("fp8_recipe") or "default",
         "layouts": (layout.get("pp", 1), layout.get("virtual_stages") or 1),
         "zero": layout.get("zero", 0),
         "mlp": model.get("mlp", "swiglu"),

@@ -106,6 +106,32 @@ def test_attention_and_the_output_in_8_bits(
     assert (training.get("fp8_dot_product_attention"), training.get("fp8_output_proj")) == found
 
 
+@pytest.mark.parametrize(
+    ("precision", "recipe", "zero", "found"),
+    [
+        ("fp8", None, 1, True),
+        ("fp8", "tensorwise", 1, True),
+        ("fp8", "blockwise", 1, None),
+        ("mxfp8", None, 1, True),
+        ("mxfp8", None, 3, None),
+        ("bf16", None, 1, None),
+    ],
+)
+def test_parameters_in_8_bits(precision: str, recipe: str | None, zero: int, found: bool | None) -> None:
+    """training/mixed_precision.py since 0.2: `fp8_param_gather`, but for scales of blocks."""
+    one = row(QWEN3_30B, "dgx-h100", precision, "2025-09", pp=1, ep=8, zero=zero)
+    one["training"] |= {} if recipe is None else {"fp8_recipe": recipe}
+    assert with_launch_script(one)["training"].get("fp8_param_gather") is found
+
+
+def test_deepseeks_gradients_are_reduced_behind_the_backward_on_h100() -> None:
+    """configs/deepseek: `comm_overlap.overlap_grad_reduce = False` on H100; recipes/deepseek: states in bf16."""
+    for cluster, found in (("dgx-h100", "after_backward"), ("gb200-nvl72", None)):
+        made = with_launch_script(row(DEEPSEEK_V3, cluster, "bf16", "2025-11", pp=4, ep=64, zero=1))
+        assert (made["parallelism"].get("dp_sync"), made["training"]["optimizer_dtype"]) == (found, "bf16")
+        assert made["training"]["master_weights"] == "remainders"  # Transformer Engine's `store_param_remainders`
+
+
 def test_deepseek_with_fsdp_waits_on_the_host_and_is_not_graphed() -> None:
     """perf_recipes/deepseek/common.py: `_apply_deepseek_v3_64gpu_gb300_fsdp_configs`."""
     made = with_launch_script(row(DEEPSEEK_V3, "gb300-nvl72", "mxfp8", "2026-08", pp=1, ep=64, zero=3))
