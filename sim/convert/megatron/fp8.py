@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.convert.megatron.static_buffers import static_buffers
 from sim.convert.settings import Settings
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 
@@ -25,12 +26,14 @@ def precision_of(s: Settings, recipe: Any) -> str:
 def in_8_bits(s: Settings, precision: str) -> dict[str, Any]:
     """Return keys of what besides layers' matmuls is multiplied or kept in 8 bits: without 8-bit matmuls activations
     alone."""
+    fused = _fused_experts(s, precision)
     attention, stored = s.flag("fp8-dot-product-attention"), s.flag("activation-func-fp8-input-store")
     return {
         "fp8_output_proj": (precision == "mxfp8" and s.flag("fp8-output-proj")) or None,
         "fp8_dot_product_attention": (attention and precision in LOW) or None,
         "activation_func_fp8_input_store": stored or None,
-        "fused_experts": _fused_experts(s, precision),
+        "fused_experts": fused,
+        **static_buffers(s, fused is True),
         "moe_router_padding_for_quantization": _fills_map(s, precision),
         "fp8_param_gather": _parameters(s, precision),
         **_in_sixteen_bits(s, precision),

@@ -184,5 +184,35 @@ def shared_experts_beside(sections: Sections, t: Training) -> Problems:
             yield ("training", "moe_shared_expert_overlap"), f"found true; needs {what}"
 
 
+RANK_CAPACITY, STASH = "moe_expert_rank_capacity_factor", "moe_paged_stash_buffer_size_factor_cuda"
+
+
+def static_buffers(sections: Sections, t: Training) -> Problems:
+    """Buffers of HybridEP for fused experts (transformer_config.py: "requires use_transformer_engine_op_fuser"), and a
+    stash of what these keep, which recomputation and the host do not have as well."""
+    offload = t.activation_offload
+    named = offload.modules if isinstance(offload, ActivationOffload) else ()
+    modules = offload is True or {"expert_fc1", "moe_act"} & {*named}
+    for key, needs in (
+        (
+            RANK_CAPACITY,
+            (
+                (sections.parallelism.ep_dispatcher == "hybridep", "parallelism.ep_dispatcher hybridep"),
+                (t.fused_experts, "training.fused_experts true"),
+            ),
+        ),
+        (
+            STASH,
+            (
+                (t.moe_expert_rank_capacity_factor is not None, f"training.{RANK_CAPACITY}"),
+                (not modules, "activation_offload without layers' experts"),
+            ),
+        ),
+    ):
+        for good, what in needs:
+            if getattr(t, key) is not None and not good:
+                yield ("training", key), f"found {getattr(t, key):g}; needs {what}"
+
+
 # Rules on keys of Megatron-Core.
-OF_EXPERTS = (router_fusion, fusions, of_megatron, shared_experts_beside, captured_parts, filled_map)
+OF_EXPERTS = (router_fusion, fusions, of_megatron, shared_experts_beside, captured_parts, filled_map, static_buffers)
