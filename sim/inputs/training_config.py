@@ -289,6 +289,18 @@ class Training(UserInput):
     fused_experts: bool = Field(
         default=False, description="experts' matmuls also compute the activation and quantize its result"
     )
+    moe_expert_rank_capacity_factor: float | None = Field(
+        default=None,
+        ge=1,
+        le=1e3,
+        description="buffers of a rank's experts hold so many times the mean number of copies; null: what comes",
+    )
+    moe_paged_stash_buffer_size_factor_cuda: float | None = Field(
+        default=None,
+        gt=0,
+        le=1e3,
+        description="what experts keep waits in pages, so many times what the mean number of copies keeps; null: none",
+    )
     cuda_graphs: Literal["none", "layers", "step"] = Field(
         default="none", description="what CUDA graphs replay: the host issues none of its kernels"
     )

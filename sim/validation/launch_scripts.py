@@ -15,6 +15,7 @@ from sim.inputs.model_input import load_model, model_presets
 from sim.inputs.overrides import merge
 from sim.inputs.parallelism import form_of
 from sim.schedules import FORMS
+from sim.variants.optimizers import REMAINDERS
 from topology.presets import CLUSTERS
 
 
@@ -29,7 +30,8 @@ class Sizes(NamedTuple):
 class LaunchScript(NamedTuple):
     """Keys that `framework`'s script sets for a model, in releases from the month `since` on and before `until`.
 
-    `gpus`, `precisions`, `layouts` (pp and virtual stages), `zero`, `mlp`: what the script is for, empty for all.
+    `gpus`, `precisions`, `recipes`, `layouts` (pp and virtual stages), `zero`, `mlp`: what the script is for, empty for
+    all.
     """
 
     framework: str
@@ -43,6 +45,7 @@ class LaunchScript(NamedTuple):
     layouts: tuple[tuple[int, int], ...] = ()
     zero: tuple[int, ...] = ()
     mlp: tuple[str, ...] = ()
+    recipes: tuple[str, ...] = ()
 
 
 DEEPSEEK_V3, QWEN3_30B, QWEN3_235B = Sizes(61, 7168, 256), Sizes(48, 2048, 128), Sizes(94, 4096, 128)
@@ -51,6 +54,7 @@ LLAMA3_8B, LLAMA3_70B, LLAMA31_405B = Sizes(32, 4096, 0), Sizes(80, 8192, 0), Si
 LLAMA2_13B, GPT3_5B, GPT3_20B, GPT3_175B = (Sizes(*x, 0) for x in ((40, 5120), (24, 4096), (44, 6144), (96, 12288)))
 H100, DGX, NVL72 = ("h100-sxm",), ("b200-sxm", "b300-sxm"), ("gb200", "gb300")
 BLACKWELL = (*DGX, *NVL72)
+B200, B300, VR200 = ("b200-sxm",), ("b300-sxm",), ("vr200",)
 
 
 def _graphs_of(*scope: str) -> dict[str, Any]:
@@ -64,10 +68,13 @@ WHOLE_GRAPH = {"training": {"cuda_graphs": "step", "cuda_graph_scope": []}}
 # training/utils/moe_token_drop.py: apply_moe_token_drop
 TOKEN_DROP = {"model": {"moe": {"capacity_factor": 1.0, "pad_to_capacity": True}}}
 PAIRED = {"parallelism": {"ep_overlap": True}}
+ATTENTION_IN_8_BITS = {"training": {"fp8_dot_product_attention": True}}
+PROJECTED_IN_8_BITS = {"training": {"fp8_output_proj": True}}
 # Scripts that set cuda_graph_impl full_iteration also set moe_a2a_overlap and cutedsl_fused_grouped_mlp.
 FULL_ITERATION = merge(WHOLE_GRAPH | PAIRED, {"training": {"fused_experts": True}})
 HEAD_NORMS = {"model": {"qk_norm": True}}
 SHARED_BESIDE = {"training": {"moe_shared_expert_overlap": True}}  # with NCCL's exchanges, unless they pair
+DEEP_EP, HYBRID_EP = ({"parallelism": {"ep_dispatcher": name}} for name in ("deepep", "hybridep"))
 NOT_RECOMPUTED = {"training": {"recompute": "none"}}
 # recipes/deepseek/deepseek_v3.py: set_deepseek_v3_pipeline_model_parallel_layout; a script's Et|(tt|)*30mL on 32 stages
 # and Et*4|(t*4|)*14tmL on pp 2.
@@ -77,6 +84,7 @@ DEEPSEEK_STAGES: dict[tuple[tuple[int, int], ...], list[int]] = {
     ((16, 1), (8, 2), (4, 4), (2, 8)): [*[4] * 15, 1],
     ((8, 4),): [1, *[2] * 30, 0],
 }
+LATE_STAGES = [5, *[4] * 14, 0]  # Et*5|(t*4|)*14mL of NVFP4 since August 2026
 # Layers whose activations wait on the host, by GPU and precision. The 405B's on GB200 are those of autumn 2025, when
 # tables have it in this layout; later they were 95 and 92.
 OFFLOADED_LAYERS = {
@@ -86,8 +94,15 @@ OFFLOADED_LAYERS = {
         ("gb300", "bf16"): 30,
         ("gb300", "fp8"): 20,
         ("b200-sxm", "fp8"): 5,
+        ("vr200", "bf16"): 30,
     },
-    LLAMA31_405B: {("gb200", "fp8"): 80, ("gb300", "bf16"): 40, ("gb300", "fp8"): 10},
+    LLAMA31_405B: {
+        ("gb200", "fp8"): 80,
+        ("gb300", "bf16"): 40,
+        ("b300-sxm", "bf16"): 40,
+        ("vr200", "bf16"): 40,
+        ("gb300", "fp8"): 10,
+    },
 }
 
 
@@ -108,14 +123,15 @@ def _deepseek() -> Iterator[LaunchScript]:
     mx = ("mxfp8",)
     yield from _deepseek_of_0_6(partial(script, source="perf_recipes/deepseek of 0.6.2", since="2026-08"))
     yield script(NOT_RECOMPUTED, "3983: recompute_modules []", ("gb300",), since="2026-06", precisions=mx)
-    whole = merge(FULL_ITERATION, {"training": {"fp8_output_proj": True}})
+    whole = merge(FULL_ITERATION, PROJECTED_IN_8_BITS)
     yield script(whole, "3983, 4226, 4458", ("gb200", "gb300", "b300-sxm"), since="2026-06", precisions=mx)
     graphed = merge(GRAPHED_PARTS, PAIRED)
     yield script(  # of B200's layouts the only one with virtual stages
         merge(_selective("mla_up_proj", "mlp"), graphed),
         "configs/deepseek",
-        ("b200-sxm",),
+        B200,
         since="2026-06",
+        until="2026-08",
         precisions=mx,
         layouts=((8, 2),),
     )
@@ -128,7 +144,8 @@ def _deepseek() -> Iterator[LaunchScript]:
     yield script({"model": {"mtp_layers": 1}}, "recipes/deepseek/deepseek_v3.py: mtp_num_layers")
     yield script({"model": {"moe": {"router_fp32": True}}}, "models/deepseek/deepseek_provider.py: moe_router_dtype")
     shared = "the same: moe_shared_expert_overlap; configs/deepseek: enable_deepep False"
-    yield script(SHARED_BESIDE, shared, NVL72, until="2026-01")
+    yield script(SHARED_BESIDE, shared, NVL72, until="2025-11")
+    yield script(SHARED_BESIDE, shared, B200, until="2026-01")
     for layouts, layers in DEEPSEEK_STAGES.items():
         yield script({"parallelism": {"layers_per_stage": layers}}, "DEEPSEEK_STAGES", layouts=layouts)
     yield script(TOKEN_DROP, "configs/deepseek", BLACKWELL, until="2025-11")
@@ -138,8 +155,19 @@ def _deepseek() -> Iterator[LaunchScript]:
 
 
 def _deepseek_of_0_6(script: Callable[..., LaunchScript]) -> Iterator[LaunchScript]:
-    """Of NVFP4, whose experts are fused there, which is not simulated; and of current scaling."""
-    yield script(merge(NOT_RECOMPUTED, WHOLE_GRAPH | PAIRED), gpus=("gb300",), precisions=("nvfp4",))
+    """Of NVFP4, of current scaling and of B200."""
+    late, low = {"parallelism": {"layers_per_stage": LATE_STAGES}}, ("nvfp4",)
+    yield script(late, gpus=("gb300",), precisions=low, layouts=((2, 8),))
+    whole = merge(merge(NOT_RECOMPUTED, FULL_ITERATION), ATTENTION_IN_8_BITS)
+    yield script(whole, gpus=("gb300",), precisions=low)
+    yield script(ATTENTION_IN_8_BITS, gpus=("gb300", *B300), precisions=("mxfp8",), zero=(1,))
+    on_host = {"training": {"activation_offload": {"modules": ["core_attn", "attn_proj"]}}}
+    ungraphed = {"training": {"cuda_graphs": "none", "cuda_graph_scope": [], "fused_experts": False}}
+    again = _selective("layernorm", "mla_up_proj", "moe_act")
+    unpaired = {"parallelism": {"ep_overlap": False}}
+    yield script(merge(merge(again, unpaired), merge(on_host, ungraphed)), gpus=("gb300",), zero=(3,))
+    graphed = merge(_selective("mla_up_proj"), GRAPHED_PARTS)
+    yield script(graphed, gpus=B200, precisions=("mxfp8",), layouts=((8, 2),))
     yield script(_selective("mlp"), gpus=("gb200",), precisions=("fp8", "nvfp4"))
     yield script(_selective("mla_up_proj", "layernorm", "moe_act"), gpus=("b200-sxm",), precisions=("nvfp4",))
 
@@ -156,15 +184,20 @@ def _kimi() -> Iterator[LaunchScript]:
 
 def _qwen3(model: Sizes) -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, model)
+    in_8_bits = partial(script, ATTENTION_IN_8_BITS, "perf_recipes/qwen of 0.6.2", precisions=("mxfp8",))
+    # Of the 235B those with virtual stages, whose graphs are whole.
+    yield in_8_bits((*BLACKWELL, *VR200), "2026-08", layouts=((1, 1), (8, 3), (4, 12)))
     yield script(FULL_ITERATION, "4249, 4606", BLACKWELL, since="2026-06", precisions=("mxfp8",))
-    if model == QWEN3_235B:  # experts are fused there, which is not simulated in NVFP4
-        whole = partial(script, WHOLE_GRAPH | PAIRED, "perf_recipes/qwen of 0.6.2", since="2026-08")
+    if model == QWEN3_235B:
+        whole = partial(script, FULL_ITERATION, "perf_recipes/qwen of 0.6.2", since="2026-08")
         yield whole(gpus=BLACKWELL, precisions=("nvfp4",), layouts=((8, 3), (4, 12)))
     yield script(HEAD_NORMS, "models/qwen: Qwen3MoEModelProvider.qk_layernorm")
     yield script(TOKEN_DROP, "configs/qwen3", until="2025-11")
     yield script(WHOLE_GRAPH, "configs/qwen3", BLACKWELL, until="2025-11")
     later = partial(script, source="configs/qwen", since="2026-01")
     if model == QWEN3_30B:
+        h100 = partial(script, WITHOUT_ATTENTION, "2477", H100, "2026-03", precisions=("bf16",), layouts=((1, 1),))
+        yield h100()
         yield later(WITHOUT_ATTENTION, gpus=("gb300", "b300-sxm"))
         yield later(WITHOUT_ATTENTION, gpus=("gb200",), precisions=("mxfp8",))
     yield later(GRAPHED_PARTS, gpus=BLACKWELL if model == QWEN3_30B else NVL72)
@@ -174,11 +207,71 @@ def _gpt_oss() -> Iterator[LaunchScript]:
     script = partial(LaunchScript, _BRIDGE, GPT_OSS_120B, since="2026-01")
     mx = ("mxfp8",)
     graphed = merge(NOT_RECOMPUTED, FULL_ITERATION)
+    in_8_bits = merge(ATTENTION_IN_8_BITS, PROJECTED_IN_8_BITS)
+    yield script(in_8_bits, "perf_recipes/gpt_oss of 0.6.2", (*NVL72, *VR200), precisions=mx, since="2026-08")
     yield script(graphed, "4173", NVL72, precisions=mx, since="2026-06")
     yield script(PAIRED, "configs/gpt_oss: 1,280 sequences", ("gb200",))
-    yield script(PAIRED, "configs/gpt_oss", ("b300-sxm",), precisions=mx, since="2026-06")
+    yield script(PAIRED, "configs/gpt_oss", B300, precisions=mx, since="2026-06", until="2026-08")
     yield script(GRAPHED_PARTS, "configs/gpt_oss", ("gb300", "b300-sxm"))
     yield script(_selective("layernorm", "moe_act"), "configs/gpt_oss", (*H100, "gb200", "b200-sxm"))
+
+
+def _parameters() -> Iterator[LaunchScript]:
+    """What recipes of all releases say of parameters, their gradients and the optimizer's states."""
+    kept = {"training": {"fp8_param_gather": True}}
+    script = partial(LaunchScript, _BRIDGE, changes=kept, source="training/mixed_precision.py: fp8_param_gather")
+    for model in (DEEPSEEK_V3, QWEN3_30B, QWEN3_235B, GPT_OSS_120B, LLAMA3_8B, LLAMA3_70B, LLAMA31_405B):
+        yield script(model, precisions=("fp8", "mxfp8"), recipes=("default", "tensorwise", "mxfp8"), zero=(1,))
+    script = partial(LaunchScript, _BRIDGE, DEEPSEEK_V3)
+    yield script({"training": {"optimizer_dtype": "bf16"}}, "recipes/deepseek/deepseek_v3.py: exp_avg_dtype")
+    remainders, bf16 = {"training": {"master_weights": REMAINDERS}}, ("bf16",)
+    yield script(remainders, "the same: use_precision_aware_optimizer", precisions=bf16, zero=(1,))
+    yield script({"parallelism": {"dp_sync": "after_backward"}}, "configs/deepseek: overlap_grad_reduce False", H100)
+
+
+def _dispatchers() -> Iterator[LaunchScript]:
+    """Who takes tokens to experts' ranks: presets whose `moe_flex_dispatcher_backend` is used, as the dispatcher's type
+    is flex (configs/*/*_llm_pretrain.py, training/flex_dispatcher_backend.py), by the pull request that chose it. With
+    all others NCCL does, such as Qwen3 235B on H100 and with a few exceptions on B200."""
+    script = partial(LaunchScript, _BRIDGE)
+    mx = ("mxfp8",)
+    yield script(DEEPSEEK_V3, DEEP_EP, "configs/deepseek: enable_deepep True", H100, until="2026-01")
+    low = ("mxfp8", "nvfp4")
+    yield script(DEEPSEEK_V3, DEEP_EP, "configs/deepseek: V2", B200, "2026-06", "2026-08", low, ((8, 2),))
+    yield script(DEEPSEEK_V3, HYBRID_EP, "2288", (*H100, *DGX), "2026-01")
+    yield script(QWEN3_235B, HYBRID_EP, "3490", B300, "2026-05")
+    yield script(QWEN3_235B, HYBRID_EP, "perf_recipes/qwen: whole graphs", B200, "2026-06", "9999", low, ((8, 3),))
+    yield script(QWEN3_30B, HYBRID_EP, "2357", (*NVL72, *B300), "2026-02")
+    yield script(QWEN3_30B, HYBRID_EP, "2477, 2499", (*H100, *B200), "2026-03", layouts=((1, 1),))
+    yield script(GPT_OSS_120B, HYBRID_EP, "3561", ("gb200",), "2026-04", "2026-05")
+    yield script(GPT_OSS_120B, HYBRID_EP, "4173", (*NVL72, *VR200), "2026-06", precisions=mx)
+    yield script(GPT_OSS_120B, HYBRID_EP, "configs/gpt_oss: V2", B300, "2026-06")
+    for model in (DEEPSEEK_V3, QWEN3_235B):
+        yield script(model, HYBRID_EP, "1367", NVL72, "2025-11")
+    yield script(KIMI_K2, HYBRID_EP, "configs/kimi", NVL72)
+    for model in (DEEPSEEK_V3, QWEN3_30B, QWEN3_235B, KIMI_K2):
+        yield script(model, HYBRID_EP, "perf_recipes of 0.6.2", VR200)
+
+
+def _vera_rubin() -> Iterator[LaunchScript]:
+    """Of 0.6.2, those for 256 GPUs where two have the same layout."""
+    script = partial(LaunchScript, _BRIDGE, source="perf_recipes of 0.6.2", gpus=VR200, since="2026-08")
+    whole, mx = merge(NOT_RECOMPUTED, FULL_ITERATION), ("mxfp8",)
+    wide, narrow = (partial(script, DEEPSEEK_V3, layouts=(layout,)) for layout in ((2, 8), (4, 4)))
+    yield wide(ATTENTION_IN_8_BITS, precisions=("mxfp8", "nvfp4"))
+    yield wide(merge(whole, PROJECTED_IN_8_BITS), precisions=mx)
+    yield wide(merge(whole, {"parallelism": {"layers_per_stage": LATE_STAGES}}), precisions=("nvfp4",))
+    yield wide(_selective("mla_up_proj"), precisions=("fp8",))
+    yield narrow(merge(_selective("mla_up_proj"), FULL_ITERATION), precisions=mx)
+    yield narrow(merge(_selective("mlp"), GRAPHED_PARTS), precisions=("fp8", "nvfp4"))
+    yield narrow(merge(_selective("moe_act"), GRAPHED_PARTS), precisions=("bf16",))
+    for model in (QWEN3_30B, QWEN3_235B, GPT_OSS_120B):
+        yield script(model, FULL_ITERATION, precisions=mx)
+    yield script(QWEN3_30B, WITHOUT_ATTENTION)
+    yield script(QWEN3_235B, GRAPHED_PARTS)
+    yield script(GPT_OSS_120B, GRAPHED_PARTS)
+    yield script(KIMI_K2, _selective("mla_up_proj"))
+    yield script(LLAMA3_8B, WHOLE_GRAPH)
 
 
 def _llama() -> Iterator[LaunchScript]:
@@ -223,12 +316,18 @@ def _nemo() -> Iterator[LaunchScript]:
 
 
 SCRIPTS = (
+    *_parameters(),
+    *_dispatchers(),
+    *_vera_rubin(),
     *_deepseek(),
     *_qwen3(QWEN3_30B),
     *_qwen3(QWEN3_235B),
     # Every preset of these rows' layouts that has the switch `moe_a2a_overlap` sets it; the first are of December 2025.
     LaunchScript(_BRIDGE, QWEN3_235B, PAIRED, "configs/qwen: 2,048 and 8,192 sequences", H100, since="2025-11"),
-    LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01"),
+    LaunchScript(
+        _BRIDGE, QWEN3_30B, PAIRED, "configs/qwen: 12 virtual stages", H100, since="2026-01", layouts=((2, 12),)
+    ),
+    LaunchScript(_BRIDGE, QWEN3_30B, PAIRED, "perf_recipes/qwen of 0.6.2", H100, "2026-08", precisions=("bf16",)),
     *_gpt_oss(),
     *_kimi(),
     *_llama(),
@@ -254,6 +353,7 @@ def with_launch_script(scenario: dict[str, Any]) -> dict[str, Any]:
     row = {
         "gpus": cluster.gpu.name,
         "precisions": training.get("precision", "bf16"),
+        "recipes": training.get("fp8_recipe") or "default",
         "layouts": (layout.get("pp", 1), layout.get("virtual_stages") or 1),
         "zero": layout.get("zero", 0),
         "mlp": model.get("mlp", "swiglu"),

@@ -56,6 +56,7 @@ class FormerRecipe(Struct, frozen=True, forbid_unknown_fields=True):
     grouped_activations: Pass | None = None
     swizzled_apart: tuple[Operand, ...] | None = None
     swizzled_together: int | None = None
+    fuses_experts: bool | None = None
 
 
 class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
@@ -85,6 +86,10 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     `numbers_of_swizzled_scale`: of one scale, where matmuls read scales in an order of their own; 0: they do not.
     `swizzled_apart`: operands whose scales a kernel before each matmul brings into that order; others' casts write them
     so (`sim.models.precision.swizzles`). `swizzled_together`: groups of a grouped matmul that share such a kernel.
+    `fuses_experts`: kernels of fused experts multiply in it and, where `after_activation` is nothing, quantize what
+    they make; else they write 16 bits: that pass quantizes the activation's result, `activations` both halves'
+    gradients, and the matmuls' inputs are kept in both orders (TE ops/fused/grouped_mlp.py: "NVFP4 generic GEMM
+    fallbacks need the full grouped tensor state").
     `in_prediction`: it holds in modules that predict further tokens, too; else these stay in 16 bits.
     `has_attention`: it quantizes for attention in 8 bits, too; with others that takes current scaling.
     """
@@ -121,6 +126,8 @@ class Recipe(Struct, frozen=True, forbid_unknown_fields=True):
     numbers_of_swizzled_scale: int = 0
     swizzled_apart: tuple[Operand, ...] = ()
     swizzled_together: int = 64
+    fuses_experts: bool = False
+    after_activation: Pass = NOTHING
     former: tuple[FormerRecipe, ...] = ()  # newest first
 
     @property

@@ -33,7 +33,7 @@ from sim.convert.named_models import known_by_name
 from sim.convert.settings import Converted, Machine, Settings
 from sim.core.errors import InputError
 from sim.inputs.model_input import load_model
-from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
+from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS, RANK_CAPACITY, STASH
 from sim.variants.frameworks.megatron import MEGATRON, MEGATRON_BRIDGE
 
 # Sections in the order in which they overrule each other: mixed_precision sets what others hold, too (its `setup`).
@@ -199,6 +199,11 @@ OF_PIPELINE = {
     "defer_embedding_wgrad_compute": "wgrad_deferral_limit",
     "overlap_param_gather_with_optimizer_step": "overlap_param_gather_with_optimizer_step",
 }
+OF_EXPERTS = {
+    "moe_expert_rank_capacity_factor": RANK_CAPACITY,
+    "moe_paged_stash": STASH,
+    "use_transformer_engine_op_fuser": "fused_experts",
+}
 OF_BERT = "bert_binary_head"  # of NeMo's megatron_bert_config.yaml
 
 
@@ -290,6 +295,7 @@ def _not_simulated(merged: Mapping[str, Any], training: Mapping[str, Any], paral
     """Keys that the file sets, that change a step, and that no key of the scenario says."""
     simulated = {key for key in ("fp8_param_gather", "moe_shared_expert_overlap", PADS) if training.get(key)}
     simulated |= {"moe_router_padding_for_fp8"} if PADS in simulated else set()
+    simulated |= {key for key, own in OF_EXPERTS.items() if training.get(own)}
     simulated |= {"delay_wgrad_compute"} if merged.get("overlap_moe_expert_parallel_comm") else set()
     simulated |= {"fsdp_double_buffer", "num_buckets"} if merged.get("use_megatron_fsdp") else set()  # it has units
     simulated |= {key for key, own in OF_PIPELINE.items() if own in parallelism}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sim.convert.megatron.static_buffers import static_buffers
 from sim.convert.settings import Settings
 from sim.inputs.rules.layers_apart import IN_SIXTEEN_BITS
 
@@ -25,12 +26,14 @@ def precision_of(s: Settings, recipe: Any) -> str:
 def in_8_bits(s: Settings, precision: str) -> dict[str, Any]:
     """Return keys of what besides layers' matmuls is multiplied or kept in 8 bits: without 8-bit matmuls activations
     alone."""
+    fused = _fused_experts(s, precision)
     attention, stored = s.flag("fp8-dot-product-attention"), s.flag("activation-func-fp8-input-store")
     return {
         "fp8_output_proj": (precision == "mxfp8" and s.flag("fp8-output-proj")) or None,
         "fp8_dot_product_attention": (attention and precision in LOW) or None,
         "activation_func_fp8_input_store": stored or None,
-        "fused_experts": _fused_experts(s, precision),
+        "fused_experts": fused,
+        **static_buffers(s, fused is True),
         "moe_router_padding_for_quantization": _fills_map(s, precision),
         "fp8_param_gather": _parameters(s, precision),
         **_in_sixteen_bits(s, precision),
@@ -62,11 +65,11 @@ def _in_sixteen_bits(s: Settings, precision: str) -> dict[str, int]:
 
 def _fused_experts(s: Settings, precision: str) -> bool | None:
     """Whether Transformer Engine's kernels of experts also compute the activation: its fused operators, with gate and
-    up interleaved or with a squared ReLU that weighs, in MXFP8 (core/transformer/moe/experts.py:
+    up interleaved or with a squared ReLU that weighs, in MXFP8 and NVFP4 (core/transformer/moe/experts.py:
     `_is_fused_impl_supported`)."""
     interleaved, weighs = "moe-mlp-glu-interleave-size", "use-fused-weighted-squared-relu"
     needed = weighs if s.values.get("squared-relu") else interleaved
-    if precision != "mxfp8" or not {"num-experts", needed} <= s.values.keys():
+    if precision not in ("mxfp8", "nvfp4") or not {"num-experts", needed} <= s.values.keys():
         return None
     if "moe_act" in str(s.values.get("recompute-modules")):
         s.notes.append("fused kernels of experts: simulated apart, as moe_act is recomputed")

@@ -255,7 +255,10 @@ def _recompute(s: Settings) -> Any:
     if granularity == "full" and s.take("recompute-method") == "block":
         return {"mode": "full", "layers": s.integer("recompute-num-layers", 1)}
     s.choice("recompute-num-layers", {"1": True}, "1")  # units of several layers are not simulated
-    named = str(s.take("recompute-modules") or "").replace(",", " ").split()
+    given = s.take("recompute-modules")
+    named = str(given or "").replace(",", " ").split()
+    if given == "" and granularity == "selective" and not s.flag("moe-layer-recompute"):
+        return None  # an empty list stays empty; the core of attention is the default of none at all
     if s.flag("moe-layer-recompute"):  # added to what is named or to the default (core/transformer_config.py)
         named = list(dict.fromkeys([*(named or ["core_attn"]), "moe"]))
     return {"mode": "selective", "modules": named} if granularity == "selective" and named else granularity

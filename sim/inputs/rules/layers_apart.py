@@ -171,7 +171,9 @@ def of_megatron(sections: Sections, t: Training) -> Problems:
 def shared_experts_beside(sections: Sections, t: Training) -> Problems:
     """Megatron-Core's shared experts beside the exchanges (transformer_config.py: `moe_shared_expert_overlap`)."""
     moe, p, r = sections.model.moe, sections.parallelism, t.recompute
+    by_library = p.ep_dispatcher not in (None, "all_to_all") and not framework_of(t).shares_beside_libraries
     for bad, what in (
+        (by_library, "parallelism.ep_dispatcher all_to_all before Megatron-Core 0.18 (June 2026)"),
         (moe is None or not moe.shared_width, "model.moe with shared experts"),
         (moe is not None and moe.latent is not None, "model.moe without latent"),
         (not framework_of(t).sends_probabilities, "framework megatron, megatron_bridge or nemo"),
@@ -182,5 +184,35 @@ def shared_experts_beside(sections: Sections, t: Training) -> Problems:
             yield ("training", "moe_shared_expert_overlap"), f"found true; needs {what}"
 
 
+RANK_CAPACITY, STASH = "moe_expert_rank_capacity_factor", "moe_paged_stash_buffer_size_factor_cuda"
+
+
+def static_buffers(sections: Sections, t: Training) -> Problems:
+    """Buffers of HybridEP for fused experts (transformer_config.py: "requires use_transformer_engine_op_fuser"), and a
+    stash of what these keep, which recomputation and the host do not have as well."""
+    offload = t.activation_offload
+    named = offload.modules if isinstance(offload, ActivationOffload) else ()
+    modules = offload is True or {"expert_fc1", "moe_act"} & {*named}
+    for key, needs in (
+        (
+            RANK_CAPACITY,
+            (
+                (sections.parallelism.ep_dispatcher == "hybridep", "parallelism.ep_dispatcher hybridep"),
+                (t.fused_experts, "training.fused_experts true"),
+            ),
+        ),
+        (
+            STASH,
+            (
+                (t.moe_expert_rank_capacity_factor is not None, f"training.{RANK_CAPACITY}"),
+                (not modules, "activation_offload without layers' experts"),
+            ),
+        ),
+    ):
+        for good, what in needs:
+            if getattr(t, key) is not None and not good:
+                yield ("training", key), f"found {getattr(t, key):g}; needs {what}"
+
+
 # Rules on keys of Megatron-Core.
-OF_EXPERTS = (router_fusion, fusions, of_megatron, shared_experts_beside, captured_parts, filled_map)
+OF_EXPERTS = (router_fusion, fusions, of_megatron, shared_experts_beside, captured_parts, filled_map, static_buffers)

@@ -187,7 +187,7 @@ def _frozen_experts(sections: Sections, t: Training) -> Problems:
 
 
 def _fused_experts(sections: Sections, t: Training) -> Problems:
-    """Transformer Engine fuses gated experts and those of a squared ReLU, in MXFP8 and on some GPUs.
+    """Transformer Engine fuses gated experts and those of a squared ReLU, in some formats and on some GPUs.
     They compute the activation within a matmul, so it cannot be recomputed by itself."""
     if not t.fused_experts:
         return
@@ -196,7 +196,7 @@ def _fused_experts(sections: Sections, t: Training) -> Problems:
     for bad, what in (
         (model.moe is None, "model.moe"),
         (not (activation.gated or activation.in_experts), "experts with a gated activation or relu2"),
-        (t.precision != "mxfp8", "training.precision mxfp8"),
+        (not _in_fused_experts(t), "training.precision mxfp8, or nvfp4 of Transformer Engine since 2.17 (July 2026)"),
         (framework_of(t).quantizer != "te", "a framework that quantizes with Transformer Engine"),
         (not sections.cluster.gpu.chip.fuses_experts, f"GPUs of architecture {' or '.join(FUSES_EXPERTS)}"),
         (t.recompute.mode == "selective" and "moe_act" in t.recompute.modules, "recompute without module moe_act"),
@@ -204,6 +204,11 @@ def _fused_experts(sections: Sections, t: Training) -> Problems:
     ):
         if bad:
             yield ("training", "fused_experts"), f"found true; needs {what}"
+
+
+def _in_fused_experts(t: Training) -> bool:
+    recipe = recipe_of(t)
+    return recipe is not None and (recipe.fuses_experts or recipe.quantizer != "te")
 
 
 def _experts_apart(sections: Sections, t: Training) -> Problems:

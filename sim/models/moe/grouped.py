@@ -19,6 +19,7 @@ from sim.models.precision.quantizing import (
     weight_casts_again,
 )
 from sim.models.precision.swizzles import Scales, swizzles
+from sim.variants.recipes import Pass
 
 END_BYTES = 4.0  # of a group's last row
 
@@ -28,13 +29,16 @@ class Fused(NamedTuple):
 
     `forward_bytes`: what the forward kernel moves beyond a matmul's operands and result. `dgrad_bytes`: the same of the
     kernel that computes the input's gradient; what it does not move is subtracted. `made_input`: the kernel before has
-    quantized the input. `made_gradient`: the kernel behind has quantized the output's gradient.
+    quantized the input. `made_gradient`: the kernel behind has quantized the output's gradient. `input_pass`: what
+    quantizes the input where the kernel before has not, None: as ever. `kept_orders`: in which the input is kept.
     """
 
     forward_bytes: float = 0.0
     dgrad_bytes: float = 0.0
     made_input: bool = False
     made_gradient: bool = False
+    input_pass: Pass | None = None
+    kept_orders: int = 1
 
 
 def grouped(
@@ -63,6 +67,7 @@ def grouped(
     own = _Grouped(d, name, groups, rows, n, k, fused, original, _launches(d, groups, fused is not None))
     weights = groups * k * n
     size = rows * k * (d.act_bytes if original else saved_element_bytes(d))
+    size *= 1 if fused is None else fused.kept_orders
     saved = (Saved(f"{name} input", size, NeededBy.WEIGHT_GRAD, TensorRole.INPUT),) if keep else ()
     held = rows * (k + n) * d.act_bytes + weight_gradient_bytes(d, weights)
     passes = own.forward(), own.backward()
@@ -114,7 +119,7 @@ class _Grouped(NamedTuple):
         f = self.fused or Fused()
         given, weights = self.rows * self.k, self.groups * self.k * self.n
         moved = (given + weights) * d.linear_bytes + self.rows * self.n * d.act_bytes + f.forward_bytes
-        cast = () if f.made_input else input_casts(d, name, given, False, self.original)
+        cast = () if f.made_input else input_casts(d, name, given, False, self.original, step=f.input_pass)
         return (
             *_quantized_in_loop(d, calls.calls, cast),
             *_weights_one_by_one(calls.weight_calls, weight_casts(d, name, weights)),

@@ -17,6 +17,7 @@ from sim.models.elementwise import launches_alone
 from sim.models.moe.fused_mlp import fused_mlp
 from sim.models.moe.grouped import Fused, grouped
 from sim.models.moe.routing import Routing, aligned_rows, fills_map, fuses_experts, lacking_rows, moe_of
+from sim.models.moe.static_buffers import in_static_buffers
 from sim.models.moe.token_steps import token_steps
 from sim.models.operators import F, I, Operator, W, further_kernels, memory_op
 from sim.variants.activations import ACTIVATIONS
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, ...]:
     """Grouped matmuls over this rank's experts; flops and bytes by the copies they really get, of the fullest rank."""
     m, moe, etp = scenario.model, moe_of(scenario), scenario.parallelism.expert_tp
-    fused = fuses_experts(scenario, d)  # kernels for MXFP8 alone
+    fused = fuses_experts(scenario, d)
     filled, cut, more = _padding(scenario, d, r, r.fullest * etp)
     rows, ffn = r.fullest * etp + more, ceil_div(moe.ffn, etp)
     activation = moe.activation or m.mlp
@@ -45,7 +46,8 @@ def expert_matmuls(scenario: Scenario, d: Dims, r: Routing) -> tuple[Operator, .
     made, joined = (_each_by_itself(made, r.experts), (_joined(d, rows),)) if apart else (made, ())
     parts = (*filled, up, *made, down, *cut, *joined)
     beyond_mean = (r.fullest - r.received) * etp / rows
-    return tuple(_kept(p, 1 - beyond_mean) for p in parts) if beyond_mean else parts
+    parts = tuple(_kept(p, 1 - beyond_mean) for p in parts) if beyond_mean else parts
+    return in_static_buffers(scenario.for_training, parts)
 
 
 def _each_by_itself(parts: tuple[Operator, ...], experts: int) -> tuple[Operator, ...]:

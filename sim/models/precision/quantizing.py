@@ -33,13 +33,20 @@ def casts(d: Dims, name: str, phase: Phase, elements: float) -> Program:
 
 
 def input_casts(
-    d: Dims, name: str, elements: float, normed: bool, original: bool = False, cut_rows: int = 0
+    d: Dims,
+    name: str,
+    elements: float,
+    normed: bool,
+    original: bool = False,
+    cut_rows: int = 0,
+    step: Pass | None = None,
 ) -> Program:
-    """`casts` of a matmul's input; `normed`: a norm has made it. `original`: the forward needs one order alone, as the
-    16-bit input is kept and quantized again (`casts_again`). `cut_rows`: rows of which each rank of tp has a part."""
+    """`casts` of a matmul's input, by `step` where that is given; `normed`: a norm has made it. `original`: the forward
+    needs one order alone, as the 16-bit input is kept and quantized again (`casts_again`). `cut_rows`: rows of which
+    each rank of tp has a part."""
     if d.recipe is None:
         return ()
-    step = _step(d.recipe, normed)
+    step = step or _step(d.recipe, normed)
     step = step._replace(copies=1) if original else step
     return _agreeing(d, name, F, elements, step, _agreed_bytes(d.recipe, cut_rows))
 

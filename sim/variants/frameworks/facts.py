@@ -274,6 +274,9 @@ class Framework(Struct, frozen=True):
     sends_probabilities: bool = False
     """the router's fp32 weights of token copies are sent to their experts by a separate all-to-all
     [core/transformer/moe/token_dispatcher.py: MoEAlltoAllTokenDispatcher.token_dispatch]"""
+    shares_beside_libraries: bool = False
+    """shared experts run beside the exchanges of DeepEP and HybridEP, too, not of NCCL alone
+    [core/transformer/transformer_config.py: moe_shared_expert_overlap]"""
     counts_copies: str = ""
     """each expert's copies are counted, and the host waits for all ranks' counts [token_dispatcher.py: preprocess]"""
     splits_expert_halves: bool = False

@@ -115,8 +115,11 @@ _TE2 = Former("2025-02", {"skips_transposes": False}, "Transformer Engine 2.0")
 _NO_FUSED_SHARDS = Former("2026-04", {"accumulates_sharded": False}, "Megatron-Core 0.17, Megatron-Bridge 0.4")
 # In Megatron-Core 0.14.0 of October 2025, not yet in 0.13.1 of August.
 _NO_ORIGINALS = Former("2025-10", {"saves_originals": False}, "before Megatron-Core 0.14")
-# transformer/moe of 0.17: no 256 in `get_align_size_for_quantization` (moe_utils.py), fused experts are not padded.
-_NO_FUSED_TILE = Former("2026-06", {"fused_experts_tile": 0}, "before Megatron-Core 0.18")
+# transformer/moe of 0.17: no 256 in `get_align_size_for_quantization` (moe_utils.py), fused experts are not padded;
+# transformer_config.py: "moe_shared_expert_overlap only works with alltoall token dispatcher".
+_EXPERTS_OF_017 = Former(
+    "2026-06", {"fused_experts_tile": 0, "shares_beside_libraries": False}, "before Megatron-Core 0.18"
+)
 # optimizer/layer_wise_optimizer.py of 0.17: "Megatron DDP handle allreduce grad"; 0.18.0 has buckets of whole matrices.
 _ALL_REDUCED = MEGATRON_ZERO._replace(all_reduces_for_matrices=True)
 _MATRICES = Former("2026-06", {"zero": _ALL_REDUCED}, "before Megatron-Core 0.18")
@@ -175,6 +178,7 @@ MEGATRON = Framework(
     skips_transposes=True,
     weights_experts_after_activation=True,
     sends_probabilities=True,
+    shares_beside_libraries=True,
     counts_copies="gathered",
     routes_by_chance=True,
     maps_copies=True,  # moe_permute_fusion
@@ -209,7 +213,7 @@ MEGATRON = Framework(
     emitted_for=("megatron",),
     former=(
         _MATRICES,
-        _NO_FUSED_TILE,
+        _EXPERTS_OF_017,
         _NO_FUSED_SHARDS,
         _EXPERIMENTAL_LATENT_ROPE,
         _NO_ORIGINALS,

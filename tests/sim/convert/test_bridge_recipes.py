@@ -59,6 +59,17 @@ def test_a_mapping_of_precision_has_its_own_default_of_scales(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("modules", "found"), [("[]", None), ("null", "selective"), ("[mlp]", {"mode": "selective", "modules": ["mlp"]})]
+)
+def test_an_empty_list_of_modules_runs_nothing_again(tmp_path: Path, modules: str, found: object) -> None:
+    """transformer_config.py: `if self.recompute_modules is None: self.recompute_modules = ["core_attn"]`; recipes of
+    DeepSeek V3 in MXFP8 on GB300 have an empty list."""
+    more = f"  recompute_granularity: selective\n  recompute_modules: {modules}\n"
+    data, _ = converted(tmp_path, "o.yaml", DENSE.replace("model:\n", f"model:\n{more}"), *WITH_8B)
+    assert data["training"].get("recompute") == found
+
+
+@pytest.mark.parametrize(
     ("least", "modules"),
     [(None, ["expert_fc1", "moe_act"]), (200_000_000, ["moe_act"]), (500_000_000, None)],
 )

@@ -272,14 +272,18 @@ def test_a_set_that_python_wrote_is_read(tmp_path: Path) -> None:
         assert found["training"]["lora"] == {"rank": 16, "targets": ["qkv"]}
 
 
+STASH = "paged_stash_buffer_size_factor_cuda"
+
+
+@pytest.mark.parametrize("low", ["fp8: e4m3, fp8_recipe: mxfp8", "fp4: e2m1, fp4_recipe: nvfp4"])
 @pytest.mark.parametrize(
     ("function", "weighs", "fused"),
     [("torch.nn.functional.silu", False, True), ("x.squared_relu", True, True), ("x.squared_relu", False, None)],
 )
 def test_fused_experts_have_a_gate_or_a_squared_relu_that_weighs(
-    tmp_path: Path, function: str, weighs: bool, fused: bool | None
+    tmp_path: Path, function: str, weighs: bool, fused: bool | None, low: str
 ) -> None:
-    """Megatron-Bridge's recipes of Nemotron 3 in MXFP8 on GB200 and GB300 (perf_recipes/nemotronh of 0.6.2), and
+    """Megatron-Bridge's recipes of Nemotron 3 on GB200 and GB300 (perf_recipes/nemotronh of 0.6.2), and
     `_is_fused_impl_supported` of Megatron-Core's experts."""
     sizes = f"""num_layers: 4
   hidden_size: 1024
@@ -295,9 +299,22 @@ def test_fused_experts_have_a_gate_or_a_squared_relu_that_weighs(
   moe_grouped_gemm: true
   moe_mlp_glu_interleave_size: 32
   use_transformer_engine_op_fuser: true
+  moe_token_dispatcher_type: flex
+  moe_flex_dispatcher_backend: hybridep
+  moe_expert_rank_capacity_factor: 1.5
+  moe_paged_stash: true
+  moe_paged_stash_buffer_size_factor_cuda: 1.2
+  moe_paged_stash_buffer_size_factor_cpu: 1.0
+  expert_model_parallel_size: 2
   expert_tensor_parallel_size: 1
   sequence_parallel: true"""
     text = SAVED.replace("  hf_model_id: Qwen/Qwen3-8B\n", "").replace("num_layers: 36", sizes)
-    text = text.replace("{bf16: true,", "{bf16: true, fp8: e4m3, fp8_recipe: mxfp8,")
-    data, _ = converted(tmp_path, "run.yaml", text, "--cluster", "gb200-nvl72", "--gpus", "8")
-    assert data["training"].get("fused_experts") is fused
+    text = text.replace("{bf16: true,", f"{{bf16: true, {low},")
+    data, said = converted(tmp_path, "run.yaml", text, "--cluster", "gb200-nvl72", "--gpus", "8")
+    training = data["training"]
+    assert training.get("fused_experts") is fused
+    buffers = [training.get(f"moe_{key}") for key in ("expert_rank_capacity_factor", STASH)]
+    assert buffers == ([1.5, 1.2] if fused else [None, None])
+    assert ("not expressed here: model.moe_expert_rank_capacity_factor, model.moe_paged_stash" in said) is not bool(
+        fused
+    )

@@ -23,6 +23,7 @@ LEFT_OUT = {
     "outer_dp_sharding_strategy zero_hpz_partition_size zero_quantized_gradients "  # `shard_size` is; of DeepSpeed
     "all_reduce_once autocast "  # `shard_size` and fp32 parameters are refused before
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # read as `IN_SIXTEEN_BITS`
+    "moe_expert_rank_capacity_factor moe_paged_stash_buffer_size_factor_cuda "  # fused experts are refused
     "cuda_graph_scope "  # graphs are refused
     "loss_chunks " + AS_FUSIONS,  # a loss in chunks is refused
     "torchtitan": "inference rl indexer modules virtual_stages p2p_scatter "
@@ -31,6 +32,7 @@ LEFT_OUT = {
     "fused_single_qkv_rope calculate_per_token_loss "
     "loss_chunks "  # a loss in chunks is refused
     "cuda_graph_scope moe_router_padding_for_quantization "  # of other frameworks
+    "moe_expert_rank_capacity_factor moe_paged_stash_buffer_size_factor_cuda "
     "fsdp_double_buffer "  # Megatron's FSDP alone has it
     # it takes no experts and no two of ZeRO's stages, and prefetches always
     "ep expert_tp ep_overlap delay_wgrad_compute ep_dispatcher ep_dispatch_dtype param_gather_overlap "
@@ -41,6 +43,7 @@ LEFT_OUT = {
     "zero shard_size reshard_after_forward accumulate_unsharded virtual_stages micro_batch_group dp_sync bucket_bytes "
     "all_reduce_once param_gather_overlap param_gather_dtype p2p_overlap rank_order "
     "fused_experts fp8_output_proj "  # precision mxfp8 is refused
+    "moe_expert_rank_capacity_factor moe_paged_stash_buffer_size_factor_cuda "
     "num_layers_at_start_in_bf16 num_layers_at_end_in_bf16 "  # refused as `IN_SIXTEEN_BITS`
     "mtp_stage " + AS_FUSIONS,  # prediction modules are refused
 }

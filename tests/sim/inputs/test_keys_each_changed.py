@@ -79,6 +79,8 @@ CHANGES: dict[str, dict[str, tuple[Any, ...]]] = {
         "loss_chunks": (4,),
         "fp8_output_proj": (True,),
         "fused_experts": (True,),
+        "moe_expert_rank_capacity_factor": (1.5,),
+        "moe_paged_stash_buffer_size_factor_cuda": (1.2,),
         "moe_grouped_gemm": (False,),
         "moe_router_fusion": (True, False),
         "moe_shared_expert_overlap": (True,),

@@ -72,6 +72,16 @@ def test_what_it_needs(layout: dict[str, Any], model: dict[str, Any], framework:
         case(layout, keys, model)
 
 
+def test_before_megatron_core_0_18_it_needs_exchanges_of_nccl() -> None:
+    """transformer_config.py of 0.17.1: "moe_shared_expert_overlap only works with alltoall token dispatcher"."""
+    keys = {"framework": "megatron", "moe_shared_expert_overlap": True, "software_date": "2026-05"}
+    layout = {"dp": 4, "ep": 4, "ep_dispatcher": "deepep"}
+    with pytest.raises(InputError, match=r"needs parallelism\.ep_dispatcher all_to_all before Megatron-Core 0\.18"):
+        case(layout, keys, MOE)
+    case(layout, {**keys, "software_date": "2026-06"}, MOE)
+    case({**layout, "ep_dispatcher": "all_to_all"}, keys, MOE)
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_flags_of_megatron_say_it(beside: bool) -> None:
     assert ("--moe-shared-expert-overlap" in emit(scenario(beside), "megatron")) == beside

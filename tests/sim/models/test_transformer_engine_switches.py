@@ -80,6 +80,23 @@ def test_a_squared_relu_never_reaches_memory() -> None:
         scenario(True, model=EVEN | {"mlp": "gelu"})
 
 
+def test_in_nvfp4_the_fused_kernels_write_16_bits() -> None:
+    """ops/fused/grouped_mlp.py of Transformer Engine 2.17: the first kernel writes gate, up and the activation's result
+    and finds its largest values; the kernel of the activation's backward writes both halves' gradients."""
+    (rows, apart), (_, fused) = (experts(scenario(on, precision="nvfp4")) for on in (False, True))
+    assert matmul_flops(apart) == matmul_flops(fused)
+    # The activation reads gate and up; the quantization of its result reads it once, not twice.
+    assert moved(apart, Phase.FORWARD) - moved(fused, Phase.FORWARD) == pytest.approx(rows * 768 * (4 + 2))
+    # Written and read: the activation's gradient. The gradient of router weights reads three tensors by itself.
+    gone = moved(apart, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD) - moved(fused, Phase.INPUT_GRAD, Phase.WEIGHT_GRAD)
+    assert gone == pytest.approx(rows * 768 * (2 + 2 + 6))
+    # "NVFP4 generic GEMM fallbacks need the full grouped tensor state, including rowwise data"
+    kept = [sum(s.bytes for part in parts.values() for s in part.saved) for parts in (apart, fused)]
+    assert kept[1] - kept[0] == pytest.approx(rows * (2048 + 768) * (0.5 + 1 / 16))
+    with pytest.raises(InputError, match=r"fused_experts: found true; needs training\.precision mxfp8, or nvfp4 of"):
+        scenario(True, precision="nvfp4", software_date="2026-06")
+
+
 def test_one_kernel_takes_all_experts_and_keeps_the_same() -> None:
     (_, apart), (_, fused) = experts(scenario(fused=False)), experts(scenario(fused=True))
     run = [i for part in fused.values() for i in (*part.forward, *part.backward) if isinstance(i, Compute)]
