@@ -187,6 +187,22 @@ class ContextKernels(NamedTuple):
     waits: bool = False
 
 
+class SequenceMessages(NamedTuple):
+    """Hold what a framework does around messages of sequence parallelism, which cut [batch, seq, hidden] along seq.
+
+    `orders`: a kernel puts what was gathered into order, and another one the result of a single matmul before its
+    reduce-scatter; a sum of several is written in order (torch/distributed/_functional_collectives.py:
+    `all_gather_tensor`, `reduce_scatter_tensor`, whose torch.cat Inductor does not join with matmuls). `views_one`: of
+    one sequence what was gathered is in order already (`_maybe_view_chunk_cat`). `sums_apart`: with `tp_overlap`, the
+    reduce-scatter of an input gradient that several matmuls add up runs after them
+    (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`).
+    """
+
+    orders: bool = False
+    views_one: bool = False
+    sums_apart: bool = False
+
+
 class ZeroEngine(NamedTuple):
     """Hold how a framework reduces gradients and gathers parameters. Tuples list ZeRO stages.
 

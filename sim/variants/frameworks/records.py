@@ -21,6 +21,7 @@ from sim.variants.frameworks.parts import (
     TRANSFORMERS_ROUTER,
     ContextKernels,
     Former,
+    SequenceMessages,
     TensorLoop,
     UnfusedLoss,
     ZeroEngine,
@@ -59,6 +60,11 @@ TITAN_FOREACH = Former(  # the pull request is of 24 February
     "2025-03", {"adamw_kernels": ("foreach", "fused")}, "torchtitan pull request 881: fused is the default"
 )
 LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
+# torchtitan cuts [batch, seq, hidden] along seq (models/llama3/infra/parallelize.py: `Shard(1)`).
+TITAN_SEQUENCE = SequenceMessages(orders=True, views_one=True, sums_apart=True)
+SEQUENCE_COPIED = Former(
+    "2026-03", {"sequence": TITAN_SEQUENCE._replace(views_one=False)}, "pytorch pull request 169404, in torch 2.11"
+)
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
 # torchtitan: models/common/decoder_sharding.py, `norm_config`, whose weights' gradients FSDP sums over tp.
 TITAN_ZERO = REPLICAS_COPIED._replace(kept_last=1, sums_shared=True, reduces_stages=True)
@@ -87,7 +93,7 @@ _COMPILED = Framework(
     # inductor's `reorder_for_compute_comm_overlap` is off).
     context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
     keeps_gathered=True,
-    scatters_sums_apart=True,
+    sequence=TITAN_SEQUENCE,
     # torchtitan: models/llama3/infra/parallelize.py, apply_ddp; apply_fsdp, which keeps [norm, output] for the backward
     zero=TITAN_ZERO,
     loss=COMPILED_LOSS,
@@ -101,6 +107,7 @@ _COMPILED = Framework(
     former=(
         NORM_SUMS_APART[0],
         Former("2026-05", {"token_steps": "torchtitan_2025"}, "torchtitan before pull requests 2741 and 2775"),
+        SEQUENCE_COPIED,
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
         NORM_SUMS_APART[1],
         Former("2025-11", {"token_steps": ""}, "torchtitan before pull request 1895: blocks with experts are compiled"),
@@ -202,6 +209,7 @@ _RECORDS = (
         former=(
             NORM_SUMS_APART[0],
             ACCELERATE_ROOT,
+            SEQUENCE_COPIED,
             TORCH_RELEASES[0],
             NORM_SUMS_APART[1],
             ADAMW_FOREACH,
