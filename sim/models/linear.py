@@ -6,12 +6,14 @@ Shoeybi et al. 2019 (Megatron-LM) section 3; Korthikanti et al. 2022 section 4.2
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, NeededBy, Phase, Program, Saved, SumShape, TensorRole, Wait
+from sim.models.copied_chunks import copies_chunks, gather_chunks, scatter_chunks
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
@@ -109,6 +111,8 @@ def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
 
 
 def _chunks(d: Dims, spec: Linear) -> int:
+    if d.framework.sequence.copied_chunks and not d.sp:  # torch cuts up no all-reduce
+        return 1
     return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
 
 
@@ -167,6 +171,8 @@ def _over_gathered(
         gather = collective(name, "all_gather", size, phase, name)
         mine, *others = (product(d, spec, rows, part) for part, rows in _own_and_others(d, spec.rows))
         return [*own, gather, *mine, Wait(name, phase), *whole, *chain.from_iterable(others)]
+    if copies_chunks(d) and chunks > 1:
+        return [*own, *whole, *gather_chunks(d, spec.rows, phase, name, size, partial(product, d, spec))]
     if chunks == 1:
         arrived = (collective(name, "all_gather", size, phase), *in_order(d, name, size, phase, gathered=True))
         return [*own, *arrived, *whole, *product(d, spec, spec.rows, "")]
@@ -210,6 +216,8 @@ def _row_forward(d: Dims, spec: Linear) -> Program:
     if chunks == 1:
         made = (*_gemms(d, spec, spec.rows), *in_order(d, spec.name, size, F))
         return (*before, *made, collective(f"{spec.name}_{kind}", kind, size, F))
+    if copies_chunks(d):
+        return (*before, *scatter_chunks(d, spec.rows, F, f"{spec.name}_{kind}", size, partial(_gemms, d, spec)))
     items: list[Item] = list(before)
     names = [f"{spec.name}_{kind}{c}" for c in range(chunks)]
     for c, name in enumerate(names):
@@ -265,12 +273,15 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     kind = "reduce_scatter" if d.sp else "all_reduce"
     name, regather = f"{spec.name}_dgrad_{kind}", f"{spec.name}_regather"
     apart = d.framework.sequence.sums_apart and len(spec.outs) > 1
-    blocking = d.tp_overlap == "none" or apart
+    blocking = d.tp_overlap == "none" or apart or (d.framework.sequence.copied_chunks and not d.sp)
     items: list[Item] = []
     early = _overlaps_gathers(d)
     if regathers and early:
         items += _within_call(d, (collective(regather, "all_gather", size_again, W, regather),))
     items += cast
+    if copies_chunks(d) and not apart:
+        items += scatter_chunks(d, spec.rows, I, name, size, partial(_input_gradient, d, spec))
+        return (*items, *again, *_weight_gradients(d, spec))
     each = d.framework.reduces_each_input and not d.sp and len(spec.outs) > 1
     chunks = 1 if apart or each or d.overlaps_in_library else _chunks(d, spec)
     parts = _gradient_of_each(d, spec) if each else _gradient_by_rows(d, spec, name, chunks)

@@ -195,12 +195,14 @@ class SequenceMessages(NamedTuple):
     `all_gather_tensor`, `reduce_scatter_tensor`, whose torch.cat Inductor does not join with matmuls). `views_one`: of
     one sequence what was gathered is in order already (`_maybe_view_chunk_cat`). `sums_apart`: with `tp_overlap`, the
     reduce-scatter of an input gradient that several matmuls add up runs after them
-    (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`).
+    (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`). `copied_chunks`: with `tp_overlap: full`
+    copy engines move a matmul's chunks (`sim.models.copied_chunks`).
     """
 
     orders: bool = False
     views_one: bool = False
     sums_apart: bool = False
+    copied_chunks: bool = False
 
 
 class ZeroEngine(NamedTuple):

@@ -61,7 +61,7 @@ TITAN_FOREACH = Former(  # the pull request is of 24 February
 )
 LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
 # torchtitan cuts [batch, seq, hidden] along seq (models/llama3/infra/parallelize.py: `Shard(1)`).
-TITAN_SEQUENCE = SequenceMessages(orders=True, views_one=True, sums_apart=True)
+TITAN_SEQUENCE = SequenceMessages(orders=True, views_one=True, sums_apart=True, copied_chunks=True)
 SEQUENCE_COPIED = Former(
     "2026-03", {"sequence": TITAN_SEQUENCE._replace(views_one=False)}, "pytorch pull request 169404, in torch 2.11"
 )
