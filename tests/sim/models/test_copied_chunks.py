@@ -86,3 +86,26 @@ def test_neither_all_reduces_nor_the_head_are_cut_up() -> None:
         assert all(i.blocking for i in messages)
     head = head_block(make(LLAMA, {"framework": "compiled"}, tp=8, sp=True, tp_overlap="full"))
     assert comms(head.forward, "tp") == Counter(all_gather=1, all_reduce=3)
+
+
+@pytest.mark.parametrize("overlap", ["none", "full"])
+def test_a_compiled_backward_runs_again_what_it_reads(overlap: str) -> None:
+    """torch 2.14's partitioner under torchtitan's policy, recorded on a CPU: of query, key, value, output, gate, up and
+    down the backward runs key and up again, with both gathers; query, value, gate and the first sum are kept."""
+    block = layer(recompute="selective_op", tp_overlap=overlap)
+    again = {i.name.split("_chunk")[0] for i in block.recompute if isinstance(i, Compute) and i.kind == "gemm"}
+    assert again == {"qkv_1", "mlp_up_1"}
+    assert comm_bytes(block.recompute, "tp") == pytest.approx(2 * SBH)
+    assert not comms(block.recompute, "tp")["reduce_scatter"]
+    plain = layer(recompute="selective_op", tp_overlap="none")
+    assert sum(s.bytes for s in block.saved) == pytest.approx(sum(s.bytes for s in plain.saved))
+    sums = [s.bytes for s in plain.saved if "reduce_scatter" in s.name]
+    assert sums == [SBH / 8]
+
+
+def test_without_tensor_parallelism_it_runs_the_output_again() -> None:
+    """As recorded there: key, output and up; the last result is not kept."""
+    block = layer(tp=1, recompute="selective_op", sp=False, tp_overlap="none")
+    again = [i.name for i in block.recompute if isinstance(i, Compute) and i.kind == "gemm"]
+    assert again == ["qkv_1", "attention_out", "mlp_up_1"]
+    assert not [s for s in block.saved if s.name.startswith("mlp_down")]
