@@ -239,7 +239,10 @@ class ZeroEngine(NamedTuple):
     `ends_together`: embedding, last norm and output are one unit, torch's root: gathered as a forward begins, kept
     until its backward has ended, and reduced then (torch/distributed/ fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`,
     `_root_post_backward_final_callback`). `root_again`: it is freed behind the forward, and gathered as the backward
-    begins. `ends_stay`: embedding, last norm and output, which are in no unit, are gathered once a step and stay to its
+    begins. `gathers_tied`: with ZeRO-3 a matrix that embedding and output share is a unit of its own, gathered for
+    either and freed behind it; the backward begins with it and keeps it to its end, when its one gradient is whole
+    (llm-foundry models/mpt/modeling_mpt.py: `child._fsdp_wrap`; torch/distributed/fsdp: `_post_backward_hook`).
+    `ends_stay`: embedding, last norm and output, which are in no unit, are gathered once a step and stay to its
     end. `fills_buckets`: where every micro-batch's gradients are reduced, each is copied into a bucket even if it has
     that dtype, unless its matmul wrote it there, and the shard that comes back is added to the rank's, to zeros in the
     first micro-batch. `ahead_elements`: units are gathered ahead until they have so many parameters; a backward begins
@@ -317,6 +320,7 @@ class ZeroEngine(NamedTuple):
     kept_last: int = 0
     ends_together: bool = False
     root_again: bool = False
+    gathers_tied: bool = False
     ends_stay: bool = False
     fills_buckets: bool = False
     ahead_elements: int = 0
