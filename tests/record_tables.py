@@ -12,6 +12,7 @@ from sim.variants.frameworks.facts import Framework
 from sim.variants.frameworks.parts import (
     ContextKernels,
     RouterKernels,
+    SequenceMessages,
     UnfusedLoss,
     ZeroEngine,
 )
@@ -70,10 +71,8 @@ def _table(rows: list[list[str]]) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, UnfusedLoss):
         return f"{value.forward_kernels} and {value.backward_kernels}, {value.forward_token_kernels} a token"
-    if isinstance(value, ContextKernels):
-        return ", ".join(
-            name for name, default in ContextKernels._field_defaults.items() if getattr(value, name) != default
-        )
+    if isinstance(value, ContextKernels | SequenceMessages):
+        return ", ".join(name for name, default in value._field_defaults.items() if getattr(value, name) != default)
     if isinstance(value, ZeroEngine):
         own = {name: getattr(value, name) for name in ZeroEngine._fields}
         changed = {name: x for name, x in own.items() if x != ZeroEngine._field_defaults[name]}

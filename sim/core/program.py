@@ -197,7 +197,7 @@ class Comm(Struct, frozen=True):
     collective on another stream that this one waits for, too. `behind_input`: it waits for the action's input, without
     which parameters are gathered otherwise. `of_loss`: only the loss needs it, which a teacher does
     not compute. `within_call`: the library's call of the matmul beside it issues it, too.
-    `graphed`: as a computation's.
+    `graphed`: as a computation's. `copied`: copy engines move it, so that no multiprocessor is taken from computations.
     """
 
     name: str
@@ -213,6 +213,7 @@ class Comm(Struct, frozen=True):
     of_loss: bool = False
     within_call: bool = False
     graphed: bool = False
+    copied: bool = False
 
 
 def exchanges_tokens(item: object) -> TypeGuard[Comm]:

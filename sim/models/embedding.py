@@ -16,6 +16,7 @@ from sim.models.activation_memory.recompute import as_block, keep_all
 from sim.models.dims import Dims, ceil_div, dims
 from sim.models.layer import shape_key
 from sim.models.layer_inputs import layer_inputs_of
+from sim.models.linear import in_order
 from sim.models.lora import frozen
 from sim.models.norm import stream_norm
 from sim.models.operators import F, Operator, W, collective, memory_op, of_part
@@ -81,9 +82,10 @@ def _looked_up(d: Dims, name: str, width: int, table: int) -> Operator:
         backward = (*backward, added_up if d.grad_bytes == d.act_bytes else mixed(added_up, 3))
     if d.tp > 1:
         kind = "reduce_scatter" if d.sp else "all_reduce"
-        forward += (collective(f"{name}_{kind}", kind, size, F),)
+        forward += (*in_order(d, name, size, F), collective(f"{name}_{kind}", kind, size, F))
         if d.sp:
-            backward = (collective(f"{name}_grad_gather", "all_gather", size, W), *backward)
+            gather = collective(f"{name}_grad_gather", "all_gather", size, W)
+            backward = (gather, *in_order(d, f"{name}_grad", size, W, gathered=True), *backward)
     return Operator(
         name,
         forward,

@@ -6,12 +6,14 @@ Shoeybi et al. 2019 (Megatron-LM) section 3; Korthikanti et al. 2022 section 4.2
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Comm, Compute, Item, NeededBy, Phase, Program, Saved, SumShape, TensorRole, Wait
+from sim.models.copied_chunks import copies_chunks, gather_chunks, scatter_chunks
 from sim.models.dims import Dims, ceil_div
 from sim.models.lora import with_adapters
 from sim.models.operators import (
@@ -63,6 +65,7 @@ def linear(d: Dims, spec: Linear) -> Operator:
     bias = spec.n if spec.bias else 0
     gathered = spec.rows * (spec.k if spec.mode == "column" else spec.n) if split and d.sp else 0
     gathered = 0 if d.partial_rows and spec.mode == "row" else gathered
+    ordered = bool(in_order(d, "", gathered, F, gathered=True))  # beside what arrived
     gradients = (spec.rows * (spec.k + spec.n) + gathered) * d.act_bytes
     if reads_wide(d, spec):  # the input's gradient in fp32, beside it those before it
         gradients += spec.rows * spec.k * FP32_BYTES * min(2, len(spec.outs))
@@ -75,7 +78,7 @@ def linear(d: Dims, spec: Linear) -> Operator:
         weights=tuple((n, spec.k) for n in spec.outs),
         tensors=(*(n * spec.k for n in spec.outs), *(spec.outs if spec.bias else ())),
         shared=_shared(d, spec),
-        forward_bytes=gathered * gathered_element_bytes(d),
+        forward_bytes=(1 + ordered) * gathered * gathered_element_bytes(d),
         backward_bytes=gradients + weight_gradient_bytes(d, spec.k * max(spec.outs)),
         module=spec.module,
     )
@@ -108,6 +111,8 @@ def _gemms(d: Dims, spec: Linear, rows: int, chunk: str = "") -> Program:
 
 
 def _chunks(d: Dims, spec: Linear) -> int:
+    if d.framework.sequence.copied_chunks and not d.sp:  # torch cuts up no all-reduce
+        return 1
     return CHUNKS if d.tp_overlap == "full" and d.tp > 1 and spec.mode != "plain" and spec.rows >= CHUNKS else 1
 
 
@@ -166,8 +171,11 @@ def _over_gathered(
         gather = collective(name, "all_gather", size, phase, name)
         mine, *others = (product(d, spec, rows, part) for part, rows in _own_and_others(d, spec.rows))
         return [*own, gather, *mine, Wait(name, phase), *whole, *chain.from_iterable(others)]
+    if copies_chunks(d) and chunks > 1:
+        return [*own, *whole, *gather_chunks(d, spec.rows, phase, name, size, partial(product, d, spec))]
     if chunks == 1:
-        return [*own, collective(name, "all_gather", size, phase), *whole, *product(d, spec, spec.rows, "")]
+        arrived = (collective(name, "all_gather", size, phase), *in_order(d, name, size, phase, gathered=True))
+        return [*own, *arrived, *whole, *product(d, spec, spec.rows, "")]
     ring = d.overlaps_in_library
     parts = d.tp if ring else chunks
     kind = "send_recv" if ring else "all_gather"
@@ -206,7 +214,10 @@ def _row_forward(d: Dims, spec: Linear) -> Program:
     size = spec.rows * spec.n * d.act_bytes
     chunks = _chunks(d, spec)
     if chunks == 1:
-        return (*before, *_gemms(d, spec, spec.rows), collective(f"{spec.name}_{kind}", kind, size, F))
+        made = (*_gemms(d, spec, spec.rows), *in_order(d, spec.name, size, F))
+        return (*before, *made, collective(f"{spec.name}_{kind}", kind, size, F))
+    if copies_chunks(d):
+        return (*before, *scatter_chunks(d, spec.rows, F, f"{spec.name}_{kind}", size, partial(_gemms, d, spec)))
     items: list[Item] = list(before)
     names = [f"{spec.name}_{kind}{c}" for c in range(chunks)]
     for c, name in enumerate(names):
@@ -261,13 +272,16 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     size, size_again = spec.rows * spec.k * d.act_bytes, spec.rows * spec.k * gathered_element_bytes(d)
     kind = "reduce_scatter" if d.sp else "all_reduce"
     name, regather = f"{spec.name}_dgrad_{kind}", f"{spec.name}_regather"
-    apart = d.framework.scatters_sums_apart and len(spec.outs) > 1
-    blocking = d.tp_overlap == "none" or apart
+    apart = d.framework.sequence.sums_apart and len(spec.outs) > 1
+    blocking = d.tp_overlap == "none" or apart or (d.framework.sequence.copied_chunks and not d.sp)
     items: list[Item] = []
     early = _overlaps_gathers(d)
     if regathers and early:
         items += _within_call(d, (collective(regather, "all_gather", size_again, W, regather),))
     items += cast
+    if copies_chunks(d) and not apart:
+        items += scatter_chunks(d, spec.rows, I, name, size, partial(_input_gradient, d, spec))
+        return (*items, *again, *_weight_gradients(d, spec))
     each = d.framework.reduces_each_input and not d.sp and len(spec.outs) > 1
     chunks = 1 if apart or each or d.overlaps_in_library else _chunks(d, spec)
     parts = _gradient_of_each(d, spec) if each else _gradient_by_rows(d, spec, name, chunks)
@@ -281,6 +295,15 @@ def _column_backward(d: Dims, spec: Linear) -> Program:
     return tuple(items) if blocking else (*items, *(Wait(h, I) for h in names))
 
 
+def in_order(d: Dims, name: str, size: float, phase: Phase, gathered: bool = False) -> Program:
+    """The copy of a tensor of `size` bytes around a message of sequence parallelism (`SequenceMessages.orders`)."""
+    of_framework = d.framework.sequence
+    viewed = gathered and of_framework.views_one and d.batch == 1
+    if not of_framework.orders or not d.sp or d.tp == 1 or viewed:
+        return ()
+    return (memory_op(f"{name}_order", phase, "copy", size / d.act_bytes, 2 * size, d.act),)
+
+
 def _gradient_of_each(d: Dims, spec: Linear) -> list[tuple[str, Program]]:
     """The part of the input's gradient of each matmul that shares the input, by the name of its message."""
     found = [(i, f"{spec.out_name(i)}_dgrad_all_reduce") for i in range(len(spec.outs))]
@@ -290,7 +313,8 @@ def _gradient_of_each(d: Dims, spec: Linear) -> list[tuple[str, Program]]:
 def _gradient_by_rows(d: Dims, spec: Linear, name: str, chunks: int) -> list[tuple[str, Program]]:
     """Chunks of the input's gradient, by the names of their messages."""
     if chunks == 1:
-        return [(name, _input_gradient(d, spec, spec.rows))]
+        alone = in_order(d, name, spec.rows * spec.k * d.act_bytes, I) if len(spec.outs) == 1 else ()
+        return [(name, _input_gradient(d, spec, spec.rows) + alone)]
     rows = ceil_div(spec.rows, chunks)
     return [(f"{name}{c}", _input_gradient(d, spec, rows, f"_chunk{c}")) for c in range(chunks)]
 

@@ -71,7 +71,7 @@ class Pricing:
         self._groups: dict[tuple[str, int], list[int]] = {}
         # Only simulated ranks are priced again; keeping a group for each of 100,000 members would fill memory.
         self._simulated = frozenset([c.rank for c in plan.classes])
-        self._comms: dict[tuple[str, str, float, bool, bool, int], Priced] = {}
+        self._comms: dict[tuple[str, str, float, bool, bool, bool, int], Priced] = {}
         self._sends: dict[tuple[int, int, float, bool | None], Priced] = {}
 
     def on(self, rank: int) -> Price:
@@ -132,14 +132,15 @@ class Pricing:
     def comm(self, comm: Comm, rank: int) -> Priced:
         """Price a collective within the group of `rank`."""
         # The item's name and stream do not change its price.
-        key = (comm.kind, comm.group, comm.bytes, comm.within_call, comm.graphed, rank)
+        key = (comm.kind, comm.group, comm.bytes, comm.within_call, comm.graphed, comm.copied, rank)
         found = self._comms.get(key)
         if found is None:
             found = self._comm(comm, rank)
             # Copies to the host run on copy engines, without multiprocessors and NCCL calls.
             if found.seconds and comm.kind not in HOST_COPIES:
                 own = self.costs_of(rank).coefficients
-                slows = own.collective_sm_share * self._channel_share(self.group(comm.group, rank))
+                share = 0.0 if comm.copied else self._channel_share(self.group(comm.group, rank))
+                slows = own.collective_sm_share * share
                 host_s = own.group_launch_s if comm.within_call else own.host_collective_s
                 host_s = 0.0 if self._graphs or comm.graphed else host_s
                 found = found._replace(host_s=host_s, slows=slows)

@@ -30,7 +30,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
+from sim.core.program import Block, BlockKind, Comm, Compute, ModelPart, Phase, Program, Wait
 from sim.core.timeline import DP, REPLICA
 from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
@@ -39,6 +39,7 @@ from sim.models.lora import NF4_DATA_BYTES
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
+from sim.programs.message_shares import message_shares
 from sim.programs.two_levels import behind_replicas, quantized_gradients, quantized_messages
 from sim.ranks.plan import Plan
 from sim.variants.frameworks.parts import ZeroEngine
@@ -86,6 +87,7 @@ class DataParallel(Struct, frozen=True):
     local: int = 1  # ranks of a node that exchange gradients in 4 bits before nodes do
     gathered_early: bool = False  # ZeRO-1 gathers a rank's first stage while it updates the others
     input_first: tuple[Phase, ...] = ()  # phases in which ZeRO-3 gathers behind an action's input
+    tied: int = 0  # elements of a matrix that ZeRO-3 gathers for embedding and output (`ZeroEngine.gathers_tied`)
     gathered_late: bool = False  # and a stage when its first input has arrived (`ZeroEngine.gathers_when_used`)
 
     @property
@@ -159,7 +161,7 @@ class DataParallel(Struct, frozen=True):
         if self.gather_bucket_bytes is None or not whole or whole[0].group not in ("shard", "secondary"):
             return whole
         dense, *rest = whole
-        shares = _message_shares(b, dense.bytes / self.gather_bucket_bytes)
+        shares = message_shares(b, dense.bytes / self.gather_bucket_bytes)
         handles = [dense.handle and f"{dense.handle}.{i}" for i in range(len(shares))]
         parts = zip(shares, handles, strict=True)
         return [*(replace(dense, bytes=dense.bytes * share, handle=own) for share, own in parts), *rest]
@@ -179,6 +181,7 @@ class DataParallel(Struct, frozen=True):
         """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes. Numbers of 4 bits
         are gathered as they are kept, packed in the dtype of the others (bitsandbytes' `quant_storage`)."""
         whole = b.held_params - b.four_bit_params * (1.0 - NF4_DATA_BYTES / self.gathered_bytes)
+        whole += self.tied if self.reshard and b.kind is BlockKind.HEAD else 0
         if self.matrix_bytes is None or b.in_sixteen_bits:
             return whole
         return whole - sum(m.elements for m in b.matrices) * (1.0 - self.matrix_bytes / self.gathered_bytes)
@@ -217,26 +220,6 @@ class DataParallel(Struct, frozen=True):
                     out.append(Comm(f"{name} gradients", kind, group, nbytes, phase, not handle, own, stream, after))
                     after = own
         return out
-
-
-def _message_shares(b: Block, messages: float) -> list[float]:
-    """The messages that gather a block's parameters, each by its share of them; none is below 1 / `messages`.
-
-    Tensors are joined in order until a message is large enough. Where the sizes of most of them are unknown, as of
-    frozen ones beside adapters, all messages are equal.
-    """
-    if 2 * sum(b.tensors) < b.held_params:
-        count = max(1, int(messages))
-        return [1.0 / count] * count
-    least, shares, size = sum(b.tensors) / max(1.0, messages), [0.0], 0
-    for n in b.tensors:
-        size += n
-        shares[-1] = size / sum(b.tensors)
-        if size >= least:
-            shares.append(0.0)
-            size = 0
-    left = shares.pop() if len(shares) > 1 else 0.0
-    return [*shares[:-1], shares[-1] + left]
 
 
 def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataParallel:
@@ -280,6 +263,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         local=size("local") if size("between") > 1 else 1,
         gathered_early=p.overlap_param_gather_with_optimizer_step,
         input_first=() if engine.fsdp_version and virtual else engine.input_first,
+        tied=source_of(plan.scenario).tied_elements() if engine.gathers_tied and p.zero == 3 and p.pp == 1 else 0,
         gathered_late=engine.gathers_when_used and p.zero == 1 and bool(p.param_gather_overlap) and not virtual,
     )
     return _with_gradients(found, plan.scenario)

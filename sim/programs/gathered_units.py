@@ -97,7 +97,7 @@ def _with_root(blocks: Sequence[Block], dp: DataParallel, gathers: list[list[Com
 def backward_gathers(order: Sequence[Block], dp: DataParallel, early: bool = False) -> list[list[Comm]]:
     """The messages that gather each block, last block first, again for its backward; none for what stays. A root may be
     gathered as the backward begins (`ZeroEngine.root_again`). `early`: the step's first backward here."""
-    live, again = _live_blocks(order, dp), gathered_again(order[::-1], dp.engine)[::-1]
+    live, again = _live_blocks(order, dp), gathered_again(order[::-1], dp)[::-1]
     gathers = [
         dp.gather_block(b, Phase.INPUT_GRAD, f"v{i}", early=early) if again[i] and i >= live else []
         for i, b in enumerate(order)
@@ -105,10 +105,13 @@ def backward_gathers(order: Sequence[Block], dp: DataParallel, early: bool = Fal
     return _with_root(order, dp, gathers, "v0") if dp.engine.root_again else gathers
 
 
-def gathered_again(blocks: Sequence[Block], engine: ZeroEngine) -> list[bool]:
-    """Tell of each block of a stage whether its backward gathers it, as far as `kept_last` and `ends_together` say."""
+def gathered_again(blocks: Sequence[Block], dp: DataParallel) -> list[bool]:
+    """Tell of each block of a stage whether its backward gathers it, as far as `kept_last`, `ends_together` and a tied
+    matrix, which the output's backward has gathered, say."""
+    engine = dp.engine
     first_kept = len(blocks) - kept_units(blocks, engine)
     kept = [in_root(engine, b) or stays_all_step(engine, b) for b in blocks]
+    kept = [k or (dp.tied > 0 and b.kind is BlockKind.EMBEDDING) for k, b in zip(kept, blocks, strict=True)]
     return [i < first_kept and not kept[i] for i in range(len(blocks))]
 
 
@@ -133,6 +136,9 @@ def gathered_elements(blocks: Sequence[Block], dp: DataParallel) -> float:
         cycled = [n for n, b in zip(sizes, blocks, strict=True) if not stays_all_step(engine, b)]
         there = 1 + units_ahead(blocks, dp)
         return root + max((sum(cycled[i : i + there]) for i in range(len(cycled))), default=0.0)
+    if dp.tied:  # beside it two neighbours; what else the ends hold is small
+        cycled = [n for n, b in zip(sizes, blocks, strict=True) if b.kind not in ENDS]
+        return dp.tied + max((a + b for a, b in pairwise((0.0, *cycled))), default=0.0)
     if engine.ends_together or engine.kept_last:
         root = sum(n for n, b in zip(sizes, blocks, strict=True) if in_root(engine, b))
         cycled = [n for n, b in zip(sizes, blocks, strict=True) if not in_root(engine, b)]

@@ -95,7 +95,7 @@ class Blocks:
                 for i, b in enumerate(blocks)
             ]
         else:
-            needed = gathered_again([b.block for b in blocks[::-1]], dp.engine)[::-1]
+            needed = gathered_again([b.block for b in blocks[::-1]], dp)[::-1]
         gathers = [b.gathers_s if need else 0.0 for b, need in zip(blocks, needed, strict=True)]
         # The input-gradient half of a split backward completes no weights' gradients, so it has nothing to reduce.
         reduces = dp.each_micro_batch and kind is Kind.B

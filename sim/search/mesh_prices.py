@@ -91,7 +91,8 @@ class PricedBlock:
     def _surely_gathered(self, kind: Kind) -> bool:
         """Tell whether the block is gathered for such an action wherever it lies in a stage (`gathered_again`)."""
         engine, head = self._prices.dp(3).engine, self.block.kind is BlockKind.HEAD
-        if stays_all_step(engine, self.block):
+        tied = engine.gathers_tied and kind is not Kind.F and self.block.kind is BlockKind.EMBEDDING
+        if tied or stays_all_step(engine, self.block):
             return False
         if kind is Kind.F:
             return not (head and engine.ends_together)

@@ -130,7 +130,7 @@ class TimeBound:
         def seconds(stage: Signature, first: bool) -> list[float]:
             blocks = [priced[n].block for n in stage]
             if again:
-                blocks = [b for b, need in zip(blocks, gathered_again(blocks, dp.engine), strict=True) if need]
+                blocks = [b for b, need in zip(blocks, gathered_again(blocks, dp), strict=True) if need]
             units = gather_units(blocks, dp if first else dp.behind_first)
             return [sum(self.prices.comms_s(dp.gather("", a, b, Phase.FORWARD, "g")) for a, b, _ in units)]
 

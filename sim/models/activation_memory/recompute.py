@@ -188,31 +188,50 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
     messages. Grouped matmuls of experts are not in torchtitan's list, and run again; so does a router's, which is not
     counted (`force_recompute_mm_shapes_by_fqns`).
 
+    A compiled backward has what it reads alone (torch/_functorch/partitioners.py: `_extract_graph_with_inputs_outputs`;
+    recorded with torch 2.14): neither a matmul before a sum over ranks that is kept, nor the result of the last one.
+
     torchao's 8-bit matmuls count as well: the policy sees `aten.mm` of two quantized tensors, before it becomes
     `aten._scaled_mm`.
     """
     again: list[Item] = []
     kept: list[Saved] = []
     matmuls = 0
-    for part in parts:
+    last = max((i for i, p in enumerate(parts) if saved_of([p])), default=-1)
+    for place, part in enumerate(parts):
         if part.core:
             statistics = _statistics(part)
             kept += [Saved("attention output", part.output_bytes), *statistics] if statistics else []
             again += () if statistics else part.forward
             continue
+        products, seen = 0 if part.always_again else _products(d, part), 0
+        unread = d.framework.uses_torch_compile and bool(part.weights) and (place >= last or _ends_in_sum(part))
         for item in part.forward:
             size: float | None = None  # of the output, where it is kept
             if isinstance(item, Compute) and item.kind == "gemm" and not part.always_again:
-                matmuls += 1
                 batch, m, n, _ = item.shape
-                size = batch * m * n * d.act_bytes if matmuls % 2 else None
+                number, seen = matmuls + 1 + seen % products, seen + 1
+                size = batch * m * n * d.act_bytes if number % 2 and not unread else None
             elif isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
                 size = item.bytes / d.tp if item.kind == "reduce_scatter" else item.bytes
-            if size is None or isinstance(item, Wait):
+            if size is not None and not isinstance(item, Wait):
+                kept += [] if unread and place >= last else [Saved(f"{item.name} output", size)]
+            elif not unread or (isinstance(item, Compute) and item.kind == "cast"):  # which weight gradients read
                 again.append(item)
-            else:
-                kept.append(Saved(f"{item.name} output", size))
+        matmuls += products
     return tuple(again), kept
+
+
+def _products(d: Dims, part: Operator) -> int:
+    """Count a part's matmuls; the chunks of one (`tp_overlap: full`), for each of its weights in turn, are one."""
+    count = sum(isinstance(item, Compute) and item.kind == "gemm" for item in part.forward)
+    chunked = d.tp_overlap == "full" and d.lora is None and part.weights and count % len(part.weights) == 0
+    return len(part.weights) if chunked else count
+
+
+def _ends_in_sum(part: Operator) -> bool:
+    """Tell whether a matmul's result goes nowhere but into a sum over ranks of tp."""
+    return any(isinstance(i, Comm) and i.kind == "reduce_scatter" for i in part.forward)
 
 
 def _statistics(core: Operator) -> list[Saved]:

@@ -131,6 +131,8 @@ def _scored(scenario: Scenario, d: Dims) -> tuple[Operator, Operator]:
     # otherwise (transformer_config.py: fp8_output_proj; core/transformer/mxfp8_output_proj.py).
     quantized = scenario.for_training.fp8_output_proj
     plain = d if quantized else replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
+    if d.framework.sequence.copied_chunks:  # torchtitan compiles layers alone (`apply_compile`)
+        plain = replace(plain, tp_overlap="none")
     # the matmuls of an odd vocabulary that the framework takes as it is leave the fast kernels
     alignment = math.gcd(vocab, ALIGNED)
     aligned = alignment == ALIGNED

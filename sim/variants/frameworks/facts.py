@@ -10,6 +10,7 @@ from sim.variants.frameworks.parts import (
     ContextKernels,
     Former,
     RouterKernels,
+    SequenceMessages,
     TensorLoop,
     UnfusedLoss,
     ZeroEngine,
@@ -213,9 +214,8 @@ class Framework(Struct, frozen=True):
     keeps_gathered: bool = False
     """a matmul's input that sequence parallelism gathered is kept for the weight gradient, not gathered again
     [torch/distributed/tensor: redistribute; torch/_functorch/partitioners.py]"""
-    scatters_sums_apart: bool = False
-    """with `tp_overlap`, the reduce-scatter of an input gradient that several matmuls add up runs after them
-    [torch/_inductor/fx_passes/micro_pipeline_tp.py: _find_producer_matmul]"""
+    sequence: SequenceMessages = SequenceMessages()
+    """kernels around messages of sequence parallelism, see `SequenceMessages` [torch: _functional_collectives.py]"""
     overlaps_weight_gradients: bool = False
     """its trainer always runs messages of tp beside weight gradients (`tp_overlap: wgrad`), which advice proposes
     [core/tensor_parallel/layers.py: LinearWithGradAccumulationAndAsyncCommunication]"""

@@ -187,6 +187,24 @@ class ContextKernels(NamedTuple):
     waits: bool = False
 
 
+class SequenceMessages(NamedTuple):
+    """Hold what a framework does around messages of sequence parallelism, which cut [batch, seq, hidden] along seq.
+
+    `orders`: a kernel puts what was gathered into order, and another one the result of a single matmul before its
+    reduce-scatter; a sum of several is written in order (torch/distributed/_functional_collectives.py:
+    `all_gather_tensor`, `reduce_scatter_tensor`, whose torch.cat Inductor does not join with matmuls). `views_one`: of
+    one sequence what was gathered is in order already (`_maybe_view_chunk_cat`). `sums_apart`: with `tp_overlap`, the
+    reduce-scatter of an input gradient that several matmuls add up runs after them
+    (torch/_inductor/fx_passes/micro_pipeline_tp.py: `_find_producer_matmul`). `copied_chunks`: with `tp_overlap: full`
+    copy engines move a matmul's chunks (`sim.models.copied_chunks`).
+    """
+
+    orders: bool = False
+    views_one: bool = False
+    sums_apart: bool = False
+    copied_chunks: bool = False
+
+
 class ZeroEngine(NamedTuple):
     """Hold how a framework reduces gradients and gathers parameters. Tuples list ZeRO stages.
 
@@ -221,7 +239,10 @@ class ZeroEngine(NamedTuple):
     `ends_together`: embedding, last norm and output are one unit, torch's root: gathered as a forward begins, kept
     until its backward has ended, and reduced then (torch/distributed/ fsdp/_fully_shard/_fsdp_state.py: `_lazy_init`,
     `_root_post_backward_final_callback`). `root_again`: it is freed behind the forward, and gathered as the backward
-    begins. `ends_stay`: embedding, last norm and output, which are in no unit, are gathered once a step and stay to its
+    begins. `gathers_tied`: with ZeRO-3 a matrix that embedding and output share is a unit of its own, gathered for
+    either and freed behind it; the backward begins with it and keeps it to its end, when its one gradient is whole
+    (llm-foundry models/mpt/modeling_mpt.py: `child._fsdp_wrap`; torch/distributed/fsdp: `_post_backward_hook`).
+    `ends_stay`: embedding, last norm and output, which are in no unit, are gathered once a step and stay to its
     end. `fills_buckets`: where every micro-batch's gradients are reduced, each is copied into a bucket even if it has
     that dtype, unless its matmul wrote it there, and the shard that comes back is added to the rank's, to zeros in the
     first micro-batch. `ahead_elements`: units are gathered ahead until they have so many parameters; a backward begins
@@ -299,6 +320,7 @@ class ZeroEngine(NamedTuple):
     kept_last: int = 0
     ends_together: bool = False
     root_again: bool = False
+    gathers_tied: bool = False
     ends_stay: bool = False
     fills_buckets: bool = False
     ahead_elements: int = 0

@@ -21,6 +21,7 @@ from sim.variants.frameworks.parts import (
     TRANSFORMERS_ROUTER,
     ContextKernels,
     Former,
+    SequenceMessages,
     TensorLoop,
     UnfusedLoss,
     ZeroEngine,
@@ -59,7 +60,13 @@ TITAN_FOREACH = Former(  # the pull request is of 24 February
     "2025-03", {"adamw_kernels": ("foreach", "fused")}, "torchtitan pull request 881: fused is the default"
 )
 LOSS_FILTER = 4  # the magnitude, its comparison with infinity and their answer's copy; the loss added to those before
+# torchtitan cuts [batch, seq, hidden] along seq (models/llama3/infra/parallelize.py: `Shard(1)`).
+TITAN_SEQUENCE = SequenceMessages(orders=True, views_one=True, sums_apart=True, copied_chunks=True)
+SEQUENCE_COPIED = Former(
+    "2026-03", {"sequence": TITAN_SEQUENCE._replace(views_one=False)}, "pytorch pull request 169404, in torch 2.11"
+)
 REPLICAS_COPIED = ZeroEngine(copies_replicas=True)
+COMPOSER_ZERO = REPLICAS_COPIED.as_first_fsdp
 # torchtitan: models/common/decoder_sharding.py, `norm_config`, whose weights' gradients FSDP sums over tp.
 TITAN_ZERO = REPLICAS_COPIED._replace(kept_last=1, sums_shared=True, reduces_stages=True)
 # accelerate/utils/fsdp_utils.py: fsdp2_prepare_model, which keeps [norm, output] for the backward.
@@ -87,7 +94,7 @@ _COMPILED = Framework(
     # inductor's `reorder_for_compute_comm_overlap` is off).
     context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
     keeps_gathered=True,
-    scatters_sums_apart=True,
+    sequence=TITAN_SEQUENCE,
     # torchtitan: models/llama3/infra/parallelize.py, apply_ddp; apply_fsdp, which keeps [norm, output] for the backward
     zero=TITAN_ZERO,
     loss=COMPILED_LOSS,
@@ -101,10 +108,10 @@ _COMPILED = Framework(
     former=(
         NORM_SUMS_APART[0],
         Former("2026-05", {"token_steps": "torchtitan_2025"}, "torchtitan before pull requests 2741 and 2775"),
+        SEQUENCE_COPIED,
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
         NORM_SUMS_APART[1],
         Former("2025-11", {"token_steps": ""}, "torchtitan before pull request 1895: blocks with experts are compiled"),
-        # Then the last layer stayed, and embedding, norm and output were the root's.
         Former(
             "2025-08",
             {"zero": TITAN_ZERO._replace(ends_together=True)},
@@ -202,6 +209,7 @@ _RECORDS = (
         former=(
             NORM_SUMS_APART[0],
             ACCELERATE_ROOT,
+            SEQUENCE_COPIED,
             TORCH_RELEASES[0],
             NORM_SUMS_APART[1],
             ADAMW_FOREACH,
@@ -254,9 +262,8 @@ _RECORDS = (
     ),
     Framework(
         "composer",  # MosaicML's llm-foundry: torch's first FSDP
-        # llm-foundry models/mpt/modeling_mpt.py: `fsdp_wrap_fn` wraps MPTBlock; composer/distributed/dist_strategy.py:
-        # prepare_ddp_module
-        zero=REPLICAS_COPIED.as_first_fsdp,
+        # composer/distributed/dist_strategy.py: prepare_ddp_module
+        zero=COMPOSER_ZERO._replace(ends_together=False, gathers_tied=True),
         keeps_copies=False,
         quantizer="te",  # composer/trainer/trainer.py: `amp_fp8` is te.fp8_autocast with DelayedScaling
         fp8_recipe="delayed",
@@ -289,10 +296,11 @@ _RECORDS = (
                 "llm-foundry, scripts/train/benchmarking/sweep.sh: image 2.0.1_cu118",
             ),
             TORCH_CHECKPOINT,
+            Former("2023-07", {"zero": COMPOSER_ZERO}, "llm-foundry before 0.2: `fsdp_wrap_fn` wraps MPTBlock alone"),
             Former("2023-06", {"adamw_loop": TensorLoop(8)}, "composer before 0.15: `step` is a number of the host"),
             Former(
                 "2023-05",
-                {"zero": REPLICAS_COPIED.as_first_fsdp._replace(one_tensor_a_unit=True)},
+                {"zero": COMPOSER_ZERO._replace(one_tensor_a_unit=True)},
                 "composer before 0.14: torch 1.13, which has no `use_orig_params`",
             ),
             Former("2023-05", {"cross_entropy": "unfused"}, "mosaicml/examples, mosaic_gpt.py: ComposerMosaicGPT.loss"),
@@ -367,7 +375,7 @@ def zero_engine(training: Updated, p: Sharded) -> ZeroEngine:
     if p.zero < 2 or p.fsdp_version is None:
         return own
     if p.fsdp_version == 1:
-        return own.as_first_fsdp
+        return own if own.fsdp_version == 1 else own.as_first_fsdp
     return ZeroEngine() if own.or_torch else own
 
 

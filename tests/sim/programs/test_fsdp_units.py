@@ -65,7 +65,7 @@ def first_fsdp(prefetches: bool, framework: str = "transformers") -> tuple[tuple
 
 def test_the_first_fsdp_keeps_its_root_and_may_gather_late() -> None:
     """A layer's gather comes before the reduction of the layer before it, or behind it, as its own backward begins."""
-    for framework in ("eager", "compiled", "transformers", "composer"):
+    for framework in ("eager", "compiled", "transformers"):
         blocks, dp = first_fsdp(True, framework)
         assert sent(weave_backward(blocks, dp, BOTH, True), "all_gather") == [*[[blocks[1].params]] * 4, [], []]
         assert dp.engine == stage(None, framework)[1].engine.as_first_fsdp
@@ -174,7 +174,30 @@ def test_accelerate_gathered_its_root_twice_and_has_torchtitans_units_today() ->
 
 def test_the_root_of_torchs_first_fsdp_stays() -> None:
     """torch/distributed/fsdp/_runtime_utils.py: `_post_forward_reshard`; the last layer is freed."""
-    blocks, dp = stage(None, "composer")
+    blocks, dp = stage("2023-06", "composer")
     root, layer = blocks[0].params + blocks[-1].params, blocks[1].params
     assert sent(weave_forward(blocks, dp, True), "all_gather") == [[root, layer], *[[layer]] * 3, [], []]
     assert sent(weave_backward(blocks, dp, BOTH, True), "all_gather") == [[layer], *[[layer]] * 3, [], []]
+
+
+@pytest.mark.parametrize("layout", [{}, {"fsdp_version": 1}])
+def test_llm_foundrys_tied_matrix_is_a_unit_since_its_release_0_2(layout: dict[str, Any]) -> None:
+    """models/mpt/modeling_mpt.py: `child._fsdp_wrap = True` of embedding and norm. The embedding and the output gather
+    the matrix, the backward gathers it for the output and keeps it; a step without resharding gathers it once."""
+    gpt = {"layers": LAYERS, "hidden": 256, "heads": 4, "vocab": 8192, "tied_embeddings": True}
+    training = {"seq_len": 64, "global_batch_size": 2, "framework": "composer"}
+
+    def programs(**more: Any) -> tuple[DataParallel, list[list[float]], list[list[float]], tuple[Block, ...]]:
+        plan = make_plan(scenario_with(training, {"dp": 2, "zero": 3, **layout, **more}, model=gpt))
+        blocks, dp = stage_blocks(plan, plan.parts[0], 0), make_data_parallel(plan)
+        forward, backward = weave_forward(blocks, dp, True), weave_backward(blocks, dp, BOTH, True)
+        return dp, sent(forward, "all_gather"), sent(backward, "all_gather"), blocks
+
+    dp, forward, backward, blocks = programs()
+    matrix, layer, norm = 8192 * 256, blocks[1].params, blocks[-1].params
+    assert blocks[0].params == matrix
+    output = matrix + norm
+    assert forward == [[matrix, layer], *[[layer]] * 2, [layer], [output], []]
+    assert backward == [[output, layer], *[[layer]] * 3, [], []]
+    assert gathered_elements(blocks, dp) == matrix + 2 * layer
+    assert programs(reshard_after_forward=False)[1] == [[matrix, layer], *[[layer]] * 2, [layer], [norm], []]
