@@ -63,21 +63,24 @@ def _uniform(seed: int, request: int, position: int) -> float:
     return (x ^ (x >> 31)) / 2.0**64
 
 
-def drafting(load: Load, speculative: Speculative) -> list[Load]:
+def drafting(load: Load, speculative: Speculative, on_prompts: bool = False) -> list[Load]:
     """What the draft computes in an iteration: the same prompts; of each sequence that is checked all tokens that were,
-    for the draft computes those again that the model kept, and then one token after another.
+    for the draft computes those again that the model kept, and then one token after another; with `on_prompts` also of
+    those whose prompts are computed (`Engine.drafts_on_prompts`).
 
     vLLM (v1/spec_decode/llm_base_proposer.py, set_inputs_first_pass) and SGLang (speculative/eagle_worker_v2.py,
     _draft_extend_for_decode), of models of their own, too; rejected tokens pad the pass.
     """
-    n, out = load.decodes, []
+    n, kv, out = load.decodes if load.queries > 1 else 0, load.decode_kv - load.decodes * load.queries, list[Load]()
     if load.prefills:
         prompts = sum([q * alike for q, _, alike in load.prefills])
-        out.append(Load(prompts, 0, 0, load.prefills, 0))
-    if load.queries > 1:
+        out.append(Load(prompts, 0, 0, load.prefills, load.sequences - load.decodes))
+    if n:
         out.append(Load(n * load.queries, n, load.decode_kv, (), n, load.queries))
-        steps = range(1, speculative.tokens)
-        out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in steps]
+    if on_prompts:
+        kv = kv * bool(n) + sum([seen * alike for _, seen, alike in load.prefills])
+        n += load.sequences - load.decodes
+    out += [Load(n, n, kv + n * (1 + i), (), n) for i in range(1, speculative.tokens) if n]
     if load.pooled and speculative.draft is None:  # the module's experts are spread as the model's are
         out = [replace(own, pooled=max(1, round(load.pooled * own.tokens / load.tokens))) for own in out]
     return out

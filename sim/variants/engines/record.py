@@ -11,6 +11,7 @@ from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
 from sim.variants.engines.admission import Admission, CapacityPolicy
 from sim.variants.engines.defaults import Case, Defaults, Drafts, Server
+from sim.variants.engines.drafting import DraftGraphs
 from sim.variants.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.variants.engines.handing_over import HandingOver
 from sim.variants.engines.host_times import HostTimes
@@ -84,6 +85,7 @@ class Engine:
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     looks_ahead: bool = fact(False, "who runs has blocks for as many tokens more as a draft writes before the check")
+    drafts_on_prompts: bool = fact(False, "who computes a prompt drafts all tokens in that iteration, too")
     handing_over: HandingOver = fact(HandingOver(), "how pools hand computed prompts over")  # noqa: RUF009  a tuple
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         vllm_05_sizes, "batches with a CUDA graph, of graphs_to and max_running_requests"
@@ -92,6 +94,9 @@ class Engine:
         None,
         "with drafted tokens, the tokens of batches with a graph, by graphs_to, max_running_requests and the tokens of "
         "each sequence; None: as without drafts",
+    )
+    draft_graphs: tuple[DraftGraphs, DraftGraphs] = fact(
+        (DraftGraphs(), DraftGraphs()), "graphs of drafts by the model's own layer, and by a model of their own"
     )
     asked_graphs: AskedGraphs | None = fact(  # noqa: RUF009  a tuple
         None, "what it makes of batches with a graph that somebody asks for; None: nobody can"
