@@ -86,6 +86,7 @@ class Engine:
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     looks_ahead: bool = fact(False, "who runs has blocks for as many tokens more as a draft writes before the check")
     drafts_on_prompts: bool = fact(False, "who computes a prompt drafts all tokens in that iteration, too")
+    slots_of_all: bool = fact(False, "of max_batch_tokens a draft model keeps one for each of max_running_requests")
     handing_over: HandingOver = fact(HandingOver(), "how pools hand computed prompts over")  # noqa: RUF009  a tuple
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         vllm_05_sizes, "batches with a CUDA graph, of graphs_to and max_running_requests"

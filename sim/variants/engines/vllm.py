@@ -175,6 +175,7 @@ _VLLM_19 = replace(
     overlaps_stages=True,
     may_overlap_drafting=True,
     whole_prompts_fit=True,
+    slots_of_all=True,
     summed_norms=SUMMED_NORMS_19,
     own_all_reduces=CUSTOM_LESS_19,
     copies_blocks=False,  # pull request 38460 (April 2026, in 0.20): one cuMemcpyBatchAsync for all blocks and layers
@@ -204,6 +205,7 @@ _VLLM_28 = replace(
     sampler=_SAMPLER_28,
     overlaps_drafting=(True, True),
     draft_graphs=(drafting.VLLM_28, drafting.VLLM_20),
+    slots_of_all=False,  # v1/core/sched/scheduler.py, draft_slots: of those in an iteration (not modelled)
     latents=LATENTS_14._replace(merged_index=True),
     summed_norms=SUMMED_NORMS_19._replace(alone=False),
     # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
@@ -284,6 +286,7 @@ RECORDS = (
         date="2026-03",
         source="as vllm-0.14; a Triton kernel applies top-k and top-p (v1/sample/ops/topk_topp_triton.py)",
         pads_replicas="graphed",  # pull request 34102 (February 2026), v1/worker/dp_utils.py of 0.17.1
+        slots_of_all=True,  # config/vllm.py, _set_max_num_scheduled_tokens; not in 0.14.1
         sampler=_SAMPLER_17,
     ),
     *(_VLLM_19, _VLLM_21, _VLLM_28, _VLLM_29, _VLLM_31, _VLLM_33),

@@ -11,6 +11,7 @@ from sim.inputs.workloads import Speculative
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.prices.load import Load
 from sim.serve.scheduling.speculation import drafting
+from sim.serve.simulation import simulate_serving
 from tests.sim.serve.serving_cases import costs_of
 
 LAYER = {"draft": {"preset": "llama3-8b", "layers": 1}, "hidden_states": 1}
@@ -117,3 +118,24 @@ def test_who_computes_a_prompt_drafts_all_tokens_on_vllm_and_tensorrt_llm() -> N
     assert costs("vllm-v1", LAYER).drafted(PROMPTS)[1:]
     assert costs("trtllm-1.1", LAYER).drafted(PROMPTS)[1:]
     assert not costs("sglang-0.5.23", LAYER).drafted(PROMPTS)[1:]
+
+
+@pytest.mark.parametrize(
+    ("engine", "draft", "tokens"),
+    [
+        ("vllm-0.14", MODEL, 8192),
+        ("vllm-0.17", MODEL, 7168),
+        ("vllm-0.21", MODEL, 7168),
+        ("vllm-0.21", LAYER, 8192),
+        ("vllm-0.28", MODEL, 8192),
+    ],
+)
+def test_a_draft_model_took_a_token_of_each_request_that_may_run(
+    engine: str, draft: dict[str, Any], tokens: int
+) -> None:
+    """vLLM 0.17 to 0.27: of an H100's 8,192 tokens 1,024 are kept, one for each of max_num_seqs."""
+    section = {"engine": engine, "requests": {"prompt_len": 9000, "output_len": 2}}
+    section |= {"speculative": {**draft, "tokens": 3}}
+    model = {"preset": "llama3-8b", "max_positions": 16384}
+    sim = simulate_serving(parse_scenario({"model": model, "cluster": "dgx-h100", "inference": section}))
+    assert sim.replicas[0].iterations[0].load.tokens == tokens
