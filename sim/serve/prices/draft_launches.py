@@ -64,11 +64,11 @@ def draft_launches_of(
     of the model's own batches with a graph, of single tokens and with prompts. An engine whose graphs are of so many
     sequences has them for a later pass of as many."""
     served, asked = scenario.for_serving, engine.asked_graphs
-    drafted = 0 if served.speculative is None else served.speculative.tokens
+    steps, checked_each = (0, 1) if (own := served.speculative) is None else (own.tokens, 1 + own.checked)
     graphs = engine.draft_graphs[served.drafts == "model"]
-    each = 1 + drafted if asked is not None and asked.sequences else 1
+    each = checked_each if asked is not None and asked.sequences else 1
     later_sizes = tuple([n // each for n in sizes[0]])
     checked = graphs.of_checked(scenario.cluster.gpu.kernel_architecture, scenario.model.mla is not None)
-    later = max(0, drafted - 1)
+    later = max(0, steps - 1)
     of_passes = *kernels, pieces, later
     return DraftLaunches(graphs, checked, *of_passes, sizes[0], later_sizes, sizes[1], engine.drafts_on_prompts)

@@ -203,11 +203,11 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     drafts = served.speculative
     server = server_of(gpu, scenario.model, served, p, p.pp)
     own = engine.defaults_on(gpu.kernel_architecture, server, served.longest(scenario.model))
-    each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.tokens
-    overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
+    each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.checked
+    overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp, served.of_trees)
     graphs = _graphs(engine, served, own.graphs_to, each) if served.cuda_graphs else ()
     prompts = graphs if engine.prompt_graphs else prompt_sizes(scenario, engine)
-    tokens = served.max_running_requests * (1 if drafts is None else 1 + drafts.tokens)
+    tokens = served.max_running_requests * (1 if drafts is None else 1 + drafts.checked)
     whole_to = tokens if engine.whole_to_running else None
     times = engine.host_on(gpu.kernel_architecture)
     moe = scenario.model.moe

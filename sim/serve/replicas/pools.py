@@ -191,9 +191,9 @@ def _scheduler(
         size = max([adapter_bytes(costs, stage) for stage in costs.stages])
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
     if i.speculative is not None:
-        scheduler.drafted = i.speculative.tokens
+        scheduler.drafted = i.speculative.checked
         scheduler.lookahead = i.speculative.tokens if engine.looks_ahead else 0
-        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
+        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed, i.speculative.tokens)
     return scheduler
 
 

@@ -104,6 +104,7 @@ _SGLANG_04 = Engine(
     overlaps=True,
     graph_sizes=sglang_04_sizes,
     draft_graphs=(drafting.SGLANG_04, drafting.SGLANG_04),
+    trees=True,  # srt/server_args.py, speculative_eagle_topk, speculative_num_draft_tokens
     reserved_output=0.098,
     reserved_at_first=0.7,
     token_more=True,
@@ -332,6 +333,7 @@ _SGLANG_0514 = replace(
     caps_chunks=False,  # srt/managers/schedule_policy.py, add_one_req (0.5.14, 0.5.23; not in 0.5.11)
     own_prompt_graphs=_GRAPHS_0514,
     draft_graphs=(drafting.SGLANG_14, drafting.SGLANG_14),
+    overlaps_trees=True,  # srt/speculative: eagle_worker.py is gone; 0.5.11: "v2 currently only supports topk = 1"
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
     fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0514),
 )
