@@ -49,20 +49,29 @@ class DraftGraphs(NamedTuple):
     def of_checked(self, architecture: str, latent: bool) -> Graphs:
         """Graphs of the pass over checked tokens on such GPUs.
 
-        >>> SGLANG_14.of_checked("hopper", False), SGLANG_14.of_checked("ampere", False)
+        >>> own = SGLANG_DRAFTS["0.5.14"][0]
+        >>> own.of_checked("hopper", False), own.of_checked("ampere", False)
         ('none', 'whole')
         """
         return "none" if architecture in (self.eager_latent if latent else self.eager) else self.checked
 
 
-VLLM_08 = DraftGraphs("none", "none", "none", steps=11)
-VLLM_09 = DraftGraphs("pieces", "pieces", "pieces", steps=15)
-VLLM_20 = VLLM_09._replace(steps=4)
-VLLM_28 = DraftGraphs("whole", "whole", "pieces", steps=2)
-VLLM_31_MODEL = DraftGraphs("none", "none", "none", steps=8)
-SGLANG_04 = DraftGraphs("none", "whole", "none")
-SGLANG_047 = DraftGraphs("whole", "whole", "none")
-SGLANG_11 = SGLANG_047._replace(eager=("ampere", "ada", "hopper", "blackwell", "other"), eager_latent=("hopper",))
-SGLANG_14 = SGLANG_047._replace(eager=("hopper",), eager_latent=("hopper",))
-SGLANG_15 = SGLANG_14._replace(prompts="pieces")
-SGLANG_23 = SGLANG_15._replace(eager=(), eager_latent=())
+VLLM_DRAFTS_08 = DraftGraphs("none", "none", "none", steps=11)
+VLLM_DRAFTS_09 = DraftGraphs("pieces", "pieces", "pieces", steps=15)
+VLLM_DRAFTS_20 = VLLM_DRAFTS_09._replace(steps=4)
+VLLM_DRAFTS_28 = DraftGraphs("whole", "whole", "pieces", steps=2)
+VLLM_DRAFTS_31_MODEL = DraftGraphs("none", "none", "none", steps=8)
+_SGLANG_047 = DraftGraphs("whole", "whole", "none")
+_SGLANG_11 = _SGLANG_047._replace(
+    eager=("ampere", "ada", "hopper", "blackwell", "other"),
+    eager_latent=("hopper",),
+)
+_SGLANG_14 = _SGLANG_047._replace(eager=("hopper",), eager_latent=("hopper",))
+SGLANG_DRAFTS = {  # by release, of the model's own layer and of a model of their own
+    "0.4": (DraftGraphs("none", "whole", "none"),) * 2,
+    "0.4.7": (_SGLANG_047,) * 2,
+    "0.5.11": (_SGLANG_11,) * 2,
+    "0.5.14": (_SGLANG_14,) * 2,
+    "0.5.15": (_SGLANG_14._replace(prompts="pieces"),) * 2,
+    "0.5.23": (_SGLANG_047._replace(prompts="pieces"),) * 2,
+}

@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sim.core.sampler import Sampler
-from sim.variants.engines import drafting
 from sim.variants.engines.defaults import Case, Defaults
+from sim.variants.engines.drafting import (
+    VLLM_DRAFTS_08,
+    VLLM_DRAFTS_09,
+    VLLM_DRAFTS_20,
+    VLLM_DRAFTS_28,
+    VLLM_DRAFTS_31_MODEL,
+)
 from sim.variants.engines.graph_sizes import (
     AskedGraphs,
     vllm_014_drafting_tokens,
@@ -75,7 +81,7 @@ _VLLM_09 = Engine(
     handing_over=PROXIED,
     graph_sizes=vllm_08_sizes,
     asked_graphs=AskedGraphs(vllm_08_sizes),  # config/scheduler.py, cuda_graph_sizes
-    draft_graphs=(drafting.VLLM_09, drafting.VLLM_09),
+    draft_graphs=(VLLM_DRAFTS_09, VLLM_DRAFTS_09),
     drafts_on_prompts=True,  # v1/spec_decode/eagle.py, propose: batch_size is of all requests of the iteration
     looks_ahead=True,  # v1/core/sched/scheduler.py, num_lookahead_tokens, of 0.8.5, 0.20 and 0.33
     prompt_graphs=True,
@@ -179,7 +185,7 @@ _VLLM_19 = replace(
     summed_norms=SUMMED_NORMS_19,
     own_all_reduces=CUSTOM_LESS_19,
     copies_blocks=False,  # pull request 38460 (April 2026, in 0.20): one cuMemcpyBatchAsync for all blocks and layers
-    draft_graphs=(drafting.VLLM_20, drafting.VLLM_20),
+    draft_graphs=(VLLM_DRAFTS_20, VLLM_DRAFTS_20),
     all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
     gathers_narrow=True,  # pull request 32567 (January 2026), prepare_finalize/naive_dp_ep.py: quantizes first
 )
@@ -204,7 +210,7 @@ _VLLM_28 = replace(
     host=hosts(VLLM_V1_32),
     sampler=_SAMPLER_28,
     overlaps_drafting=(True, True),
-    draft_graphs=(drafting.VLLM_28, drafting.VLLM_20),
+    draft_graphs=(VLLM_DRAFTS_28, VLLM_DRAFTS_20),
     slots_of_all=False,  # v1/core/sched/scheduler.py, draft_slots: of those in an iteration (not modelled)
     latents=LATENTS_14._replace(merged_index=True),
     summed_norms=SUMMED_NORMS_19._replace(alone=False),
@@ -239,7 +245,7 @@ _VLLM_31 = replace(
     date="2026-10",
     source="as vllm-0.29, as is 0.30; a graph for max_num_seqs (config/vllm.py, _set_cudagraph_sizes)",
     graph_sizes=vllm_031_sizes,
-    draft_graphs=(drafting.VLLM_28, drafting.VLLM_31_MODEL),
+    draft_graphs=(VLLM_DRAFTS_28, VLLM_DRAFTS_31_MODEL),
     prompt_limit="others",  # v1/core/sched/scheduler.py of 0.32.0: num_eligible_reqs > 1
 )
 _VLLM_33 = replace(
@@ -265,7 +271,7 @@ RECORDS = (
         latent_blocks=BLOCKS_08,
         outside=VLLM_08,
         pads_replicas="never",
-        draft_graphs=(drafting.VLLM_08, drafting.VLLM_08),
+        draft_graphs=(VLLM_DRAFTS_08, VLLM_DRAFTS_08),
         may_overlap=False,
         fewer_in_budget=False,
         unseen_share=1.0,
