@@ -71,7 +71,7 @@ def refused_words(refusals: Iterable[tuple[str, str]]) -> list[str]:
 
 def _fewest_words(result: ServingSearchResult, command: Sequence[str]) -> str:
     """The fewest GPUs that carry the scenario's own rate, or why there are none; nothing where it has no rate."""
-    from sim.views.serving_search_page import NO_LIMIT, row_words
+    from sim.views.serving_search_page import NO_LIMIT, nearest_words, row_words
 
     wanted, fewest = result.wanted_rate_per_s, result.fewest_gpus
     if fewest is not None:
@@ -88,4 +88,4 @@ def _fewest_words(result: ServingSearchResult, command: Sequence[str]) -> str:
         return f"the fewest GPUs for {wanted:g} requests/s: {NO_LIMIT}"
     if not result.best:
         return "no layout can be simulated; --gpus N searches layouts of N GPUs"
-    return "" if wanted is None else f"no layout serves {wanted:g} requests/s within these latencies"
+    return nearest_words(result)

@@ -37,5 +37,5 @@ def server_of(
         code=model.code,
         tokens=served.max_batch_tokens * replicas if "max_batch_tokens" in said else None,
         running=served.max_running_requests * replicas if "max_running_requests" in said else None,
-        checked=1 if speculative is None else 1 + speculative.tokens,
+        checked=1 if speculative is None else 1 + speculative.checked,
     )

@@ -125,8 +125,22 @@ class Speculative(UserInput):
         default=0, ge=0, le=16, description="layers of the model whose states the draft reads: EAGLE 1, EAGLE-3 3"
     )
     tokens: int = Field(default=4, ge=1, le=1000)
+    branches: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="tokens drafted in each step of a tree of `tokens` steps (SGLang); 1: a chain",
+    )
+    tree_tokens: int | None = Field(
+        default=None, ge=1, le=1000, description="a tree's drafted tokens that are checked; null: tokens"
+    )
     acceptance: float = Field(default=0.7, ge=0, le=1)
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
+
+    @property
+    def checked(self) -> int:
+        """Drafted tokens of a sequence that the model checks in an iteration."""
+        return self.tokens if self.tree_tokens is None else self.tree_tokens
 
 
 class PoolSize(UserInput):
@@ -315,6 +329,11 @@ class Inference(UserInput):
         if self.speculative is None:
             return "none"
         return "layer" if self.speculative.draft is None or self.speculative.hidden_states else "model"
+
+    @property
+    def of_trees(self) -> bool:
+        """Tell whether trees are drafted."""
+        return self.speculative is not None and self.speculative.branches > 1
 
     @property
     def fills_hashes(self) -> bool:

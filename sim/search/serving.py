@@ -159,6 +159,7 @@ def _layout(
         highest=served(highest) if highest else None,
         limit_found=limit_found,
         wanted=wanted,
+        broken=search.broken() if highest is None else (),
     )
 
 

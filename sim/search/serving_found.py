@@ -39,11 +39,20 @@ class AtOwnRate(Record, frozen=True):
     fewest_gpus: int | None
 
 
+class Broken(Record, frozen=True):
+    """A promise as `--slo` says it, which no rate keeps: what it comes to, and the most that was promised."""
+
+    promise: str
+    found_s: float
+    promised_s: float
+
+
 class ServingLayout(Record, frozen=True, kw_only=True):
     """A service of equal units.
 
     `unit`: the degrees of one, of `unit_gpus` GPUs. `rate_per_s`: the highest rate that keeps the promises, 0 where
     none does; `highest`: the service at that rate. `limit_found`: whether a higher rate is known to break a promise.
+    `broken`: where no rate keeps them all, the promises that a request breaks even if no other comes meanwhile.
     """
 
     inlined = ("highest", "wanted")
@@ -57,6 +66,12 @@ class ServingLayout(Record, frozen=True, kw_only=True):
     highest: ServedRate | None = None
     limit_found: bool
     wanted: AtOwnRate | None = None
+    broken: tuple[Broken, ...] = ()
+
+    @property
+    def excess(self) -> float:
+        """How many times as long as promised the worst broken latency is; 1 where none is broken."""
+        return max([b.found_s / b.promised_s for b in self.broken], default=1.0)
 
 
 class FewestGpus(Record, frozen=True):

@@ -22,11 +22,13 @@ from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Disaggregated, PoolSize, RequestPattern
 from sim.prices.profile import Profile
 from sim.search.engine_options import Choice
+from sim.search.serving_found import Broken
 from sim.search.space import divisors
 from sim.serve.prices.costs import IterationCosts
 from sim.serve.requests import Request, make_requests
 from sim.serve.results.records import Percentiles
 from sim.serve.results.result import ServingSimulation
+from sim.serve.results.serving_warnings import why_not_served
 from sim.serve.simulation import simulate_serving
 from sim.studies.promised_latencies import Promise, share_within
 
@@ -83,6 +85,7 @@ class UnitSearch:
         alone = scenario.parallelism.dp == 1 and scenario.for_serving.disaggregated is None
         self.engine: Engine = "static" if alone else "simpy"
         self.costs: IterationCosts | None = None  # of the first simulation: the same at every rate
+        self.lone: Mapping[str, Percentiles] = {}  # latencies of requests that never overlap
 
     def _served(self, requests: tuple[Request, ...]) -> ServingSimulation:
         served = simulate_serving(self.scenario, self.profile, requests, engine=self.engine, costs=self.costs)
@@ -126,12 +129,18 @@ class UnitSearch:
         if isinstance(self.scenario.for_serving.requests, RequestPattern):
             requests = requests[:ALONE]
         served = self._served(requests)
-        result = served.outcome
-        if not result.fits_in_memory:
-            raise InputError("does not fit in memory")
-        if result.does_not_start:
-            raise InputError(f"does not start: {result.does_not_start}")
+        if not served.outcome.fits_in_memory or served.outcome.does_not_start:
+            raise InputError(why_not_served(served) or "does not fit in memory")
+        self.lone = served.latencies
         return all(p.kept(served.latencies) for p in self.slo)
+
+    def broken(self) -> tuple[Broken, ...]:
+        """Return the promises that no rate keeps, and what they come to for requests that never overlap, or, if these
+        keep all of them, at the lowest rate that was simulated."""
+        found = self.lone
+        if all(p.kept(found) for p in self.slo) and self.points:
+            found = self.points[min(self.points)].latencies
+        return tuple([Broken(p.text, p.value(found), p.seconds) for p in self.slo if not p.kept(found)])
 
     def highest(self, start_per_s: float, above_per_s: float = 0.0) -> Point | None:
         """Return the highest rate that is carried, within 2 %; None if requests one at a time break a promise, or if

@@ -213,7 +213,7 @@ def _held(
     i: Inference, costs: IterationCosts, weights: tuple[float, ...], buffers: tuple[float, ...], length: float
 ) -> list[_Held]:
     """What the GPUs of each stage hold, a token's cache as in sequences of `length`; a draft is the last stage's."""
-    states = 1 if i.speculative is None else 1 + i.speculative.tokens
+    states = 1 if i.speculative is None else 1 + i.speculative.checked
     groups = _groups(costs)
     per_token = [_token_bytes(costs, groups, s, length, states) for s in costs.stages]
     held = [_Held(*of_stage) for of_stage in zip(weights, buffers, per_token, strict=True)]
@@ -340,7 +340,7 @@ def cache_capacity(
     _maybe_share_embeddings).
     """
     i, d = scenario.for_serving, costs.dims
-    drafted = 0 if i.speculative is None else i.speculative.tokens
+    drafted = 0 if i.speculative is None else i.speculative.checked
     longest = max(r.prompt_tokens + r.output_tokens for r in requests) + drafted
     contiguous = i.kv_cache.layout == "contiguous"
     reserve = max(longest, d.model.max_positions if d.model.max_positions > 1 else 0) if contiguous else 0

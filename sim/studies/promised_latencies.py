@@ -49,8 +49,20 @@ class Promise(Struct, frozen=True):
         >>> Promise("ttft", "p99", 0.25).words, Promise("latency", "mean", 2).words
         ('TTFT p99 ≤ 250.0 ms', 'latency mean ≤ 2.000 s')
         """
-        name = self.quantity if self.quantity == "latency" else self.quantity.upper()
-        return f"{name} {self.statistic} ≤ {seconds(self.seconds)}"
+        return f"{self._name} ≤ {seconds(self.seconds)}"
+
+    @property
+    def _name(self) -> str:
+        return f"{self.quantity if self.quantity == 'latency' else self.quantity.upper()} {self.statistic}"
+
+    def missed(self, found_s: float) -> str:
+        """Say what the promised latency is in its place.
+
+        >>> Promise("ttft", "p99", 0.25).missed(0.3)
+        'TTFT p99 is 300.0 ms, 1.2 times the promised 250.0 ms'
+        """
+        times = f"{found_s / self.seconds:.3g} times"
+        return f"{self._name} is {seconds(found_s)}, {times} the promised {seconds(self.seconds)}"
 
     @property
     def key(self) -> str:
@@ -59,7 +71,11 @@ class Promise(Struct, frozen=True):
 
     def kept(self, latencies: Mapping[str, Percentiles]) -> bool:
         """Tell whether a workload's latencies, by their keys in its result, keep the promise."""
-        return bool(getattr(latencies[self.key], self.statistic) <= self.seconds)
+        return self.value(latencies) <= self.seconds
+
+    def value(self, latencies: Mapping[str, Percentiles]) -> float:
+        """Return the seconds of which the promise is, of a workload's latencies by their keys in its result."""
+        return float(getattr(latencies[self.key], self.statistic))
 
 
 def parse_slo(text: str) -> tuple[Promise, ...]:

@@ -93,13 +93,24 @@ def row_words(row: ServingLayout | CurvePoint | RefusedLayout | FewestGpus, leas
     return ", ".join([layout_words(row.parallelism, least), *[choice_words(row.options)] * bool(row.options)])
 
 
+def nearest_words(result: ServingSearchResult) -> str:
+    """Say by how much the layout that comes nearest misses the promised latencies; nothing where one keeps them."""
+    best = min(result.best, key=lambda row: row.excess)
+    if best.excess <= 1.0:
+        return ""
+    missed = "; ".join([parse_slo(b.promise)[0].missed(b.found_s) for b in best.broken])
+    nearest = f"the nearest, {row_words(best)}, misses even with one request at a time"
+    return f"no layout keeps these latencies; {nearest}: {missed}"
+
+
 def same_host_words(engines: Sequence[str]) -> str:
     """Say that these engines share one record of host times, because nobody has measured each of them."""
     return f"{', '.join(engines)}: one record of host times; between them only schedulers, kernels and memory differ"
 
 
 def _headline(result: ServingSearchResult) -> list[Number]:
-    numbers = [Number("Highest rate", "none", "no layout keeps these latencies", "bad")]
+    why = nearest_words(result) if result.best else "no layout can be simulated"
+    numbers = [Number("Highest rate", "none", why, "bad")]
     best = next((row for row in result.best if row.highest), None)
     if best is not None and best.highest is not None:
         layout, each = row_words(best), f"{best.rate_per_s / result.gpus:.3g} a GPU"

@@ -18,6 +18,7 @@ FROM_TEXT = ("ngram", "ngram_gpu", "suffix", "lookahead", "user_provided", "user
 MEDUSA = "medusa"
 # auto_choose_speculative_params: Llama's steps, unless its draft is a model of its own (STANDALONE), and all others'.
 LLAMA_STEPS, SGLANG_STEPS = 5, 3
+LLAMA_TREE = 4, 8  # its branches and the tokens that it checks, the one before the drafts among them
 LLAMA = re.compile(r"(?i)(?:^|[/_-])(?:meta-)?llama-?[123](?!\d)")
 # Layers whose states EAGLE-3 reads: vLLM 0.33, models/llama_eagle3.py; SGLang 0.5.23, models/llama_eagle3.py. Of
 # TensorRT-LLM's PyTorch backend all EAGLE is EAGLE-3 (_torch/speculative/eagle3.py).
@@ -44,13 +45,12 @@ def drafts_of(s: Settings, product: str, served: str) -> dict[str, Any] | None:
         s.notes.append(f"{flag}: drafts of method {method}{why} are not simulated")
         s.take("draft_tokens")
         return None
-    tokens, draft = drafted.whole("tokens"), drafted.take("draft")
+    tokens, draft, tree = drafted.whole("tokens"), drafted.take("draft"), _tree(s)
     if tokens is None and method:
-        tokens = LAYERS if method == "mtp" else _steps(s, method)
+        tokens, tree = (LAYERS, {}) if method == "mtp" else _chosen(s, method)
     if tokens is None:
         return None
-    _of_tree(s, tokens)
-    named = without_none({"tokens": tokens, "draft": draft and as_model(str(draft))})
+    named = without_none({"tokens": tokens, "draft": draft and as_model(str(draft)), **tree})
     states = (AUX_STATES if product == TENSORRT_LLM or method == "eagle3" else 1) if "eagle" in method else 0
     return _of_states(s, {**named, "hidden_states": states}, served) if draft and states else named
 
@@ -70,20 +70,23 @@ def _of_states(s: Settings, named: dict[str, Any], served: str) -> dict[str, Any
     return {**named, "draft": {"preset": as_model(served), "layers": 1, **own}}
 
 
-def _steps(s: Settings, method: str) -> int:
-    """SGLang's own number of steps."""
+def _chosen(s: Settings, method: str) -> tuple[int, dict[str, int]]:
+    """SGLang's own number of steps, and of Llama its tree."""
     is_llama = LLAMA.search(str(s.values.get("model"))) is not None and method != "standalone"
-    steps, tree = (LLAMA_STEPS, " in a tree of 8 tokens, simulated as a chain") if is_llama else (SGLANG_STEPS, "")
+    branches, checked = LLAMA_TREE
+    tree = {"branches": branches, "tree_tokens": checked - 1} if is_llama else {}
+    steps, words = (LLAMA_STEPS, f" in a tree of {checked} tokens") if is_llama else (SGLANG_STEPS, "")
     s.notes.append(
-        f"{s.written_as('algorithm')} {method}: SGLang chooses {steps} steps{tree}; --speculative-num-steps says "
+        f"{s.written_as('algorithm')} {method}: SGLang chooses {steps} steps{words}; --speculative-num-steps says "
         "another number"
     )
-    return steps
+    return steps, tree
 
 
-def _of_tree(s: Settings, steps: int) -> None:
-    """SGLang's drafts with one branch are as many as its steps, and it checks one token more; more are left."""
-    if str(s.values.get("branches", 1)) == "1":
-        s.taken |= {"branches", "draft_tokens"}
-    elif s.values.get("draft_tokens") is not None:
-        s.notes.append(f"trees of drafts are not simulated: a chain of {steps} stands for it")
+def _tree(s: Settings) -> dict[str, int]:
+    """SGLang's tree, of which it checks one token fewer than it says, for the first is no drafted one. With one branch
+    drafts are as many as its steps."""
+    branches, checked = s.whole("branches"), s.whole("draft_tokens")
+    if branches in (None, 1) or checked is None:
+        return {}
+    return {"branches": branches or 1, "tree_tokens": checked - 1}

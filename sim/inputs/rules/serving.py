@@ -6,6 +6,7 @@ from sim.core.dtypes import sixteen_bit
 from sim.core.units import counted
 from sim.inputs.engine_file import all2all_of, engine_of
 from sim.inputs.input_source import Problems
+from sim.inputs.rules.drafts import speculative_problems
 from sim.inputs.rules.layout import ALL_RULES, first_problem
 from sim.inputs.sections import Sections, sizes_of
 from sim.inputs.serving_keys import HASHED_TOKENS, Sampling
@@ -31,7 +32,7 @@ def serving_problems(sections: Sections, inference: Inference) -> Problems:
         _asynchronous,
         _two_batches,
         _eplb,
-        _speculative,
+        speculative_problems,
         _autoscaling,
         _lora,
         _sampling,
@@ -223,7 +224,7 @@ def _asynchronous(sections: Sections, inference: Inference) -> Problems:
     if not (engine.overlaps or engine.may_overlap):
         able = ", ".join([name for name, other in ENGINES.items() if other.overlaps or other.may_overlap])
         yield path, f"found true; engine {inference.engine} cannot do that; allowed with: {able}"
-    elif not engine.overlaps_with(True, inference.drafts, sections.parallelism.pp):
+    elif not engine.overlaps_with(True, inference.drafts, sections.parallelism.pp, inference.of_trees):
         beside = "pipeline stages" if sections.parallelism.pp > 1 else "drafted tokens"
         yield path, f"found true; engine {inference.engine} cannot do that with {beside}; allowed: null, false"
 
@@ -266,36 +267,6 @@ def _eplb(sections: Sections, inference: Inference) -> Problems:
     if eplb.redundant_experts and sections.model.moe is not None and sections.model.moe.capacity_factor is not None:
         why = "copies of experts that drop tokens (model.moe.capacity_factor) are not simulated; allowed: 0"
         yield (*path, "redundant_experts"), f"found {eplb.redundant_experts}; {why}"
-
-
-def _speculative(sections: Sections, inference: Inference) -> Problems:
-    """A draft has the model's vocabulary and lies on the same tensor-parallel ranks, or is the model's own layer."""
-    speculative, path = inference.speculative, ("inference", "speculative")
-    if speculative is None:
-        return
-    draft, p, pools = speculative.draft, sections.parallelism, inference.disaggregated
-    splits = [("parallelism.tp", p.tp)]
-    if pools is not None:
-        splits = [(f"disaggregated.{name}.tp", size.tp) for name, size in pools]
-    if draft is None and speculative.hidden_states:
-        yield (*path, "hidden_states"), f"found {speculative.hidden_states}; needs a draft that reads them; allowed: 0"
-    elif draft is None:
-        if not sections.model.mtp_layers:
-            yield (*path, "draft"), "found null; the model has no prediction layer (model.mtp_layers); name a model"
-    elif draft.vocab > sections.model.vocab if speculative.hidden_states else draft.vocab != sections.model.vocab:
-        why = f"has a vocabulary of {draft.vocab}; the model that checks its tokens has {sections.model.vocab}"
-        hint = " (EAGLE-3's draft: hidden_states 3)" if draft.vocab < sections.model.vocab and draft.layers < 4 else ""
-        yield (*path, "draft"), why + hint
-    elif wrong := [f"{key} ({tp})" for key, tp in splits if draft.heads % tp]:
-        yield (*path, "draft"), f"has {counted(draft.heads, 'head')}, which {wrong[0]} must divide"
-    if p.cp > 1:
-        yield ("parallelism", "cp"), f"found {p.cp}; drafted tokens are not split over cp ranks; allowed: 1"
-    if p.pp > 1 and not engine_of(inference.engine).stages_drafting:
-        able = ", ".join([name for name, engine in ENGINES.items() if engine.stages_drafting])
-        why = f"engine {inference.engine} does not draft beside pipeline stages; allowed: 1 (or engine {able})"
-        yield ("parallelism", "pp"), f"found {p.pp}; {why}"
-    if inference.attention == "unfused":
-        yield ("inference", "attention"), "found 'unfused'; drafted tokens need fused attention"
 
 
 def _autoscaling(sections: Sections, inference: Inference) -> Problems:

@@ -32,7 +32,7 @@ from sim.prices.shared_cores import costs_of
 from sim.ranks.plan import Plan, make_plan
 from sim.serve.prices.afd import DisaggregatedExperts, in_micro_batches
 from sim.serve.prices.dims import serving_dims
-from sim.serve.prices.host import Host, host_of
+from sim.serve.prices.host import Host, host_of, with_draft
 from sim.serve.prices.iteration_parts import Key, StageLayers, Work
 from sim.serve.prices.kept_sizes import LENGTHS, below, chunks_around, prefill_parts, sizes_around
 from sim.serve.prices.load import Load
@@ -88,8 +88,8 @@ class IterationCosts(Struct):
         if self.of_stages:
             return tuple([own.stage_seconds(load)[i] for i, own in enumerate(self.of_stages)])
         load = self.own_share(load)
-        each = zip(self.device_seconds(load), self.draft_seconds(load), self.copied_s, strict=True)
-        return self.host.stage_seconds(list(each), load)
+        each = list(zip(self.device_seconds(load), self.draft_seconds(load), self.copied_s, strict=True))
+        return self.host.stage_seconds(each, load)
 
     @property
     def copied_s(self) -> tuple[float, ...]:
@@ -98,8 +98,12 @@ class IterationCosts(Struct):
 
     def draft_seconds(self, load: Load) -> tuple[float, ...]:
         """Seconds for which every stage's GPU drafts tokens beside an iteration: the last one's, where anything is."""
-        each = [self.drafting_costs(own).stage_seconds(own)[0] for own in self.drafted(load)]
-        return (0.0,) * (len(self.stages) - 1) + (sum(each),)
+        own_s = sum(self.host.drafted_each(self.drafting_device_s(load), load))
+        return (0.0,) * (len(self.stages) - 1) + (own_s,)
+
+    def drafting_device_s(self, load: Load) -> list[float]:
+        """Seconds for which a GPU computes in each of the draft's passes."""
+        return [self.drafting_costs(own).stage_seconds(own)[0] for own in self.drafted(load)]
 
     def drafting_costs(self, load: Load) -> IterationCosts:
         """The prices of one of the draft's passes."""
@@ -107,9 +111,9 @@ class IterationCosts(Struct):
         return self.draft if self.draft.later is None or joins_states(load) else self.draft.later
 
     def drafted(self, load: Load) -> list[Load]:
-        """What the draft computes beside an iteration (`sim.serve.scheduling.speculation.drafting`)."""
-        speculative = self.plan.scenario.for_serving.speculative
-        return [] if self.draft is None or speculative is None else drafting(load, speculative)
+        """What the draft computes beside an iteration."""
+        speculative, on_prompts = self.plan.scenario.for_serving.speculative, self.host.engine.drafts_on_prompts
+        return [] if self.draft is None or speculative is None else drafting(load, speculative, on_prompts)
 
     def device_seconds(self, load: Load) -> tuple[float, ...]:
         """What a rank's own share of an iteration takes on every stage's GPU, without its host, its draft and the
@@ -134,8 +138,7 @@ class IterationCosts(Struct):
         return device_s
 
     def own_share(self, load: Load) -> Load:
-        """The load with the tokens and samples of one of the ranks over which prompts and single tokens are split;
-        attention's sizes stay those of all."""
+        """The load with tokens and samples of one of the ranks over which they are split; attention's sizes stay."""
         cp = self.dims.cp
         if cp == 1:
             return load
@@ -145,8 +148,7 @@ class IterationCosts(Struct):
     def _without_attention_s(self, tokens: int, samples: int, prompts: bool) -> tuple[float, ...]:
         """Seconds of all but attention on every stage's GPU, kept."""
         key = tokens, samples, prompts
-        rest = self.without_attention.get(key)
-        if rest is None:
+        if (rest := self.without_attention.get(key)) is None:
             rest = self.without_attention[key] = self._priced_without_attention(*key)
         return rest
 
@@ -352,7 +354,8 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
     stages, engine = stages_of(plan, specs, kinds, attentions), engine_of(inference.engine)
     launched = tuple([launched_kernels(dims, kinds, attentions, s, inference.lora) for s in stages])
     pieces = tuple([launched_pieces(dims, attentions, s) for s in stages])
-    host = host_of(scenario, engine, launched, pieces)
+    host, draft = host_of(scenario, engine, launched, pieces), _draft_costs(scenario, profile)
+    host = host if draft is None else with_draft(host, draft.host, (draft.later or draft).host, scenario)
     pricing = Pricing(plan, costs, Network(scenario.cluster))
     offload = inference.weight_offload
     offloaded = [streamed_weights(offload, dims, kinds, s.layers, pricing.network) for s in stages] if offload else []
@@ -369,7 +372,7 @@ def iteration_costs(scenario: Scenario, profile: Profile, specs: tuple[LayerSpec
         lora=inference.lora,
         offloaded=tuple(offloaded),
         two_batches=engine.two_batches if inference.two_batch_overlap else None,
-        draft=_draft_costs(scenario, profile),
+        draft=draft,
         afd=_disaggregated_experts(scenario, profile),
     )
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sim.inputs.engine_file import all2all_of
 from sim.inputs.engine_server import server_of
 from sim.inputs.scenario import Scenario
 from sim.inputs.workloads import Inference
 from sim.models.dims import ceil_div
+from sim.serve.prices.draft_launches import DraftLaunches, draft_launches_of
 from sim.serve.prices.front import Front, front_of
 from sim.serve.prices.load import Load
 from sim.variants.engines.host_times import HostTimes
@@ -26,7 +29,8 @@ class Host(Struct, frozen=True):
     `prompt_sizes`: with prompts among them; `overlaps`: it works while the GPU does; `whole_to`: the most tokens of a
     whole iteration's graph, None: of all of these sizes; `grouped`: a token's group of experts is chosen first;
     `masked`: tokens of the vocabulary of which a grammar forbids some, 0: no grammars; `logprobs`: that go with each
-    token; `stream_interval`: tokens in a streamed piece; `workers`: processes beside the engine's, one for each GPU."""
+    token; `stream_interval`: tokens in a streamed piece; `workers`: processes beside the engine's, one for each GPU;
+    `draft`: what it launches for a draft."""
 
     engine: Engine
     times: HostTimes
@@ -42,6 +46,7 @@ class Host(Struct, frozen=True):
     logprobs: int = 0
     stream_interval: int = 1
     workers: bool = False
+    draft: DraftLaunches | None = None
 
     @property
     def front(self) -> Front | None:
@@ -120,9 +125,14 @@ class Host(Struct, frozen=True):
     def launched_each(self, stage: int, device_s: list[float], load: Load) -> list[float]:
         """Seconds for which a stage's GPU computes, with the gaps in which it waits for a kernel's launch."""
         launches_s = self.launches_s(stage, load)
-        if not launches_s:
+        return [_met(s, launches_s) for s in device_s] if launches_s else device_s
+
+    def drafted_each(self, device_s: list[float], load: Load) -> list[float]:
+        """Likewise of each of a draft's passes in an iteration of the model."""
+        if self.draft is None or not self.times.launch_s:
             return device_s
-        return [(s**MEETING + launches_s**MEETING) ** (1 / MEETING) for s in device_s]
+        launches = self.draft.launches(load)
+        return [_met(s, n * self.times.launch_s) for s, n in zip(device_s, launches, strict=True)]
 
     def between_s(self, load: Load) -> float:
         """The host's own work for an iteration. Where each GPU has a process, vLLM's engine core pickles an iteration
@@ -156,8 +166,11 @@ class Host(Struct, frozen=True):
 
     def own_s(self, load: Load) -> float:
         """Seconds of the first stage's host for an iteration that are no part of its GPU's: of one that overlaps also
-        those of launches, in which it does nothing else."""
-        return self.between_s(load) + (self.launches_s(0, load) if self.overlaps else 0.0)
+        those of launches, in which it does nothing else. A draft is on the last stage."""
+        if not self.overlaps:
+            return self.between_s(load)
+        drafting = 0 if self.draft is None or len(self.kernels) > 1 else sum(self.draft.launches(load))
+        return self.between_s(load) + self.launches_s(0, load) + drafting * self.times.launch_s
 
     def launches_s(self, stage: int, load: Load) -> float:
         """Seconds in which a stage's host launches one by one."""
@@ -178,6 +191,11 @@ class Host(Struct, frozen=True):
         return bool(sizes) and load.tokens <= sizes[-1]
 
 
+def _met(device_s: float, launches_s: float) -> float:
+    """Seconds in which a host launches what its GPU computes."""
+    return math.pow(device_s**MEETING + launches_s**MEETING, 1 / MEETING)
+
+
 def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces: tuple[int, ...]) -> Host:
     """The host of a scenario's engine, which launches so many `kernels` an iteration on each pipeline stage, or
     `pieces` of it."""
@@ -185,11 +203,11 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     drafts = served.speculative
     server = server_of(gpu, scenario.model, served, p, p.pp)
     own = engine.defaults_on(gpu.kernel_architecture, server, served.longest(scenario.model))
-    each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.tokens
-    overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp)
+    each = 1 if drafts is None or engine.drafting_tokens is None else 1 + drafts.checked
+    overlaps = engine.overlaps_with(served.async_scheduling, served.drafts, p.pp, served.of_trees)
     graphs = _graphs(engine, served, own.graphs_to, each) if served.cuda_graphs else ()
     prompts = graphs if engine.prompt_graphs else prompt_sizes(scenario, engine)
-    tokens = served.max_running_requests * (1 if drafts is None else 1 + drafts.tokens)
+    tokens = served.max_running_requests * (1 if drafts is None else 1 + drafts.checked)
     whole_to = tokens if engine.whole_to_running else None
     times = engine.host_on(gpu.kernel_architecture)
     moe = scenario.model.moe
@@ -200,6 +218,12 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
     graphed = (graphs, prompts, overlaps, whole_to, grouped)
     asked_for = masked, logprobs, served.stream_interval
     return Host(engine, times, p.tp, kernels, pieces, *graphed, *asked_for, workers=p.tp * p.cp * p.pp > 1)
+
+
+def with_draft(host: Host, first: Host, later: Host, scenario: Scenario) -> Host:
+    """The host with what it launches for a draft, whose first passes in an iteration have the kernels of `first`."""
+    kernels, sizes = (first.kernels[0], later.kernels[0]), (host.graph_sizes, host.prompt_sizes)
+    return replace(host, draft=draft_launches_of(scenario, host.engine, kernels, first.pieces[0], sizes))
 
 
 def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int, ...]:

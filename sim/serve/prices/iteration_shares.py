@@ -118,6 +118,10 @@ def _waits(costs: IterationCosts, computed: Computed) -> Shares:
             launches_s += (launched_s - device_s) * times
             launching_s += (launched_s**MEETING - device_s**MEETING) / launched_s ** (MEETING - 1) * times
             copies_s += (busy_s - launched_s - draft_s) * times
+        drafting_s = costs.drafting_device_s(load)
+        for device_s, launched_s in zip(drafting_s, host.drafted_each(drafting_s, load), strict=True):
+            launches_s += (launched_s - device_s) * times
+            launching_s += (launched_s**MEETING - device_s**MEETING) / launched_s ** (MEETING - 1) * times
         copies_s += read_s * times
         own_s, beside_s = (host.own_s(load), host.beside_s(load)) if host.engine.host else (0.0, 0.0)
         longer_s = max(0.0, beside_s - first_s)

@@ -191,9 +191,9 @@ def _scheduler(
         size = max([adapter_bytes(costs, stage) for stage in costs.stages])
         scheduler.adapters = AdapterSlots(i.lora.places, network.host_copy(size), bus, scheduler.copies)
     if i.speculative is not None:
-        scheduler.drafted = i.speculative.tokens
+        scheduler.drafted = i.speculative.checked
         scheduler.lookahead = i.speculative.tokens if engine.looks_ahead else 0
-        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed)
+        scheduler.acceptance = Acceptance(i.speculative.acceptance, i.speculative.seed, i.speculative.tokens)
     return scheduler
 
 
@@ -201,6 +201,8 @@ def _limits(i: Inference, engine: Engine, pp: int, requests: int, tokens: int) -
     """The most sequences at once, in all and on a stage, and the most tokens; a static batch takes all `requests`."""
     static = i.batching == "static"
     running, most = (requests, UNLIMITED) if static else (i.max_running_requests, tokens)
+    if engine.slots_of_all and i.drafts == "model" and not static:
+        most = max(1, most - running)  # vLLM 0.17 to 0.27, config/vllm.py, _set_max_num_scheduled_tokens
     all_run = running * pp if engine.runs_by_stage and not static else running
     return Limits(all_run, most, -(-all_run // pp) if engine.shares_stages or static else all_run)
 

@@ -285,7 +285,7 @@ def _speculation(sim: ServingSimulation) -> SpeculationUse | None:
     speculative = sim.scenario.for_serving.speculative
     if speculative is None:
         return None
-    counts = [r.counts for r in sim.replicas]
+    counts, most = [r.counts for r in sim.replicas], min(speculative.tokens, speculative.checked)
     drafted, accepted = sum(c.drafted_tokens for c in counts), sum(c.accepted_tokens for c in counts)
     checks = sum(c.verifications for c in counts)
     return SpeculationUse(
@@ -293,7 +293,7 @@ def _speculation(sim: ServingSimulation) -> SpeculationUse | None:
         drafted_tokens=drafted,
         accepted_tokens=accepted,
         tokens_per_verification=1.0 + accepted / checks if checks else 0.0,
-        expected_tokens_per_verification=expected_tokens(speculative.tokens, speculative.acceptance),
+        expected_tokens_per_verification=expected_tokens(most, speculative.acceptance),
     )
 
 

@@ -75,6 +75,15 @@ def lacks_memory(sim: Served) -> list[str]:
     return out
 
 
+def why_not_served(sim: Served) -> str | None:
+    """Say why the workload cannot be served, and what of it has how much room; None if it can."""
+    if (why := why_no_room(sim.pools)) is not None:
+        return f"does not fit in memory: {why}"
+    if (why := why_not_so_long(sim.pools)) is not None:
+        return f"does not start: {why}"
+    return next(iter(lacks_memory(sim)), None)
+
+
 def serving_warnings(sim: Served, fits: bool, shares: Shares) -> list[str]:
     out, inference = [], sim.scenario.for_serving
     if has_jitter(sim.scenario):

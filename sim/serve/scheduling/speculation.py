@@ -42,13 +42,16 @@ class Acceptance(Struct, frozen=True):
 
     probability: float
     seed: int
+    steps: int
 
     def accepted(self, request: int, position: int, drafted: int) -> int:
-        """Return how many of `drafted` tokens, from `position` of a request on, come before the first rejected one."""
-        for i in range(drafted):
+        """Return how many of `drafted` tokens, from `position` of a request on, come before the first rejected one. Of
+        a tree at most one is kept for each of its `steps`."""
+        most = min(drafted, self.steps)
+        for i in range(most):
             if _uniform(self.seed, request, position + i) >= self.probability:
                 return i
-        return drafted
+        return most
 
 
 def _uniform(seed: int, request: int, position: int) -> float:
@@ -63,29 +66,35 @@ def _uniform(seed: int, request: int, position: int) -> float:
     return (x ^ (x >> 31)) / 2.0**64
 
 
-def drafting(load: Load, speculative: Speculative) -> list[Load]:
+def drafting(load: Load, speculative: Speculative, on_prompts: bool = False) -> list[Load]:
     """What the draft computes in an iteration: the same prompts; of each sequence that is checked all tokens that were,
-    for the draft computes those again that the model kept, and then one token after another.
+    for the draft computes those again that the model kept, and then one token after another; with `on_prompts` also of
+    those whose prompts are computed (`Engine.drafts_on_prompts`).
 
     vLLM (v1/spec_decode/llm_base_proposer.py, set_inputs_first_pass) and SGLang (speculative/eagle_worker_v2.py,
-    _draft_extend_for_decode), of models of their own, too; rejected tokens pad the pass.
+    _draft_extend_for_decode), of models of their own, too; rejected tokens pad the pass. Each step of a tree computes
+    `branches` tokens of a sequence (SGLang, speculative/spec_utils.py, select_top_k_tokens).
     """
-    n, out = load.decodes, []
+    n, kv, out = load.decodes if load.queries > 1 else 0, load.decode_kv - load.decodes * load.queries, list[Load]()
     if load.prefills:
         prompts = sum([q * alike for q, _, alike in load.prefills])
-        out.append(Load(prompts, 0, 0, load.prefills, 0))
-    if load.queries > 1:
+        out.append(Load(prompts, 0, 0, load.prefills, load.sequences - load.decodes))
+    if n:
         out.append(Load(n * load.queries, n, load.decode_kv, (), n, load.queries))
-        steps = range(1, speculative.tokens)
-        out += [Load(n, n, load.decode_kv - n * (load.queries - 1 - i), (), n) for i in steps]
+    if on_prompts:
+        kv = kv * bool(n) + sum([seen * alike for _, seen, alike in load.prefills])
+        n += load.sequences - load.decodes
+    b = speculative.branches
+    out += [Load(n * b, n, kv + n * (1 + i), (), n * b, b) for i in range(1, speculative.tokens) if n]
     if load.pooled and speculative.draft is None:  # the module's experts are spread as the model's are
         out = [replace(own, pooled=max(1, round(load.pooled * own.tokens / load.tokens))) for own in out]
     return out
 
 
 def joins_states(load: Load) -> bool:
-    """Whether a draft reads the model's hidden states in this pass: over prompts and over tokens that were checked."""
-    return bool(load.prefills) or load.queries > 1
+    """Whether a draft reads the model's hidden states in this pass: over prompts and over tokens that were checked, of
+    which it needs the logits of each sequence's last alone."""
+    return bool(load.prefills) or load.samples < load.tokens
 
 
 def _stored_as(scenario: Scenario) -> Quantization:

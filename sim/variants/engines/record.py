@@ -11,6 +11,7 @@ from sim.core.quantization import Quantizing
 from sim.core.sampler import Sampler
 from sim.variants.engines.admission import Admission, CapacityPolicy
 from sim.variants.engines.defaults import Case, Defaults, Drafts, Server
+from sim.variants.engines.drafting import DraftGraphs
 from sim.variants.engines.graph_sizes import AskedGraphs, vllm_05_sizes
 from sim.variants.engines.handing_over import HandingOver
 from sim.variants.engines.host_times import HostTimes
@@ -84,6 +85,10 @@ class Engine:
     stages_drafting: bool = fact(True, "drafts beside pipeline stages; the draft is on the last stage's GPUs")
     adapters_drafting: bool = fact(True, "LoRA adapters beside drafted tokens; the draft has none")
     looks_ahead: bool = fact(False, "who runs has blocks for as many tokens more as a draft writes before the check")
+    drafts_on_prompts: bool = fact(False, "who computes a prompt drafts all tokens in that iteration, too")
+    trees: bool = fact(False, "drafts trees")
+    overlaps_trees: bool = fact(False, "where it overlaps, also with trees")
+    slots_of_all: bool = fact(False, "of max_batch_tokens a draft model keeps one for each of max_running_requests")
     handing_over: HandingOver = fact(HandingOver(), "how pools hand computed prompts over")  # noqa: RUF009  a tuple
     graph_sizes: Callable[[int, int], tuple[int, ...]] = fact(  # noqa: RUF009
         vllm_05_sizes, "batches with a CUDA graph, of graphs_to and max_running_requests"
@@ -93,6 +98,7 @@ class Engine:
         "with drafted tokens, the tokens of batches with a graph, by graphs_to, max_running_requests and the tokens of "
         "each sequence; None: as without drafts",
     )
+    draft_graphs: tuple[DraftGraphs, DraftGraphs] = fact((DraftGraphs(), DraftGraphs()), "of its own layer, of a model")
     asked_graphs: AskedGraphs | None = fact(  # noqa: RUF009  a tuple
         None, "what it makes of batches with a graph that somebody asks for; None: nobody can"
     )
@@ -330,9 +336,10 @@ class Engine:
         """Whether there is room for all that running requests will write when another enters."""
         return self.reserved_output >= 1.0 and policy != "max_utilization"
 
-    def overlaps_with(self, told: bool | None, drafts: Drafts, pp: int) -> bool:
-        """Whether the host works beside the GPU, told so or not (None), with who drafts and so many stages."""
-        if not (self.overlaps if told is None else told) or (pp > 1 and not self.overlaps_stages):
+    def overlaps_with(self, told: bool | None, drafts: Drafts, pp: int, trees: bool = False) -> bool:
+        """Whether the host works beside the GPU, told so or not (None), with who drafts (trees?) and so many stages."""
+        without = (trees and not self.overlaps_trees) or (pp > 1 and not self.overlaps_stages)
+        if without or not (self.overlaps if told is None else told):
             return False
         if told and drafts == "model" and self.may_overlap_drafting:
             return True

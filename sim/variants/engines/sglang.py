@@ -8,6 +8,7 @@ from functools import partial
 
 from sim.core.sampler import Sampler
 from sim.variants.engines.defaults import Case, Defaults
+from sim.variants.engines.drafting import SGLANG_DRAFTS as DRAFTS
 from sim.variants.engines.graph_sizes import (
     AskedGraphs,
     of_sequences,
@@ -102,6 +103,8 @@ _SGLANG_04 = Engine(
     host=hosts(SGLANG),
     overlaps=True,
     graph_sizes=sglang_04_sizes,
+    draft_graphs=DRAFTS["0.4"],
+    trees=True,  # srt/server_args.py, speculative_eagle_topk, speculative_num_draft_tokens
     reserved_output=0.098,
     reserved_at_first=0.7,
     token_more=True,
@@ -174,6 +177,7 @@ _SGLANG_047 = replace(
     two_batches=_SGLANG_TWO,
     shared_experts=_SHARED_047,
     eplb=True,  # srt/server_args.py: enable_eplb
+    draft_graphs=DRAFTS["0.4.7"],
     drafting_tokens=of_sequences(sglang_047_drafting_sizes),
     asked_graphs=AskedGraphs(sglang_04_sizes, sglang_047_drafting_sizes, sequences=True),
     fraction=sglang_047_fraction,
@@ -312,6 +316,7 @@ _SGLANG_0511 = replace(
     "speculative_eagle_topk above 1)",
     overlaps_drafting=(True, True),
     own_prompt_graphs=_GRAPHS_0511,
+    draft_graphs=DRAFTS["0.5.11"],
     fraction=partial(sglang_0510_fraction, graphs=_GRAPHS_0511),
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True),
 )
@@ -327,6 +332,8 @@ _SGLANG_0514 = replace(
     overlaps_states=True,
     caps_chunks=False,  # srt/managers/schedule_policy.py, add_one_req (0.5.14, 0.5.23; not in 0.5.11)
     own_prompt_graphs=_GRAPHS_0514,
+    draft_graphs=DRAFTS["0.5.14"],
+    overlaps_trees=True,  # srt/speculative: eagle_worker.py is gone; 0.5.11: "v2 currently only supports topk = 1"
     summed_norms=_SUMMED_NORMS._replace(states=True, selected=True, but=()),
     fraction=partial(sglang_0514_fraction, graphs=_GRAPHS_0514),
 )
@@ -337,6 +344,7 @@ _SGLANG_0515 = replace(
     date="2026-07",
     source="as sglang-0.5.14; graphs of prompts without torch.compile, not with latent attention; memory by pool",
     own_prompt_graphs=_GRAPHS_0515,
+    draft_graphs=DRAFTS["0.5.15"],
     fraction=partial(sglang_0515_fraction, graphs=_GRAPHS_0515),
 )
 _SGLANG_0517 = replace(
@@ -379,6 +387,7 @@ _SGLANG_0523 = replace(
     "attend in the latent's width "
     "(models/deepseek_common/attention_backend_handler.py)",
     own_prompt_graphs=_GRAPHS_0523,
+    draft_graphs=DRAFTS["0.5.23"],
     fraction=partial(sglang_0522_fraction, graphs=_GRAPHS_0523),
 )
 RECORDS = (

@@ -112,6 +112,7 @@ _TRTLLM_1 = Engine(
     drafting_tokens=of_sequences(trtllm_10_sizes),
     asked_graphs=AskedGraphs(trtllm_10_sizes, sequences=True, keeps_largest=True),
     overlaps_drafting=(True, False),
+    drafts_on_prompts=True,  # _torch/speculative/mtp.py, MTPEagleWorker.forward: batch_size has contexts
     padded_experts=("alike", "alike"),
     # _torch/pyexecutor/cuda_graph_runner.py, _get_padded_batch: the largest of all ranks' batches, if all only decode
     pads_replicas="graphed",

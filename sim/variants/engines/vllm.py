@@ -6,6 +6,13 @@ from dataclasses import replace
 
 from sim.core.sampler import Sampler
 from sim.variants.engines.defaults import Case, Defaults
+from sim.variants.engines.drafting import (
+    VLLM_DRAFTS_08,
+    VLLM_DRAFTS_09,
+    VLLM_DRAFTS_20,
+    VLLM_DRAFTS_28,
+    VLLM_DRAFTS_31_MODEL,
+)
 from sim.variants.engines.graph_sizes import (
     AskedGraphs,
     vllm_014_drafting_tokens,
@@ -15,7 +22,7 @@ from sim.variants.engines.graph_sizes import (
     vllm_08_sizes,
 )
 from sim.variants.engines.handing_over import VLLM as PROXIED
-from sim.variants.engines.hosts import V5, V6, VLLM_02, VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
+from sim.variants.engines.hosts import VLLM_V1, VLLM_V1_24, VLLM_V1_32, hosts
 from sim.variants.engines.kernel_facts import LARGEST_BYTES, SharedExperts, TwoBatches
 from sim.variants.engines.outside_memory import VLLM, VLLM_08, VLLM_11, VLLM_20
 from sim.variants.engines.own_all_reduce import CUSTOM, CUSTOM_LESS, CUSTOM_LESS_19, CUSTOM_LESS_29, CUSTOM_LESS_33
@@ -33,12 +40,11 @@ from sim.variants.engines.vllm_kernels import (
     QUANTIZING,
     ROPE_09,
     ROPE_14,
-    ROPE_EAGER,
     SUMMED_NORMS_19,
     SUMMED_NORMS_29,
 )
+from sim.variants.engines.vllm_v0 import SAMPLER_V0, V0_RECORDS, VOCAB_MULTIPLE
 
-_VOCAB_MULTIPLE = 64  # model_executor/layers/vocab_parallel_embedding.py: DEFAULT_VOCAB_PADDING_SIZE
 # Large GPUs but A100, which 0.8 does not except: engine/arg_utils.py (API server's; offline 16,384 and 8,192 tokens).
 _LARGE = Case({"max_running_requests": 1024, "max_batch_tokens": 8192}, memory_bytes=70 * GIB, but=("ampere",))
 # GPUs with memory of 160 GiB and more since 0.28; `graphs_to` for compute capability 10.x (config/vllm.py).
@@ -47,99 +53,14 @@ _LARGEST = Case({"max_batch_tokens": 16384}, memory_bytes=LARGEST_BYTES)
 _GPT_OSS = Case({"graphs_to": 1024}, code="gpt_oss")
 _BLACKWELL = Case({"graphs_to": 1024}, memory_bytes=LARGEST_BYTES, but=("hopper", "other"))
 _VLLM_V1 = Defaults(max_batch_tokens=2048, prefix_cache="gpu", graphs_to=512)
-# Prompts first; with more than 32,768 positions chunked prefill (engine/arg_utils.py of 0.5.4 to 0.7), by 512 tokens
-# before 0.6.5; else as many as the model has positions, at least 2,048 (config.py, SchedulerConfig).
-_VLLM_V0 = Defaults(chunked_prefill=False, graphs_to=256)
-_WATERMARK = 0.01  # core/block_manager.py
-_LONG = Case({"chunked_prefill": True, "max_batch_tokens": 512}, positions=32769)
-_DRAFTING_WHOLE = Case({"chunked_prefill": False}, drafting=True)  # use_spec_decode, in the same lines
-
-# model_executor/layers/sampler.py, since V1 v1/sample/sampler.py: `logits.to(torch.float32)`. V1 has FlashInfer's
+# v1/sample/sampler.py: `logits.to(torch.float32)`, as before V1. V1 has FlashInfer's
 # kernels until 0.11.0 where it is installed (here: it is not), and by default since 0.21 (envs.py,
 # VLLM_USE_FLASHINFER_SAMPLER); Triton's since 0.17 (v1/sample/ops/topk_topp_triton.py). The second model runner's
 # sampler (v1/worker/gpu/sample) is most models' since 0.25.
-_SAMPLER_V0 = Sampler("always", "sort", "exponential", "bins", probabilities=True)
-_SAMPLER_V1 = _SAMPLER_V0._replace(probabilities=False, logprobs="all")
+_SAMPLER_V1 = SAMPLER_V0._replace(probabilities=False, logprobs="all")
 _SAMPLER_17 = _SAMPLER_V1._replace(filters="pivots")
 _SAMPLER_21 = _SAMPLER_V1._replace(filters="rejection")
 _SAMPLER_28 = Sampler("draws", "rejection", "gumbel", "counts", logprobs="few")
-_FIRST_VLLM = Engine(
-    "vllm-0.2",
-    "vLLM",
-    (0, 1),
-    "2023-11",
-    "host: fitted to splitwise_llama2_70b; no graphs before 0.2.7; csrc/attention/attention_kernels.cu has a block "
-    "for each query head; max_num_batched_tokens 2,560 (engine/arg_utils.py); whole prompts first and alone "
-    "(core/scheduler.py), entry: core/block_manager.py",
-    host=VLLM_02,
-    decode_attention="per_head",
-    stages_drafting=False,  # nothing was read of releases before V1 about drafts beside stages, adapters or pools
-    adapters_drafting=False,
-    handing_over=PROXIED,
-    whole_prompts=True,
-    copies_blocks=True,  # csrc/cache_kernels.cu, swap_blocks: a cudaMemcpyAsync for each block; worker/cache_engine.py
-    swaps=False,  # core/scheduler.py, _preempt: by swapping only requests of several sequences
-    unseen_share=1.0,  # as V1 without its hybrid cache manager (v1/core/kv_cache_utils.py: unify_hybrid_kv_cache_specs)
-    sized_tokens=2560,
-    watermark=_WATERMARK,
-    latents=LATENTS_09,
-    rope_kernels=ROPE_EAGER,
-    room_for="limits",  # worker/worker.py, profile_num_available_blocks: draws with top-p and top-k
-    sampler=_SAMPLER_V0,
-    reads_checkpoint=True,
-    splits_experts=True,
-    vocab_multiple=_VOCAB_MULTIPLE,
-    defaults=Defaults(max_batch_tokens=2560, chunked_prefill=False),
-)
-_VLLM_05 = Engine(
-    "vllm-0.5",
-    "vLLM",
-    (0, 3),
-    "2024-07",
-    "host: 5 to 13 ms without a kernel between two iterations (vllm-project/vllm issue 6854, July 2024), read as"
-    " one sequence and 256, others 20 at 200 (issue 6801); launches as vllm-0.2, HTTP as trtllm-triton;"
-    " whole prompts first: core/scheduler.py; 0.5.4, engine/arg_utils.py: 256 requests (63), no prefix cache (56),"
-    " chunks (747 to 773); max_num_batched_tokens: the model's length (config.py, 804 to 818);"
-    " padding: token 0 (worker/model_runner.py)",
-    host=hosts(V5),
-    stages_drafting=False,  # as vllm-0.2
-    adapters_drafting=False,
-    handing_over=PROXIED,
-    runs_by_stage=True,  # engine/llm_engine.py: a scheduler of max_num_seqs for each stage
-    padded_experts=("alike", "alike"),
-    whole_prompts=True,
-    whole_prompt_tokens=2048,
-    budget_for_all=True,
-    room_for_longest=True,
-    unseen_share=1.0,
-    copies_blocks=True,
-    own_all_reduces=CUSTOM,
-    outside=VLLM,
-    watermark=_WATERMARK,
-    latents=LATENTS_09,
-    rope_kernels=ROPE_EAGER,
-    room_for="limits",
-    sampler=_SAMPLER_V0,
-    reads_checkpoint=True,
-    splits_experts=True,
-    vocab_multiple=_VOCAB_MULTIPLE,
-    defaults=_VLLM_V0,
-    cases=(_LONG, _DRAFTING_WHOLE),
-)
-_VLLM_06 = replace(
-    _VLLM_05,
-    name="vllm-0.6",
-    since=(0, 6),
-    date="2024-09",
-    source="host: a half of vllm-0.5's, whose time a token at 32 requests a second fell to a fifth on an 8B and to a"
-    " half on a 70B (blog.vllm.ai, 5 September 2024: asynchronous output, several steps to a schedule); 5 to 6 ms"
-    " at 256 (vllm-project/vllm issue 10634, November 2024); graphs to max_num_seqs (pull request 7894); a token more:"
-    " engine/llm_engine.py (async_output_proc); the rest as vllm-0.5 (0.6.4, engine/arg_utils.py, 116 to 123, 996 to"
-    " 1020; config.py, 1104 to 1118); not modelled: num_scheduler_steps above 1 (default 1)",
-    host=hosts(V6),
-    token_more=True,
-    defaults=_VLLM_V0._replace(graphs_to=8192),
-)
 _VLLM_09 = Engine(
     "vllm-v1",
     "vLLM",
@@ -160,6 +81,8 @@ _VLLM_09 = Engine(
     handing_over=PROXIED,
     graph_sizes=vllm_08_sizes,
     asked_graphs=AskedGraphs(vllm_08_sizes),  # config/scheduler.py, cuda_graph_sizes
+    draft_graphs=(VLLM_DRAFTS_09, VLLM_DRAFTS_09),
+    drafts_on_prompts=True,  # v1/spec_decode/eagle.py, propose: batch_size is of all requests of the iteration
     looks_ahead=True,  # v1/core/sched/scheduler.py, num_lookahead_tokens, of 0.8.5, 0.20 and 0.33
     prompt_graphs=True,
     whole_graphs=False,
@@ -192,7 +115,7 @@ _VLLM_09 = Engine(
     mask_threads=8,  # v1/structured_output/__init__.py: half of the CPUs, at most eight
     reads_checkpoint=True,
     splits_experts=True,
-    vocab_multiple=_VOCAB_MULTIPLE,
+    vocab_multiple=VOCAB_MULTIPLE,
     defaults=_VLLM_V1,
     cases=(_LARGE,),
 )
@@ -258,9 +181,11 @@ _VLLM_19 = replace(
     overlaps_stages=True,
     may_overlap_drafting=True,
     whole_prompts_fit=True,
+    slots_of_all=True,
     summed_norms=SUMMED_NORMS_19,
     own_all_reduces=CUSTOM_LESS_19,
     copies_blocks=False,  # pull request 38460 (April 2026, in 0.20): one cuMemcpyBatchAsync for all blocks and layers
+    draft_graphs=(VLLM_DRAFTS_20, VLLM_DRAFTS_20),
     all2all=("allgather_reducescatter", "deepep"),  # naive: gone with pull request 33728 (February 2026)
     gathers_narrow=True,  # pull request 32567 (January 2026), prepare_finalize/naive_dp_ep.py: quantizes first
 )
@@ -285,6 +210,8 @@ _VLLM_28 = replace(
     host=hosts(VLLM_V1_32),
     sampler=_SAMPLER_28,
     overlaps_drafting=(True, True),
+    draft_graphs=(VLLM_DRAFTS_28, VLLM_DRAFTS_20),
+    slots_of_all=False,  # v1/core/sched/scheduler.py, draft_slots: of those in an iteration (not modelled)
     latents=LATENTS_14._replace(merged_index=True),
     summed_norms=SUMMED_NORMS_19._replace(alone=False),
     # config/vllm.py, enable_act_fusion (is_nvfp4_quantized); allreduce_rms_fusion.py, kARResidualRMSNormFP4Quant.
@@ -318,6 +245,7 @@ _VLLM_31 = replace(
     date="2026-10",
     source="as vllm-0.29, as is 0.30; a graph for max_num_seqs (config/vllm.py, _set_cudagraph_sizes)",
     graph_sizes=vllm_031_sizes,
+    draft_graphs=(VLLM_DRAFTS_28, VLLM_DRAFTS_31_MODEL),
     prompt_limit="others",  # v1/core/sched/scheduler.py of 0.32.0: num_eligible_reqs > 1
 )
 _VLLM_33 = replace(
@@ -332,37 +260,7 @@ _VLLM_33 = replace(
     hashes_ahead=True,
 )
 RECORDS = (
-    _FIRST_VLLM,
-    replace(
-        _FIRST_VLLM,
-        name="vllm-0.2.7",
-        since=(0, 2, 7),
-        date="2024-01",
-        source="as vllm-0.2; prompts padded, max_paddings 256 (core/scheduler.py of 0.2.2 to 0.3.3); graphs to 256,"
-        " padding: token 0 (worker/model_runner.py); max_num_batched_tokens: the model's length, which also sizes the"
-        " memory (config.py, SchedulerConfig)",
-        padded_experts=("alike", "alike"),
-        whole_prompt_tokens=2048,
-        budget_for_all=True,  # config.py, SchedulerConfig._verify_args
-        room_for_longest=True,  # pull request 2163, engine/llm_engine.py
-        sized_tokens=None,
-        paddings=256,
-        defaults=_VLLM_V0,
-    ),
-    _VLLM_05,
-    _VLLM_06,
-    replace(
-        _VLLM_06,
-        name="vllm-0.6.5",
-        since=(0, 6, 5),
-        date="2024-12",
-        source="as vllm-0.6; chunks of 2,048 tokens (0.6.5, config.py, 1333 to 1348), none on AMD's GPUs "
-        "(engine/arg_utils.py, 1063 to 1093; 204 to 210: 256 requests, no prefix cache); until 0.7.3",
-        cases=(
-            Case({"chunked_prefill": True, "max_batch_tokens": 2048}, positions=32769, but=("other",)),
-            _DRAFTING_WHOLE,
-        ),
-    ),
+    *V0_RECORDS,
     replace(
         _VLLM_09,
         name="vllm-0.8",
@@ -373,6 +271,7 @@ RECORDS = (
         latent_blocks=BLOCKS_08,
         outside=VLLM_08,
         pads_replicas="never",
+        draft_graphs=(VLLM_DRAFTS_08, VLLM_DRAFTS_08),
         may_overlap=False,
         fewer_in_budget=False,
         unseen_share=1.0,
@@ -393,6 +292,7 @@ RECORDS = (
         date="2026-03",
         source="as vllm-0.14; a Triton kernel applies top-k and top-p (v1/sample/ops/topk_topp_triton.py)",
         pads_replicas="graphed",  # pull request 34102 (February 2026), v1/worker/dp_utils.py of 0.17.1
+        slots_of_all=True,  # config/vllm.py, _set_max_num_scheduled_tokens; not in 0.14.1
         sampler=_SAMPLER_17,
     ),
     *(_VLLM_19, _VLLM_21, _VLLM_28, _VLLM_29, _VLLM_31, _VLLM_33),

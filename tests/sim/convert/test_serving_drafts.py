@@ -22,7 +22,7 @@ TREE = "--speculative-num-steps 5 --speculative-eagle-topk 4 --speculative-num-d
         (EAGLE, 3, "--speculative-algorithm eagle: SGLang chooses 3 steps"),
         (f"{SGLANG} --speculative-algo NEXTN", 3, "--speculative-algo nextn: SGLang chooses 3 steps"),
         (f"{EAGLE} --speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3", 2, ""),
-        (f"{EAGLE} {TREE}", 5, "trees of drafts are not simulated: a chain of 5 stands for it"),
+        (f"{EAGLE} {TREE}", 5, ""),
         (
             f"{SGLANG} --speculative-algorithm NGRAM",
             None,
@@ -39,6 +39,19 @@ def test_what_sglang_drafts(tmp_path: Path, server: str, tokens: int | None, tol
     assert told in text
     assert ("not simulated" in text or "SGLang chooses" in text) == bool(told)
     parse_scenario(found)
+
+
+def test_trees_of_sglang(tmp_path: Path) -> None:
+    """A tree that is told, Llama's own (server_args.py, auto_choose_speculative_params: 5, 4, 8), and none."""
+    tree = {"branches": 4, "tree_tokens": 7}
+    for server, expected in (
+        (f"{EAGLE} {TREE}", tree),
+        (f"{LLAMA} --speculative-algorithm EAGLE3", tree),
+        (f"{LLAMA} --speculative-algorithm STANDALONE", {}),
+        (f"{EAGLE} --speculative-num-steps 2 --speculative-eagle-topk 1 --speculative-num-draft-tokens 3", {}),
+    ):
+        found = converted(tmp_path, f"{server}\n{BENCH}")[0]["inference"]["speculative"]
+        assert {key: found[key] for key in ("branches", "tree_tokens") if key in found} == expected
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_pool_drafts_and_checks_what_another_has_computed(acceptance: float, e
     sim = simulate_serving(serving({**alone(), "speculative": drafting(acceptance), "disaggregated": ONE_EACH}))
     plain, small = (iteration_costs(serving(model=model), sim.profile) for model in (SMALL, DRAFT))
     prompt = Load(64, 0, 0, ((64, 64, 1),), 1)
-    expected = plain.stage_seconds(prompt)[0] + small.stage_seconds(Load(64, 0, 0, ((64, 64, 1),), 0))[0]
+    expected = plain.stage_seconds(prompt)[0] + small.stage_seconds(Load(64, 0, 0, ((64, 64, 1),), 1))[0]
     (moved,) = sim.transfers
     assert moved.start_s == pytest.approx(expected, rel=1e-9)
     size = 64 * (4 * 2 + 1) * 2 * 32 * 2  # layers and KV heads of model and draft, keys and values, head size, bytes
@@ -147,7 +147,7 @@ def test_an_adapter_serves_the_check_and_not_the_draft(acceptance: float, each: 
     assert slots is not None
     prompt = ((64, 64, 1),)
     expected = slots.copy_s + adapted.stage_seconds(Load(64, 0, 0, prompt, 1, adapted=64, adapters=1))[0]
-    expected += small.stage_seconds(Load(64, 0, 0, prompt, 0))[0]
+    expected += small.stage_seconds(Load(64, 0, 0, prompt, 1))[0]
     for done in range(0, 40, each):
         check = Load(5, 1, 64 + done + 5, (), 5, 5, adapted=5, adapters=1)
         expected += adapted.stage_seconds(check)[0]
@@ -169,7 +169,7 @@ def test_the_last_stage_drafts() -> None:
     def passed_s(load: Load) -> float:
         return sum(plain.stage_seconds(load)) + plain.send_s(0, load.tokens)
 
-    expected = passed_s(Load(64, 0, 0, ((64, 64, 1),), 1)) + small.stage_seconds(Load(64, 0, 0, ((64, 64, 1),), 0))[0]
+    expected = passed_s(Load(64, 0, 0, ((64, 64, 1),), 1)) + small.stage_seconds(Load(64, 0, 0, ((64, 64, 1),), 1))[0]
     for done in range(0, 40, 5):
         expected += passed_s(Load(5, 1, 64 + done + 5, (), 5, 5))
         expected += sum(small.stage_seconds(Load(1, 1, 64 + done + 1 + i, (), 1))[0] for i in range(4))

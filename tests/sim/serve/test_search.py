@@ -53,6 +53,23 @@ def test_the_highest_rate_keeps_every_promise_and_a_higher_one_does_not(file: Pa
     assert beyond["time_to_first_token_s"]["p99"] > 0.02 or beyond["request_latency_s"]["p90"] > 0.06
 
 
+def test_where_no_layout_keeps_the_promises_the_nearest_one_says_by_how_much(file: Path) -> None:
+    """A first token takes as long as the prompt of a request that is alone; the other promise is kept."""
+    slo = "ttft_p50=0.001,latency_p99=9s"
+    result = searched(file, slo, "--gpus", "2")
+    alone = {"prompt_len": 512, "output_len": 16, "rate_per_s": 1e-3, "count": 4, "seed": 1}
+    for row in result["best"]:
+        (broken,) = row["broken"]
+        own = {**SMALL, "parallelism": {k: n for k, n in row["unit"].items() if k in ("tp", "pp")}}
+        served = simulate_serving(parse_scenario({**own, "inference": {"requests": alone}})).result
+        expected = served["time_to_first_token_s"]["p50"]
+        assert broken == {"promise": "ttft_p50=0.001", "found_s": pytest.approx(expected), "promised_s": 0.001}
+    least = min(row["broken"][0]["found_s"] for row in result["best"])
+    said = CliRunner().invoke(main, [str(file), "--slo", slo, "--gpus", "2"]).output
+    assert f"TTFT p50 is {1e3 * least:.4g} ms, {1e3 * least:.3g} times the promised 1.000 ms" in said
+    assert "latency p99" not in said.partition("the nearest")[2]
+
+
 def test_a_rate_that_is_carried_is_served_while_requests_arrive(tmp_path: Path) -> None:
     """Sixty requests are over before a queue has grown: each layout keeps this promise of theirs at any rate. Arrivals
     that last four mean latencies are served as they come; what the last of them take after that is not counted."""

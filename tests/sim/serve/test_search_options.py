@@ -95,7 +95,9 @@ def test_each_engine_has_its_best_options_and_who_has_another_s_host_times_is_na
 def test_a_layout_that_no_engine_can_serve_is_left_out_once(file: Path) -> None:
     result = searched(file, BOTH, "--gpus", "1", "--set", "model=llama3-70b", "--vary", "engine=vllm-0.14,sglang-0.5")
     assert result["best"] == []
-    assert [(row["options"], row["reason"]) for row in result["refusals"]] == [({}, "does not fit in memory")]
+    (refused,) = result["refusals"]
+    assert refused["options"] == {}
+    assert refused["reason"] == "does not fit in memory: weights 131.4 GiB, the GPU has 79.11 GiB"
 
 
 def test_without_vary_nothing_but_layouts_is_searched(file: Path, tmp_path: Path) -> None:

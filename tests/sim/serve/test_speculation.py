@@ -39,7 +39,7 @@ def test_an_iteration_is_the_drafts_steps_and_one_check(acceptance: float, each:
     sim = drafted(acceptance)
     plain, small = (iteration_costs(serving(model=model), sim.profile) for model in (SMALL, DRAFT))
     expected = plain.stage_seconds(Load(192, 0, 0, ((64, 64, 3),), 3))[0]
-    expected += small.stage_seconds(Load(192, 0, 0, ((64, 64, 3),), 0))[0]
+    expected += small.stage_seconds(Load(192, 0, 0, ((64, 64, 3),), 3))[0]
     for done in range(0, 40, each):
         seen = 64 + done
         expected += plain.stage_seconds(Load(15, 3, 3 * (seen + 5), (), 15, 5))[0]
@@ -87,7 +87,7 @@ def test_a_models_own_prediction_layer_drafts() -> None:
         return layer.stage_seconds(load)[0] + extra
 
     expected = plain.stage_seconds(Load(192, 0, 0, ((64, 64, 3),), 3))[0]
-    expected += module_s(Load(192, 0, 0, ((64, 64, 3),), 0))
+    expected += module_s(Load(192, 0, 0, ((64, 64, 3),), 3))
     for done in range(0, 30, 3):
         seen = 64 + done
         expected += plain.stage_seconds(Load(9, 3, 3 * (seen + 3), (), 9, 3))[0]

@@ -1,0 +1,77 @@
+"""CUDA graphs of a draft's passes: a fact of each engine.
+
+A draft computes in an iteration the prompts, once all tokens that the model checked, and then one token after another
+(`sim.serve.scheduling.speculation.drafting`). What no graph has, the host launches kernel by kernel.
+
+vLLM. 0.8.5, v1/spec_decode/eagle.py, `propose`: the model is called without graphs (`set_forward_context` without a
+mode, no padding); a later pass follows eleven operators of torch that move positions, lengths and slots by one. 0.9.2:
+`use_cuda_graph` at compilation level PIECEWISE, and a cast and three copies into the graph's buffers besides; 0.12 and
+0.14.1 give cudagraph_runtime_mode PIECEWISE (pull request 25109). Not modelled: 0.11.0 gives none, and
+compilation/cuda_graph.py, `CUDAGraphWrapper`, replays nothing then. Of the operators 0.20 (0.17 not) has one kernel
+(`eagle_step_update_slot_mapping_and_metadata`), a cast and two copies. Since 0.28 the second model runner drafts with
+layers that read hidden states: v1/worker/gpu/spec_decode/autoregressive/speculator.py, later
+target_dependent_ar/speculator.py: the first pass is in the model's own mode, later ones are whole graphs, before each
+of which slots are computed and the step's number is written. A model of its own drafts in the first model runner
+(config/vllm.py, `_get_v2_model_runner_unsupported_features`: "speculative method") until it got a speculator, which
+0.31 has (draft_model/speculator.py, in 0.33 standalone_ar: "CUDA graph not yet supported").
+
+SGLang. speculative/eagle_draft_cuda_graph_runner.py: all later passes are one graph. The pass over what was checked has
+one since 0.4.7 (0.4.6, speculative/eagle_worker.py: `draft_extend_attn_backend` is None). Workers that overlap, since
+0.5.11, have it with some attention backends alone (speculative/eagle_worker_v2.py, `supports_cuda_draft_extend_graph`):
+0.5.11 with Triton's and TensorRT-LLM's latent one, 0.5.14 not with FlashAttention 3, which 0.5.23 adds. Prompts: since
+0.5.15 as the model's (`init_prefill_cuda_graph(force_for_draft_worker=True)`).
+
+TensorRT-LLM. _torch/speculative/mtp.py, eagle3.py: the model's own graph has them all.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Graphs = Literal["none", "pieces", "whole"]
+
+
+class DraftGraphs(NamedTuple):
+    """What CUDA graphs have of a draft's passes: nothing, all but attention, or all.
+
+    `checked`: of the pass over tokens that were checked; `later`: of those that follow, of one token of each sequence;
+    `prompts`: of prompts. `steps`: kernels before each later pass that are in no graph. `eager`, `eager_latent`: GPU
+    architectures on which the first has none, with latent attention or with any other.
+    """
+
+    checked: Graphs = "whole"
+    later: Graphs = "whole"
+    prompts: Graphs = "none"
+    steps: int = 0
+    eager: tuple[str, ...] = ()
+    eager_latent: tuple[str, ...] = ()
+
+    def of_checked(self, architecture: str, latent: bool) -> Graphs:
+        """Graphs of the pass over checked tokens on such GPUs.
+
+        >>> own = SGLANG_DRAFTS["0.5.14"][0]
+        >>> own.of_checked("hopper", False), own.of_checked("ampere", False)
+        ('none', 'whole')
+        """
+        return "none" if architecture in (self.eager_latent if latent else self.eager) else self.checked
+
+
+VLLM_DRAFTS_08 = DraftGraphs("none", "none", "none", steps=11)
+VLLM_DRAFTS_09 = DraftGraphs("pieces", "pieces", "pieces", steps=15)
+VLLM_DRAFTS_20 = VLLM_DRAFTS_09._replace(steps=4)
+VLLM_DRAFTS_28 = DraftGraphs("whole", "whole", "pieces", steps=2)
+VLLM_DRAFTS_31_MODEL = DraftGraphs("none", "none", "none", steps=8)
+_SGLANG_047 = DraftGraphs("whole", "whole", "none")
+_SGLANG_11 = _SGLANG_047._replace(
+    eager=("ampere", "ada", "hopper", "blackwell", "other"),
+    eager_latent=("hopper",),
+)
+_SGLANG_14 = _SGLANG_047._replace(eager=("hopper",), eager_latent=("hopper",))
+SGLANG_DRAFTS = {  # by release, of the model's own layer and of a model of their own
+    "0.4": (DraftGraphs("none", "whole", "none"),) * 2,
+    "0.4.7": (_SGLANG_047,) * 2,
+    "0.5.11": (_SGLANG_11,) * 2,
+    "0.5.14": (_SGLANG_14,) * 2,
+    "0.5.15": (_SGLANG_14._replace(prompts="pieces"),) * 2,
+    "0.5.23": (_SGLANG_047._replace(prompts="pieces"),) * 2,
+}
