@@ -9,14 +9,15 @@ import pytest
 from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
+from sim.models.frozen_weights import FORMATS
 from sim.models.layer import layer_block
-from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
 from sim.programs.data_parallel import make_data_parallel
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 from tests.sim.cases import scenario_with
 from tests.sim.models.test_lora import MATRICES, SMALL
 
+NF4_BYTES, NF4_DATA_BYTES = FORMATS["nf4"].total, FORMATS["nf4"].data
 ELEMENTS = sum(n * k for n, k in MATRICES)
 
 
