@@ -71,6 +71,10 @@ OTHER_STATES = {  # of optimizers with Adam in their names
 }
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
+PAGED = (
+    "optimizer paged_…: its states are counted on the GPU; they lie in CUDA's managed memory, outside torch's "
+    "allocator, and what does not fit goes to the host (bitsandbytes, optim/optimizer.py: get_state_buffer)"
+)
 REENTRANT_COMPILED = (
     "use_reentrant: with torch_compile simulated as torch's other checkpoint, which the compiler takes into its graph"
 )
@@ -301,6 +305,7 @@ def _optimizer(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
         s.notes.append(f"optimizer {name}: is simulated as AdamW")
     if special := next((word for word in OTHER_STATES if word in name), ""):
         s.notes.append(f"optimizer {name}: its states ({OTHER_STATES[special]}) are simulated as AdamW's")
+    s.notes += [PAGED] if name.startswith("paged_") and not by_deepspeed else []
     kernels = None if by_deepspeed else ADAMW_KERNELS.get(name)
     return {
         "optimizer": found or "adamw",
