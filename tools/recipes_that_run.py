@@ -36,14 +36,15 @@ CLOSE = 0.2  # a peak within this part of the makers'
 INTRO = """# Recipes that are known to run
 
 Makers of public recipes say on which GPUs these run, or how much memory they take. This page simulates such recipes:
-`stepsim convert` reads the settings of `docs/recipes.yaml`, and the peak is compared with what the makers say. No constant
-was set from these figures, and a recipe that disagrees stays in the table. `python tools/recipes_that_run.py` writes this page.
+`stepsim convert` reads the settings of `docs/recipes.yaml`, and the peak is compared with what the makers say. No
+constant was set from these figures, and a recipe that disagrees stays in the table.
+`python tools/recipes_that_run.py` writes this page.
 
 {summary}
 
-"Peak" is the simulated peak of the allocator (serving: of weights, cache and buffers), "said" the makers' figure in GiB, which
-some logged as allocated and some as reserved; "too much": they say that it does not fit. Recipes that name no GPU are simulated
-on an H100 or H200. Texts have the full length.
+"Peak" is the simulated peak of the allocator (serving: of weights, cache and buffers), "said" the makers' figure in
+GiB, which some logged as allocated and some as reserved; "too much": they say that it does not fit. Recipes that name
+no GPU are simulated on an H100 or H200. Texts have the full length.
 
 | recipe | of | GPUs | said | peak | fits | remark |
 |---|---|---|---|---|---|---|
@@ -105,9 +106,9 @@ def summary(pairs: list[tuple[dict[str, Any], Found]]) -> str:
     ratios = [f.peak / GIB / r["says"]["gib"] for r, f in read if "gib" in r["says"]]
     near = sum(abs(ratio - 1) <= CLOSE for ratio in ratios)
     return (
-        f"**{agree} of {len(read)} fit, or do not, as their makers say**; {len(pairs) - len(read)} more are refused. Makers "
-        f"name the peak of {len(ratios)} of these: {near} are within {CLOSE:.0%} of it, and the median of simulated ÷ said "
-        f"is {statistics.median(ratios):.2f}."
+        f"**{agree} of {len(read)} fit, or do not, as their makers say**; {len(pairs) - len(read)} more are refused. "
+        f"Makers name the peak of {len(ratios)} of these: {near} are within {CLOSE:.0%} of it, and the median of "
+        f"simulated ÷ said is {statistics.median(ratios):.2f}."
     )
 
 

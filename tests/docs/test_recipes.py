@@ -29,7 +29,8 @@ def test_a_recipe_that_does_not_fit_counts_against_us(tmp_path: Path) -> None:
         "says": {"gib": 12, "fits": True},
     }
     found = simulated(recipe, tmp_path)
-    assert found.fits is False and not found.refused
+    assert not found.refused
+    assert found.fits is False
     assert "| no |" in line(recipe, found)
     assert summary([(recipe, found)]).startswith("**0 of 1 fit")
 
