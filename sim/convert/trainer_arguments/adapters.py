@@ -66,6 +66,9 @@ OF_EXPERTS = (
     "lora: without adapters of experts, which have no module for them in Transformers since release 5, and of MLPs "
     "beside them (shared experts, dense layers)"
 )
+# Axolotl's: experts are quantized as they are loaded (monkeypatch/moe_quant.py), or are linear layers, which
+# bitsandbytes quantizes as it does others (loaders/patch_manager.py: `llama4_linearized_experts`).
+QUANTIZED_EXPERTS = ("quantize_moe_experts", "llama4_linearized_experts")
 OF_LATENTS = "lora: without adapters of latent attention's queries, keys and values"
 WITHOUT_EFFECT = ("lora_alpha", "lora_target_linear", "rslora")
 
@@ -92,7 +95,7 @@ def adapters(s: Settings) -> dict[str, Any] | None:
         lora["weights"] = "nf4"
     elif eight or bits == "8":
         lora["weights"] = "int8"
-    if s.flag("quantize_moe_experts"):  # Axolotl's
+    if [key for key in QUANTIZED_EXPERTS if s.flag(key)] and "weights" in lora:
         lora["quantized_experts"] = True
     return lora
 

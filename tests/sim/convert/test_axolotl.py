@@ -236,6 +236,20 @@ def test_experts_are_quantized_where_the_file_says_so_and_get_no_adapters(tmp_pa
     assert "not expressed" not in said
 
 
+@pytest.mark.parametrize("key", ["sharding_strategy", "fsdp_sharding_strategy"])
+def test_full_sharding_is_what_is_simulated(tmp_path: Path, key: str) -> None:
+    data, said = read(tmp_path, f"fsdp: [full_shard, auto_wrap]\nfsdp_config: {{{key}: FULL_SHARD}}\n")
+    assert data["parallelism"]["zero"] == 3
+    assert "not expressed" not in said
+
+
+def test_experts_that_are_linear_layers_are_quantized_like_others(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--gpus", "1", "--model", "llama4-scout")
+    data, said = converted(tmp_path, "moe.yaml", FROZEN_EXPERTS + "llama4_linearized_experts: true\n", *options)
+    assert data["training"]["lora"]["quantized_experts"]
+    assert "not expressed" not in said
+
+
 def test_latent_attention_gets_adapters_of_its_output(tmp_path: Path) -> None:
     text = FROZEN_EXPERTS.replace("GLM-4.5-Air", "GLM-4.7-Flash")
     options = ("--cluster", "dgx-h100", "--gpus", "1")

@@ -123,7 +123,7 @@ def test_what_the_root_of_fsdp_has(tmp_path: Path, layers: str, said: str) -> No
         ),
         ("loss.LinearCrossEntropyLoss", "loss.ForwardKLLoss", "can be converted: training on next tokens, or on pairs"),
         ("\nmodel:", "\npolicy_model:", "policy_model: generates answers in each step"),  # recipes/ppo_full_finetune_*
-        ("llama3_1.llama3_1_8b", "phi4.phi4_14b", "is no shipped model: give --model"),
+        ("llama3_1.llama3_1_8b", "llama3_2_vision.llama3_2_vision_11b", "is no shipped model: give --model"),
         ("max_seq_len: 4096", "max_seq_len: null", "give --seq-len N"),
     ],
 )
