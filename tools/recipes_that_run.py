@@ -8,6 +8,7 @@ The recipes stand in docs/recipes.yaml as settings of their programs, which `ste
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -119,9 +120,12 @@ def written() -> str:
     return INTRO.format(summary=summary(pairs)) + "".join(line(*pair) for pair in pairs)
 
 
-def main(words: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="WORD", help="print recipes whose names have one of these words")
+    words = parser.parse_args().words
     if not words:
-        PAGE.write_text(written())
+        PAGE.write_text(written(), encoding="utf-8")
         return
     with tempfile.TemporaryDirectory() as folder:
         for recipe in recipes():
@@ -130,4 +134,4 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
