@@ -263,3 +263,12 @@ def test_latent_attention_gets_adapters_of_its_output(tmp_path: Path) -> None:
 def test_paged_states_are_said_to_leave_the_gpu(tmp_path: Path) -> None:
     _, said = read(tmp_path, "optimizer: paged_adamw_8bit\n")
     assert "managed memory" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(("version", "said_so"), [(2, True), (1, False)])
+def test_which_accelerate_sums_whole_gradients_is_said(tmp_path: Path, version: int, said_so: bool) -> None:
+    """accelerate/accelerator.py, `no_sync`: of FSDP2 modules since release 1.11, of FSDP1's always."""
+    more = f"gradient_accumulation_steps: 4\nfsdp_version: {version}\nfsdp_config: {{reshard_after_forward: true}}\n"
+    data, said = read(tmp_path, more)
+    assert data["parallelism"]["accumulate_unsharded"]
+    assert ("since Accelerate 1.11" in " ".join(said.replace("#", "").split())) == said_so
