@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from sim.convert.settings import FSDP_ON_HOST, Converted, Machine, Settings, without_none
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
@@ -29,8 +31,9 @@ TRAINS = "can be converted: training on next tokens, or on pairs of answers (DPO
 OPTIMIZER = "optimizer"  # which each recipe that trains needs (`cfg.optimizer`)
 EVALUATES = "is missing, as in configs of torchtune's recipes that evaluate, generate or quantize"
 LORA = re.compile(r"^(q?)lora_")
-# Builders of torchtune/models beside those whose name is a shipped model's with `_` for `-` and `.`.
+# Builders of torchtune/models beside those whose name is a shipped model's with `_` for `-` and `.`, and `BUILDERS`.
 ENDINGS = re.compile(r"_(base|instruct)$")
+BUILDERS = Path(__file__).parents[1] / "presets" / "torchtune.yaml"
 SAME_SIZES = {"llama3-3-70b": "llama3.1-70b", "qwen3-moe-30b-a3b": "qwen3-30b-a3b"}
 DTYPES = {"bf16": "bf16", "fp32": "fp32"}
 ATTENTION = {**dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"), "output_proj": "attention_out"}
@@ -102,9 +105,11 @@ def _component(s: Settings, section: str) -> str:
     return str(s.take(f"{section}.{COMPONENT}", "")).rpartition(".")[2]
 
 
-def _model(s: Settings, name: str) -> str:
+def _model(s: Settings, name: str) -> Any:
+    """The shipped model that a builder makes, or the sizes that it has."""
     plain = ENDINGS.sub("", name).replace("_", "-")
-    shipped = {preset.replace(".", "-"): preset for preset in model_presets()} | SAME_SIZES
+    of_builders = yaml.safe_load(BUILDERS.read_text(encoding="utf-8"))
+    shipped = {preset.replace(".", "-"): preset for preset in model_presets()} | SAME_SIZES | of_builders
     if plain not in shipped:
         raise InputError(f"{s.file}: model.{COMPONENT}: found {show(name)}; is no shipped model: give --model")
     return shipped[plain]

@@ -87,12 +87,13 @@ ALL_TARGETS: tuple[LoraTarget, ...] = get_args(LoraTarget)
 class Lora(UserInput):
     """Low-rank adapters on frozen weights. `targets`: the linear layers that have one for each of their matrices.
     `dropout`: of the adapters' inputs. `weights`: layers' frozen matrices are kept in NF4, 4 bits, and made 16-bit for
-    every matmul (QLoRA)."""
+    every matmul (QLoRA), or in 8 bits (LLM.int8). `quantized_experts`: so are the routed experts'."""
 
     rank: int = Field(default=16, ge=1, le=1_000_000)
     targets: LoraTargets = ALL_TARGETS
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    weights: Literal["nf4"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
+    weights: Literal["nf4", "int8"] | None = Field(default=None, description="null: as param_dtype; nf4: QLoRA")
+    quantized_experts: bool = False
 
 
 PreferenceLoss = Literal["dpo", "orpo", "reward"]

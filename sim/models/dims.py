@@ -87,7 +87,7 @@ class Dims(Struct, frozen=True):
     filled_bytes: float = 0.0  # of an element of a bucket that each micro-batch fills (`ZeroEngine.fills_buckets`)
     weight_shards: int = 1  # ranks that each quantize their share of a weight before it is gathered
     lora: Lora | None = None
-    four_bit: bool = False  # frozen matrices are kept in NF4
+    few_bits: bool = False  # frozen matrices are kept as `lora.weights` says
     norm_in_fp32: bool = False  # norms' weights multiply in fp32
     torch_norms: bool = False  # the stream's norms are torch's layer norm
     adapters: Literal["", "fp32", "autocast"] = ""  # see `sim.inputs.autocast.adapter_casts`
@@ -346,7 +346,7 @@ def _casts(m: ModelConfig, t: Training, p: Parallelism) -> dict[str, Any]:
         "act_bytes": dtype_bytes(act),
         "normed_bytes": dtype_bytes(act),
         "lora": t.lora,
-        "four_bit": t.lora is not None and t.lora.weights == "nf4",
+        "few_bits": t.lora is not None and t.lora.weights is not None,
         "adapters": adapters,
         "autocast": autocast,
         "returns_wide": autocast or adapters == "autocast" or _under_autocast(t, p),

@@ -242,7 +242,7 @@ def _adapters_key(d: Dims, first: bool) -> str:
         return ""
     text = f" lora={d.lora.rank},{','.join(d.lora.targets)}{',first' if first else ''}"
     text += f",dropout={d.lora.dropout:g}" if d.lora.dropout else ""
-    return text + (",nf4" if d.four_bit else "")
+    return text + (f",{d.lora.weights},{d.lora.quantized_experts}" if d.few_bits else "")
 
 
 def shape_key(m: ModelConfig, d: Dims) -> str:

@@ -8,7 +8,7 @@ adapter of the model: what lies before it needs no gradient.
 As `peft` does it in eager mode: A and B are matmuls of their own, scaling and sum one kernel each; adapters are kept
 and multiplied in 16 bits where other matmuls have 8 or 4, or in fp32 (`adapters_in_fp32`). With `dropout` each adapter
 drops numbers of its own input, and keeps what is left and the mask (peft/tuners/lora/layer.py: `lora_A(dropout(x))`).
-QLoRA (Dettmers et al. 2023, arXiv 2305.14314): see `_in_four_bits`.
+Frozen weights in 4 or 8 bits: `sim.models.frozen_weights`.
 
 With tensor parallelism adapters are split as NeMo's are (`ParallelLinearAdapter`): beside a column layer A's rank and
 B's outputs are split and A x is gathered; beside a row layer A's inputs and B's outputs are, A x is summed, and B's
@@ -32,6 +32,7 @@ from sim.core.dtypes import FP32_BYTES
 from sim.core.program import Compute, NeededBy, Program, Saved, TensorRole
 from sim.models.dims import Dims, ceil_div
 from sim.models.elementwise import MASK_BYTES
+from sim.models.frozen_weights import format_of, kept_in_few_bits
 from sim.models.operators import (
     F,
     I,
@@ -49,11 +50,6 @@ from sim.models.precision.casts import branch_gradients_summed, cast, in_fp32, m
 
 if TYPE_CHECKING:
     from sim.inputs.training_config import LoraTarget
-
-# 4 bits, an 8-bit scale for 64 numbers, and for 256 such scales one of 32 bits (Dettmers et al. 2023, QLoRA, arXiv
-# 2305.14314, section 3, double quantization: 0.127 bits a parameter)
-NF4_DATA_BYTES = 0.5
-NF4_BYTES = NF4_DATA_BYTES + 1 / 64 + 4 / (64 * 256)
 
 
 def frozen(part: Operator) -> Operator:
@@ -78,13 +74,14 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
     """
     unneeded = weight_gradient_bytes(d, spec.k * max(spec.outs))
     part = replace(frozen(base), backward_bytes=base.backward_bytes - unneeded)
-    part = _in_four_bits(d, spec, part) if d.four_bit else part
+    part = kept_in_few_bits(d, spec, part)
     # A recipe that quantizes the projection's input leaves this to the core, which keeps its output besides.
     keeps = d.recipe is None or not d.recipe.keeps_quantized
     fused = d.fused_attention and keeps and spec.target == "attention_out"
     output = (Saved("output", spec.rows * spec.k * d.act_bytes),) if fused else ()
+    held = _held_input(d, base) if not output else ()
     if d.lora is None or spec.target not in d.lora.targets:
-        return replace(part, saved=(*part.saved, *output))
+        return replace(part, saved=(*part.saved, *output, *held))
     adapters = [_adapter(d, spec, i) for i in range(len(spec.outs))]
     r, rows, k, e = d.lora.rank, spec.rows, spec.k, d.act_bytes
     own_e, drops = _own(d).act_bytes, bool(d.lora.dropout)
@@ -93,7 +90,8 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
     e_kept = own_e + (MASK_BYTES if drops else 0)
     wide = len(spec.outs) * rows * r * own_e
     inputs = tuple(s._replace(bytes=kept * k * rows * e_kept) for s in base.saved if s.late)
-    saved = (*part.saved, *inputs, *(output if apart else ()), Saved(f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
+    own_input = (*output, *held) if apart else ()  # beside the adapters' copies
+    saved = (*part.saved, *inputs, *own_input, Saved(f"{spec.name} A x", wide, NeededBy.WEIGHT_GRAD))
     again = Saved(f"{spec.name} input", kept * k * rows * e_kept, NeededBy.WEIGHT_GRAD, TensorRole.INPUT)
     return replace(
         part,
@@ -106,6 +104,12 @@ def with_adapters(d: Dims, spec: Linear, base: Operator) -> Operator:
         adapters_alone=tuple(chain.from_iterable(x.backward for x in adapters)),
         unsaved_input=() if inputs else (again,),
     )
+
+
+def _held_input(d: Dims, base: Operator) -> tuple[Saved, ...]:
+    """The input that a frozen layer of LLM.int8 keeps."""
+    kept = format_of(d.lora) if d.few_bits else None
+    return tuple(s for s in base.saved if s.late) if kept is not None and kept.quantizes_inputs else ()
 
 
 class _Adapter(NamedTuple):
@@ -250,24 +254,6 @@ def _dropout(d: Dims, name: str, elements: float) -> tuple[Program, Program]:
     dropped = memory_op(f"{name}_dropout", F, "elementwise", elements, moved, d.act)
     back = memory_op(f"{name}_dropout_backward", I, "elementwise", elements, moved, d.act)
     return (replace(dropped, random_numbers=float(elements)),), (back,)
-
-
-def _in_four_bits(d: Dims, spec: Linear, part: Operator) -> Operator:
-    """The frozen layer kept in NF4 and made 16-bit before each of its matmuls, forward and backward, one matrix at a
-    time (bitsandbytes, autograd/_functions.py: `MatMul4Bit`)."""
-    elements, widest = spec.k * spec.n, spec.k * max(spec.outs) * d.act_bytes
-    moved = elements * (NF4_BYTES + d.act_bytes)
-    made, again = (
-        memory_op(f"{spec.name}_dequantize", phase, "cast", elements, moved, d.act, len(spec.outs)) for phase in (F, I)
-    )
-    return replace(
-        part,
-        forward=(made, *part.forward),
-        backward=(again, *part.backward),
-        four_bit=elements,
-        forward_bytes=part.forward_bytes + widest,
-        backward_bytes=part.backward_bytes + widest,
-    )
 
 
 def _messages(d: Dims, name: str, mode: str, inner: float, outer: float) -> tuple[Program, Program, Program]:

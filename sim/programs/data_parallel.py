@@ -35,7 +35,7 @@ from sim.core.timeline import DP, REPLICA
 from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
-from sim.models.lora import NF4_DATA_BYTES
+from sim.models.frozen_weights import format_of
 from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
@@ -68,6 +68,7 @@ class DataParallel(Struct, frozen=True):
     each_row: bool = False  # or once for the micro-batches that a stage takes in a row; else once a step
     fleeting_gradient_bytes: float = 0.0  # an element, of gradients that are freed between steps (`zero_grad`)
     late_gradient_bytes: float = 0.0  # an element, of gradients that a backward holds until it ends
+    few_bits_bytes: float = 0.0  # an element, of frozen matrices in 4 or 8 bits, their scales left out
     matrix_bytes: float | None = None  # as layers' dense matrices are gathered, where it is not `gathered_bytes`
     engine: ZeroEngine = ZeroEngine()
     eight_bit: EightBitParameters = EightBitParameters()
@@ -178,9 +179,9 @@ class DataParallel(Struct, frozen=True):
         return b.expert_params - saved * (1.0 - self.eight_bit.gathered / self.gathered_bytes)
 
     def gathered_params(self, b: Block) -> float:
-        """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes. Numbers of 4 bits
-        are gathered as they are kept, packed in the dtype of the others (bitsandbytes' `quant_storage`)."""
-        whole = b.held_params - b.four_bit_params * (1.0 - NF4_DATA_BYTES / self.gathered_bytes)
+        """A block's dense parameters, a matrix that is gathered in fewer bytes counted by its bytes. Frozen numbers of
+        4 or 8 bits are gathered as they are kept, packed in the dtype of the others (bitsandbytes' `quant_storage`)."""
+        whole = b.held_params - b.few_bit_params * (1.0 - self.few_bits_bytes / self.gathered_bytes)
         whole += self.tied if self.reshard and b.kind is BlockKind.HEAD else 0
         if self.matrix_bytes is None or b.in_sixteen_bits:
             return whole
@@ -248,6 +249,7 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         gather_overlap=bool(p.param_gather_overlap),
         each_row=p.reduces_rows,
         matrix_bytes=dtype_bytes(t.precision) if quantized or (t.fp8_param_gather and p.zero == 3) else None,
+        few_bits_bytes=0.0 if (few := format_of(t.lora)) is None else few.data,
         engine=engine,
         eight_bit=eight_bit_parameters(plan.scenario),
         aligned=behind_stage or (engine.aligns_stages and virtual and p.zero < 2),

@@ -20,7 +20,7 @@ from sim.core.dtypes import FP32_BYTES, dtype_bytes
 from sim.core.program import Block, BlockKind
 from sim.inputs.training_config import Training
 from sim.models.dims import dims
-from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
+from sim.models.frozen_weights import format_of
 from sim.models.optimizers.step import (
     kept_bytes,
     main_gradient_bytes,
@@ -105,20 +105,21 @@ def _copied_gradients(t: Training, dp: DataParallel, blocks: Sequence[Block], n:
 
 
 def _parameter_bytes(t: Training, dp: DataParallel, blocks: Sequence[Block], n: _Elements) -> float:
-    """Parameters as they are kept between uses. Of 4-bit ones ZeRO-3 cuts the numbers; their scales are no parameters
-    and stay whole (bitsandbytes, nn/modules.py: `fix_4bit_weight_quant_state_from_module`)."""
-    kept, four_bit = dtype_bytes(t.param_dtype), sum(b.four_bit_params for b in blocks)
+    """Parameters as they are kept between uses. Of those in few bits ZeRO-3 cuts the numbers; their scales are no
+    parameters and stay whole (bitsandbytes, nn/modules.py: `fix_4bit_weight_quant_state_from_module`)."""
+    kept, few = dtype_bytes(t.param_dtype), sum(b.few_bit_params for b in blocks)
+    data, scale = (own.data, own.scales) if (own := format_of(t.lora)) is not None else (kept, 0.0)
     if dp.zero < 3:
         eight_bit = sum(sum(dp.eight_bit.elements(b)) for b in blocks)  # their tensors hold all orders of them
-        wide = n.whole * trained_bytes(t) + (n.frozen - eight_bit) * kept - four_bit * (kept - NF4_BYTES)
+        wide = n.whole * trained_bytes(t) + (n.frozen - eight_bit) * kept - few * (kept - data - scale)
         return wide + _eight_bit_bytes(dp, blocks)
-    scales, trained = four_bit * (NF4_BYTES - NF4_DATA_BYTES), n.sharded * trained_bytes(t)
+    scales, trained = few * scale, n.sharded * trained_bytes(t)
     # ZeRO-3's shards of 8-bit parameters by rows; what they are gathered to, and its other order, pass.
     found = [dp.eight_bit.elements(b) for b in blocks]
     saved = sum(n / dp.shard + n_experts / dp.expert_shard for n, n_experts in found) * (kept - dp.eight_bit.gathered)
     trained -= saved
     second = sum(b.held_params for b in blocks) / dp.secondary * dp.parameter_bytes if dp.secondary > 1 else 0.0
-    return second + trained + n.frozen / dp.shard * kept - four_bit / dp.shard * (kept - NF4_DATA_BYTES) + scales
+    return second + trained + n.frozen / dp.shard * kept - few / dp.shard * (kept - data) + scales
 
 
 def _eight_bit_bytes(dp: DataParallel, blocks: Sequence[Block]) -> float:
@@ -198,7 +199,7 @@ def _cast_elements(plan: Plan, dp: DataParallel, blocks: Sequence[Block]) -> flo
     wide = d.experts_in_fp32
     # Autocast looks embeddings up in fp32, so only a tied head casts that matrix.
     cast = [
-        (b.held_params - b.four_bit_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
+        (b.held_params - b.few_bit_params + (0 if wide else b.expert_params), b.kind is BlockKind.LAYER)
         for b in blocks
         if dp.zero == 3 or b.kind is not BlockKind.EMBEDDING
     ]

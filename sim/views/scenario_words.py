@@ -26,6 +26,9 @@ REFERENCES: dict[Reference, str] = {
 }
 
 
+FROZEN_BITS = {None: "", "nf4": " on 4-bit weights (QLoRA)", "int8": " on 8-bit weights"}
+
+
 def layout_words(layout: Mapping[str, Any], short: bool = False) -> list[str]:
     """A mesh and its ZeRO stage, by the keys of `parallelism`; degrees of one are left out.
 
@@ -94,9 +97,7 @@ def learning_words(training: Training) -> list[str]:
     ['LoRA of rank 16', 'DPO (reference: the model without adapters)']
     """
     lora = training.lora
-    words = (
-        [] if lora is None else [f"LoRA of rank {lora.rank}" + " on 4-bit weights (QLoRA)" * (lora.weights == "nf4")]
-    )
+    words = [] if lora is None else [f"LoRA of rank {lora.rank}" + FROZEN_BITS[lora.weights]]
     if training.pair_loss is None:
         return words
     return [*words, PAIR_LOSSES[training.pair_loss] + REFERENCES[training.reference]]

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from sim.convert.settings import Settings
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
+from sim.inputs.model_config import ModelConfig
+from sim.inputs.training_config import ALL_TARGETS
 
 
 class _Switch(NamedTuple):
@@ -60,6 +62,14 @@ RANK = "lora_r"  # of TRL's ModelConfig, and of scripts that make adapters witho
 UNASKED = f"{RANK} without use_peft: all parameters are trained, as by TRL; add use_peft if the script makes adapters"
 ALL = ("all", "ALL", "all-linear")
 MODULES = ("lora_target_modules", "lora_target", "target_modules")
+OF_EXPERTS = (
+    "lora: without adapters of experts, which have no module for them in Transformers since release 5, and of MLPs "
+    "beside them (shared experts, dense layers)"
+)
+# Axolotl's: experts are quantized as they are loaded (monkeypatch/moe_quant.py), or are linear layers, which
+# bitsandbytes quantizes as it does others (loaders/patch_manager.py: `llama4_linearized_experts`).
+QUANTIZED_EXPERTS = ("quantize_moe_experts", "llama4_linearized_experts")
+OF_LATENTS = "lora: without adapters of latent attention's queries, keys and values"
 WITHOUT_EFFECT = ("lora_alpha", "lora_target_linear", "rslora")
 
 
@@ -80,11 +90,41 @@ def adapters(s: Settings) -> dict[str, Any] | None:
         lora["dropout"] = dropout
     if targets := _targets(s, found.modules):
         lora["targets"] = targets
-    if s.flag("load_in_8bit"):
-        s.notes.append("load_in_8bit: frozen weights are simulated in 16 bits")
-    if s.flag("load_in_4bit") or str(s.take("quantization_bit")) == "4" or s.values.get("adapter") == "qlora":
+    eight, four, bits = s.flag("load_in_8bit"), s.flag("load_in_4bit"), str(s.take("quantization_bit"))
+    if four or bits == "4" or (s.values.get("adapter") == "qlora" and not eight):
         lora["weights"] = "nf4"
+    elif eight or bits == "8":
+        lora["weights"] = "int8"
+    if [key for key in QUANTIZED_EXPERTS if s.flag(key)] and "weights" in lora:
+        lora["quantized_experts"] = True
     return lora
+
+
+def adapters_within(s: Settings, lora: dict[str, Any], model: ModelConfig) -> dict[str, Any]:
+    """The adapters without those that a model's experts and latent attention do not get.
+
+    PEFT finds modules by name. Experts are parameters without a module of their own in Transformers since release 5,
+    and the matrices of latent attention's queries, keys and values are not called `q_proj`, `k_proj` and `v_proj`.
+
+    Raises:
+        InputError: where no adapters are left.
+    """
+    given = [*lora.get("targets", ALL_TARGETS)]
+    latent = model.mla is not None or model.compressed_attention is not None
+    left = [t for t in given if not (model.moe and t.startswith("mlp")) and not (latent and t == "qkv")]
+    if left == given:
+        return lora
+    if model.moe and (lost := {"mlp_up", "mlp_down"} & {*given}):
+        s.notes.append(OF_EXPERTS)
+        given = [t for t in given if t not in lost]
+    if latent and "qkv" in given:
+        s.notes.append(OF_LATENTS)
+    if not left:
+        raise InputError(
+            f"{s.file}: lora_target_modules: name no module that is simulated with adapters beside frozen "
+            "experts and latent attention: attention's output"
+        )
+    return lora | {"targets": left}
 
 
 def _refuse_parts(s: Settings) -> None:

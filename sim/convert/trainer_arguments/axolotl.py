@@ -38,7 +38,7 @@ SECOND = (
 # What keeps torch's newer checkpoint, where a file gives no arguments of it (utils/config: `normalize_config`).
 NOT_REENTRANT = ("gradient_checkpointing_kwargs", "unfrozen_parameters", "rl")
 OFFLOADING = "activation_offloading"
-SHARDING, FULL = "sharding_strategy", "FULL_SHARD"  # of `fsdp_config`, whose default it is
+SHARDING, FULL = ("sharding_strategy", "fsdp_sharding_strategy"), "FULL_SHARD"  # of `fsdp_config`, whose default it is
 
 
 def plain_names(data: dict[str, Any]) -> dict[str, Any]:
@@ -49,9 +49,10 @@ def plain_names(data: dict[str, Any]) -> dict[str, Any]:
     if CUT_LOSS in str(given.get("plugins")):
         given = {"cut_cross_entropy": True} | given
     off = {key for key in SWITCHES if given.get(key) is False} | {"fsdp_version"} | CLASSES
-    if isinstance(sharded := given.get("fsdp_config"), dict) and str(sharded.get(SHARDING)).upper() == FULL:
-        given["fsdp_config"] = {key: value for key, value in sharded.items() if key != SHARDING}
-        given["fsdp"] = given.get("fsdp") or True
+    if isinstance(sharded := given.get("fsdp_config"), dict):
+        said = {key for key, value in sharded.items() if key in SHARDING and str(value).upper() == FULL}
+        given["fsdp_config"] = {key: value for key, value in sharded.items() if key not in said}
+        given |= {"fsdp": given.get("fsdp") or True} if said else {}
     if (plugins := given.get("plugins")) and all(str(name).rpartition(".")[2] in PLUGINS for name in plugins):
         off.add("plugins")
     if not given.get("adapter"):

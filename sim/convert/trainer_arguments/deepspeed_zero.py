@@ -90,8 +90,8 @@ def _zero_plus_plus(s: Settings, own: Settings, training: dict[str, Any]) -> dic
     DeepSpeed 0.18 has (zero/mics.py: `allreduce_mics_shard_grads` in the step's last micro-batch), is hybrid
     sharding."""
     found: dict[str, Any] = {}
-    four_bit = training.get("lora", {}).get("weights") == "nf4"
-    if own.flag("zero_quantized_weights") and training["precision"] in ("bf16", "fp16") and not four_bit:
+    few_bits = "weights" in training.get("lora", {})
+    if own.flag("zero_quantized_weights") and training["precision"] in ("bf16", "fp16") and not few_bits:
         found["param_gather_dtype"] = "int8"
     if (second := own.size("zero_hpz_partition_size", 1)) > 1:
         found["zero_hpz_partition_size"] = second

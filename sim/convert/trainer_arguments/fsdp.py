@@ -27,6 +27,10 @@ UNLIMITED = (
     "fsdp_config.limit_all_gathers: false is not simulated; layers are gathered one ahead, where without a limit the "
     "host's lead decides how many lie in memory"
 )
+SUMMED_WHOLE = (
+    "gradient_accumulation_steps: whole gradients are summed on each GPU up to the last micro-batch, as with FSDP2 "
+    "since Accelerate 1.11; before, each micro-batch was reduced: set parallelism.accumulate_unsharded=false"
+)
 REPLICAS_EACH = (
     "accelerator_config.gradient_accumulation_kwargs.sync_each_batch: without fsdp gradients are simulated as reduced "
     "in the last micro-batch alone"
@@ -95,4 +99,5 @@ def of_fsdp(s: Settings, machine: Machine, sizes: dict[str, int], dp: int) -> tu
     # transformers/trainer.py: `no_sync` up to the last micro-batch, unless `sync_each_batch`
     if layout["zero"] and not every and sizes["global_batch_size"] > sizes["micro_batch_size"] * dp:
         layout["accumulate_unsharded"] = True
+        s.notes += [] if "fsdp_version" in layout else [SUMMED_WHOLE]
     return layout, own.flag("activation_checkpointing")

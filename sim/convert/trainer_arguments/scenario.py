@@ -12,9 +12,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sim.convert.named_models import named_model
+from sim.convert.named_models import named_model, with_prediction
 from sim.convert.settings import Converted, Machine, Settings
-from sim.convert.trainer_arguments.adapters import adapters
+from sim.convert.trainer_arguments.adapters import adapters, adapters_within
 from sim.convert.trainer_arguments.axolotl import degrees, plain_names, require_ranks, shards, version_notes
 from sim.convert.trainer_arguments.deepspeed_settings import OWN, settings_of
 from sim.convert.trainer_arguments.deepspeed_zero import offload_of, zero_of
@@ -25,6 +25,7 @@ from sim.convert.trainer_arguments.objectives import objective_of
 from sim.convert.trainer_arguments.preferences import with_length, with_pairs
 from sim.convert.trainer_arguments.trl import forces_reentrant, is_trl, loss_in_tiles
 from sim.core.errors import InputError
+from sim.inputs.model_input import load_model
 from sim.variants.frameworks.records import framework_at
 
 # Of TRL's configs, LLaMA-Factory's, FastChat's, of Transformers' run_clm.py and of DeepSpeed's examples.
@@ -70,6 +71,10 @@ OTHER_STATES = {  # of optimizers with Adam in their names
 }
 # TRL's activation_offloading, and Axolotl's, which may go to a disk too.
 ON = dict.fromkeys(("True", "true", "legacy", "hidden_states"), True) | dict.fromkeys(("False", "false"), False)
+PAGED = (
+    "optimizer paged_…: its states are counted on the GPU; they lie in CUDA's managed memory, outside torch's "
+    "allocator, and what does not fit goes to the host (bitsandbytes, optim/optimizer.py: get_state_buffer)"
+)
 REENTRANT_COMPILED = (
     "use_reentrant: with torch_compile simulated as torch's other checkpoint, which the compiler takes into its graph"
 )
@@ -104,6 +109,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     training = {"seq_len": length, **sizes, **_training(s, by_deepspeed, recomputes, casts)}
     if by_deepspeed:
         layout = zero_of(s, machine, training)
+    model = _adapted(s, machine.model, training)
     if tp > 1 and training.pop("cross_entropy", None):
         s.notes.append("the loss in chunks is not simulated with tensor parallelism: all logits are, at once")
     if layout.pop("offload", False):
@@ -113,7 +119,7 @@ def convert_deepspeed(file: Path, data: dict[str, Any], machine: Machine, seq_le
     layout = {"dp": dp, **split, **layout, **shards(s, layout, cp)}
     training |= loss_in_tiles(s, training, tp) if loss is None else {}
     with_pairs(s, loss, training, layout)
-    sections = {"model": machine.model, "training": training, "parallelism": layout}
+    sections = {"model": model, "training": training, "parallelism": layout}
     return s.converted("deepspeed", machine, sections)
 
 
@@ -127,6 +133,15 @@ def _named_model(s: Settings, machine: Machine) -> Machine:
     if machine.model is not None or not isinstance(named, str):
         return machine
     return replace(machine, model=named_model(s.file, f"{s.file}: model", named, s.notes))
+
+
+def _adapted(s: Settings, model: str | None, training: dict[str, Any]) -> Any:
+    """The model that adapters stand in; `training` gets those that it has modules for. Transformers
+    drops a checkpoint's modules of multi-token prediction (`_keys_to_ignore_on_load_unexpected`)."""
+    if "lora" not in training or model is None:
+        return model
+    training["lora"] = adapters_within(s, training["lora"], load_model(model))
+    return with_prediction(model, 0)
 
 
 def _length(s: Settings, machine: Machine, seq_len: int | None) -> int:
@@ -290,6 +305,7 @@ def _optimizer(s: Settings, by_deepspeed: bool) -> dict[str, Any]:
         s.notes.append(f"optimizer {name}: is simulated as AdamW")
     if special := next((word for word in OTHER_STATES if word in name), ""):
         s.notes.append(f"optimizer {name}: its states ({OTHER_STATES[special]}) are simulated as AdamW's")
+    s.notes += [PAGED] if name.startswith("paged_") and not by_deepspeed else []
     kernels = None if by_deepspeed else ADAMW_KERNELS.get(name)
     return {
         "optimizer": found or "adamw",

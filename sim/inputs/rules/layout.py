@@ -161,8 +161,10 @@ def adapters(s: Sizes) -> Problem | None:
     if m.moe is not None and not set(t.lora.targets) <= _ATTENTION:
         why = "adapters on experts' matrices are not simulated; [qkv, attention_out] leaves experts frozen"
         return ("training", "lora", "targets"), f"found {list(t.lora.targets)}; {why}"
+    if m.mla is not None and "qkv" in t.lora.targets:
+        why = "latent attention's adapters are simulated on its output alone: [attention_out]"
+        return ("training", "lora", "targets"), f"found {list(t.lora.targets)}; {why}"
     for what, bad in (
-        ("latent attention", m.mla is not None),
         ("model.block_indexer", m.block_indexer is not None),
         ("model.shared_kv_layers", m.shared_kv_layers > 0),
         ("model.mtp_layers", m.mtp_layers > 0),

@@ -168,12 +168,15 @@ def _post_validation(sections: Sections, t: Training) -> Problems:
 
 
 def _four_bits(sections: Sections, t: Training) -> Problems:
-    """Frozen weights in 4 bits are multiplied in 16."""
-    if t.lora is None or t.lora.weights is None:
+    """Frozen weights in 4 bits are multiplied in 16, and those in 8 bits beside 16-bit ones."""
+    if t.lora is None:
+        return
+    if t.lora.quantized_experts and (t.lora.weights is None or sections.model.moe is None):
+        why = "needs training.lora.weights, and a model with experts"
+        yield ("training", "lora", "quantized_experts"), f"found true; {why}"
+    if t.lora.weights is None:
         return
     path = ("training", "lora", "weights")
-    if sections.model.moe is not None:
-        yield path, f"found '{t.lora.weights}'; experts are simulated in 16 bits only"
     if sixteen_bit(t.precision) != t.precision:
         yield path, f"found '{t.lora.weights}'; precision {t.precision} multiplies in 8 bits or less"
 

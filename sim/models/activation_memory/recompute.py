@@ -68,7 +68,7 @@ def as_block(name: str, kind: BlockKind, key: str, parts: Sequence[Operator], ke
         shared=tuple(n for p in parts if p.params for n in p.shared),
         expert_params=sum(p.expert_params for p in parts),
         frozen_params=sum(p.frozen for p in parts),
-        four_bit_params=sum(p.four_bit for p in parts),
+        few_bit_params=sum(p.few_bits for p in parts),
         forward_peak_bytes=max(p.forward_bytes for p in parts),
         backward_peak_bytes=kept.backward_peak_bytes,
         rebuilt_bytes=kept.rebuilt_bytes,

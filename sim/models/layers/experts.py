@@ -11,6 +11,7 @@ from sim.core.operator_kinds import MOE_LAYER
 from sim.core.program import Compute, Item, ModelPart, Program
 from sim.models.activation_memory.recompute_modules import runs_again
 from sim.models.dims import Dims, Shard, ceil_div
+from sim.models.frozen_weights import quantized_experts
 from sim.models.layers.dense_mlp import DenseMlp
 from sim.models.layers.matrix import Matrix
 from sim.models.moe.every_expert import every_expert
@@ -65,9 +66,11 @@ class Experts(Struct, frozen=True):
                 shared = (*(replace(part, graph="moe_router") for part in shared[:-1]), *shared[-1:])
             before, behind = around(d, self.latents, r.tokens)
             routed = (*chosen, *before, there, *expert_matmuls(scenario, e, r), back, *behind)
+        shapes = self.one.matrices(p.expert_tp)
+        elements = sum(m.elements for m in shapes)
+        routed = (*quantized_experts(d, r.experts * elements), *routed)
         if d.code.experts_one_by_one and p.ep == 1 and d.lora is None:
-            shapes = self.one.matrices(p.expert_tp)
-            elements, matrices = sum(m.elements for m in shapes), sum(len(m.outputs) for m in shapes)
+            matrices = sum(len(m.outputs) for m in shapes)
             routed = (*routed, gradients_of_each(d, self.moe.experts, elements, matrices, r.tokens))
         if self.moe.zero_experts:
             routed = (*routed, self._zero_experts(d, r.tokens))

@@ -130,7 +130,7 @@ def _scored(scenario: Scenario, d: Dims) -> tuple[Operator, Operator]:
     # The output projection runs in 16 bits even where the layers' matmuls are quantized, unless Megatron-Core is told
     # otherwise (transformer_config.py: fp8_output_proj; core/transformer/mxfp8_output_proj.py).
     quantized = scenario.for_training.fp8_output_proj
-    plain = d if quantized else replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
+    plain = d if quantized else replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, few_bits=False)
     if d.framework.sequence.copied_chunks:  # torchtitan compiles layers alone (`apply_compile`)
         plain = replace(plain, tp_overlap="none")
     # the matmuls of an odd vocabulary that the framework takes as it is leave the fast kernels

@@ -40,7 +40,7 @@ def mtp_blocks(scenario: Scenario, shard: Shard) -> tuple[Block, ...]:
 
 def _without_parameters(block: Block) -> Block:
     """The block as it runs once more with the parameters of another."""
-    numbers = dict.fromkeys(("params", "expert_params", "frozen_params", "four_bit_params", "quantized_bytes"), 0)
+    numbers = dict.fromkeys(("params", "expert_params", "frozen_params", "few_bit_params", "quantized_bytes"), 0)
     tensors = dict.fromkeys(("tensors", "shared", "matrices", "expert_matrices"), ())
     moments = tuple((size, 0) for size, _ in block.backward_moments)
     return replace(block, **numbers, **tensors, backward_moments=moments)

@@ -54,7 +54,7 @@ def pair_loss(d: Dims, loss: PreferenceLoss) -> Operator:
 
 def score_part(d: Dims) -> Operator:
     """The reward model's `[tokens, hidden] x [hidden, 1]`, whole on every tensor-parallel rank, in 16 bits."""
-    plain = replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, four_bit=False)
+    plain = replace(d, linear=d.act, linear_bytes=d.act_bytes, recipe=None, few_bits=False)
     return linear(plain, Linear("score", d.rows, d.hidden, (1,), "plain"))
 
 

@@ -203,3 +203,72 @@ def test_training_of_some_parameters_is_refused(tmp_path: Path) -> None:
     text = f"{TEXT}unfrozen_parameters: ['model.layers.4[4-9]+']\n"
     said = refused(tmp_path, "axolotl.yaml", text, "--cluster", "dgx-h100", "--gpus", "8")
     assert "unfrozen_parameters: trains some of the parameters; can be converted: full training, and LoRA" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("adapter: lora\nload_in_8bit: true\n", {"weights": "int8"}),
+        ("adapter: qlora\nload_in_4bit: true\n", {"weights": "nf4"}),
+        ("adapter: lora\nload_in_8bit: false\n", {}),
+    ],
+)
+def test_frozen_weights_are_kept_as_they_are_loaded(tmp_path: Path, more: str, expected: dict[str, str]) -> None:
+    """loaders/model.py: `_set_quantization_config`; the rank is peft's default."""
+    data, _ = read(tmp_path, more)
+    assert data["training"]["lora"] == {"rank": 8} | expected
+
+
+FROZEN_EXPERTS = (
+    "base_model: zai-org/GLM-4.5-Air\nsequence_len: 2048\nmicro_batch_size: 1\nadapter: qlora\nload_in_4bit: true\n"
+)
+
+
+def test_experts_are_quantized_where_the_file_says_so_and_get_no_adapters(tmp_path: Path) -> None:
+    """Experts are parameters, not linear layers (Transformers 5); `quantize_moe_experts` is Axolotl's
+    (monkeypatch/moe_quant.py). The checkpoint's prediction module is not loaded."""
+    options = ("--cluster", "dgx-h100", "--gpus", "1")
+    data, said = converted(tmp_path, "moe.yaml", FROZEN_EXPERTS + "quantize_moe_experts: true\n", *options)
+    expected = {"rank": 8, "weights": "nf4", "quantized_experts": True, "targets": ["qkv", "attention_out"]}
+    assert data["training"]["lora"] == expected
+    assert data["model"]["mtp_layers"] == 0
+    assert "without adapters of experts" in " ".join(said.split())
+    assert "not expressed" not in said
+
+
+@pytest.mark.parametrize("key", ["sharding_strategy", "fsdp_sharding_strategy"])
+def test_full_sharding_is_what_is_simulated(tmp_path: Path, key: str) -> None:
+    data, said = read(tmp_path, f"fsdp: [full_shard, auto_wrap]\nfsdp_config: {{{key}: FULL_SHARD}}\n")
+    assert data["parallelism"]["zero"] == 3
+    assert "not expressed" not in said
+
+
+def test_experts_that_are_linear_layers_are_quantized_like_others(tmp_path: Path) -> None:
+    options = ("--cluster", "dgx-h100", "--gpus", "1", "--model", "llama4-scout")
+    data, said = converted(tmp_path, "moe.yaml", FROZEN_EXPERTS + "llama4_linearized_experts: true\n", *options)
+    assert data["training"]["lora"]["quantized_experts"]
+    assert "not expressed" not in said
+
+
+def test_latent_attention_gets_adapters_of_its_output(tmp_path: Path) -> None:
+    text = FROZEN_EXPERTS.replace("GLM-4.5-Air", "GLM-4.7-Flash")
+    options = ("--cluster", "dgx-h100", "--gpus", "1")
+    data, said = converted(tmp_path, "mla.yaml", text + "lora_target_modules: [q_proj, o_proj]\n", *options)
+    assert data["training"]["lora"]["targets"] == ["attention_out"]
+    assert "without adapters of latent attention" in " ".join(said.split())
+    said = refused(tmp_path, "mla.yaml", text + "lora_target_modules: [q_proj, v_proj]\n", *options)
+    assert "lora_target_modules" in said
+
+
+def test_paged_states_are_said_to_leave_the_gpu(tmp_path: Path) -> None:
+    _, said = read(tmp_path, "optimizer: paged_adamw_8bit\n")
+    assert "managed memory" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(("version", "said_so"), [(2, True), (1, False)])
+def test_which_accelerate_sums_whole_gradients_is_said(tmp_path: Path, version: int, said_so: bool) -> None:
+    """accelerate/accelerator.py, `no_sync`: of FSDP2 modules since release 1.11, of FSDP1's always."""
+    more = f"gradient_accumulation_steps: 4\nfsdp_version: {version}\nfsdp_config: {{reshard_after_forward: true}}\n"
+    data, said = read(tmp_path, more)
+    assert data["parallelism"]["accumulate_unsharded"]
+    assert ("since Accelerate 1.11" in " ".join(said.replace("#", "").split())) == said_so

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from sim.convert.torchtune import BUILDERS
 from sim.inputs.scenario import parse_scenario
+from sim.models.parameters import count_parameters
 from tests.sim.convert.converting import converted, refused
 
 FULL = """
@@ -120,7 +123,7 @@ def test_what_the_root_of_fsdp_has(tmp_path: Path, layers: str, said: str) -> No
         ),
         ("loss.LinearCrossEntropyLoss", "loss.ForwardKLLoss", "can be converted: training on next tokens, or on pairs"),
         ("\nmodel:", "\npolicy_model:", "policy_model: generates answers in each step"),  # recipes/ppo_full_finetune_*
-        ("llama3_1.llama3_1_8b", "phi4.phi4_14b", "is no shipped model: give --model"),
+        ("llama3_1.llama3_1_8b", "llama3_2_vision.llama3_2_vision_11b", "is no shipped model: give --model"),
         ("max_seq_len: 4096", "max_seq_len: null", "give --seq-len N"),
     ],
 )
@@ -160,3 +163,15 @@ def test_a_length_of_the_users_own(tmp_path: Path) -> None:
     data, notes = converted(tmp_path, "x.yaml", FULL, *ON_8, "--seq-len", "512")
     assert data["training"]["seq_len"] == 512
     assert "max_seq_len" not in notes
+
+
+def test_builders_without_a_shipped_model_have_their_sizes(tmp_path: Path) -> None:
+    """The numbers of parameters stand behind the builders in sim/presets/torchtune.yaml; Transformers' models of the
+    same checkpoints have as many."""
+    counts = dict(re.findall(r"(?m)^([\w-]+):(?: &\w+)?(?: \{.*\})?  # ([\d,]+)$", BUILDERS.read_text()))
+    assert {"gemma-2b", "gemma2-27b", "qwen2-5-32b", "phi4-14b", "code-llama2-7b"} <= {*counts}
+    for builder, count in counts.items():
+        name = builder.replace("-", "_")
+        text = FULL.replace("llama3_1.llama3_1_8b", f"models.{name}")
+        data, _ = converted(tmp_path, "full.yaml", text, *ON_8)
+        assert count_parameters(parse_scenario(data).model).total == int(count.replace(",", "")), builder

@@ -9,14 +9,15 @@ import pytest
 from sim.core.errors import InputError
 from sim.core.program import Compute
 from sim.inputs.scenario import Scenario
+from sim.models.frozen_weights import FORMATS
 from sim.models.layer import layer_block
-from sim.models.lora import NF4_BYTES, NF4_DATA_BYTES
 from sim.programs.data_parallel import make_data_parallel
 from sim.ranks.plan import make_plan
 from sim.simulation import simulate
 from tests.sim.cases import scenario_with
 from tests.sim.models.test_lora import MATRICES, SMALL
 
+NF4_BYTES, NF4_DATA_BYTES = FORMATS["nf4"].total, FORMATS["nf4"].data
 ELEMENTS = sum(n * k for n, k in MATRICES)
 
 
@@ -80,3 +81,52 @@ def test_fsdp_shards_and_gathers_four_bits() -> None:
 def test_what_is_not_simulated_is_named(more: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=rf"lora\.weights: found 'nf4'; .*{message}"):
         scenario("nf4", **more)
+
+
+def test_eight_bits_take_a_byte_a_number_and_quantize_each_input() -> None:
+    """bitsandbytes, autograd/_functions.py: `MatMul8bitLt`. The backward makes each matrix 16-bit."""
+    held = [simulate(scenario(w)).result["memory"][0]["parameters"] for w in (None, "int8")]
+    assert held[0] - held[1] == pytest.approx(3 * ELEMENTS)
+    plain, eight = (layer_block(scenario(w), 1) for w in (None, "int8"))
+    casts = [
+        [i.name for i in p if isinstance(i, Compute) and i.kind == "cast"] for p in (eight.forward, eight.backward)
+    ]
+    assert [len(names) for names in casts] == [2 * 4, 4]
+    assert eight.forward_peak_bytes > plain.forward_peak_bytes
+
+
+def test_an_eight_bit_layer_keeps_its_input() -> None:
+    """`ctx.tensors = (CAt, subA, A)`, whether A is needed or not: of a layer without adapters, too."""
+    kept = [
+        sum(s.bytes for s in layer_block(scenario_of({"rank": 8, "targets": ["qkv"], "weights": w}), 1).saved)
+        for w in ("nf4", "int8")
+    ]
+    assert kept[1] > kept[0]
+
+
+def scenario_of(lora: dict[str, Any], model: Any = SMALL) -> Scenario:
+    training = {"seq_len": 128, "global_batch_size": 2, "lora": lora}
+    return scenario_with(training, model=model, calibration="roofline")
+
+
+EXPERTS = {**SMALL, "moe": {"experts": 8, "top_k": 2, "ffn": 64}}
+
+
+@pytest.mark.parametrize("weights", ["nf4", "int8"])
+def test_experts_are_kept_in_few_bits_where_that_is_said(weights: str) -> None:
+    """Axolotl's `quantize_moe_experts`: all of a layer's are made 16-bit at once, and kept for the backward."""
+    lora = {"rank": 8, "targets": ["qkv"], "weights": weights}
+    plain, few = (layer_block(scenario_of(lora | {"quantized_experts": q}, EXPERTS), 1) for q in (False, True))
+    elements = 8 * 64 * SMALL["hidden"] * 3  # gate, up, down
+    assert few.few_bit_params - plain.few_bit_params == elements
+    assert sum(s.bytes for s in few.saved) - sum(s.bytes for s in plain.saved) == 2 * elements
+    held = [
+        simulate(scenario_of(lora | {"quantized_experts": q}, EXPERTS)).result["memory"][0]["parameters"]
+        for q in (False, True)
+    ]
+    assert held[0] - held[1] == pytest.approx(3 * elements * (2 - FORMATS[weights].total))
+
+
+def test_quantized_experts_need_a_format() -> None:
+    with pytest.raises(InputError, match=r"quantized_experts: found true; needs training\.lora\.weights"):
+        scenario_of({"rank": 8, "targets": ["qkv"], "quantized_experts": True}, EXPERTS)
