@@ -120,6 +120,7 @@ CASES: list[tuple[str, str]] = [
     ("calibration=./", "--set calibration: found './'; is a folder; a file is needed"),
     ("calibration=nowhere.json", "--set calibration: found 'nowhere.json'; no such file"),
     ("cluster=dgx-h1000", "no such cluster preset; did you mean 'dgx-h100'?"),
+    ("cluster={gpu: h1000}", "no such GPU preset; did you mean one of h100-nvl, h100-pcie, h100-sxm?"),
     ("cluster=p5.48xlarge", "no such cluster preset; the nearest is 'p5-efa' (`stepsim clusters` shows"),
     ("cluster={preset: dgx-h101}", "cluster.preset: found 'dgx-h101'"),
     ("cluster={nodes: 2}", "cluster.gpu: is required and missing"),
