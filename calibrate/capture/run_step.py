@@ -51,13 +51,7 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         fake_weights(),
     ):
         known = KnownValues(balanced)
-        with known, flex_attention_fused(known), autocast_noted():
-            step = make()
-        step.facts.update(ROUTED if balanced else {})
-        if step.compiled and step.optimizer is None:
-            raise InputError(
-                "compiled: found true; a Step without an optimizer, which is a forward alone, is captured eager"
-            )
+        step = _made(make, known, balanced)
         operators = CudaOperators(DTYPES[step.autocast] if step.autocast else None, on_gpu)
         recorder = Recorder(step.model, operators, device)
         with known:
@@ -83,6 +77,18 @@ def record(make: Callable[[], Step], device: str = "cuda", balanced: bool = Fals
         never_collected()
     recorder.notes += regions.notes()
     return step, recorder
+
+
+def _made(make: Callable[[], Step], known: KnownValues, balanced: bool) -> Step:
+    """Make the step on fake tensors; InputError if it is none that can be captured."""
+    with known, flex_attention_fused(known), autocast_noted():
+        step = make()
+    step.facts.update(ROUTED if balanced else {})
+    if step.compiled and step.optimizer is None:
+        raise InputError(
+            "compiled: found true; a Step without an optimizer, which is a forward alone, is captured eager"
+        )
+    return step
 
 
 @contextmanager

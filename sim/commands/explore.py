@@ -39,7 +39,7 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
     from sim.inputs.scenario import load_scenario
     from sim.serve.simulation import simulate_serving
     from sim.simulation import simulate
-    from sim.views.explore_app import Explorer
+    from sim.views.explore_app import open_explorer
     from sim.views.explore_state import too_large
 
     loaded = load_scenario(scenario, overrides)
@@ -51,7 +51,7 @@ def make_server(scenario: Path, overrides: tuple[str, ...] = (), port: int = 0) 
         sockets, bound = bind_sockets(ADDRESS, port)
         for socket in sockets:
             socket.close()
-        application = Application(FunctionHandler(lambda document: Explorer(document, scenario, overrides).show()))
+        application = Application(FunctionHandler(lambda document: open_explorer(document, scenario, overrides)))
         origins = [f"{ADDRESS}:{bound}", f"localhost:{bound}"]
         return Server({"/": application}, address=ADDRESS, port=bound, allow_websocket_origin=origins)
     except OSError as error:

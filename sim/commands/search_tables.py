@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sim.views.sorted_table import Cell
 
 FOUND = re.compile(r"found [^;]*; ")
+TIED = 0.02  # of a step: errors of one scenario differ by more between quiet real runs (docs/real_runs.md)
 REFUSALS_SHOWN = 3  # the most frequent; --json has all
 
 
@@ -90,6 +91,8 @@ def print_result(result: SearchResult, saved: Path | None = None) -> None:
     console.print(f"{_counts_words(c)}; {took}", highlight=False)
     for reason in _reasons(refusal.reason for refusal in result.refusals)[:REFUSALS_SHOWN]:
         console.print(f"refused: {reason}", highlight=False, markup=False)
+    if tied := _tied(result.best):
+        console.print(tied, highlight=False)
     if any(row.tight for row in result.best):
         said = "tight: less than 2 GiB is left for CUDA and NCCL; --memory-limit leaves such layouts out"
         console.print(said, highlight=False)
@@ -98,6 +101,13 @@ def print_result(result: SearchResult, saved: Path | None = None) -> None:
         console.print(f"{', '.join(sorted(overlaps))}: parallelism.tp_overlap", highlight=False)
     if result.best and (run := result.best[0].runnable) is not None:
         _print_runnable(run, len(result.best), saved, console)
+
+
+def _tied(best: Sequence[BestLayout]) -> str:
+    """Say how many of the first layouts are too close to the fastest to be told from it; nothing if none is."""
+    near = sum(row.step_time_s <= best[0].step_time_s * (1 + TIED) for row in best)
+    which = f"layouts 1 to {near} are within {TIED:.0%}".replace("%", " %")
+    return f"{which}, too close to tell which is fastest: measure them, or prefer less memory" if near > 1 else ""
 
 
 def _none_fits(result: SearchResult) -> str:

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from sim.core.json_values import is_integer
 from sim.inputs.input_source import UserInput, as_tuple
 from sim.inputs.parallelism import MAX_RANKS
-
-
-class Straggler(UserInput):
-    """One rank whose computations take `compute_scale` times as long, which is never less than its GPU's record says:
-    that record's peak is what utilization is a share of. A quicker GPU is one of `cluster.others`."""
-
-    rank: int = Field(ge=0, le=MAX_RANKS)
-    compute_scale: float = Field(default=1.3, ge=1, le=1e6)
 
 
 def numbered(name: str) -> int:
@@ -26,6 +18,36 @@ def numbered(name: str) -> int:
     if match is None:
         raise ValueError(f"{name!r} is no node's name, such as node7")
     return int(match[1])
+
+
+def _no_number(value: Any) -> Any:
+    if is_integer(value):
+        raise ValueError(f"must be a node's name: node{value}")
+    return value
+
+
+NodeName = Annotated[str, Field(min_length=1, max_length=100), BeforeValidator(_no_number)]
+
+
+class Straggler(UserInput):
+    """One rank, or all ranks of a node, whose computations take `compute_scale` times as long, which is never less than
+    their GPU's record says: that record's peak is what utilization is a share of. A quicker GPU is one of
+    `cluster.others`."""
+
+    rank: int | None = Field(default=None, ge=0, le=MAX_RANKS)
+    node: NodeName | None = None
+    compute_scale: float = Field(default=1.3, ge=1, le=1e6)
+
+    @model_validator(mode="after")
+    def _at_one_place(self) -> Self:
+        if (self.rank is None) == (self.node is None):
+            raise ValueError("must have either a rank or a node, such as rank: 3 or node: node0")
+        return self
+
+    @property
+    def node_number(self) -> int | None:
+        """The number of the node that is slow as a whole; `rules.faults` has refused other names."""
+        return None if self.node is None else numbered(self.node)
 
 
 class LinkFault(UserInput):
@@ -50,16 +72,9 @@ class LinkFault(UserInput):
 class NicFault(UserInput):
     """A node's NICs, or the one with this number alone, slowed down towards every other node."""
 
-    node: str = Field(min_length=1, max_length=100)
+    node: NodeName
     nic: int | None = Field(default=None, ge=0, le=10_000)
     bandwidth_scale: float = Field(default=0.5, gt=0, le=1)
-
-    @field_validator("node", mode="before")
-    @classmethod
-    def _named(cls, value: Any) -> Any:
-        if is_integer(value):
-            raise ValueError(f"must be a node's name: node{value}")
-        return value
 
     @field_validator("bandwidth_scale", mode="before")
     @classmethod

@@ -181,16 +181,29 @@ def nearest(word: Any, known: Iterable[str], alike: float = 0.6) -> str:
     """`; did you mean 'x'?` for the nearest known word, or the few that begin so; or nothing.
 
     `alike`: difflib's least ratio of a word to the one that may be meant.
-    """
-    import difflib
 
+    >>> nearest("h1000", ["v100", "h100-pcie", "h100-sxm"]), nearest("framwork", ["framework", "precision"])
+    ('; did you mean one of h100-pcie, h100-sxm?', "; did you mean 'framework'?")
+    """
     text, choices = str(word)[:100].lower(), list(known)
     begins = [choice for choice in choices if len(text) > 2 and choice.startswith(text)]
-    if 1 < len(begins) <= MOST_BEGINNINGS:
-        return f"; did you mean one of {', '.join(begins)}?"
-    cutoff = min(alike, 0.5) if len(text) == 2 else alike  # one letter of two: tq for tp
-    found = begins or difflib.get_close_matches(text, choices, n=1, cutoff=cutoff)
+    found = begins or _alike(text, choices, min(alike, 0.5) if len(text) == 2 else alike)  # tq for tp
+    if 1 < len(found) <= MOST_BEGINNINGS:
+        return f"; did you mean one of {', '.join(found)}?"
     return f"; did you mean '{found[0]}'?" if found else ""
+
+
+def _alike(text: str, choices: list[str], cutoff: float) -> list[str]:
+    """The choice that a mistyped text is most like, or the few whose part before `-` is more like it: h100 of
+    h100-sxm and h100-pcie."""
+    import difflib
+
+    of_head: dict[str, list[str]] = {}
+    for choice in choices:
+        of_head.setdefault(choice.partition("-")[0], []).append(choice)
+    words = [*choices, *(head for head, own in of_head.items() if 1 < len(own) <= MOST_BEGINNINGS)]
+    found = difflib.get_close_matches(text, words, n=1, cutoff=cutoff)
+    return found if not found or found[0] in choices else of_head[found[0]]
 
 
 def unknown_key(key: Any, known: Iterable[str], section: str = "") -> str:

@@ -51,6 +51,7 @@ def notes(sections: Sections, written: Parallelism, given: Set[str], generates: 
         yield from _attention_note(t, p, model)
         yield from _joined_norms_note(t, model)
         yield from _overlap_note(t, p, written)
+        yield from _core_attention_note(t, p, model)
         yield from _bucket_note(written)
     yield from serving_notes(sections, written, given)
 
@@ -78,6 +79,17 @@ def _overlap_note(t: Training, p: Parallelism, written: Parallelism) -> Iterator
     if always and p.tp > 1 and p.tp_overlap == "none" and "tp_overlap" not in written.model_fields_set:
         does = f"framework {t.framework} computes weight gradients meanwhile, and its step is shorter"
         yield f"parallelism.tp_overlap: with none, the default, backward waits for messages of tp; {does}: set wgrad"
+
+
+def _core_attention_note(t: Training, p: Parallelism, model: ModelConfig) -> Iterator[str]:
+    """Return that fused attention leaves nothing for recomputation of its core to save but a number for each token and
+    head: queries, keys, values and the result are kept anyway. Keys gathered over context ranks are another matter."""
+    of_core = t.recompute.mode == "selective" and t.recompute.modules == ("core_attn",)
+    if of_core and t.attention == "fused" and p.cp == 1 and model.program is None:
+        yield (
+            "training.recompute: selective computes fused attention again and saves almost no memory; "
+            "selective_op, full or other modules save more"
+        )
 
 
 def _bucket_note(written: Parallelism) -> Iterator[str]:

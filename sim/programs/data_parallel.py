@@ -17,35 +17,29 @@ that hold the same experts.
 All of a rank's data-parallel traffic queues on one stream, "dp", but for that all-reduce: shards lie within nodes and
 replicas across, so it has a stream of its own and waits for its shard (torch's FSDP2, `foreach_reduce`).
 
-Gathered parameters are copied into place (`unpack`); gradients on their way out are converted as `models.operators` has
-it, and copied, joined and divided as `ZeroEngine` says. Norms' gradients are all-reduced over tp with sp as
-`ZeroEngine.sums_shared` and `sums_shared_once` say.
+Norms' gradients are all-reduced over tp with sp as `ZeroEngine.sums_shared` and `sums_shared_once` say. What computes
+around the messages is in `sim.programs.around_messages`.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from sim.core.dtypes import FP32_BYTES, dtype_bytes
-from sim.core.program import Block, BlockKind, Comm, Compute, ModelPart, Phase, Program, Wait
+from sim.core.program import Block, BlockKind, Comm, Phase
 from sim.core.timeline import DP, REPLICA
 from sim.inputs.parallelism import AT_THE_END
 from sim.inputs.scenario import Scenario
 from sim.models.dims import gathers_quantized_shards, holds_back_sums
 from sim.models.frozen_weights import format_of
-from sim.models.operators import memory_op
 from sim.models.source import compute_bytes, source_of
 from sim.programs.eight_bit_parameters import EightBitParameters, eight_bit_parameters
 from sim.programs.message_shares import message_shares
-from sim.programs.two_levels import behind_replicas, quantized_gradients, quantized_messages
+from sim.programs.two_levels import behind_replicas, quantized_messages
 from sim.ranks.plan import Plan
 from sim.variants.frameworks.parts import ZeroEngine
 from sim.variants.frameworks.records import framework_of, frees_gradients, zero_engine
-
-DDP_ACCESSES = 4  # see `ZeroEngine.copies_replicas`
 
 
 class DataParallel(Struct, frozen=True):
@@ -310,88 +304,3 @@ def _gathered(scenario: Scenario, own_bytes: float) -> tuple[float, int | None, 
     each = dtype_bytes("int8") + FP32_BYTES / zero_engine(t, p).scaled_elements
     messages = None if p.gather_bucket_bytes is None else round(p.gather_bucket_bytes * each / own_bytes)
     return each, messages, 1 if t.precision == "fp16" else 2  # torch.cat; a cast to bf16
-
-
-def waits(comms: Iterable[Comm], phase: Phase) -> list[Wait]:
-    """A wait for each communication that runs in the background; one that blocks has no handle to wait for."""
-    return [Wait(c.handle, phase) for c in comms if c.handle]
-
-
-def behind_input(comms: Iterable[Comm]) -> list[Comm]:
-    """Return communications that wait for their action's input."""
-    return [replace(c, behind_input=True) for c in comms]
-
-
-def unpack(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:
-    """The copy of gathered shards (of every parameter, rank by rank) into whole parameters.
-
-    It reads and writes them once on the computation's stream (torch's FSDP2: `foreach_all_gather_copy_out`).
-    Parameters that are gathered in fp32 are written in the precision of the layers; there is no other copy where
-    parameters are views of what is gathered (`ZeroEngine.copies_gathered`). 8-bit integers become fp16 numbers, which
-    are joined to tensors and cast to bf16 (deepspeed/runtime/zero/partition_parameters.py: `AllGatherCoalescedHandle`).
-    """
-    if not dp.engine.copies_gathered and dp.gathered_bytes == dp.parameter_bytes:
-        return []
-    messages = [c for c in gathered if c.stream != REPLICA]  # shards arrive in place
-    size = sum(c.bytes for c in messages)
-    elements = size / dp.gathered_bytes
-    kernels = 1 if dp.gather_bucket_bytes is None else len(messages)
-    moved = size + elements * dp.parameter_bytes
-    moved += 2 * dp.dequantized_copies * elements * dp.parameter_bytes
-    kernels *= 1 + dp.dequantized_copies
-    made = memory_op("unpack", phase, "copy", elements, moved, "bf16", kernels)
-    return [replace(made, part=ModelPart.PARAMETER_COPIES)] if size else []
-
-
-def cast(gathered: Iterable[Comm], dp: DataParallel, phase: Phase) -> list[Compute]:
-    """Parameters that ZeRO-1 and -2 gathered in fp32, copied into the 16-bit ones that the layers use.
-
-    What is gathered in 16 bits is gathered into place.
-    """
-    return unpack(gathered, dp, phase) if dp.gathered_bytes != dp.parameter_bytes else []
-
-
-def gradients_of(item: Compute) -> tuple[int, int]:
-    """Elements of dense and expert weights whose gradient this computation completes: its output's size."""
-    if item.phase is not Phase.WEIGHT_GRAD:
-        return 0, 0
-    if item.kind == "gemm" and len(item.shape) == 4:
-        batch, m, n, _ = item.shape
-        return batch * m * n, 0
-    if item.kind == "grouped_gemm":
-        groups, m, n, _ = item.shape
-        return 0, groups * m * n
-    return 0, 0
-
-
-def limit_bytes(dp: DataParallel) -> float:
-    """Return the bytes at which a bucket of gradients is full; 0: each tensor fills one, infinite: nothing does."""
-    if dp.zero == 3 and not dp.engine.buckets_shards:
-        return float("inf")
-    return {"per_parameter": 0.0, "bucketed": dp.bucket_bytes}.get(dp.sync, float("inf"))
-
-
-def join_gradients(reduced: Sequence[Comm], dp: DataParallel, tensors: int, elements: float) -> list[Compute]:
-    """The copies and the division of gradients before they are sent (`ZeroEngine.joining_accesses`): of `elements` of
-    `tensors`, as far as they are `reduced`."""
-    if dp.local > 1:
-        return quantized_gradients(elements, tensors, (dp.local, dp.shard // dp.local), dp.parameter_bytes)
-    size, engine = sum(c.bytes for c in reduced if c.stream == DP), dp.engine
-    elements, (each, once) = size / dp.gradient_bytes, engine.joining_kernels
-    moved = size * engine.joining_accesses + elements * dp.parameter_bytes * engine.views_accesses
-    if dp.copies_replicas:
-        moved, each, once = DDP_ACCESSES * size, 2, 0
-    if not moved:
-        return []
-    made = memory_op("join gradients", Phase.WEIGHT_GRAD, "copy", elements, moved, "bf16", each * tensors + once)
-    return [replace(made, part=ModelPart.OPTIMIZER, looped=dp.copies_replicas)]  # torch's reducer is in C++
-
-
-def after_backward(blocks: tuple[Block, ...], dp: DataParallel) -> Program:
-    """Gradients reduced once all backwards are done (`DataParallel.at_the_end`), nothing beside them."""
-    if not dp.at_the_end or dp.each_micro_batch or dp.zero == 3:
-        return ()
-    dense, experts = sum(b.params for b in blocks), sum(b.expert_params for b in blocks)
-    tensors = sum(len(b.tensors) for b in blocks)
-    reduced = dp.reduce("all", dense, experts, "", tensors=tensors)
-    return (*join_gradients(reduced, dp, tensors, dense + experts), *reduced)

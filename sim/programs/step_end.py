@@ -17,7 +17,8 @@ from sim.models.optimizers.step import (
     unscales,
 )
 from sim.models.source import source_of
-from sim.programs.data_parallel import DataParallel, after_backward
+from sim.programs.around_messages import after_backward
+from sim.programs.data_parallel import DataParallel
 from sim.programs.held_tensors import loops_at_the_end
 from sim.programs.shared_gradients import sum_shared_once
 from sim.programs.stages import Stage

@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from sim.core.program import Block, Comm, Compute, ModelPart, Phase, Program, Wait
 from sim.models.operators import memory_op
-from sim.programs.data_parallel import DataParallel, behind_input, cast, limit_bytes, waits
+from sim.programs.around_messages import behind_input, cast, limit_bytes, waits
+from sim.programs.data_parallel import DataParallel
 
 
 def gather_units(blocks: Sequence[Block], dp: DataParallel) -> list[tuple[float, float, int]]:

@@ -5,15 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sim.core.program import Block, Comm, Compute, Item, Phase
-from sim.programs.data_parallel import (
-    DataParallel,
-    behind_input,
-    gradients_of,
-    join_gradients,
-    limit_bytes,
-    unpack,
-    waits,
-)
+from sim.programs.around_messages import behind_input, gradients_of, join_gradients, limit_bytes, unpack, waits
+from sim.programs.data_parallel import DataParallel
 from sim.programs.gathered_units import backward_gathers, backward_order, forward_gathers, forward_order, in_root
 from sim.programs.shared_gradients import sum_shared
 from sim.programs.two_levels import second_copy

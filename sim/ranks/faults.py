@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,16 +14,21 @@ from topology.network import Network
 from topology.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from sim.inputs.faults_config import JitterFault
+    from sim.inputs.faults_config import JitterFault, Straggler
 
 
 def compute_scales(scenario: Scenario) -> dict[int, float]:
     """Return how many times as long computations take, by rank, where that is not once; what is listed twice
     multiplies."""
     scales: dict[int, float] = {}
-    for straggler in scenario.faults.stragglers if scenario.faults else ():
-        scales[straggler.rank] = scales.get(straggler.rank, 1.0) * straggler.compute_scale
+    for slow in scenario.faults.stragglers if scenario.faults else ():
+        for rank in _slow_ranks(scenario, slow):
+            scales[rank] = scales.get(rank, 1.0) * slow.compute_scale
     return {rank: scale for rank, scale in scales.items() if scale != 1.0}
+
+
+def _slow_ranks(scenario: Scenario, slow: Straggler) -> Iterable[int]:
+    return (slow.rank,) if slow.rank is not None else _ranks_of(scenario, slow.node_number or 0)
 
 
 def link_scales(scenario: Scenario) -> dict[tuple[int, int], float]:
@@ -44,15 +50,19 @@ def nic_scales(scenario: Scenario) -> dict[int, float]:
     A GPU's traffic is cut evenly over its NICs, so the slowest of them counts; GPUs that share a NIC all suffer.
     """
     scales: dict[int, float] = {}
-    ranks, per_node = scenario.parallelism.ranks, scenario.cluster.gpus_per_node
     for node, scale in shared_nic_scales(scenario).items():
-        scales |= dict.fromkeys(range(node * per_node, min(ranks, (node + 1) * per_node)), scale)
+        scales |= dict.fromkeys(_ranks_of(scenario, node), scale)
     for fault in scenario.faults.nics if scenario.faults else ():
-        node = fault.node_number
-        for rank in range(node * per_node, min(ranks, (node + 1) * per_node)):
-            if fault.nic is None or fault.nic in nics_of(scenario.cluster, rank % per_node):
+        for rank in _ranks_of(scenario, fault.node_number):
+            if fault.nic is None or fault.nic in nics_of(scenario.cluster, rank % scenario.cluster.gpus_per_node):
                 scales[rank] = scales.get(rank, 1.0) * fault.bandwidth_scale
     return {rank: scale for rank, scale in scales.items() if scale != 1.0}
+
+
+def _ranks_of(scenario: Scenario, node: int) -> range:
+    """The ranks on a node's GPUs."""
+    per_node = scenario.cluster.gpus_per_node
+    return range(node * per_node, min(scenario.parallelism.ranks, (node + 1) * per_node))
 
 
 def nics_of(cluster: ClusterSpec, gpu: int) -> range:

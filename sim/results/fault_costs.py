@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,12 +10,12 @@ from msgspec import Struct, field
 
 from sim.core.timeline import COMPUTE, SENDS
 from sim.inputs.scenario import Scenario
-from sim.ranks.faults import compute_scales, disturbs, has_jitter, link_scales, shared_nic_scales
+from sim.ranks.faults import disturbs, has_jitter, link_scales, shared_nic_scales
 from sim.results.records import Record
 from sim.results.step import FinishedStep
 
 if TYPE_CHECKING:
-    from sim.inputs.faults_config import Faults
+    from sim.inputs.faults_config import Faults, Straggler
     from sim.inputs.input_source import UserInput
 
 ONE_BY_ONE = 16  # causes that are each taken away by themselves, a simulation each; those after them together
@@ -60,15 +61,19 @@ class _Fault(Struct, frozen=True):
 
 def _found(scenario: Scenario, faults: Faults) -> Iterator[_Fault]:
     """Yield the faults that disturb a step, a rank's or a pair of nodes' entries together."""
-    for rank, scale in compute_scales(scenario).items():
-        name = f"rank {rank}, computing {scale:g} times as long"
-        yield _Fault("straggler", name, "stragglers", tuple(s for s in faults.stragglers if s.rank == rank))
+    slow: dict[str, list[Straggler]] = {}  # by the rank or node
+    for entry in faults.stragglers:
+        slow.setdefault(entry.node or f"rank {entry.rank}", []).append(entry)
+    for where, entries in slow.items():
+        if (scale := math.prod(entry.compute_scale for entry in entries)) != 1:
+            name = f"{where}, computing {scale:g} times as long"
+            yield _Fault("straggler", name, "stragglers", tuple(entries))
     for pair, scale in link_scales(scenario).items():
         where = f"inside node{pair[0]}" if pair[0] == pair[1] else f"between node{pair[0]} and node{pair[1]}"
-        entries = tuple(x for x in faults.links if x.nodes == pair)
-        cut = any(x.bandwidth_scale == 0 for x in entries)
+        links = tuple(x for x in faults.links if x.nodes == pair)
+        cut = any(x.bandwidth_scale == 0 for x in links)
         lost = f"cut, {scale:.3g} of the bandwidth over the detour" if cut else f"{scale:.3g} of the bandwidth"
-        yield _Fault("link", f"links {where}, {lost}", "links", entries)
+        yield _Fault("link", f"links {where}, {lost}", "links", links)
     for nic in faults.nics:
         which = "NICs" if nic.nic is None else f"NIC {nic.nic}"
         yield _Fault("nic", f"{which} of {nic.node}, {nic.bandwidth_scale:.3g} of the bandwidth", "nics", (nic,))

@@ -13,8 +13,9 @@ from sim.inputs.zero_keys import as_reduced
 from sim.prices.operator_prices import Costs
 from sim.prices.price import Priced, together_s
 from sim.prices.rank_prices import Pricing
+from sim.programs.around_messages import gradients_of, unpack
 from sim.programs.compile import compile_program
-from sim.programs.data_parallel import DataParallel, gradients_of, make_data_parallel, unpack
+from sim.programs.data_parallel import DataParallel, make_data_parallel
 from sim.programs.gathered_units import in_root, stays_all_step
 from sim.programs.stages import PHASES, Stage
 from sim.programs.weave import weave_backward

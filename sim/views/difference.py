@@ -171,4 +171,6 @@ def _card(name: str, pair: Mapping[str, Any]) -> Number:
 def _change(pair: Mapping[str, Any]) -> str:
     if pair["change"] is None:
         return "new"
+    if pair["b"] == 0 != pair["a"]:
+        return "gone"
     return "" if pair["change"] == 0 else change_percent(pair["change"])

@@ -8,11 +8,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bokeh.document import Document
+from bokeh.events import DocumentReady, Event
 from bokeh.layouts import column, row
 from bokeh.models import CustomJS, InlineStyleSheet
 from bokeh.models.widgets import Button, TextInput, Toggle
 
-from sim.inputs.scenario import load_scenario
+from sim.inputs.scenario import Scenario, load_scenario
 from sim.simulation import Simulation
 from sim.views.explore_panel import WIDGETS, Panel, Simulated, styled
 from sim.views.explore_state import controls_of, from_query, to_query
@@ -20,23 +21,40 @@ from sim.views.page import asset
 from sim.views.templating import fragment
 
 _LINK = "history.replaceState(null, '', cb_obj.value ? '?' + cb_obj.value : location.pathname)"
+MARGIN = (14, 26, 30, 26)  # pixels around all of the page
 _COPY = "navigator.clipboard.writeText(location.href)"
+
+
+def open_explorer(document: Document, path: Path, base: tuple[str, ...] = ()) -> None:
+    """Send a page that says what is simulated, and draw the explorer once a browser shows that."""
+    scenario = load_scenario(path, base)
+    css, script = asset("page.css"), asset("far.js")
+    sheet = InlineStyleSheet(css=re.sub(r"(?s):root.*?\}", "", css) + asset("explorer.css"))
+    page = asset("explorer.html") % (css, script, asset("theme.js"))
+    document.template = page  # type: ignore[assignment]  # Bokeh makes a Template of text
+    document.title = f"{scenario.name} · explore"
+    waiting = styled(sheet, fragment("waiting", scenario.name), "waiting")
+    waiting.margin = MARGIN
+    document.add_root(waiting)
+
+    def draw(_event: Event) -> None:
+        if waiting in document.roots:  # a browser that comes back says again that it is ready
+            document.remove_root(waiting)
+            Explorer(document, scenario, path, base, sheet).show()
+
+    document.on_event(DocumentReady, draw)
 
 
 class Explorer:
     """The page that one visitor sees. Everything a browser can send is a choice among stated options."""
 
-    def __init__(self, document: Document, path: Path, base: tuple[str, ...] = ()) -> None:
-        self._document = document
-        scenario = load_scenario(path, base)
+    def __init__(
+        self, document: Document, scenario: Scenario, path: Path, base: tuple[str, ...], sheet: InlineStyleSheet
+    ) -> None:
+        self._document, self._sheet = document, sheet
         self._controls, self._title = controls_of(scenario), scenario.name
         request: Any = getattr(document.session_context, "request", None)
         link = request.arguments if request is not None else {}
-        css, script = asset("page.css"), asset("far.js")
-        self._sheet = InlineStyleSheet(css=re.sub(r"(?s):root.*?\}", "", css) + asset("explorer.css"))
-        page = asset("explorer.html") % (css, script, asset("theme.js"))
-        document.template = page  # type: ignore[assignment]  # Bokeh makes a Template of text
-        document.title = f"{scenario.name} · explore"
         self._verdict = styled(self._sheet, name="verdict")
         self._link = TextInput(visible=False, name="link")
         self._link.js_on_change("value", CustomJS(code=_LINK))
@@ -66,7 +84,7 @@ class Explorer:
             self._link,
             *self._yaml,
             sizing_mode="stretch_width",
-            margin=(14, 26, 30, 26),
+            margin=MARGIN,
         )
         self._outline(self._critical.active)
         self._keep(self._kept.active)

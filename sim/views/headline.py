@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from sim.studies.spending import Spending, TokenCost
     from topology.spec import GpuSpec
 
-TO_CHECK = (  # where a measured step is far from the simulated one; docs/slower_than_simulated.md says more
+TO_CHECK = (  # where a measured step is far from the simulated one
     "check that framework, recompute and micro-batch are the run's, and that the time is a median without the first "
-    "steps; `stepsim convert` reads a trainer's configuration, `stepsim replay` a profiler's trace"
+    "steps; `stepsim convert` reads a trainer's configuration, `stepsim replay` a profiler's trace; "
+    "docs/slower_than_simulated.md has more checks, in order"
 )
 SET_IS_CHANGE = "a --set that the measured run had belongs in the scenario's file"
 SHOWN = 1e-4  # of the step: smaller losses are left to the JSON

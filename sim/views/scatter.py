@@ -11,6 +11,9 @@ TOOLS = "pan,wheel_zoom,box_zoom,reset,save"
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)  # a colour for each (Okabe and Ito)
 GROUPS = (*SERIES, OCHRE, INK, "#6b7280", GREY)  # groups beyond these share the last
 
+# Lines between a toolbar's buttons, which Bokeh draws in a light grey on a dark page too.
+DIVIDERS = ".bk-divider { background-color: var(--line) !important; }"
+
 _LEGEND_BELOW = """
 if (cb_obj.outer_width < 600 && cb_obj.right.includes(legend)) {
   cb_obj.setv({right: cb_obj.right.filter((part) => part !== legend), below: [...cb_obj.below, legend]})
@@ -36,6 +39,7 @@ def scatter_plot(
         **ranges,
     )
     plot.toolbar.logo = None
+    plot.toolbar.stylesheets = [DIVIDERS]
     return plot
 
 

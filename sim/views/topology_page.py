@@ -9,6 +9,7 @@ from sim.core.units import count, counted, n_bytes, percent, rate, seconds
 from sim.views.headline import Number
 from sim.views.page import still_page
 from sim.views.palette import BLUE, GREEN, GREY, INK, ORANGE, PURPLE, VERMILION
+from sim.views.scatter import DIVIDERS
 from topology.graph import build_graph, link
 from topology.recognise import first_nodes
 from topology.spec import ClusterSpec
@@ -185,6 +186,7 @@ def _figure(graph: Graph, cluster: ClusterSpec, loads: Loads | None) -> Any:
         border_fill_color=None,  # of a white one a line is left at the edges of a dark page
     )
     plot.toolbar.logo = None
+    plot.toolbar.stylesheets = [DIVIDERS]
     plot.axis.visible = plot.grid.visible = False
     plot.outline_line_color = None
     lines = plot.segment(

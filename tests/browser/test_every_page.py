@@ -36,6 +36,12 @@ from tests.sim.search.test_search_page import result, row
 from topology.presets import CLUSTERS
 
 pytestmark = pytest.mark.browser
+DIVIDERS = """(() => {
+  const inside = (node) => [...node.querySelectorAll('*')].flatMap((e) => [
+    ...(e.matches('.bk-divider') ? [getComputedStyle(e).backgroundColor] : []),
+    ...(e.shadowRoot ? inside(e.shadowRoot) : [])])
+  return inside(document)
+})()"""
 SCREENS = [(width, scheme) for width in (480, 1440, 1920) for scheme in ("light", "dark")]
 LATENCIES = Percentiles(p50=0.01, p90=0.02, p95=0.025, p99=0.03, mean=0.012)
 # Bokeh draws on a canvas; its plots tell what they drew.
@@ -172,6 +178,9 @@ def test_a_plot_has_no_light_edge_on_a_dark_page(open_page: Callable[[str], Any]
     with Image.open(BytesIO(shot)) as image:
         edge = [image.convert("L").getpixel((0, y)) for y in range(1, image.height - 1)]
     assert max(edge) < 45
+    dividers = page.evaluate(DIVIDERS)
+    assert dividers
+    assert all(colour == "rgb(44, 55, 66)" for colour in dividers), dividers  # --line of a dark page
 
 
 @pytest.mark.parametrize(("make", "name"), [(clusters, "cluster:dgx-b200"), (serving_search, "layout:tp 2")])

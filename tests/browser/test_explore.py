@@ -78,6 +78,16 @@ def visit(page: Any, url: str, words: str = "Step time") -> None:
     page.wait_for_function(f"window.Bokeh && Bokeh.documents.length && {MODEL}('facts-b')?.text.includes('{words}')")
 
 
+def test_it_says_what_it_waits_for(page: Any, server: str) -> None:
+    there = http.client.HTTPConnection(urlsplit(server).netloc)
+    there.request("GET", "/")
+    assert b'<p id="loading" role="status">Loading' in there.getresponse().read()
+    page.goto(server, wait_until="commit")
+    page.wait_for_function(f"window.Bokeh && Bokeh.documents.length && {MODEL}('waiting')?.text.includes('Simulating')")
+    page.wait_for_function(f"{MODEL}('facts-b')?.text.includes('Step time') && !{MODEL}('waiting')")
+    assert page.locator("#loading").count() == 0
+
+
 def choose(page: Any, name: str, option: str) -> None:
     """What a browser could send, be it an option or not."""
     page.evaluate(f"""() => {{

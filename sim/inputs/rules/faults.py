@@ -14,7 +14,9 @@ def fault_problems(sections: Sections, faults: Faults) -> Problems:
     """Return what is wrong with faults of this cluster."""
     ranks, cluster = sections.parallelism.ranks, sections.cluster
     for index, straggler in enumerate(faults.stragglers):
-        if straggler.rank >= ranks:
+        if straggler.node is not None:
+            yield from _of_node(straggler.node, cluster, ("faults", "stragglers", index, "node"))
+        if straggler.rank is not None and straggler.rank >= ranks:
             why = f"must be below the number of ranks ({ranks})"
             yield ("faults", "stragglers", index, "rank"), f"found {straggler.rank}; {why}"
     for index, link in enumerate(faults.links):

@@ -54,6 +54,7 @@
   let waiting = 0
   const wait = () => {
     if (!window.Bokeh?.documents.length) { setTimeout(wait, 25); return }
+    document.querySelector("#loading")?.remove()
     paint()
     if (stepsim.live) Bokeh.documents[0].on_change(() => { clearTimeout(waiting); waiting = setTimeout(paint, 60) })
   }

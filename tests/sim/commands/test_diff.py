@@ -92,6 +92,8 @@ def test_the_tables_name_keys_times_and_memory() -> None:
     said = CliRunner().invoke(main, [TP8, TP8_SP]).stdout
     assert all(w in said for w in ("parallelism.sp", "Step time", "activations", "critical path", "all_gather tp"))
     assert "…" not in said
+    changes = {line.split("  ")[0]: line.split()[-1] for line in said.splitlines() if line}
+    assert (changes["tp all_reduce input_grad"], changes["tp all_gather forward"]) == ("gone", "new")
 
 
 @pytest.mark.parametrize(

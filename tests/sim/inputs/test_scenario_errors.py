@@ -120,6 +120,7 @@ CASES: list[tuple[str, str]] = [
     ("calibration=./", "--set calibration: found './'; is a folder; a file is needed"),
     ("calibration=nowhere.json", "--set calibration: found 'nowhere.json'; no such file"),
     ("cluster=dgx-h1000", "no such cluster preset; did you mean 'dgx-h100'?"),
+    ("cluster={gpu: h1000}", "no such GPU preset; did you mean one of h100-nvl, h100-pcie, h100-sxm?"),
     ("cluster=p5.48xlarge", "no such cluster preset; the nearest is 'p5-efa' (`stepsim clusters` shows"),
     ("cluster={preset: dgx-h101}", "cluster.preset: found 'dgx-h101'"),
     ("cluster={nodes: 2}", "cluster.gpu: is required and missing"),
@@ -314,7 +315,10 @@ LAYOUTS: list[tuple[list[str], str]] = [
         "is a list of 1; '2' must be a number from 0 to 1",
     ),
     (["faults.stragglers.5.rank=0"], "faults.stragglers is a list of 0; '5' must be a number from 0 to 0"),
-    (["faults.stragglers.0.compute_scale=2"], "faults.stragglers[0].rank: is required and missing"),
+    (["faults.stragglers.0.compute_scale=2"], "faults.stragglers[0]: must have either a rank or a node"),
+    (["faults.stragglers=[{rank: 0, node: node0}]"], "faults.stragglers[0]: must have either a rank or a node"),
+    (["faults.stragglers=[{node: node1}]"], "stragglers[0].node: found 'node1'; the cluster has node0 alone"),
+    (["faults.stragglers=[{node: 1}]"], "stragglers[0].node: found 1; must be a node's name: node1"),
     (["faults={stragglers: [{rank: 1}]}", "faults.stragglers.0.rank=-1"], "--set faults.stragglers[0].rank: found -1"),
 ]
 

@@ -379,3 +379,27 @@ def test_a_residual_sum_without_bias_and_dropout_is_one_kernel(model: dict[str, 
     )
     said = any("training.bias_dropout_fusion: of no effect" in w for w in apart.warnings)
     assert said == noted == (simulate(plain).step_time_s == simulate(apart).step_time_s)
+
+
+@pytest.mark.parametrize(
+    ("training", "noted"),
+    [
+        ({"recompute": "selective"}, True),
+        ({"recompute": "selective", "attention": "unfused"}, False),
+        ({"recompute": {"mode": "selective", "modules": ["mlp"]}}, False),
+        ({"recompute": "selective_op"}, False),
+        ({"recompute": "none"}, False),
+    ],
+)
+def test_recomputation_that_saves_nothing_is_told(training: dict[str, Any], noted: bool) -> None:
+    own = {"layers": 4, "hidden": 1024, "heads": 8, "vocab": 1024}
+    long = {"seq_len": 4096, "global_batch_size": 1}
+
+    def peak_bytes(**changes: Any) -> float:
+        step = simulate(parse_scenario(small(model=own, training=long | training | changes)))
+        return step.outcome.peak_memory_bytes
+
+    warnings = " ".join(parse_scenario(small(model=own, training=long | training)).warnings)
+    assert ("saves almost no memory" in warnings) is noted
+    if training["recompute"] != "none":
+        assert (peak_bytes() > 0.99 * peak_bytes(recompute="none")) is noted

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from sim.core.errors import InputError
 from sim.core.program import Comm, Compute, Item, Phase
 from sim.inputs.scenario import Scenario, parse_scenario
-from sim.programs.data_parallel import after_backward, make_data_parallel
+from sim.programs.around_messages import after_backward
+from sim.programs.data_parallel import make_data_parallel
 from sim.programs.gathered_units import gathered_elements
 from sim.programs.stages import stage_blocks
 from sim.programs.updated_parameters import gather_after_optimizer

@@ -301,6 +301,16 @@ def test_blame_is_what_taking_a_fault_away_saves() -> None:
     assert hidden["all faults"] == pytest.approx(one.step_time_s - healthy_s)
 
 
+def test_a_slow_node_is_each_of_its_ranks_and_one_cause() -> None:
+    scenario = case({"dp": 16}, {"global_batch_size": 16})
+    node = simulate(with_faults(scenario, {"stragglers": [{"node": "node1", "compute_scale": 1.1}]}))
+    ranks = {"stragglers": [{"rank": rank, "compute_scale": 1.1} for rank in range(8, 16)]}
+    assert node.step_time_s == simulate(with_faults(scenario, ranks)).step_time_s
+    lost_s = node.step_time_s - simulate(scenario).step_time_s
+    assert blame_of(node) == {"node1": lost_s, "all faults": lost_s}
+    assert lost_s > 0
+
+
 def test_many_faults_are_blamed_together_after_the_first_ones() -> None:
     scenario = case({"dp": 32}, {"global_batch_size": 32})
     faults = {"stragglers": [{"rank": r, "compute_scale": 1 + r / 100} for r in range(1, 25)]}

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import pytest
+
+from sim.commands.search_tables import print_result
 from sim.inputs.scenario import Scenario, parse_scenario
 from sim.search.evaluation import LayoutMeans
 from sim.search.found import BestLayout, SearchResult
@@ -29,6 +32,7 @@ LAYOUT = Layout(
 )
 RUNNABLE = Runnable("stepsim run x", "model: llama3-8b\n")
 COUNTS = {"legal": 102, "pruned_by_memory": 10, "too_large": 2, "pruned_by_bound": 70, "beaten": 13, "simulated": 7}
+COUNTS |= {"refused": 0, "evaluated": 22}
 
 
 @cache
@@ -87,6 +91,14 @@ def test_page_shows_layouts_and_counts() -> None:
     assert "zb_v, 2 stages a rank" in html
     assert "ZeRO-1, overlap wgrad" in search_page(result([row(0.5, 2.0**33, tp_overlap="wgrad")]))
     assert "https://cdn" not in html
+
+
+def test_the_table_says_which_layouts_are_too_close_to_tell_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    print_result(result([row(0.5, 2.0**33), row(0.509, 2.0**32)]))
+    assert "layouts 1 to 2 are within 2 %, too close to tell" in " ".join(capsys.readouterr().out.split())
+    for rows in ([row(0.5, 2.0**33), row(0.511, 2.0**32)], [row(0.5, 2.0**33)]):
+        print_result(result(rows))
+        assert "too close" not in capsys.readouterr().out
 
 
 def test_page_escapes() -> None:
