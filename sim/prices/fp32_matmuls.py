@@ -34,5 +34,5 @@ def fp32_seconds(op: Compute, seconds: float, peak_flops_per_s: float, sm_count:
     whole_m, whole_n = (math.ceil(size / tile) * tile for size in (m, n))
     least_s = 2.0 * batch * whole_m * whole_n * k / (REACHED * peak_flops_per_s)
     results_s = batch * m * n * RESULT_CLOCKS * FLOPS_PER_CLOCK / peak_flops_per_s
-    start_s = min(START_S, 2.0 * TILE * TILE * k * sm_count / peak_flops_per_s)
+    start_s = min(START_S, 2.0 * tile * tile * k * sm_count / peak_flops_per_s)
     return max(seconds, least_s, results_s) + (1 if op.looped else op.kernels) * start_s
