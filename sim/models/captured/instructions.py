@@ -48,8 +48,9 @@ GATHER_CLOCKS, SCATTER_ADD_CLOCKS = 1.0, 3.2  # an element along a row
 # An element that is added at an index of an inner dimension: its place is computed (Indexing.cu: indexFuncLargeIndex).
 INDEX_ADD_CLOCKS = PLACE_CLOCKS
 ROLL_CLOCKS = 1.24
-# A sum of neighbours, for each row: 64 numbers of a row take as long as 256.
-SUM_CLOCKS, SUM_NARROW_CLOCKS, SHORTEST_SUM = 60.0, 100.0, 32
+# A sum of neighbours, for each row: 64 numbers of a row take as long as 256. A warp adds up several shorter rows at
+# once (Reduce.cuh: set_block_dimension).
+SUM_CLOCKS, SUM_NARROW_CLOCKS, WARP = 60.0, 100.0, 32
 STRIDED_SUM_CLOCKS = 1.8  # for each element, if they do not lie together (Mamba 2 and Falcon-H1)
 
 
@@ -93,15 +94,16 @@ def _batch_norm(op: CapturedOperator) -> Clocks:
 
 
 def _sum(op: CapturedOperator) -> Clocks:
-    """Return the clocks of a sum over neighbours, or over numbers that do not lie together; 0 for short rows."""
+    """Return the clocks of a sum over neighbours, or over numbers that do not lie together."""
     shape = sum_shape(op)
     if shape is None or not shape.joined:
         return Clocks()  # a thread computes each place (`single_places`)
     if shape.stride > 1:
         return Clocks(shape.rows * shape.columns * STRIDED_SUM_CLOCKS)
-    if not shape.neighbours or shape.rows < SHORTEST_SUM:
+    if not shape.neighbours:
         return Clocks()
-    return Clocks(shape.columns * (SUM_NARROW_CLOCKS if op.inputs[0].dtype in NARROW else SUM_CLOCKS))
+    of_warp = min(WARP, 1 << int(shape.rows).bit_length() - 1) / WARP
+    return Clocks(shape.columns * of_warp * (SUM_NARROW_CLOCKS if op.inputs[0].dtype in NARROW else SUM_CLOCKS))
 
 
 def _top_k(op: CapturedOperator) -> Clocks:

@@ -95,6 +95,13 @@ def test_a_sum_of_few_threads_waits_for_its_loads() -> None:
     assert COSTS.compute(compute_of(op)).seconds == pytest.approx(32 * 479 / 1.98e9, rel=0.15)
 
 
+@pytest.mark.parametrize("row", [8, 16, 32])
+def test_a_warp_adds_up_several_short_rows(row: int) -> None:
+    """Sums over a head's few numbers, as of a graph's attention: each number takes as long as in a row of 32."""
+    rows = Tensor("fp32", (2**24 // row, row), ())
+    assert summed(rows, 2**24 // row, 1) == pytest.approx(60 / 32, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("shape", "out", "measured_us"),
     [
