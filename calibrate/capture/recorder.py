@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from calibrate.capture.arguments import argument, dims_behind, window
 from calibrate.capture.gpu.autocast import CudaOperators
+from calibrate.capture.gpu.batch_norms import batch_norm
 from calibrate.capture.gpu.composites import calls_of
 from calibrate.capture.gpu.float32_products import rounds_to_tf32
 from calibrate.capture.gpu.fourier import is_of_several_steps, step_by_step
@@ -252,7 +253,8 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """Add an operator's row, unless it is none; `on_host`: all that it reads is in the host's memory."""
         name = f"{func.namespace}.{func._schema.name.split('::')[1]}"
-        name = STANDS_FOR.get(name, name) if self.device == "cpu" else name  # a GPU's is priced by another rule
+        # What a GPU runs is priced by other rules.
+        name = STANDS_FOR.get(name, name) if self.device == "cpu" else batch_norm(func, name, args, kwargs)
         if name.startswith(NO_OPERATOR):
             return
         written = tree_leaves(out) if func._schema.returns else _changed(func, args)

@@ -38,6 +38,10 @@ ROW_IN_TURN_S = 1.03e-6
 # the last block (ATen/native/cuda/Reduce.cuh: global_reduce): the median of the shapes of 2,048 to 16,384 rows on an
 # H100 (biases' gradients of Transformers models, scenarios/measured/gpu_programs).
 SUM_WAVE_S = 5.4e-6
+# For a result of a sum over rows whose threads have results of their own, such as a token's experts: each thread
+# computes its place and waits for a load. Sums over two to four rows take 1.44 clocks in two steps on an H100
+# (gptoss_4l and t5_large in scenarios/measured/gpu_programs) and 1.2 to 1.4 in four on an H200 (gpu_programs_h200).
+SUM_RESULT_CLOCKS = 1.3
 # For a product of a depthwise convolution in torch's own kernel (cuda/DepthwiseConv2d.cu). On an H100 filters of four
 # over 2,304 channels of 1,027 samples take 27.7 us forward and 42.9 us for both gradients (Mamba 2,
 # scenarios/measured/gpu_programs). Square filters of 1, 3 and 5, whose loops are unrolled, were not measured.
@@ -56,12 +60,13 @@ def sm_clocks_per_s(gpu: GpuSpec) -> float:
 def sum_seconds(shape: SumShape, bytes_s: float, clocks_per_s: float, sm_count: int) -> float:
     """Return the seconds of a sum whose bytes take `bytes_s`.
 
-    A thread's loads wait for each other, which few threads do not hide. Where blocks share the numbers of a result, the
-    last one starts when all others have ended.
+    A thread's loads wait for each other, which few threads do not hide, and results take clocks. Where blocks share the
+    numbers of a result, the last one starts when all others have ended.
     """
     shared = shared_sum(shape, sm_count)
     load_s = LOAD_CLOCKS * sm_count / clocks_per_s
-    seconds = max(bytes_s, shared.loads * load_s)
+    results_s = 0.0 if shape.neighbours else shape.columns * SUM_RESULT_CLOCKS / clocks_per_s
+    seconds = max(bytes_s, shared.loads * load_s, results_s)
     return seconds + (shared.waves * SUM_WAVE_S + shared.turns * load_s if shared.parts > 1 else 0.0)
 
 

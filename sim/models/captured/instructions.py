@@ -45,12 +45,12 @@ CUDNN_CHANNELS_LAST = {"forward": BatchNorm(0.85), "backward": BatchNorm(1.3)}
 # in the backward through the windows that a place lies in (DilatedMaxPool2d.cu).
 POOL_CLOCKS, POOL_BACKWARD_CLOCKS, POOL_WINDOW = 4.2, 11.6, 9
 GATHER_CLOCKS, SCATTER_ADD_CLOCKS = 1.0, 3.2  # an element along a row
-# An element of a row that is added at its index: neighbours lie together, so only its place is computed
-# (Indexing.cu: indexFuncLargeIndex).
+# An element that is added at an index of an inner dimension: its place is computed (Indexing.cu: indexFuncLargeIndex).
 INDEX_ADD_CLOCKS = PLACE_CLOCKS
 ROLL_CLOCKS = 1.24
-# A sum of neighbours, for each row: 64 numbers of a row take as long as 256.
-SUM_CLOCKS, SUM_NARROW_CLOCKS, SHORTEST_SUM = 60.0, 100.0, 32
+# A sum of neighbours, for each row: 64 numbers of a row take as long as 256. A warp adds up several shorter rows at
+# once (Reduce.cuh: set_block_dimension).
+SUM_CLOCKS, SUM_NARROW_CLOCKS, WARP = 60.0, 100.0, 32
 STRIDED_SUM_CLOCKS = 1.8  # for each element, if they do not lie together (Mamba 2 and Falcon-H1)
 
 
@@ -75,38 +75,35 @@ def _layer_norm(op: CapturedOperator) -> Clocks:
 
 
 def _batch_norm(op: CapturedOperator) -> Clocks:
-    x = op.inputs[1] if _direction(op) == "backward" else op.inputs[0]
+    """Return a batch norm's; one that uses its running means has no sums, and two of a forward's three sweeps."""
+    backward = _direction(op) == "backward"
+    x = op.inputs[1] if backward else op.inputs[0]
     if len(x.shape) < 3:
         return Clocks()
-    own, last = _is_own_batch_norm(op, x), has_channels_last(x)
+    own, last = op.name.startswith("aten.native"), has_channels_last(x)
     if last:
         costs = (OWN_CHANNELS_LAST if own else CUDNN_CHANNELS_LAST)[_direction(op)]
     else:
         costs = (OWN_CHANNELS_FIRST if own else CUDNN_CHANNELS_FIRST)[_direction(op)]
     streamed = 0.5 if last and not own and x.dtype in NARROW else 1.0
-    planes = x.shape[0] * x.shape[1]
-    return Clocks(x.elements * costs.element * streamed + planes * costs.plane, x.elements / x.shape[1] * costs.place)
-
-
-def _is_own_batch_norm(op: CapturedOperator, x: Tensor) -> bool:
-    """Tell whether torch's own kernel runs, not cuDNN's.
-
-    It does for bf16, and for fp16 whose weights are fp16, too (Normalization.cpp: _select_batch_norm_backend).
-    """
-    weights = next((t.dtype for t in op.inputs if len(t.shape) == 1), "")
-    return x.dtype == "bf16" or (x.dtype == "fp16" and weights != "fp32")
+    shared = x.elements * costs.element * streamed
+    planes = x.shape[0] * x.shape[1] * costs.plane
+    if not backward and len(op.outputs) > 1 and not op.outputs[1].elements:
+        return Clocks(shared * 2 / 3 + planes)
+    return Clocks(shared + planes, x.elements / x.shape[1] * costs.place)
 
 
 def _sum(op: CapturedOperator) -> Clocks:
-    """Return the clocks of a sum over neighbours, or over numbers that do not lie together; 0 for short rows."""
+    """Return the clocks of a sum over neighbours, or over numbers that do not lie together."""
     shape = sum_shape(op)
     if shape is None or not shape.joined:
         return Clocks()  # a thread computes each place (`single_places`)
     if shape.stride > 1:
         return Clocks(shape.rows * shape.columns * STRIDED_SUM_CLOCKS)
-    if not shape.neighbours or shape.rows < SHORTEST_SUM:
+    if not shape.neighbours:
         return Clocks()
-    return Clocks(shape.columns * (SUM_NARROW_CLOCKS if op.inputs[0].dtype in NARROW else SUM_CLOCKS))
+    of_warp = min(WARP, 1 << int(shape.rows).bit_length() - 1) / WARP
+    return Clocks(shape.columns * of_warp * (SUM_NARROW_CLOCKS if op.inputs[0].dtype in NARROW else SUM_CLOCKS))
 
 
 def _top_k(op: CapturedOperator) -> Clocks:
@@ -155,6 +152,25 @@ def _scatter_add(op: CapturedOperator) -> Clocks:
     return Clocks() if whole else Clocks(added.elements * SCATTER_ADD_CLOCKS)
 
 
+def _index_add(op: CapturedOperator) -> Clocks:
+    """Return those of a scatter_add where rows are added, which torch 2.14 then calls (Indexing.cu:
+    index_add_cuda_impl, along the first dimension).
+
+    >>> nodes, rows, places = Tensor("bf16", (8, 64), ()), Tensor("bf16", (32, 64), ()), Tensor("int64", (32,), ())
+    >>> def add(target, added):
+    ...     return CapturedOperator("aten.index_add_", "forward", "", (target, places, added), (target,), 1, False)
+    >>> columns = nodes._replace(shape=(64, 8)), rows._replace(shape=(64, 32))
+    >>> _index_add(add(nodes, rows)).shared, round(_index_add(add(*columns)).shared)
+    (0.0, 1434)
+    """
+    target, places, added = op.inputs[:3]
+    if added.dtype not in FLOATS or added.shape != places.shape[:1] + target.shape[1:]:
+        return Clocks(added.elements * INDEX_ADD_CLOCKS)
+    rows, width = added.shape[0], added.elements // max(1, added.shape[0])
+    flat = target._replace(shape=(target.shape[0], width)), added._replace(shape=(rows, width))
+    return _scatter_add(op._replace(inputs=(flat[0], Tensor(places.dtype, (rows, width), (1, 0)), flat[1])))
+
+
 def _frames_in_turn(place: int) -> Callable[[CapturedOperator], Clocks]:
     """Return the rule of sums over frames of speech, each of which waits for the one before (cuda/LossCTC.cu).
 
@@ -185,8 +201,9 @@ def _foreach(op: CapturedOperator) -> Clocks:
 _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.native_layer_norm": _layer_norm,
     "aten.native_layer_norm_backward": _layer_norm,
-    "aten.native_batch_norm": _batch_norm,
-    "aten.native_batch_norm_backward": _batch_norm,
+    **dict.fromkeys(
+        [f"aten.{lib}_batch_norm{end}" for lib in ("native", "cudnn") for end in ("", "_backward")], _batch_norm
+    ),
     "aten.max_pool2d_with_indices": lambda op: _pool(op.outputs[0], op.window, POOL_CLOCKS),
     "aten.max_pool2d_with_indices_backward": lambda op: _pool(op.inputs[0], op.window, POOL_BACKWARD_CLOCKS),
     "aten.gather": _gather,
@@ -196,7 +213,7 @@ _OF: dict[str, Callable[[CapturedOperator], Clocks]] = {
     "aten.scatter_reduce_": _each_input(-1, SCATTER_ADD_CLOCKS),
     "aten.scatter": _each_input(1, GATHER_CLOCKS),
     "aten.scatter_": _each_input(1, GATHER_CLOCKS),
-    **dict.fromkeys(("aten.index_add", "aten.index_add_"), _each_input(-1, INDEX_ADD_CLOCKS)),
+    **dict.fromkeys(("aten.index_add", "aten.index_add_"), _index_add),
     **dict.fromkeys(
         [f"aten.{name}" for name in ("cumsum", "cumsum_", "cumprod", "logcumsumexp", "cummax", "cummin")], scan_clocks
     ),

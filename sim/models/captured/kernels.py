@@ -214,8 +214,8 @@ KERNELS: dict[str, Kernels] = {
     # group_norm_kernel.cu: moments, factors, result; in the backward sums, two kinds of factors, result, weights
     "aten.native_group_norm": Kernels("norm", 2, _times(2, 1), small=1),
     "aten.native_group_norm_backward": Kernels("norm", 2, _times(2, 1), small=3),
-    "aten.native_batch_norm": Kernels("norm", kernel="batch"),
-    "aten.native_batch_norm_backward": Kernels("norm", kernel="batch_backward"),
+    **_of(Kernels("norm", kernel="batch"), "native_batch_norm cudnn_batch_norm"),
+    **_of(Kernels("norm", kernel="batch_backward"), "native_batch_norm_backward cudnn_batch_norm_backward"),
     # RNN.cu: gates and state in one kernel; in the backward sums over a bias's rows besides
     **_of(Kernels(), "_thnn_fused_lstm_cell _thnn_fused_gru_cell"),
     "aten._thnn_fused_lstm_cell_backward_impl": Kernels(small=1),

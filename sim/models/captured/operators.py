@@ -206,6 +206,8 @@ def _matmul(op: CapturedOperator) -> Compute:
     alignment = ALIGNED if BYTES.get(out.dtype, 4) > 2 else math.gcd(ALIGNED, *map(_row_stride, (left, right, out)))
     shape = (batch, m, n, k)
     flops = 2.0 * batch * m * n * k
+    if op.name == "aten.bmm" and k == 1:  # a Triton kernel since torch 2.14 (torch/_native/ops/bmm_outer_product)
+        return Compute(op.name, "elementwise", (batch * m * n,), out.dtype, flops, moved, phase, role=role)
     return Compute(op.name, "gemm", shape, multiplied(op, left), flops, moved, phase, role=role, alignment=alignment)
 
 

@@ -164,6 +164,33 @@ def test_dropout_in_place_is_not_the_fused_kernel(tmp_path: Path) -> None:
     ]
 
 
+NORMS: dict[str, tuple[dict[str, Any], str, list[str]]] = {  # what is said of it, its dtype, whose kernels run
+    "fp32": ({}, "float32", ["cudnn", "cudnn"]),
+    "bf16": ({}, "bfloat16", ["native", "native"]),
+    "fp16": ({}, "float16", ["native", "native"]),
+    "no weights": ({"affine": False}, "float32", ["native", "native"]),
+    "no running means": ({"track_running_stats": False}, "float32", ["cudnn", "cudnn"]),
+    "not trained": ({"eval": True}, "float32", ["cudnn", "native"]),
+}
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_batch_norms_run_in_cudnn_or_in_kernels_of_torch(tmp_path: Path, case: str) -> None:
+    """Normalization.cpp: _select_batch_norm_backend, _batch_norm_impl_index_backward."""
+    keys, dtype, libraries = NORMS[case]
+
+    def make() -> Any:
+        norm = torch.nn.BatchNorm2d(4, **{key: value for key, value in keys.items() if key != "eval"})
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), norm.train(not keys.get("eval"))).to(
+            getattr(torch, dtype)
+        )
+        x = torch.zeros(2, 3, 8, 8, dtype=getattr(torch, dtype))
+        return model, lambda: model(x).square().mean()
+
+    found = [o.name.removeprefix("aten.") for o in launched(captured(tmp_path, make), "batch_norm")]
+    assert found == [f"{libraries[0]}_batch_norm", f"{libraries[1]}_batch_norm_backward"]
+
+
 def test_a_complex_product_is_four_real_ones(tmp_path: Path) -> None:
     def make() -> Any:
         model = torch.nn.ParameterList([torch.randn(16, 32, dtype=torch.cfloat)])

@@ -13,6 +13,7 @@ from topology.presets import GPUS
 
 IMAGES, LARGER = Tensor("bf16", (64, 256, 32, 32), ()), Tensor("bf16", (64, 256, 64, 64), ())
 NODES, EDGES, OF_EDGE = Tensor("bf16", (4096, 256), ()), Tensor("bf16", (2**18, 256), ()), Tensor("int64", (2**18,), ())
+COLUMNS, OF_COLUMNS = Tensor("bf16", (256, 4096), ()), Tensor("bf16", (256, 2**18), ())
 MESSAGES = OF_EDGE._replace(shape=EDGES.shape, strides=(1, 0))
 
 
@@ -27,7 +28,7 @@ def seconds(name: str, inputs: tuple[Tensor, ...], output: Tensor) -> float:
         ("aten.flip", (IMAGES,), IMAGES, IMAGES.elements),
         ("aten.upsample_nearest2d", (IMAGES,), LARGER, LARGER.elements),
         ("aten.avg_pool2d_backward", (IMAGES, LARGER), LARGER, LARGER.elements),
-        ("aten.index_add_", (NODES, OF_EDGE, EDGES), NODES, EDGES.elements),
+        ("aten.index_add_", (COLUMNS, OF_EDGE, OF_COLUMNS), COLUMNS, OF_COLUMNS.elements),
     ],
 )
 def test_places_of_elements_take_clocks(name: str, inputs: tuple[Tensor, ...], output: Tensor, elements: int) -> None:
@@ -58,17 +59,27 @@ def test_a_sum_of_whole_rows_by_index_streams(width: int, streams: bool) -> None
     bytes_s = (edges.bytes + 2 * nodes.bytes) / GPUS["h200-sxm"].memory_bandwidth_bytes_per_s
     assert (seconds("aten.scatter_add_", (nodes, places, edges), nodes) < 2 * bytes_s) == streams
     assert seconds("aten.scatter_add_", (nodes, places._replace(strides=()), edges), nodes) > 10 * bytes_s
+    summed = seconds("aten.index_add_", (nodes, OF_EDGE, edges), nodes)
+    assert summed == pytest.approx(seconds("aten.scatter_add_", (nodes, places, edges), nodes), rel=0.01)
 
 
 @pytest.mark.parametrize("strides", [(), (64 * 56 * 56, 1, 64 * 56, 64)], ids=["channels first", "channels last"])
 @pytest.mark.parametrize("pass_", ["", "_backward"])
-def test_fp16_batch_norms_are_of_cudnn_unless_their_weights_are_fp16(pass_: str, strides: tuple[int, ...]) -> None:
-    """As under torch.autocast, whose weights stay in fp32, and as in a model in fp16; those of bf16 are torch's own."""
+def test_batch_norms_of_cudnn_are_faster_than_those_of_torch(pass_: str, strides: tuple[int, ...]) -> None:
+    def norm(library: str, dtype: str) -> float:
+        x, w = Tensor(dtype, (128, 64, 56, 56), strides), Tensor("fp32", (64,), ())
+        return seconds(f"aten.{library}_batch_norm{pass_}", ((x,) if not pass_ else (x, x)) + (w, w, w), x)
 
-    def norm(dtype: str, weights: str) -> float:
-        x, w, mean = Tensor(dtype, (128, 64, 56, 56), strides), Tensor(weights, (64,), ()), Tensor("fp32", (64,), ())
-        return seconds(f"aten.native_batch_norm{pass_}", ((x,) if not pass_ else (x, x)) + (w, mean, mean), x)
+    assert norm("cudnn", "fp16") < 0.9 * norm("native", "fp16") == 0.9 * norm("native", "bf16")
+    assert norm("cudnn", "fp16") <= norm("cudnn", "fp32")
 
-    assert norm("fp16", "fp16") == norm("bf16", "fp32") == norm("bf16", "bf16")
-    assert norm("fp16", "fp32") < 0.9 * norm("bf16", "fp32")
-    assert norm("fp16", "fp32") <= norm("fp32", "fp32")
+
+def test_a_batch_norm_that_uses_its_running_means_adds_nothing_up() -> None:
+    x, w = Tensor("fp32", (8, 16, 256, 256), ()), Tensor("fp32", (16,), ())
+    costs = Costs(load_profile("h200-sxm"), GPUS["h200-sxm"])
+
+    def norm(means: Tensor) -> float:
+        op = CapturedOperator("aten.cudnn_batch_norm", "forward", "", (x, w, w, w, w), (x, means, means), 1, False)
+        return costs.compute(compute_of(op)).seconds
+
+    assert norm(w._replace(shape=(0,))) < 0.5 * norm(w)

@@ -55,8 +55,8 @@ def batch_norms() -> Iterator[tuple[float, float]]:
             n, c, width = map(int, rest[1].split("x"))
             x, w = tensor(dtype, (n, c, width, width), rest[0] == "last"), tensor("fp32", (c,))
             of = "native" if "native_batch_norm" in found else "cudnn"
-            yield seconds("native_batch_norm", [x, w, w, w, w], [x, w, w]), found[f"{of}_batch_norm"]
-            backward = seconds("native_batch_norm_backward", [x, x, w, w, w, w, w], [x, w, w])
+            yield seconds(f"{of}_batch_norm", [x, w, w, w, w], [x, w, w]), found[f"{of}_batch_norm"]
+            backward = seconds(f"{of}_batch_norm_backward", [x, x, w, w, w, w, w], [x, w, w])
             yield backward, found[f"{of}_batch_norm_backward"]
 
 

@@ -46,10 +46,11 @@ def test_a_matrix_times_a_vector_in_fp32_has_no_tiles(shape: tuple[int, ...]) ->
 
 
 def test_small_matrices_in_fp32_have_small_tiles() -> None:
-    """Products of pairs of 5 features, as of a recommender: a tile of 32 x 32 each, and 10 us to start and end."""
+    """Products of pairs of 5 features, as of a recommender: a tile of 32 x 32 each, and one to start and end."""
     seconds, _ = product("fp32", 16384, 5, 5, 128)
-    peak = GPUS["h100-sxm"].peak_flops_per_s["fp32"]
-    assert seconds == pytest.approx(1e-5 + 2.0 * 16384 * 32 * 32 * 128 / (0.8 * peak), rel=1e-6)
+    gpu = GPUS["h100-sxm"]
+    tile_s = 2.0 * 32 * 32 * 128 / gpu.peak_flops_per_s["fp32"]
+    assert seconds == pytest.approx(16384 * tile_s / 0.8 + tile_s * gpu.sm_count, rel=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(1_000_000, 1, 512), (1_000_000, 16, 512), (8_388_608, 64, 64)])
@@ -94,6 +95,26 @@ def test_a_sum_of_few_threads_waits_for_its_loads() -> None:
     assert COSTS.compute(compute_of(op)).seconds == pytest.approx(32 * 479 / 1.98e9, rel=0.15)
 
 
+@pytest.mark.parametrize("row", [8, 16, 32])
+def test_a_warp_adds_up_several_short_rows(row: int) -> None:
+    """Sums over a head's few numbers, as of a graph's attention: each number takes as long as in a row of 32."""
+    rows = Tensor("fp32", (2**24 // row, row), ())
+    assert summed(rows, 2**24 // row, 1) == pytest.approx(60 / 32, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("shape", "out", "measured_us"),
+    [
+        ((2048, 4, 2880), (2048, 2880), 32.5),  # gptoss_4l: a token's experts
+        ((4, 16, 512, 512), (1, 16, 512, 512), 23.1),  # t5_large: biases of a batch
+    ],
+)
+def test_few_rows_of_many_results_take_clocks(shape: tuple[int, ...], out: tuple[int, ...], measured_us: float) -> None:
+    """Single operators of steps on an H100 (scenarios/measured/gpu_programs)."""
+    seconds = summed(Tensor("bf16", shape, ()), *out) * math.prod(shape) / sm_clocks_per_s(GPUS["h100-sxm"])
+    assert seconds == pytest.approx(measured_us * 1e-6, rel=0.05)
+
+
 def test_a_sum_of_a_heads_neighbours_streams_wherever_the_heads_lie() -> None:
     """The mean of squares over heads of 128 numbers, with heads and tokens exchanged, reads rows as they lie."""
     rows = Tensor("fp32", (2, 4096, 32, 128), ())
@@ -105,7 +126,7 @@ def test_a_sum_against_the_order_of_memory_takes_clocks() -> None:
     """Gradients of repeated keys, whose tokens lie together, are written head by head."""
     keys = Tensor("bf16", (8, 2, 4096, 256), ())
     tokens_together = keys._replace(strides=(2097152, 1048576, 1, 4096))
-    assert summed(keys, 8, 1, 4096, 256) < 0.4
+    assert summed(keys, 8, 1, 4096, 256) < 0.7
     assert summed(tokens_together, 8, 1, 4096, 256) == pytest.approx(1.8, rel=0.02)
 
 
