@@ -171,7 +171,7 @@ def test_a_full_rerun_stops_at_the_last_tensor_needed():
     # torch 2.1; Transformers 5
     assert rerun(GPT, date="2023-09") == rerun(LLAMA, "transformers", "2025-06") == []
     assert rerun(LLAMA, "compiled", "2025-03") == rerun(LLAMA, "transformers") == ["mlp_down", "mlp_residual"]
-    # Recorded with the partitioners of torch 2.6 and 2.14 on a CPU.
+    # Recorded with the partitioners of torch 2.6, 2.8 and 2.14 on a CPU.
     assert rerun(LLAMA, "compiled", "2025-03", tp=2)[0] == rerun(LLAMA, "compiled", tp=2)[0] == "mlp_down"
 
 

@@ -90,8 +90,9 @@ def test_neither_all_reduces_nor_the_head_are_cut_up() -> None:
 
 @pytest.mark.parametrize("overlap", ["none", "full"])
 def test_a_compiled_backward_runs_again_what_it_reads(overlap: str) -> None:
-    """The partitioners of torch 2.6 and 2.14 under torchtitan's policy, recorded on a CPU: of query, key, value, output, gate, up and
-    down the backward runs key and up again, with both gathers; query, value, gate and the first sum are kept."""
+    """The partitioners of torch 2.6, 2.8 and 2.14 under torchtitan's policy, recorded on a CPU: of query, key, value,
+    output, gate, up and down the backward runs key and up again, with both gathers; query, value, gate and the first
+    sum are kept."""
     block = layer(recompute="selective_op", tp_overlap=overlap)
     again = {i.name.split("_chunk")[0] for i in block.recompute if isinstance(i, Compute) and i.kind == "gemm"}
     assert again == {"qkv_1", "mlp_up_1"}
