@@ -221,9 +221,9 @@ def _unread(part: Operator, behind: int) -> bool:
     """Tell whether a backward reads nothing that a part makes, `behind` parts behind the last one that keeps a tensor.
 
     A compiled backward runs again what it reads alone (torch/_functorch/partitioners.py:
-    `_extract_graph_with_inputs_outputs`; recorded with torch 2.6, 2.8 and 2.14): no matmul before a reduce-scatter, whose
-    sum is kept, and neither the last matmul nor what follows it. It keeps no result of these, but for the last sum
-    under `Framework.keeps_unread_sums`.
+    `_extract_graph_with_inputs_outputs`, `reordering_to_mimic_autograd_engine`; recorded with torch 2.6, 2.8 and 2.14):
+    no matmul before a reduce-scatter, whose sum is kept, and neither the last matmul nor what follows it. It keeps no
+    result of these, but for the last sum under `Framework.keeps_unread_sums`.
     """
     ends_in_sum = any(isinstance(i, Comm) and i.kind == "reduce_scatter" for i in part.forward)
     return behind > 0 or (bool(part.weights) and (behind == 0 or ends_in_sum))
