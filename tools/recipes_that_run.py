@@ -45,7 +45,8 @@ constant was set from these figures, and a recipe that disagrees stays in the ta
 
 "Peak" is the simulated peak of the allocator (serving: of weights, cache and buffers), "said" the makers' figure in
 GiB, which some logged as allocated and some as reserved; "too much": they say that it does not fit. Recipes that name
-no GPU are simulated on an H100 or H200. Texts have the full length.
+no GPU are simulated on an H100 or H200, where most fit by far: of these the peak says more than "fits". Remark
+"unknown": why the peaks differ is not known. Texts have the full length.
 
 | recipe | of | GPUs | said | peak | fits | remark |
 |---|---|---|---|---|---|---|

@@ -78,7 +78,8 @@ def _at_peak(at_peak: float, gpu: GpuSpec, home: GpuSpec) -> float:
 
     Another chip draws the same share of its limit, but beyond `POWER_AT_REST` at least the energy that `home` draws for
     a FLOP: an H100's 0.53 pJ and a B200's 0.57 pJ were measured apart, so more FLOPs a joule in a data sheet are not
-    sustained. Where `home` never reaches its limit, the energy is that of the architecture.
+    sustained. Where `home` never reaches its limit, the energy is that of the architecture. Energies in 8 bits change
+    as those in 16 bits do: a VR200, whose peak in 8 bits grew more, is taken to need less for each such FLOP.
     """
     own, other = (each.peak_flops_per_s.get("fp16", each.peak_flops_per_s.get("bf16")) for each in (gpu, home))
     if not own or not other or _one_chip(gpu, home):

@@ -189,7 +189,7 @@ RANK_CAPACITY, STASH = "moe_expert_rank_capacity_factor", "moe_paged_stash_buffe
 
 def static_buffers(sections: Sections, t: Training) -> Problems:
     """Buffers of HybridEP for fused experts (transformer_config.py: "requires use_transformer_engine_op_fuser"), and a
-    stash of what these keep, which recomputation and the host do not have as well."""
+    stash of what these keep, which does not wait on the host as well (the same file: `moe_paged_stash`)."""
     offload = t.activation_offload
     named = offload.modules if isinstance(offload, ActivationOffload) else ()
     modules = offload is True or {"expert_fc1", "moe_act"} & {*named}

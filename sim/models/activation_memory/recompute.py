@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from sim.inputs.scenario import Scenario
     from sim.inputs.training_config import RecomputeModule
 
-# With the layer; with the last tensor that the backward needs; or so, unless a message comes behind it.
-RerunEnd = Literal["layer", "saved", "message"]
+RerunEnd = Literal["layer", "saved"]  # with the layer, or with the last tensor that the backward needs
 KEPT_MESSAGES = ("reduce_scatter", "all_to_all")  # whose outputs selective_op keeps rather than send again
 
 
@@ -117,10 +116,7 @@ def _place_in_stage(stage_layers: Sequence[int], layer: int) -> int:
 
 def rerun_end(scenario: Scenario) -> RerunEnd:
     """Where the full recomputation of a layer ends."""
-    t = scenario.training
-    if t is None or not stops_early(scenario):
-        return "layer"
-    return "message" if framework_of(t).reruns_messages else "saved"
+    return "saved" if stops_early(scenario) else "layer"
 
 
 def stops_early(scenario: Scenario) -> bool:
@@ -154,8 +150,6 @@ def keep(
     rebuilt = sum(s.bytes for s in saved if s.late)
     if mode == "full":
         again = forward_of(parts) if end == "layer" else _until_last_saved(parts)
-        if end == "message" and _messages(again) < _messages(forward_of(parts)):
-            again = forward_of(parts)
         return RecomputePlan(rerun(again), (layer_input,), peak + whole - stream, rebuilt)
     if mode == "selective":
         again, kept = module_kept(parts, modules)
@@ -164,10 +158,6 @@ def keep(
     again, outputs = _by_operator(d, parts)
     kept = (layer_input, *outputs)
     return RecomputePlan(rerun(again), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
-
-
-def _messages(program: Program) -> int:
-    return sum(isinstance(item, Comm) for item in program)
 
 
 def _until_last_saved(parts: Sequence[Operator]) -> Program:
@@ -188,9 +178,6 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
     messages. Grouped matmuls of experts are not in torchtitan's list, and run again; so does a router's, which is not
     counted (`force_recompute_mm_shapes_by_fqns`).
 
-    A compiled backward has what it reads alone (torch/_functorch/partitioners.py: `_extract_graph_with_inputs_outputs`;
-    recorded with torch 2.14): neither a matmul before a sum over ranks that is kept, nor the result of the last one.
-
     torchao's 8-bit matmuls count as well: the policy sees `aten.mm` of two quantized tensors, before it becomes
     `aten._scaled_mm`.
     """
@@ -205,7 +192,7 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
             again += () if statistics else part.forward
             continue
         products, seen = 0 if part.always_again else _products(d, part), 0
-        unread = d.framework.uses_torch_compile and bool(part.weights) and (place >= last or _ends_in_sum(part))
+        unread = d.framework.uses_torch_compile and _unread(part, place - last)
         for item in part.forward:
             size: float | None = None  # of the output, where it is kept
             if isinstance(item, Compute) and item.kind == "gemm" and not part.always_again:
@@ -215,7 +202,8 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
             elif isinstance(item, Comm) and item.kind in KEPT_MESSAGES:
                 size = item.bytes / d.tp if item.kind == "reduce_scatter" else item.bytes
             if size is not None and not isinstance(item, Wait):
-                kept += [] if unread and place >= last else [Saved(f"{item.name} output", size)]
+                needless = unread and place >= last and not d.framework.keeps_unread_sums
+                kept += [] if needless else [Saved(f"{item.name} output", size)]
             elif not unread or (isinstance(item, Compute) and item.kind == "cast"):  # which weight gradients read
                 again.append(item)
         matmuls += products
@@ -229,9 +217,16 @@ def _products(d: Dims, part: Operator) -> int:
     return len(part.weights) if chunked else count
 
 
-def _ends_in_sum(part: Operator) -> bool:
-    """Tell whether a matmul's result goes nowhere but into a sum over ranks of tp."""
-    return any(isinstance(i, Comm) and i.kind == "reduce_scatter" for i in part.forward)
+def _unread(part: Operator, behind: int) -> bool:
+    """Tell whether a backward reads nothing that a part makes, `behind` parts behind the last one that keeps a tensor.
+
+    A compiled backward runs again what it reads alone (torch/_functorch/partitioners.py:
+    `_extract_graph_with_inputs_outputs`, `reordering_to_mimic_autograd_engine`; recorded with torch 2.6, 2.8 and 2.14):
+    no matmul before a reduce-scatter, whose sum is kept, and neither the last matmul nor what follows it. It keeps no
+    result of these, but for the last sum under `Framework.keeps_unread_sums`.
+    """
+    ends_in_sum = any(isinstance(i, Comm) and i.kind == "reduce_scatter" for i in part.forward)
+    return behind > 0 or (bool(part.weights) and (behind == 0 or ends_in_sum))
 
 
 def _statistics(core: Operator) -> list[Saved]:

@@ -329,10 +329,9 @@ class Framework(Struct, frozen=True):
     """with adapters and full recomputation the embedding's result is made to need a gradient, so that the backward of
     the first layer is whole [transformers/modeling_utils.py: enable_input_require_grads, which gradient checkpointing
     of peft's models calls; peft/peft_model.py: prepare_model_for_gradient_checkpointing]"""
-    reruns_messages: bool = False
-    """recomputation that ends early runs to the layer's end if a message would be left out: a compiled graph of the
-    backward kept collectives that nothing reads, and what makes their input [torch/_functorch/partitioners.py:
-    is_not_collective]"""
+    keeps_unread_sums: bool = False
+    """with `selective_op` a compiled graph keeps the result of a layer's last reduce-scatter, though its backward does
+    not read it [torch/_functorch/partitioners.py: _extract_fwd_bwd_modules, for which its wait was a reader]"""
     kernels_after_loss_check: int = 0
     """kernels that the host issues once it has read whether a micro-batch's loss is a number; the device waits
     [pretrain_gpt.py: loss_func; core/pipeline_parallel/schedules.py: forward_step_calc_loss]"""

@@ -120,7 +120,7 @@ _COMPILED = Framework(
         # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
         Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
         TITAN_FOREACH,
-        Former("2025-04", {"reruns_messages": True}, "pytorch pull request 150302: allow collectives to be DCEd"),
+        Former("2025-04", {"keeps_unread_sums": True}, "pytorch pull request 149652: unused sums are not kept"),
         Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
     ),
 )

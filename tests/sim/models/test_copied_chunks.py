@@ -90,8 +90,9 @@ def test_neither_all_reduces_nor_the_head_are_cut_up() -> None:
 
 @pytest.mark.parametrize("overlap", ["none", "full"])
 def test_a_compiled_backward_runs_again_what_it_reads(overlap: str) -> None:
-    """torch 2.14's partitioner under torchtitan's policy, recorded on a CPU: of query, key, value, output, gate, up and
-    down the backward runs key and up again, with both gathers; query, value, gate and the first sum are kept."""
+    """The partitioners of torch 2.6, 2.8 and 2.14 under torchtitan's policy, recorded on a CPU: of query, key, value,
+    output, gate, up and down the backward runs key and up again, with both gathers; query, value, gate and the first
+    sum are kept."""
     block = layer(recompute="selective_op", tp_overlap=overlap)
     again = {i.name.split("_chunk")[0] for i in block.recompute if isinstance(i, Compute) and i.kind == "gemm"}
     assert again == {"qkv_1", "mlp_up_1"}
@@ -109,3 +110,13 @@ def test_without_tensor_parallelism_it_runs_the_output_again() -> None:
     again = [i.name for i in block.recompute if isinstance(i, Compute) and i.kind == "gemm"]
     assert again == ["qkv_1", "attention_out", "mlp_up_1"]
     assert not [s for s in block.saved if s.name.startswith("mlp_down")]
+    assert shown(block.recompute[-1]) == "swiglu"
+
+
+@pytest.mark.parametrize(("more", "tp", "sums"), [({}, 8, 1), ({"software_date": "2025-03"}, 8, 2), ({}, 1, 0)])
+def test_before_torch_2_8_the_last_sum_was_kept(more: dict[str, Any], tp: int, sums: int) -> None:
+    """torch 2.6's partitioner takes the wait for the last reduce-scatter's result for a reader of it."""
+    training = {"framework": "compiled", "recompute": "selective_op", **more}
+    block = layer_block(make(LLAMA, training, tp=tp, sp=tp > 1), 0)
+    assert sum("reduce_scatter" in s.name for s in block.saved) == sums
+    assert shown(block.recompute[-1]) == "swiglu"
