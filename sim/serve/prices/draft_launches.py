@@ -59,16 +59,18 @@ def draft_launches_of(
     kernels: tuple[int, int],
     pieces: int,
     sizes: tuple[tuple[int, ...], tuple[int, ...]],
+    overlaps: bool,
 ) -> DraftLaunches:
     """The launches of a scenario's draft, which has so many `kernels` in a first and in a later pass. `sizes`: tokens
     of the model's own batches with a graph, of single tokens and with prompts. An engine whose graphs are of so many
-    sequences has them for a later pass of as many."""
+    sequences has them for a later pass of as many. `overlaps`: the host works beside the GPU."""
     served, asked = scenario.for_serving, engine.asked_graphs
     steps, checked_each = (0, 1) if (own := served.speculative) is None else (own.tokens, 1 + own.checked)
     graphs = engine.draft_graphs[served.drafts == "model"]
     each = checked_each if asked is not None and asked.sequences else 1
     later_sizes = tuple([n // each for n in sizes[0]])
-    checked = graphs.of_checked(scenario.cluster.gpu.kernel_architecture, scenario.model.mla is not None)
+    gpu, latent = scenario.cluster.gpu.kernel_architecture, scenario.model.mla is not None
+    checked = graphs.of_checked(gpu, latent, served.of_trees, overlaps)
     later = max(0, steps - 1)
     of_passes = *kernels, pieces, later
     return DraftLaunches(graphs, checked, *of_passes, sizes[0], later_sizes, sizes[1], engine.drafts_on_prompts)

@@ -18,8 +18,10 @@ of which slots are computed and the step's number is written. A model of its own
 SGLang. speculative/eagle_draft_cuda_graph_runner.py: all later passes are one graph. The pass over what was checked has
 one since 0.4.7 (0.4.6, speculative/eagle_worker.py: `draft_extend_attn_backend` is None). Workers that overlap, since
 0.5.11, have it with some attention backends alone (speculative/eagle_worker_v2.py, `supports_cuda_draft_extend_graph`):
-0.5.11 with Triton's and TensorRT-LLM's latent one, 0.5.14 not with FlashAttention 3, which 0.5.23 adds. Prompts: since
-0.5.15 as the model's (`init_prefill_cuda_graph(force_for_draft_worker=True)`).
+0.5.11 with Triton's and TensorRT-LLM's latent one, 0.5.14 not with FlashAttention 3, which 0.5.23 adds. Until 0.5.13 a
+worker that does not overlap has it with all (eagle_worker.py, `init_cuda_graphs`). Trees run without FlashAttention 3,
+but for latents (srt/server_args.py, `_get_default_attn_backend`: `is_no_spec_infer_or_topk_one`). Prompts: since 0.5.15
+as the model's (`init_prefill_cuda_graph(force_for_draft_worker=True)`).
 
 TensorRT-LLM. _torch/speculative/mtp.py, eagle3.py: the model's own graph has them all.
 """
@@ -36,7 +38,8 @@ class DraftGraphs(NamedTuple):
 
     `checked`: of the pass over tokens that were checked; `later`: of those that follow, of one token of each sequence;
     `prompts`: of prompts. `steps`: kernels before each later pass that are in no graph. `eager`, `eager_latent`: GPU
-    architectures on which the first has none, with latent attention or with any other.
+    architectures on which the first has none, with other attention and with latent one; `eager_beside`: only where the
+    host works beside the GPU.
     """
 
     checked: Graphs = "whole"
@@ -45,15 +48,19 @@ class DraftGraphs(NamedTuple):
     steps: int = 0
     eager: tuple[str, ...] = ()
     eager_latent: tuple[str, ...] = ()
+    eager_beside: bool = False
 
-    def of_checked(self, architecture: str, latent: bool) -> Graphs:
-        """Graphs of the pass over checked tokens on such GPUs.
+    def of_checked(self, architecture: str, latent: bool, trees: bool, overlaps: bool) -> Graphs:
+        """Graphs of the pass over checked tokens on such GPUs; `overlaps`: the host works beside the GPU.
 
         >>> own = SGLANG_DRAFTS["0.5.14"][0]
-        >>> own.of_checked("hopper", False), own.of_checked("ampere", False)
-        ('none', 'whole')
+        >>> [own.of_checked("hopper", False, trees, True) for trees in (False, True)]
+        ['none', 'whole']
         """
-        return "none" if architecture in (self.eager_latent if latent else self.eager) else self.checked
+        if self.eager_beside and not overlaps:
+            return self.checked
+        eager = self.eager_latent if latent else () if trees else self.eager
+        return "none" if architecture in eager else self.checked
 
 
 VLLM_DRAFTS_08 = DraftGraphs("none", "none", "none", steps=11)
@@ -65,6 +72,7 @@ _SGLANG_047 = DraftGraphs("whole", "whole", "none")
 _SGLANG_11 = _SGLANG_047._replace(
     eager=("ampere", "ada", "hopper", "blackwell", "other"),
     eager_latent=("hopper",),
+    eager_beside=True,
 )
 _SGLANG_14 = _SGLANG_047._replace(eager=("hopper",), eager_latent=("hopper",))
 SGLANG_DRAFTS = {  # by release, of the model's own layer and of a model of their own
