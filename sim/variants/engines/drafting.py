@@ -11,9 +11,11 @@ compilation/cuda_graph.py, `CUDAGraphWrapper`, replays nothing then. Of the oper
 (`eagle_step_update_slot_mapping_and_metadata`), a cast and two copies. Since 0.28 the second model runner drafts with
 layers that read hidden states: v1/worker/gpu/spec_decode/autoregressive/speculator.py, later
 target_dependent_ar/speculator.py: the first pass is in the model's own mode, later ones are whole graphs, before each
-of which slots are computed and the step's number is written. A model of its own drafts in the first model runner
-(config/vllm.py, `_get_v2_model_runner_unsupported_features`: "speculative method") until it got a speculator, which
-0.31 has (draft_model/speculator.py, in 0.33 standalone_ar: "CUDA graph not yet supported").
+of which slots are computed and the step's number is written; with FlashAttention, the default before Blackwell, one
+graph has all of them and these kernels (`use_fused_multi_step_decode`; FlashInfer's since 0.33 is not modelled). A
+model of its own drafts in the first model runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`:
+"speculative method") until it got a speculator, which 0.31 has (draft_model/speculator.py, in 0.33 standalone_ar: "CUDA
+graph not yet supported").
 
 SGLang. speculative/eagle_draft_cuda_graph_runner.py: all later passes are one graph. The pass over what was checked has
 one since 0.4.7 (0.4.6, speculative/eagle_worker.py: `draft_extend_attn_backend` is None). Workers that overlap, since
@@ -39,7 +41,8 @@ class DraftGraphs(NamedTuple):
     `checked`: of the pass over tokens that were checked; `later`: of those that follow, of one token of each sequence;
     `prompts`: of prompts. `steps`: kernels before each later pass that are in no graph. `eager`, `eager_latent`: GPU
     architectures on which the first has none, with other attention and with latent one; `eager_beside`: only where the
-    host works beside the GPU.
+    host works beside the GPU. `fused`: those on which, without latent attention, one graph has all later passes and
+    what is before them.
     """
 
     checked: Graphs = "whole"
@@ -49,6 +52,7 @@ class DraftGraphs(NamedTuple):
     eager: tuple[str, ...] = ()
     eager_latent: tuple[str, ...] = ()
     eager_beside: bool = False
+    fused: tuple[str, ...] = ()
 
     def of_checked(self, architecture: str, latent: bool, trees: bool, overlaps: bool) -> Graphs:
         """Graphs of the pass over checked tokens on such GPUs; `overlaps`: the host works beside the GPU.
@@ -66,7 +70,7 @@ class DraftGraphs(NamedTuple):
 VLLM_DRAFTS_08 = DraftGraphs("none", "none", "none", steps=11)
 VLLM_DRAFTS_09 = DraftGraphs("pieces", "pieces", "pieces", steps=15)
 VLLM_DRAFTS_20 = VLLM_DRAFTS_09._replace(steps=4)
-VLLM_DRAFTS_28 = DraftGraphs("whole", "whole", "pieces", steps=2)
+VLLM_DRAFTS_28 = DraftGraphs("whole", "whole", "pieces", steps=2, fused=("ampere", "ada", "hopper"))
 VLLM_DRAFTS_31_MODEL = DraftGraphs("none", "none", "none", steps=8)
 _SGLANG_047 = DraftGraphs("whole", "whole", "none")
 _SGLANG_11 = _SGLANG_047._replace(

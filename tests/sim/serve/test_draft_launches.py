@@ -38,7 +38,7 @@ def costs(engine: str, draft: dict[str, Any], cluster: str = "dgx-h100", **more:
         ("vllm-v1", LAYER, "pieces", ("pieces", 15), "pieces"),
         ("vllm-0.14", MODEL, "pieces", ("pieces", 15), "pieces"),
         ("vllm-0.21", LAYER, "pieces", ("pieces", 4), "pieces"),
-        ("vllm-0.28", LAYER, "whole", ("whole", 2), "pieces"),
+        ("vllm-0.28", LAYER, "whole", ("whole", 0), "pieces"),
         ("vllm-0.28", MODEL, "pieces", ("pieces", 4), "pieces"),
         ("vllm-0.31", MODEL, "none", ("none", 8), "none"),
         ("sglang-0.4.6", LAYER, "none", ("whole", 0), "none"),
@@ -73,6 +73,13 @@ def test_sglang_lacked_graphs_of_checked_tokens_where_flash_attention_3_is_its_d
     host = costs("sglang-0.5.14", LAYER, cluster).host
     assert host.draft is not None
     assert bool(host.draft.launches(CHECK)[0]) is eager
+
+
+@pytest.mark.parametrize(("cluster", "each"), [("dgx-h100", 0), ("dgx-a100", 0), ("dgx-b200", 2)])
+def test_vllm_has_all_later_passes_in_one_graph_with_flash_attention(cluster: str, each: int) -> None:
+    host = costs("vllm-0.28", LAYER, cluster).host
+    assert host.draft is not None
+    assert host.draft.launches(CHECK) == (0, each, each)
 
 
 @pytest.mark.parametrize(
