@@ -210,8 +210,8 @@ class Costs:
         known = self._sm_clocks_per_s and not self.profile.bare
         if op.kind not in MATMULS or op.dtype != "fp32" or not known or self._points.has_points(op.kind, "fp32"):
             return cost  # points of the user's own machine have the starts; groups are priced by points of one matmul
-        seconds = fp32_seconds(op, cost.seconds, self._device.peak("fp32"), self.gpu.sm_count)
-        return cost._replace(seconds=seconds)
+        peak, clocks_per_s = self._device.peak("fp32"), self._sm_clocks_per_s
+        return cost._replace(seconds=fp32_seconds(op, cost.seconds, peak, self.gpu.sm_count, clocks_per_s))
 
     def _bound_by_memory(self, op: Compute, cost: Cost) -> Cost:
         """Lengthen a matmul that its points would let read faster than memory is: those have matrices that stay in the

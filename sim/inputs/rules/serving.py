@@ -79,11 +79,15 @@ def _inference(sections: Sections, inference: Inference) -> Problems:
 
 def _budget(sections: Sections, inference: Inference) -> Problems:
     """vLLM ends with a ValueError where an iteration has too few tokens (config.py, SchedulerConfig._verify_args; since
-    0.11 config/scheduler.py, verify_max_model_len)."""
-    budget, running = inference.max_batch_tokens, inference.max_running_requests
-    if inference.batching == "static" or not engine_of(inference.engine).budget_for_all:
-        return
+    0.11 config/scheduler.py, verify_max_model_len), or a draft model leaves none (0.20, config/vllm.py,
+    _set_max_num_scheduled_tokens)."""
+    budget, running, engine = inference.max_batch_tokens, inference.max_running_requests, engine_of(inference.engine)
     path, words = ("inference", "max_batch_tokens"), f"engine {inference.engine} does not start with fewer than"
+    if inference.batching != "static" and engine.slots_of_all and inference.drafts == "model" and budget <= running:
+        why = f"engine {inference.engine} keeps a token for a draft model of each of max_running_requests"
+        yield path, f"found {budget:,}; {why} ({running:,}); allowed: more"
+    if inference.batching == "static" or not engine.budget_for_all:
+        return
     if budget < running:
         yield path, f"found {budget:,}; {words} max_running_requests ({running:,})"
     longest = inference.max_request_tokens or 0

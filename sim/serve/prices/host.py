@@ -223,7 +223,8 @@ def host_of(scenario: Scenario, engine: Engine, kernels: tuple[int, ...], pieces
 def with_draft(host: Host, first: Host, later: Host, scenario: Scenario) -> Host:
     """The host with what it launches for a draft, whose first passes in an iteration have the kernels of `first`."""
     kernels, sizes = (first.kernels[0], later.kernels[0]), (host.graph_sizes, host.prompt_sizes)
-    return replace(host, draft=draft_launches_of(scenario, host.engine, kernels, first.pieces[0], sizes))
+    pieces, overlaps = first.pieces[0], host.overlaps
+    return replace(host, draft=draft_launches_of(scenario, host.engine, kernels, pieces, sizes, overlaps))
 
 
 def _graphs(engine: Engine, served: Inference, to: int, each: int) -> tuple[int, ...]:

@@ -202,7 +202,7 @@ def _limits(i: Inference, engine: Engine, pp: int, requests: int, tokens: int) -
     static = i.batching == "static"
     running, most = (requests, UNLIMITED) if static else (i.max_running_requests, tokens)
     if engine.slots_of_all and i.drafts == "model" and not static:
-        most = max(1, most - running)  # vLLM 0.17 to 0.27, config/vllm.py, _set_max_num_scheduled_tokens
+        most -= running  # vLLM 0.17 to 0.27, config/vllm.py, _set_max_num_scheduled_tokens
     all_run = running * pp if engine.runs_by_stage and not static else running
     return Limits(all_run, most, -(-all_run // pp) if engine.shares_stages or static else all_run)
 

@@ -11,15 +11,19 @@ compilation/cuda_graph.py, `CUDAGraphWrapper`, replays nothing then. Of the oper
 (`eagle_step_update_slot_mapping_and_metadata`), a cast and two copies. Since 0.28 the second model runner drafts with
 layers that read hidden states: v1/worker/gpu/spec_decode/autoregressive/speculator.py, later
 target_dependent_ar/speculator.py: the first pass is in the model's own mode, later ones are whole graphs, before each
-of which slots are computed and the step's number is written. A model of its own drafts in the first model runner
-(config/vllm.py, `_get_v2_model_runner_unsupported_features`: "speculative method") until it got a speculator, which
-0.31 has (draft_model/speculator.py, in 0.33 standalone_ar: "CUDA graph not yet supported").
+of which slots are computed and the step's number is written; with FlashAttention, the default before Blackwell, one
+graph has all of them and these kernels (`use_fused_multi_step_decode`; FlashInfer's since 0.33 is not modelled). A
+model of its own drafts in the first model runner (config/vllm.py, `_get_v2_model_runner_unsupported_features`:
+"speculative method") until it got a speculator, which 0.31 has (draft_model/speculator.py, in 0.33 standalone_ar: "CUDA
+graph not yet supported").
 
 SGLang. speculative/eagle_draft_cuda_graph_runner.py: all later passes are one graph. The pass over what was checked has
 one since 0.4.7 (0.4.6, speculative/eagle_worker.py: `draft_extend_attn_backend` is None). Workers that overlap, since
 0.5.11, have it with some attention backends alone (speculative/eagle_worker_v2.py, `supports_cuda_draft_extend_graph`):
-0.5.11 with Triton's and TensorRT-LLM's latent one, 0.5.14 not with FlashAttention 3, which 0.5.23 adds. Prompts: since
-0.5.15 as the model's (`init_prefill_cuda_graph(force_for_draft_worker=True)`).
+0.5.11 with Triton's and TensorRT-LLM's latent one, 0.5.14 not with FlashAttention 3, which 0.5.23 adds. Until 0.5.13 a
+worker that does not overlap has it with all (eagle_worker.py, `init_cuda_graphs`). Trees run without FlashAttention 3,
+but for latents (srt/server_args.py, `_get_default_attn_backend`: `is_no_spec_infer_or_topk_one`). Prompts: since 0.5.15
+as the model's (`init_prefill_cuda_graph(force_for_draft_worker=True)`).
 
 TensorRT-LLM. _torch/speculative/mtp.py, eagle3.py: the model's own graph has them all.
 """
@@ -36,7 +40,9 @@ class DraftGraphs(NamedTuple):
 
     `checked`: of the pass over tokens that were checked; `later`: of those that follow, of one token of each sequence;
     `prompts`: of prompts. `steps`: kernels before each later pass that are in no graph. `eager`, `eager_latent`: GPU
-    architectures on which the first has none, with latent attention or with any other.
+    architectures on which the first has none, with other attention and with latent one; `eager_beside`: only where the
+    host works beside the GPU. `fused`: those on which, without latent attention, one graph has all later passes and
+    what is before them.
     """
 
     checked: Graphs = "whole"
@@ -45,26 +51,32 @@ class DraftGraphs(NamedTuple):
     steps: int = 0
     eager: tuple[str, ...] = ()
     eager_latent: tuple[str, ...] = ()
+    eager_beside: bool = False
+    fused: tuple[str, ...] = ()
 
-    def of_checked(self, architecture: str, latent: bool) -> Graphs:
-        """Graphs of the pass over checked tokens on such GPUs.
+    def of_checked(self, architecture: str, latent: bool, trees: bool, overlaps: bool) -> Graphs:
+        """Graphs of the pass over checked tokens on such GPUs; `overlaps`: the host works beside the GPU.
 
         >>> own = SGLANG_DRAFTS["0.5.14"][0]
-        >>> own.of_checked("hopper", False), own.of_checked("ampere", False)
-        ('none', 'whole')
+        >>> [own.of_checked("hopper", False, trees, True) for trees in (False, True)]
+        ['none', 'whole']
         """
-        return "none" if architecture in (self.eager_latent if latent else self.eager) else self.checked
+        if self.eager_beside and not overlaps:
+            return self.checked
+        eager = self.eager_latent if latent else () if trees else self.eager
+        return "none" if architecture in eager else self.checked
 
 
 VLLM_DRAFTS_08 = DraftGraphs("none", "none", "none", steps=11)
 VLLM_DRAFTS_09 = DraftGraphs("pieces", "pieces", "pieces", steps=15)
 VLLM_DRAFTS_20 = VLLM_DRAFTS_09._replace(steps=4)
-VLLM_DRAFTS_28 = DraftGraphs("whole", "whole", "pieces", steps=2)
+VLLM_DRAFTS_28 = DraftGraphs("whole", "whole", "pieces", steps=2, fused=("ampere", "ada", "hopper"))
 VLLM_DRAFTS_31_MODEL = DraftGraphs("none", "none", "none", steps=8)
 _SGLANG_047 = DraftGraphs("whole", "whole", "none")
 _SGLANG_11 = _SGLANG_047._replace(
     eager=("ampere", "ada", "hopper", "blackwell", "other"),
     eager_latent=("hopper",),
+    eager_beside=True,
 )
 _SGLANG_14 = _SGLANG_047._replace(eager=("hopper",), eager_latent=("hopper",))
 SGLANG_DRAFTS = {  # by release, of the model's own layer and of a model of their own

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from sim.core.program import Compute, Phase
 from sim.inputs.program_file import CapturedOperator, Tensor
 from sim.models.captured.operators import compute_of
+from sim.prices.fp32_matmuls import fp32_seconds
 from sim.prices.operator_prices import Costs
 from sim.prices.profiles import load_profile
 from topology.presets import GPUS
@@ -39,6 +41,19 @@ def test_gradients_of_adapters_take_as_long_as_measured(m: int, n: int, measured
     op = CapturedOperator("aten.mm", "backward", "", (left, right), (out,), 1, False)
     found = Costs(load_profile("h200-sxm"), GPUS["h200-sxm"]).compute(compute_of(op)).seconds
     assert found == pytest.approx(measured_us * 1e-6, rel=0.15)
+
+
+def test_results_take_clocks_of_multiprocessors_whose_vector_units_are_wider_or_not() -> None:
+    """An A100's multiprocessor has half the fp32 units of an H100's, and computes places as fast at one clock."""
+    by_clocks = {}
+    for gpu in ("a100-sxm", "h100-sxm"):
+        own = GPUS[gpu]
+        assert own.sm_flops_per_clock is not None
+        clocks_per_s = own.peak_flops_per_s["bf16"] / own.sm_flops_per_clock
+        matmul = Compute("", "gemm", (1, 8192, 12288, 2), "fp32", 2.0, 1.0, Phase.FORWARD)
+        found = fp32_seconds(matmul, 0.0, own.peak_flops_per_s["fp32"], own.sm_count, clocks_per_s)
+        by_clocks[gpu] = (found - 2.0 * 64 * 64 * 2 * own.sm_count / own.peak_flops_per_s["fp32"]) * clocks_per_s
+    assert by_clocks["a100-sxm"] == pytest.approx(by_clocks["h100-sxm"])
 
 
 def test_an_outer_product_streams() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sim.core.errors import InputError
 from sim.inputs.scenario import parse_scenario
 from sim.inputs.workloads import Speculative
 from sim.serve.prices.costs import IterationCosts
@@ -37,7 +38,7 @@ def costs(engine: str, draft: dict[str, Any], cluster: str = "dgx-h100", **more:
         ("vllm-v1", LAYER, "pieces", ("pieces", 15), "pieces"),
         ("vllm-0.14", MODEL, "pieces", ("pieces", 15), "pieces"),
         ("vllm-0.21", LAYER, "pieces", ("pieces", 4), "pieces"),
-        ("vllm-0.28", LAYER, "whole", ("whole", 2), "pieces"),
+        ("vllm-0.28", LAYER, "whole", ("whole", 0), "pieces"),
         ("vllm-0.28", MODEL, "pieces", ("pieces", 4), "pieces"),
         ("vllm-0.31", MODEL, "none", ("none", 8), "none"),
         ("sglang-0.4.6", LAYER, "none", ("whole", 0), "none"),
@@ -70,6 +71,33 @@ def test_sglang_lacked_graphs_of_checked_tokens_where_flash_attention_3_is_its_d
     cluster: str, eager: bool
 ) -> None:
     host = costs("sglang-0.5.14", LAYER, cluster).host
+    assert host.draft is not None
+    assert bool(host.draft.launches(CHECK)[0]) is eager
+
+
+@pytest.mark.parametrize(("cluster", "each"), [("dgx-h100", 0), ("dgx-a100", 0), ("dgx-b200", 2)])
+def test_vllm_has_all_later_passes_in_one_graph_with_flash_attention(cluster: str, each: int) -> None:
+    host = costs("vllm-0.28", LAYER, cluster).host
+    assert host.draft is not None
+    assert host.draft.launches(CHECK) == (0, each, each)
+
+
+@pytest.mark.parametrize(
+    ("engine", "tree", "beside", "eager"),
+    [
+        ("sglang-0.5.11", False, True, True),
+        ("sglang-0.5.11", False, False, False),  # the earlier worker
+        ("sglang-0.5.11", True, None, False),
+        ("sglang-0.5.14", False, False, True),  # the same worker, with the host beside the GPU or not
+        ("sglang-0.5.14", True, None, False),  # FlashInfer, not FlashAttention 3
+        ("sglang-0.5.14", True, False, False),
+    ],
+)
+def test_sglangs_trees_and_its_earlier_worker_have_graphs_of_checked_tokens(
+    engine: str, tree: bool, beside: bool | None, eager: bool
+) -> None:
+    draft = {**LAYER, **({"branches": 2, "tree_tokens": 3} if tree else {})}
+    host = costs(engine, draft, async_scheduling=beside).host
     assert host.draft is not None
     assert bool(host.draft.launches(CHECK)[0]) is eager
 
@@ -139,3 +167,14 @@ def test_a_draft_model_took_a_token_of_each_request_that_may_run(
     model = {"preset": "llama3-8b", "max_positions": 16384}
     sim = simulate_serving(parse_scenario({"model": model, "cluster": "dgx-h100", "inference": section}))
     assert sim.replicas[0].iterations[0].load.tokens == tokens
+
+
+@pytest.mark.parametrize("engine", ["vllm-0.17", "vllm-0.21"])
+def test_a_draft_model_that_leaves_no_token_is_refused(engine: str) -> None:
+    """vLLM 0.20: "which does not allow any tokens to be scheduled"."""
+    section = {"engine": engine, "requests": {"prompt_len": 9, "output_len": 2}, "max_batch_tokens": 64}
+    section |= {"speculative": {**MODEL, "tokens": 3}}
+    for running in ({}, {"max_running_requests": 64}):
+        with pytest.raises(InputError, match=r"max_batch_tokens: found 64.*max_running_requests \(64\)"):
+            parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": {**section, **running}})
+    parse_scenario({"model": "llama3-8b", "cluster": "dgx-h100", "inference": {**section, "max_running_requests": 63}})
