@@ -55,7 +55,7 @@ SIMULATED_OF_EXPERTS = {
     MEGATRON.name: FUSED_EXPERTS,
     MEGATRON_BRIDGE.name: FUSED_EXPERTS,
 }
-# Arguments that are not read, and whose names are almost those of others.
+# Arguments whose names are almost those of others, which they do not stand for.
 OWN = {"moe-expert-rank-capacity-factor", "tp-comm-overlap-ag", "tp-comm-overlap-rs"}
 FP8_RECIPE = "delayed"  # --fp8-recipe's default
 
