@@ -222,6 +222,7 @@ def test_drafts_stages_and_adapters_are_served_alike_on_all_clocks(
     adapters: int,
 ) -> None:
     inference |= {"engine": "vllm-0.19", "preemption": "recompute", "speculative": drafting(acceptance, tokens)}
+    inference["max_batch_tokens"] += inference["max_running_requests"]  # kept for the draft model
     inference |= {"lora": {"adapters": adapters, "max_loras": 2}} if adapters else {}
     gpu = {"memory_bytes": WEIGHTS_AND_BUFFERS + cache_bytes}
     every_way(serving(inference, gpu=gpu, parallelism={"pp": 2}), requests)
