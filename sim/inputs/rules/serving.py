@@ -84,8 +84,8 @@ def _budget(sections: Sections, inference: Inference) -> Problems:
     budget, running, engine = inference.max_batch_tokens, inference.max_running_requests, engine_of(inference.engine)
     path, words = ("inference", "max_batch_tokens"), f"engine {inference.engine} does not start with fewer than"
     if inference.batching != "static" and engine.slots_of_all and inference.drafts == "model" and budget <= running:
-        why = f"engine {inference.engine} keeps one token of it for the draft model (inference.speculative.draft) of each"
-        yield path, f"found {budget:,}; {why} of max_running_requests ({running:,}); allowed: more than these"
+        why = f"engine {inference.engine} keeps one token of it for each of max_running_requests ({running:,})"
+        yield path, f"found {budget:,}; {why}, for the draft model of inference.speculative; allowed: more than these"
     if inference.batching == "static" or not engine.budget_for_all:
         return
     if budget < running:
