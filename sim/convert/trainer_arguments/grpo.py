@@ -150,7 +150,7 @@ def _lengths(
     if length is None:
         raise InputError(NO_LENGTH.format(s.file))
     if answer and length <= answer:
-        raise InputError(f"{s.place(ANSWER)}: found {answer}; must leave room for a prompt in {length} tokens")
+        raise InputError(f"{s.place(ANSWER)}: answers of {answer} tokens leave no room for a prompt in {length}")
     most = {"prompt_len": prompt or length - (answer or 0), "output_len": answer}
     return {key: {"max": size} if size and size < length else {} for key, size in most.items()}, length
 
