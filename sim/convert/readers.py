@@ -201,6 +201,7 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.megatron.scenario import convert_megatron
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.nemo_rl.scenario import convert_nemo_rl, is_nemo_rl
+    from sim.convert.olmo_core import convert_olmo_core, is_olmo_core
     from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
     from sim.convert.trainer_arguments.scenario import is_training_arguments
@@ -214,6 +215,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     refuse_alike(file, data)
     if is_nemo_rl(data):
         return convert_nemo_rl(file, data, asked.machine)
+    if is_olmo_core(data):
+        return convert_olmo_core(file, data, asked.machine)
     if is_litgpt(data):
         return convert_litgpt(file, data, asked.machine, asked.seq_len)
     if is_nemo_recipe(data):

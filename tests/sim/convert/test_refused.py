@@ -56,7 +56,6 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             '{"pipe-parallel-size": 4, "zero_optimization": {"stage": 1}}',
             "hidden_size: is required and missing",
         ),
-        ("config.json", '{"model": {}, "train_module": {}, "data_loader": {}}', "is a file of OLMo-core, which is not"),
         (
             "a.yml",
             "model_name: x\nper_device_batch_size: 4\nmax_target_length: 2048",
