@@ -164,16 +164,16 @@ def _layout(s: Settings, machine: Machine) -> dict[str, Any]:
         "zero": 0 if kind == "ddp" else 3,
         "fsdp_version": None if kind == "ddp" else 2,
         "bucket_bytes": BUCKET_BYTES if kind == "ddp" else None,
-        "shard_size": _shards(s, machine, dp, cp) if kind == "hsdp" else None,
+        **(_shards(s, machine, dp, cp) if kind == "hsdp" else {}),
     }
 
 
-def _shards(s: Settings, machine: Machine, dp: int, cp: int) -> int | None:
+def _shards(s: Settings, machine: Machine, dp: int, cp: int) -> dict[str, Any]:
     """Ranks of one copy: those of a node where neither number is given (`get_replicate_and_shard_degree`)."""
     shards, copies = s.whole(f"{DP}.shard_degree"), s.whole(f"{DP}.num_replicas")
     each = resolve_cluster(machine.cluster, dp * cp, Source(str(s.file), {})).gpus_per_node
     found = shards or (dp // copies if copies else min(dp, each))
-    return found * cp if found < dp else None
+    return {"shard_size": found * cp, "all_reduce_once": True} if found < dp else {}
 
 
 def _training(s: Settings, layout: Mapping[str, Any]) -> dict[str, Any]:

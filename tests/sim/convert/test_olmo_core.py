@@ -66,6 +66,7 @@ def test_olmo_3(tmp_path: Path) -> None:
     assert of(data, "training", "precision", "param_dtype", "grad_reduce_dtype") == ["bf16", "fp32", "fp32"]
     assert of(data, "training", "framework", "recompute", "adamw_kernels") == ["compiled", "none", "foreach"]
     assert of(data, "parallelism", "dp", "zero", "fsdp_version", "shard_size") == [16, 3, 2, 8]
+    assert data["parallelism"]["all_reduce_once"] is True
     ours, theirs = parse_scenario(data).model, load_model("hf://allenai/Olmo-3-1025-7B")
     assert count_parameters(ours) == count_parameters(theirs)
     assert (ours.qk_norm_over, ours.norm_position) == (theirs.qk_norm_over, theirs.norm_position)
