@@ -35,6 +35,8 @@ OPTIMIZERS = {
     "LionConfig": "lion",
     "SkipStepLionConfig": "lion",
 }
+FLOAT8, RECIPES = f"{TRAIN}.float8_config", ("tensorwise", "rowwise")
+IGNORED = f"{FLOAT8}.modules_to_ignore: simulated in fp8 like the other matmuls of layers"
 BUCKET_BYTES = 100 * 2**20  # of DDP
 HARMLESS = ("trainer.", "launch.", "dataset.", "data_loader.", f"{TRAIN}.scheduler.", f"{TRAIN}.optim.", "model.init")
 
@@ -57,6 +59,9 @@ def convert_olmo_core(file: Path, data: Mapping[str, Any], machine: Machine) -> 
     model = machine.model or _model(s)
     layout = _layout(s, machine)
     training = _training(s, layout)
+    gathers_8_bits = s.flag(f"{FLOAT8}.ao.enable_fsdp_float8_all_gather")
+    if layout["zero"] == 3 and training.get("fp8_recipe") == RECIPES[0] and not gathers_8_bits:
+        layout["param_gather_dtype"] = "bf16"
     sections = {"model": model, "training": without_none(training), "parallelism": without_none(layout)}
     own = ("model.",) if machine.model else ()
     left = [name for name in s.left() if not name.startswith((*HARMLESS, *own)) and "_CLASS_" not in name]
@@ -202,8 +207,24 @@ def _training(s: Settings, layout: Mapping[str, Any]) -> dict[str, Any]:
         "recompute": _recompute(s),
         "cross_entropy": _loss(s, layout),
         **(ALL_IN_BF16 if all_cast else {}),
+        **_in_8_bits(s, precision),
         **_optimizer(s, all_cast),
     }
+
+
+def _in_8_bits(s: Settings, precision: str) -> dict[str, str]:
+    """torchao's matmuls in fp8, by default with a scale for each tensor (float8)."""
+    named = {name for name in s.values if name.startswith(f"{FLOAT8}.")}
+    if not named or not s.flag(f"{FLOAT8}.enabled", default=True):
+        s.taken |= named
+        return {}
+    recipe = str(s.values.get(f"{FLOAT8}.ao_recipe", RECIPES[0]))
+    if precision != "bf16" or recipe not in RECIPES or _has(s, f"{FLOAT8}.ao_mx"):
+        s.notes.append(f"{FLOAT8}: matmuls are simulated in {precision}")
+        return {}
+    s.taken |= {f"{FLOAT8}.ao_recipe"}
+    s.notes += [IGNORED] if s.take(f"{FLOAT8}.modules_to_ignore") else []
+    return {"precision": "fp8", "fp8_recipe": recipe}
 
 
 def _loss(s: Settings, layout: Mapping[str, Any]) -> str | None:

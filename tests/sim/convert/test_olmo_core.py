@@ -99,14 +99,35 @@ def test_ddp_and_modes_without_a_key(tmp_path: Path) -> None:
         "train_module__dp_config__param_dtype": "bfloat16",
     }
     changes |= {"model__lm_head__loss_implementation": "fused_linear"}
-    changes |= {"train_module__ac_config__mode": "budget", "train_module__float8_config__enabled": True}
+    changes |= {
+        "train_module__ac_config__mode": "budget",
+        "train_module__float8_config": {"ao_recipe": "rowwise_with_gw_hp"},
+    }
     data, said = converted(tmp_path, "config.json", json.dumps(config(**changes)), *ON_16)
     assert of(data, "parallelism", "zero", "fsdp_version", "shard_size") == [0, None, None]
     assert of(data, "training", "precision", "recompute") == ["bf16", "none"]
     assert of(data, "training", "cross_entropy", "param_dtype", "optimizer_dtype") == ["chunked", "bf16", "bf16"]
     assert data["parallelism"]["bucket_bytes"] == 100 * 2**20
     assert "ac_config.mode budget: nothing is simulated as recomputed" in said
-    assert "not expressed here: train_module.float8_config.enabled" in said
+    assert "float8_config: matmuls are simulated in bf16" in said
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"enabled": True, "modules_to_ignore": ["lm_head.w_out"]}, ["fp8", "tensorwise", "bf16"]),
+        ({"ao": {"enable_fsdp_float8_all_gather": True}}, ["fp8", "tensorwise", None]),
+        ({"ao_recipe": "rowwise"}, ["fp8", "rowwise", None]),
+        ({"enabled": False, "ao_recipe": "rowwise"}, ["bf16", None, None]),
+    ],
+)
+def test_matmuls_in_8_bits(tmp_path: Path, section: dict[str, Any], expected: list[str | None]) -> None:
+    text = json.dumps(config(train_module__float8_config=section))
+    data, said = converted(tmp_path, "config.json", text, *ON_16)
+    gathered = data["parallelism"].get("param_gather_dtype")
+    assert [*of(data, "training", "precision", "fp8_recipe"), gathered] == expected
+    assert ("modules_to_ignore: simulated in fp8" in said) == ("modules_to_ignore" in section)
+    assert "not expressed" not in said
 
 
 @pytest.mark.parametrize(
