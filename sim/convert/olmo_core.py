@@ -16,6 +16,7 @@ from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, with
 from sim.core.errors import InputError
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.input_source import Source, show
+from sim.inputs.model_config import MAX_LAYERS
 
 MARKS = ("model", "train_module", "data_loader")
 TRAIN, DATA, BLOCK = "train_module", "data_loader", "model.block"
@@ -142,6 +143,8 @@ def _windows(s: Settings, place: str, layers: int) -> dict[str, Any]:
         return {}
     if len(sizes) > 1:
         raise InputError(f"{s.place(f'{place}.pattern')}: found {show(pattern)}; windows of one size can be converted")
+    if layers > MAX_LAYERS:
+        raise InputError(f"{s.place('model.n_layers')}: found {layers}; must be at most {MAX_LAYERS}")
     kinds = ["sliding" if pattern[(i - first) % len(pattern)] > 0 else "full" for i in range(layers)]
     kinds[0], kinds[-1] = "full" if first else kinds[0], "full" if last else kinds[-1]
     return {"window": sizes.pop(), "attention_pattern": kinds}

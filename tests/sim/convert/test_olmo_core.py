@@ -134,6 +134,7 @@ def test_matmuls_in_8_bits(tmp_path: Path, section: dict[str, Any], expected: li
     ("changes", "message"),
     [
         ({"model__block__name": "moe"}, "model: block moe, which is not converted: give --model"),
+        ({"model__n_layers": 10**12}, "model.n_layers: found 1000000000000; must be at most 10000"),
         ({"model__block_pattern": ["a", "b"]}, "model: has block_pattern"),
         ({"model__block__sequence_mixer__clip_qkv": 8.0}, "model: has clip_qkv"),
         ({"model__block__feed_forward": None}, "has blocks without attention or a dense MLP"),
