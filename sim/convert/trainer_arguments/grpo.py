@@ -163,7 +163,9 @@ def _answers(s: Settings, sections: Mapping[str, Any]) -> Answers:
     """
     training, dp = sections["training"], sections["parallelism"]["dp"]
     micro, count = training["micro_batch_size"], s.size(COUNT, 8)
-    each = max(micro * dp, 1)  # sizes that cannot be are refused where the scenario is checked
+    if micro < 1:
+        raise InputError(f"{s.file}: the micro-batch of a rank: found {micro}; must be at least 1")
+    each = micro * dp
     accumulated = max(training["global_batch_size"] // each, 1)
     batch = s.whole(BATCH)
     if batch is not None and (batch < 1 or batch % each):

@@ -212,7 +212,7 @@ def test_a_recipe_of_trl_s_command(tmp_path: Path) -> None:
             TRL + "max_prompt_length: 8\nvllm_mode: colocate\nvllm_tensor_parallel_size: 3",
             "vllm_tensor_parallel_size: found 3; must divide the 8 ranks that train",
         ),
-        (AXOLOTL.replace("batch_size: 1", "batch_size: 0"), "micro_batch_size: found 0"),
+        (AXOLOTL.replace("batch_size: 1", "batch_size: 0"), "the micro-batch of a rank: found 0; must be at least 1"),
         (AXOLOTL.replace("  use_vllm: true\n", ""), "use_vllm: is missing, which is false"),
     ],
 )
