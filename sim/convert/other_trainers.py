@@ -24,11 +24,10 @@ ALIKE = (
 OTHERS = (
     ("verl", ("actor_rollout_ref",)),
     ("OLMo", ("model.d_model", "model.n_layers", "device_train_microbatch_size")),
-    ("OLMo-core", ("train_module", "data_loader")),  # the config.json that a run saves
 )
 READ = (
     "Megatron-Bridge, NeMo, NeMo 2, NeMo RL, DeepSpeed, Transformers' TrainingArguments, TRL, LLaMA-Factory, Axolotl, "
-    "torchtune, LitGPT, nanotron, LLM Foundry, GPT-NeoX"
+    "torchtune, LitGPT, nanotron, LLM Foundry, GPT-NeoX, OLMo-core"
 )
 
 
@@ -76,7 +75,7 @@ COMMANDS = (
     ("OpenRLHF", ("openrlhf.cli.", "openrlhf.trainer."), " (openrlhf.cli.train_sft and train_ppo_ray are)"),
     ("GPT-NeoX", ("deepy.py",), ""),
     ("Colossal-AI", ("colossalai run",), ""),
-    ("OLMo", (OLMO_CORE, "OLMo"), ""),
+    ("OLMo", (OLMO_CORE, "OLMo"), " (the config.json that a run of OLMo-core saves is)"),
     ("MaxText", ("MaxText.train", "MaxText/train.py", "maxtext.trainers"), ": it runs on JAX"),
     ("NeMo RL", ("run_grpo.py", "run_grpo_math.py", "run_sft.py", "nemo_rl"), ": convert the YAML behind its --config"),
     ("prime-rl", ("prime_rl", "uv run rl ", "uv run sft "), ": convert the TOML behind its @"),

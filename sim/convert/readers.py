@@ -131,19 +131,27 @@ def _serving(file: Path, text: str, asked: Asked) -> Converted:
 def _launched(file: Path, text: str, asked: Asked) -> Converted:
     """The arguments of Transformers' Trainer in a script's launch command."""
     from sim.convert.trainer_arguments.launched import launched_arguments
-    from sim.convert.trainer_arguments.scenario import convert_deepspeed
 
     arguments, processes = launched_arguments(file, text)
     machine = asked.machine if asked.machine.gpus else replace(asked.machine, gpus=processes)
-    return convert_deepspeed(file, arguments, machine, asked.seq_len)
+    return _of_arguments(file, arguments, machine, asked.seq_len)
+
+
+def _of_arguments(file: Path, arguments: dict[str, Any], machine: Machine, seq_len: int | None) -> Converted:
+    """Arguments of Transformers' Trainer, of a step on given texts or of GRPO."""
+    from sim.convert.trainer_arguments.grpo import convert_grpo
+    from sim.convert.trainer_arguments.objectives import objective_of
+    from sim.convert.trainer_arguments.scenario import convert_deepspeed
+
+    convert = convert_grpo if objective_of(file, arguments) == "grpo" else convert_deepspeed
+    return convert(file, arguments, machine, seq_len)
 
 
 def _swift(file: Path, text: str, asked: Asked) -> Converted:
-    from sim.convert.trainer_arguments.scenario import convert_deepspeed
     from sim.convert.trainer_arguments.swift import swift_arguments
 
     arguments, processes = swift_arguments(file, text, asked.machine)
-    return convert_deepspeed(file, arguments, replace(asked.machine, gpus=processes), asked.seq_len)
+    return _of_arguments(file, arguments, replace(asked.machine, gpus=processes), asked.seq_len)
 
 
 def _slime(file: Path, text: str, asked: Asked) -> Converted:
@@ -193,9 +201,10 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     from sim.convert.megatron.scenario import convert_megatron
     from sim.convert.nanotron import convert_nanotron, is_nanotron
     from sim.convert.nemo_rl.scenario import convert_nemo_rl, is_nemo_rl
+    from sim.convert.olmo_core import convert_olmo_core, is_olmo_core
     from sim.convert.other_trainers import not_told, refuse_alike, refuse_other_trainer
     from sim.convert.torchtune import convert_torchtune, is_torchtune
-    from sim.convert.trainer_arguments.scenario import convert_deepspeed, is_training_arguments
+    from sim.convert.trainer_arguments.scenario import is_training_arguments
     from sim.convert.yaml_aliases import parsed
     from sim.inputs.file_kinds import refuse_other_kind
 
@@ -206,6 +215,8 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     refuse_alike(file, data)
     if is_nemo_rl(data):
         return convert_nemo_rl(file, data, asked.machine)
+    if is_olmo_core(data):
+        return convert_olmo_core(file, data, asked.machine)
     if is_litgpt(data):
         return convert_litgpt(file, data, asked.machine, asked.seq_len)
     if is_nemo_recipe(data):
@@ -225,7 +236,7 @@ def _of_data(file: Path, text: str, asked: Asked) -> Converted:
     refuse_other_trainer(file, data)
     if not (asked.told or is_training_arguments(data)):
         raise not_told(file)
-    return convert_deepspeed(file, data, asked.machine, asked.seq_len)
+    return _of_arguments(file, data, asked.machine, asked.seq_len)
 
 
 READERS: dict[str, Callable[[Path, str, Asked], Converted]] = {

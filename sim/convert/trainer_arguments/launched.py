@@ -9,7 +9,7 @@ Accelerate's config file, where the command names one, says processes and FSDP o
 from __future__ import annotations
 
 import re
-from itertools import pairwise, takewhile
+from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ LAUNCHERS = (
     *("rdzv_endpoint", "rdzv_id", "num_processes", "num_machines", "machine_rank", "main_process_ip"),
     *("main_process_port", "config_file", "num_gpus", "num_nodes", "hostfile", "include", OF_TRL),
 )
+SERVER = "vllm"  # a key of ours: what a script starts the server of answers with, by Axolotl's name of the section
+SERVES = ("vllm-serve", "vllm_serve", "vllm_serve.py", "trl.scripts.vllm_serve")  # of TRL and Axolotl
 PROCESSES = (("num_processes", None), ("nproc_per_node", "nnodes"), ("num_gpus", "num_nodes"))
 
 
@@ -92,7 +94,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
         InputError: for a config file of Accelerate that is not there, and a script that trains for something else than
             next tokens.
     """
-    words = words_of(file, text, ends=True)
+    words, server = _without_server(words_of(file, text, ends=True))
     objective = script_objective(file, words)
     require_one(file, words, MARK.replace("_", "-"))
     flags = {name.replace("-", "_"): typed(value) for name, value in flags_of(words).items()}
@@ -112,6 +114,7 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
     if _is_trl(words) and not any(data.get(name) for name in LENGTHS):
         data["max_length"] = TRL_LENGTH
     data |= {} if objective is None else {OF_SCRIPT: objective}
+    data |= {SERVER: server} if server else {}
     for key in ("deepspeed", "fsdp_config"):
         name = data.get(key)
         if isinstance(name, str) and name[:1] != "{" and (named := named_mapping(file, text, name)) is not None:
@@ -124,6 +127,18 @@ def launched_arguments(file: Path, text: str) -> tuple[dict[str, Any], int | Non
             break
     processes = _included(words) or processes or (processes_of(text) if has_runner(words) else None)
     return data, processes if type(processes) is int else None
+
+
+def _without_server(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The words without commands of the server that writes a policy's answers, and what the flags of these say."""
+    commands = [list(group) for _, group in groupby(words, lambda word: word in ENDS)]
+    serves = [
+        any(word.rpartition("/")[2] in SERVES for word in command) or ("vllm", "serve") in pairwise(command)
+        for command in commands
+    ]
+    theirs = [word for command, serving in zip(commands, serves, strict=True) for word in command if serving]
+    others = [word for command, serving in zip(commands, serves, strict=True) for word in command if not serving]
+    return others, {name.replace("-", "_"): typed(value) for name, value in flags_of(theirs).items()}
 
 
 def _included(words: list[str]) -> int:

@@ -6,28 +6,30 @@ import re
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sim.core.errors import InputError
 from sim.inputs.training_config import PreferenceLoss
 
+Objective = PreferenceLoss | Literal["grpo"]
 PAIRS = "trains on pairs of answers"
 GENERATES = "generates answers in each step, which a scenario with `rl` describes (docs/rl.md)"
 # By the names of LLaMA-Factory's `stage`, Axolotl's `rl`, TRL's commands and its scripts: what is converted, as
-# `training.preference.loss`, and what is not.
-CONVERTED: dict[str, PreferenceLoss] = {
+# `training.preference.loss` or as `rl`, and what is not.
+CONVERTED: dict[str, Objective] = {
     "dpo": "dpo",
     "ipo": "dpo",
     "orpo": "orpo",
     "reward": "reward",
     **dict.fromkeys(("cpo", "simpo"), "orpo"),  # whose operators it has (`_of_cpo`)
+    **dict.fromkeys(("grpo", "gdpo"), "grpo"),  # the second adds several rewards up otherwise (Axolotl's)
 }
 OBJECTIVES = {
     "bco": "has a reference model read each answer, too, and an estimate of the answers' density",
     "kto": "has a reference model read each answer, too, and both models answers to other prompts",
     "rm": f"{PAIRS}, with a head for rewards beside the vocabulary's",
     "prm": "trains on the steps of answers, with a head for rewards",
-    **dict.fromkeys(("ppo", "grpo", "gdpo", "rloo", "nash", "xpo", "online"), GENERATES),
+    **dict.fromkeys(("ppo", "rloo", "nash", "xpo", "online"), GENERATES),
     "ebft": GENERATES,  # Axolotl's, whose strided rollouts are short
     "gkd": "has a teacher read each answer, which a scenario with `distillation` describes (docs/distillation.md)",
 }
@@ -47,19 +49,16 @@ OF_TRL = "{}, a key of TRL's {}"
 # Keys of TRL's other trainers, which its SFTConfig and `TrainingArguments` lack (release 1.16: trl/trainer/*_config.py,
 # trl/scripts, trl/experimental; those of DPO and KTO that earlier releases had, too).
 TRAINERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "GRPO": (
-        GENERATES,
-        (
-            *("num_generations", "max_completion_length", "use_vllm", "vllm_mode", "num_iterations", "reward_funcs"),
-            *("generation_batch_size", "steps_per_generation", "scale_rewards", "reward_weights", "epsilon_high"),
-            *("mask_truncated_completions", "log_completions"),
-        ),
-    ),
     "PPO": (GENERATES, ("num_ppo_epochs", "response_length", "reward_model_path", "missing_eos_penalty", "rloo_k")),
     "GKD": (OBJECTIVES["gkd"], ("teacher_model_name_or_path", "seq_kd", "lmbda")),
     "KTO": (OBJECTIVES["kto"], ("desirable_weight", "undesirable_weight")),
 }
-# Keys of trainers that are converted; the last may be another one's, too.
+# Keys of trainers that are converted; the last of `OF_PAIRS` may be another one's, too.
+OF_GRPO = (
+    *("num_generations", "max_completion_length", "use_vllm", "vllm_mode", "num_iterations", "reward_funcs"),
+    *("generation_batch_size", "steps_per_generation", "scale_rewards", "reward_weights", "epsilon_high"),
+    *("mask_truncated_completions", "log_completions"),
+)
 OF_PAIRS: dict[PreferenceLoss, tuple[str, ...]] = {
     "reward": ("center_rewards_coefficient",),
     "dpo": (
@@ -75,7 +74,7 @@ LOSS_TYPES = {
     **dict.fromkeys(("kto", "apo_zero_unpaired"), "kto"),
     **dict.fromkeys(("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard"), "dpo"),
     **dict.fromkeys(("aot", "aot_pair", "aot_unpaired", "apo_zero", "apo_down", "discopop", "sigmoid_norm"), "dpo"),
-    **dict.fromkeys(("grpo", "dapo", "dr_grpo", "bnpo"), "grpo"),
+    **dict.fromkeys(("grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"), "grpo"),
 }
 OF_SEVERAL = ("beta", "max_prompt_length", "disable_dropout")
 COMMAND = "trl"  # whose next word is an objective
@@ -83,8 +82,8 @@ UNSET = (None, False, "false", "False")
 PARTS = re.compile(r"[_\-.]")
 
 
-def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
-    """The loss over pairs that a config trains with; None for next tokens.
+def objective_of(file: Path, data: Mapping[str, Any]) -> Objective | None:
+    """The loss over pairs that a config trains with, or GRPO; None for next tokens.
 
     Raises:
         InputError: where it trains for something else, naming the key, and what such a step does besides.
@@ -105,6 +104,8 @@ def objective_of(file: Path, data: Mapping[str, Any]) -> PreferenceLoss | None:
     for trainer, (what, keys) in TRAINERS.items():
         if key := next((name for name in keys if data.get(name) not in UNSET), ""):
             raise _error(file, OF_TRL.format(key, trainer), what)
+    if any(data.get(name) not in UNSET for name in OF_GRPO):
+        return "grpo"
     if _of_cpo(data):
         return "dpo" if is_simpo(data) else CONVERTED["cpo"]
     for loss, keys in (*OF_PAIRS.items(), ("dpo", OF_SEVERAL)):
@@ -176,5 +177,5 @@ def script_objective(file: Path, words: list[str]) -> str | None:
 
 
 def _error(file: Path, where: str, what: str) -> InputError:
-    converted = "training on given texts (sft, pt), or on pairs of answers (dpo, orpo, cpo, simpo, reward)"
+    converted = "training on given texts (sft, pt), on pairs of answers (dpo, orpo, cpo, simpo, reward), or by GRPO"
     return InputError(f"{file}: {where}: {what}; can be converted: {converted}")

@@ -11,7 +11,16 @@ from __future__ import annotations
 from typing import Any
 
 from sim.convert.settings import Settings
-from sim.convert.trainer_arguments.objectives import KEYS, OF_CPO, OF_PAIRS, OF_SEVERAL, SWITCHES, is_simpo
+from sim.convert.trainer_arguments.objectives import (
+    KEYS,
+    OF_CPO,
+    OF_PAIRS,
+    OF_SCRIPT,
+    OF_SEVERAL,
+    SWITCHES,
+    Objective,
+    is_simpo,
+)
 from sim.inputs.training_config import PreferenceLoss
 
 TRL_LENGTH = 1024  # trl/trainer/dpo_config.py, reward_config.py, experimental/orpo/orpo_config.py
@@ -34,15 +43,18 @@ FSDP = (
 )
 
 
-def with_length(data: dict[str, Any], loss: PreferenceLoss | None, lengths: tuple[str, ...]) -> dict[str, Any]:
+def with_length(data: dict[str, Any], loss: Objective | None, lengths: tuple[str, ...]) -> dict[str, Any]:
     """The arguments with TRL's own length where a file of its trainers leaves it out."""
     others = ("stage", "base_model", *lengths)
-    return data if loss is None or any(data.get(key) for key in others) else {**data, "max_length": TRL_LENGTH}
+    return (
+        data if loss in (None, "grpo") or any(data.get(key) for key in others) else {**data, "max_length": TRL_LENGTH}
+    )
 
 
-def with_pairs(s: Settings, loss: PreferenceLoss | None, training: dict[str, Any], layout: dict[str, Any]) -> None:
-    """Add to `training` what a loss over pairs says of it: nothing for None. Sizes count two sequences for a pair."""
-    if loss is None:
+def with_pairs(s: Settings, loss: Objective | None, training: dict[str, Any], layout: dict[str, Any]) -> None:
+    """Add to `training` what a loss over pairs says of it: nothing for others. Sizes count two sequences a pair."""
+    if loss is None or loss == "grpo":
+        s.take(OF_SCRIPT)
         return
     s.taken |= {*KEYS, *SWITCHES, *OF_PAIRS["dpo"], *OF_SEVERAL, *OF_CPO, *SMALL, "loss_type", "force_use_ref_model"}
     _note_guess(s)

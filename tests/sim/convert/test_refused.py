@@ -56,7 +56,6 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
             '{"pipe-parallel-size": 4, "zero_optimization": {"stage": 1}}',
             "hidden_size: is required and missing",
         ),
-        ("config.json", '{"model": {}, "train_module": {}, "data_loader": {}}', "is a file of OLMo-core, which is not"),
         (
             "a.yml",
             "model_name: x\nper_device_batch_size: 4\nmax_target_length: 2048",
@@ -152,9 +151,10 @@ STARTS = "accelerate launch {} --per_device_train_batch_size 1"
         (
             "a.yaml",
             "learning_rate: 1\nnum_generations: 8",
-            "num_generations, a key of TRL's GRPO: generates answers in each",
+            "use_vllm: is missing, which is false; must be true: answers by Transformers' generate",
         ),
-        ("a.sh", STARTS.format("train_grpo_vllm.py"), "train_grpo_vllm.py: generates answers in each step"),
+        ("a.sh", STARTS.format("train_grpo_vllm.py"), "use_vllm: is missing, which is false; must be true"),
+        ("a.sh", STARTS.format("rloo.py"), "rloo.py: generates answers in each step"),
         ("a.sh", "trl kto --per_device_train_batch_size 1", "kto: has a reference model read each answer, too"),
     ],
 )
@@ -195,9 +195,9 @@ def test_flags_of_a_patched_megatron_lm_are_refused(tmp_path: Path, flags: str, 
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("use_vllm: true", "use_vllm, a key of TRL's GRPO: generates answers in each step"),
+        ("use_vllm: true", "max_completion_length: answers of 512 tokens leave no room for a prompt in 512"),
         ("loss_type: kto", "loss_type kto: has a reference model read each answer, too"),
-        ("loss_type: dapo", "loss_type dapo: generates answers in each step"),
+        ("loss_type: dapo", "use_vllm: is missing, which is false; must be true"),
         ("desirable_weight: 1.0", "a key of TRL's KTO: has a reference model read each answer"),
         ("teacher_model_name_or_path: a/b", "a key of TRL's GKD: has a teacher read each answer"),
         ("num_ppo_epochs: 4", "a key of TRL's PPO: generates answers"),
