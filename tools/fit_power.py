@@ -9,6 +9,7 @@ that it has without each of the tables.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -66,6 +67,7 @@ def value_of(errors: Errors, without: str = "") -> float:
 
 def main() -> None:
     """Print each GPU's value, and its value without each table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for gpu, of_tables in errors().items():
         print(f"{gpu}: {value_of(of_tables):.2f} of {sum(map(len, of_tables.values()))} rows")
         for table in of_tables:

@@ -84,10 +84,10 @@ STARTING = """
 import os, signal, threading, time
 from sim.core.executors import local_workers
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, lambda *_: None)
     with local_workers(8) as workers:
         for wait_s in (0.01, 0.03, 0.1, 0.3):
             threading.Timer(wait_s, os.killpg, (0, signal.SIGINT)).start()
-        signal.signal(signal.SIGINT, lambda *_: None)
         for _ in range(8):
             workers.executor.submit(time.sleep, 0.5)
 """
