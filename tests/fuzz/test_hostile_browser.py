@@ -196,8 +196,14 @@ def test_messages_that_are_none_end_their_connection_alone(server: str) -> None:
 
 def test_a_client_that_sets_what_no_option_says_changes_nothing(server: str) -> None:
     from bokeh.client import pull_session
+    from bokeh.document.events import MessageSentEvent
+    from bokeh.events import DocumentReady
 
     session = pull_session(url=server)
+    # What a browser says once it has drawn the page; only then is the explorer there.
+    session.document.callbacks.trigger_on_change(MessageSentEvent(session.document, "bokeh_event", DocumentReady()))
+    session.force_roundtrip()
+    session.pull()
 
     def set_and_look(values: dict[str, str]) -> tuple[str, str]:
         """Facts and link that the server has after these were set."""

@@ -81,10 +81,13 @@ def test_equal_layouts_written_in_other_words_are_equal(scenario: dict[str, Any]
 
 @pytest.mark.parametrize("model", ["llama3-70b", "llama3-405b", "llama3-8b"])
 def test_fewer_bits_gain_what_matmuls_are_of_a_step(model: str) -> None:
-    """From 16 to 8 bits a large dense step gains from a tenth to seven tenths, 4 bits more than 8 and never twice."""
+    """From 16 to 8 bits a large dense step gains from a tenth to seven tenths, 4 bits more than 8 and never twice.
+
+    On a B200 it may gain three quarters: by published steps it draws less power in 8 bits (`power_at_peak_8_bits`).
+    """
     for cluster in ("dgx-h100", "dgx-h200", *BLACKWELL):
         sixteen, eight = (run(**large(cluster, model, precision=p))["step_time_s"] for p in ("bf16", "fp8"))
-        assert 1.1 < sixteen / eight < 1.7, cluster
+        assert 1.1 < sixteen / eight < (1.75 if cluster == "dgx-b200" else 1.7), cluster
         if cluster in BLACKWELL:
             micro, four = (run(**large(cluster, model, precision=p))["step_time_s"] for p in ("mxfp8", "nvfp4"))
             assert micro == pytest.approx(eight, rel=0.02)
