@@ -16,6 +16,7 @@ IN_CACHE = re.compile(r"models--([^/]+?)--([^/]+)(?:/snapshots/.*)?$")  # of the
 VARIANT = re.compile(r"(?i)-(instruct|base|chat|it|hf|pt)$")  # checkpoints of one architecture
 OF_TOKENIZER = re.compile(r"/(tokenizer\.(model|json)|tokenizer)$")
 BY_NAME = "model: {} is read as {}, by its name; --model says otherwise"
+OF_REWARD = "reward model {}: not known here, so a rule gives the rewards; --set rl.reward.model=NAME names another"
 UNKNOWN = "is no model that is known here, by its last part either, and no folder with a config.json"
 
 
@@ -35,6 +36,15 @@ def named_model(file: Path, place: str, named: str, notes: list[str]) -> str:
         return found
     problem = what_to_write(named, model_presets()) if is_id(named) else lacking(named).removeprefix(", ") or UNKNOWN
     raise InputError(f"{place}: found {show(named)}; {problem}; or give --model NAME or --model FOLDER/config.json")
+
+
+def named_reward(named: str, notes: list[str]) -> dict[str, Any]:
+    """The section `reward` of `rl` for a reward model's name; nothing, with a note, where it is not known here."""
+    known = known_by_name(named)
+    if known is None:
+        notes.append(OF_REWARD.format(named[:100]))
+        return {}
+    return {"reward": {"model": known}}
 
 
 def with_prediction(model: str, layers: int) -> str | dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.convert.settings import Converted, Machine, Settings, flat, without_none
 from sim.core.errors import InputError
 
 MARKS = ("tokens", "parallelism")
@@ -34,7 +34,7 @@ def convert_nanotron(file: Path, data: Mapping[str, Any], machine: Machine) -> C
     Raises:
         InputError: for a model that is neither Llama nor Qwen 2 without experts, and sizes that are missing.
     """
-    s = Settings(file, _flat(data))
+    s = Settings(file, flat(data))
     model = machine.model or _model(s)
     layout = _layout(s, machine)
     if layout["pp"] > 1:
@@ -59,14 +59,6 @@ def convert_nanotron(file: Path, data: Mapping[str, Any], machine: Machine) -> C
     }
     sections = {"model": model, "training": without_none(training), "parallelism": without_none(layout)}
     return s.converted("nanotron", machine, sections)
-
-
-def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Values by the names of their sections and their own; nulls are left out."""
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _model(s: Settings) -> dict[str, Any]:

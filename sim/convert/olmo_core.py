@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, without_none
+from sim.convert.settings import ALL_IN_BF16, Converted, Machine, Settings, flat, without_none
 from sim.core.errors import InputError
 from sim.inputs.cluster_input import resolve_cluster
 from sim.inputs.input_source import Source, show
@@ -53,7 +53,7 @@ def convert_olmo_core(file: Path, data: Mapping[str, Any], machine: Machine) -> 
     Raises:
         InputError: for pipeline or expert parallelism, a model that no key describes, and sizes that do not divide.
     """
-    s = Settings(file, _flat(data))
+    s = Settings(file, flat(data))
     for kind, words in REFUSED.items():
         if any(name.startswith(f"{TRAIN}.{kind}_config.") for name in s.values):
             raise InputError(f"{file}: {TRAIN}.{kind}_config: {words} of OLMo-core is not converted")
@@ -68,14 +68,6 @@ def convert_olmo_core(file: Path, data: Mapping[str, Any], machine: Machine) -> 
     left = [name for name in s.left() if not name.startswith((*HARMLESS, *own)) and "_CLASS_" not in name]
     name = data.get("run_name")
     return s.converted("olmo_core", machine, sections, name=name if isinstance(name, str) else "", left=left)
-
-
-def _flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Values by the names of their sections and their own; nulls are left out."""
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        found |= _flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _model(s: Settings) -> dict[str, Any]:

@@ -14,14 +14,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from sim.convert.named_models import known_by_name, named_model, with_prediction
+from sim.convert.named_models import known_by_name, named_model, named_reward, with_prediction
 from sim.convert.scripts.command_line import flags_of, words_behind, words_of
 from sim.convert.settings import Converted, Machine, Settings
 from sim.convert.trainer_arguments.openrlhf import openrlhf_settings
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
 from sim.convert.verl import EAGER, LENGTHS
 from sim.core.errors import InputError
-from sim.inputs.hub import as_model, config_of, is_id
 from sim.inputs.input_source import show
 from sim.inputs.model_input import load_model
 
@@ -86,7 +85,6 @@ HARMLESS = re.compile(
     r"reward\.remote|rollout\.micro|rollout\.max-tokens|vllm\.sync|critic-save|train\.max-samples)[\w.-]*"
 )
 APART = "has GPUs of its own, which is not simulated; with {} it can be converted"
-OF_REWARD = "reward model {}: not known here, so a rule gives the rewards; --set rl.reward.model=NAME names another"
 OF_CRITIC = "the critic: has the policy's sizes, layout, micro-batches and optimizer"
 EPOCHS = "{}: OpenRLHF trains {} times on the answers of a step; one time is simulated"
 PACKS = (
@@ -230,7 +228,7 @@ def _critic(s: Settings, model: str) -> str:
     if not s.flag(ALL):
         raise InputError(f"{s.file}: the critic of {WITH_CRITIC} {APART.format(s.written_as(ALL))}")
     named = s.take("critic.model-name-or-path", s.values.get("reward.model-name-or-path"))
-    known = None if named is None else _known(str(named).split(",")[0])
+    known = None if named is None else known_by_name(str(named).split(",")[0])
     if known is not None and _sizes(known) != _sizes(model):
         raise InputError(f"{s.file}: the critic is {show(named)}; one is simulated with the policy's sizes, {model}")
     s.notes.append(OF_CRITIC)
@@ -242,21 +240,13 @@ def _sizes(model: str) -> tuple[int, int, int]:
     return found.layers, found.hidden, found.ffn
 
 
-def _known(named: str) -> str | None:
-    return as_model(named) if is_id(named) and config_of(named) is not None else known_by_name(named)
-
-
 def _reward(s: Settings) -> dict[str, Any]:
     """A reward model's key, where no URL and no agent gives the rewards."""
     elsewhere = [s.take("reward.remote-url"), s.take("train.agent-func-path")]
     named = s.take("reward.model-name-or-path")
     if any(elsewhere) or named is None:
         return {}
-    known = _known(str(named).split(",")[0])
-    if known is None:
-        s.notes.append(OF_REWARD.format(str(named)[:100]))
-        return {}
-    return {"reward": {"model": known}}
+    return named_reward(str(named).split(",")[0], s.notes)
 
 
 def _generation(s: Settings, tp: int, engines: int) -> dict[str, Any]:

@@ -264,3 +264,15 @@ def _without_effect() -> dict[str, str]:
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping without keys that are None."""
     return {key: value for key, value in values.items() if value is not None}
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by the names of their sections and their own; nulls are left out.
+
+    >>> flat({"model": {"hidden": 64, "bias": None}, "seed": 1})
+    {'model.hidden': 64, 'seed': 1}
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return without_none(found)

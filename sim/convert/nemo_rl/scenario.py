@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from sim.convert.named_models import named_model, with_prediction
 from sim.convert.nemo_rl.files import whole
 from sim.convert.nemo_rl.trainers import by_dtensor, by_megatron
-from sim.convert.settings import Converted, Machine, Settings
+from sim.convert.settings import Converted, Machine, Settings, flat
 from sim.convert.verl import LENGTHS
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
@@ -78,7 +78,7 @@ def convert_nemo_rl(file: Path, data: Mapping[str, Any], machine: Machine) -> Co
         InputError: for another algorithm or engine, an unknown model, keys that are missing, and sizes that do not
             divide.
     """
-    values = {key: value for key, value in _flat(whole(file, data)).items() if value is not None}
+    values = flat(whole(file, data))
     s = Settings(file, values)
     algorithm = _algorithm(s)
     s.taken.add("policy.model_name")
@@ -90,14 +90,6 @@ def convert_nemo_rl(file: Path, data: Mapping[str, Any], machine: Machine) -> Co
         sections["rl"] = _rl(s, model, of_engines)
         s.missing.update(LENGTHS)
     return s.converted("nemo_rl", machine, sections, left=_left(s, sections))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted keys."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return found
 
 
 def _algorithm(s: Settings) -> str:

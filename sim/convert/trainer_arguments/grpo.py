@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sim.convert.named_models import known_by_name
+from sim.convert.named_models import named_reward
 from sim.convert.settings import Converted, Machine, Settings, without_effect
 from sim.convert.trainer_arguments.axolotl import MARK
 from sim.convert.trainer_arguments.grpo_engine import (
@@ -28,7 +28,6 @@ from sim.convert.trainer_arguments.objectives import OF_GRPO, OF_SCRIPT
 from sim.convert.trainer_arguments.scenario import FULL_LENGTH, convert_deepspeed
 from sim.convert.verl import LENGTHS
 from sim.core.errors import InputError
-from sim.inputs.hub import as_model, config_of, is_id
 
 SECTION, SERVER = "trl", "vllm"  # Axolotl's; the second is made of a script's command of the server, too
 PROMPT, ANSWER, CONTEXT = "max_prompt_length", "max_completion_length", ("vllm_max_model_length", "vllm_max_model_len")
@@ -75,7 +74,6 @@ WITHOUT_ADAPTERS = (
 )
 MIXED = "sync_ref_model: mixing the policy into its reference every few hundred steps is not simulated"
 RULES = "reward_funcs: take no time here; rl.reward_s says how long they take"
-OF_REWARD = "reward model {}: not known here, so a rule gives the rewards; --set rl.reward.model=NAME names another"
 PREFETCH = "async_prefetch: simulated is one step ahead (rl.steps_off: 1), whatever prefetch_depth says"
 
 
@@ -235,11 +233,4 @@ def _reference(s: Settings, lora: bool) -> str:
 def _reward(s: Settings) -> dict[str, Any]:
     """A reward model's key (trl/scripts/grpo.py), of which each process has a copy."""
     named = s.take(REWARD)
-    if named is None:
-        return {}
-    name = str(named)
-    known = as_model(name) if is_id(name) and config_of(name) is not None else known_by_name(name)
-    if known is None:
-        s.notes.append(OF_REWARD.format(name[:100]))
-        return {}
-    return {"reward": {"model": known}}
+    return {} if named is None else named_reward(str(named), s.notes)
