@@ -45,8 +45,9 @@ constant was set from these figures, and a recipe that disagrees stays in the ta
 
 "Peak" is the simulated peak of the allocator (serving: of weights, cache and buffers), "said" the makers' figure in
 GiB, which some logged as allocated and some as reserved; "too much": they say that it does not fit. Recipes that name
-no GPU are simulated on an H100 or H200, where most fit by far: of these the peak says more than "fits". Remark
-"unknown": why the peaks differ is not known. Texts have the full length.
+no GPU are simulated on an H100 or H200, where most fit by far: of these the peak says more than "fits". Every sequence
+has its full length. Remark "unknown": why the peaks differ is not known. Remark "typed": the model is not shipped, its
+config was typed by hand and not compared with the published one, so the model itself may be wrong.
 
 | recipe | of | GPUs | said | peak | fits | remark |
 |---|---|---|---|---|---|---|
@@ -95,7 +96,8 @@ def line(recipe: dict[str, Any], found: Found) -> str:
     wanted = f"{said['gib']:g}" if "gib" in said else "" if said["fits"] else "too much"
     peak = f"{found.peak / GIB:.1f}" if not found.refused else "refused"
     fits = {True: "yes", False: "no", None: ""}[found.fits]
-    why = found.refused or why
+    typed = "typed" if isinstance(recipe.get("model"), dict) else ""
+    why = found.refused or "; ".join(filter(None, (why, typed)))
     return (
         f"| `{recipe['recipe']}` | {recipe['of']} | {recipe['gpus']} × {gpu} | {wanted} | {peak} | {fits} | {why} |\n"
     )
@@ -107,10 +109,11 @@ def summary(pairs: list[tuple[dict[str, Any], Found]]) -> str:
     agree = sum(f.fits == r["says"]["fits"] for r, f in read)
     ratios = [f.peak / GIB / r["says"]["gib"] for r, f in read if "gib" in r["says"]]
     near = sum(abs(ratio - 1) <= CLOSE for ratio in ratios)
+    typed = sum(isinstance(r.get("model"), dict) for r, _ in read)
     return (
         f"**{agree} of {len(read)} fit, or do not, as their makers say**; {len(pairs) - len(read)} more are refused. "
         f"Makers name the peak of {len(ratios)} of these: {near} are within {CLOSE:.0%} of it, and the median of "
-        f"simulated ÷ said is {statistics.median(ratios):.2f}."
+        f"simulated ÷ said is {statistics.median(ratios):.2f}. The models of {typed} were typed by hand."
     )
 
 

@@ -18,7 +18,7 @@ from sim.models.dims import Dims, ceil_div
 from sim.models.operators import collective, memory_op
 
 STREAMS = 2
-Product = Callable[[int, str], Program]  # the matmuls over so many rows, with an ending of their names
+Product = Callable[[int, str], Program]  # (number of rows, ending of the names) -> the matmuls over these rows
 
 
 def copies_chunks(d: Dims) -> bool:
@@ -36,20 +36,23 @@ def _others(ranks: int) -> list[int]:
 
 
 def _message(d: Dims, name: str, kind: str, size: float, ranks: int, phase: Phase) -> Comm:
-    """The copies of so many ranks' rows, of a message that has `size` bytes over all ranks."""
+    """The copies of the rows of `ranks` ranks; the rows of all ranks have `size` bytes."""
     made = collective(name, kind, size * ranks / (d.tp - 1), phase, name)
     return replace(made, within_call=True, copied=True)
 
 
 def _chunk(product: Product, rows: int, ranks: int, place: int) -> Program:
-    """The matmuls of so many ranks' rows; a loop in Python issues them, without autograd."""
+    """The matmuls of `ranks` ranks, each over `rows` rows; a Python loop issues them, without autograd."""
     made = product(rows * ranks, f"_chunk{place}")
     return tuple(replace(i, within_call=True) if place and isinstance(i, Compute) else i for i in made)
 
 
 def gather_chunks(d: Dims, rows: int, phase: Phase, name: str, size: float, product: Product) -> list[Item]:
-    """A matmul of `rows`, of which the rank has a part; all of them have `size` bytes, and stay for weight gradients:
-    the rank's own are copied into the buffer that the others read, and beside theirs."""
+    """A gather of `rows` rows (`size` bytes) and the matmul over them, chunk by chunk.
+
+    The rank's own rows are copied twice: into the buffer that the other ranks read, and beside the rows that arrive,
+    which are kept for the weight gradients.
+    """
     own, groups = ceil_div(rows, d.tp), _others(d.tp)
     shared = memory_op(f"{name}_shared", phase, "copy", size / d.tp / d.act_bytes, 4 * size / d.tp, d.act, 2)
     names = [f"{name}{c}" for c in range(1, len(groups) + 1)]

@@ -240,7 +240,9 @@ def _dispatchers() -> Iterator[LaunchScript]:
     yield script(DEEPSEEK_V3, DEEP_EP, "configs/deepseek: V2", B200, "2026-06", "2026-08", low, ((8, 2),))
     yield script(DEEPSEEK_V3, HYBRID_EP, "2288", (*H100, *DGX), "2026-01")
     yield script(QWEN3_235B, HYBRID_EP, "3490", B300, "2026-05")
-    yield script(QWEN3_235B, HYBRID_EP, "perf_recipes/qwen: whole graphs", B200, "2026-06", "9999", low, ((8, 3),))
+    yield script(
+        QWEN3_235B, HYBRID_EP, "perf_recipes/qwen: whole graphs", B200, "2026-06", precisions=low, layouts=((8, 3),)
+    )
     yield script(QWEN3_30B, HYBRID_EP, "2357", (*NVL72, *B300), "2026-02")
     yield script(QWEN3_30B, HYBRID_EP, "2477, 2499", (*H100, *B200), "2026-03", layouts=((1, 1),))
     yield script(GPT_OSS_120B, HYBRID_EP, "3561", ("gb200",), "2026-04", "2026-05")

@@ -17,10 +17,15 @@ from sim.variants.engines.record import Engine
 
 
 class DraftLaunches(Struct, frozen=True):
-    """A draft beside one replica. `kernels`: of the pass over prompts and of that over checked tokens, of which one has
-    the graphs `checked`; `later_kernels`: of a pass of one token of each sequence; `pieces`: of either with graphs of
-    all but attention; `later`: passes after the first; `sizes`, `later_sizes`, `prompt_sizes`: tokens with a graph;
-    `fused`: a graph of later passes has what is before them, too."""
+    """The launches of one replica's draft.
+
+    `graphs`: what CUDA graphs hold. `checked`: what they hold of the pass over checked tokens on this GPU. `kernels`:
+    launches of a pass over prompts or over checked tokens without graphs. `later_kernels`: those of a pass that
+    computes one token of each sequence. `pieces`: launches of a pass whose graphs hold all but attention. `later`: how
+    many passes follow the first. `sizes`, `later_sizes`, `prompt_sizes`: the numbers of tokens that have a graph, in
+    ascending order. `on_prompts`: the draft also drafts behind prompts. `fused`: one graph holds all later passes and
+    the kernels before them.
+    """
 
     graphs: DraftGraphs
     checked: Graphs
@@ -63,9 +68,13 @@ def draft_launches_of(
     sizes: tuple[tuple[int, ...], tuple[int, ...]],
     overlaps: bool,
 ) -> DraftLaunches:
-    """The launches of a scenario's draft, which has so many `kernels` in a first and in a later pass. `sizes`: tokens
-    of the model's own batches with a graph, of single tokens and with prompts. An engine whose graphs are of so many
-    sequences has them for a later pass of as many. `overlaps`: the host works beside the GPU."""
+    """The launches of a scenario's draft.
+
+    `kernels`: of a first and of a later pass, without graphs. `pieces`: of a pass whose graphs hold all but attention.
+    `sizes`: the numbers of tokens for which the model's own batches have a graph, without and with prompts. Where an
+    engine counts sequences in place of tokens, a later pass of as many sequences has a graph. `overlaps`: the host
+    works ahead of the GPU.
+    """
     served, asked = scenario.for_serving, engine.asked_graphs
     steps, checked_each = (0, 1) if (own := served.speculative) is None else (own.tokens, 1 + own.checked)
     graphs = engine.draft_graphs[served.drafts == "model"]

@@ -36,13 +36,13 @@ Graphs = Literal["none", "pieces", "whole"]
 
 
 class DraftGraphs(NamedTuple):
-    """What CUDA graphs have of a draft's passes: nothing, all but attention, or all.
+    """Which of a draft's kernels CUDA graphs hold: none, pieces (all but attention), or the whole pass.
 
-    `checked`: of the pass over tokens that were checked; `later`: of those that follow, of one token of each sequence;
-    `prompts`: of prompts. `steps`: kernels before each later pass that are in no graph. `eager`, `eager_latent`: GPU
-    architectures on which the first has none, with other attention and with latent one; `eager_beside`: only where the
-    host works beside the GPU. `fused`: those on which, without latent attention, one graph has all later passes and
-    what is before them.
+    `checked`: in the pass over the tokens that the model has just checked. `later`: in each pass after it, which
+    computes one token of each sequence. `prompts`: in a pass over prompts. `steps`: the kernels before each later pass
+    that no graph holds. `eager`, `eager_latent`: GPU architectures on which no graph holds the pass over checked
+    tokens, without and with latent attention; with `eager_beside` only where the host works ahead of the GPU. `fused`:
+    architectures on which, without latent attention, one graph holds all later passes and the kernels before them.
     """
 
     checked: Graphs = "whole"
