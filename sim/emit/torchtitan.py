@@ -238,8 +238,7 @@ class Titan(Emission):
         self.has_only("training.recompute.layers", (None,), "recomputes every n-th layer (recompute.every)")
         if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
             option = "op" if r.mode == "selective_op" else str(r.every)
-            stops = {} if r.mode == "selective_op" else {"early_stop": stops_early(self.scenario)}
-            return {"mode": "selective", "selective_ac_option": option, **stops}
+            return {"mode": "selective", "selective_ac_option": option, "early_stop": stops_early(self.scenario)}
         if r.mode == "full":
             return {"mode": "full", "early_stop": stops_early(self.scenario)}
         return {"mode": "none"}

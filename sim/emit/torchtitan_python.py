@@ -79,8 +79,8 @@ class TitanPython(Titan):
         del layout["context_parallel_rotate_method"]
         layout["enable_sequence_parallel"] = p.sp or p.tp == 1
         tables["compile"]["enable_async_tensor_parallel"] = layout.pop("enable_async_tensor_parallel")
-        if self.training.recompute.mode == "full" and stops_early(self.scenario):
-            self.notes.append("recompute full: it runs a block again to its end, also what no gradient needs")
+        if (mode := self.training.recompute.mode) in ("full", "selective_op") and stops_early(self.scenario):
+            self.notes.append(f"recompute {mode}: it runs a block again to its end, also what no gradient needs")
         return tables
 
     def _data_parallel(self) -> tuple[int, int]:

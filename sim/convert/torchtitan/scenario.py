@@ -313,4 +313,4 @@ def _recompute(s: Settings, framework: str) -> Any:
         return {"mode": mode, **stops} if mode == "full" and stops else mode
     if option.isdigit():
         return {"mode": "full", "every": int(option), **stops}
-    return "selective_op" if option == "op" else "none"
+    return "none" if option != "op" else {"mode": "selective_op", **stops} if stops else "selective_op"

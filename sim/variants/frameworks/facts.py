@@ -322,9 +322,9 @@ class Framework(Struct, frozen=True):
     accumulates_in_a_row: bool = False
     """default of `parallelism.accumulate_in_a_row` [Llama Team 2024, section 3.3.2]"""
     checkpoint_stops_early: bool | None = True
-    """default of `recompute.early_stop`: full recomputation ends at the last tensor that the backward needs; None: the
-    framework has a checkpoint of its own, which never does [torch.utils.checkpoint: early_stop, unless `use_reentrant`]
-    """
+    """default of `recompute.early_stop`: recomputation, full or by operator, ends at the last tensor that the backward
+    needs; None: the framework has a checkpoint of its own, which never does [torch.utils.checkpoint: early_stop, unless
+    `use_reentrant`]"""
     checkpoint_asks_gradients: bool = False
     """with adapters and full recomputation the embedding's result is made to need a gradient, so that the backward of
     the first layer is whole [transformers/modeling_utils.py: enable_input_require_grads, which gradient checkpointing

@@ -25,6 +25,29 @@ def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> 
     assert data["model"] == "llama3.1-8b"
 
 
+@pytest.mark.parametrize(("line", "whole"), [("", True), ("early_stop = true", False), ("early_stop = false", True)])
+def test_torchtitans_recomputation_by_operator_ends_with_the_block_unless_told(
+    tmp_path: Path, line: str, whole: bool
+) -> None:
+    """torchtitan/config/job_config.py, `ActivationCheckpoint.early_stop`; distributed/activation_checkpoint.py."""
+    text = f"""[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+{line}
+"""
+    machine = ("--cluster", "dgx-h100", "--gpus", "8")
+    data, _ = converted(tmp_path, "x.toml", text, *machine)
+    by_operator = {"mode": "selective_op", "early_stop": False} if whole else "selective_op"
+    assert data["training"]["recompute"] == by_operator
+    older, _ = converted(tmp_path, "old.toml", text.replace("local_batch", "batch").replace(line, ""), *machine)
+    assert older["training"]["recompute"] == "selective_op"
+
+
 @pytest.mark.parametrize(("rotates", "method"), [("allgather", "all_gather"), ("alltoall", "ring")])
 def test_a_ring_is_named_that_today_s_torchtitan_has_not(tmp_path: Path, rotates: str, method: str) -> None:
     """Issue 3086: context_parallel_rotate_method is read by nothing since pull request 2555."""

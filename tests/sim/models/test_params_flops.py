@@ -113,7 +113,7 @@ def test_recompute_shares():
     big = {"layers": 1, "hidden": 12288, "heads": 96, "vocab": 51200}
 
     def share(mode):
-        again = {"mode": "full", "early_stop": False} if mode == "full" else mode
+        again = mode if mode == "selective" else {"mode": mode, "early_stop": False}
         b = layer_block(make(big, {"recompute": again, "seq_len": 2048, "attention": "unfused"}), 0)
         return flops(b.recompute, kinds) / flops((*b.forward, *b.backward), kinds)
 
@@ -143,11 +143,30 @@ def test_selective_op_keeps_every_second_matmul():
     assert saved_bytes(block.saved) == expected
 
 
+@pytest.mark.parametrize("sp", [False, True])
+def test_selective_op_stops_at_the_last_tensor_that_the_backward_needs(sp):
+    """torch.utils.checkpoint, `_recomputation_hook`: it raises `_StopRecomputationError` once it has all tensors saved.
+
+    The last ones are the inputs of the last matmul, so that neither this, the sum of its result over tp, nor the
+    residual sum runs again; what the forward has cached of these stays (`_CachingTorchDispatchMode`).
+    """
+    model = LLAMA | {"mlp": "gelu"}  # four matmuls, of which the fourth is not kept
+
+    def block(**recompute):
+        return layer_block(make(model, {"recompute": {"mode": "selective_op"} | recompute}, tp=2, sp=sp), 0)
+
+    whole, ended = block(early_stop=False), block()
+    more = [i.name for i in whole.recompute[len(ended.recompute) :]]
+    assert more == ["mlp_down", *([] if sp else ["mlp_down_all_reduce"]), "mlp_residual"]
+    assert ended.recompute == whole.recompute[: -len(more)]
+    assert ended.saved == whole.saved
+
+
 def test_selective_op_runs_unfused_attention_again():
     """Its batched matmuls and softmax are not among the operators whose outputs are saved, nor is its output kept."""
     block = layer_block(make(GPT, {"recompute": "selective_op", "attention": "unfused"}), 0)
     again = [i.name for i in block.recompute if isinstance(i, Compute) and i.kind in ("gemm", "softmax")]
-    assert again == ["attention_scores", "attention_softmax", "attention_context", "attention_out", "mlp_down"]
+    assert again == ["attention_scores", "attention_softmax", "attention_context", "attention_out"]
     assert [s.name for s in block.saved] == ["input", "qkv output", "mlp_up output"]
 
 
