@@ -36,7 +36,7 @@ DEEPSPEED_ZERO = ZeroEngine(
     shards_apart=False,
     adds_up_as_sent=False,
 )
-# stage_1_and_2.py of 0.12.3, average_tensor: `dist.reduce` of each part of a bucket. Left out: that parts were not joined.
+# stage_1_and_2.py of 0.12.3, average_tensor: `dist.reduce` of each part of a bucket. Left out: they were not joined.
 REDUCED_TO_OWNERS = Former(
     "2023-12",
     {"zero": DEEPSPEED_ZERO._replace(reduces_to_owners=True)},

@@ -80,7 +80,7 @@ def test_whole_gradients_are_all_reduced_and_parameters_gathered_after_the_updat
 def test_releases_of_2023_reduced_gradients_to_the_rank_that_updates_them(
     zero: int, kinds: set[str] | None, framework: str
 ) -> None:
-    """runtime/zero/stage_1_and_2.py of 0.12.3, `average_tensor`: dist.reduce; 0.12.4 has use_multi_rank_bucket_allreduce.
+    """runtime/zero/stage_1_and_2.py of 0.12.3, `average_tensor`; 0.12.4 has `use_multi_rank_bucket_allreduce`.
 
     Without ZeRO the engine all-reduced (runtime/engine.py: `allreduce_bucket`), and ZeRO-3 scattered, as today.
     """
