@@ -197,7 +197,7 @@ def _by_operator(d: Dims, parts: Sequence[Operator], end: RerunEnd) -> tuple[Pro
     stops = end == "saved" and not compiled
     for place, part in enumerate(parts):
         if part.core:
-            statistics = _statistics(part)
+            statistics = [] if d.framework.reruns_attention else _statistics(part)
             kept += [Saved("attention output", part.output_bytes), *statistics] if statistics else []
             again += () if statistics else part.forward
             continue

@@ -88,9 +88,8 @@ _COMPILED = Framework(
     fuses_latent_rope=True,
     fuses_chains=True,
     joins_norm_sums=0.0,
-    # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
-    # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
-    # inductor's `reorder_for_compute_comm_overlap` is off).
+    # torch/distributed/tensor/experimental/_attention.py: `convert_to_f32`. A compiled graph waits for a functional
+    # collective where it starts it (`_maybe_wrap_tensor`; inductor's `reorder_for_compute_comm_overlap` is off).
     context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
     keeps_gathered=True,
     sequence=TITAN_SEQUENCE,
@@ -110,14 +109,15 @@ _COMPILED = Framework(
         SEQUENCE_COPIED,
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
         NORM_SUMS_APART[1],
+        Former("2025-12", {"reruns_attention": True}, "torchtitan pull request 2095: cuDNN's is on the list"),
         Former("2025-11", {"token_steps": ""}, "torchtitan before pull request 1895: blocks with experts are compiled"),
         Former(
             "2025-08",
             {"zero": TITAN_ZERO._replace(ends_together=True)},
             "torchtitan pull request 1094: units of embedding and of [norm, output]",
         ),
-        # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
-        Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
+        # ScaledDotProductAttentionWrapper. On Blackwell, cuDNN's from May 2025 on (pull request 1196); it is in profiles.
+        Former("2025-10", {"attention_kernel": "torch_2024", "reruns_attention": False}, "torchtitan: attention.py"),
         TITAN_FOREACH,
         Former("2025-04", {"keeps_unread_sums": True}, "pytorch pull request 149652: unused sums are not kept"),
         Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),

@@ -170,6 +170,17 @@ def test_selective_op_runs_unfused_attention_again():
     assert [s.name for s in block.saved] == ["input", "qkv output", "mlp_up output"]
 
 
+@pytest.mark.parametrize(
+    ("date", "again"), [("2025-09", False), ("2025-10", True), ("2025-11", True), ("2025-12", False)]
+)
+def test_selective_op_ran_cudnns_attention_again(date, again):
+    """torchtitan took cuDNN's kernel first from October 2025 on; pull request 2095 of December put it on the list."""
+    block = layer_block(make(LLAMA, {"recompute": "selective_op", "framework": "compiled", "software_date": date}), 0)
+    kinds = [i.kind for i in block.recompute if isinstance(i, Compute)]
+    assert ("attention_forward" in kinds) is again
+    assert ("attention output" in [s.name for s in block.saved]) is not again
+
+
 def test_selective_op_does_not_count_the_router():
     """torchtitan: `force_recompute_mm_shapes_by_fqns` is ["moe.router.gate"]; the shared expert's matmuls follow it."""
     block = layer_block(make("deepseek-v3", {"recompute": "selective_op"}), 5)
