@@ -116,7 +116,7 @@ _COMPILED = Framework(
             {"zero": TITAN_ZERO._replace(ends_together=True)},
             "torchtitan pull request 1094: units of embedding and of [norm, output]",
         ),
-        # ScaledDotProductAttentionWrapper. On Blackwell, cuDNN's from May 2025 on (pull request 1196); it is in profiles.
+        # ScaledDotProductAttentionWrapper. On Blackwell cuDNN's from May 2025 on (pull request 1196); profiles have it.
         Former("2025-10", {"attention_kernel": "torch_2024", "reruns_attention": False}, "torchtitan: attention.py"),
         TITAN_FOREACH,
         Former("2025-04", {"keeps_unread_sums": True}, "pytorch pull request 149652: unused sums are not kept"),
