@@ -38,6 +38,11 @@ RING = (
 )
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
+# components/quantization/float8.py: `Float8LinearConverter.Config`, since pull request 3127 of May 2026. A config of
+# before has a `ModelConvertersContainer`, and where it names no recipe, one scale for a tensor.
+RECIPE, USUAL_RECIPE, FORMER_CONVERTERS = "float8.recipe_name", "rowwise", "ModelConvertersContainer"
+WIDE_GRADIENTS = "rowwise_with_gw_hp"  # torchao: `Float8LinearRecipeName`
+IN_8_BITS = "float8.recipe_name rowwise_with_gw_hp: weight gradients' matmuls, in 16 bits there, are simulated in 8"
 GROUPED = "grouped_mm"  # in the name of a converter of experts
 IN_16_BITS = (
     "experts: torchtitan leaves them in 16 bits without a grouped_mm converter, as they are no nn.Linear; they are "
@@ -71,6 +76,8 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     of_classes = file.suffix == ".py" and not is_job(text)  # since release 0.3.0
     if of_classes:
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
+        if "float8" in values.get("model.converters", ()) and FORMER_CONVERTERS not in text:
+            values.setdefault(RECIPE, USUAL_RECIPE)
     else:
         values = as_of_2025(values)
     s = Settings(file, in_sequences(file, values))
@@ -260,7 +267,10 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
             s.notes.append("precision fp32: with tp or pp above 1 torchtitan casts to 16 bits under FSDP only")
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")
-    recipe = s.take("float8.recipe_name")
+    recipe = s.take(RECIPE)
+    if recipe == WIDE_GRADIENTS:
+        recipe = USUAL_RECIPE
+        s.notes.append(IN_8_BITS)
     if low is None and (off := {name for name in s.values if name.startswith(("float8.", "mx."))}):
         s.taken |= off
         sections = " and ".join(sorted({f"[{name.partition('.')[0]}]" for name in off}))
