@@ -94,7 +94,7 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
     if of_classes and _in_graph(s, layout):
-        training["cuda_graphs"] = "step"
+        training |= {"cuda_graphs": "step", "zero_grad": "keep"}  # trainer.py of 0.3.0, train_step
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     if training["precision"] in PRECISIONS.values():
         described = resolve_model(model, Source("model", {}), ())

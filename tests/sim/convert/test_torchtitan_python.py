@@ -32,9 +32,11 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
     assert data["parallelism"]["sp"] is (mode == "none")
     assert data["parallelism"].get("tp_overlap") == ("full" if mode == "none" else None)
     assert data["training"]["cuda_graphs"] == "step"  # unless training.disable_cuda_graphs says otherwise
+    assert data["training"]["zero_grad"] == "keep"  # trainer.py: zero_grad(set_to_none=disable_cuda_graphs)
     launched = text.replace("seq_len=4096", "seq_len=4096, disable_cuda_graphs=True")
     data, _ = converted(tmp_path, "config.py", launched, "--cluster", "dgx-b200")
     assert "cuda_graphs" not in data["training"]
+    assert "zero_grad" not in data["training"]
     assert "found MemoryBudgetAC; can be simulated: SelectiveAC, FullAC" in refused(
         tmp_path, "config.py", text.replace(policy, "MemoryBudgetAC.Config()"), "--cluster", "dgx-b200"
     )
