@@ -36,6 +36,11 @@ RING = (
     "parallelism.context_parallel_rotate_method: alltoall is simulated; torchtitan since 2026 (pull request 2555) "
     "reads it no more and gathers keys and values: set parallelism.cp_method=all_gather"
 )
+EACH_REDUCED = "DDP: torchtitan all-reduces gradients in every micro-batch; simulated in the last one alone"  # train.py
+FREED = (
+    "parallelism.fsdp_reshard_after_forward: always frees the last norm and the output matrix, too; they are simulated "
+    "as kept for the backward"  # models/llama3/infra/parallelize.py: apply_fsdp
+)
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
 # components/quantization/float8.py: `Float8LinearConverter.Config`, since pull request 3127 of May 2026. A config of
@@ -91,6 +96,8 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     model = machine.model or _model(s)
     layout = _layout(s, machine, model, of_classes)
     training = _training(s, layout)
+    several = training["global_batch_size"] > training["micro_batch_size"] * layout["dp"]
+    s.notes += [EACH_REDUCED] if layout["zero"] == 0 and layout["dp"] > 1 and several else []
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
     if of_classes and _in_graph(s, layout):
@@ -173,6 +180,7 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any], of_class
     asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
     rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
+    s.notes += [FREED] if sharded and reshard == "always" else []
     if cp > 1 and rotate == "alltoall":
         s.notes.append(RING)
     return {
