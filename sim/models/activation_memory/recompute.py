@@ -115,8 +115,13 @@ def _place_in_stage(stage_layers: Sequence[int], layer: int) -> int:
     return layer
 
 
-def rerun_end(scenario: Scenario) -> RerunEnd:
-    """Where the recomputation of a layer, full or by operator, ends."""
+def rerun_end(scenario: Scenario, in_parts: bool = False) -> RerunEnd:
+    """Where the recomputation of a layer, full or by operator, ends. `in_parts`: torch's checkpoint is around the parts
+    of a layer that are compiled, and torchtitan's ends with the layer unless a switch says otherwise
+    (config/job_config.py of 0.2.2: `early_stop`)."""
+    t = scenario.training
+    if in_parts and t is not None and t.recompute.early_stop is None:
+        return "layer"
     return "saved" if stops_early(scenario) else "layer"
 
 

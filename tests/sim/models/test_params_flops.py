@@ -190,6 +190,21 @@ def test_selective_op_does_not_count_the_router():
     assert [name for name in kept if name.removesuffix(" output") in matmuls] == [f"{m} output" for m in matmuls[::2]]
 
 
+@pytest.mark.parametrize(
+    ("date", "early_stop", "whole"),
+    [("2025-10", None, False), ("2025-11", None, True), ("2025-11", True, False), ("2026-05", None, False)],
+)
+def test_torch_s_checkpoint_was_around_compiled_parts_of_layers_with_experts(date, early_stop, whole):
+    """torchtitan 0.2.1 and 0.2.2, models/llama4/infra/parallelize.py, apply_compile; 0.3.0 compiles whole layers."""
+    recompute = {"mode": "full", "early_stop": early_stop}
+    training = {"recompute": recompute, "framework": "compiled", "software_date": date}
+    block = layer_block(make("mixtral-8x7b", training, ep=2, dp=2), 0)
+    assert (len(block.recompute) == len(block.forward)) is whole
+    assert (block.recompute[-1].name == block.forward[-1].name) is whole
+    dense = layer_block(make(LLAMA, training), 0)
+    assert len(dense.recompute) < len(dense.forward)
+
+
 def test_selective_op_runs_experts_again():
     """torchtitan's list has no aten._grouped_mm."""
     block = layer_block(make("mixtral-8x7b", {"recompute": "selective_op"}), 0)
