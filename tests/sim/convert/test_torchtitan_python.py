@@ -42,6 +42,19 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
     )
 
 
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [("", False), ("force_recompute_mm_shapes_by_fqns=['attention.wo']", True), ("preserve_rng_state=False", True)],
+)
+def test_what_a_policy_is_given_is_named(tmp_path: Path, given: str, named: bool) -> None:
+    """distributed/activation_checkpoint.py of 0.3.0, SelectiveAC.Config."""
+    text = TITAN_0_3.replace("POLICY_ASYNC", "False").replace("POLICY", f"SelectiveAC.Config({given})")
+    data, said = converted(tmp_path, "config.py", text, "--cluster", "dgx-b200")
+    assert data["training"]["recompute"] == "selective_op"
+    assert (f"not expressed here: activation_checkpoint.{given.partition('=')[0]}\n" in said) is named
+    assert ("activation_checkpoint" in said) is named
+
+
 def test_values_that_a_python_config_sets_later_or_computes(tmp_path: Path) -> None:
     text = """
 from torchtitan.models.llama3 import model_registry
