@@ -14,7 +14,7 @@ from typing import Any
 from sim.convert.named_models import named_model
 from sim.convert.settings import Converted, Machine, Settings, without_none
 from sim.convert.trainer_arguments.adapters import PEFT_MODULES, layers_of
-from sim.convert.trainer_arguments.fsdp import gathers_late
+from sim.convert.trainer_arguments.fsdp import UNLIMITED, gathers_late
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 
@@ -29,6 +29,11 @@ SHARDING: dict[str, dict[str, Any]] = {
     "SHARD_GRAD_OP": {"zero": 3, "reshard_after_forward": False},
     "NO_SHARD": {"zero": 3, "shard_size": 1},  # all-reduces whole gradients after each micro-batch's backward
 }
+# composer/distributed/mosaic_parallelism.py, get_mixed_precision: 16 bits in which gradients are reduced and parameters
+# gathered; in which parameters are; fp32 for both.
+MIXED = ("PURE", "DEFAULT", "FULL")
+METRICS = "model.use_train_metrics: false: the two cross-entropies of its metrics are simulated all the same"
+AHEAD = "fsdp_config.forward_prefetch: layers are gathered one ahead, as without it where the host is ahead of the GPU"
 ATTENTION = {"torch": "unfused", "flash": "fused", "triton": "fused"}
 NORMS = {"layernorm": "layernorm", "rmsnorm": "rmsnorm"}
 OF_TENSORS = "splits a model's MLPs by its strategy, which is not simulated; without it can be converted"
@@ -75,7 +80,12 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
         s.notes.append(f"device_train_microbatch_size: auto: taken for all {micro} sequences of a rank, as if they fit")
     layout = {"dp": dp, **(_fsdp(s) if dp > 1 else {"zero": 0})}
     precision = s.choice("precision", PRECISIONS, "amp_bf16") or "bf16"
-    pure = s.choice("fsdp_config.mixed_precision", {"PURE": True, "DEFAULT": False, "FULL": False}, "DEFAULT")
+    mixed = s.choice("fsdp_config.mixed_precision", {word: word for word in MIXED}, "DEFAULT")
+    casts = layout["zero"] == 3 and precision != "fp32"
+    if casts and mixed == "FULL":
+        layout["param_gather_dtype"] = "fp32"
+    if not s.flag("model.use_train_metrics", True):
+        s.notes.append(METRICS)
     optimizer = str(s.take("optimizer.name", "decoupled_adamw"))
     lion = "lion" in optimizer  # llmfoundry/optim: DecoupledLionW
     if "adam" not in optimizer and not lion:
@@ -86,11 +96,11 @@ def convert_llm_foundry(file: Path, data: Mapping[str, Any], machine: Machine) -
         "global_batch_size": whole,
         "precision": precision,
         "param_dtype": "fp32",
-        "grad_reduce_dtype": "bf16" if pure and layout["zero"] == 3 and precision != "fp32" else None,
+        "grad_reduce_dtype": "bf16" if casts and mixed == "PURE" else None,
         "gradient_clipping": s.take("algorithms.gradient_clipping.clipping_threshold") is not None,
         "optimizer": "lion" if lion else None,
         "framework": "composer",
-        "recompute": "full" if s.flag("fsdp_config.activation_checkpointing") else "none",
+        "recompute": _recompute(s),
         "activation_offload": s.flag("fsdp_config.activation_cpu_offload") or None,
         "attention": s.choice("model.attn_config.attn_impl", ATTENTION, "flash"),
         "lora": _lora(s),
@@ -186,9 +196,22 @@ def _fsdp(s: Settings) -> dict[str, Any]:
     DDP in the last (composer/distributed/dist_strategy.py: `ddp_sync_context`)."""
     if not any(key.startswith("fsdp_config.") for key in s.values):
         return {"zero": 0}
+    if not s.flag("fsdp_config.limit_all_gathers", True):
+        s.notes.append(UNLIMITED)
+    if s.flag("fsdp_config.forward_prefetch"):
+        s.notes.append(AHEAD)
     late = gathers_late(str(s.take("fsdp_config.backward_prefetch", BACKWARD_POST)))
     layout = s.choice("fsdp_config.sharding_strategy", SHARDING, "FULL_SHARD") or SHARDING["FULL_SHARD"]
     return layout | late if layout["zero"] == 3 else dict(layout)
+
+
+def _recompute(s: Settings) -> Any:
+    """Full, by torch's reentrant checkpoint unless the file says otherwise, which runs whole layers again, or none
+    (composer/utils/parallelism.py, FSDPConfig: `activation_checkpointing_reentrant`)."""
+    reentrant = s.flag("fsdp_config.activation_checkpointing_reentrant", True)
+    if not s.flag("fsdp_config.activation_checkpointing"):
+        return "none"
+    return {"mode": "full", "early_stop": False} if reentrant else "full"
 
 
 def _lora(s: Settings) -> dict[str, Any] | None:

@@ -120,7 +120,8 @@ class Titan(Emission):
             self.has_only("training.param_dtype", ("fp32",), f"keeps parameters in fp32 (param_dtype: fp32), {also}")
             self.has_only("training.grad_dtype", ("fp32",), "keeps gradients in fp32")
             self.has_only("training.optimizer_dtype", ("fp32",), "keeps fp32 moments")
-        self.has_only("training.zero_grad", ("set_to_none", None), "sets gradients to none")
+        if self.training.cuda_graphs == "none":  # with one, gradients stay where the graph adds to them
+            self.has_only("training.zero_grad", ("set_to_none", None), "sets gradients to none")
         self.has_only("training.grad_reduce_dtype", ("fp32",), "reduces gradients in fp32")
         self.has_only("training.precision", ("bf16", "fp32", "fp8", "mxfp8"), "has bf16, fp32, fp8 and mxfp8")
         self.has_only("training.fp8_param_gather", (False,), "keeps no parameters in 8 bits")
@@ -238,8 +239,7 @@ class Titan(Emission):
         self.has_only("training.recompute.layers", (None,), "recomputes every n-th layer (recompute.every)")
         if r.mode == "selective_op" or (r.mode == "full" and r.every is not None):
             option = "op" if r.mode == "selective_op" else str(r.every)
-            stops = {} if r.mode == "selective_op" else {"early_stop": stops_early(self.scenario)}
-            return {"mode": "selective", "selective_ac_option": option, **stops}
+            return {"mode": "selective", "selective_ac_option": option, "early_stop": stops_early(self.scenario)}
         if r.mode == "full":
             return {"mode": "full", "early_stop": stops_early(self.scenario)}
         return {"mode": "none"}

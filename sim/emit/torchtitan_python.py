@@ -74,13 +74,17 @@ class TitanPython(Titan):
         if p.cp > 1 and p.cp_method == "ring":
             self.refuse("parallelism.cp_method", "gathers keys and values (cp_method: all_gather)")
         training["disable_cuda_graphs"] = self.training.cuda_graphs == "none"  # else it captures the whole step
+        if self.training.cuda_graphs != "none":
+            self.has_only("training.zero_grad", ("keep", None), "keeps gradients where a CUDA graph adds to them")
+            if self.training.zero_grad is None:
+                self.notes.append("zero_grad is not set, so gradients are freed; with cuda_graphs it keeps them (keep)")
         if p.pp > 1:  # trainer.py: `_validate_cuda_graphs`
             self.has_only("training.cuda_graphs", ("none",), "captures no step of a pipeline")
         del layout["context_parallel_rotate_method"]
         layout["enable_sequence_parallel"] = p.sp or p.tp == 1
         tables["compile"]["enable_async_tensor_parallel"] = layout.pop("enable_async_tensor_parallel")
-        if self.training.recompute.mode == "full" and stops_early(self.scenario):
-            self.notes.append("recompute full: it runs a block again to its end, also what no gradient needs")
+        if (mode := self.training.recompute.mode) in ("full", "selective_op") and stops_early(self.scenario):
+            self.notes.append(f"recompute {mode}: it runs a block again to its end, also what no gradient needs")
         return tables
 
     def _data_parallel(self) -> tuple[int, int]:

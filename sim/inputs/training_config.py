@@ -24,9 +24,10 @@ LOSES_OUTPUT: tuple[RecomputeModule, ...] = ("moe_act", "layernorm", "mla_up_pro
 
 
 class Recompute(UserInput):
-    """Activations that are computed again before the backward. Mode full may set `layers` (the first n of each stage),
-    `every` (each n-th layer) and `early_stop` (recompute no further than the last tensor that the backward needs; None:
-    as the framework does). Mode selective may set `modules`: the parts of a layer, under Megatron-Core's names."""
+    """Activations that are computed again before the backward. Mode full may set `layers` (the first n of each stage)
+    and `every` (each n-th layer); it and selective_op may set `early_stop` (recompute no further than the last tensor
+    that the backward needs; None: as the framework does). Mode selective may set `modules`: the parts of a layer, under
+    Megatron-Core's names."""
 
     mode: RecomputeMode
     layers: int | None = Field(default=None, ge=0, le=MAX_LAYERS)

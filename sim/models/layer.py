@@ -19,6 +19,7 @@ from sim.models.layers.experts import Experts
 from sim.models.layers.latent import LatentAttention
 from sim.models.layers.sparse_latent import SparseLatentAttention
 from sim.models.lora import frozen, only_behind_adapters
+from sim.models.moe.token_steps import checkpointed_in_parts
 from sim.models.norm import stream_norm
 from sim.models.operators import F, I, Operator, collective, of_part, workspace
 from sim.models.precision.casts import norms_give_wide
@@ -51,7 +52,8 @@ def layer_block(scenario: Scenario, layer: int, shard: Shard | None = None) -> B
         parts = only_behind_adapters(parts) if _ends_backward(scenario, d, layer) else parts
     if warms_up(scenario):
         parts = only_indexers(parts)
-    kept = keep(d, parts, mode_of_layer(scenario, layer), rerun_end(scenario), modules_of(scenario))
+    in_parts = isinstance(layer_specs(scenario.model)[layer].mlp, Experts) and checkpointed_in_parts(d)
+    kept = keep(d, parts, mode_of_layer(scenario, layer), rerun_end(scenario, in_parts), modules_of(scenario))
     block = as_block(f"layer {layer}", BlockKind.LAYER, layer_key(scenario, d, layer, shard), parts, kept)
     passing = workspace(d, parts) + passing_weight_bytes(d, parts)
     quantized = quantized_weight_bytes(d, parts)

@@ -106,7 +106,9 @@ class DataParallel(Struct, frozen=True):
 
     @property
     def _whole_reduction(self) -> tuple[str, ...]:
-        """Collectives that leave the sum of whole gradients on every rank."""
+        """Collectives that leave the sum of whole gradients on every rank, or on those that go on with it."""
+        if self.zero and self.engine.reduces_to_owners:
+            return ("reduce",)
         return ("reduce", "broadcast") if self.sync == "reduce_broadcast" else ("all_reduce",)
 
     @property

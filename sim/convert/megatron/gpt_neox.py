@@ -13,6 +13,7 @@ from typing import Any
 from sim.convert.megatron.megatron_deepspeed import by_engine
 from sim.convert.megatron.scenario import described
 from sim.convert.settings import Converted, Machine, Settings, without_none
+from sim.core.dtypes import dtype_bytes
 from sim.core.errors import InputError
 from sim.inputs.input_source import show
 from sim.inputs.trainer_names import MEGATRON_FUSIONS
@@ -80,11 +81,15 @@ def convert_gpt_neox(file: Path, data: Mapping[str, Any], machine: Machine) -> C
         flags["global-batch-size"] = micro * steps * dp
     engine = {key: own.take(key) for key in ENGINE if key in own.values}
     flags |= {"pipeline-model-parallel-size": pp, "deepspeed": True}
-    flags = by_engine(Settings(file, engine, notes=own.notes), without_none(flags), own.notes)
+    # arguments.py, `is_pipe_parallel`: with one stage the model is no PipelineModule.
+    flags = by_engine(Settings(file, engine, notes=own.notes), without_none(flags), own.notes, pp > 1)
     written = {flag: key for key, flag in FLAGS.items()} | {"micro-batch-size": "train_micro_batch_size_per_gpu"}
     s = Settings(file, flags, written=written, notes=own.notes)
     sections, block = described(s, machine, gpus), _block(own)
     sections["training"]["framework"] = "gpt_neox"
+    if elements := Settings(file, engine).section("zero_optimization").number("reduce_bucket_size"):
+        sums = sections["training"].get("grad_dtype", "fp32")
+        sections["parallelism"].setdefault("bucket_bytes", int(elements * dtype_bytes(sums)))
     if "tp_overlap" in sections["parallelism"]:
         sections["parallelism"]["tp_overlap"] = "none"  # autograd's all-reduce of `F.linear` (mpu/layers.py)
     if machine.model is None:

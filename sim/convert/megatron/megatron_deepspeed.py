@@ -49,12 +49,14 @@ def of_deepspeed(file: Path, script: str, flags: dict[str, Any], notes: list[str
         found["pp-partition-method"] = None
     if flags.get("cpu-optimizer"):
         found |= {"cpu-optimizer": None, "optimizer-cpu-offload": True}
-    return by_engine(_config(file, script, flags, notes), found, notes)
+    # pretrain_gpt.py: `GPTModelPipe` is a PipelineModule, with one stage, too.
+    return by_engine(_config(file, script, flags, notes), found, notes, not flags.get("no-pipeline-parallel"))
 
 
-def by_engine(config: Settings | None, flags: dict[str, Any], notes: list[str]) -> dict[str, Any]:
-    """The flags with what DeepSpeed's engine does by its configuration in place of what they say of it."""
-    found = flags | _engine(config, flags)
+def by_engine(config: Settings | None, flags: dict[str, Any], notes: list[str], piped: bool) -> dict[str, Any]:
+    """The flags with what DeepSpeed's engine does by its configuration in place of what they say of it. `piped`: the
+    model is a PipelineModule."""
+    found = flags | _engine(config, flags, piped)
     if found["zero-stage"] == "0" and found.get("bf16"):
         found["zero-stage"] = "1"
         notes.append(BF16_SHARDS)
@@ -93,7 +95,7 @@ def _config(file: Path, script: str, flags: dict[str, Any], notes: list[str]) ->
     return Settings(file, config, f"{name}: ", notes=notes)
 
 
-def _engine(config: Settings | None, flags: dict[str, Any]) -> dict[str, Any]:
+def _engine(config: Settings | None, flags: dict[str, Any], piped: bool) -> dict[str, Any]:
     """Return flags by what DeepSpeed's engine does: by its config, or without one by the flags; None for flags that it
     ignores."""
     if config is None:
@@ -107,7 +109,7 @@ def _engine(config: Settings | None, flags: dict[str, Any]) -> dict[str, Any]:
         "deepspeed-config": None,
         **_batch(config, flags),
         **_precision(config, flags, stage),
-        **_messages(zero, stage),
+        **_messages(zero, stage, piped),
         # The engine's; --clip-grad is of Megatron's optimizer. Releases before 0.19.8 may have it off by default.
         "clip-grad": str(config.number("gradient_clipping", 1.0)),
     }
@@ -161,11 +163,13 @@ def _precision(config: Settings, flags: dict[str, Any], stage: int) -> dict[str,
     }
 
 
-def _messages(zero: Settings, stage: int) -> dict[str, Any]:
-    """Whether gradients are reduced while the backward runs, and the elements of a bucket."""
+def _messages(zero: Settings, stage: int, piped: bool) -> dict[str, Any]:
+    """Whether gradients are reduced while the backward runs, and the elements of a bucket. Without ZeRO they never are
+    (runtime/engine.py: `allreduce_gradients`), nor with ZeRO-1 of a PipelineModule (`_configure_zero_optimizer`:
+    "Pipeline parallelism does not support overlapped communication"), which excludes other stages."""
     default = DEEPSPEED_ZERO.bucket_bytes_of(1, 1)
     elements = zero.number("reduce_bucket_size", default)
-    overlaps = zero.flag("overlap_comm", stage == 3)
+    overlaps = zero.flag("overlap_comm", stage == 3) and (stage > 1 or (stage == 1 and not piped))
     return {"overlap-grad-reduce": True, "ddp-bucket-size": str(int(elements or default))} if overlaps else {}
 
 

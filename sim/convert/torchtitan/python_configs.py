@@ -183,6 +183,9 @@ def _part(file: Path, name: str, given: ast.expr, tables: dict[str, dict[str, An
             allowed = ", ".join(TITAN_POLICIES)
             raise InputError(f"{file}: activation_checkpoint: found {_owner(made.func)}; can be simulated: {allowed}")
         tables[name]["mode"] = policy
+        for keyword in made.keywords:  # which nothing reads, and a note names
+            if keyword.arg is not None:
+                _set(tables, name, keyword.arg, keyword.value)
     if name == "loss" and made:
         tables[name]["chunked"] = _owner(made.func) in CHUNKED
         for keyword in made.keywords:

@@ -36,8 +36,18 @@ RING = (
     "parallelism.context_parallel_rotate_method: alltoall is simulated; torchtitan since 2026 (pull request 2555) "
     "reads it no more and gathers keys and values: set parallelism.cp_method=all_gather"
 )
+EACH_REDUCED = "DDP: torchtitan all-reduces gradients in every micro-batch; simulated in the last one alone"  # train.py
+FREED = (
+    "parallelism.fsdp_reshard_after_forward: always frees the last norm and the output matrix, too; they are simulated "
+    "as kept for the backward"  # models/llama3/infra/parallelize.py: apply_fsdp
+)
 SCHEDULES = {name.lower(): schedule for schedule, name in TITAN_SCHEDULES.items()}
 PRECISIONS = {"nvfp4": "nvfp4", "mx": "mxfp8", "float8": "fp8"}  # by a word in a converter's name
+# components/quantization/float8.py: `Float8LinearConverter.Config`, since pull request 3127 of May 2026. A config of
+# before has a `ModelConvertersContainer`, and where it names no recipe, one scale for a tensor.
+RECIPE, USUAL_RECIPE, FORMER_CONVERTERS = "float8.recipe_name", "rowwise", "ModelConvertersContainer"
+WIDE_GRADIENTS = "rowwise_with_gw_hp"  # torchao: `Float8LinearRecipeName`
+IN_8_BITS = "float8.recipe_name rowwise_with_gw_hp: weight gradients' matmuls, in 16 bits there, are simulated in 8"
 GROUPED = "grouped_mm"  # in the name of a converter of experts
 IN_16_BITS = (
     "experts: torchtitan leaves them in 16 bits without a grouped_mm converter, as they are no nn.Linear; they are "
@@ -71,6 +81,8 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     of_classes = file.suffix == ".py" and not is_job(text)  # since release 0.3.0
     if of_classes:
         values.setdefault("activation_checkpoint.selective_ac_option", "op")  # all that Python configs have
+        if "float8" in values.get("model.converters", ()) and FORMER_CONVERTERS not in text:
+            values.setdefault(RECIPE, USUAL_RECIPE)
     else:
         values = as_of_2025(values)
     s = Settings(file, in_sequences(file, values))
@@ -84,10 +96,12 @@ def convert_torchtitan(file: Path, text: str, machine: Machine, function: str | 
     model = machine.model or _model(s)
     layout = _layout(s, machine, model, of_classes)
     training = _training(s, layout)
+    several = training["global_batch_size"] > training["micro_batch_size"] * layout["dp"]
+    s.notes += [EACH_REDUCED] if layout["zero"] == 0 and layout["dp"] > 1 and several else []
     if layout.get("schedule") == "interleaved_1f1b":
         layout["micro_batch_group"] = _in_a_row(s, _local_batch(s) // training["micro_batch_size"], layout["pp"])
     if of_classes and _in_graph(s, layout):
-        training["cuda_graphs"] = "step"
+        training |= {"cuda_graphs": "step", "zero_grad": "keep"}  # trainer.py of 0.3.0, train_step
         s.notes.append("training.cuda_graphs: the default of release 0.3.0; before it there was none")
     if training["precision"] in PRECISIONS.values():
         described = resolve_model(model, Source("model", {}), ())
@@ -166,6 +180,7 @@ def _layout(s: Settings, machine: Machine, model: str | dict[str, Any], of_class
     asynchronous = [s.flag(f"{table}.enable_async_tensor_parallel") for table in ("parallelism", "compile")]
     reshard = s.take("parallelism.fsdp_reshard_after_forward", "default")
     rotate = s.take("parallelism.context_parallel_rotate_method", "allgather")
+    s.notes += [FREED] if sharded and reshard == "always" else []
     if cp > 1 and rotate == "alltoall":
         s.notes.append(RING)
     return {
@@ -260,7 +275,10 @@ def _training(s: Settings, layout: dict[str, Any]) -> dict[str, Any]:
             s.notes.append("precision fp32: with tp or pp above 1 torchtitan casts to 16 bits under FSDP only")
     low = next((p for word, p in PRECISIONS.items() if word in converters), None)
     precision = low or ("bf16" if sixteen else "fp32")
-    recipe = s.take("float8.recipe_name")
+    recipe = s.take(RECIPE)
+    if recipe == WIDE_GRADIENTS:
+        recipe = USUAL_RECIPE
+        s.notes.append(IN_8_BITS)
     if low is None and (off := {name for name in s.values if name.startswith(("float8.", "mx."))}):
         s.taken |= off
         sections = " and ".join(sorted({f"[{name.partition('.')[0]}]" for name in off}))
@@ -313,4 +331,4 @@ def _recompute(s: Settings, framework: str) -> Any:
         return {"mode": mode, **stops} if mode == "full" and stops else mode
     if option.isdigit():
         return {"mode": "full", "every": int(option), **stops}
-    return "selective_op" if option == "op" else "none"
+    return "none" if option != "op" else {"mode": "selective_op", **stops} if stops else "selective_op"

@@ -30,6 +30,14 @@ MICS = (
     "zero_optimization.mics_shard_size: simulated as shard_size with one all-reduce over replicas a step; DeepSpeed "
     "0.19.8 has it no more"
 )
+SCATTERED = {  # `reduce_scatter: false` (runtime/zero/stage_1_and_2.py: `average_tensor`; stage3.py)
+    **dict.fromkeys((1, 2), "all-reduces buckets, as is simulated, but does not join their parts once more"),
+    3: "is not simulated; gradients are reduce-scattered",
+}
+IN_TURN = (  # stage_1_and_2.py: `_round_robin_reorder`
+    "zero_optimization.round_robin_gradients: all ranks' copies of gradients to the host are simulated side by side, "
+    "as it has them; without it the ranks copy in turn, while the others wait"
+)
 NOT_CONTIGUOUS = (
     "zero_optimization.contiguous_gradients: false is not simulated; gradients are copied into buckets that stay"
 )
@@ -43,8 +51,8 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
     stage = own.integer("stage", 0)
     found: dict[str, Any] = {"zero": stage}
     overlaps = own.take("overlap_comm")
-    if isinstance(overlaps, bool):
-        found["dp_sync"] = "bucketed" if overlaps else "after_backward"
+    if isinstance(overlaps, bool):  # without ZeRO nothing reads it (runtime/engine.py: `allreduce_gradients`)
+        found["dp_sync"] = "bucketed" if overlaps and stage else "after_backward"
     # transformers/integrations/deepspeed.py, trainer_config_finalize, fills in what is "auto".
     gathered = int(dtype_bytes(training["precision"]))
     sent = int(dtype_bytes(training.get("grad_reduce_dtype", training["precision"])))
@@ -55,7 +63,7 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
         if own.values.get(name) == AUTO:
             own.taken.add(name)
             found[key] = each * int(share * _model(machine).hidden ** 2)
-        elif (elements := own.number(name)) is not None:
+        elif (elements := own.number(name)) is not None and stage:
             found[key] = max(1, int(each * elements))
     if stage < 3:
         found.pop("gather_bucket_bytes", None)
@@ -64,8 +72,10 @@ def zero_of(s: Settings, machine: Machine, training: dict[str, Any]) -> dict[str
         s.notes.append(f"zero_optimization.{PREFETCH}: 0 is not simulated; parameters are gathered ahead")
     if stage == 3:
         found |= _zero_plus_plus(s, own, training)
-    if own.take("reduce_scatter") is False and stage == 3:
-        s.notes.append("zero_optimization.reduce_scatter: false is not simulated; gradients are reduce-scattered")
+    if own.take("reduce_scatter") is False and stage in SCATTERED:
+        s.notes.append(f"zero_optimization.reduce_scatter: false {SCATTERED[stage]}")
+    if not own.flag("round_robin_gradients") and stage in (1, 2) and offload_of(own.values):
+        s.notes.append(IN_TURN)
     if own.take("contiguous_gradients") is False and stage > 0:
         s.notes.append(NOT_CONTIGUOUS)
     _note_persistent(s, own, stage, machine)

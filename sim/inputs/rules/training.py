@@ -296,8 +296,10 @@ def _recompute(sections: Sections, t: Training) -> Problems:
     if recompute.layers is not None and recompute.every is not None:
         yield path, "found both layers and every; give one of the two"
     for key in ("layers", "every", "early_stop"):
-        if getattr(recompute, key) is not None and recompute.mode != "full":
-            yield (*path, key), f"cannot be given with mode {recompute.mode}; only mode full takes it"
+        takes = ("full", "selective_op") if key == "early_stop" else ("full",)
+        if getattr(recompute, key) is not None and recompute.mode not in takes:
+            only = f"only mode {' or '.join(takes)} takes it"
+            yield (*path, key), f"cannot be given with mode {recompute.mode}; {only}"
     if recompute.early_stop and framework_of(t).checkpoint_stops_early is None:
         yield (*path, "early_stop"), f"found true; framework {t.framework} runs whole layers again"
     if recompute.early_stop is False and framework_of(t).uses_torch_compile:

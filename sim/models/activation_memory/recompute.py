@@ -6,9 +6,10 @@
 - selective_op: of the layer's matmuls every second runs again, and everything that is no matmul, and grouped matmuls;
   outputs of the other matmuls, of fused attention, of reduce-scatters and of all-to-alls are kept (torchtitan,
   distributed/activation_checkpoint.py: `default_activation_checkpoint_policy`);
-- full: the layer's forward runs again, communication included; only its input is kept. torch's checkpoint stops at the
-  last tensor that the backward needs (`early_stop`). `layers: n`: the first n layers of each stage (Megatron's block
-  method, per virtual stage); `every: k`: each k-th layer of the model.
+- full: the layer's forward runs again, communication included; only its input is kept. `layers: n`: the first n layers
+  of each stage (Megatron's block method, per virtual stage); `every: k`: each k-th layer of the model.
+
+With selective_op and full torch's checkpoint stops at the last tensor that the backward needs (`early_stop`).
 """
 
 from __future__ import annotations
@@ -114,14 +115,19 @@ def _place_in_stage(stage_layers: Sequence[int], layer: int) -> int:
     return layer
 
 
-def rerun_end(scenario: Scenario) -> RerunEnd:
-    """Where the full recomputation of a layer ends."""
+def rerun_end(scenario: Scenario, in_parts: bool = False) -> RerunEnd:
+    """Where the recomputation of a layer, full or by operator, ends. `in_parts`: torch's checkpoint is around the parts
+    of a layer that are compiled, and torchtitan's ends with the layer unless a switch says otherwise
+    (config/job_config.py of 0.2.2: `early_stop`)."""
+    t = scenario.training
+    if in_parts and t is not None and t.recompute.early_stop is None:
+        return "layer"
     return "saved" if stops_early(scenario) else "layer"
 
 
 def stops_early(scenario: Scenario) -> bool:
-    """Tell whether full recomputation ends at the last tensor that the backward needs: as the scenario says, else as
-    the framework's checkpoint does."""
+    """Tell whether recomputation, full or by operator, ends at the last tensor that the backward needs: as the scenario
+    says, else as the framework's checkpoint does."""
     t = scenario.training
     if t is None or t.recompute.early_stop is not None:
         return t is not None and bool(t.recompute.early_stop)
@@ -155,7 +161,7 @@ def keep(
         again, kept = module_kept(parts, modules)
         late = rebuilt - sum(s.bytes for s in kept if s.late)
         return RecomputePlan(rerun(again), kept, peak + whole - sum(s.bytes for s in kept), late)
-    again, outputs = _by_operator(d, parts)
+    again, outputs = _by_operator(d, parts, end)
     kept = (layer_input, *outputs)
     return RecomputePlan(rerun(again), kept, max(stream, peak + whole - sum(s.bytes for s in kept)), rebuilt)
 
@@ -167,32 +173,42 @@ def _until_last_saved(parts: Sequence[Operator]) -> Program:
     torch.utils.checkpoint (not reentrant, from 2.1): what comes after the last tensor saved is not run, messages
     included, on all ranks alike.
     """
+    last, made_before = _last_saved(parts)
+    casts = [i for i in parts[last].forward if made_before and isinstance(i, Compute) and i.kind == "cast"]
+    return forward_of(parts[: last + (not made_before)]) + tuple(casts)
+
+
+def _last_saved(parts: Sequence[Operator]) -> tuple[int, bool]:
+    """Return the place of the last part that keeps a tensor, and whether all that it keeps is there before it runs: its
+    inputs, which it may cast."""
     last = max((i for i, p in enumerate(parts) if saved_of([p])), default=-1)
-    kept_inputs = last >= 0 and all(s.role is TensorRole.INPUT for s in saved_of([parts[last]]))
-    casts = [i for i in parts[last].forward if isinstance(i, Compute) and i.kind == "cast"] if kept_inputs else []
-    return forward_of(parts[: last + (not kept_inputs)]) + tuple(casts)
+    return last, last >= 0 and all(s.role is TensorRole.INPUT for s in saved_of([parts[last]]))
 
 
-def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Saved]]:
+def _by_operator(d: Dims, parts: Sequence[Operator], end: RerunEnd) -> tuple[Program, list[Saved]]:
     """Return what mode selective_op runs again, and the outputs that it keeps: of every second matmul, and of
     messages. Grouped matmuls of experts are not in torchtitan's list, and run again; so does a router's, which is not
     counted (`force_recompute_mm_shapes_by_fqns`).
 
     torchao's 8-bit matmuls count as well: the policy sees `aten.mm` of two quantized tensors, before it becomes
-    `aten._scaled_mm`.
+    `aten._scaled_mm`. torch.utils.checkpoint caches outputs while the forward runs (`_CachingTorchDispatchMode`), also
+    those of operators that a rerun ending early (`_StopRecomputationError`) does not come to.
     """
     again: list[Item] = []
     kept: list[Saved] = []
     matmuls = 0
-    last = max((i for i, p in enumerate(parts) if saved_of([p])), default=-1)
+    last, made_before = _last_saved(parts)
+    compiled = d.framework.uses_torch_compile
+    stops = end == "saved" and not compiled
     for place, part in enumerate(parts):
         if part.core:
-            statistics = _statistics(part)
+            statistics = [] if d.framework.reruns_attention else _statistics(part)
             kept += [Saved("attention output", part.output_bytes), *statistics] if statistics else []
             again += () if statistics else part.forward
             continue
         products, seen = 0 if part.always_again else _products(d, part), 0
-        unread = d.framework.uses_torch_compile and _unread(part, place - last)
+        unread = compiled and _unread(part, place - last)
+        reads = not unread and not (stops and place + made_before > last)
         for item in part.forward:
             size: float | None = None  # of the output, where it is kept
             if isinstance(item, Compute) and item.kind == "gemm" and not part.always_again:
@@ -204,8 +220,8 @@ def _by_operator(d: Dims, parts: Sequence[Operator]) -> tuple[Program, list[Save
             if size is not None and not isinstance(item, Wait):
                 needless = unread and place >= last and not d.framework.keeps_unread_sums
                 kept += [] if needless else [Saved(f"{item.name} output", size)]
-            elif not unread or (isinstance(item, Compute) and item.kind == "cast"):  # which weight gradients read
-                again.append(item)
+            elif reads or (isinstance(item, Compute) and item.kind == "cast" and not (stops and place > last)):
+                again.append(item)  # of a part whose result is not read: casts that weight gradients read
         matmuls += products
     return tuple(again), kept
 

@@ -112,7 +112,7 @@ class TokenSteps(NamedTuple):
     number of an expert's result, as it is kept for the gradient of its weight; 0: in the activations' dtype.
     `fills_rows`: rows are copied to fill up each expert's even if one rank has all experts. `sorts_biases`: a bias's
     gradient is summed by a sort of rows. `fuses_sums`: two gradients of experts' input are added up where the copies'
-    are.
+    are. `in_parts`: of a layer with experts torch.compile has parts, around which torch's checkpoint is.
     """
 
     steps: Mapping[str, IndexedStep]
@@ -121,6 +121,7 @@ class TokenSteps(NamedTuple):
     fills_rows: bool = False
     sorts_biases: bool = False
     fuses_sums: bool = False
+    in_parts: bool = False
 
     def of(self, d: Dims) -> Mapping[str, IndexedStep]:
         """The steps for these sizes."""
@@ -132,10 +133,16 @@ class TokenSteps(NamedTuple):
 TOKEN_STEPS: Mapping[str, TokenSteps] = {
     "transformers": TokenSteps(INDEXED, INDEXED_IN_ONE_DTYPE, sorts_biases=True),
     "torchtitan": TokenSteps(TITAN, fuses_sums=True),
-    "torchtitan_2025": TokenSteps(TITAN_2025, result_bytes=FP32_BYTES, fills_rows=True),
+    "torchtitan_2025": TokenSteps(TITAN_2025, result_bytes=FP32_BYTES, fills_rows=True, in_parts=True),
 }
 
 
 def token_steps(d: Dims) -> TokenSteps | None:
     """Return how the framework copies tokens by torch's operators; None if by kernels of its own."""
     return TOKEN_STEPS.get(d.framework.token_steps)
+
+
+def checkpointed_in_parts(d: Dims) -> bool:
+    """Tell whether torch's checkpoint runs a layer with experts again, not the graph of a compiled backward."""
+    steps = token_steps(d)
+    return steps is not None and steps.in_parts

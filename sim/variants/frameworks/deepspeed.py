@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.variants.frameworks.parts import ZeroEngine
+from sim.variants.frameworks.parts import Former, ZeroEngine
 
 # deepspeed/runtime/zero. config.py: reduce_bucket_size and stage3_prefetch_bucket_size are elements;
 # `overlap_comm_valid`; stage3_max_live_parameters, which the prefetcher fills (partitioned_param_coordinator.py:
@@ -35,4 +35,10 @@ DEEPSPEED_ZERO = ZeroEngine(
     gathers_apart=False,
     shards_apart=False,
     adds_up_as_sent=False,
+)
+# stage_1_and_2.py of 0.12.3, average_tensor: `dist.reduce` of each part of a bucket. Left out: they were not joined.
+REDUCED_TO_OWNERS = Former(
+    "2023-12",
+    {"zero": DEEPSPEED_ZERO._replace(reduces_to_owners=True)},
+    "DeepSpeed before 0.12.4, which brought use_multi_rank_bucket_allreduce",
 )

@@ -322,13 +322,13 @@ class Framework(Struct, frozen=True):
     accumulates_in_a_row: bool = False
     """default of `parallelism.accumulate_in_a_row` [Llama Team 2024, section 3.3.2]"""
     checkpoint_stops_early: bool | None = True
-    """default of `recompute.early_stop`: full recomputation ends at the last tensor that the backward needs; None: the
-    framework has a checkpoint of its own, which never does [torch.utils.checkpoint: early_stop, unless `use_reentrant`]
-    """
+    """default of `recompute.early_stop`: recomputation ends at the last tensor that the backward needs; None: by a
+    checkpoint of the framework's own it never does [torch.utils.checkpoint: early_stop, unless `use_reentrant`]"""
     checkpoint_asks_gradients: bool = False
     """with adapters and full recomputation the embedding's result is made to need a gradient, so that the backward of
-    the first layer is whole [transformers/modeling_utils.py: enable_input_require_grads, which gradient checkpointing
-    of peft's models calls; peft/peft_model.py: prepare_model_for_gradient_checkpointing]"""
+    the first layer is whole [transformers/modeling_utils.py: enable_input_require_grads, for models of peft]"""
+    reruns_attention: bool = False
+    """`selective_op` runs fused attention again: cuDNN's is not on its list [torchtitan: `_op_sac_save_list`]"""
     keeps_unread_sums: bool = False
     """with `selective_op` a compiled graph keeps the result of a layer's last reduce-scatter, though its backward does
     not read it [torch/_functorch/partitioners.py: _extract_fwd_bwd_modules, for which its wait was a reader]"""

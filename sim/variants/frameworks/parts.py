@@ -209,7 +209,8 @@ class ZeroEngine(NamedTuple):
     """Hold how a framework reduces gradients and gathers parameters. Tuples list ZeRO stages.
 
     `all_reduced_at`: whole gradients are all-reduced, and each rank goes on with its shard. `all_reduces_for_matrices`:
-    so they are at stage 1 with an optimizer that updates whole matrices. `at_once_at`: in one message after the last
+    so they are at stage 1 with an optimizer that updates whole matrices. `reduces_to_owners`: instead each part of a
+    bucket is reduced to the rank that updates it, one part after the other. `at_once_at`: in one message after the last
     backward, whatever `parallelism.dp_sync` says. Defaults of keys of `parallelism`: `alone_at`: `dp_sync` is
     after_backward; `gathers_ahead`: `param_gather_overlap`; `bucket_bytes`; `gather_bucket_elements`, of
     `gather_bucket_bytes`. `bucket_elements`: in place of `bucket_bytes`, gradients of a bucket: at least so many, and
@@ -295,6 +296,7 @@ class ZeroEngine(NamedTuple):
 
     all_reduced_at: tuple[int, ...] = ()
     all_reduces_for_matrices: bool = False
+    reduces_to_owners: bool = False
     at_once_at: tuple[int, ...] = ()
     alone_at: tuple[int, ...] = ()
     gathers_ahead: bool = True

@@ -3,15 +3,14 @@
 `training.framework` names one of `FRAMEWORKS`. Adding a framework is one more record there: the key's allowed values,
 the JSON Schema and `--explain` follow from the dict, and nothing else in the simulator asks for a framework's name.
 
-A record holds what releases of today do; `former` what older ones did, until when. `training.software_date` says which
-are meant.
+A record holds what releases of today do, `former` what older ones did; `training.software_date` says which are meant.
 """
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sim.variants.frameworks.deepspeed import DEEPSPEED_ZERO
+from sim.variants.frameworks.deepspeed import DEEPSPEED_ZERO, REDUCED_TO_OWNERS
 from sim.variants.frameworks.facts import Framework
 from sim.variants.frameworks.keys import Named, Sharded, Trained, Updated
 from sim.variants.frameworks.megatron import EVERY_STAGE, MEGATRON, MEGATRON_BRIDGE, MEGATRON_LOSS, NEMO
@@ -89,9 +88,8 @@ _COMPILED = Framework(
     fuses_latent_rope=True,
     fuses_chains=True,
     joins_norm_sums=0.0,
-    # torch/distributed/tensor/experimental/_attention.py: _templated_ring_attention, `convert_to_f32`. A compiled
-    # graph waits for a functional collective where it starts it (_functional_collectives.py: _maybe_wrap_tensor;
-    # inductor's `reorder_for_compute_comm_overlap` is off).
+    # torch/distributed/tensor/experimental/_attention.py: `convert_to_f32`. A compiled graph waits for a functional
+    # collective where it starts it (`_maybe_wrap_tensor`; inductor's `reorder_for_compute_comm_overlap` is off).
     context=ContextKernels(blocks=True, fp32_sums=True, waits=True),
     keeps_gathered=True,
     sequence=TITAN_SEQUENCE,
@@ -111,14 +109,15 @@ _COMPILED = Framework(
         SEQUENCE_COPIED,
         Former("2026-02", {"repeats_fused_keys": True}, "torchtitan pull request 2259: GQA without kv repeats"),
         NORM_SUMS_APART[1],
+        Former("2025-12", {"reruns_attention": True}, "torchtitan pull request 2095: cuDNN's is on the list"),
         Former("2025-11", {"token_steps": ""}, "torchtitan before pull request 1895: blocks with experts are compiled"),
         Former(
             "2025-08",
             {"zero": TITAN_ZERO._replace(ends_together=True)},
             "torchtitan pull request 1094: units of embedding and of [norm, output]",
         ),
-        # cuDNN's on Blackwell from May 2025 on (pull request 1196), where profiles know no other kernel.
-        Former("2025-10", {"attention_kernel": "torch_2024"}, "torchtitan: ScaledDotProductAttentionWrapper"),
+        # ScaledDotProductAttentionWrapper. On Blackwell cuDNN's from May 2025 on (pull request 1196); profiles have it.
+        Former("2025-10", {"attention_kernel": "torch_2024", "reruns_attention": False}, "torchtitan: attention.py"),
         TITAN_FOREACH,
         Former("2025-04", {"keeps_unread_sums": True}, "pytorch pull request 149652: unused sums are not kept"),
         Former("2025-04", {"loss": LOSS_PARALLEL}, "torchtitan pull requests 755 and 1033: the loss is not compiled"),
@@ -174,8 +173,7 @@ _TRANSFORMERS = Framework(
 _RECORDS = (
     Framework(
         "eager",
-        # calibrate/parallel/expert.py: expert, token and place of a copy in 64 bits; its fp32 weight, before it is
-        # divided by the token's sum and after
+        # calibrate/parallel/expert.py: a copy's expert, token and place in 64 bits; its fp32 weight, and its quotient
         routing_bytes=32.0,
         vocabulary_multiple=128,  # calibrate/bundled_model/model.py
         under_torch_compile="compiled",
@@ -233,7 +231,10 @@ _RECORDS = (
         unscales_gradients=False,  # runtime/zero/stage_1_and_2.py: unscale_and_clip_grads
         sums_in_fp32=False,  # runtime/engine.py: get_data_types, `grad_accum_dtype` unset
         adapters_in_fp32=False,  # the same function casts them with the model
-        former=tuple(f for f in _TRANSFORMERS.former if f not in (ADAMW_FOREACH, ACCELERATE_ROOT)),
+        former=(
+            *(f for f in _TRANSFORMERS.former[:-2] if f not in (ADAMW_FOREACH, ACCELERATE_ROOT)),
+            *(REDUCED_TO_OWNERS, *TORCH_RELEASES[-2:]),
+        ),
     ),
     Framework(
         "gpt_neox",  # EleutherAI's trainer: Megatron-LM's layers of 2020 as torch's operators, under DeepSpeed's engine
@@ -248,7 +249,7 @@ _RECORDS = (
         unscales_gradients=False,
         sums_in_fp32=False,
         family="torch",
-        former=(*TORCH_RELEASES[:2], TORCH_CUDA_11),
+        former=(*TORCH_RELEASES[:2], REDUCED_TO_OWNERS, TORCH_CUDA_11),
     ),
     Framework(
         "meta_llama3",  # Meta's own trainer of Llama 3, of which its paper says this
@@ -326,8 +327,7 @@ _RECORDS = (
         loss=NANOTRON_LOSS,
         starts_with_own_rows=True,
         communicators=(("tp",), ("cp",), ("dp",), ("pp",), ("tp", "pp")),  # parallel/context.py
-        # Two with each tensor's shape and kind; the mask of the sequence goes with the output.
-        small_messages=(5, 2),
+        small_messages=(5, 2),  # two with each tensor's shape and kind; the sequence's mask goes with the output
         plain_host=False,  # tensor-parallel linear layers and loss are Megatron's autograd functions, in Python
         adds_gradients_late=True,
         autocasts=False,  # trainer.py: the model is made in 16 bits

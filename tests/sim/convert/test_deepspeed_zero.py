@@ -47,6 +47,33 @@ def test_what_zero_keeps_in_another_way_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("zero", "said"),
     [
+        ('"stage": 1, "reduce_scatter": false', "reduce_scatter: false all-reduces buckets, as is simulated, but does"),
+        (
+            '"stage": 3, "reduce_scatter": false',
+            "reduce_scatter: false is not simulated; gradients are reduce-scattered",
+        ),
+        ('"stage": 2, "offload_optimizer": {"device": "cpu"}', "round_robin_gradients: all ranks' copies of gradients"),
+        ('"stage": 2, "offload_optimizer": {"device": "cpu"}, "round_robin_gradients": true', ""),
+        ('"stage": 3, "offload_optimizer": {"device": "cpu"}', ""),
+        ('"stage": 2, "round_robin_gradients": false, "load_from_fp32_weights": false', ""),
+        ('"stage": 0, "overlap_comm": true, "reduce_bucket_size": 1000, "reduce_scatter": false', ""),
+    ],
+)
+def test_what_deepspeed_reduces_and_copies_otherwise_is_named(tmp_path: Path, zero: str, said: str) -> None:
+    """runtime/zero/stage_1_and_2.py and stage3.py of 0.19.8; nothing reads the last without ZeRO (engine.py)."""
+    text = f'{{"train_micro_batch_size_per_gpu": 1, "bf16": {{"enabled": true}}, "zero_optimization": {{{zero}}}}}'
+    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--gpus", "8", "--seq-len", "2048")
+    data, found = converted(tmp_path, "ds.json", text, *options)
+    assert said in found
+    assert ("zero_optimization" in found) is bool(said)
+    if data["parallelism"]["zero"] == 0:
+        assert data["parallelism"]["dp_sync"] == "after_backward"
+        assert "bucket_bytes" not in data["parallelism"]
+
+
+@pytest.mark.parametrize(
+    ("zero", "said"),
+    [
         ('"sub_group_size": 1e12', "sub_group_size: the default of 1,000,000,000 is simulated"),
         ('"sub_group_size": 1e9', ""),
         (

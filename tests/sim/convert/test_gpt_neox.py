@@ -42,7 +42,7 @@ def test_all_keys_of_a_config(tmp_path: Path) -> None:
         "tp": 2,
         "pp": 4,
         "zero": 1,
-        "dp_sync": "bucketed",
+        "dp_sync": "after_backward",
         "bucket_bytes": 2 * 1_260_000_000,
     }
     assert layout["tp_overlap"] == "none"  # mpu/layers.py: `F.linear`, whose backward autograd runs
@@ -52,6 +52,21 @@ def test_all_keys_of_a_config(tmp_path: Path) -> None:
     assert (model["mlp"], model["ffn"], model["bias"], model["dropout"]) == ("gelu", 4 * 6144, True, 0.0)
     assert "not expressed here: bias_gelu_fusion\n" in said
     assert training["framework"] == "gpt_neox"
+
+
+@pytest.mark.parametrize(
+    ("stages", "stage", "sync"), [(4, 1, "after"), (1, 1, "beside"), (0, 2, "beside"), (0, 0, "after")]
+)
+def test_reductions_run_beside_no_pipeline_s_backward(tmp_path: Path, stages: int, stage: int, sync: str) -> None:
+    """DeepSpeed's runtime/engine.py, `_configure_zero_optimizer`: of a PipelineModule `overlap_comm` is disabled.
+
+    GPT-NeoX has one from two stages on (neox_arguments/arguments.py: `is_pipe_parallel`).
+    """
+    text = TEXT.replace('"pipe-parallel-size": 4', f'"pipe-parallel-size": {stages}').replace(
+        '"stage": 1', f'"stage": {stage}'
+    )
+    found, _ = converted(tmp_path, "20B.yml", text, *HERE)
+    assert found["parallelism"]["dp_sync"] == {"after": "after_backward", "beside": "bucketed"}[sync]
 
 
 def test_the_parameters_of_gpt_neox_20b(tmp_path: Path) -> None:

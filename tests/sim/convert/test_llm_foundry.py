@@ -40,7 +40,8 @@ def test_an_mpt(tmp_path: Path) -> None:
     assert (m["bias"], m["tied_embeddings"], m["mlp"], m["norm"]) == (False, True, "gelu", "layernorm")
     assert (t["seq_len"], t["micro_batch_size"], t["global_batch_size"]) == (2048, 8, 1024)
     assert (t["precision"], t["param_dtype"], t["grad_reduce_dtype"]) == ("bf16", "fp32", "bf16")
-    assert (t["framework"], t["recompute"], t["gradient_clipping"]) == ("composer", "full", True)
+    assert (t["framework"], t["gradient_clipping"]) == ("composer", True)
+    assert t["recompute"] == {"mode": "full", "early_stop": False}  # torch's reentrant checkpoint, Composer's default
     assert p == {"dp": 8, "zero": 3}
     assert "not expressed" not in notes
     assert parse_scenario(data)
@@ -62,12 +63,38 @@ def test_an_mpt(tmp_path: Path) -> None:
         ),
         ("no_bias: true, ", "", "model", {"bias": True}),
         ("FULL_SHARD", "NO_SHARD", "parallelism", {"zero": 3, "shard_size": 1}),
+        ("mixed_precision: PURE", "mixed_precision: FULL", "parallelism", {"param_gather_dtype": "fp32"}),
+        ("checkpointing: true", "checkpointing_reentrant: true", "training", {"recompute": "none"}),
+        (
+            "checkpointing: true",
+            "checkpointing: true, activation_checkpointing_reentrant: false",
+            "training",
+            {"recompute": "full"},
+        ),
     ],
 )
 def test_keys(tmp_path: Path, old: str, new: str, section: str, found: dict[str, object]) -> None:
     data, _ = converted(tmp_path, "mpt.yaml", TEXT.replace(old, new), *ON_8)
     assert found.items() <= data[section].items()
     assert parse_scenario(data)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("limit_all_gathers: true", "limit_all_gathers: false", "limit_all_gathers: false is not simulated"),
+        ("limit_all_gathers: true", "forward_prefetch: true", "fsdp_config.forward_prefetch: layers are gathered one"),
+        ("limit_all_gathers: true", "forward_prefetch: false, sync_module_states: true", ""),
+        ("no_bias: true", "no_bias: true, use_train_metrics: false", "model.use_train_metrics: false: the two"),
+        ("no_bias: true", "no_bias: true, use_train_metrics: true", ""),
+    ],
+)
+def test_what_is_simulated_otherwise_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+    """composer/distributed/dist_strategy.py hands these to torch's FSDP; sync_module_states changes no step."""
+    notes = converted(tmp_path, "mpt.yaml", TEXT.replace(old, new), *ON_8)[1]
+    assert said in notes
+    assert any(word in notes for word in ("gather", "sync_", "train_metrics", "prefetch")) is bool(said)
+    assert "not expressed" not in notes
 
 
 def test_without_fsdp_s_section_ddp_runs(tmp_path: Path) -> None:

@@ -46,6 +46,24 @@ def test_the_file_that_a_script_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("stage", "flags", "sync"),
+    [
+        (0, "--no-pipeline-parallel", "after_backward"),
+        (1, "--no-pipeline-parallel", "bucketed"),
+        (1, "", "after_backward"),
+        (2, "--no-pipeline-parallel", "bucketed"),
+    ],
+)
+def test_the_engine_reduces_beside_the_backward_without_a_pipeline_module(
+    tmp_path: Path, stage: int, flags: str, sync: str
+) -> None:
+    """runtime/engine.py, `_configure_zero_optimizer`; pretrain_gpt.py: GPTModelPipe unless --no-pipeline-parallel."""
+    config = {"fp16": {"enabled": True}, "zero_optimization": {"stage": stage, "overlap_comm": True}}
+    found, _ = of(tmp_path, f"{SIZES} --fp16 {flags}", config)
+    assert found["parallelism"]["dp_sync"] == sync
+
+
+@pytest.mark.parametrize(
     ("config", "flags", "zero", "grad_dtype"),
     [
         ({"bf16": {"enabled": True}}, "--bf16", 1, "fp32"),

@@ -25,6 +25,29 @@ def test_a_torchtitan_file_with_degrees_left_to_the_launcher(tmp_path: Path) -> 
     assert data["model"] == "llama3.1-8b"
 
 
+@pytest.mark.parametrize(("line", "whole"), [("", True), ("early_stop = true", False), ("early_stop = false", True)])
+def test_torchtitans_recomputation_by_operator_ends_with_the_block_unless_told(
+    tmp_path: Path, line: str, whole: bool
+) -> None:
+    """torchtitan/config/job_config.py, `ActivationCheckpoint.early_stop`; distributed/activation_checkpoint.py."""
+    text = f"""[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+{line}
+"""
+    machine = ("--cluster", "dgx-h100", "--gpus", "8")
+    data, _ = converted(tmp_path, "x.toml", text, *machine)
+    by_operator = {"mode": "selective_op", "early_stop": False} if whole else "selective_op"
+    assert data["training"]["recompute"] == by_operator
+    older, _ = converted(tmp_path, "old.toml", text.replace("local_batch", "batch").replace(line, ""), *machine)
+    assert older["training"]["recompute"] == "selective_op"
+
+
 @pytest.mark.parametrize(("rotates", "method"), [("allgather", "all_gather"), ("alltoall", "ring")])
 def test_a_ring_is_named_that_today_s_torchtitan_has_not(tmp_path: Path, rotates: str, method: str) -> None:
     """Issue 3086: context_parallel_rotate_method is read by nothing since pull request 2555."""
@@ -292,3 +315,33 @@ def test_replica_groups_of_torchft_are_named(tmp_path: Path, on: bool) -> None:
     text = f"{TITAN}\n[fault_tolerance]\nenable = {str(on).lower()}\n"
     output = converted(tmp_path, "a.toml", text, "--cluster", "dgx-h100", "--gpus", "64")[1]
     assert ("fault_tolerance.enable: the file's GPUs are one of several replica groups" in output) is on
+
+
+@pytest.mark.parametrize(
+    ("lines", "batch", "note", "named"),
+    [
+        (
+            "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1",
+            32,
+            "all-reduces gradients in every",
+            True,
+        ),
+        (
+            "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = 1",
+            16,
+            "all-reduces gradients in every",
+            False,
+        ),
+        ("data_parallel_shard_degree = 8", 32, "all-reduces gradients in every", False),
+        ('fsdp_reshard_after_forward = "always"', 16, "always frees the last norm and the output matrix, too", True),
+        ('fsdp_reshard_after_forward = "default"', 16, "frees the last norm", False),
+    ],
+)
+def test_messages_that_torchtitan_sends_more_often_are_named(
+    tmp_path: Path, lines: str, batch: int, note: str, named: bool
+) -> None:
+    """train.py of 0.2.2, train_step: no `no_sync`; models/llama3/infra/parallelize.py, apply_fsdp: [norm, output]."""
+    text = f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nglobal_batch_size = {batch}\n'
+    text += f"[parallelism]\n{lines}\n"
+    _, said = converted(tmp_path, "x.toml", text, "--cluster", "dgx-h100", "--gpus", "8")
+    assert (note in said) is named

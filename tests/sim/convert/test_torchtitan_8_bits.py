@@ -106,3 +106,23 @@ def test_a_converter_of_experts_in_a_python_config(tmp_path: Path) -> None:
         text = moe.replace(given, given.replace("]", f"{more}]"))
         _, said = converted(tmp_path, "q.py", text, *options)
         assert ("experts: torchtitan leaves them in 16 bits" in said) == noted
+
+
+@pytest.mark.parametrize(
+    ("converters", "recipe", "noted"),
+    [
+        ("[Float8LinearConverter.Config()]", "rowwise", False),
+        ("[Float8LinearConverter.Config(recipe_name='rowwise_with_gw_hp')]", "rowwise", True),
+        ("ModelConvertersContainer.Config(converters=[Float8LinearConverter.Config()])", None, False),
+    ],
+)
+def test_the_recipe_of_a_python_config(tmp_path: Path, converters: str, recipe: str | None, noted: bool) -> None:
+    """components/quantization/float8.py of 0.3.0: `recipe_name` is rowwise; tensorwise went with pull request 3127."""
+    given = "converters=[MXFP8LinearConverter.Config(model_compile_enabled=True)]"
+    text = TITAN_0_3.replace(given, f"converters={converters}").replace("POLICY_ASYNC", "False")
+    text = text.replace("activation_checkpoint=POLICY", "activation_checkpoint=FullAC.Config()")
+    data, said = converted(tmp_path, "c.py", text, "--cluster", "dgx-b200")
+    assert (data["training"]["precision"], data["training"].get("fp8_recipe")) == ("fp8", recipe)
+    assert ("weight gradients' matmuls, in 16 bits there, are simulated in 8" in said) is noted
+    parse_scenario(data)
+    assert "[float8]" not in converted(tmp_path, "m.py", text.replace(converters, "[]"), "--cluster", "dgx-b200")[1]

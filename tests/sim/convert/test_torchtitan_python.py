@@ -32,12 +32,27 @@ def test_what_torchtitan_0_3_says_elsewhere_is_read(tmp_path: Path, policy: str,
     assert data["parallelism"]["sp"] is (mode == "none")
     assert data["parallelism"].get("tp_overlap") == ("full" if mode == "none" else None)
     assert data["training"]["cuda_graphs"] == "step"  # unless training.disable_cuda_graphs says otherwise
+    assert data["training"]["zero_grad"] == "keep"  # trainer.py: zero_grad(set_to_none=disable_cuda_graphs)
     launched = text.replace("seq_len=4096", "seq_len=4096, disable_cuda_graphs=True")
     data, _ = converted(tmp_path, "config.py", launched, "--cluster", "dgx-b200")
     assert "cuda_graphs" not in data["training"]
+    assert "zero_grad" not in data["training"]
     assert "found MemoryBudgetAC; can be simulated: SelectiveAC, FullAC" in refused(
         tmp_path, "config.py", text.replace(policy, "MemoryBudgetAC.Config()"), "--cluster", "dgx-b200"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [("", False), ("force_recompute_mm_shapes_by_fqns=['attention.wo']", True), ("preserve_rng_state=False", True)],
+)
+def test_what_a_policy_is_given_is_named(tmp_path: Path, given: str, named: bool) -> None:
+    """distributed/activation_checkpoint.py of 0.3.0, SelectiveAC.Config."""
+    text = TITAN_0_3.replace("POLICY_ASYNC", "False").replace("POLICY", f"SelectiveAC.Config({given})")
+    data, said = converted(tmp_path, "config.py", text, "--cluster", "dgx-b200")
+    assert data["training"]["recompute"] == "selective_op"
+    assert (f"not expressed here: activation_checkpoint.{given.partition('=')[0]}\n" in said) is named
+    assert ("activation_checkpoint" in said) is named
 
 
 def test_values_that_a_python_config_sets_later_or_computes(tmp_path: Path) -> None:

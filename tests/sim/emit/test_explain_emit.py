@@ -171,6 +171,22 @@ TITAN_PYTHON = {
 }
 
 
+def test_torchtitan_keeps_gradients_where_a_cuda_graph_adds_to_them() -> None:
+    """torchtitan/trainer.py of 0.3.0, train_step: zero_grad(set_to_none=disable_cuda_graphs)."""
+    alone = {"pp": 1, "virtual_stages": None, "accumulate_unsharded": False}
+
+    def python(graphs: str, zero_grad: str | None) -> str:
+        training = {"cuda_graphs": graphs, "zero_grad": zero_grad}
+        return emit(scenario(parallelism=alone, training=training), "torchtitan-python")
+
+    assert "zero_grad" not in python("step", "keep")
+    assert "with cuda_graphs it keeps them (keep)" in python("step", None)
+    assert "zero_grad" not in python("none", None)
+    for graphs, zero_grad in (("step", "set_to_none"), ("none", "keep")):
+        with pytest.raises(InputError, match=f"training.zero_grad: found {zero_grad}"):
+            python(graphs, zero_grad)
+
+
 def test_torchtitan_s_python_config_has_the_classes_and_fields_of_today() -> None:
     tree = ast.parse(emit(scenario(), "torchtitan-python"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.keywords]

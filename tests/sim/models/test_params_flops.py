@@ -113,7 +113,7 @@ def test_recompute_shares():
     big = {"layers": 1, "hidden": 12288, "heads": 96, "vocab": 51200}
 
     def share(mode):
-        again = {"mode": "full", "early_stop": False} if mode == "full" else mode
+        again = mode if mode == "selective" else {"mode": mode, "early_stop": False}
         b = layer_block(make(big, {"recompute": again, "seq_len": 2048, "attention": "unfused"}), 0)
         return flops(b.recompute, kinds) / flops((*b.forward, *b.backward), kinds)
 
@@ -143,12 +143,42 @@ def test_selective_op_keeps_every_second_matmul():
     assert saved_bytes(block.saved) == expected
 
 
+@pytest.mark.parametrize("sp", [False, True])
+def test_selective_op_stops_at_the_last_tensor_that_the_backward_needs(sp):
+    """torch.utils.checkpoint, `_recomputation_hook`: it raises `_StopRecomputationError` once it has all tensors saved.
+
+    The last ones are the inputs of the last matmul, so that neither this, the sum of its result over tp, nor the
+    residual sum runs again; what the forward has cached of these stays (`_CachingTorchDispatchMode`).
+    """
+    model = LLAMA | {"mlp": "gelu"}  # four matmuls, of which the fourth is not kept
+
+    def block(**recompute):
+        return layer_block(make(model, {"recompute": {"mode": "selective_op"} | recompute}, tp=2, sp=sp), 0)
+
+    whole, ended = block(early_stop=False), block()
+    more = [i.name for i in whole.recompute[len(ended.recompute) :]]
+    assert more == ["mlp_down", *([] if sp else ["mlp_down_all_reduce"]), "mlp_residual"]
+    assert ended.recompute == whole.recompute[: -len(more)]
+    assert ended.saved == whole.saved
+
+
 def test_selective_op_runs_unfused_attention_again():
     """Its batched matmuls and softmax are not among the operators whose outputs are saved, nor is its output kept."""
     block = layer_block(make(GPT, {"recompute": "selective_op", "attention": "unfused"}), 0)
     again = [i.name for i in block.recompute if isinstance(i, Compute) and i.kind in ("gemm", "softmax")]
-    assert again == ["attention_scores", "attention_softmax", "attention_context", "attention_out", "mlp_down"]
+    assert again == ["attention_scores", "attention_softmax", "attention_context", "attention_out"]
     assert [s.name for s in block.saved] == ["input", "qkv output", "mlp_up output"]
+
+
+@pytest.mark.parametrize(
+    ("date", "again"), [("2025-09", False), ("2025-10", True), ("2025-11", True), ("2025-12", False)]
+)
+def test_selective_op_ran_cudnns_attention_again(date, again):
+    """torchtitan took cuDNN's kernel first from October 2025 on; pull request 2095 of December put it on the list."""
+    block = layer_block(make(LLAMA, {"recompute": "selective_op", "framework": "compiled", "software_date": date}), 0)
+    kinds = [i.kind for i in block.recompute if isinstance(i, Compute)]
+    assert ("attention_forward" in kinds) is again
+    assert ("attention output" in [s.name for s in block.saved]) is not again
 
 
 def test_selective_op_does_not_count_the_router():
@@ -158,6 +188,21 @@ def test_selective_op_does_not_count_the_router():
     assert "router output" not in kept
     matmuls = [i.name for i in block.forward if isinstance(i, Compute) and i.kind == "gemm" and i.name != "router"]
     assert [name for name in kept if name.removesuffix(" output") in matmuls] == [f"{m} output" for m in matmuls[::2]]
+
+
+@pytest.mark.parametrize(
+    ("date", "early_stop", "whole"),
+    [("2025-10", None, False), ("2025-11", None, True), ("2025-11", True, False), ("2026-05", None, False)],
+)
+def test_torch_s_checkpoint_was_around_compiled_parts_of_layers_with_experts(date, early_stop, whole):
+    """torchtitan 0.2.1 and 0.2.2, models/llama4/infra/parallelize.py, apply_compile; 0.3.0 compiles whole layers."""
+    recompute = {"mode": "full", "early_stop": early_stop}
+    training = {"recompute": recompute, "framework": "compiled", "software_date": date}
+    block = layer_block(make("mixtral-8x7b", training, ep=2, dp=2), 0)
+    assert (len(block.recompute) == len(block.forward)) is whole
+    assert (block.recompute[-1].name == block.forward[-1].name) is whole
+    dense = layer_block(make(LLAMA, training), 0)
+    assert len(dense.recompute) < len(dense.forward)
 
 
 def test_selective_op_runs_experts_again():

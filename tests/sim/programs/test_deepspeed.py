@@ -75,6 +75,30 @@ def test_whole_gradients_are_all_reduced_and_parameters_gathered_after_the_updat
     assert simulated(zero) == recorded(f"zero {zero}")
 
 
+@pytest.mark.parametrize(("zero", "kinds"), [(0, {"all_reduce"}), (1, {"reduce"}), (2, {"reduce"}), (3, None)])
+@pytest.mark.parametrize("framework", ["deepspeed", "gpt_neox"])
+def test_releases_of_2023_reduced_gradients_to_the_rank_that_updates_them(
+    zero: int, kinds: set[str] | None, framework: str
+) -> None:
+    """runtime/zero/stage_1_and_2.py of 0.12.3, `average_tensor`; 0.12.4 has `use_multi_rank_bucket_allreduce`.
+
+    Without ZeRO the engine all-reduced (runtime/engine.py: `allreduce_bucket`), and ZeRO-3 scattered, as today.
+    """
+    now, then = (
+        {c.kind for c in make_data_parallel(make_plan(at)).reduce("", 1000.0, 0.0, "") if c.bytes > 1}
+        for at in (
+            scenario_with(
+                {"seq_len": 64, "global_batch_size": 8, "framework": framework, "software_date": date},
+                {"dp": 4, "zero": zero},
+                model=MODEL,
+            )
+            for date in ("2023-12", "2023-11")
+        )
+    )
+    assert now == ({"all_reduce"} if zero < 3 else {"reduce_scatter"})
+    assert then == (kinds or now)
+
+
 def test_overlapped_reductions_are_sent_before_a_bucket_gets_too_large() -> None:
     bucket = RECORDED["cases"]["zero 2, overlap"]["zero_optimization"]["reduce_bucket_size"]
     ours, theirs = simulated(2, dp_sync="bucketed", bucket_bytes=2 * bucket), recorded("zero 2, overlap")
