@@ -255,7 +255,11 @@ ON_HOST = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "
     ("changes", "found", "said"),
     [
         ({}, True, ""),
-        ({"offload_optimizer": {"device": "none"}}, None, "to cpu is not simulated without offload_optimizer on the cpu"),
+        (
+            {"offload_optimizer": {"device": "none"}},
+            None,
+            "to cpu is not simulated without offload_optimizer on the cpu",
+        ),
         ({"stage": 2}, None, "offload_param: offloading to cpu is not simulated"),
         ({"zero_quantized_weights": True}, None, "with ZeRO++ parameters are simulated on the GPU"),
     ],
