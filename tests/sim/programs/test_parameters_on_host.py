@@ -82,7 +82,7 @@ def test_the_gpu_keeps_neither_parameters_nor_gradients(framework: str) -> None:
 
 def test_frozen_parameters_of_adapters_lie_on_the_host_too() -> None:
     """In 4 bits half a byte each is copied; their scales are no parameters and stay on the GPU."""
-    few = {"lora": {"rank": 8, "targets": ["qkv"], "weights": "nf4"}}
+    few: dict[str, Any] = {"lora": {"rank": 8, "targets": ["qkv"], "weights": "nf4"}}
     plain, quantized = simulate(scenario(lora={"rank": 8, "targets": ["qkv"]})), simulate(scenario(**few))
     here = simulate(scenario(False, **few))
     model = scenario().model
@@ -96,7 +96,7 @@ def test_frozen_parameters_of_adapters_lie_on_the_host_too() -> None:
 
 def test_a_step_that_pcie_limits_takes_as_long_as_the_copies() -> None:
     """With adapters the gradients are few, so both passes take the time of their shards, one after another."""
-    adapters = {"lora": {"rank": 1, "targets": ["qkv"]}}
+    adapters: dict[str, Any] = {"lora": {"rank": 1, "targets": ["qkv"]}}
     step = simulate(scenario(pcie=0.1 * GB, **adapters))
     assert step.step_time_s == pytest.approx(copied(step)[0] / (0.1 * GB), rel=0.03)
     assert step.step_time_s > copied(step)[0] / (0.1 * GB)
