@@ -278,13 +278,13 @@ def make_data_parallel(plan: Plan, sums_unsharded: bool | None = None) -> DataPa
         tied=source_of(plan.scenario).tied_elements() if engine.gathers_tied and p.zero == 3 and p.pp == 1 else 0,
         gathered_late=engine.gathers_when_used and p.zero == 1 and bool(p.param_gather_overlap) and not virtual,
     )
-    host = on_host_of(plan.scenario, engine, (found.shard, found.expert_shard), found.tied)
-    return _with_gradients(replace(found, host=host), plan.scenario)
+    return _with_gradients(found, plan.scenario)
 
 
 def _with_gradients(dp: DataParallel, scenario: Scenario) -> DataParallel:
-    """With how gradients are kept until they are reduced."""
+    """With how gradients are kept until they are reduced, and what lies in host memory."""
     p, t = scenario.parallelism, scenario.for_training
+    dp = replace(dp, host=on_host_of(scenario, dp.engine, (dp.shard, dp.expert_shard), dp.tied))
     late, own_bytes = framework_of(t).adds_gradients_late, compute_bytes(t.precision)
     # A buffer of gradients holds the sum itself.
     held_back = dp.gradient_bytes if holds_back_sums(scenario) and dp.engine.fsdp_version else 0.0

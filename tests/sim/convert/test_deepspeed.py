@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -246,32 +245,6 @@ def test_defaults_of_trl(tmp_path: Path) -> None:
     for older in (f"{text}gradient_checkpointing: false\n", text.replace("max_length", "max_seq_length")):
         data, _ = converted(tmp_path, "sft.yaml", older, "--cluster", "dgx-h100", "--gpus", "8")
         assert data["training"]["recompute"] == "none"
-
-
-ON_HOST = {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
-
-
-@pytest.mark.parametrize(
-    ("changes", "found", "said"),
-    [
-        ({}, True, ""),
-        (
-            {"offload_optimizer": {"device": "none"}},
-            None,
-            "to cpu is not simulated without offload_optimizer on the cpu",
-        ),
-        ({"stage": 2}, None, "offload_param: offloading to cpu is not simulated"),
-        ({"zero_quantized_weights": True}, None, "with ZeRO++ parameters are simulated on the GPU"),
-    ],
-)
-def test_parameters_on_the_host_need_the_optimizer_there(
-    tmp_path: Path, changes: dict[str, Any], found: bool | None, said: str
-) -> None:
-    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 3, **ON_HOST, **changes}}
-    options = ("--cluster", "dgx-h100", "--model", "llama3-8b", "--seq-len", "4096", "--gpus", "16")
-    data, notes = converted(tmp_path, "ds.json", json.dumps(config), *options)
-    assert data["training"].get("parameter_offload") == found
-    assert (said in notes) if said else ("offload_param" not in notes)
 
 
 def test_the_former_name_of_an_optimizer_on_the_host(tmp_path: Path) -> None:
